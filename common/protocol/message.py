@@ -30,6 +30,8 @@ _OURS = "usher-"
 #: Fields of a delayed message: when it is due, in ms since the epoch; and, where several streams are gathered, the
 #: stream that it is for.
 DUE_FIELD, FOR_FIELD = b"due_ms", b"stream"
+#: Field of a replay's message: the id of the message that runs again.
+REPLAY_OF = b"usher_replay_of"
 #: The reason of dead letters of delayed messages without a readable time (lua/sending/due_delayed.lua).
 UNREADABLE_DUE = "unreadable_due_ms"
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from usher.common.base.errors import MessageUndecodable
 from usher.common.protocol.attempts import NEVER, Attempts
-from usher.common.protocol.message import UID_FIELD, check_ticket, first_value, ticket_value
+from usher.common.protocol.message import REPLAY_OF, UID_FIELD, check_ticket, first_value, ticket_value
 from usher.common.protocol.run_log import RunRecord
 from usher.common.protocol.stream_id import is_id, rank
 from usher.consumer.isolation.values import NOT_RUN, CallResult, Piece
@@ -194,8 +194,6 @@ class Wanted(NamedTuple):
         return ", ".join([*parts, f"from {self.first.decode()} to {self.last.decode()}"])
 
 
-#: A field of an entry that replay adds: the id of the original.
-REPLAY_OF = b"usher_replay_of"
 NOT_REPLAYED = "not_replayed"
 
 

@@ -31,6 +31,7 @@ from usher.master.operations.action_log import ActionLog
 from usher.master.operations.backlog_watch import BacklogWatch
 from usher.master.operations.bulk_letters import BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.delayed_messages import DelayedView
 from usher.master.operations.live_rules import LiveRules
 from usher.master.operations.signed_out import SignedOut
 from usher.master.operations.ticket_orders import TicketOrders
@@ -76,6 +77,9 @@ class HttpServices:
             StatusReader(link("status"), keys, place.settings.sources, place.settings.work_ticket_field)
         )
         self._letters = self._kept(DeadLetters(link("letters"), keys))
+        self._delayed = self._kept(
+            DelayedView(link("delayed-view"), keys, place.settings.ticket_field, place.settings.by_stream)
+        )
         self._vitals = self._kept(StreamStatsReader(link("vitals"), keys, self._status.sources))
         self._operations = self._kept(self._make_operations())
         field, shown = place.settings.work_ticket_field, place.settings.shown_names
@@ -96,6 +100,7 @@ class HttpServices:
             **rules,
             health_hosts=place.hosts,
             letters=self._letters,
+            delayed=self._delayed,
             operations=self._operations,
             metrics=metrics,
             vitals=self._vitals,
@@ -152,7 +157,18 @@ class HttpServices:
         retention = retention_of(place.settings, work_stream=sources is not None)
         facts = self._kept(SystemDiagnostics(link("facts"), keys, place.lease_ms, sources, retention))
         charts = self._kept(ChartReader(link("charts-read"), keys))
-        return PagePort(pulse, self._status, story, self._letters, bulk, facts, self._operations, charts, self._fields)
+        return PagePort(
+            pulse,
+            self._status,
+            story,
+            self._letters,
+            bulk,
+            facts,
+            self._operations,
+            charts,
+            self._fields,
+            self._delayed,
+        )
 
     def _make_router(self) -> StreamRouter:
         keys = self._place.keys

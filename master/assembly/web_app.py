@@ -16,8 +16,10 @@ from usher.common.http.rate_limits import RateLimits
 from usher.common.observability.metrics import Metrics
 from usher.master.insight.stats import StreamStatsReader, lag_document
 from usher.master.membership.health_url import HealthHosts
+from usher.master.operations.delayed_messages import DelayedView
 from usher.master.web.api import REGISTER_BODY, routes
 from usher.master.web.dead_letters import LetterPort, letter_routes
+from usher.master.web.delayed import delayed_routes
 from usher.master.web.documents import Lag
 from usher.master.web.find import FieldsPort, find_routes
 from usher.master.web.follow import events_route
@@ -35,6 +37,7 @@ def create_app(
     hosts: Collection[str] = (),
     limits: RateLimits | None = None,
     letters: LetterPort | None = None,
+    delayed: DelayedView | None = None,
     operations: OperationsPort | None = None,
     metrics: Metrics | None = None,
     vitals: StreamStatsReader | None = None,
@@ -43,8 +46,8 @@ def create_app(
     draining: Callable[[], bool] = lambda: False,
     stalled: Callable[[], str] = lambda: "",
 ) -> Flask:
-    """Return the application on top of ``port``; with ``letters``, ``operations``, ``metrics``, ``vitals``,
-    ``pages`` and ``fields``, where they are given.
+    """Return the application on top of ``port``; with ``letters``, ``delayed``, ``operations``, ``metrics``,
+    ``vitals``, ``pages`` and ``fields``, where they are given.
 
     ``health_hosts``: the hosts that health URLs may name. ``hosts``: the names under which this service may be
     addressed, empty for any. ``limits``: see ``usher.common.http.rate_limits``.
@@ -54,6 +57,8 @@ def create_app(
     app.register_blueprint(events_route(port))
     if letters is not None:
         app.register_blueprint(letter_routes(letters, operations.note if operations is not None else None, fields))
+    if delayed is not None:
+        app.register_blueprint(delayed_routes(delayed))
     if operations is not None:
         app.register_blueprint(operation_routes(operations))
     if fields is not None:

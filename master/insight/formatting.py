@@ -91,6 +91,11 @@ def ticket_url(ticket_id: str, **query: str | None) -> str:
     return f"/tickets/{quote(ticket_id, safe='', errors='replace')}" + (f"?{more}" if more else "")
 
 
+def message_url(message_id: str) -> str:
+    """Return the page of a message."""
+    return f"/messages/{quote(message_id, safe='', errors='replace')}"
+
+
 def spark(points: Sequence[Any], column: int, width: int = 240, height: int = 40) -> str:
     """Return the ``points`` of a polyline through a column of the history, from the right edge, one pixel step per
     point; "" without values."""

@@ -14,10 +14,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.attempts import decode as decode_attempts
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.message import ticket_value
-from usher.common.protocol.run_log import decode
-from usher.common.protocol.stream_id import milliseconds, rank
+from usher.common.protocol.last_error import TRACEBACK
+from usher.common.protocol.last_error import decode as decode_error
+from usher.common.protocol.message import DUE_FIELD, REPLAY_OF, UID_FIELD, first_value, ticket_value
+from usher.common.protocol.run_log import RunRecord, decode
+from usher.common.protocol.stream_id import is_id, milliseconds, rank
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.dead_letters import DeadLetters
@@ -32,6 +36,8 @@ _LOOK_S = 0.06
 _LETTERS = 50
 #: Bytes of a field that are shown unless the whole is asked for.
 _SHOWN = 4_096
+#: Clocks may differ by so much: a record of the run log may have a lower time than its message.
+_CLOCKS_MS = 60_000
 END = "end"
 
 
@@ -42,6 +48,18 @@ class TicketHistoryPage(NamedTuple):
     events: list[dict[str, Any]]
     back: str | None
     since_ms: int | None
+
+
+class MessageExecutions(NamedTuple):
+    """Executions of a message. ``more``: behind which record of the run log the search goes on, None at its end, and
+    ``until_ms`` how far it came; ``begins_ms``: with what the run log begins, None: it is empty; ``is_cut``: it begins
+    after the message was sent."""
+
+    runs: list[dict[str, Any]]
+    more: str | None
+    until_ms: int | None
+    begins_ms: int | None
+    is_cut: bool
 
 
 class TicketHistory:
@@ -126,6 +144,60 @@ class TicketHistory:
             "bytes": sum(map(len, flat)),
         }
 
+    def executions(self, message_id: str, after: str | None = None) -> MessageExecutions:
+        """Return the executions of a message, oldest first: from when it was sent, or (the next piece) behind a record
+        of the run log."""
+        sent_ms, ends_s = milliseconds(message_id.encode()), time.monotonic() + _PIECE_S
+        start = f"({after}" if after else f"{max(0, sent_ms - _CLOCKS_MS)}-0"
+        text, found, is_all = orjson.dumps(message_id), list[dict[str, Any]](), False
+        with self._lock:
+            first = self._link.call("XRANGE", self._keys.runs, "-", "+", "COUNT", 1)
+        while not is_all and time.monotonic() <= ends_s and len(found) < _PIECE_EVENTS:
+            with self._lock:
+                _, last, some, is_all = self._scripts.run(
+                    "find_runs", (self._keys.runs,), (text, start, _RUNS_AT_ONCE, "XRANGE")
+                )
+            found += [_execution(run) for record in some for run in decode(record) if run.id == message_id]
+            start = f"({last.decode()}" if last else start
+        begins_ms = milliseconds(first[0][0]) if first else None
+        more = None if is_all else start.removeprefix("(")
+        until_ms, is_cut = milliseconds(more.encode()) if more else None, begins_ms is None or begins_ms > sent_ms
+        return MessageExecutions(found, more, until_ms, begins_ms, is_cut)
+
+    def beside(self, message_id: str) -> dict[str, Any]:
+        """Return what is kept beside a message: its attempts and last error, when it was to be sent, of which message
+        it is a redrive or replay, and which ones are of it, as far as one piece goes back."""
+        keys, entry_id, ends_s = self._keys, message_id.encode(), time.monotonic() + _PIECE_S
+        with self._lock:
+            noted, (error, traceback), rows = self._link.all_of(
+                [
+                    ("HGET", keys.attempts, entry_id),
+                    ("HMGET", keys.errors, entry_id, TRACEBACK + entry_id),
+                    ("XRANGE", keys.stream, message_id, message_id),
+                ]
+            )
+        flat = rows[0][1] if rows else []
+        due, uid, replayed = (first_value(flat, name) or b"" for name in (DUE_FIELD, UID_FIELD, REPLAY_OF))
+        redriven = uid.decode(errors="replace")
+        again: list[str] = []
+        is_all = True
+        for field in ("usher_replay_of", "uid"):
+            some, reached = self._find("entries", "+", (field, entry_id), ends_s)
+            again += [one.decode() for one in some]
+            is_all = is_all and reached == END
+        last_error = decode_error(error)
+        return {
+            "sent_ms": milliseconds(entry_id),
+            "due_ms": int(due.partition(b".")[0]) if due.partition(b".")[0].isdigit() and len(due) <= 20 else None,
+            "replay_of": _id_or_none(replayed.decode(errors="replace"), message_id),
+            "redriven_from": _id_or_none(redriven, message_id) if not replayed else None,
+            "again": [one for one in dict.fromkeys(again) if one != message_id],
+            "again_is_all": is_all,
+            "attempts": (decode_attempts(noted) if noted is not None else Attempts())._asdict(),
+            "last_error": last_error and last_error.row() | {"told": last_error.told},
+            "traceback": (traceback or b"").decode(errors="replace"),
+        }
+
     def containing(self, text: str, most: int, cursor: str = "0") -> tuple[list[tuple[bytes, bytes]], str | None]:
         """Return about ``most`` tickets in processing whose id contains ``text``, with their records; and the next
         cursor, None at the end."""
@@ -182,6 +254,18 @@ def _ran(run: Any) -> dict[str, Any]:
         "took_ms": took_ms,
         **facts,
     }
+
+
+def _execution(run: RunRecord) -> dict[str, Any]:
+    return _ran(run) | {
+        "ticket_id": run.ticket,
+        "name": run.consumer.rpartition(":")[0] or run.consumer,
+        "ended_ms": run.end_us // 1000 or None,
+    }
+
+
+def _id_or_none(text: str, own: str) -> str | None:
+    return text if is_id(text) and text != own else None
 
 
 def _hand_overs(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,12 +3,14 @@ needs no leader, except that it is the leader who sends what is due."""
 
 from __future__ import annotations
 
+import datetime
 import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s
+from usher.common.base.text import pluralize
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import DUE_FIELD, EntryView, ticket_value
 from usher.common.protocol.stream_id import ZERO, from_rank, is_id, rank
@@ -257,6 +259,12 @@ class DelayedView:
 
     def close(self) -> None:
         self._link.close()
+
+
+def chosen_delayed(count: int, first: str, due_ms: int | None) -> str:
+    """Describe the messages that an action was done to, and the time to which they were moved."""
+    moved = "" if due_ms is None else datetime.datetime.fromtimestamp(due_ms / 1000, datetime.UTC).isoformat()
+    return f"{pluralize(count, 'delayed message')}, from {first}" + (f", to {moved}" if moved else "")
 
 
 def carry_out(

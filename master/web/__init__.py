@@ -7,6 +7,7 @@ ports                    the requirements of the interface on the running master
 adapter                  the running master as ``ports`` wants it
 api                      routes for consumers, tickets, sources and the last audit
 dead_letters             routes of the dead letters
+delayed                  routes of the delayed messages
 operations               routes of explain, rules, drain and the action log
 operations_adapter       the running master as ``operations`` wants it
 follow                   the events of a ticket

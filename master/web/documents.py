@@ -317,3 +317,40 @@ class ActionRow(TypedDict):
 class Actions(TypedDict):
     actions: list[ActionRow]
     cursor: str | None
+
+
+class DelayedMessage(TypedDict):
+    """A delayed message. ``due_ms``: when it is sent, by Redis' clock. ``fields``: the beginning of the first of its
+    ``field_count`` fields; null for viewers, who may not see the contents of messages."""
+
+    id: str
+    due_ms: int
+    ticket_id: str
+    stream: str
+    bytes: int
+    field_count: int
+    fields: list[list[str]] | None
+
+
+class DelayedList(TypedDict):
+    """A page of delayed messages. ``cursor``: where the next page begins; null at the end. ``waiting``: all that wait,
+    of which ``unsorted`` are in no list yet: no leader has put them in order. ``time_ms``: the time of Redis."""
+
+    delayed: list[DelayedMessage]
+    cursor: str | None
+    waiting: int
+    unsorted: int
+    time_ms: int
+
+
+class DelayedOutcome(TypedDict):
+    """A message's outcome. ``outcome``: moved (also of what is to be sent now) or dropped; or gone (sent or dropped
+    before), held (no leader has put it in order yet) or unknown (no delayed message has had this id), when nothing was
+    done."""
+
+    id: str
+    outcome: str
+
+
+class DelayedOutcomes(TypedDict):
+    results: list[DelayedOutcome]

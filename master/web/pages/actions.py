@@ -25,6 +25,7 @@ from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.web.api import by_caller
 from usher.master.web.operations import change_rule, drained
+from usher.master.web.pages.delayed_pages import add_delayed_actions
 from usher.master.web.pages.letter_filter import asked_filter, in_words
 from usher.master.web.pages.notes import FlashMessages
 from usher.master.web.pages.port import PagePort
@@ -52,6 +53,7 @@ def action_routes(port: PagePort, notes: FlashMessages) -> Blueprint:
     _add_jobs(actions, port, go)
     _add_rules(actions, port, go)
     _add_orders(actions, port, go)
+    add_delayed_actions(actions, port, go)
     return actions
 
 

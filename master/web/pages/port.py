@@ -12,6 +12,7 @@ from usher.master.insight.ticket_history import TicketHistory
 from usher.master.messages.fields import MessageFields
 from usher.master.operations.bulk_letters import BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.delayed_messages import DelayedView
 from usher.master.web.operations import OperationsPort
 
 
@@ -27,3 +28,4 @@ class PagePort(NamedTuple):
     operations: OperationsPort
     charts: ChartReader
     fields: MessageFields
+    delayed: DelayedView

@@ -16,9 +16,11 @@ from usher.common.http.auth import CSRF_FIELD, csrf_token, doorman, local_path, 
 from usher.common.http.credentials import Role
 from usher.common.http.rate_limits import rarely
 from usher.common.protocol.attempts import attempts_told
-from usher.master.insight.formatting import FILTERS, number, spark, ticket_url
+from usher.master.insight.formatting import FILTERS, message_url, number, spark, ticket_url
 from usher.master.policy.ticket_filter import LISTED, ORDERS
 from usher.master.web.pages.actions import action_routes
+from usher.master.web.pages.delayed_pages import delayed_views
+from usher.master.web.pages.message_page import message_views
 from usher.master.web.pages.notes import FlashMessages
 from usher.master.web.pages.port import PagePort
 from usher.master.web.pages.ticket_filter import group_url
@@ -36,6 +38,7 @@ _NAV = (
     ("tickets", "/tickets", "Tickets"),
     ("consumers", "/consumers", "Consumers"),
     ("letters", "/dead-letters", "Dead letters"),
+    ("delayed", "/delayed", "Delayed"),
     ("rules", "/rules", "Rules"),
     ("streams", "/streams", "Streams"),
     ("audit", "/audit", "Audit"),
@@ -53,14 +56,22 @@ def add_pages(app: Flask, port: PagePort) -> None:
     _add_files(site, files)
     _add_login(site)
     site.register_blueprint(view_routes(port))
+    site.register_blueprint(delayed_views(port))
+    site.register_blueprint(message_views(port))
     site.register_blueprint(action_routes(port, notes))
     app.register_blueprint(site)
     app.extensions["usher_doorman"].login_path = _LOGIN
     app.jinja_env.filters.update(FILTERS)
     app.jinja_env.globals.update(
-        csrf_token=csrf_token, csrf_name=CSRF_FIELD, quoted=shlex.quote, ticket_url=ticket_url, spark_points=spark
+        csrf_token=csrf_token,
+        csrf_name=CSRF_FIELD,
+        quoted=shlex.quote,
+        ticket_url=ticket_url,
+        spark_points=spark,
+        message_url=message_url,
     )
     app.jinja_env.globals.update(attempts_told=attempts_told, group_url=group_url, listed_states=LISTED, orders=ORDERS)
+    app.jinja_env.globals["message_url"] = message_url
     app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.context_processor(lambda: _common(port, notes))

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 from flask import Blueprint, Response, g, render_template, request
 
 from usher.common.http.app import Problem
-from usher.common.http.auth import caller, needs
+from usher.common.http.auth import caller
 from usher.common.http.credentials import Role
 from usher.common.http.server.push_sockets import DETACH
 from usher.master.charts.drawing import HEIGHT, WIDTH, draw, kinds, totals, turns
@@ -159,16 +159,6 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
     @views.get("/tickets/<rest:ticket_id>")
     def ticket(ticket_id: str) -> str:
         return _ticket_page(port, read_ticket_id(at=b"/tickets/"))
-
-    @views.get("/messages/<message_id>")
-    @needs(Role.OPERATOR)
-    def message(message_id: str) -> str:
-        found = port.story.message(message_id) if STREAM_ID.fullmatch(message_id) else None
-        if found is None:
-            raise Problem(404, "unknown_message", "no message of that id is in the stream; it may have been trimmed")
-        return render_page(
-            "tickets/message.html", "tickets", message=found | {"sent_ms": _ms(message_id)}, fields=found["fields"]
-        )
 
 
 def _filtered(port: PagePort, given: dict[str, str], wanted: TicketFilter) -> str:

@@ -92,6 +92,8 @@
 
   // -- parts of a page that the server renders again
 
+  const boxes = () => { for (const box of all("[data-all]")) box.hidden = false; };
+
   let asked = false;
   const swap = async () => {
     if (asked || document.hidden) return;
@@ -103,9 +105,13 @@
       for (const old of all("[data-swap]")) {
         const made = fresh.getElementById(old.id);
         if (!made || old.contains(document.activeElement)) continue;
+        const chosen = new Set(all("input[type=checkbox]:checked", old).map((box) => box.value));
+        for (const box of all("input[type=checkbox]", made)) if (chosen.has(box.value)) box.checked = true;
         for (const part of all("details[id]", old)) { const now = fresh.getElementById(part.id); if (now) now.open = part.open; }
         old.replaceWith(document.adoptNode(made));
       }
+      boxes();
+      local();
     } catch { /* tried again next time */ } finally { asked = false; }
   };
 
@@ -119,7 +125,7 @@
   const topics = { overview, consumers, history: (points) => history.splice(0, history.length, ...points) };
   const ticketEvents = ["entry", "hand_over", "attempt", "completed", "dead_letter", "state"];
   const live = document.body.dataset.live || "";
-  let source = null, heard = Date.now();
+  let source = null, heard = Date.now(), ticks = 0;
   const open = () => {
     if (!live || source || document.hidden) return;
     source = new EventSource(live);
@@ -136,7 +142,8 @@
     if (document.hidden) return;
     tick();
     if (source && !live.includes("/events") && Date.now() - heard > 25000) say(`No news for ${duration(Date.now() - heard)}`, true);
-    if (one("[data-again]")) swap();
+    const again = one("[data-again]");
+    if (again && ++ticks % Number(again.dataset.again) === 0) swap();
   }, 1000);
 
   // -- buttons and keys
@@ -155,9 +162,15 @@
     const button = event.target.closest("[data-confirm]");
     if (button && !window.confirm(button.dataset.confirm)) event.preventDefault();
   });
-  for (const box of all("[data-all]")) {
-    box.hidden = false;
-    box.addEventListener("change", () => { for (const other of all(`[name="${box.dataset.all}"][type="checkbox"]`)) other.checked = box.checked; });
+  document.addEventListener("change", (event) => {
+    const box = event.target.closest("[data-all]");
+    if (box) for (const other of all(`[name="${box.dataset.all}"][type="checkbox"]`)) other.checked = box.checked;
+  });
+  boxes();
+  /* Times of a form may be of this browser's zone; without scripts they are UTC. */
+  for (const list of all("[data-zones]")) {
+    const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+    if (zone && zone !== "UTC") list.prepend(new Option(zone, zone, true, true));
   }
   const theme = one("#theme"), root = document.documentElement;
   const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;

@@ -1,0 +1,214 @@
+"""The page of the delayed messages: the list, the preview of an action, and the action. Nothing is remembered between
+them: the preview's form says again what was chosen."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import zoneinfo
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from flask import Blueprint, request
+from werkzeug.wrappers import Response as AnyResponse
+
+from usher.common.base.clock import now_s
+from usher.common.base.text import pluralize
+from usher.common.http.app import Problem, unprocessable
+from usher.common.http.auth import needs
+from usher.common.http.credentials import Role
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.protocol.stream_id import is_id, rank
+from usher.common.sending.producer import LATEST_MS
+from usher.master.insight.formatting import moment, number, visible
+from usher.master.operations.action_log import OperatorAction
+from usher.master.operations.delayed_messages import (
+    DONE,
+    DROP,
+    MEANS,
+    MOVE,
+    SEND_NOW,
+    DelayedRow,
+    DelayedView,
+    carry_out,
+    chosen_delayed,
+)
+from usher.master.web.api import by_caller
+from usher.master.web.delayed import checked_due, shown
+from usher.master.web.pages.port import PagePort
+from usher.master.web.pages.views import render_page
+
+#: Messages on a page, chosen by hand, shown by a preview, and changed by one action on all that match.
+_ROWS, _MOST_CHOSEN, _PREVIEWED, _MOST_AT_A_TIME = 100, 200, 50, 5_000
+#: Seconds that a search for all that match may take.
+_FIND_S = 1.0
+_LONGEST_WHY = 300
+_WHAT = {SEND_NOW: "Send now", MOVE: "Move", DROP: "Drop"}
+_ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,2}")
+#: The zone of a form that means the master's own.
+LOCAL = "local"
+
+
+class _Choice(NamedTuple):
+    """The messages that a form is about. ``of``: what was chosen, for people; ``is_all``: False when more match."""
+
+    ids: list[str]
+    rows: list[DelayedRow]
+    ticket: str
+    is_of_filter: bool
+    is_all: bool = True
+
+
+def delayed_views(port: PagePort) -> Blueprint:
+    """Return the list of delayed messages, and the preview of what a form asks for."""
+    views = Blueprint("delayed_views", __name__)
+
+    @views.get("/delayed")
+    def delayed() -> str:
+        ticket, after = request.args.get("ticket", ""), request.args.get("after") or None
+        try:
+            page = port.delayed.page(after, _ROWS, _checked_ticket(ticket), _FIND_S)
+        except ValueError:
+            raise Problem(422, "invalid_fields", "after is not one from a page") from None
+        following = page.cursor and "?" + urlencode({"ticket": ticket, "after": page.cursor})
+        facts: dict[str, Any] = {"rows": [shown(row) for row in page.rows], "following": following, "asked": ticket}
+        facts |= {"waiting": port.delayed.waiting(), "unsorted": port.delayed.unsorted()}
+        facts |= {"local_zone": _local_zone(), "has_streams": any(row.stream for row in page.rows)}
+        return render_page("operations/delayed.html", "delayed", is_first=after is None, **facts)
+
+    @views.post("/delayed/preview")
+    @needs(Role.OPERATOR)
+    def preview() -> str:
+        what, choice = _asked(port.delayed)
+        due_ms = checked_due(port.delayed, _asked_moment()) if what == MOVE else None
+        rows = choice.rows[:_PREVIEWED]
+        facts: dict[str, Any] = {"what": what, "verb": _WHAT[what], "due_ms": due_ms, "choice": choice._asdict()}
+        facts |= {"count": len(choice.rows), "gone": len(choice.ids) - len(choice.rows), "of": _of(choice.rows)}
+        facts |= {"rows": [shown(row) for row in rows], "until": f"{port.delayed.now_ms()}-0"}
+        return render_page("operations/delayed_preview.html", "delayed", **facts)
+
+    return views
+
+
+def add_delayed_actions(actions: Blueprint, port: PagePort, go: Callable[[str, str], AnyResponse]) -> None:
+    """Add the POST that does what a preview has shown."""
+
+    @actions.post("/delayed/run")
+    @needs(Role.OPERATOR)
+    def run_delayed() -> AnyResponse:
+        what, choice = _asked(port.delayed)
+        due_ms = checked_due(port.delayed, _number("due_ms")) if what == MOVE else None
+        back = "/delayed" + (f"?{urlencode({'ticket': choice.ticket})}" if choice.ticket else "")
+        if not choice.ids:
+            return go(back, "Nothing was chosen, or what was chosen is gone")
+        on = chosen_delayed(len(choice.ids), choice.ids[0], due_ms)
+        on += f", of ticket {choice.ticket}" if choice.ticket else ", of all" if choice.is_of_filter else ""
+        why = request.form.get("why", "").strip()[:_LONGEST_WHY]
+        results = carry_out(port.delayed, what, choice.ids, due_ms, OperatorAction(by_caller(why), what, on))
+        return go(back, _told(what, due_ms, [one.word for one in results], choice.is_all))
+
+
+def _asked(delayed: DelayedView) -> tuple[str, _Choice]:
+    """Return what a form asks for, and the messages that it is about. Raises Problem 422."""
+    form, what = request.form, request.form.get("what", "")
+    if what not in _WHAT:
+        raise Problem(422, "invalid_fields", f"the field what must be one of {', '.join(_WHAT)}")
+    ticket = _checked_ticket(form.get("ticket", ""))
+    if form.get("all"):
+        until = form.get("until", "")
+        return what, _all_of(delayed, ticket, until if is_id(until) else "")
+    ids = [one for one in dict.fromkeys(form.getlist("id")) if is_id(one)][:_MOST_CHOSEN]
+    if not ids:
+        raise Problem(422, "invalid_fields", "nothing was chosen: go back, and choose messages in the first column")
+    return what, _Choice(ids, delayed.chosen(ids), ticket, is_of_filter=False)
+
+
+def _all_of(delayed: DelayedView, ticket: str, until: str) -> _Choice:
+    """Find all messages that are in order, of a ticket or of all, as many as one action changes. ``until``: an
+    id below those that came after its preview."""
+    rows, cursor, ends_s = list[DelayedRow](), None, now_s() + _FIND_S
+    while True:
+        page = delayed.page(cursor, 200, ticket, ends_s - now_s())
+        rows += [row for row in page.rows if not until or rank(row.id.encode()) <= rank(until.encode())]
+        cursor = page.cursor
+        if cursor is None or len(rows) >= _MOST_AT_A_TIME or now_s() > ends_s:
+            break
+    is_all = cursor is None and len(rows) <= _MOST_AT_A_TIME
+    rows = rows[:_MOST_AT_A_TIME]
+    return _Choice([row.id for row in rows], rows, ticket, True, is_all)
+
+
+def _checked_ticket(ticket: str) -> str:
+    if len(ticket.encode()) > 3 * LONGEST_TICKET:
+        raise Problem(422, "invalid_fields", "no ticket has an id of that length")
+    return ticket
+
+
+def _of(rows: Sequence[DelayedRow]) -> str:
+    """Return in words of which tickets these messages are."""
+    tickets = list(dict.fromkeys(row.ticket_id for row in rows))
+    if len(tickets) > 3:
+        return f"{number(len(tickets))} tickets"
+    named = ", ".join(visible(one, 60) or "(none)" for one in tickets)
+    return f"ticket {named}" if len(tickets) == 1 else f"tickets {named}"
+
+
+def _told(what: str, due_ms: int | None, words: Sequence[str], is_all: bool) -> str:
+    done = sum(word in DONE for word in words)
+    told = {SEND_NOW: "to be sent now", MOVE: f"moved to {moment(due_ms)} UTC", DROP: "dropped"}[what]
+    said = [f"{pluralize(done, 'message')} {told}"]
+    said += [f"{words.count(word):,} {means}" for word, means in MEANS.items() if word not in DONE and word in words]
+    return "; ".join(said + ([] if is_all else ["more match: ask again for the rest"]))
+
+
+# -- times
+
+
+def _asked_moment() -> int:
+    """Return the time of the form, whose zone is named beside it or in it. Raises Problem 422, with a sentence."""
+    text, zone = request.form.get("at", "").strip(), request.form.get("zone", "")
+    if not text:
+        raise _wrong("say when they are to be sent: give a time beside the button")
+    try:
+        when = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise _wrong("write the time as 2026-11-21T10:00") from None
+    try:
+        if when.tzinfo is not None:
+            return int(when.timestamp() * 1000)
+        in_zone = when.astimezone() if zone == LOCAL else when.replace(tzinfo=_zone(zone))
+        there = datetime.datetime.fromtimestamp(in_zone.timestamp(), in_zone.tzinfo)
+        if there.replace(tzinfo=None) != when:
+            raise _wrong(f"there is no such time in {zone}: clocks go forward over it")
+        return int(in_zone.timestamp() * 1000)
+    except (OverflowError, OSError):
+        raise _wrong("write the time as 2026-11-21T10:00") from None
+
+
+def _zone(name: str) -> datetime.tzinfo:
+    if name == "UTC":
+        return datetime.UTC
+    try:
+        if not _ZONE.fullmatch(name):
+            raise ValueError
+        return zoneinfo.ZoneInfo(name)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        raise _wrong("this master does not know the zone of the time: choose UTC") from None
+
+
+def _local_zone() -> str:
+    """Return the master's own zone in words; "" where it is UTC."""
+    here = datetime.datetime.now().astimezone()
+    return f"{here:%Z} (now UTC{here:%:z})" if here.utcoffset() else ""
+
+
+def _number(name: str) -> int:
+    text = request.form.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(LATEST_MS))):
+        raise _wrong("the time is missing: go back to the list")
+    return int(text)
+
+
+def _wrong(sentence: str) -> Problem:
+    return unprocessable([{"field": "at", "problem": sentence}])

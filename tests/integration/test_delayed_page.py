@@ -1,0 +1,312 @@
+"""The page and the routes of delayed messages, on a real Redis: lists, previews, what is done, and who may."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from werkzeug.test import Client
+
+from tests.doors import doorman
+from tests.integration.delays import FUTURE, delay, left, log_keys, now_ms, send_due, sent
+from tests.integration.factories import World
+from tests.integration.test_page import Site, guarded, sign_in, site  # noqa: F401
+from usher.common.http import app as web
+from usher.common.http.credentials import Identity, Role
+from usher.common.redis.client import Link
+from usher.master.leader.leader_scripts import LeaderScripts
+from usher.master.operations.action_log import ActionLog
+from usher.master.operations.delayed_messages import DelayedView
+from usher.master.web.delayed import delayed_routes
+
+#: A time that any test is before, in a form, and in milliseconds.
+_AT, _AT_MS = "2031-07-01T12:00:00", 1_940_673_600_000
+
+
+@pytest.fixture
+def three(world: World) -> tuple[LeaderScripts, list[str]]:
+    """The leader, and the messages of A, B and A, in the order of their times."""
+    leader = world.elect()
+    ids = [delay(world, ticket, FUTURE + n, "text", f"<i>{n}").decode() for n, ticket in enumerate((b"A", b"B", b"A"))]
+    leader.due_delayed(10)
+    return leader, ids
+
+
+def _form(page: str) -> dict[str, list[str]]:
+    """Hidden fields of the form that a preview shows, but the token."""
+    found: dict[str, list[str]] = {}
+    [form] = re.findall(r'<form method="post" action="/delayed/run".*?</form>', page, re.DOTALL)
+    for name, value in re.findall(r'type="hidden" name="([^"]+)" value="([^"]*)"', form):
+        found.setdefault(name, []).append(html.unescape(value))
+    return {name: values for name, values in found.items() if name != "csrf_token"}
+
+
+def _run(site: Site, page: str, why: str = "") -> str:  # noqa: F811
+    """Confirm a preview; what the list says then."""
+    answered = site.post("/delayed/run", **{**_form(page), "why": why})  # type: ignore[arg-type]
+    assert answered.status_code == 303, answered.text
+    return site.get(answered.headers["Location"]).text
+
+
+def _said(page: str) -> str:
+    [said] = re.findall(r'<p class="said" role="status">(.*?)</p>', page)
+    return html.unescape(said)
+
+
+def test_the_list_tells_what_waits_and_escapes_what_messages_say(
+    site: Site,  # noqa: F811
+    world: World,
+    three: tuple[LeaderScripts, list[str]],
+) -> None:
+    delay(world, b"C", FUTURE)
+    page = site.get("/delayed").text
+    assert re.findall(r'name="id" value="([^"]+)"', page) == three[1]
+    assert "&lt;i&gt;0" in page and "<i>0" not in page
+    assert 'id="delayed-count" data-swap>4<' in page
+    assert "1 more, which no leader has put in order yet" in page
+    assert re.findall(r'name="id" value="([^"]+)"', site.get("/delayed?ticket=B").text) == [three[1][1]]
+    assert "None of this ticket" in site.get("/delayed?ticket=none").text
+
+
+def test_a_list_of_many_comes_in_pages(site: Site, world: World) -> None:  # noqa: F811
+    for number in range(230):
+        delay(world, b"%d" % number, FUTURE + number)
+    world.elect().due_delayed(10)
+    seen, path = [], "/delayed"
+    while path:
+        page = site.get(path).text
+        seen += re.findall(r'name="id" value="([^"]+)"', page)
+        following = re.findall(r'<a href="(/delayed[^"]*)" rel="next">', page)
+        path = html.unescape(following[0]) if following else ""
+    assert len(seen) == len(set(seen)) == 230
+
+
+def test_chosen_messages_are_sent_now_after_a_preview(
+    site: Site,  # noqa: F811
+    world: World,
+    three: tuple[LeaderScripts, list[str]],
+) -> None:
+    leader, ids = three
+    with world.unchanged():
+        page = site.post("/delayed/preview", what="send_delayed_now", id=[ids[2], ids[0]]).text  # type: ignore[arg-type]
+        assert "2 messages of ticket A will be sent now" in page
+    assert _said(_run(site, page, "they wait")) == "2 messages to be sent now"
+    send_due(world, leader)
+    assert (sent(world), left(world)) == ([b"A", b"A"], 1)
+    [line] = ActionLog(world.link, world.keys).page(None, 10)[0]
+    assert (line["what"], line["why"], line["outcome"]) == ("send_delayed_now", "they wait", "moved 2")
+    assert line["on"] == f"2 delayed messages, from {ids[2]}"
+    again = site.post("/delayed/run", **_form(page))  # type: ignore[arg-type]
+    assert "2 left alone: not waiting any more" in _said(site.get(again.headers["Location"]).text)
+    assert (sent(world), left(world)) == ([b"A", b"A"], 1), "once"
+    assert "None of them waits any more" in site.post("/delayed/preview", what="drop_delayed", id=ids[0]).text
+
+
+def test_one_that_is_sent_between_preview_and_answer_is_told(
+    site: Site,  # noqa: F811
+    world: World,
+    three: tuple[LeaderScripts, list[str]],
+) -> None:
+    leader, ids = three
+    page = site.post("/delayed/preview", what="drop_delayed", id=ids).text  # type: ignore[arg-type]
+    list(DelayedView(world.link, world.keys, "ticket_id").move(ids[:1], None))
+    send_due(world, leader)
+    assert _said(_run(site, page)).startswith("2 messages dropped; 1 left alone: not waiting any more")
+    assert (sent(world), left(world)) == ([b"A"], 0)
+
+
+@pytest.mark.parametrize(
+    ("at", "zone", "due_ms"),
+    [
+        (_AT, "UTC", _AT_MS),
+        (_AT, "Europe/Berlin", _AT_MS - 7_200_000),
+        ("2031-01-01T12:00", "Europe/Berlin", 1_925_031_600_000),
+        (_AT + "+01:00", "UTC", _AT_MS - 3_600_000),
+        (_AT + "Z", "", _AT_MS),
+    ],
+)
+def test_a_time_is_of_the_zone_that_is_named(
+    site: Site,  # noqa: F811
+    world: World,
+    three: tuple[LeaderScripts, list[str]],
+    at: str,
+    zone: str,
+    due_ms: int,
+) -> None:
+    page = site.post("/delayed/preview", what="move_delayed", id=three[1][1], at=at, zone=zone).text
+    assert _form(page)["due_ms"] == [str(due_ms)]
+    assert "1 message of ticket B will be due at" in page
+    assert "1 message moved to 20" in _said(_run(site, page))
+    assert world.link.call("ZSCORE", log_keys(world).due, _member(three[1][1])) == b"%d" % due_ms
+
+
+def _member(entry_id: str) -> str:
+    milliseconds, _, sequence = entry_id.partition("-")
+    return f"{milliseconds:0>20}-{sequence:0>20}"
+
+
+@pytest.mark.parametrize(
+    ("at", "zone", "told"),
+    [
+        ("", "UTC", "say when they are to be sent"),
+        ("soon", "UTC", "write the time as"),
+        (_AT, "", "does not know the zone"),
+        (_AT, "../../etc/passwd", "does not know the zone"),
+        (_AT, "Nowhere/Here", "does not know the zone"),
+        ("2031-03-30T02:30", "Europe/Berlin", "clocks go forward"),
+        ("2020-01-01T00:00", "UTC", "that time is over"),
+        ("2999-01-01T00:00", "UTC", "more than 10 years ahead"),
+        ("9999-12-31T23:59:59-23:00", "UTC", ""),
+    ],
+)
+def test_a_time_that_cannot_be_is_refused_with_a_sentence(
+    site: Site,  # noqa: F811
+    world: World,
+    three: tuple[LeaderScripts, list[str]],
+    at: str,
+    zone: str,
+    told: str,
+) -> None:
+    with world.unchanged():
+        answered = site.post("/delayed/preview", what="move_delayed", id=three[1][1], at=at, zone=zone)
+    assert answered.status_code == 422
+    assert told in answered.text
+
+
+def test_a_preview_that_is_confirmed_too_late_moves_nothing(
+    site: Site,  # noqa: F811
+    world: World,
+    three: tuple[LeaderScripts, list[str]],
+) -> None:
+    with world.unchanged():
+        answered = site.post("/delayed/run", what="move_delayed", id=three[1][0], due_ms=str(now_ms(world) - 1))
+    assert (answered.status_code, "that time is over" in answered.text) == (422, True)
+
+
+def test_all_of_a_ticket_are_dropped_but_what_came_after_the_preview(
+    site: Site,  # noqa: F811
+    world: World,
+    three: tuple[LeaderScripts, list[str]],
+) -> None:
+    leader, ids = three
+    page = site.post("/delayed/preview", what="drop_delayed", all="1", ticket="A").text
+    assert "2 messages of ticket A will be thrown away" in page
+    later = delay(world, b"A", FUTURE).decode()
+    leader.due_delayed(10)
+    assert _said(_run(site, page)) == "2 messages dropped"
+    rows = DelayedView(world.link, world.keys, "ticket_id").page(None, 10).rows
+    assert [row.id for row in rows] == [later, ids[1]]
+    [line] = ActionLog(world.link, world.keys).page(None, 10)[0]
+    assert line["on"].endswith(", of ticket A")
+
+
+def test_of_very_many_the_first_are_changed_and_the_rest_is_told(
+    site: Site,  # noqa: F811
+    world: World,
+    three: tuple[LeaderScripts, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("usher.master.web.pages.delayed_pages._MOST_AT_A_TIME", 2)
+    page = site.post("/delayed/preview", what="drop_delayed", all="1").text
+    assert "2 messages of tickets A, B will be thrown away" in page
+    assert "More match" in page
+    assert "more match: ask again" in _said(_run(site, page))
+    assert left(world) == 1
+
+
+@pytest.mark.parametrize(
+    "form", [{"what": "send_delayed_now"}, {"what": "x", "id": "1-1"}, {"what": "drop_delayed", "id": "x"}]
+)
+def test_a_form_without_a_choice_is_refused(site: Site, form: dict[str, str]) -> None:  # noqa: F811
+    for path in ("/delayed/preview", "/delayed/run"):
+        assert site.post(path, **form).status_code == 422
+
+
+def test_viewers_see_when_but_not_what_and_can_do_nothing(
+    guarded: Site,  # noqa: F811
+    world: World,
+    three: tuple[LeaderScripts, list[str]],
+) -> None:
+    sign_in(guarded, "look")
+    page = guarded.get("/delayed").text
+    assert three[1][0] in page
+    assert "&lt;i&gt;" not in page and "checkbox" not in page and "/delayed/preview" not in page
+    with world.unchanged():
+        for path in ("/delayed/preview", "/delayed/run"):
+            assert guarded.post(path, what="drop_delayed", id=three[1][0]).status_code == 403
+
+
+# ---- the routes ----
+
+
+@pytest.fixture
+def api(world: World, any_redis_url: str) -> Iterator[Client]:
+    view = DelayedView(Link(any_redis_url, "test:view"), world.keys, "ticket_id")
+    app = web.create_app(
+        __name__, doorman(look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto")), 4096
+    )
+    app.register_blueprint(delayed_routes(view))
+    yield app.test_client()
+    view.close()
+
+
+def _ask(api: Client, path: str, token: str = "act", **body: Any) -> Any:
+    headers = {"Authorization": f"Bearer {token}"}
+    if not body:
+        return api.get(f"/api/delayed{path}", headers=headers)
+    return api.post(f"/api/delayed{path}", json=body, headers=headers)
+
+
+def test_programs_list_send_move_and_drop(api: Client, world: World, three: tuple[LeaderScripts, list[str]]) -> None:
+    leader, ids = three
+    first = _ask(api, "?limit=2").json
+    assert [row["id"] for row in first["delayed"]] == ids[:2]
+    assert first["delayed"][0]["fields"] == [["ticket_id", "A"], ["text", "<i>0"]]
+    rest = _ask(api, f"?limit=2&cursor={first['cursor']}").json
+    assert ([row["id"] for row in rest["delayed"]], rest["cursor"], rest["waiting"]) == (ids[2:], None, 3)
+    assert [row["fields"] for row in _ask(api, "?ticket=B", "look").json["delayed"]] == [None]
+    moved = _ask(api, "/move", ids=[ids[0], "99999999999999-1"], due_ms=FUTURE - 9, reason="later")
+    assert moved.status_code == 422, "FUTURE is too far away"
+    due_ms = now_ms(world) + 60_000
+    moved = _ask(api, "/move", ids=[ids[0], "99999999999999-1"], due_ms=due_ms, reason="later").json
+    assert {one["id"]: one["outcome"] for one in moved["results"]} == {ids[0]: "moved", "99999999999999-1": "unknown"}
+    assert _ask(api, "/send", ids=ids[1:2]).json["results"] == [{"id": ids[1], "outcome": "moved"}]
+    send_due(world, leader)
+    assert sent(world) == [b"B"]
+    assert _ask(api, "/drop", ids=ids[1:]).json["results"] == [
+        {"id": ids[1], "outcome": "gone"},
+        {"id": ids[2], "outcome": "dropped"},
+    ]
+    lines = ActionLog(world.link, world.keys).page(None, 10)[0]
+    assert [(line["who"], line["what"]) for line in lines] == [
+        ("otto", "drop_delayed"),
+        ("otto", "send_delayed_now"),
+        ("otto", "move_delayed"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("?cursor=x", {}),
+        ("?limit=0", {}),
+        ("/send", {"ids": []}),
+        ("/send", {"ids": ["x"]}),
+        ("/move", {"ids": ["1-1"]}),
+        ("/move", {"ids": ["1-1"], "due_ms": 1}),
+        ("/move", {"ids": ["1-1"], "due_ms": "1940673600000"}),
+        ("/drop", {"ids": ["1-1"], "reason": "two\nlines"}),
+    ],
+)
+def test_what_a_program_asks_wrongly_is_refused(api: Client, world: World, path: str, body: dict[str, Any]) -> None:
+    with world.unchanged():
+        assert _ask(api, path, **body).status_code == 422
+
+
+def test_a_viewers_token_changes_nothing(api: Client, world: World, three: tuple[LeaderScripts, list[str]]) -> None:
+    with world.unchanged():
+        for path, more in (("/send", {}), ("/move", {"due_ms": now_ms(world) + 1000}), ("/drop", {})):
+            assert _ask(api, path, "look", ids=three[1], **more).status_code == 403
