@@ -193,9 +193,11 @@ class TicketHistory:
             "redriven_from": _id_or_none(redriven, message_id) if not replayed else None,
             "again": [one for one in dict.fromkeys(again) if one != message_id],
             "again_is_all": is_all,
-            "attempts": (decode_attempts(noted) if noted is not None else Attempts())._asdict(),
-            "last_error": last_error and last_error.row() | {"told": last_error.told},
-            "traceback": (traceback or b"").decode(errors="replace"),
+            "noted": {
+                "attempts": (decode_attempts(noted) if noted is not None else Attempts())._asdict(),
+                "last_error": last_error and last_error.row() | {"told": last_error.told},
+                "traceback": (traceback or b"").decode(errors="replace"),
+            },
         }
 
     def containing(self, text: str, most: int, cursor: str = "0") -> tuple[list[tuple[bytes, bytes]], str | None]:

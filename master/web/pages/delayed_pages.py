@@ -73,7 +73,7 @@ def delayed_views(port: PagePort) -> Blueprint:
             raise Problem(422, "invalid_fields", "after is not one from a page") from None
         following = page.cursor and "?" + urlencode({"ticket": ticket, "after": page.cursor})
         facts: dict[str, Any] = {"rows": [shown(row) for row in page.rows], "following": following, "asked": ticket}
-        facts |= {"waiting": port.delayed.waiting(), "unsorted": port.delayed.unsorted()}
+        facts |= {"waiting": port.delayed.waiting().messages, "unsorted": port.delayed.unsorted()}
         facts |= {"local_zone": _local_zone(), "has_streams": any(row.stream for row in page.rows)}
         return render_page("operations/delayed.html", "delayed", is_first=after is None, **facts)
 

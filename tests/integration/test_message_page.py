@@ -1,0 +1,128 @@
+"""The page of one message: what is known of it in each state, and that it says what is not known any more."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.integration.delays import FUTURE, delay, now_ms, send_due
+from tests.integration.factories import World
+from tests.integration.test_page import Site, busy, guarded, sign_in, site  # noqa: F401
+from usher.common.protocol.last_error import LastError, encode
+from usher.master.operations.dead_letters import DeadLetters
+
+_RUN = (
+    '{"consumer":"a:7","ids":["%s","9-9"],"tickets":["T","U"],"fences":[88,89],"attempts":[2,1],'
+    '"start_us":[1700000000000000,1],"end_us":[1700000002500000,2],"outcomes":["failed","done"]}'
+)
+
+
+def _text(page: str) -> str:
+    """What the page says, without its markup."""
+    return re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", page.partition("<main")[2].partition("<footer")[0]))
+
+
+def test_a_running_message_has_its_state_owner_and_fields(site: Site, world: World) -> None:  # noqa: F811
+    busy(world)
+    page = site.get("/messages/1-1").text
+    told = _text(page)
+    assert "body of 1-1" in told
+    assert '<a class="id" href="/tickets/T">' in page and '<a href="/consumers?name=a">a</a>' in page
+    assert "The run log is empty" in told
+    behind = site.get("/messages/2-1").text
+    assert '<dt>Waits behind</dt><dd><a class="id" href="/messages/1-1">' in behind
+
+
+def test_its_executions_are_told_from_when_it_was_sent(site: Site, world: World) -> None:  # noqa: F811
+    busy(world)
+    for number in range(60):  # more than one look of the script takes
+        world.link.call("XADD", world.keys.runs, f"{number + 1}-1", "batch", _RUN % f"7-{number}")
+    world.link.call("XADD", world.keys.runs, "*", "batch", _RUN % "1-1")
+    told = _text(site.get("/messages/1-1").text)
+    assert "failed 2 a:7 88" in told and "2.5 s" in told
+    assert "The run log begins at" not in told
+    assert site.get("/messages/7-3").status_code == 200, "of what is left in the run log alone"
+    assert "What it said is not known any more" in _text(site.get("/messages/7-3").text)
+
+
+def test_a_run_log_that_was_cut_says_so(site: Site, world: World) -> None:  # noqa: F811
+    busy(world)
+    world.link.call("XADD", world.keys.runs, "1700000000000-0", "batch", _RUN % "other")
+    told = _text(site.get("/messages/1-1").text)
+    assert "None in the run log. The run log begins at 2023-11-14 22:13:20.000 : what ran before is not known" in told
+
+
+def test_a_search_that_takes_too_long_is_gone_on_with(
+    site: Site,  # noqa: F811
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy(world)
+    monkeypatch.setattr("usher.master.insight.ticket_history._RUNS_AT_ONCE", 1)
+    monkeypatch.setattr("usher.master.insight.ticket_history._PIECE_EVENTS", 1)
+    for number in (1, 2):
+        world.link.call("XADD", world.keys.runs, f"{number}-1", "batch", _RUN % "1-1")
+    first = site.get("/messages/1-1").text
+    assert first.count("a:7") == 1
+    [following] = re.findall(r'<a href="(/messages/1-1\?after=[^"]+)" rel="next">', first)
+    assert site.get(following).text.count("a:7") == 1
+    assert site.get("/messages/1-1?after=x").status_code == 422
+
+
+def test_its_error_is_told_with_its_line_and_for_operators_with_text_and_traceback(
+    guarded: Site,  # noqa: F811
+    world: World,
+) -> None:
+    busy(world)
+    noted = encode(LastError("KeyError: <bob>", "KeyError", "shop/orders.py:41", 3, 2, 5, 1_700_000_000_000), "T" * 99)
+    world.link.call("HSET", world.keys.attempts, "2-1", "3 2 0 0")
+    world.link.call("HSET", world.keys.errors, "2-1", noted.head, "t2-1", noted.traceback)
+    sign_in(guarded, "act")
+    told = guarded.get("/messages/2-1").text
+    assert "KeyError: &lt;bob&gt;" in told and "shop/orders.py:41" in told and "T" * 99 in told
+    assert "3 starts, 2 charged of 5" in told
+    guarded.post("/logout")
+    sign_in(guarded, "look")
+    told = guarded.get("/messages/2-1").text
+    assert "KeyError" in told and "shop/orders.py:41" in told
+    assert "bob" not in told and "TTTT" not in told and "body of" not in told
+
+
+def test_a_dead_message_has_its_letter_and_a_redriven_one_its_origin(site: Site, world: World) -> None:  # noqa: F811
+    letters = busy(world)
+    page = site.get("/messages/4-1").text
+    assert f'<a class="id" href="/dead-letters/{letters[0]}">' in page and "Was given up" in page
+    assert '<a class="id" href="/messages/4-1">' in site.get(f"/dead-letters/{letters[0]}").text
+    [added] = DeadLetters(world.link, world.keys).redrive([letters[0].encode()])
+    new_id = added.message_id.decode()
+    assert f'Came again as</dt><dd><a class="id" href="/messages/{new_id}">' in site.get("/messages/4-1").text
+    assert 'Redriven from</dt><dd><a class="id" href="/messages/4-1">' in site.get(f"/messages/{new_id}").text
+
+
+def test_a_replay_names_its_original(site: Site, world: World) -> None:  # noqa: F811
+    busy(world)
+    again = world.link.call("XADD", world.keys.stream, "*", "ticket_id", "T", "uid", "x@fix", "usher_replay_of", "1-1")
+    assert 'Replay of</dt><dd><a class="id" href="/messages/1-1">' in site.get(f"/messages/{again.decode()}").text
+    assert f"/messages/{again.decode()}" in site.get("/messages/1-1").text
+
+
+def test_a_delayed_message_says_when_it_is_due_and_a_sent_one_when_it_was(site: Site, world: World) -> None:  # noqa: F811
+    leader = world.elect()
+    entry_id = delay(world, b"D", FUTURE, "text", "<i>").decode()
+    leader.due_delayed(10)
+    page = site.get(f"/messages/{entry_id}").text
+    assert "Waits for its time" in page and "2096-10-02" in page and "&lt;i&gt;" in page
+    delay(world, b"E", now_ms(world) - 1000)
+    [new_id] = send_due(world, leader)
+    assert "for later: it was due at" in site.get(f"/messages/{new_id.decode()}").text  # type: ignore[union-attr]
+
+
+def test_a_finished_one_is_over_and_an_unknown_one_is_no_page(site: Site, world: World) -> None:  # noqa: F811
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, b"T", b"1-1")
+    a.steps.ack({b"T": [b"1-1"]}, b"{}", 10)
+    assert "Over: it is not pending" in site.get("/messages/1-1").text
+    for path in ("/messages/5-5", "/messages/x", "/messages/1-1-1"):
+        answered = site.get(path)
+        assert (answered.status_code, answered.mimetype) == (404, "text/html")
