@@ -1,0 +1,144 @@
+"""The page of delayed messages, and the page of a message, as an operator uses them; with scripts and without."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.browser.looking import OPERATOR, VIEWER, Looking, System
+from tests.process.crew import KEYS
+from tests.process.machine import until
+from usher.common.protocol.keys import LogKeys
+
+pytestmark = pytest.mark.process
+
+_WIDE = (
+    "[document.documentElement, ...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth >"
+    " one.clientWidth).length"
+)
+
+
+def delay(system: System, ticket: str, after_s: float, **fields: str) -> str:
+    """Add a delayed message, and wait until the leader has put it in order; its id."""
+    log, due_ms = LogKeys(KEYS.stream), int((time.time() + after_s) * 1000)
+    flat = [text for pair in fields.items() for text in pair]
+    entry_id = bytes(system.link.call("XADD", log.delayed, "*", "due_ms", due_ms, "ticket_id", ticket, *flat)).decode()
+    until(lambda: system.link.call("ZCARD", log.due) == system.link.call("XLEN", log.delayed), 30, "it is in order")
+    return entry_id
+
+
+def waiting(system: System, ticket: str) -> int:
+    entries = system.link.call("XRANGE", LogKeys(KEYS.stream).delayed, "-", "+")
+    return sum(ticket.encode() in flat for _, flat in entries)
+
+
+def test_chosen_messages_are_sent_now_moved_and_dropped(looking: Looking, system: System) -> None:
+    ids = [delay(system, "later-1", 3600 * hours, text="<b>hello</b>") for hours in (1, 2, 3)]
+    looking.sign_in(OPERATOR)
+    page = looking.page
+    page.get_by_role("link", name="Delayed").click()
+    row = page.locator("#delayed-list tbody tr", has_text=ids[0])
+    assert "<b>hello</b>" in row.inner_text()
+
+    row.get_by_role("checkbox").check()
+    page.evaluate("window.same = true")
+    fresh = delay(system, "later-2", 60)
+    page.locator("#delayed-list tbody tr", has_text=fresh).wait_for()  # it comes by itself
+    assert page.evaluate("window.same"), "without being loaded again"
+    assert row.get_by_role("checkbox").is_checked(), "and what is chosen stays chosen"
+    page.get_by_role("button", name="Send now...").click()
+    looking.see("1 message of ticket later-1 will be sent now")
+    assert waiting(system, "later-1") == 3, "nothing is done before somebody says so"
+    page.get_by_label("Reason").fill("they wait for it")
+    page.get_by_role("button", name="Send now 1").click()
+    looking.see("1 message to be sent now")
+    until(lambda: waiting(system, "later-1") == 2, 10, "the leader has sent it")
+
+    page.locator("tr", has_text=ids[1]).get_by_role("checkbox").check()
+    zone = page.locator("#zone")
+    assert zone.locator("option").first.inner_text() == page.evaluate(
+        "Intl.DateTimeFormat().resolvedOptions().timeZone"
+    ), "the browser's own zone comes first"
+    page.locator("#at").fill("2030-01-01T00:00:00")
+    zone.select_option("UTC")
+    page.get_by_role("button", name="Move...").click()
+    looking.see("1 message of ticket later-1 will be due at")
+    page.get_by_role("button", name="Move 1").click()
+    looking.see("1 message moved to 2030-01-01 00:00:00.000 UTC")
+
+    page.get_by_label("Ticket", exact=True).fill("later-1")
+    page.get_by_role("button", name="Filter").click()
+    page.get_by_label("All of this ticket").check()
+    page.get_by_role("button", name="Drop...").click()
+    looking.see("2 messages of ticket later-1 will be thrown away")
+    page.get_by_role("button", name="Drop all 2").click()
+    looking.see("2 messages dropped")
+    assert waiting(system, "later-1") == 0
+    looking.go("/actions")
+    assert "they wait for it" in page.locator("tbody tr").nth(2).inner_text()
+
+
+def test_without_scripts_everything_works(chromium: Any, system: System) -> None:
+    entry_id = delay(system, "plain-1", 3600, text="x")
+    context = chromium.new_context(base_url=system.url, java_script_enabled=False)
+    page = context.new_page()
+    page.goto("/delayed")
+    page.get_by_label("Token").fill(OPERATOR)
+    page.get_by_role("button", name="Sign in").click()
+    page.locator("tr", has_text=entry_id).get_by_role("checkbox").check()
+    page.locator("#at").fill("2030-01-01T00:00:00")
+    page.get_by_role("button", name="Move...").click()
+    page.get_by_role("button", name="Move 1").click()
+    page.get_by_text("1 message moved to 2030-01-01 00:00:00.000 UTC").wait_for()
+    page.locator("tr", has_text=entry_id).get_by_role("link", name=entry_id).click()
+    assert "Waits for its time" in page.locator("#message").inner_text()
+    page.go_back()
+    page.locator("tr", has_text=entry_id).get_by_role("checkbox").check()
+    page.get_by_role("button", name="Drop...").click()
+    page.get_by_role("button", name="Drop 1").click()
+    page.get_by_text("1 message dropped").wait_for()
+    context.close()
+    assert waiting(system, "plain-1") == 0
+
+
+def test_a_message_tells_its_executions_and_its_letter(looking: Looking, system: System) -> None:
+    (system.folder / "mended").unlink(missing_ok=True)
+    before = system.letters()
+    [entry_id] = system.send("told-1", do="give up", says="no such <i>account</i>")
+    until(lambda: system.letters() == before + 1, 30, "it is a dead letter")
+    looking.sign_in(OPERATOR)
+    page = looking.page
+    looking.go("/tickets/told-1")
+    page.locator("#story").get_by_role("link", name=entry_id).first.click()
+    looking.see("Was given up")
+    assert "GiveUp: no such <i>account</i>" in page.locator("#message").inner_text()
+    assert "gave up" in page.locator("#runs").inner_text()
+    page.locator("#message a[href^='/dead-letters/']").click()
+    page.get_by_role("link", name=entry_id).click()
+    looking.see("no such <i>account</i>")
+    page.get_by_role("button", name="Sign out").click()
+    looking.sign_in(VIEWER)
+    looking.go(f"/messages/{entry_id}")
+    told = page.locator("main").inner_text()
+    assert "GiveUp" in told
+    assert "account" not in told, "what a message says is for operators"
+
+
+def test_on_a_phone_nothing_is_scrolled_sideways(looking: Looking, system: System) -> None:
+    entry_id = delay(
+        system, "a-ticket-of-a-customer-with-a-rather-long-name-0815", 60, text="word " * 60, more="y" * 200
+    )
+    [failing] = system.send("phone-1", do="fail", says="it did not work, and this is a rather long text about it")
+    looking.sign_in(OPERATOR)
+    page = looking.page
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path in ("/delayed", f"/messages/{entry_id}", f"/messages/{failing}"):
+        looking.go(path)
+        assert page.evaluate(_WIDE) == 0, path
+    looking.go("/delayed")
+    page.locator("tr", has_text=entry_id).get_by_role("checkbox").check()
+    page.get_by_role("button", name="Drop...").click()
+    page.get_by_role("button", name="Drop 1").wait_for()
+    assert page.evaluate(_WIDE) == 0
