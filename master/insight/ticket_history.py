@@ -52,8 +52,9 @@ class TicketHistoryPage(NamedTuple):
 
 class MessageExecutions(NamedTuple):
     """Executions of a message. ``more``: behind which record of the run log the search goes on, None at its end, and
-    ``until_ms`` how far it came; ``begins_ms``: with what the run log begins, None: it is empty; ``is_cut``: it begins
-    after the message was sent."""
+    ``until_ms`` how far it came; ``begins_ms``: with what the run log begins, None: it is empty; ``is_cut``: earlier
+    executions may have been in it, since the first one that is found is no first attempt, or none is found and the log
+    begins after the message was sent."""
 
     runs: list[dict[str, Any]]
     more: str | None
@@ -161,7 +162,8 @@ class TicketHistory:
             start = f"({last.decode()}" if last else start
         begins_ms = milliseconds(first[0][0]) if first else None
         more = None if is_all else start.removeprefix("(")
-        until_ms, is_cut = milliseconds(more.encode()) if more else None, begins_ms is None or begins_ms > sent_ms
+        until_ms = milliseconds(more.encode()) if more else None
+        is_cut = not after and (found[0]["attempt"] > 1 if found else (begins_ms or sent_ms) > sent_ms)
         return MessageExecutions(found, more, until_ms, begins_ms, is_cut)
 
     def beside(self, message_id: str) -> dict[str, Any]:

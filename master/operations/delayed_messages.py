@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from usher.common.base.clock import now_s
 from usher.common.base.text import pluralize
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.message import DUE_FIELD, EntryView, ticket_value
+from usher.common.protocol.message import DUE_FIELD, FOR_FIELD, EntryView, ticket_value
 from usher.common.protocol.stream_id import ZERO, from_rank, is_id, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import redis_ms
@@ -62,8 +62,8 @@ class Delayed(NamedTuple):
 
 
 class DelayedRow(NamedTuple):
-    """A delayed message for a list: ``fields`` are the first of its ``field_count``, each cut to its beginning.
-    ``cursor``: where a page begins that goes on behind it."""
+    """A delayed message for a list: ``fields`` are the first of its ``field_count``, each cut to its beginning,
+    without those whose values stand beside them (``due_ms``, ``stream``, ticket). ``cursor``: where a page begins that goes on behind it."""
 
     id: str
     due_ms: int
@@ -180,7 +180,7 @@ class DelayedView:
             is_all, *last, rows = self._scripts.run(
                 "read_delayed", (self._log.delayed, self._log.due), (*behind, *of_ticket, *members)
             )
-        return bool(is_all), (last[0], last[1]), [_row(*row) for row in rows]
+        return bool(is_all), (last[0], last[1]), [_row(self._field, *row) for row in rows]
 
     def all(self, ticket: str | None = None) -> Iterator[Delayed]:
         """Yield the messages that are in order, earliest first, with all of their fields. While others are sent, a
@@ -288,11 +288,19 @@ def _result(entry_id: str, word: str, until: bytes) -> DelayedResult:
 
 
 def _row(
-    member: bytes, time: bytes, stream: bytes, ticket: bytes, size: int, field_count: int, first: list[bytes]
+    ticket_field: bytes,
+    member: bytes,
+    time: bytes,
+    stream: bytes,
+    ticket: bytes,
+    size: int,
+    field_count: int,
+    first: list[bytes],
 ) -> DelayedRow:
     texts = [part.decode("utf-8", "backslashreplace") for part in first]
     cursor = _cursor(time, member)
-    fields = [(name, value) for name, value in zip(texts[::2], texts[1::2], strict=True) if name != DUE_FIELD.decode()]
+    elsewhere = (DUE_FIELD.decode(), FOR_FIELD.decode(), ticket_field.decode())
+    fields = [(name, value) for name, value in zip(texts[::2], texts[1::2], strict=True) if name not in elsewhere]
     facts = (ticket.decode("utf-8", "surrogateescape"), stream.decode(errors="replace"), size, field_count)
     return DelayedRow(cursor.partition("_")[2], int(float(time)), *facts, fields, cursor)
 

@@ -57,7 +57,7 @@ def test_chosen_messages_are_sent_now_moved_and_dropped(looking: Looking, system
     until(lambda: waiting(system, "later-1") == 2, 10, "the leader has sent it")
 
     page.locator("tr", has_text=ids[1]).get_by_role("checkbox").check()
-    zone = page.locator("#zone")
+    zone = page.locator("#at-zone")
     assert zone.locator("option").first.inner_text() == page.evaluate(
         "Intl.DateTimeFormat().resolvedOptions().timeZone"
     ), "the browser's own zone comes first"
@@ -82,7 +82,7 @@ def test_chosen_messages_are_sent_now_moved_and_dropped(looking: Looking, system
 
 def test_without_scripts_everything_works(chromium: Any, system: System) -> None:
     entry_id = delay(system, "plain-1", 3600, text="x")
-    context = chromium.new_context(base_url=system.url, java_script_enabled=False)
+    context = chromium.new_context(base_url=system.url, java_script_enabled=False, timezone_id="Europe/Berlin")
     page = context.new_page()
     page.goto("/delayed")
     page.get_by_label("Token").fill(OPERATOR)
@@ -101,6 +101,24 @@ def test_without_scripts_everything_works(chromium: Any, system: System) -> None
     page.get_by_text("1 message dropped").wait_for()
     context.close()
     assert waiting(system, "plain-1") == 0
+
+
+def test_a_time_is_of_the_browsers_zone_where_there_are_scripts(chromium: Any, system: System) -> None:
+    entry_id = delay(system, "zoned-1", 3600)
+    context = chromium.new_context(base_url=system.url, timezone_id="Europe/Berlin")
+    looking = Looking(context, system)
+    looking.sign_in(OPERATOR)
+    looking.go("/delayed")
+    page = looking.page
+    page.locator("tr", has_text=entry_id).get_by_role("checkbox").check()
+    page.locator("#at").fill("2030-07-01T12:00:00")
+    assert page.locator("#at-zone").input_value() == "Europe/Berlin"
+    page.get_by_role("button", name="Move...").click()
+    looking.see("2030-07-01 12:00:00")  # shown in that zone too
+    page.get_by_role("button", name="Move 1").click()
+    looking.see("1 message moved to 2030-07-01 10:00:00.000 UTC")
+    context.close()
+    assert not looking.troubles
 
 
 def test_a_message_tells_its_executions_and_its_letter(looking: Looking, system: System) -> None:
