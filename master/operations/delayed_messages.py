@@ -62,8 +62,9 @@ class Delayed(NamedTuple):
 
 
 class DelayedRow(NamedTuple):
-    """A delayed message for a list: ``fields`` are the first of its ``field_count``, each cut to its beginning,
-    without those whose values stand beside them (``due_ms``, ``stream``, ticket). ``cursor``: where a page begins that goes on behind it."""
+    """A delayed message for a list: ``fields`` are the first of its ``field_count``, each cut to its beginning, without
+    those whose values stand beside them (``due_ms``, ``stream``, ticket). ``cursor``: where a page begins that goes on
+    behind it."""
 
     id: str
     due_ms: int
@@ -83,7 +84,7 @@ class DelayedPage(NamedTuple):
 
 
 class DelayedResult(NamedTuple):
-    """What happened to a message that was chosen: one of the words of ``MEANS``."""
+    """Outcome for a message that was chosen: one of the words of ``MEANS``."""
 
     id: str
     word: str

@@ -321,7 +321,8 @@ class Actions(TypedDict):
 
 class DelayedMessage(TypedDict):
     """A delayed message. ``due_ms``: when it is sent, by Redis' clock. ``fields``: the beginning of the first of its
-    ``field_count`` fields, without ``due_ms``, ``stream`` and the ticket; null for viewers, who may not see the contents of messages."""
+    ``field_count`` fields, without ``due_ms``, ``stream`` and the ticket; null for viewers, who may not see the
+    contents of messages."""
 
     id: str
     due_ms: int

@@ -24,6 +24,7 @@ _PAGES = {
     "ticket-unknown": "/tickets/unknown",
     "consumers": "/consumers",
     "dead-letters": "/dead-letters",
+    "delayed": "/delayed",
     "rules": "/rules",
     "streams": "/streams",
     "audit": "/audit",

@@ -3,8 +3,8 @@
 -- ARGV: 1 ms since the epoch, or "now", 2 number of the first of them among all that are moved together, then for each
 --       its member of `due`
 -- Returns: {the id up to which `delayed` is in `due`, or "", then for each, from the first one (fewer than given where
---          they are large): "MOVED", "GONE": it does not wait (any more), or "HELD": no leader has put it in order yet}.
---          GONE and HELD change nothing.
+--          they are large): "MOVED", "GONE": it does not wait (any more), or "HELD": no leader has put it in order
+--          yet}. GONE and HELD change nothing.
 -- Why Lua: what is sent at this very moment is either gone before, or not due any more (send_delayed looks again), and
 --          "now" is Redis' time. Repeating the call repeats the move.
 -- Memory: refused when full

@@ -104,11 +104,13 @@
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
       for (const old of all("[data-swap]")) {
         const made = fresh.getElementById(old.id);
-        if (!made || old.contains(document.activeElement)) continue;
+        const active = document.activeElement, boxed = old.contains(active) && active.type === "checkbox" ? active.value : null;
+        if (!made || (old.contains(active) && boxed === null)) continue;
         const chosen = new Set(all("input[type=checkbox]:checked", old).map((box) => box.value));
         for (const box of all("input[type=checkbox]", made)) if (chosen.has(box.value)) box.checked = true;
         for (const part of all("details[id]", old)) { const now = fresh.getElementById(part.id); if (now) now.open = part.open; }
         old.replaceWith(document.adoptNode(made));
+        for (const box of boxed === null ? [] : all("input[type=checkbox]", made)) if (box.value === boxed) box.focus();
       }
       boxes();
       local();
