@@ -234,7 +234,7 @@ class DelayedView:
         ]
         done = 0
         while done < len(ordered):
-            results = self._step(
+            results = self._run(
                 "move_delayed", ordered[done : done + AT_ONCE], "now" if due_ms is None else due_ms, done
             )
             done += len(results)
@@ -243,9 +243,9 @@ class DelayedView:
     def drop(self, ids: Sequence[str]) -> Iterator[DelayedResult]:
         """Throw these messages away. Yield what happened to each."""
         for at in range(0, len(ids), AT_ONCE):
-            yield from self._step("drop_delayed", ids[at : at + AT_ONCE])
+            yield from self._run("drop_delayed", ids[at : at + AT_ONCE])
 
-    def _step(self, step: str, ids: Sequence[str], *first: str | int) -> list[DelayedResult]:
+    def _run(self, step: str, ids: Sequence[str], *first: str | int) -> list[DelayedResult]:
         log = self._log
         with self._lock:
             until, *words = self._scripts.run(
