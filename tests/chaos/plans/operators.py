@@ -144,7 +144,15 @@ PLANS: tuple[Plan, ...] = (
         varies=False,
         brief=False,
     ),
-    Plan("K14f", "FLUSHALL", flush_all, ("flush_all", "deleted", "group_lost"), seconds=3.0, extra=losses_are_told, brief=False),
+    Plan(
+        "K14f",
+        "FLUSHALL",
+        flush_all,
+        ("flush_all", "deleted", "group_lost"),
+        seconds=3.0,
+        extra=losses_are_told,
+        brief=False,
+    ),
     Plan(
         "K14g",
         "XGROUP DESTROY",

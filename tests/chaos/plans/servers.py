@@ -75,7 +75,15 @@ PLANS: tuple[Plan, ...] = (
         strict=True,
         seconds=3.0,
     ),
-    Plan("K7b", "redis killed, everysec", redis_kills, ("kill_redis", "turns_failed"), strict=True, seconds=3.0, brief=False),
+    Plan(
+        "K7b",
+        "redis killed, everysec",
+        redis_kills,
+        ("kill_redis", "turns_failed"),
+        strict=True,
+        seconds=3.0,
+        brief=False,
+    ),
     Plan(
         "K7r",
         "append-only file rewritten, kills",
