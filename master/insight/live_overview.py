@@ -1,8 +1,8 @@
 """The live overview: the state of the whole system for the page, read once for everybody who watches.
 
 While a page is open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every
-other second, in one round trip, so that a page finds a history when it opens; more rarely while nothing moves. All open
-pages get the same bytes, over connections that hold no thread.
+other second, in one round trip, so that a page finds a history when it opens; more rarely while nothing moves. Open
+pages are told that something has changed, over connections that hold no thread, and fetch themselves again.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _LOSSES = 10
 #: The most entries counted for the lag where Redis does not know it (before 7.0): while a page is open, and otherwise.
 #: Each one blocks Redis for 2 us.
 _MOST_COUNTED, _MOST_COUNTED_UNSEEN = 20_000, 4_000
-#: Seconds between events of a page when nothing changes, and between two events of the consumers' page.
-_SIGN_OF_LIFE_S, _CONSUMERS_EVERY_S = 10.0, 2.0
+#: Seconds between events of a page when nothing changes: ages grow all the same.
+_SIGN_OF_LIFE_S = 10.0
+#: Tells a page to fetch itself again.
+_CHANGED = b"event: changed\ndata: 1\n\n"
 OVERVIEW, CONSUMERS = "overview", "consumers"
 _BROAD = (Target.STREAM, Target.EVERYTHING)
-#: The fields of a consumer that its page keeps up to date.
-_LIVE_FIELDS = ("incarnation", "state", "tickets", "pending", "beat_ms")
 
 
 class LiveOverview(Service):
@@ -137,7 +137,7 @@ class LiveOverview(Service):
         return self._sockets.has_room(who) and not self.stopping
 
     def follow(self, sock: socket.socket, who: str, topic: str) -> None:
-        """Send what is new to the connection, as server-sent events, from now on."""
+        """Tell the connection from now on when something is new, as server-sent events."""
         watchers = self._watchers[topic]
 
         def leave() -> None:
@@ -147,11 +147,8 @@ class LiveOverview(Service):
         with self._lock:  # under the lock: a watcher that has already gone must leave after it was added
             live = self._sockets.keep(sock, who, leave)
             watchers[live] = None
-        self._sent.pop(topic, None)  # events sent between the page and its connection are sent again
         self._look()
-        live.send(b"retry: 2000\n\n")
-        if topic == OVERVIEW:
-            live.send(_frame("history", self.history()))
+        live.send(b"retry: 2000\n\n" + _CHANGED)  # something may have changed since the page was made
 
     def _look(self) -> None:
         if not self._is_watched:
@@ -181,7 +178,6 @@ class LiveOverview(Service):
             parked = self._by_name.get(MASTER, 0)
             rows = self._tickets.rows(parked, states, self._rules, seen["time_ms"])
             seen["stuck"], seen["stuck_most"], seen["groups"] = rows, MOST, self._tickets.groups(rows)
-            seen["look"] = hashlib.sha256(_dump(seen["groups"])).hexdigest()
             seen["alarms"] = [alarm.row() for alarm in alarms(seen)]
         with self._fresh:
             self._snapshot = seen if watched else self._snapshot | seen
@@ -292,27 +288,22 @@ class LiveOverview(Service):
     # -- events
 
     def _tell(self) -> None:
-        if self._watchers[OVERVIEW]:
-            # The rows are fetched with the page again, when ``look`` changes.
-            facts: dict[str, Any] = {"stuck": len(self._snapshot["stuck"])}
-            facts |= {name: part for name, part in self._snapshot.items() if name not in ("time_ms", "stuck", "groups")}
-            self._send(OVERVIEW, facts, facts | {"time_ms": self._snapshot["time_ms"], "point": self._history[-1]})
-        if self._watchers[CONSUMERS] and now_s() - self._sent.get(CONSUMERS, (b"", 0.0))[1] >= _CONSUMERS_EVERY_S:
-            rows = [{name: row[name] for name in _LIVE_FIELDS} for row in self._rows.values()]
-            self._send(CONSUMERS, self._rows, {"rows": rows, "time_ms": self._snapshot.get("time_ms")})
+        facts = {name: part for name, part in self._snapshot.items() if name != "time_ms"}
+        for topic, seen in ((OVERVIEW, facts), (CONSUMERS, self._rows)):
+            if self._watchers[topic]:
+                self._tell_of(topic, seen)
 
-    def _send(self, topic: str, facts: Any, document: dict[str, Any]) -> None:
-        """Send to all watchers of ``topic``, unless nothing is new."""
-        digest, now = _dump(facts), now_s()
+    def _tell_of(self, topic: str, seen: Any) -> None:
+        """Tell all watchers of ``topic``, unless nothing is new."""
+        digest, now = hashlib.sha256(orjson.dumps(seen)).digest(), now_s()
         last, sent_s = self._sent.get(topic, (b"", 0.0))
         if digest == last and now - sent_s < _SIGN_OF_LIFE_S:
             return
         self._sent[topic] = (digest, now)
-        frame = _frame(topic, document)
         with self._lock:
             watchers = list(self._watchers[topic])
         for live in watchers:
-            live.send(frame)
+            live.send(_CHANGED)
 
 
 def _nothing_yet(keys: Keys) -> dict[str, Any]:
@@ -342,7 +333,6 @@ def _nothing_yet(keys: Keys) -> dict[str, Any]:
         "mishaps": Mishaps()._asdict(),
         "stuck": [],
         "groups": [],
-        "look": "",
         "alarms": [],
     }
 
@@ -359,11 +349,3 @@ def _stranger(incarnation: str, count: int, tickets: int | None) -> dict[str, An
         "slots": None,
         "capacity": None,
     }
-
-
-def _frame(event: str, document: Any) -> bytes:
-    return b"event: " + event.encode() + b"\ndata: " + _dump(document) + b"\n\n"
-
-
-def _dump(document: Any) -> bytes:
-    return orjson.dumps(document)

@@ -66,13 +66,18 @@ class System:
 
 
 @contextlib.contextmanager
-def running_system(capacity: int = 2000) -> Iterator[System]:
-    """One master that asks for tokens, and two consumers that hold up to ``capacity`` messages each."""
+def running_system(capacity: int = 2000, **settings: str) -> Iterator[System]:
+    """One master that asks for tokens, and two consumers that hold up to ``capacity`` messages each; with these further
+    ``settings``."""
     with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
         folder = Path(name)
         (folder / "asked.py").write_text(_HANDLER)
         with EmbeddedRedis(folder / "redis", port=None, durable=False) as server:
-            tokens = {"USHER_API_TOKEN": _API, "USHER_OPERATOR_TOKEN": OPERATOR, "USHER_VIEWER_TOKEN": VIEWER}
+            tokens = settings | {
+                "USHER_API_TOKEN": _API,
+                "USHER_OPERATOR_TOKEN": OPERATOR,
+                "USHER_VIEWER_TOKEN": VIEWER,
+            }
             with Crew(folder, server.url, **tokens) as crew:
                 crew.start_master()
                 more = {"USHER_MAX_ATTEMPTS": "9", "USHER_CONCURRENCY": "16", "USHER_CAPACITY": str(capacity)}

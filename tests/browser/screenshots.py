@@ -1,5 +1,6 @@
-"""Pictures of every page, to be looked at: ``python -m tests.browser.screenshots FOLDER [TICKETS [WIDTH]]``, light and
-dark. No test."""
+"""Pictures of every page, to be looked at: ``python -m tests.browser.screenshots FOLDER [TICKETS ...]``. For an empty
+system, 40 stuck tickets and 100,000 (or for as many as are said): 1280 and 400 px wide, light and dark; and a sheet of each
+combination, with all of its pages. No test."""
 
 from __future__ import annotations
 
@@ -17,8 +18,11 @@ from tests.process.crew import KEYS
 
 _PAGES = {
     "overview": "/",
+    "charts": "/charts",
     "tickets": "/tickets",
+    "retrying": "/tickets?state=retrying&sort=age",
     "search": "/tickets?q=INC-1",
+    "search-by-field": "/tickets?q=do%3Dfail",
     "ticket-that-hangs": "/tickets/INC-1",
     "ticket-that-fails": "/tickets/INC-2",
     "ticket-unknown": "/tickets/unknown",
@@ -32,6 +36,9 @@ _PAGES = {
     "actions": "/actions",
     "problem": "/nowhere",
 }
+_WIDTHS, _SCHEMES, _TICKETS = (1280, 400), ("light", "dark"), (0, 40, 100_000)
+#: Nothing may be wider than the page, but what says that it scrolls.
+_OVERFLOWS = """document.documentElement.scrollWidth > document.documentElement.clientWidth"""
 
 
 _FOUND = {
@@ -62,70 +69,111 @@ _AUDIT = {
 }
 
 
-def main(folder: Path, tickets: int, width: int) -> None:
+def main(folder: Path, all_tickets: list[int]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with running_system(100_000) as system, sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(**LAUNCH)
-        fill(system, tickets)
-        for scheme in ("light", "dark"):
-            page = browser.new_context(
-                base_url=system.url, color_scheme=scheme, viewport={"width": width, "height": 800}
-            ).new_page()
-            page.goto("/")
-            shoot(page, folder, f"{tickets}-login-{scheme}")
-            page.get_by_label("Token").fill(OPERATOR)
-            page.get_by_role("button", name="Sign in").click()
-            if scheme == "light" and tickets:
-                act(page)
-            for name, path in _PAGES.items():
-                page.goto(path)
-                page.wait_for_timeout(3000 if name == "overview" else 300)
-                shoot(page, folder, f"{tickets}-{name}-{scheme}")
-            if tickets:
-                page.goto("/tickets/INC-1")
-                page.locator("#story a[href^='/messages/']").first.click()
-                shoot(page, folder, f"{tickets}-message-{scheme}")
-                page.goto("/dead-letters")
-                page.locator("tbody a.id").first.click()
-                shoot(page, folder, f"{tickets}-dead-letter-{scheme}")
-                page.go_back()
-                page.get_by_role("button", name="Preview redrive").click()
-                page.get_by_role("button", name=re.compile("Redrive .*[0-9]")).wait_for(timeout=120_000)
-                shoot(page, folder, f"{tickets}-bulk-{scheme}")
+        for tickets in all_tickets:
+            with running_system(100_000, USHER_SHOWN_FIELDS="do,says") as system:
+                fill(system, tickets)
+                for width in _WIDTHS:
+                    for scheme in _SCHEMES:
+                        context = browser.new_context(
+                            base_url=system.url, color_scheme=scheme, viewport={"width": width, "height": 800}
+                        )
+                        shoot_all(context.new_page(), folder, f"{tickets}-{width}-{scheme}", bool(tickets))
+                        context.close()
         browser.close()
 
 
+def shoot_all(page: Any, folder: Path, name: str, is_busy: bool) -> None:
+    """Make pictures of all pages as one sees them, and their sheet."""
+    made: list[str] = []
+
+    def shoot(what: str) -> None:
+        made.append(f"{name}-{what}.png")
+        page.screenshot(path=folder / made[-1], full_page=True)
+        if page.evaluate(_OVERFLOWS):
+            print(f"{made[-1]} is wider than its page")  # noqa: T201
+
+    page.goto("/")
+    shoot("login")
+    page.get_by_label("Token").fill(OPERATOR)
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("navigation").wait_for()
+    if is_busy:
+        act(page)
+    for what, path in _PAGES.items():
+        page.goto(path)
+        page.wait_for_timeout(3000 if what == "overview" else 300)
+        shoot(what)
+        if what == "overview" and page.locator("summary").count():
+            page.locator("summary").first.click(position={"x": 4, "y": 4})
+            shoot("overview-opened")
+    if is_busy:
+        page.goto("/tickets/INC-1")
+        page.locator("#story a[href^='/messages/']").first.click()
+        shoot("message")
+        page.goto("/dead-letters")
+        page.locator("td a.id[href^='/dead-letters/']").first.click()
+        shoot("dead-letter")
+        page.go_back()
+        page.get_by_role("button", name="Preview redrive").click()
+        page.get_by_role("button", name=re.compile("Redrive .*[0-9]")).wait_for(timeout=120_000)
+        shoot("bulk")
+    sheet(page, folder, name, made)
+
+
+def sheet(page: Any, folder: Path, name: str, made: list[str]) -> None:
+    """Put the pictures side by side, each with its name."""
+    side = "".join(f"<figure><figcaption>{one}</figcaption><img src='{one}'></figure>" for one in made)
+    look = "body{display:flex;flex-wrap:wrap;gap:8px;background:#888}figure{margin:0;width:620px}img{width:100%}"
+    (folder / f"{name}.html").write_text(f"<!doctype html><style>{look}</style>{side}")
+    page.goto((folder / f"{name}.html").absolute().as_uri())
+    page.set_viewport_size({"width": 2560, "height": 800})
+    page.screenshot(path=folder / f"sheet-{name}.png", full_page=True)
+
+
 def fill(system: System, tickets: int) -> None:
-    """A tenth hangs, fails or is given up; the rest waits behind those, or is done."""
+    """Of few tickets all are stuck: three in four fail, the others hang. Of many a tenth hangs, fails or is given up; the
+    rest waits behind those, or is done."""
+    does = ("fail", "hang", "fail", "fail") if tickets <= 100 else ("done", "hang", "fail", "give up", *["done"] * 6)
     for at in range(0, tickets, 1000):
         some = range(at, min(at + 1000, tickets))
-        does = ("done", "hang", "fail", "give up", "done", "done", "done", "done", "done", "done")
         system.link.pipeline(
             [
-                ("XADD", KEYS.stream, "*", "ticket_id", f"INC-{n}", "do", does[n % 10], "says", f"no account {n}")
+                (
+                    "XADD",
+                    KEYS.stream,
+                    "*",
+                    "ticket_id",
+                    f"INC-{n}",
+                    "do",
+                    does[n % len(does)],
+                    "says",
+                    f"no account {n}",
+                )
                 for n in some
             ]
         )
     if tickets:
         system.send("INC-1", 4, text="what waits behind")
+        system.send("INC-given-up", do="give up", says="no such account")
         system.link.call("SET", KEYS.audit, json.dumps(_AUDIT))
-        time.sleep(15)
+        time.sleep(20)
 
 
 def act(page: Any) -> None:
     """So that rules and actions have something to show."""
     page.goto("/tickets/INC-2")
-    page.get_by_label("Reason").fill("the other side is being repaired")
-    page.get_by_role("button", name="Pause ticket").click()
+    if page.get_by_role("button", name="Pause ticket").count():
+        page.locator("#why-rule").fill("the other side is being repaired")
+        page.get_by_role("button", name="Pause ticket").click()
     page.goto("/consumers")
-    page.get_by_label("Reason").fill("update of c2")
-    page.get_by_role("button", name="Drain c2").click()
-
-
-def shoot(page: Any, folder: Path, name: str) -> None:
-    page.screenshot(path=folder / f"{name}.png", full_page=True)
+    if page.get_by_role("button", name="Drain c2").count():
+        page.get_by_label("Reason").fill("update of c2")
+        page.get_by_role("button", name="Drain c2").click()
 
 
 if __name__ == "__main__":
-    tickets, width = [*sys.argv[2:], *("10", "1280")[len(sys.argv) - 2 :]]
-    main(Path(sys.argv[1]), int(tickets), int(width))
+    main(Path(sys.argv[1]), [int(one) for one in sys.argv[2:]] or [*_TICKETS])

@@ -16,7 +16,7 @@ def test_a_stuck_ticket_is_found_and_explained_and_its_consumer_drained(looking:
     page = looking.page
     group = page.locator(".group").filter(has=page.locator("td", has_text="INC-17"))
     group.wait_for()  # it comes by itself, when it has stood still for long enough
-    assert page.locator("nav [data-count=overview]").inner_text() == str(page.locator("#stuck tbody tr").count())
+    assert page.locator("#count-overview").inner_text() == str(page.locator("#stuck tbody tr").count())
     assert "handed over: on c" in group.locator("summary").inner_text()
     group.locator("summary").click(position={"x": 4, "y": 4})  # beside its links
     stuck = group.locator("tr", has_text="INC-17")
@@ -210,6 +210,38 @@ def test_the_overview_follows_without_being_loaded_again(looking: Looking, syste
     (system.folder / "mended").unlink(missing_ok=True)
     before = system.letters()
     system.send("INC-20", 2, do="give up", says="live")
-    page.locator("[data-live=dead_letters]").get_by_text(f"{before + 2}", exact=True).wait_for()
+    page.locator("#figures a[href='/dead-letters']").get_by_text(f"{before + 2}", exact=True).wait_for()
     assert page.evaluate("window.same")
-    assert "points" in (page.locator("[data-spark]").first.evaluate("line => line.getAttributeNames().join()"))
+    assert page.locator("polyline").first.get_attribute("points")
+
+
+_GAPS = """performance.getEntriesByType('resource').filter(one => one.initiatorType === 'fetch').map(one => one.startTime)
+    .map((at, n, all) => n ? at - all[n - 1] : Infinity)"""
+
+
+def test_a_page_that_renews_itself_leaves_alone_what_somebody_does_there(looking: Looking, system: System) -> None:
+    (system.folder / "mended").unlink(missing_ok=True)
+    system.send("INC-22", 2, do="hang")
+    looking.sign_in(OPERATOR)
+    page = looking.page
+    group = page.locator(".group").filter(has=page.locator("td", has_text="INC-22"))
+    group.locator("summary").click(position={"x": 4, "y": 4})
+    group.get_by_role("link", name="INC-22").first.focus()
+    page.evaluate("window.focused = document.activeElement")
+    for number in range(2):
+        before = system.letters()
+        system.send(f"more-{number}", do="give up", says="renewed")
+        page.locator("#figures a[href='/dead-letters']").get_by_text(f"{before + 1}", exact=True).wait_for()
+    assert page.evaluate("document.activeElement === window.focused && window.focused.isConnected")
+    assert group.locator("details").evaluate("one => one.open")
+    assert page.locator("#as-of time").get_attribute("title").endswith("UTC"), "times stay those of this browser"
+    gaps = page.evaluate(_GAPS)
+    assert len(gaps) >= 2
+    assert min(gaps) >= 1990, "no more than one in two seconds"
+
+    looking.go("/consumers")
+    page.get_by_label("Reason").fill("half a sen")
+    page.evaluate("window.first = document.querySelector('#consumers time, #consumers tr')")
+    page.wait_for_function("performance.getEntriesByType('resource').some(one => one.initiatorType === 'fetch')")
+    assert page.get_by_label("Reason").input_value() == "half a sen"
+    assert page.evaluate("window.first.isConnected")

@@ -441,7 +441,9 @@ def test_what_stands_behind_the_names_of_pages_is_there_before_anybody_has_seen_
     monkeypatch.setattr("usher.master.insight.live_overview.LiveOverview.snapshot", snapshot)
     site.post("/rules/set", target="ticket", value="T", action="pause")
     counts = dict(
-        re.findall(r'>([A-Z][a-z ]+) <span class="count" data-count="\w+">([^<]+)</span>', site.get("/actions").text)
+        re.findall(
+            r'>([A-Z][a-z ]+) <span class="count" id="count-\w+" data-swap>([^<]+)</span>', site.get("/actions").text
+        )
     )
     assert counts["Rules"] == "1"
     assert counts["Dead letters"] == "2"
@@ -485,7 +487,7 @@ def test_a_thousand_consumers_come_in_pages_those_that_need_attention_first(site
     path, seen = "/consumers", []
     while True:
         page = site.get(path).text
-        seen += re.findall(r'data-row="(c\d+):1"', page)
+        seen += re.findall(r'id="row-(c\d+):1"', page)
         following = re.search(r'href="(/consumers\?[^"]+)" rel="next"', page)
         if following is None:
             break

@@ -31,7 +31,7 @@ class _Reader(HTMLParser):
         self._inside = self._inside or tag == "main"
         self.handlers += [name for name, _ in attrs if name.startswith("on") or name in ("style", "srcdoc")]
         self.places += [value or "" for name, value in attrs if name in ("href", "src", "action", "formaction")]
-        if self._inside and "class" not in dict(attrs) and "data-live" not in dict(attrs):
+        if self._inside and "class" not in dict(attrs):
             self.tags.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

@@ -1,131 +1,64 @@
 "use strict";
-/* Keeps a page up to date. Everything works without it. Values from the server are only ever set as text, and links only to paths. */
+/* Keeps a page up to date with what the server renders. Everything works without it. */
 (() => {
   const one = (selector, root = document) => root.querySelector(selector);
   const all = (selector, root = document) => Array.from(root.querySelectorAll(selector));
-  let ahead = 0; // milliseconds that the server's clock is ahead of ours
-
-  const number = (value) => value === null || value === undefined ? "-"
-    : value.toLocaleString("en-US", { maximumFractionDigits: Number.isInteger(value) || value >= 100 ? 0 : 1 });
-  const duration = (ms) => {
-    if (ms === null || ms === undefined) return "-";
-    ms = Math.max(0, ms);
-    if (ms < 1000) return `${Math.round(ms)} ms`;
-    if (ms < 10000) return `${(ms / 1000).toFixed(1)} s`;
-    const s = Math.floor(ms / 1000);
-    for (const [size, unit, smaller, name] of [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]]) {
-      if (s >= size) { const rest = Math.floor(s % size / smaller); return `${Math.floor(s / size)} ${unit}` + (rest ? ` ${rest} ${name}` : ""); }
-    }
-    return `${s} s`;
-  };
-  const since = (ms) => ms ? duration(Date.now() + ahead - ms) : "-";
-  const path = (href) => typeof href === "string" && href.startsWith("/") && !href.startsWith("//") ? href : null;
   const two = (value) => String(value).padStart(2, "0");
   const clock = (when) => `${two(when.getHours())}:${two(when.getMinutes())}`;
   /* Times are of this browser's zone, with UTC beside the pointer; without scripts they are UTC. */
-  const local = () => {
-    for (const time of all("time[datetime]:not([data-since]):not([title])")) {
+  const localize = (root) => {
+    for (const time of all("time[datetime]:not([title])", root)) {
       const when = new Date(time.dateTime);
       if (Number.isNaN(when.getTime())) continue;
       time.title = `${time.textContent} UTC`;
       time.textContent = `${when.getFullYear()}-${two(when.getMonth() + 1)}-${two(when.getDate())} ${clock(when)}:${two(when.getSeconds())}${time.dateTime.slice(19, -1)}`;
     }
-    for (const mark of all("[data-clock]")) mark.textContent = clock(new Date(Number(mark.dataset.clock)));
-    const zone = one("#zone");
+    for (const mark of all("[data-clock]", root)) mark.textContent = clock(new Date(Number(mark.dataset.clock)));
+    const zone = one("#zone", root);
     if (zone) zone.textContent = `Times are ${Intl.DateTimeFormat().resolvedOptions().timeZone || "local"}, UTC under the pointer`;
   };
-  const tick = () => { local(); for (const time of all("time[data-since]")) time.textContent = since(Number(time.dataset.since)); };
 
-  // -- the overview
+  // -- parts of a page that the server renders again, at most once in two seconds
 
-  const spark = (line, points) => {
-    const values = points.slice(-120).map((row) => row[line.dataset.spark]).filter((value) => value !== null);
-    if (values.length < 2) return;
-    const top = Math.max(...values) || 1, step = 240 / 119, start = 240 - (values.length - 1) * step;
-    line.setAttribute("points", values.map((value, at) => `${(start + at * step).toFixed(1)},${(38 - 36 * value / top).toFixed(1)}`).join(" "));
-  };
-  const history = [];
-  const alarms = (rows) => {
-    const list = one("#alarms"), before = JSON.stringify(rows.map((row) => row.text));
-    if (list.dataset.told === before) return; // screen readers must not repeat an unchanged list
-    list.dataset.told = before;
-    list.replaceChildren(...rows.map((row) => {
-      const item = one("#alarm-row").content.cloneNode(true), link = one("a", item), href = path(row.href);
-      one("li", item).className = row.level;
-      one(".level", item).textContent = row.word;
-      link.textContent = row.text;
-      if (href) link.setAttribute("href", href);
-      return item;
-    }));
-  };
-  const overview = (seen) => {
-    ahead = seen.time_ms - Date.now();
-    for (const place of all("[data-live]", one("#main"))) {
-      const value = seen[place.dataset.live];
-      place.textContent = place.dataset.as === "since" ? since(value) : number(value);
+  /* Makes an element what the server made of it, and touches only what differs: focus, scroll, what is open, ticked or
+     typed stay as they are. Elements with an id stay themselves where others come or go before them. */
+  const morph = (old, made) => {
+    if (old.isEqualNode(made)) return;
+    if (!old.attributes) { old.data = made.data; return; }
+    for (const { name, value } of made.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    for (const name of old.getAttributeNames()) if (name !== "open" && !made.hasAttribute(name)) old.removeAttribute(name);
+    const ids = new Set(Array.from(made.children, (child) => child.id)), named = {};
+    for (const child of Array.from(old.children)) if (child.id) { if (ids.has(child.id)) named[child.id] = child; else child.remove(); }
+    let at = old.firstChild;
+    for (const child of Array.from(made.childNodes)) {
+      const known = child.id ? named[child.id] : at && !at.id && at.nodeName === child.nodeName ? at : null;
+      if (!known) { old.insertBefore(document.adoptNode(child), at); continue; }
+      if (known === at) at = at.nextSibling; else old.insertBefore(known, at);
+      morph(known, child);
     }
-    history.push(seen.point);
-    history.splice(0, history.length - 600);
-    for (const line of all("[data-spark]")) spark(line, history);
-    const counts = { overview: seen.stuck + (seen.stuck === seen.stuck_most ? "+" : ""), letters: number(seen.dead_letters), rules: number(seen.rules) };
-    for (const place of all("[data-count]")) if (place.dataset.count in counts) place.textContent = counts[place.dataset.count].replace(/^[0-]$/, "");
-    alarms(seen.alarms);
-    if (one("[data-look]").dataset.look !== seen.look) soon();
-    tick();
+    while (at) { const gone = at; at = at.nextSibling; gone.remove(); }
   };
-
-  // -- consumers
-
-  const consumers = (seen) => {
-    const rows = new Map(seen.rows.map((row) => [row.incarnation, row]));
-    for (const line of all("tr[data-row]")) {
-      const row = rows.get(line.dataset.row) || { state: "gone", tickets: 0, pending: 0, beat_ms: null };
-      const field = (name) => one(`[data-field="${name}"]`, line), state = one(".state", line), load = field("load");
-      state.textContent = row.state;
-      state.className = `state ${row.state}`;
-      field("tickets").textContent = number(row.tickets);
-      field("pending").textContent = number(row.pending);
-      field("beat").textContent = row.beat_ms === null ? "" : duration(row.beat_ms);
-      if (load) load.value = row.pending;
-    }
-  };
-
-  // -- parts of a page that the server renders again
-
-  const boxes = () => { for (const box of all("[data-all]")) box.hidden = false; };
-
-  let asked = false;
+  const unhide = (root) => { for (const box of all("[data-all]", root)) box.hidden = false; };
+  let late = null, asked = false, asked_ms = 0;
   const swap = async () => {
     if (asked || document.hidden) return;
     asked = true;
+    asked_ms = Date.now();
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "error" });
       if (!answer.ok) return;
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      for (const old of all("[data-swap]")) {
-        const made = fresh.getElementById(old.id);
-        const active = document.activeElement, boxed = old.contains(active) && active.type === "checkbox" ? active.value : null;
-        if (!made || (old.contains(active) && boxed === null)) continue;
-        const chosen = new Set(all("input[type=checkbox]:checked", old).map((box) => box.value));
-        for (const box of all("input[type=checkbox]", made)) if (chosen.has(box.value)) box.checked = true;
-        for (const part of all("details[id]", old)) { const now = fresh.getElementById(part.id); if (now) now.open = part.open; }
-        old.replaceWith(document.adoptNode(made));
-        for (const box of boxed === null ? [] : all("input[type=checkbox]", made)) if (box.value === boxed) box.focus();
-      }
-      boxes();
-      local();
+      localize(fresh);
+      unhide(fresh);
+      for (const old of all("[data-swap]")) { const made = fresh.getElementById(old.id); if (made) morph(old, made); }
     } catch { /* tried again next time */ } finally { asked = false; }
   };
-
-  let late = null;
-  const soon = () => { if (!late) late = setTimeout(() => { late = null; swap(); }, 2000); };
+  const soon = () => { if (!late) late = setTimeout(() => { late = null; swap(); }, Math.max(0, asked_ms + 2000 - Date.now())); };
 
   // -- the connection: none while the page is hidden
 
   const link = one("#link");
   const say = (text, away) => { if (link) { link.textContent = text; link.classList.toggle("away", Boolean(away)); } };
-  const topics = { overview, consumers, history: (points) => history.splice(0, history.length, ...points) };
-  const ticketEvents = ["entry", "hand_over", "attempt", "completed", "dead_letter", "state"];
   const live = document.body.dataset.live || "";
   let source = null, heard = Date.now(), ticks = 0;
   const open = () => {
@@ -133,19 +66,18 @@
     source = new EventSource(live);
     source.onopen = () => { heard = Date.now(); say("Live"); };
     source.onerror = () => say("Not connected; trying again", true);
-    for (const [name, show] of Object.entries(topics)) source.addEventListener(name, (event) => { heard = Date.now(); say("Live"); show(JSON.parse(event.data)); });
-    for (const name of ticketEvents) source.addEventListener(name, soon);
+    for (const name of ["changed", "entry", "hand_over", "attempt", "completed", "dead_letter", "state"])
+      source.addEventListener(name, () => { heard = Date.now(); say("Live"); soon(); });
   };
   const close = () => { if (source) { source.close(); source = null; } };
-  document.addEventListener("visibilitychange", () => { if (document.hidden) { close(); } else { open(); tick(); } });
+  document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else open(); });
   window.addEventListener("pagehide", close);
   window.addEventListener("pageshow", open);
   setInterval(() => {
     if (document.hidden) return;
-    tick();
-    if (source && !live.includes("/events") && Date.now() - heard > 25000) say(`No news for ${duration(Date.now() - heard)}`, true);
+    if (source && !live.includes("/events") && Date.now() - heard > 25000) say(`No news for ${Math.round((Date.now() - heard) / 1000)} s`, true);
     const again = one("[data-again]");
-    if (again && ++ticks % Number(again.dataset.again) === 0) swap();
+    if (again && ++ticks % Number(again.dataset.again) === 0) soon();
   }, 1000);
 
   // -- buttons and keys
@@ -168,7 +100,7 @@
     const box = event.target.closest("[data-all]");
     if (box) for (const other of all(`[name="${box.dataset.all}"][type="checkbox"]`)) other.checked = box.checked;
   });
-  boxes();
+  unhide(document);
   /* Times of a form may be of this browser's zone; without scripts they are UTC. */
   for (const list of all("[data-zones]")) {
     const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
@@ -177,7 +109,7 @@
   const theme = one("#theme"), root = document.documentElement;
   const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   const name = () => { theme.textContent = dark() ? "Light" : "Dark"; theme.setAttribute("aria-label", `Use the ${dark() ? "light" : "dark"} theme`); };
-  local();
+  localize(document);
   theme.hidden = false;
   name();
   theme.addEventListener("click", () => {
