@@ -127,11 +127,12 @@ def shoot_all(page: Any, folder: Path, name: str, is_busy: bool) -> None:
 def sheet(page: Any, folder: Path, name: str, made: list[str]) -> None:
     """Put the pictures side by side, each with its name."""
     side = "".join(f"<figure><figcaption>{one}</figcaption><img src='{one}'></figure>" for one in made)
-    look = "body{display:flex;flex-wrap:wrap;gap:8px;background:#888}figure{margin:0;width:620px}img{width:100%}"
+    look = "body{display:flex;flex-wrap:wrap;gap:8px;background:#888}img{width:100%}"
+    look += "figure{margin:0;width:400px;max-height:900px;overflow:hidden}"
     (folder / f"{name}.html").write_text(f"<!doctype html><style>{look}</style>{side}")
     page.goto((folder / f"{name}.html").absolute().as_uri())
     page.set_viewport_size({"width": 2560, "height": 800})
-    page.screenshot(path=folder / f"sheet-{name}.png", full_page=True)
+    page.screenshot(path=folder / f"sheet-{name}.png", full_page=True, timeout=120_000)
 
 
 def fill(system: System, tickets: int) -> None:
