@@ -22,6 +22,7 @@ from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.extras import how_to_install
 from usher.common.base.log import redacted
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.marks import NO_FIELDS, MarkFields
 from usher.common.protocol.sources import is_work_stream
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
@@ -44,7 +45,6 @@ from usher.master.audit.read import snapshot
 from usher.master.audit.read.bulk import BulkReader, Interrupted
 from usher.master.audit.read.session import fit
 from usher.master.audit.settings import AuditSettings
-from usher.master.operations.live_rules import rulebook
 
 #: Checks of ``judge_members``, which the second look repeats as a whole.
 _OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked", "lease_orphan", "unregistered")
@@ -78,7 +78,8 @@ _OF_THE_LOG = (
 class AuditPlan:
     """The plan of an audit. ``ticket_field``: of streams that are no work stream; ``settle_s``: wait before the second
     look, so that messages in progress can end; ``run_log_length``: as the consumers have it, to know on old Redis
-    whether the log was capped. ``sink_url``: the SQL database of the sink ``sink``, or "" to leave effects alone."""
+    whether the log was capped. ``sink_url``: the SQL database of the sink ``sink``, or "" to leave effects alone;
+    ``marks``: what tells the tenant of a message."""
 
     url: str
     streams: tuple[str, ...]
@@ -89,6 +90,7 @@ class AuditPlan:
     run_log_length: int
     sink_url: str = ""
     sink: str = "default"
+    marks: MarkFields = NO_FIELDS
 
     def keys(self, stream: str) -> Keys:
         return Keys(stream, self.group)
@@ -106,6 +108,7 @@ def plan_of(settings: AuditSettings, url: str) -> AuditPlan:
         settings.run_log_length,
         settings.audit_sink_url,
         settings.audit_sink_name,
+        settings.marks,
     )
 
 
@@ -315,8 +318,13 @@ class AuditRun:
             one for one, look in snapshot.looks(link, keys, examples) if snapshot.still_holds(name, one, look, limits)
         }
         if name == "parked_too_long":
-            rules = rulebook(link.call("HGETALL", keys.rules))
-            held = {one for one in held if rules.of(snapshot.ticket_name(one)) is None}
+            back, is_known = snapshot.held_back(link, keys, [one for one in examples if one in held], self._plan.marks)
+            held -= back
+            if held and not is_known:
+                self._open.append(
+                    f"{stream}: live rules hold tenants back, and which tickets are theirs is not known here"
+                    " (USHER_TENANT_FIELD), so what waits for long may be theirs (parked_too_long)"
+                )
         return [one for one in examples if one in held]
 
     # ---- reading -------------------------------------------------------------------------------------------------

@@ -215,6 +215,10 @@ class _Matches:
             self.broad = _stronger(self.broad, rule)
 
     @property
+    def has_tenants(self) -> bool:
+        return bool(self._tenants)
+
+    @property
     def is_empty(self) -> bool:
         return not (self._exact or self._patterns or self._tenants or self.broad)
 
@@ -255,6 +259,11 @@ class Rulebook:
     def is_empty(self) -> bool:
         """Return whether no rule holds tickets back one by one."""
         return self._holding.is_empty
+
+    @property
+    def holds_tenants(self) -> bool:
+        """Return whether some rule holds the tickets of a tenant back, one by one."""
+        return self._holding.has_tenants
 
     @property
     def has_routes(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.commands import usher
 from tests.integration.factories import Owner, World
 from tests.integration.factories import plan as give
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.marks import MarkFields
 from usher.common.protocol.run_log import encode
 from usher.common.redis.client import Link
 from usher.common.sending.producer import Producer
@@ -22,6 +24,7 @@ from usher.consumer.policy.acks import Finished
 from usher.master.audit.checks.findings import FENCES_PER_MS, AuditFinding
 from usher.master.audit.checks.letters import last_drop_ms
 from usher.master.operations.action_log import KEPT
+from usher.master.policy.rules import Rule, RuleAction, Target
 
 
 def told(local: Any, url: str) -> dict[str, set[str]]:
@@ -260,6 +263,30 @@ def test_a_message_that_asks_to_be_called_later_uses_up_no_attempts(
     assert told(local, redis_url) == {}
     link.call("HSET", seeder.keys.attempts, "5-1", "50 6 0 0")
     assert told(local, redis_url) == {"attempts_many": {"5-1"}}
+
+
+def test_what_a_rule_for_its_tenant_holds_back_does_not_wait_too_long(
+    local: Any, link: Link, seeder: Seeder, redis_url: str
+) -> None:
+    """The tenant p is paused, l limited; w has but another weight."""
+    seeder.over("1-1", "2-1", "3-1", "4-1", "5-1")
+    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 6)))
+    for n, (ticket, tenant) in enumerate((("T", "p"), ("U", "l"), ("V", "w"), ("W", ""), ("X", "w"), ("X", "p")), 6):
+        link.call("XADD", "s", f"{n}-1", "ticket_id", ticket, "whose", tenant)
+    seeder.read()
+    seeder.own("master", *(f"{n}-1" for n in range(6, 12)), idle_ms=2 * LIMITS.parked_ms)
+    seeder.rule(Rule(Target.TENANT, "p", RuleAction.PAUSE))
+    seeder.rule(Rule(Target.TENANT, "l", RuleAction.SLOW, concurrency=1))
+    seeder.rule(Rule(Target.TENANT, "w", RuleAction.SLOW, weight=2))
+    known = dataclasses.replace(plan(redis_url, "s"), marks=MarkFields("whose"))
+    report = audit(local, known)
+    assert [(one.check.name, {each.id for each in one.examples}) for one in report.found] == [
+        ("parked_too_long", {"8-1", "9-1"})
+    ]
+    assert not any("USHER_TENANT_FIELD" in sentence for sentence in report.unproven)
+    report = audit(local, plan(redis_url, "s"))
+    assert [one.count for one in report.found] == [6]
+    assert any("which tickets are theirs is not known here (USHER_TENANT_FIELD)" in one for one in report.unproven)
 
 
 @pytest.mark.parametrize("new", ["c0:9", "c9:9"])

@@ -228,9 +228,11 @@ def test_the_page_tells_the_proven_spans_and_the_findings_of_a_ticket() -> None:
     span = ProvenSpan(1_700_000_000_000, 1_700_000_100_000, 1234, "runs before 5-1 <b> are missing")
     report = AuditReport("run", 0, 1.0, "redis", ("s",), "g", (finding, other), (), {}, spans={"s": (span,)})
     told = page.render(report)
-    assert '<td class="id">2023-11-14 22:13:20</td><td class="id">2023-11-14 22:15:00</td>' in told
+    assert "<span>2023-11-14 22:13:20</span><span>2023-11-14 22:15:00</span>" in told
+    assert 'data-label="proven from (UTC)">2023-11-14 22:13:20</td>' in told
+    assert told.count(f"<li><b>lost</b> {FULL.id} ") == 1, "what was seen of the ticket"
     assert "runs before 5-1 &lt;b&gt; are missing" in told
     for check in ("lost", "overlap"):
         assert f'id="{check}-s"' in told
         assert f'href="#{check}-s"' in told
-    assert "usher audit runs --ticket &#39;it&#39;&#34;&#39;&#34;&#39;s&#39;" in told
+    assert "usher audit --streams s --group g runs --ticket &#39;it&#39;&#34;&#39;&#34;&#39;s&#39;" in told

@@ -19,6 +19,8 @@ from usher.master.audit.output.report import AuditReport, document
 
 #: So many tickets with findings are listed.
 _TICKETS = 50
+#: From here on times are told in hours.
+_HOURS_MS = 7_200_000
 _TITLES = {
     "pending": "pending entries",
     "tickets_pending": "tickets with pending entries",
@@ -70,7 +72,13 @@ def _by_ticket(report: AuditReport) -> list[tuple[str, str, list[AuditFinding], 
             of.setdefault((one.stream, ticket), []).append(one)
     rows = sorted(of.items(), key=lambda row: -len(row[1]))[:_TICKETS]
     return [
-        (stream, ticket, found, f"usher audit runs --ticket {shlex.quote(ticket)}") for (stream, ticket), found in rows
+        (
+            stream,
+            ticket,
+            found,
+            shlex.join(("usher", "audit", "--streams", stream, "--group", report.group, "runs", "--ticket", ticket)),
+        )
+        for (stream, ticket), found in rows
     ]
 
 
@@ -82,6 +90,8 @@ def shown_figures(report: AuditReport) -> list[tuple[str, str]]:
 def _format_figure(name: str, value: float | int | None) -> str:
     if value is None:
         return "-"
+    if name.endswith("_ms") and value >= _HOURS_MS:
+        return f"{value / 3_600_000:,.1f} h"
     if name.endswith("_ms"):
         return f"{value / 1000:,.1f} s" if value >= 1000 else f"{value:,.1f} ms"
     return f"{value:,}"

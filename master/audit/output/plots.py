@@ -12,7 +12,7 @@ from usher.master.audit.archive.standing import ProvenSpan
 from usher.master.audit.output.report import AuditReport
 
 _WIDTH, _LEAST = 640.0, 3.0
-_TREND_HEIGHT, _TREND_LEFT = 110.0, 70.0
+_TREND_HEIGHT, _TREND_LEFT = 110.0, 5.0
 _AGES = ("under 1 s", "1-10 s", "10-60 s", "1-10 min", "10-60 min", "1-24 h", "over a day")
 _RECOVERIES = ("under 0.1 s", "0.1-0.5 s", "0.5-1 s", "1-5 s", "5-10 s", "10-30 s", "30-60 s", "over a minute")
 
@@ -91,15 +91,24 @@ def line(title: str, rows: Sequence[Mapping[str, Any]], name: str, unit: float =
     if len(known) < 2:
         return None
     most = max(value for _, value in known) or 1.0
-    room = _WIDTH - _TREND_LEFT - 10
+    room = _WIDTH - 2 * _TREND_LEFT
     at = [
         (_TREND_LEFT + room * n / (len(known) - 1), 5 + _TREND_HEIGHT * (1 - value / most))
         for n, (_, value) in enumerate(known)
     ]
     dots = [(round(x, 1), round(y, 1), f"{run}: {value:,.0f}") for (x, y), (run, value) in zip(at, known, strict=True)]
     return Line(
-        title, " ".join(f"{x:.1f},{y:.1f}" for x, y in at), dots, f"{most:,.0f}", known[0][0][:15], known[-1][0][:15]
+        title, " ".join(f"{x:.1f},{y:.1f}" for x, y in at), dots, f"{most:,.0f}", _day(known[0][0]), _day(known[-1][0])
     )
+
+
+def _day(run: str) -> str:
+    """Return when a run began, by its name (``report.run_name``), to the minute.
+
+    >>> _day("20261127T170000.123Z")
+    '2026-11-27 17:00'
+    """
+    return f"{run[:4]}-{run[4:6]}-{run[6:8]} {run[9:11]}:{run[11:13]}"
 
 
 def charts(report: AuditReport) -> list[Bars]:

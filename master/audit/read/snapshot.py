@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.marks import MarkFields
 from usher.common.protocol.mishaps import KEPT, losses_command, mishaps_command, parse_losses, parse_mishaps
 from usher.common.protocol.registration import name_of, parse
 from usher.common.protocol.stream_id import ZERO, is_id
@@ -31,6 +32,7 @@ from usher.master.audit.checks.findings import (
 from usher.master.audit.checks.members import GroupMember, index_agrees, is_incarnation, was_named
 from usher.master.audit.read.bulk import BulkReader, NotAllowed
 from usher.master.audit.read.reading import is_ascending
+from usher.master.operations.live_rules import rulebook
 
 _GLOB = re.compile(r"([\\*?\[\]])")
 _BATCH = 200
@@ -228,6 +230,23 @@ def _look(answer: Any) -> SuspectSnapshot:
 
 def _name(owner: bytes | None) -> str | None:
     return None if owner is None else owner.decode(errors="replace")
+
+
+def held_back(link: Link, keys: Keys, parked: Sequence[Example], marks: MarkFields) -> tuple[set[Example], bool]:
+    """Return the entries that a live rule holds back, for their ticket or its tenant, and whether all such rules could
+    be followed. ``parked``: in the order of their ids; a ticket is of the tenant of its newest message."""
+    rules = rulebook(link.call("HGETALL", keys.rules))
+    limited = {name for name, rule in rules.tenant_limits.items() if rule.rate_per_second or rule.concurrency}
+    values, of_tenants = [b""] * len(parked), limited or rules.holds_tenants
+    if of_tenants and (field := marks.names[0]):
+        values = ScriptRunner(link).run_each("read_field", (keys.stream,), [(field, one.id) for one in parked])
+        values = [value or b"" for [value] in values]
+    tenants = {
+        one.ticket: marks.read(one.id.encode(), ticket_name(one), value, b"").tenant
+        for one, value in zip(parked, values, strict=True)
+    }
+    back = {one for one in parked if rules.of(ticket_name(one), tenants[one.ticket]) or tenants[one.ticket] in limited}
+    return back, bool(marks.tenant) or not of_tenants
 
 
 def still_holds(name: str, example: Example, look: SuspectSnapshot, limits: AuditThresholds) -> bool:
