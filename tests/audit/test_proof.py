@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from tests.audit import seeding
-from tests.audit.seeding import EXPECTED, GROUP, RUNS, Seeder
+from tests.audit import oracle, seeding
+from tests.audit.seeding import CAP, EXPECTED, GROUP, LIMITS, RANDOM, RUNS, Seeder
 from tests.audit.test_archive import Killed, archived, die
 from tests.audit.test_job import plan
 from tests.commands import usher
@@ -31,6 +32,8 @@ PROVEN = (
     *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "times_impossible", "run_unreadable"),
     *("effect_twice", "repeat_declared", "stale_counted", "dead_and_done", "lost", "overtaken", "clock_wrong"),
 )
+
+OF_RUNS = ("overlap", "out_of_order", "effect_twice", "stale_counted")
 
 
 def prove(session: Any, url: str, folder: Path, stream: str = "s", *, again: bool = False) -> Proven:
@@ -214,6 +217,29 @@ def test_run_by_run_the_same_is_found_as_in_one_look_whatever_is_killed_in_betwe
     assert set(told) == expected
     assert len(told) == len(expected), "each is told once, also that of the run that was killed"
     assert proven.total == whole.total
+
+
+def test_a_random_history_in_steps_cut_anywhere_shows_what_one_look_shows_and_nothing_else(
+    local: Any, link: Link, redis_url: str, tmp_path: Path
+) -> None:
+    """Of executions, of which nearly none is as it should be. A plain look shows some more: of several executions that
+    one is at odds with, the proof knows the latest only."""
+    seeding.seed_random(link, 380)
+    keys = Keys(RANDOM, GROUP)
+    plain = {(check, about) for check, _, about in oracle.look(link, [RANDOM], GROUP, LIMITS, CAP)}
+    records = link.call("XRANGE", keys.runs, "-", "+")
+    found = []
+    for name, cuts in (("whole", ()), ("steps", (1, 17, 18, 31))):
+        link.call("DEL", keys.runs)
+        for first, end in pairwise((0, *cuts, len(records))):
+            link.pipeline([("XADD", keys.runs, record, *fields) for record, fields in records[first:end]])
+            prove(local, redis_url, tmp_path / name, RANDOM)
+        shown = standing(local, tmp_path / name, RANDOM)
+        found.append({(check, about) for check, about in shown if check in OF_RUNS})
+    whole, steps = found
+    assert steps == whole
+    assert not whole - plain
+    assert {check for check, _ in whole} == {*OF_RUNS}
 
 
 def test_the_command_says_the_span_and_costs_nothing_when_nothing_is_new(
