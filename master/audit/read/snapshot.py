@@ -239,8 +239,8 @@ def held_back(link: Link, keys: Keys, parked: Sequence[Example], marks: MarkFiel
     limited = {name for name, rule in rules.tenant_limits.items() if rule.rate_per_second or rule.concurrency}
     values, of_tenants = [b""] * len(parked), limited or rules.holds_tenants
     if of_tenants and (field := marks.names[0]):
-        values = ScriptRunner(link).run_each("read_field", (keys.stream,), [(field, one.id) for one in parked])
-        values = [value or b"" for [value] in values]
+        found = ScriptRunner(link).run_each("read_field", (keys.stream,), [(field, one.id) for one in parked])
+        values = [value or b"" for [value] in found]
     tenants = {
         one.ticket: marks.read(one.id.encode(), ticket_name(one), value, b"").tenant
         for one, value in zip(parked, values, strict=True)
