@@ -21,6 +21,7 @@ class LocalInstance:
     master_urls: str
     pid: int
     consumers: str = ""  # names, comma separated
+    starting_since_ms: int = 0  # wall clock; 0: all of its programs have started
 
 
 def announce_instance(state_folder: Path, up: LocalInstance) -> None:
@@ -34,7 +35,11 @@ def find_local_instance(state_folder: Path) -> LocalInstance | None:
     try:
         told = json.loads((state_folder / "up.json").read_bytes())
         up = LocalInstance(
-            str(told["redis_url"]), str(told["master_urls"]), int(told["pid"]), str(told.get("consumers", ""))
+            str(told["redis_url"]),
+            str(told["master_urls"]),
+            int(told["pid"]),
+            str(told.get("consumers", "")),
+            int(told.get("starting_since_ms", 0)),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

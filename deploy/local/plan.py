@@ -9,13 +9,14 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 
+from usher.common.base.clock import wall_ms
 from usher.common.base.errors import NotNow, ReplyUnknown, SettingsError, StartRefused
 from usher.common.base.text import pluralize
 from usher.common.cli.masters import is_well, living_consumers, somebody_leads
@@ -190,9 +191,8 @@ def start(made: Plan, running: Supervision, check: Callable[[], None], told: Cal
     """
     settings = made.settings
     names = [f"consumer-{index + 1}" for index in range(settings.consumers)]
-    announce_instance(
-        made.state_folder, LocalInstance(made.redis_url, ",".join(settings.urls), os.getpid(), ",".join(names))
-    )
+    up = LocalInstance(made.redis_url, ",".join(settings.urls), os.getpid(), ",".join(names), wall_ms())
+    announce_instance(made.state_folder, up)
     if made.redis_port is not None:
         told("starting Redis")
         running.start_group("redis")
@@ -207,6 +207,7 @@ def start(made: Plan, running: Supervision, check: Callable[[], None], told: Cal
         told("starting the streamer")
         running.start_group("streamer")
         _wait(running, "streamer", check, lambda: _not_running(running, "streamer"), 60.0)
+    announce_instance(made.state_folder, replace(up, starting_since_ms=0))
 
 
 def can_prove() -> bool:

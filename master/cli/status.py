@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -27,8 +26,8 @@ _TROUBLES_SHOWN = 5
 _HELP = """Show consumers, tickets in processing, lag, pending and rates. On a terminal the table refreshes; Ctrl-C ends
 it.
 
-Exit code 1 when a consumer of the `usher up` of this machine is not alive; with --json it is 0, and
-`missing_consumers` names them."""
+Exit code 1 when a consumer of the `usher up` of this machine is not alive (and that is not just starting); with --json
+it is 0, and `missing_consumers` names them."""
 
 
 @click.command(help=_HELP)
@@ -48,8 +47,7 @@ Exit code 1 when a consumer of the `usher up` of this machine is not alive; with
 def status(flags: dict[str, Any], as_json: bool, once: bool, every: float) -> None:
     with configured(flags, "status") as found:
         reader = StatusReader(found.link, found.keys, found.settings.sources, found.settings.work_ticket_field)
-        logs = _logs_of_up(found.settings)
-        seen = look(reader, None, logs)
+        seen = look(reader, None, found.settings)
         screen = console()
         if as_json:
             print_json(seen)
@@ -63,29 +61,31 @@ def status(flags: dict[str, Any], as_json: bool, once: bool, every: float) -> No
             ):
                 while True:
                     time.sleep(every)
-                    seen = look(reader, seen, logs)
+                    seen = look(reader, seen, found.settings)
                     live.update(drawn(seen), refresh=True)
             return
-        sys.exit(1 if seen["missing_consumers"] else 0)
+        sys.exit(1 if seen["missing_consumers"] and not seen["starting_since_ms"] else 0)
 
 
-def _logs_of_up(settings: CommonSettings) -> dict[str, str]:
+def _logs_of_up(settings: CommonSettings) -> tuple[dict[str, str], int]:
     """Return the log of each consumer, by name, that the `usher up` of this machine runs, if that works on the same
-    Redis."""
+    Redis; and since when it is starting its programs, 0 if it has."""
     up = find_local_instance(settings.state_folder)
     if up is None or settings.redis_url not in ("", up.redis_url):
-        return {}
-    return {name: str(settings.state_folder / "logs" / f"{name}.log") for name in up.consumers.split(",") if name}
+        return {}, 0
+    logs = {name: str(settings.state_folder / "logs" / f"{name}.log") for name in up.consumers.split(",") if name}
+    return logs, up.starting_since_ms
 
 
-def look(reader: StatusReader, before: dict[str, Any] | None, logs: Mapping[str, str]) -> dict[str, Any]:
+def look(reader: StatusReader, before: dict[str, Any] | None, settings: CommonSettings) -> dict[str, Any]:
     """Return one look. Rates are per second since ``before``, None at the first look.
 
     ``done`` counts the entries that the group was given and has not pending; before Redis 7.0, of those in the stream.
-    ``missing_consumers``:
-    those of ``logs`` that are not alive, each with its log. A consumer that ends again and again before it registers is
-    in no registry: only its supervisor and its log know it.
+    ``missing_consumers``: those of the `usher up` here that are not alive, each with its log; while that is starting,
+    since ``starting_since_ms``, they may still come. A consumer that ends again and again before it registers is in no
+    registry: only its supervisor and its log know it.
     """
+    logs, starting_since_ms = _logs_of_up(settings)
     overview = reader.overview()
     overview["done"] = max(0, _sample(overview).done or overview["entries"] - overview["lag"] - overview["pending"])
     page = reader.tickets("0", _TICKETS_SHOWN)
@@ -95,6 +95,7 @@ def look(reader: StatusReader, before: dict[str, Any] | None, logs: Mapping[str,
     consumers = reader.consumers()
     alive = {row["name"] for row in consumers if row["state"] != "lost"}
     overview["missing_consumers"] = {name: log for name, log in logs.items() if name not in alive}
+    overview["starting_since_ms"] = starting_since_ms
     tickets = page["tickets"][:_TICKETS_SHOWN]
     parked = reader.parked(_TICKETS_SHOWN).rows if overview["parked"] else []
     return overview | per_second | {"consumers": consumers, "tickets_in_processing": tickets, "tickets_parked": parked}
@@ -144,8 +145,11 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [table("Usher", ("", ""), facts), "", consumers_table(seen["consumers"])]
     if not seen["consumers"]:
         parts.append("  none is registered: start one with `usher consumer --handler module:function`")
+    is_what = "is not alive"
+    if seen["starting_since_ms"]:
+        is_what = f"is starting, since {moment_text(seen['starting_since_ms'], 'seconds')}"
     parts += [
-        f"  {name} of `usher up` is not alive; its log may say why: {log}"
+        f"  {name} of `usher up` {is_what}; its log may say why: {log}"
         for name, log in seen["missing_consumers"].items()
     ]
     if seen["tickets_in_processing"]:

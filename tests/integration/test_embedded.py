@@ -401,7 +401,13 @@ def test_else_the_redis_of_the_running_up(tmp_path: Path) -> None:
     assert find_local_instance(tmp_path / "new") == up
     assert resolve_redis_url(_settings(tmp_path / "new")) == up.redis_url
     assert stat.S_IMODE((tmp_path / "new" / "up.json").stat().st_mode) == 0o600
-    told = {"redis_url": up.redis_url, "master_urls": up.master_urls, "pid": up.pid, "consumers": up.consumers}
+    told = {
+        "redis_url": up.redis_url,
+        "master_urls": up.master_urls,
+        "pid": up.pid,
+        "consumers": up.consumers,
+        "starting_since_ms": 0,
+    }
     assert json.loads((tmp_path / "new" / "up.json").read_text()) == told
 
 
