@@ -103,7 +103,7 @@ TOPICS = {
     " health_hosts sweep_seconds reconcile_seconds",
     "How much at a time": "hand_over_seconds ticket_window batch_size capacity capacity_bytes ack_mode flush_ms"
     " run_log_length",
-    "Names and addresses": "consumer_name master_urls bind advertise_url health_url hosts",
+    "Names and addresses": "consumer_name master_urls bind advertise_url path_prefix health_url hosts",
     "Who may do what": "api_token operator_token consumer_token viewer_token tokens_file tls_cert tls_key"
     " tls_ca insecure",
     "Limits of HTTP": "requests_per_second registers_per_minute requests_in_flight connections connections_per_address"

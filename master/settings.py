@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from usher.common.base.durations import check_duration
+from usher.common.http.path_prefix import check_path_prefix
 from usher.common.runtime.settings import Address, CommonSettings, MaybeAddress
 
 OutboxUrl = Annotated[
@@ -27,6 +28,11 @@ class MasterSettings(CommonSettings):
     bind: Address = Field("127.0.0.1:8700", description="Where the HTTP API and the page listen.")
     advertise_url: str = Field(
         "", description="URL under which consumers reach this master. Empty: made from USHER_BIND."
+    )
+    path_prefix: Annotated[str, AfterValidator(check_path_prefix)] = Field(
+        "",
+        description="Path at which a proxy in front serves this master, e.g. /ops/usher; it may strip it or not. Empty:"
+        " none.",
     )
     leader_lease_seconds: float = Field(
         5.0,

@@ -81,6 +81,8 @@ def create_app(
         response.headers["X-Content-Type-Options"] = "nosniff"
         if doorman.secure:
             response.headers["Strict-Transport-Security"] = _HTTPS_ONLY
+        if (location := response.headers.get("Location", "")).startswith("/"):
+            response.headers["Location"] = doorman.prefix + location
         return response
 
     app.register_error_handler(Problem, answer_problem)

@@ -115,22 +115,25 @@ class EndedSessions(Protocol):
 class Doorman:
     """A guard that checks every request before its view, and makes sessions.
 
-    ``secure``: browsers reach this service by https only, so cookies say so. ``login_path``: the page, if there is one,
-    to which a browser without a session is sent.
+    ``secure``: browsers reach this service by https only, so cookies say so. ``prefix``: the path at which they reach
+    it, see ``usher.common.http.path_prefix``. ``login_path``: the page, if there is one, to which a browser without a
+    session is sent.
     """
 
-    def __init__(self, credentials: Credentials, *, secure: bool = False) -> None:
+    def __init__(self, credentials: Credentials, *, secure: bool = False, prefix: str = "") -> None:
         self.login_path: str | None = None
         self._credentials = credentials
         self._signer = URLSafeTimedSerializer(
             credentials.key, salt="session", signer_kwargs={"digest_method": hashlib.sha256}
         )
         self.secure = secure
+        self.prefix = prefix
         self.ended: EndedSessions | None = None
         #: Number of wrong tokens, in headers and at the log-in, since the start.
         self.refused_tokens = 0
-        #: With the prefix, browsers accept the cookie from this host over https only.
-        self.cookie = "__Host-usher" if secure else "usher"
+        #: With these prefixes, browsers accept the cookie over https only. __Host- is for this host, and for the path /
+        #: only, at which the other programs behind a proxy would get it too.
+        self.cookie = "usher" if not secure else "__Secure-usher" if prefix else "__Host-usher"
 
     @property
     def asks(self) -> bool:
@@ -244,7 +247,13 @@ class Doorman:
 
     def _set_cookie(self, response: AnyResponse, value: str, max_age_s: int) -> None:
         response.set_cookie(
-            self.cookie, value, max_age=max_age_s, path="/", secure=self.secure, httponly=True, samesite="Strict"
+            self.cookie,
+            value,
+            max_age=max_age_s,
+            path=self.prefix or "/",
+            secure=self.secure,
+            httponly=True,
+            samesite="Strict",
         )
 
 

@@ -116,7 +116,7 @@ def add_document(app: Flask, title: str) -> None:
 def document(app: Flask, title: str) -> dict[str, Any]:
     """Return the OpenAPI document of all routes below ``/api``, and of others that are described. Raises TypeError for
     a route below ``/api`` without a description."""
-    schemas = _Schemas()
+    schemas, guard = _Schemas(), app.extensions["usher_doorman"]
     problem = {"content": {PROBLEM: {"schema": schemas.of(_Problem, "serialization")}}}
     paths: dict[str, dict[str, Any]] = {}
     for rule, method, view in _routes(app):
@@ -132,6 +132,7 @@ def document(app: Flask, title: str) -> dict[str, Any]:
             "version": "1",
             "description": "Errors are problem documents (RFC 9457) with a request id.",
         },
+        **({"servers": [{"url": guard.prefix}]} if guard.prefix else {}),
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": dict(sorted(schemas.found.items())),

@@ -27,7 +27,7 @@ def admission(settings: MasterSettings) -> Admission:
     """Return who may come in, under which host names, and how often. Raises SettingsError."""
     secure = bool(settings.tls_cert) or settings.advertise_url.startswith("https://")
     return Admission(
-        doorman=Doorman(master_credentials(settings), secure=secure),
+        doorman=Doorman(master_credentials(settings), secure=secure, prefix=settings.path_prefix),
         hosts=hosts_of(settings),
         limits=RateLimits(settings.requests_per_second, settings.registers_per_minute),
     )

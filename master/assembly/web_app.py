@@ -12,6 +12,7 @@ from usher.common.http import app as web
 from usher.common.http.app import Problem, answer_problem
 from usher.common.http.auth import Doorman
 from usher.common.http.openapi import add_document, tells
+from usher.common.http.path_prefix import add_path_prefix
 from usher.common.http.rate_limits import RateLimits
 from usher.common.observability.metrics import Metrics
 from usher.master.insight.stats import StreamStatsReader, lag_document
@@ -71,7 +72,8 @@ def create_app(
         add_pages(app, pages)
     web.add_health(app, port.health, lambda: _role(port.leading()), draining, stalled)
     add_document(app, "Usher: a master")
-
+    if doorman.prefix:
+        add_path_prefix(app, doorman.prefix)
     _add_errors(app)
     return app
 

@@ -12,7 +12,7 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from usher.common.base.clock import wall_ms
 from usher.common.http.app import Problem
-from usher.common.http.auth import CSRF_FIELD, csrf_token, doorman, local_path, needs
+from usher.common.http.auth import CSRF_FIELD, Doorman, csrf_token, doorman, local_path, needs
 from usher.common.http.credentials import Role
 from usher.common.http.rate_limits import rarely
 from usher.common.protocol.attempts import attempts_told
@@ -60,7 +60,8 @@ def add_pages(app: Flask, port: PagePort) -> None:
     site.register_blueprint(message_views(port))
     site.register_blueprint(action_routes(port, notes))
     app.register_blueprint(site)
-    app.extensions["usher_doorman"].login_path = _LOGIN
+    guard: Doorman = app.extensions["usher_doorman"]
+    guard.login_path = _LOGIN
     app.jinja_env.filters.update(FILTERS)
     app.jinja_env.globals.update(
         csrf_token=csrf_token,
@@ -72,6 +73,7 @@ def add_pages(app: Flask, port: PagePort) -> None:
     )
     app.jinja_env.globals.update(attempts_told=attempts_told, group_url=group_url, listed_states=LISTED, orders=ORDERS)
     app.jinja_env.globals["message_url"] = message_url
+    app.jinja_env.globals["root"] = guard.prefix
     app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.context_processor(lambda: _common(port, notes))

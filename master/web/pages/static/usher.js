@@ -114,7 +114,7 @@
   name();
   theme.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
-    document.cookie = `usher_theme=${root.dataset.theme}; path=/; max-age=31536000; samesite=strict`;
+    document.cookie = `usher_theme=${root.dataset.theme}; path=${document.body.dataset.root || "/"}; max-age=31536000; samesite=strict`;
     name();
   });
 })();
