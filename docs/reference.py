@@ -105,7 +105,7 @@ TOPICS = {
     " run_log_length",
     "Names and addresses": "consumer_name master_urls bind advertise_url path_prefix health_url hosts",
     "Who may do what": "api_token operator_token consumer_token viewer_token tokens_file tls_cert tls_key"
-    " tls_ca insecure",
+    " tls_ca insecure sign_on_proxies sign_on_header sign_on_operators sign_on_viewers",
     "Limits of HTTP": "requests_per_second registers_per_minute requests_in_flight connections connections_per_address"
     " followers_limit",
     "Log": "log_level log_format",

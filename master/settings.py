@@ -9,7 +9,19 @@ from pydantic import AfterValidator, Field
 
 from usher.common.base.durations import check_duration
 from usher.common.http.path_prefix import check_path_prefix
+from usher.common.http.sign_on import SignOn, check_header, parse_names, parse_networks
 from usher.common.runtime.settings import Address, CommonSettings, MaybeAddress
+
+
+def _networks(value: str) -> str:
+    parse_networks(value)
+    return value
+
+
+def _names(value: str) -> str:
+    parse_names(value)
+    return value
+
 
 OutboxUrl = Annotated[
     str,
@@ -128,6 +140,22 @@ class MasterSettings(CommonSettings):
     tokens_file: Path | None = Field(
         None, description="File with further tokens, one per line (`usher token new`); mode 0600; read again on change."
     )
+    sign_on_proxies: Annotated[str, AfterValidator(_networks)] = Field(
+        "",
+        description=(
+            "Addresses and networks of proxies that sign people on, comma separated: whoever asks from there is"
+            " believed to be whom the header names. Empty: nobody is."
+        ),
+    )
+    sign_on_header: Annotated[str, AfterValidator(check_header)] = Field(
+        "X-Forwarded-User", description="The header; the proxy must delete it from what clients send."
+    )
+    sign_on_operators: Annotated[str, AfterValidator(_names)] = Field(
+        "", description="Names that may look and act, as the proxy sends them, comma separated; *: all that it names."
+    )
+    sign_on_viewers: Annotated[str, AfterValidator(_names)] = Field(
+        "", description="Names that may look, likewise. Who is in neither list is refused."
+    )
     hosts: str = Field(
         "",
         description=(
@@ -166,7 +194,31 @@ class MasterSettings(CommonSettings):
             found.append("USHER_TENANT_BACKLOG_LIMIT: there are no tenants without USHER_TENANT_FIELD")
         if self.tenant_weights and not self.tenant_field:
             found.append("USHER_TENANT_WEIGHTS: there are no tenants without USHER_TENANT_FIELD")
+        return found + self._sign_on_problems()
+
+    def _sign_on_problems(self) -> list[str]:
+        names = self.sign_on_operators or self.sign_on_viewers
+        if not self.sign_on_proxies:
+            return ["USHER_SIGN_ON_PROXIES: nobody is signed on without proxies that are trusted"] if names else []
+        found = []
+        if not names:
+            found.append(
+                "USHER_SIGN_ON_PROXIES: name whom to admit in USHER_SIGN_ON_OPERATORS or USHER_SIGN_ON_VIEWERS"
+            )
+        if not any((*self.tokens.values(), self.tokens_file)):
+            found.append(
+                "USHER_SIGN_ON_PROXIES: without a token (USHER_API_TOKEN, USHER_TOKENS_FILE, ...) everybody is admitted"
+                " without sign-on, and with it consumers need one"
+            )
         return found
+
+    @property
+    def sign_on(self) -> SignOn | None:
+        """The sign-on by proxies; None if there is none."""
+        if not self.sign_on_proxies:
+            return None
+        names = parse_names(self.sign_on_operators), parse_names(self.sign_on_viewers)
+        return SignOn(self.sign_on_header, parse_networks(self.sign_on_proxies), *names)
 
 
 class StreamerSettings(CommonSettings):

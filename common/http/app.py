@@ -83,6 +83,7 @@ def create_app(
             response.headers["Strict-Transport-Security"] = _HTTPS_ONLY
         if (location := response.headers.get("Location", "")).startswith("/"):
             response.headers["Location"] = doorman.prefix + location
+            response.set_data(b"")  # a page with that link, for browsers of long ago
         return response
 
     app.register_error_handler(Problem, answer_problem)

@@ -1,5 +1,7 @@
-"""Authenticate and authorise requests: tokens in headers for programs, signed cookies for browsers. Roles and tokens
-are in ``usher.common.http.credentials``.
+"""Authenticate and authorise requests: tokens in headers for programs, signed cookies for browsers, and people whom a
+proxy has signed on (``usher.common.http.sign_on``). Roles and tokens are in ``usher.common.http.credentials``. The
+first of these that a request has decides, in this order: ``Authorization``, the proxy's header, the cookie; what is
+wrong with it is not made up for by the next.
 
 Every route requires a role: the one that ``needs`` sets at its view, else viewer for GET and operator for everything
 else. ``flask.g.who`` (a name for the action log) and ``flask.g.role`` are set in every view; in public views ``role``
@@ -11,9 +13,9 @@ nothing then), or when the token is taken out of the configuration. Its role is 
 Protection against foreign pages:
 
 * The cookie is HttpOnly, SameSite=Strict, and Secure where TLS is used.
-* A request that changes something and comes with the cookie must have ``csrf_token()`` in the form field
-  ``CSRF_FIELD`` or the header ``CSRF_HEADER``. A bearer token needs none of this: browsers send other credentials by
-  themselves, but never a bearer token.
+* A request that changes something and comes with the cookie, or is of somebody whom a proxy has signed on, must have
+  ``csrf_token()`` in the form field ``CSRF_FIELD`` or the header ``CSRF_HEADER``. A bearer token needs none of this:
+  browsers send other credentials by themselves, but never a bearer token.
 * A request that changes something is refused when the browser says that it comes from another site
   (``Sec-Fetch-Site``, ``Origin``), even if no token is required. Pages must be sent with
   ``Referrer-Policy: same-origin``: with ``no-referrer``, browsers put ``null`` into Origin.
@@ -36,10 +38,12 @@ from flask import Flask, Request, current_app, g, redirect, request
 from itsdangerous import BadData, URLSafeTimedSerializer
 from werkzeug.wrappers import Response as AnyResponse
 
+from usher.common.base.clock import wall_ms
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
 from usher.common.http.credentials import NOBODY_ASKED, STRANGER, Credentials, Identity, Role, digest_of, fixed_tokens
 from usher.common.http.problem import Problem
+from usher.common.http.sign_on import SignOn, UnfitName
 from usher.common.redis.client import CommandRefused
 
 log = logging.getLogger(__name__)
@@ -47,7 +51,12 @@ log = logging.getLogger(__name__)
 CSRF_FIELD, CSRF_HEADER = "csrf_token", "X-CSRF-Token"
 SESSION_S = 12 * 3600
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_CHALLENGE = {"WWW-Authenticate": "Bearer"}
 _FORM = "application/x-www-form-urlencoded"
+_UNFIT = "the proxy's header holds no name of 1 to 128 visible ASCII characters without a comma, or came twice"
+_NOT_ADMITTED = (
+    "the proxy has signed you on, but USHER_SIGN_ON_OPERATORS and USHER_SIGN_ON_VIEWERS do not have the name it gives"
+)
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -116,13 +125,16 @@ class Doorman:
     """A guard that checks every request before its view, and makes sessions.
 
     ``secure``: browsers reach this service by https only, so cookies say so. ``prefix``: the path at which they reach
-    it, see ``usher.common.http.path_prefix``. ``login_path``: the page, if there is one, to which a browser without a
-    session is sent.
+    it, see ``usher.common.http.path_prefix``. ``sign_on``: the proxies that may name people; it needs credentials that
+    ask for tokens. ``login_path``: the page, if there is one, to which a browser without a session is sent.
     """
 
-    def __init__(self, credentials: Credentials, *, secure: bool = False, prefix: str = "") -> None:
+    def __init__(
+        self, credentials: Credentials, *, secure: bool = False, prefix: str = "", sign_on: SignOn | None = None
+    ) -> None:
         self.login_path: str | None = None
         self._credentials = credentials
+        self._sign_on = sign_on
         self._signer = URLSafeTimedSerializer(
             credentials.key, salt="session", signer_kwargs={"digest_method": hashlib.sha256}
         )
@@ -145,8 +157,10 @@ class Doorman:
         app.extensions["usher_doorman"] = self
 
     def greet(self, asked: Request) -> None:
-        """Identify the caller: set ``g.identity``, ``g.who``, ``g.role`` and ``g.by_cookie``."""
-        g.identity, g.by_cookie = self._recognise(asked)
+        """Identify the caller: set ``g.identity``, ``g.who``, ``g.role``, ``g.by_browser`` (their browser tells who
+        they are by itself), and of somebody whom a proxy names ``g.signed_on`` (else "") and ``g.refusal``."""
+        g.signed_on, g.refusal = "", None
+        g.identity, g.by_browser = self._recognise(asked)
         g.who, g.role = g.identity.name, g.identity.role
 
     def check(self, asked: Request, needed: Role) -> AnyResponse | None:
@@ -156,7 +170,7 @@ class Doorman:
         if asked.method not in _SAFE and not _has_bearer_token(asked):
             if _from_elsewhere(asked):
                 raise Problem(403, "cross_site", "this request comes from a page of another site")
-            if g.by_cookie and not self._has_csrf_token(asked):
+            if g.by_browser and not self._has_csrf_token(asked):
                 raise Problem(
                     403, "csrf_token_missing", "reload the page: its token is missing or from an older session"
                 )
@@ -183,13 +197,18 @@ class Doorman:
         self._set_cookie(response, "", 0)
 
     def csrf_token(self, asked: Request) -> str:
-        """Return the token that must accompany every change by this browser; empty without a session."""
+        """Return the token that must accompany every change by this browser; empty without a session or sign-on."""
+        return self._csrf_token(asked, 0)
+
+    def _csrf_token(self, asked: Request, ago: int) -> str:
+        """Return the token of now, or, of somebody whom a proxy names, that of ``ago`` times 12 hours before."""
+        if name := g.get("signed_on"):  # what is sealed begins unlike that of any cookie
+            return self._credentials.seal(f"sign-on csrf {wall_ms() // (SESSION_S * 1000) - ago} {name}")
         cookie = asked.cookies.get(self.cookie)
         return self._credentials.seal("csrf " + cookie) if cookie else ""
 
     def _recognise(self, asked: Request) -> tuple[Identity, bool]:
-        """Return the caller's identity, and True if it comes from a cookie. A cookie does not make up for a wrong
-        header."""
+        """Return the caller's identity, and True if a browser tells it by itself."""
         if not self._credentials.asked:
             return NOBODY_ASKED, False
         header: str | None = asked.environ.get("HTTP_AUTHORIZATION")
@@ -201,8 +220,27 @@ class Doorman:
             if found is None:
                 self._note_wrong(asked, "header")
             return found or STRANGER, False
+        if (named := self._of_proxy(asked)) is not None:
+            return named, True
         found = self._of_cookie(asked.cookies.get(self.cookie))
         return found or STRANGER, found is not None
+
+    def _of_proxy(self, asked: Request) -> Identity | None:
+        """Return the identity of the person whom a trusted proxy names; None if none does."""
+        if self._sign_on is None:
+            return None
+        try:
+            name = self._sign_on.named(asked.environ)
+        except UnfitName:
+            self._note_wrong(asked, "sign-on header")
+            g.refusal = Problem(401, "unfit_sign_on", _UNFIT, headers=_CHALLENGE)
+            return STRANGER
+        if name is None:
+            return None
+        g.signed_on, person = name, self._sign_on.identity(name)
+        if person.role is Role.ANYBODY:
+            g.refusal = Problem(403, "not_admitted", _NOT_ADMITTED)
+        return person
 
     def _note_wrong(self, asked: Request, place: str) -> None:
         """Count and log a wrong token."""
@@ -231,7 +269,10 @@ class Doorman:
             return "", ""
 
     def _turn_away(self, asked: Request) -> AnyResponse:
-        """Redirect a browser that wants a page to the log-in; answer everything else with 401."""
+        """Redirect a browser that wants a page to the log-in; answer everything else with 401, and those whom a proxy
+        names in vain with the reason: they get no further with a token either."""
+        if g.refusal is not None:
+            raise g.refusal
         sees_pages = (
             asked.method in ("GET", "HEAD")
             and not asked.path.startswith("/api/")
@@ -239,11 +280,14 @@ class Doorman:
         )
         if self.login_path is not None and sees_pages:
             return redirect(f"{self.login_path}?next={quote(asked.full_path.rstrip('?'), safe='')}", 303)
-        raise Problem(401, detail="send a valid bearer token", headers={"WWW-Authenticate": "Bearer"})
+        raise Problem(401, detail="send a valid bearer token", headers=_CHALLENGE)
 
     def _has_csrf_token(self, asked: Request) -> bool:
         given = asked.headers.get(CSRF_HEADER) or (asked.form.get(CSRF_FIELD, "") if asked.mimetype == _FORM else "")
-        return hmac.compare_digest(given.encode("utf-8", "replace"), self.csrf_token(asked).encode())
+        return any(
+            hmac.compare_digest(given.encode("utf-8", "replace"), self._csrf_token(asked, ago).encode())
+            for ago in (0, 1)
+        )
 
     def _set_cookie(self, response: AnyResponse, value: str, max_age_s: int) -> None:
         response.set_cookie(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TypedDict
 from urllib.parse import urlsplit
 
+from usher.common.base.log import event
+from usher.common.doctor.facts import DoctorFinding, DoctorSeverity
 from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials, Identity, Role, fixed_tokens
 from usher.common.http.rate_limits import RateLimits
@@ -13,6 +16,9 @@ from usher.master.membership.health_url import HealthHosts, parse_hosts, redis_p
 from usher.master.settings import MasterSettings
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+log = logging.getLogger(__name__)
 
 
 class Admission(TypedDict):
@@ -27,10 +33,26 @@ def admission(settings: MasterSettings) -> Admission:
     """Return who may come in, under which host names, and how often. Raises SettingsError."""
     secure = bool(settings.tls_cert) or settings.advertise_url.startswith("https://")
     return Admission(
-        doorman=Doorman(master_credentials(settings), secure=secure, prefix=settings.path_prefix),
+        doorman=Doorman(
+            master_credentials(settings), secure=secure, prefix=settings.path_prefix, sign_on=settings.sign_on
+        ),
         hosts=hosts_of(settings),
         limits=RateLimits(settings.requests_per_second, settings.registers_per_minute),
     )
+
+
+def tell_of_sign_on(settings: MasterSettings) -> None:
+    """Log that people are signed on by proxies, and by whom: whoever asks from there can be anybody."""
+    if (sign_on := settings.sign_on) is not None:
+        event(log, "sign_on", level=logging.WARNING, trusted=str(sign_on))
+
+
+def findings(settings: MasterSettings) -> tuple[DoctorFinding, ...]:
+    """Return what the page's doctor says of this master's own doors."""
+    if (sign_on := settings.sign_on) is None:
+        return ()
+    means = "whoever sends requests from these addresses can be anybody on these lists"
+    return (DoctorFinding("sign-on by proxies", DoctorSeverity.OK, str(sign_on), means),)
 
 
 def health_hosts(settings: MasterSettings, redis_url: str) -> HealthHosts:

@@ -11,7 +11,7 @@ from usher.common.http.server.push_sockets import LiveSockets
 from usher.common.observability.metrics import Metrics
 from usher.common.router.router import StreamRouter
 from usher.common.runtime.service import Service
-from usher.master.assembly.access import admission
+from usher.master.assembly.access import admission, findings
 from usher.master.assembly.context import MasterContext
 from usher.master.assembly.leader_services import LeaderServices
 from usher.master.assembly.web_app import create_app
@@ -155,7 +155,9 @@ class HttpServices:
         story = self._kept(TicketHistory(link("story"), keys, field))
         sources = place.settings.sources
         retention = retention_of(place.settings, work_stream=sources is not None)
-        facts = self._kept(SystemDiagnostics(link("facts"), keys, place.lease_ms, sources, retention))
+        facts = self._kept(
+            SystemDiagnostics(link("facts"), keys, place.lease_ms, sources, retention, findings(place.settings))
+        )
         charts = self._kept(ChartReader(link("charts-read"), keys))
         return PagePort(
             pulse,

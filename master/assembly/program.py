@@ -12,6 +12,7 @@ from usher.common.http.server.watch import Liveness
 from usher.common.observability.metrics import Metrics
 from usher.common.runtime.health import stalled
 from usher.common.runtime.service import Service
+from usher.master.assembly.access import tell_of_sign_on
 from usher.master.assembly.context import MasterContext
 from usher.master.assembly.http_services import HttpServices
 from usher.master.assembly.leader_services import LeaderServices
@@ -58,6 +59,7 @@ class MasterProgram:
         if self._gathering is not None:
             self._gathering.url = url
         self._services.append(self._leading.elector(url))
+        tell_of_sign_on(settings)
         event(log, "master_starting", url=url, stream=self._place.keys.stream, group=self._place.keys.group)
         for service in self._services:
             service.start()

@@ -10,6 +10,7 @@ from typing import Any
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.log import redacted
 from usher.common.doctor.collector import collect, look_at_memory, read_growth
+from usher.common.doctor.facts import DoctorFinding
 from usher.common.doctor.findings import examine, promise, worst
 from usher.common.doctor.growth import describe
 from usher.common.protocol.keys import Keys, LogKeys
@@ -28,8 +29,8 @@ _LOSSES = 50
 
 
 class SystemDiagnostics:
-    """The doctor and the stream's readers, for the page. Safe for many threads, one at a time. ``retention``: the
-    master's."""
+    """The doctor and the stream's readers, for the page. Safe for many threads, one at a time. ``retention``
+    and the findings ``of_master``: the master's."""
 
     def __init__(
         self,
@@ -38,12 +39,14 @@ class SystemDiagnostics:
         lease_ms: int,
         sources: SourceSelection | None = None,
         retention: Retention | None = None,
+        of_master: tuple[DoctorFinding, ...] = (),
     ) -> None:
         self._link = link  # guarded by self._lock
         self._keys = keys
         self._lease_ms = lease_ms
         self._sources = sources
         self._retention = retention or Retention()
+        self._of_master = of_master
         self._lock = threading.Lock()
         self._found: dict[str, Any] = {}
         self._found_s = 0.0
@@ -65,7 +68,7 @@ class SystemDiagnostics:
 
     def _examine(self) -> None:
         facts = collect(self._link, self._keys, self._lease_ms, self._sources)
-        findings = examine(facts)
+        findings = [*examine(facts), *self._of_master]
         self._found = {
             "redis": redacted(self._link.url),
             "asked_ms": wall_ms(),

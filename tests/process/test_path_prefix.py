@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.process, needs_nginx]
 
 _PREFIX = "/ops/usher"
 _TOKEN = "operator-of-this-test"
+_FOLLOWS = {"Accept": "text/event-stream"}
 _NAMED = {"Authorization": f"Bearer {_TOKEN}"}
 #: Where a page leads, by attribute.
 _LEADS = ("href", "src", "action", "formaction")
@@ -106,7 +107,7 @@ def _walk(browser: requests.Session, root: str) -> set[str]:
             assert browser.options(url, timeout=PATIENCE_S).status_code == 200, url
             continue
         if attribute == "data-live":
-            with browser.get(url, stream=True, timeout=PATIENCE_S) as answered:
+            with browser.get(url, headers=_FOLLOWS, stream=True, timeout=PATIENCE_S) as answered:
                 assert answered.headers["Content-Type"] == "text/event-stream", url
             continue
         answered = browser.get(url, timeout=PATIENCE_S)

@@ -389,6 +389,7 @@ class _Program(BaseApplication):
             "limit_request_fields": 64,
             "limit_request_field_size": 8190,
             "forwarded_allow_ips": "",  # nobody may set SCRIPT_NAME or the scheme by a header
+            "header_map": "drop",  # X_Forwarded_User is X-Forwarded-User to WSGI, but not to a proxy that deletes that
             "http_parser": "python",  # the same answers whether or not gunicorn_h1c happens to be installed
             "when_ready": self._when_ready,
             "pre_fork": self._pre_fork,

@@ -171,6 +171,7 @@ def _common(port: PagePort, notes: FlashMessages) -> dict[str, Any]:
         "may_act": role.may(Role.OPERATOR),
         "shown_names": port.fields.names if role.may(Role.OPERATOR) else (),
         "signed_in": may_look and bool(csrf_token()) and doorman().asks,
+        "signed_on": g.get("signed_on", ""),
         "nav": [(name, href, label, counts.get(name, "")) for name, href, label in _NAV],
         "theme": theme if theme in ("light", "dark") else "",
         "pulse": seen,
