@@ -141,7 +141,6 @@ def test_an_address_that_is_not_named_names_nobody(master: Master) -> None:
         ((_NAMED, "x" * 4000),),
         ((_NAMED, b"ol\tga"),),
     ],
-    ids=repr,
 )
 def test_a_header_that_holds_not_one_name_is_refused(
     master: Master, headers: tuple[tuple[str, str | bytes], ...]
