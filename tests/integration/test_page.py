@@ -384,6 +384,28 @@ def test_rules_are_set_and_lifted(site: Site, world: World) -> None:
     assert site.post("/rules/set", target="pattern", value="T", action="slow", rate_per_second="x").status_code == 422
 
 
+@pytest.mark.parametrize("why", ["one\ntwo", "\x1b[31mred", "\u202eturned", "\x9b2J"])
+def test_a_reason_that_would_act_on_a_terminal_is_refused_before_anything_is_done(
+    site: Site, world: World, why: str
+) -> None:
+    letters = busy(world)
+    site.post("/rules/set", target="ticket", value="T", action="pause")
+    rule = re.search(r'name="id" value="([0-9a-f]+)"', site.get("/rules").text)
+    assert rule
+    before = site.get("/actions").text.count("<tr")
+    for path, form in (
+        ("/consumers/drain", {"name": "a"}),
+        ("/consumers/resume", {"name": "a"}),
+        ("/rules/lift", {"id": rule[1]}),
+        ("/tickets/order", {"ticket_id": "P", "order": "give_up"}),
+        ("/dead-letters/drop", {"id": letters[0]}),
+        ("/dead-letters/redrive", {"id": letters[0]}),
+    ):
+        assert site.post(path, **form, why=why).status_code == 422, path
+    assert site.get("/actions").text.count("<tr") == before
+    assert world.letter_ids() == [letter_id.encode() for letter_id in letters]
+
+
 def test_what_may_be_ordered_is_offered_and_done(site: Site, guarded: Site, world: World) -> None:
     busy(world)
     page = site.get("/tickets/P").text

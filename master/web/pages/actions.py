@@ -89,7 +89,7 @@ def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
             for letter_id in dict.fromkeys(request.form.getlist("id"))
             if STREAM_ID.fullmatch(letter_id)
         ][:_MOST_CHOSEN]
-        back = request.form.get("back", "/dead-letters")
+        back, by = request.form.get("back", "/dead-letters"), by_caller(_why())
         if not ids:
             return go(back, "Nothing was chosen")
         others = port.letters.other_groups() if what == REDRIVE else []
@@ -101,7 +101,7 @@ def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
             ended = ""
         finally:
             told = counted(one.word for one in outcomes) + ended
-            port.operations.note(OperatorAction(by_caller(_why()), what, chosen_letters(ids)), told)
+            port.operations.note(OperatorAction(by, what, chosen_letters(ids)), told)
         also = also_for(others) if any(one.word == "added" for one in outcomes) else ""
         return go(back, f"{'Redrive' if what == REDRIVE else 'Drop'}: {told}" + (f"; {also}" if also else ""))
 
@@ -154,11 +154,9 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
     @actions.post("/dead-letters/jobs/<job_id>/stop")
     @needs(Role.OPERATOR)
     def stop(job_id: str) -> AnyResponse:
-        job = _job(port, job_id)
+        job, by = _job(port, job_id), by_caller(_why())
         port.bulk.stop_job(job)
-        port.operations.note(
-            OperatorAction(by_caller(_why()), f"stop {job.what}", job.told), counted(job.outcomes.elements())
-        )
+        port.operations.note(OperatorAction(by, f"stop {job.what}", job.told), counted(job.outcomes.elements()))
         return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
 
 
@@ -215,7 +213,11 @@ def _job(port: PagePort, job_id: str) -> BulkJob:
 
 
 def _why() -> str:
-    return request.form.get("why", "").strip()[:_LONGEST_WHY]
+    """Return the reason that a form gives. Raises Problem 422, as the same over JSON does."""
+    why = request.form.get("why", "").strip()[:_LONGEST_WHY]
+    if not why.isprintable():
+        raise Problem(422, "invalid_fields", "the reason must be one line of text, without control characters")
+    return why
 
 
 def _read_form_text(name: str, most: int) -> str:
