@@ -12,6 +12,7 @@ from usher.common.http.server.watch import Liveness
 from usher.common.observability.metrics import Metrics
 from usher.common.runtime.health import Health, judge, stalled
 from usher.common.runtime.service import Service
+from usher.common.runtime.settings import is_loopback
 from usher.master.settings import StreamerSettings
 from usher.master.streamer.metrics import behind_s, streamer_metrics
 from usher.master.streamer.program import StreamerProgram
@@ -31,7 +32,8 @@ class ServedStreamer:
         self._stopped = False
         metrics = Metrics()
         metrics.add(lambda: streamer_metrics(self._program, settings.outbox_name))
-        self.app = web.create_app(__name__, looked_at(settings.api_token, settings.viewer_token), max_body=0)
+        guard = looked_at(settings.api_token, settings.viewer_token)
+        self.app = web.create_app(__name__, guard, max_body=0, hosts=hosts_of(settings))
         web.add_health(self.app, self._health, self._facts, lambda: self._stopped, lambda: self.liveness().stalled)
         web.add_metrics(self.app, metrics)
 
@@ -67,6 +69,13 @@ class ServedStreamer:
             "refused": program.streamer.refused,
             "behind_seconds": round(behind_s(program), 1),
         }
+
+
+def hosts_of(settings: StreamerSettings) -> tuple[str, ...]:
+    """Return the hosts that requests may name; empty: any. A page of somewhere else can make its own name lead to
+    127.0.0.1 (DNS rebinding). Where a token is required, that gains it nothing."""
+    asked = settings.api_token or settings.viewer_token
+    return () if asked or not is_loopback(settings.outbox_bind) else (web.ANY_ADDRESS, "localhost")
 
 
 class _Watch(Service):

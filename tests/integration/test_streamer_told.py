@@ -15,7 +15,9 @@ from tests.outboxes import Hand, Outbox, made_outbox, until
 from usher.common.base.clock import now_s
 from usher.common.base.errors import SqlTrouble
 from usher.common.redis.client import Link
+from usher.common.runtime.settings import load
 from usher.master.leader.elector import Elector
+from usher.master.settings import StreamerSettings
 from usher.master.streamer.metrics import streamer_metrics
 from usher.master.streamer.streamer import Pace
 from usher.master.streamer.web import ServedStreamer
@@ -160,3 +162,17 @@ def test_a_dead_thread_has_the_process_begin_anew(sqlite_outbox: Outbox, redis_u
         until(lambda: left)
     finally:
         served.stop()
+
+
+@pytest.mark.parametrize("path", ["/api/health", "/metrics"])
+def test_a_name_of_somewhere_else_leads_to_no_streamer_that_asks_for_no_token(tmp_path: Path, path: str) -> None:
+    url = f"sqlite:///{tmp_path}/outbox.db"
+    made_outbox(url)
+    told = {}
+    for token in ("", "t" * 20):
+        environ = {"USHER_OUTBOX_URL": url, "USHER_OUTBOX_BIND": "127.0.0.1:8740", "USHER_API_TOKEN": token}
+        served = ServedStreamer(load(StreamerSettings, environ), "redis://127.0.0.1:1/0", lambda why: None)
+        for host in ("evil.example:8740", "127.0.0.1:8740", "[::1]:8740", "localhost:8740", "10.0.0.9"):
+            asked = served.app.test_client().get(path, headers={"Host": host})
+            told[host, token != ""] = asked.status_code == 421
+    assert [host for host, is_refused in told.items() if is_refused] == [("evil.example:8740", False)]
