@@ -36,7 +36,7 @@ class UnfitName(UsherError):
 
 @dataclass(frozen=True)
 class SignOn:
-    """Who is trusted to name people in ``header``, and what these may do. Others whom they name may do nothing."""
+    """Proxies that are trusted to name people in ``header``, and the rights of these. Others have none."""
 
     header: str
     proxies: tuple[Network, ...]

@@ -29,10 +29,10 @@ from usher.master.web.pages.delayed_pages import add_delayed_actions
 from usher.master.web.pages.letter_filter import asked_filter, in_words
 from usher.master.web.pages.notes import FlashMessages
 from usher.master.web.pages.port import PagePort
+from usher.master.web.pages.reasons import read_why
 from usher.master.web.pages.ticket_filter import asked_tickets
 from usher.master.web.pages.views import STREAM_ID
 
-_LONGEST_WHY = 300
 _MOST_CHOSEN = 200
 
 
@@ -65,7 +65,7 @@ def _add_consumers(actions: Blueprint, port: PagePort, go: Go) -> None:
     @needs(Role.OPERATOR)
     def drain() -> AnyResponse:
         name = _read_form_text("name", 64)
-        changed = drained(port.operations, name, _why())
+        changed = drained(port.operations, name, read_why())
         if changed is None:
             return go("/consumers", f"No consumer named {visible(name)} is registered")
         return go(
@@ -78,7 +78,7 @@ def _add_consumers(actions: Blueprint, port: PagePort, go: Go) -> None:
     @needs(Role.OPERATOR)
     def resume() -> AnyResponse:
         name = _read_form_text("name", 64)
-        changed = port.operations.resume(name, by_caller(_why()))
+        changed = port.operations.resume(name, by_caller(read_why()))
         return go("/consumers", f"{visible(name)} was not drained" if changed is None else f"{name} gets work again")
 
 
@@ -89,7 +89,7 @@ def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
             for letter_id in dict.fromkeys(request.form.getlist("id"))
             if STREAM_ID.fullmatch(letter_id)
         ][:_MOST_CHOSEN]
-        back, by = request.form.get("back", "/dead-letters"), by_caller(_why())
+        back, by = request.form.get("back", "/dead-letters"), by_caller(read_why())
         if not ids:
             return go(back, "Nothing was chosen")
         others = port.letters.other_groups() if what == REDRIVE else []
@@ -143,7 +143,7 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
     @needs(Role.OPERATOR)
     def run(job_id: str) -> AnyResponse:
         job = _job(port, job_id)
-        if not port.bulk.run(job, g.who, _why()):
+        if not port.bulk.run(job, g.who, read_why()):
             return go(f"/dead-letters/jobs/{job_id}", f"It was not started: it is {job.state}")
         port.operations.note(
             OperatorAction(by_caller(job.why), job.what, f"{job.counted}: {job.told}"),
@@ -154,7 +154,7 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
     @actions.post("/dead-letters/jobs/<job_id>/stop")
     @needs(Role.OPERATOR)
     def stop(job_id: str) -> AnyResponse:
-        job, by = _job(port, job_id), by_caller(_why())
+        job, by = _job(port, job_id), by_caller(read_why())
         port.bulk.stop_job(job)
         port.operations.note(OperatorAction(by, f"stop {job.what}", job.told), counted(job.outcomes.elements()))
         return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
@@ -172,7 +172,7 @@ def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
             form.get("rate_per_second", "").strip(),
         )
         value = {"stream": port.operations.stream, "everything": ""}.get(target, value)
-        rule: dict[str, Any] = {"target": target, "value": value, "action": action, "reason": _why()}
+        rule: dict[str, Any] = {"target": target, "value": value, "action": action, "reason": read_why()}
         rule["to"] = form.get("to", "").strip()
         if rate:
             try:
@@ -185,7 +185,7 @@ def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
     @actions.post("/rules/lift")
     @needs(Role.OPERATOR)
     def lift() -> AnyResponse:
-        changed = port.operations.lift_rule(_read_form_text("id", 64), by_caller(_why()))
+        changed = port.operations.lift_rule(_read_form_text("id", 64), by_caller(read_why()))
         return go(request.form.get("back", "/rules"), "That rule is gone already" if changed is None else changed.told)
 
 
@@ -197,7 +197,7 @@ def _add_orders(actions: Blueprint, port: PagePort, go: Go) -> None:
         asked = request.form.get("order", "")
         if asked not in [one.value for one in TicketOrder]:
             raise Problem(422, "invalid_fields", "the field order must be retry, give_up or cancel")
-        result = port.operations.order(TicketOrder(asked), ticket_id, by_caller(_why()))
+        result = port.operations.order(TicketOrder(asked), ticket_id, by_caller(read_why()))
         return go(ticket_url(ticket_id), f"{label(asked)}: {result.outcome}: {result.note}")
 
 
@@ -210,14 +210,6 @@ def _job(port: PagePort, job_id: str) -> BulkJob:
             "this master does not know that bulk action; another one may run it, or this one has restarted since",
         )
     return job
-
-
-def _why() -> str:
-    """Return the reason that a form gives. Raises Problem 422, as the same over JSON does."""
-    why = request.form.get("why", "").strip()[:_LONGEST_WHY]
-    if not why.isprintable():
-        raise Problem(422, "invalid_fields", "the reason must be one line of text, without control characters")
-    return why
 
 
 def _read_form_text(name: str, most: int) -> str:

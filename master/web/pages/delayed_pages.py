@@ -37,13 +37,13 @@ from usher.master.operations.delayed_messages import (
 from usher.master.web.api import by_caller
 from usher.master.web.delayed import checked_due, shown
 from usher.master.web.pages.port import PagePort
+from usher.master.web.pages.reasons import read_why
 from usher.master.web.pages.views import render_page
 
 #: Messages on a page, chosen by hand, shown by a preview, and changed by one action on all that match.
 _ROWS, _MOST_CHOSEN, _PREVIEWED, _MOST_AT_A_TIME = 100, 200, 50, 5_000
 #: Seconds that a search for all that match may take.
 _FIND_S = 1.0
-_LONGEST_WHY = 300
 _WHAT = {SEND_NOW: "Send now", MOVE: "Move", DROP: "Drop"}
 _ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,2}")
 #: The zone of a form that means the master's own.
@@ -104,8 +104,8 @@ def add_delayed_actions(actions: Blueprint, port: PagePort, go: Callable[[str, s
             return go(back, "Nothing was chosen, or what was chosen is gone")
         on = chosen_delayed(len(choice.ids), choice.ids[0], due_ms)
         on += f", of ticket {choice.ticket}" if choice.ticket else ", of all" if choice.is_of_filter else ""
-        why = request.form.get("why", "").strip()[:_LONGEST_WHY]
-        results = carry_out(port.delayed, what, choice.ids, due_ms, OperatorAction(by_caller(why), what, on))
+        action = OperatorAction(by_caller(read_why()), what, on)
+        results = carry_out(port.delayed, what, choice.ids, due_ms, action)
         return go(back, _told(what, due_ms, [one.word for one in results], choice.is_all))
 
 

@@ -72,7 +72,6 @@ def add_pages(app: Flask, port: PagePort) -> None:
         message_url=message_url,
     )
     app.jinja_env.globals.update(attempts_told=attempts_told, group_url=group_url, listed_states=LISTED, orders=ORDERS)
-    app.jinja_env.globals["message_url"] = message_url
     app.jinja_env.globals["root"] = guard.prefix
     app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
