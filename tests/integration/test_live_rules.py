@@ -321,9 +321,9 @@ class TestTicketEntries:
         world.send(b"U", b"3-1")
         world.send(b"T", b"4-1")
         world.add(b"5-1", "other", "T")
-        assert self.look(world, b"T") == [b"", [b"1-1", b"2-1", b"4-1"]]
-        assert self.look(world, b"T", count=3) == [b"3-1", [b"1-1", b"2-1"]]
-        assert self.look(world, b"T", b"(3-1", 3) == [b"", [b"4-1"]]
+        assert self.look(world, b"T") == [b"", [b"1-1", b"2-1", b"4-1"], 5]
+        assert self.look(world, b"T", count=3) == [b"3-1", [b"1-1", b"2-1"], 3]
+        assert self.look(world, b"T", b"(3-1", 3) == [b"", [b"4-1"], 2]
 
     def test_it_finds_what_is_parked_and_nothing_that_is_owned_or_gone(self, world: World) -> None:
         leader, a = world.elect(), world.join("a")
@@ -332,7 +332,7 @@ class TestTicketEntries:
         world.parked(leader, b"U", b"4-1")
         world.delete(b"2-1")
         with world.unchanged():
-            assert self.look(world, b"T", group=world.keys.group) == [b"", [b"3-1"]]
+            assert self.look(world, b"T", group=world.keys.group) == [b"", [b"3-1"], 3]
 
 
 class TestActionLog:

@@ -16,7 +16,6 @@ from usher.common.protocol.registration import Registration
 from usher.common.protocol.sources import SHARDS, SourceSelection, shards_of
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.insight.live_overview import CONSUMERS
 from usher.master.policy.explain.ticket_groups import SHOWN
 
 _MOST_BYTES = 300_000
@@ -146,12 +145,6 @@ def test_a_thousand_consumers_are_paged_and_found_by_name(site: Site, world: Wor
     assert sorted(name for page in pages for name in page) == [one.name for one in lives]
     assert names_in(site.get("/consumers?name=c099").text, r"c\d{4}") == [f"c099{last}" for last in range(10)]
     assert trips.of(site, "/") <= 2
-    sent: list[dict[str, Any]] = []
-    site.pulse._watchers[CONSUMERS][object()] = None  # type: ignore[index]
-    site.pulse._send = lambda topic, facts, document: sent.append(document)  # type: ignore[method-assign]
-    site.pulse._tell()
-    assert len(sent[-1]["rows"]) == 1000
-    assert len(str(sent[-1])) < _MOST_BYTES / 2, "what a page of consumers is told every other second"
 
 
 def test_a_hundred_thousand_tickets_are_paged_and_searched(site: Site, world: World, trips: Trips) -> None:

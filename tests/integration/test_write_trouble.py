@@ -19,6 +19,7 @@ from usher.common.http.server.push_sockets import LiveSockets
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.embedded import EmbeddedRedis
+from usher.common.runtime.settings import CommonSettings, load
 from usher.master.cli.status import drawn, look
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.status import StatusReader
@@ -50,7 +51,9 @@ def alarm_texts(link: Link) -> list[str]:
 
 def status_text(link: Link) -> str:
     out = io.StringIO()
-    Console(file=out, width=200).print(drawn(look(StatusReader(link, _KEYS), None, {})))
+    Console(file=out, width=200).print(
+        drawn(look(StatusReader(link, _KEYS), None, load(CommonSettings, {"USHER_STATE_DIR": "/nowhere"})))
+    )
     return out.getvalue()
 
 
