@@ -131,6 +131,7 @@ _LEADS = (
     "insight",
     "leader",
     "membership",
+    "messages",
     "operations",
     "recovery",
     "sources",

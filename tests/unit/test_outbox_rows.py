@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from usher.common.outbox.log_reader import Loss, judge_loss
@@ -59,16 +61,17 @@ def test_where_a_refused_row_parks_its_ticket_what_stands_behind_it_is_left_alon
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_every_query_is_there_for_every_dialect(dialect: str) -> None:
-    assert queries(dialect).keys() == queries("sqlite").keys()
+    assert queries(dialect).keys() - {"known"} == queries("sqlite").keys(), "known: what RETURNING tells elsewhere"
     for name, query in queries(dialect).items():
         assert query.split()[0] in ("SELECT", "INSERT", "UPDATE", "DELETE"), name
         assert ";" not in query, name
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_versions_follow_each_other_from_one(dialect: str) -> None:
-    assert list(versions(dialect)) == list(range(1, newest(dialect) + 1))
-    assert "CREATE TABLE staged_log_records" in versions(dialect)[1]
+def test_versions_follow_each_other_from_the_first(dialect: str) -> None:
+    first = 2 if dialect == "mysql" else 1  # the newest there was when MySQL came
+    assert list(versions(dialect)) == list(range(first, newest(dialect) + 1))
+    assert re.search("CREATE TABLE (IF NOT EXISTS )?staged_log_records", versions(dialect)[first])
     assert schema(dialect).startswith("--")
 
 
