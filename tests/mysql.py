@@ -40,7 +40,8 @@ def mysql_server(server: str, folder: Path) -> Iterator[str]:
         if makes
         else [server, "--no-defaults", "--initialize-insecure", f"--datadir={data}"]
     )
-    subprocess.run(make, check=True, capture_output=True, timeout=120, user=user, cwd=folder)
+    made = subprocess.run(make, check=False, capture_output=True, text=True, timeout=120, user=user, cwd=folder)
+    assert made.returncode == 0, made.stdout + made.stderr
     options = {
         "datadir": data,
         "socket": socket,
