@@ -33,12 +33,20 @@ def mysql_server(server: str, folder: Path) -> Iterator[str]:
     folder.mkdir(parents=True)
     if user is not None:
         os.chown(folder, user, -1)
-    data, socket, log = folder / "data", folder / "s", folder / "log"
+    data, socket, log = folder / "data", folder / "s", folder / "log.err"
+    temporary = f"--tmpdir={folder}"  # a server that starts deletes the temporary tables that it finds there
     makes = shutil.which("mariadb-install-db", path=_FOLDERS)
     make = (
-        [makes, "--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db", f"--datadir={data}"]
+        [
+            makes,
+            "--no-defaults",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            temporary,
+            f"--datadir={data}",
+        ]
         if makes
-        else [server, "--no-defaults", "--initialize-insecure", f"--datadir={data}"]
+        else [server, "--no-defaults", "--initialize-insecure", temporary, f"--datadir={data}"]
     )
     made = subprocess.run(make, check=False, capture_output=True, text=True, timeout=120, user=user, cwd=folder)
     assert made.returncode == 0, made.stdout + made.stderr
@@ -54,7 +62,7 @@ def mysql_server(server: str, folder: Path) -> Iterator[str]:
     }
     words = [f"--{name}={value}" for name, value in options.items()]
     process = subprocess.Popen(
-        [server, "--no-defaults", "--skip-networking", *words],
+        [server, "--no-defaults", "--skip-networking", temporary, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
