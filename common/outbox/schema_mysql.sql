@@ -49,6 +49,9 @@ BEGIN
     END IF;
     IF NEW.id = 0 THEN
         SELECT lock_id INTO held FROM usher_outbox_locks WHERE lock_id = crc32(NEW.ticket_id) & 16383 FOR UPDATE;
+        IF held IS NULL THEN -- without the lock there would be no order
+            SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'usher_outbox_locks lacks rows: run its INSERT of schema_mysql.sql again';
+        END IF;
         INSERT INTO usher_outbox_ids () VALUES ();
         SET NEW.id = last_insert_id();
         DELETE FROM usher_outbox_ids WHERE id = NEW.id;

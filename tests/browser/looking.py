@@ -67,8 +67,8 @@ class System:
 
 @contextlib.contextmanager
 def running_system(capacity: int = 2000, **settings: str) -> Iterator[System]:
-    """One master that asks for tokens, and two consumers that hold up to ``capacity`` messages each; with these further
-    ``settings``."""
+    """Run one master that asks for tokens, and two consumers that hold up to ``capacity`` messages each; with these
+    further ``settings``."""
     with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
         folder = Path(name)
         (folder / "asked.py").write_text(_HANDLER)

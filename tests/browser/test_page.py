@@ -219,6 +219,20 @@ _GAPS = """performance.getEntriesByType('resource').filter(one => one.initiatorT
     .map((at, n, all) => n ? at - all[n - 1] : Infinity)"""
 
 
+def test_a_page_that_cannot_be_renewed_says_so_although_it_is_connected(looking: Looking, system: System) -> None:
+    looking.sign_in(OPERATOR)
+    page = looking.page
+    said = page.locator("#link")
+    said.get_by_text("Live").wait_for()
+    away = lambda route: route.fulfill(status=403) if route.request.resource_type == "fetch" else route.continue_()  # noqa: E731
+    page.route("**/*", away)
+    system.send("INC-23")
+    said.get_by_text("Not up to date; trying again").wait_for()
+    page.unroute("**/*", away)
+    system.send("INC-23")
+    said.get_by_text("Live").wait_for()
+
+
 def test_a_page_that_renews_itself_leaves_alone_what_somebody_does_there(looking: Looking, system: System) -> None:
     (system.folder / "mended").unlink(missing_ok=True)
     system.send("INC-22", 2, do="hang")

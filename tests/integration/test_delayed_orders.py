@@ -45,7 +45,7 @@ def _words(results: Iterator[DelayedResult]) -> list[str]:
 
 
 def test_what_is_sent_now_is_sent_in_the_order_of_the_former_times(world: World, view: DelayedView) -> None:
-    """Those of one ticket, in the order in which they would have come."""
+    """Return the messages of one ticket, in the order in which they would have come."""
     leader = world.elect()
     ids = [delay(world, b"%d" % due, due).decode() for due in (FUTURE + 3, FUTURE + 1, FUTURE + 2)]
     delay(world, b"other", FUTURE)

@@ -1,5 +1,5 @@
-"""What messages say, in lists and in a search by FIELD=VALUE: who sees it, how much is read, and that nothing is cut in
-silence."""
+"""The fields of messages, in lists and in a search by FIELD=VALUE: who sees them, how much is read, and that nothing is
+cut in silence."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _RUN = (
 
 
 def _text(page: str) -> str:
-    """What the page says, without its markup."""
+    """Return what the page says, without its markup."""
     return re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", page.partition("<main")[2].partition("<footer")[0]))
 
 

@@ -1,4 +1,4 @@
-"""What is MySQL's own in the outbox: which locks keep the order of a ticket, what its texts are, and a table of the
+"""The parts of the outbox that only MySQL has: the locks that keep the order of a ticket, its texts, and a table of the
 application's that is taken."""
 
 from __future__ import annotations
@@ -58,6 +58,14 @@ def test_rows_of_one_statement_take_their_ids_one_by_one_behind_who_committed_be
         thread.join(30)
         assert not thread.is_alive()
     assert [action for ticket, action in _staged(own) if ticket == "T2"] == ["first", "first again", "second"]
+
+
+def test_nothing_is_written_without_its_lock(own: Outbox) -> None:
+    with own.engine.begin() as somebody:
+        somebody.execute(sa.text("DELETE FROM usher_outbox_locks"))
+    with own.engine.connect() as writer, pytest.raises(sa.exc.DBAPIError, match="usher_outbox_locks lacks rows"):
+        write_to_outbox(writer, ticket_id="T", action="1", object="o")
+    assert _staged(own) == []
 
 
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])

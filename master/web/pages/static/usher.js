@@ -39,35 +39,36 @@
     while (at) { const gone = at; at = at.nextSibling; gone.remove(); }
   };
   const unhide = (root) => { for (const box of all("[data-all]", root)) box.hidden = false; };
-  let late = null, asked = false, asked_ms = 0;
+  const link = one("#link");
+  const say = (text, away) => { if (link) { link.textContent = text; link.classList.toggle("away", Boolean(away)); } };
+  let late = null, asked = false, asked_ms = 0, isOld = false, source = null;
   const swap = async () => {
     if (asked || document.hidden) return;
     asked = true;
     asked_ms = Date.now();
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "error" });
-      if (!answer.ok) return;
+      if (!answer.ok) throw new Error(answer.status);
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
       localize(fresh);
       unhide(fresh);
       for (const old of all("[data-swap]")) { const made = fresh.getElementById(old.id); if (made) morph(old, made); }
-    } catch { /* tried again next time */ } finally { asked = false; }
+      if (isOld) { isOld = false; say(source ? "Live" : ""); }
+    } catch { isOld = true; say("Not up to date; trying again", true); } finally { asked = false; }
   };
   const soon = () => { if (!late) late = setTimeout(() => { late = null; swap(); }, Math.max(0, asked_ms + 2000 - Date.now())); };
 
   // -- the connection: none while the page is hidden
 
-  const link = one("#link");
-  const say = (text, away) => { if (link) { link.textContent = text; link.classList.toggle("away", Boolean(away)); } };
   const live = document.body.dataset.live || "";
-  let source = null, heard = Date.now(), ticks = 0;
+  let heard = Date.now(), ticks = 0;
   const open = () => {
     if (!live || source || document.hidden) return;
     source = new EventSource(live);
-    source.onopen = () => { heard = Date.now(); say("Live"); };
+    source.onopen = () => { heard = Date.now(); if (!isOld) say("Live"); };
     source.onerror = () => say("Not connected; trying again", true);
     for (const name of ["changed", "entry", "hand_over", "attempt", "completed", "dead_letter", "state"])
-      source.addEventListener(name, () => { heard = Date.now(); say("Live"); soon(); });
+      source.addEventListener(name, () => { heard = Date.now(); if (!isOld) say("Live"); soon(); });
   };
   const close = () => { if (source) { source.close(); source = null; } };
   document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else open(); });
