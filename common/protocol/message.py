@@ -188,21 +188,21 @@ class EntryView:
 # ---- fields for people
 
 
-def parse_names(text: str) -> tuple[str, ...]:
+def parse_field_names(text: str) -> tuple[str, ...]:
     """Parse USHER_SHOWN_FIELDS. Raises ValueError.
 
-    >>> parse_names("order, payload.customer.id"), parse_names("")
+    >>> parse_field_names("order, payload.customer.id"), parse_field_names("")
     (('order', 'payload.customer.id'), ())
     """
     names = tuple(dict.fromkeys(filter(None, (name.strip() for name in text.split(",")))))
     if len(names) > MOST_FIELDS:
         raise ValueError(f"at most {MOST_FIELDS} fields can be shown")
     for name in names:
-        check_name(name)
+        check_field_name(name)
     return names
 
 
-def check_name(name: str) -> str:
+def check_field_name(name: str) -> str:
     """Return the name of a field that can be looked for. Raises ValueError."""
     if not 0 < len(name.encode("utf-8", "surrogateescape")) <= LONGEST_NAME:
         raise ValueError(f"the name of a field has 1 to {LONGEST_NAME} bytes")

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.protocol.marks import MarkFields, check_tenant_field, check_weights
-from usher.common.protocol.message import parse_names
+from usher.common.protocol.message import parse_field_names
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SourceSelection
 
 PREFIX = "USHER_"
@@ -80,7 +80,7 @@ def _redis_url(value: str) -> str:
 
 
 def _names(value: str) -> str:
-    parse_names(value)
+    parse_field_names(value)
     return value
 
 
@@ -290,7 +290,7 @@ class CommonSettings(BaseModel):
     @property
     def shown_names(self) -> tuple[str, ...]:
         """The fields that lists show."""
-        return parse_names(self.shown_fields)
+        return parse_field_names(self.shown_fields)
 
     @property
     def by_stream(self) -> bool:

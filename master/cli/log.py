@@ -17,7 +17,7 @@ from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.json_text import json_line
 from usher.common.base.labels import label
 from usher.common.base.text import escape_control, json_safe
-from usher.common.protocol.message import UID_FIELD, as_mapping, check_name, first_value, ticket_value
+from usher.common.protocol.message import UID_FIELD, as_mapping, check_field_name, first_value, ticket_value
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
@@ -172,7 +172,7 @@ def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
 def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
     field, equals, value = what.partition("=")
     try:
-        check_name(field)
+        check_field_name(field)
     except ValueError as wrong:
         raise click.UsageError(str(wrong)) from None
     if not equals:

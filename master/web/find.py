@@ -14,7 +14,7 @@ from usher.common.http.app import answer, read_model, unprocessable
 from usher.common.http.credentials import Role
 from usher.common.http.fields import PageLimit
 from usher.common.http.openapi import tells
-from usher.common.protocol.message import LONGEST_NAME, check_name
+from usher.common.protocol.message import LONGEST_NAME, check_field_name
 from usher.master.messages.fields import LONGEST_VALUE, ROWS, FoundMessages
 from usher.master.web.documents import Found
 from usher.master.web.seen import sees_texts
@@ -72,7 +72,7 @@ def find_messages(fields: FieldsPort, field: str, value: bytes, cursor: str | No
     """Search. Raises Problem 422 for what cannot be looked for."""
     wrong = []
     try:
-        check_name(field)
+        check_field_name(field)
     except ValueError as why:
         wrong.append({"field": "field", "problem": str(why)})
     if len(value) > LONGEST_VALUE:
