@@ -17,6 +17,8 @@ from usher.common.sql.errors import CANCELED, PassingCause, driver_message, is_a
 _SQLITE_WAIT_S = 30.0
 #: Seconds for which a streamer waits for an answer of MySQL, whose drivers have no other way to notice that it is gone.
 _MYSQL_WAIT_S = 15
+#: A row that somebody holds is waited for as long as MySQL can count: a lease must not end meanwhile.
+_MYSQL_IMPATIENT = "SET SESSION innodb_lock_wait_timeout = 1"
 #: SQLite's words for a full disk: other programs that open the file are short of the same disk.
 _SQLITE_FULL = "disk is full"
 _NOT_ASYNC = (
@@ -66,9 +68,9 @@ def _waits(url: sa.engine.URL, streams: bool) -> dict[str, Any]:
     if url.get_backend_name() == "sqlite":
         return {} if "timeout" in url.query else {"timeout": _SQLITE_WAIT_S}
     if url.get_backend_name() == "mysql":
-        waits = {"connect_timeout": 5}
+        waits: dict[str, Any] = {"connect_timeout": 5}
         if streams:
-            waits |= {"read_timeout": _MYSQL_WAIT_S, "write_timeout": _MYSQL_WAIT_S}
+            waits |= {"read_timeout": _MYSQL_WAIT_S, "write_timeout": _MYSQL_WAIT_S, "init_command": _MYSQL_IMPATIENT}
         return {name: value for name, value in waits.items() if name not in url.query}
     return postgres_args(url)
 

@@ -25,9 +25,9 @@ from usher.common.sql.alchemy import sa
 
 log = logging.getLogger(__name__)
 
-#: What has a connection wait for a lock (SQLite's one write lock) for a moment only: a lease must not end meanwhile.
-#: Same as lock_timeout in queries.sql; MySQL counts in whole seconds.
-_IMPATIENT = {"sqlite": "PRAGMA busy_timeout = 500", "mysql": "SET SESSION innodb_lock_wait_timeout = 1"}
+#: Has a connection wait for SQLite's one write lock for a moment only: a lease must not end meanwhile. Same as
+#: lock_timeout in queries.sql; for MySQL see open_engine.
+_IMPATIENT = "PRAGMA busy_timeout = 500"
 _CHANNEL = "usher_outbox"
 
 
@@ -231,8 +231,8 @@ class OutboxStore:
         driver: Any = connection.connection.driver_connection
         if driver is not self._asked:
             self._keep_socket(driver)
-            if self.dialect in _IMPATIENT and "timeout" not in self._engine.url.query:
-                driver.cursor().execute(_IMPATIENT[self.dialect])
+            if self.dialect == "sqlite" and "timeout" not in self._engine.url.query:
+                driver.execute(_IMPATIENT)
 
     def _keep_socket(self, driver: Any) -> None:
         over = (AttributeError, OSError, self._engine.dialect.loaded_dbapi.Error)  # there is none, or it is closed

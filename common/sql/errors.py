@@ -26,13 +26,15 @@ _IDLE = 0
 #: Treated as SQLite's read-only file.
 _READ_ONLY = "25006"
 #: Error numbers of MySQL and MariaDB that pass: deadlock, lock timeout, a row changed since the snapshot, the memory
-#: for locks is full.
-_MYSQL_AGAIN = frozenset({1213, 1205, 1020, 1206})
-#: The server stops, takes no more connections or no writes, its disk or memory is full, the connection is gone or was
-#: killed.
+#: for locks is full, another server of the group was faster.
+_MYSQL_AGAIN = frozenset({1213, 1205, 1020, 1206, 3101})
+#: The server stops, takes no more connections (of this user) or no writes, is not ready (Galera), its disk or memory is
+#: full, the connection is gone or was killed.
 _MYSQL_AWAY = frozenset(
-    {1021, 1037, 1038, 1040, 1041, 1053, 1114, 1158, 1159, 1160, 1161, 1203, 1290, 1792, 1836, 1927, 4031}
+    {1021, 1037, 1038, 1040, 1041, 1047, 1053, 1114, 1158, 1159, 1160, 1161, 1203, 1226, 1290, 1792, 1836, 1927, 4031}
 )
+#: A savepoint that is not there, if the text says so: a deadlock has rolled back all of the transaction.
+_MYSQL_NO_SAVEPOINT = 1305
 #: A statement was ended: KILL QUERY, max_execution_time, MariaDB's max_statement_time.
 _MYSQL_CANCELED = frozenset({1317, 3024, 1969})
 #: SERVER_STATUS_IN_TRANS of the protocol.
@@ -131,7 +133,8 @@ def mysql_number(error: sa.exc.DBAPIError) -> int | None:
 
 
 def _of_mysql(error: sa.exc.DBAPIError, number: int, told: str) -> Passing | None:
-    if number in _MYSQL_AGAIN and not error.connection_invalidated:
+    is_rolled_back = number == _MYSQL_NO_SAVEPOINT and "SAVEPOINT" in told
+    if (number in _MYSQL_AGAIN or is_rolled_back) and not error.connection_invalidated:
         return Passing(PassingCause.GIVEN_UP, told)
     # Those of the client, from 2000 on, are all about the connection; 0 is an error of one that is closed.
     is_away = error.connection_invalidated or number in _MYSQL_AWAY or 2000 <= number < 2100 or number == 0

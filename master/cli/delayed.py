@@ -162,11 +162,13 @@ def _act(
     by = caller(why)
     with configured(flags, "delayed") as (settings, link, keys):
         view = DelayedView(link, keys, settings.ticket_field)
-        due_ms = None if due is None else _due(due, view.now_ms())
+        due_ms = None if due is None else _checked(due(view.now_ms()), view)
         when = "" if due_ms is None else moment_text(due_ms, "seconds")
         chosen = list(dict.fromkeys(ids)) or list(view.ids(ticket))
         if chosen and not yes:
             _ask(_ASKS[what].format(pluralize(len(chosen), "delayed message"), when), as_json)
+            if due_ms is not None:
+                _checked(due_ms, view)  # the answer may have taken long
         on = "delayed messages" + (f" of {ticket}" if ticket is not None else f" {', '.join(ids[:5])}" if ids else "")
         on += f" to {moment(due_ms)} UTC" if due_ms is not None else ""
         outcomes = Counter(one.word for one in carry_out(view, what, chosen, due_ms, OperatorAction(by, what, on)))
@@ -181,9 +183,9 @@ def _act(
     sys.exit(1 if done < len(chosen) else 0)
 
 
-def _due(due: Callable[[int], int], now_ms: int) -> int:
+def _checked(due_ms: int, view: DelayedView) -> int:
     try:
-        check_due(due_ms := due(now_ms), now_ms)
+        check_due(due_ms, view.now_ms())
     except ValueError as refused:
         raise click.UsageError(str(refused)) from None
     return due_ms

@@ -140,6 +140,11 @@ class DelayedView:
             count, known = self._link.all_of([("XLEN", self._log.delayed), ("ZCARD", self._log.due)])
         return max(0, count - known)
 
+    def ordered_until(self) -> str:
+        """Return the id up to which the messages are in order; "" where none is."""
+        with self._lock:
+            return (self._link.call("GET", self._log.due_until) or b"").decode()
+
     def now_ms(self) -> int:
         """Ask Redis for its time, by which messages are due."""
         with self._lock:
@@ -222,23 +227,24 @@ class DelayedView:
     def move(self, ids: Sequence[str], due_ms: int | None) -> Iterator[DelayedResult]:
         """Make these messages due at that time, or (None) now, by Redis' clock: the leading master sends them then, in
         the order of their times. Yield what happened to each. Raises what ``Link.call`` raises; a repeat does no
-        harm."""
+        harm.
+
+        They keep their order wherever this ends: what comes earlier than before is moved from the front on, then what
+        comes later from the back on."""
+        at_ms = self.now_ms() if due_ms is None else due_ms
         with self._lock:
             scores = self._link.all_of([("ZSCORE", self._log.due, member_of(entry_id)) for entry_id in ids])
-        ordered = [
-            entry_id
-            for _, _, entry_id in sorted(
-                (float(score or 0), rank(entry_id.encode()), entry_id)
-                for entry_id, score in zip(ids, scores, strict=True)
-            )
-        ]
-        done = 0
-        while done < len(ordered):
-            results = self._run(
-                "move_delayed", ordered[done : done + AT_ONCE], "now" if due_ms is None else due_ms, done
-            )
-            done += len(results)
-            yield from results
+        ordered = sorted(
+            (float(score or 0), rank(entry_id.encode()), entry_id) for entry_id, score in zip(ids, scores, strict=True)
+        )
+        numbered = [(number, entry_id) for number, (_, _, entry_id) in enumerate(ordered)]
+        later = sum(score <= at_ms for score, _, _ in ordered)
+        for some, step in ((numbered[later:], 1), (numbered[:later][::-1], -1)):
+            while some:
+                chunk = [entry_id for _, entry_id in some[:AT_ONCE]]
+                results = self._run("move_delayed", chunk, at_ms, some[0][0], step)
+                some = some[len(results) :]
+                yield from results
 
     def drop(self, ids: Sequence[str]) -> Iterator[DelayedResult]:
         """Throw these messages away. Yield what happened to each."""

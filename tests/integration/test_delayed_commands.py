@@ -307,7 +307,7 @@ def test_messages_are_sent_now_and_moved_and_the_action_log_says_so(run: Run, li
     assert [(line["what"], line["on"].partition(" to ")[0], line["why"], line["outcome"]) for line in lines] == [
         ("move_delayed", "delayed messages", "", "moved 2"),
         ("send_delayed_now", "delayed messages of A", "", "moved 1"),
-        ("send_delayed_now", f"delayed messages {first}, 99999999999999-1", "they wait for it", "unknown 1, moved 1"),
+        ("send_delayed_now", f"delayed messages {first}, 99999999999999-1", "they wait for it", "moved 1, unknown 1"),
         ("move_delayed", f"delayed messages {of_b}", "", "moved 1"),
     ]
     assert lines[3]["on"].endswith(" to 2030-01-01 00:00:00.000 UTC")

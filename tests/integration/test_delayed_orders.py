@@ -45,7 +45,6 @@ def _words(results: Iterator[DelayedResult]) -> list[str]:
 
 
 def test_what_is_sent_now_is_sent_in_the_order_of_the_former_times(world: World, view: DelayedView) -> None:
-    """Return the messages of one ticket, in the order in which they would have come."""
     leader = world.elect()
     ids = [delay(world, b"%d" % due, due).decode() for due in (FUTURE + 3, FUTURE + 1, FUTURE + 2)]
     delay(world, b"other", FUTURE)
@@ -65,6 +64,20 @@ def test_more_than_one_call_takes_keep_their_order_too(world: World, view: Delay
     _until(lambda: now_ms(world) > due_ms + 1)
     send_due(world, leader)
     assert sent(world) == [b"%d" % number for number in reversed(range(count))]
+
+
+@pytest.mark.parametrize("after", [1, AT_ONCE, AT_ONCE + 1])
+def test_a_move_that_ends_half_way_and_its_repeat_keep_the_order(world: World, view: DelayedView, after: int) -> None:
+    """Some come earlier than before, some later; the calls that are left are never made."""
+    leader, count = world.elect(), 2 * AT_ONCE + 50
+    ids = [delay(world, b"%d" % number, FUTURE + number).decode() for number in range(count)]
+    leader.due_delayed(10)
+    for due_ms in (FUTURE + count // 2, FUTURE + 2 * count, FUTURE - 1000):
+        for most in (after, count):
+            list(itertools.islice(view.move(ids, due_ms), most))
+            page = view.page(None, count)
+            assert [row.ticket_id for row in page.rows] == [str(number) for number in range(count)]
+        assert {row.due_ms for row in page.rows} == {due_ms}
 
 
 def test_a_moved_message_is_due_at_its_new_time_and_not_at_the_former_one(world: World, view: DelayedView) -> None:

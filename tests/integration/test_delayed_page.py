@@ -217,6 +217,23 @@ def test_of_very_many_the_first_are_changed_and_the_rest_is_told(
     assert left(world) == 1
 
 
+def test_so_many_that_the_rest_would_come_before_them_are_not_moved(
+    site: Site,  # noqa: F811
+    world: World,
+    three: tuple[LeaderScripts, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("usher.master.web.pages.delayed_pages._MOST_AT_A_TIME", 2)
+    with world.unchanged():
+        for path, more in (
+            ("preview", {"at": "2099-01-01T00:00", "zone": "UTC"}),
+            ("run", {"due_ms": "4070908800000"}),
+        ):
+            answer = site.post(f"/delayed/{path}", what="move_delayed", all="1", **more)
+            assert answer.status_code == 422
+            assert "more match than can be moved at once" in answer.text
+
+
 @pytest.mark.parametrize(
     "form", [{"what": "send_delayed_now"}, {"what": "x", "id": "1-1"}, {"what": "drop_delayed", "id": "x"}]
 )

@@ -3,6 +3,7 @@ application's that is taken."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
@@ -134,6 +135,43 @@ def test_a_row_that_somebody_holds_is_not_waited_for_longer_than_a_moment(
         other.rollback()
     hand.turn()
     assert (len(entries(link)), own.store.waiting()) == (1, (0, 0))
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_what_others_are_writing_keeps_no_other_ticket_back(
+    own: Outbox, hands: Callable[..., Hand], link: Link, count: int
+) -> None:
+    own.stage_many(count)
+    hand = hands(own)
+    with own.engine.connect() as other:
+        write_to_outbox(other, ticket_id="another", action="a", object="o")
+        hand.turn()
+        assert (len(entries(link)), own.store.waiting()[0]) == (count, 0)
+        other.rollback()
+
+
+def test_what_the_database_rolls_back_within_a_batch_is_not_taken_for_done(
+    own: Outbox, hands: Callable[..., Hand], consumers: Callable[..., LogConsumer]
+) -> None:
+    """InnoDB's deadlock rolls back the whole transaction; who swallows it goes on in a new one, without knowing."""
+    own.stage(LogRecord("T", "a", "o"))
+    hands(own).turn()
+    with own.engine.begin() as sql:
+        sql.execute(sa.text("CREATE TABLE effects (n INT)"))
+    consumer = consumers(own)
+
+    def handle(records: Any, state: dict[str, Any], sql: sa.Connection) -> None:
+        sql.execute(sa.text("INSERT INTO effects VALUES (1)"))
+        if swallows:
+            sql.exec_driver_sql("ROLLBACK")
+            sql.execute(sa.text("INSERT INTO effects VALUES (2)"))
+        state["runs"] = state.get("runs", 0) + 1
+
+    for swallows in (True, False):
+        with pytest.raises(SqlTrouble, match="rolled back") if swallows else contextlib.nullcontext():
+            consumer.step(handle)
+    assert own.rows("SELECT n FROM effects") == [(1,)]
+    assert consumer.state()[1] == {"runs": 1}
 
 
 def test_names_that_differ_by_case_or_a_blank_are_two(

@@ -44,6 +44,7 @@ from usher.master.web.pages.views import render_page
 _ROWS, _MOST_CHOSEN, _PREVIEWED, _MOST_AT_A_TIME = 100, 200, 50, 5_000
 #: Seconds that a search for all that match may take.
 _FIND_S = 1.0
+_NOT_FOUND = "None was found in the time for a search: look further, and choose by hand"
 _WHAT = {SEND_NOW: "Send now", MOVE: "Move", DROP: "Drop"}
 _ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,2}")
 #: The zone of a form that means the master's own.
@@ -80,12 +81,13 @@ def delayed_views(port: PagePort) -> Blueprint:
     @views.post("/delayed/preview")
     @needs(Role.OPERATOR)
     def preview() -> str:
+        until = port.delayed.ordered_until()
         what, choice = _asked(port.delayed)
         due_ms = checked_due(port.delayed, _asked_moment()) if what == MOVE else None
         rows = choice.rows[:_PREVIEWED]
         facts: dict[str, Any] = {"what": what, "verb": _WHAT[what], "due_ms": due_ms, "choice": choice._asdict()}
         facts |= {"count": len(choice.rows), "gone": len(choice.ids) - len(choice.rows), "of": _of(choice.rows)}
-        facts |= {"rows": [shown(row) for row in rows], "until": f"{port.delayed.now_ms()}-0"}
+        facts |= {"rows": [shown(row) for row in rows], "until": until}
         return render_page("operations/delayed_preview.html", "delayed", **facts)
 
     return views
@@ -101,7 +103,7 @@ def add_delayed_actions(actions: Blueprint, port: PagePort, go: Callable[[str, s
         due_ms = checked_due(port.delayed, _number("due_ms")) if what == MOVE else None
         back = "/delayed" + (f"?{urlencode({'ticket': choice.ticket})}" if choice.ticket else "")
         if not choice.ids:
-            return go(back, "Nothing was chosen, or what was chosen is gone")
+            return go(back, "Nothing was chosen, or what was chosen is gone" if choice.is_all else _NOT_FOUND)
         on = chosen_delayed(len(choice.ids), choice.ids[0], due_ms)
         on += f", of ticket {choice.ticket}" if choice.ticket else ", of all" if choice.is_of_filter else ""
         action = OperatorAction(by_caller(read_why()), what, on)
@@ -117,7 +119,12 @@ def _asked(delayed: DelayedView) -> tuple[str, _Choice]:
     ticket = _checked_ticket(form.get("ticket", ""))
     if form.get("all"):
         until = form.get("until", "")
-        return what, _all_of(delayed, ticket, until if is_id(until) else "")
+        choice = _all_of(delayed, ticket, until if is_id(until) else "")
+        if what == MOVE and not choice.is_all:  # those that are left would come before them, or between them
+            raise Problem(
+                422, "too_many", "more match than can be moved at once: choose a ticket, or `usher delayed move`"
+            )
+        return what, choice
     ids = [one for one in dict.fromkeys(form.getlist("id")) if is_id(one)][:_MOST_CHOSEN]
     if not ids:
         raise Problem(422, "invalid_fields", "nothing was chosen: go back, and choose messages in the first column")
