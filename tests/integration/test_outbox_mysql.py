@@ -21,6 +21,7 @@ from usher.common.outbox.taken_table import TakenTable, taken_table
 from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
 from usher.common.redis.client import Link
 from usher.common.sql.alchemy import sa
+from usher.common.sql.errors import PassingCause, passing
 from usher.master.streamer.streamer import Pace
 
 _WRITERS, _COMMITS, _TICKETS = 6, 60, 3
@@ -172,6 +173,16 @@ def test_what_the_database_rolls_back_within_a_batch_is_not_taken_for_done(
             consumer.step(handle)
     assert own.rows("SELECT n FROM effects") == [(1,)]
     assert consumer.state()[1] == {"runs": 1}
+
+
+def test_a_savepoint_that_went_with_a_deadlock_is_an_error_that_passes(own: Outbox) -> None:
+    with own.engine.connect() as sql:
+        nested = sql.begin_nested()
+        sql.exec_driver_sql("ROLLBACK")
+        with pytest.raises(sa.exc.DBAPIError) as raised:
+            nested.rollback()
+    told = passing(raised.value)
+    assert told is not None and told.why is PassingCause.GIVEN_UP
 
 
 def test_names_that_differ_by_case_or_a_blank_are_two(
