@@ -48,7 +48,7 @@ PARTS: dict[str, dict[str, Listed]] = {
     "Send": {
         "send": Listed("usher.common.cli.send:send", "Send messages: from a CSV file, made up, or one."),
         "delayed": Listed(
-            "usher.master.cli.delayed:delayed", "Look at messages that were sent for later, or drop them."
+            "usher.master.cli.delayed:delayed", "Look at messages that were sent for later; send, move or drop them."
         ),
         "import": Listed(
             "usher.common.cli.import_jobs:import_jobs", "Take over what waits in queues of Celery, RQ or BullMQ."

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +23,7 @@ from usher.consumer.settings import ConsumerSettings
 from usher.deploy.local.deploy_folder import AROUND_DRAIN_S
 from usher.master.settings import MasterSettings
 
+_OF_KEDA = ("ScaledObject", "TriggerAuthentication")  # Kubernetes' schemas do not know them
 CONTAINER, KUBERNETES = ROOT / "deploy" / "container", ROOT / "deploy" / "kubernetes"
 _SETTINGS: dict[str, type[CommonSettings]] = {"master": MasterSettings, "consumer": ConsumerSettings}
 
@@ -132,7 +136,7 @@ class TestKubernetes:
         assert {*made["Kustomization", "kubernetes"]["resources"], "kustomization.yaml"} == {
             file.name for file in KUBERNETES.glob("*.yaml")
         }
-        assert made["Kustomization", "keda"]["resources"] == ["..", "scaling.yaml"]
+        assert made["Component", "keda"]["resources"] == ["scaling.yaml"]
 
     def test_the_containers_have_settings_that_are_accepted(self) -> None:
         made = manifests()
@@ -196,5 +200,43 @@ class TestKubernetes:
     def test_the_schemas_of_kubernetes_accept_them(self) -> None:
         kubernetes_validate = pytest.importorskip("kubernetes_validate")
         for (kind, _), one in manifests().items():
-            if kind not in ("Kustomization", "ScaledObject", "TriggerAuthentication"):
+            if kind not in ("Kustomization", "Component", *_OF_KEDA):
                 kubernetes_validate.validate(one, "1.31", strict=True)
+
+    def test_the_overlay_of_the_documents_is_rendered(self, tmp_path: Path) -> None:
+        plain, with_keda = re.findall(
+            r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "containers.md").read_text(), re.MULTILINE | re.DOTALL
+        )
+        made = rendered(tmp_path / "plain", plain)
+        assert made["Deployment", "usher-consumer"]["spec"]["replicas"] == 3
+        assert made.keys().isdisjoint({("ScaledObject", "usher-consumer")})
+        made = rendered(tmp_path / "with_keda", plain + with_keda)
+        assert "replicas" not in made["Deployment", "usher-consumer"]["spec"]
+        [trigger] = made["ScaledObject", "usher-consumer"]["spec"]["triggers"]
+        service = made["Service", "usher"]["metadata"]
+        assert urlsplit(trigger["metadata"]["url"]).hostname == f"{service['name']}.{service['namespace']}.svc"
+        [settings] = [one["data"] for (kind, _), one in made.items() if kind == "ConfigMap"]
+        assert settings["USHER_HANDLER"] == "shop.orders:handle" and "USHER_MASTER_URLS" in settings
+        for owner in (("StatefulSet", "usher-master"), ("Deployment", "usher-consumer")):
+            [container] = made[owner]["spec"]["template"]["spec"]["containers"]
+            assert container["image"] == "registry.example/shop:17"
+            [config] = [one["configMapRef"]["name"] for one in container["envFrom"] if "configMapRef" in one]
+            assert ("ConfigMap", config) in made
+        assert {one["metadata"]["namespace"] for one in made.values()} == {"shop"}
+        kubernetes_validate = pytest.importorskip("kubernetes_validate")
+        for (kind, _), one in made.items():
+            if kind not in _OF_KEDA:
+                kubernetes_validate.validate(one, "1.31", strict=True)
+
+
+def rendered(folder: Path, overlay: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return what ``kubectl kustomize`` makes of an overlay beside our manifests."""
+    command = ["kustomize", "build"] if shutil.which("kustomize") else ["kubectl", "kustomize"]
+    if shutil.which(command[0]) is None:
+        pytest.skip("neither kustomize nor kubectl is here")
+    shutil.copytree(KUBERNETES, folder / "usher" / "deploy" / "kubernetes")
+    (folder / "shop").mkdir()
+    (folder / "shop" / "kustomization.yaml").write_text(overlay)
+    done = subprocess.run([*command, str(folder / "shop")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
