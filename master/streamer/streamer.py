@@ -37,9 +37,11 @@ from usher.master.leader.elector import Lead
 log = logging.getLogger(__name__)
 
 _STANDBY_S = 1.0
-_FIRST_LOOK_S = 0.005
-#: Longest wait between looks for which commits need not ring.
-_SILENT_S = 0.01
+#: Wait between looks while commits need not ring.
+_LOOK_S = 0.005
+#: Looks that find nothing (0.1 s), after which commits are asked to ring. A disk that is slow for a moment stalls all
+#: writers, and would have them ring, which costs them the most just then.
+_LOOKS = 20
 #: Seconds between counts of parked tickets.
 _COUNT_S = 10.0
 #: Longest wait of one call of WAIT or WAITAOF, which is repeated until it succeeds.
@@ -106,7 +108,8 @@ class Streamer(Service):
         self._pace = pace
         self._most = pace.batch
         self._sent: _Sent | None = None
-        self._look_s = _FIRST_LOOK_S
+        self._look_s = _LOOK_S
+        self._looks = 0  # since one found rows
         self._rings = False  # commits ring since a look found nothing
         self._not_durable_logged = False
         self.sent = self.refused = 0  # rows
@@ -154,7 +157,7 @@ class Streamer(Service):
         batch = encode(rows, self._pace.parks)
         if not batch.ids and not batch.refused:
             return self._nothing()
-        self._look_s, self._rings = _FIRST_LOOK_S, False
+        self._look_s, self._looks, self._rings = _LOOK_S, 0, False
         if batch.ids:
             if not self.emit(epoch, batch.values):
                 return 0.0
@@ -260,19 +263,21 @@ class Streamer(Service):
             raise problem
 
     def _nothing(self) -> float:
-        """Return the wait after an empty outbox: look again soon, then less and less often. For more than a moment only
-        while commits ring, where they can: a notification costs a commit more than a look costs anybody.
+        """Return the wait after an empty outbox: look again soon, and after ``_LOOKS`` less and less often. Then only
+        commits ring, where they can: a notification costs a commit more than a look costs anybody.
 
         A transaction that wrote before commits ring, and commits after the look that follows, rings for nobody. It is
         found by one of the looks, whose waits begin anew with the bell: at the latest when as much time has passed
         again as since then, and after ``poll_s``.
         """
         self.caught_up_s = now_s()
-        if self._look_s > _SILENT_S:
-            before, self._rings = self._rings, self._outbox.ring()
-            if self._rings and not before:
-                self._look_s = _FIRST_LOOK_S
-                return 0.0
+        self._looks += 1
+        if self._looks <= _LOOKS:
+            return min(_LOOK_S, self._pace.poll_s)
+        before, self._rings = self._rings, self._outbox.ring()
+        if self._rings and not before:
+            self._look_s = _LOOK_S
+            return 0.0
         wait_s, self._look_s = self._look_s, min(2 * self._look_s, self._pace.poll_s)
         return min(wait_s, self._pace.poll_s)
 
