@@ -99,7 +99,8 @@ class Looking:
         self.page = context.new_page()
         self.troubles: list[str] = []
         self.refusals: list[str] = []
-        self._system = system
+        #: Where the page is: of a proxy, if one is asked.
+        self.root = system.url
         self.page.set_default_timeout(PATIENCE_MS)
         self.page.add_init_script(_WATCH)
         self.page.on("pageerror", lambda error: self.troubles.append(f"script: {error}"))
@@ -109,14 +110,14 @@ class Looking:
         self.accepts_dialogs = False
 
     def sign_in(self, token: str) -> None:
-        self.page.goto("/")
+        self.page.goto(f"{self.root}/")
         self.page.get_by_label("Token").fill(token)
         self.page.get_by_role("button", name="Sign in").click()
         self.page.get_by_role("navigation").wait_for()
 
     def go(self, path: str) -> Any:
         """Open a page, and note what its policy has stopped."""
-        response = self.page.goto(path, wait_until="load")
+        response = self.page.goto(f"{self.root}{path}", wait_until="load")
         self.look_for_reports()
         return response
 
@@ -138,5 +139,5 @@ class Looking:
         dialog.dismiss()
 
     def _request(self, request: Any) -> None:
-        if not request.url.startswith(self._system.url + "/"):
+        if not request.url.startswith(self.root + "/"):
             self.troubles.append(f"request: {request.url}")

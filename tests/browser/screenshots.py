@@ -15,6 +15,7 @@ from playwright.sync_api import sync_playwright
 
 from tests.browser.looking import LAUNCH, OPERATOR, System, running_system
 from tests.process.crew import KEYS
+from tests.process.machine import until
 
 _PAGES = {
     "overview": "/",
@@ -36,6 +37,11 @@ _PAGES = {
     "actions": "/actions",
     "problem": "/nowhere",
 }
+#: So many tickets are stuck in all sorts of ways; more are mostly halted, and none is tried again while one looks.
+_FEW, _MANY = (
+    100,
+    {"USHER_DEAD_LETTER_POLICY": "halt", "USHER_RETRY_SECONDS": "3600", "USHER_RETRY_CAP_SECONDS": "3600"},
+)
 _WIDTHS, _SCHEMES, _TICKETS = (1280, 400), ("light", "dark"), (0, 40, 100_000)
 #: Nothing may be wider than the page, but what says that it scrolls.
 _OVERFLOWS = """document.documentElement.scrollWidth > document.documentElement.clientWidth"""
@@ -74,7 +80,7 @@ def main(folder: Path, all_tickets: list[int]) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(**LAUNCH)
         for tickets in all_tickets:
-            with running_system(100_000, USHER_SHOWN_FIELDS="do,says") as system:
+            with running_system(100_000, USHER_SHOWN_FIELDS="do,says", **(_MANY if tickets > _FEW else {})) as system:
                 fill(system, tickets)
                 for width in _WIDTHS:
                     for scheme in _SCHEMES:
@@ -136,31 +142,20 @@ def sheet(page: Any, folder: Path, name: str, made: list[str]) -> None:
 
 
 def fill(system: System, tickets: int) -> None:
-    """Of few tickets all are stuck: three in four fail, the others hang. Of many a tenth hangs, fails or is given up; the
-    rest waits behind those, or is done."""
-    does = ("fail", "hang", "fail", "fail") if tickets <= 100 else ("done", "hang", "fail", "give up", *["done"] * 6)
+    """Of few tickets all are stuck: three in four fail, the others hang. Of many all stay in the index: one in ten waits
+    for its next try, a few hang, and the others are halted, as when what their handlers need is down."""
+    few, many = ("fail", "hang", "fail", "fail"), ("fail", *["give up"] * 9)
     for at in range(0, tickets, 1000):
-        some = range(at, min(at + 1000, tickets))
-        system.link.pipeline(
-            [
-                (
-                    "XADD",
-                    KEYS.stream,
-                    "*",
-                    "ticket_id",
-                    f"INC-{n}",
-                    "do",
-                    does[n % len(does)],
-                    "says",
-                    f"no account {n}",
-                )
-                for n in some
-            ]
-        )
+        rows = []
+        for n in range(at, min(at + 1000, tickets)):
+            does = few[n % 4] if tickets <= _FEW else "hang" if n % (tickets // 20) == 1 else many[n % 10]
+            rows.append(("XADD", KEYS.stream, "*", "ticket_id", f"INC-{n}", "do", does, "says", f"no account {n}"))
+        system.link.pipeline(rows)
     if tickets:
         system.send("INC-1", 4, text="what waits behind")
         system.send("INC-given-up", do="give up", says="no such account")
         system.link.call("SET", KEYS.audit, json.dumps(_AUDIT))
+        until(lambda: system.link.call("HLEN", KEYS.tickets) > tickets, 600, "all of them are in the index")
         time.sleep(20)
 
 
