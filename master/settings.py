@@ -9,7 +9,8 @@ from pydantic import AfterValidator, Field
 
 from usher.common.base.durations import check_duration
 from usher.common.http.path_prefix import check_path_prefix
-from usher.common.http.sign_on import SignOn, check_header, parse_names, parse_networks
+from usher.common.http.proxies import parse_networks
+from usher.common.http.sign_on import SignOn, check_header, parse_names
 from usher.common.runtime.settings import Address, CommonSettings, MaybeAddress
 
 
@@ -156,6 +157,13 @@ class MasterSettings(CommonSettings):
     sign_on_viewers: Annotated[str, AfterValidator(_names)] = Field(
         "", description="Names that may look, likewise. Who is in neither list is refused."
     )
+    proxies: Annotated[str, AfterValidator(_networks)] = Field(
+        "",
+        description=(
+            "Addresses and networks of proxies in front, comma separated: limits and the log count by the address that"
+            " they name in X-Forwarded-For, not by theirs. Empty: by that of the connection."
+        ),
+    )
     hosts: str = Field(
         "",
         description=(
@@ -167,7 +175,7 @@ class MasterSettings(CommonSettings):
         2000, ge=1, le=10**6, description="Most HTTP requests of one token from one address; 429 beyond."
     )
     registers_per_minute: float = Field(
-        600, ge=1, le=10**6, description="Most registrations of one token, and log-ins, from one address; 429 beyond."
+        600, ge=1, le=10**6, description="Most registrations of one token from one address; 429 beyond."
     )
     requests_in_flight: int = Field(
         256, ge=1, le=100_000, description="Most HTTP requests that are being answered or wait for it; 503 beyond."

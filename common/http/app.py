@@ -188,7 +188,10 @@ def add_metrics(app: Flask, metrics: Metrics) -> None:
 
     app.add_url_rule("/metrics", "metrics", show_metrics)
     guard: Doorman = app.extensions["usher_doorman"]
-    text = "Requests and log-ins with a token that is not known; the log names their addresses."
+    text = (
+        "Requests and log-ins with a token that is not known, or not looked up after many of these; the log names their"
+        " addresses."
+    )
     metrics.add(lambda: [counter("refused_tokens", text, guard.refused_tokens)])
 
 

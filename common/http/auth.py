@@ -20,8 +20,9 @@ Protection against foreign pages:
   (``Sec-Fetch-Site``, ``Origin``), even if no token is required. Pages must be sent with
   ``Referrer-Policy: same-origin``: with ``no-referrer``, browsers put ``null`` into Origin.
 
-Wrong tokens are counted and logged, with the address that sent them. Log-ins are limited as what else is rarely needed
-is (``rate_limits``).
+Wrong tokens are counted and logged, with the address that sent them (``usher.common.http.proxies``), and an address
+that sends many is not listened to for a while (``usher.common.http.rate_limits.GuessLimit``): 429 in place of 401, and
+of 403 at the log-in. What needs no token is answered nevertheless.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -43,6 +45,8 @@ from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
 from usher.common.http.credentials import NOBODY_ASKED, STRANGER, Credentials, Identity, Role, digest_of, fixed_tokens
 from usher.common.http.problem import Problem
+from usher.common.http.proxies import Network, address_of
+from usher.common.http.rate_limits import GuessLimit
 from usher.common.http.sign_on import SignOn, UnfitName
 from usher.common.redis.client import CommandRefused
 
@@ -54,6 +58,7 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 _FORM = "application/x-www-form-urlencoded"
 _UNFIT = "the proxy's header holds no name of 1 to 128 visible ASCII characters without a comma, or came twice"
+_UNHEARD = "from this address came too many wrong tokens; this one was not looked at, right or wrong"
 _NOT_ADMITTED = (
     "the proxy has signed you on, but USHER_SIGN_ON_OPERATORS and USHER_SIGN_ON_VIEWERS do not have the name it gives"
 )
@@ -126,22 +131,31 @@ class Doorman:
 
     ``secure``: browsers reach this service by https only, so cookies say so. ``prefix``: the path at which they reach
     it, see ``usher.common.http.path_prefix``. ``sign_on``: the proxies that may name people; it needs credentials that
-    ask for tokens. ``login_path``: the page, if there is one, to which a browser without a session is sent.
+    ask for tokens. ``proxies``: those that are believed for whom they ask (``X-Forwarded-For``). ``login_path``: the
+    page, if there is one, to which a browser without a session is sent.
     """
 
     def __init__(
-        self, credentials: Credentials, *, secure: bool = False, prefix: str = "", sign_on: SignOn | None = None
+        self,
+        credentials: Credentials,
+        *,
+        secure: bool = False,
+        prefix: str = "",
+        sign_on: SignOn | None = None,
+        proxies: Sequence[Network] = (),
     ) -> None:
         self.login_path: str | None = None
         self._credentials = credentials
         self._sign_on = sign_on
+        self._proxies = proxies
+        self._guesses = GuessLimit()
         self._signer = URLSafeTimedSerializer(
             credentials.key, salt="session", signer_kwargs={"digest_method": hashlib.sha256}
         )
         self.secure = secure
         self.prefix = prefix
         self.ended: EndedSessions | None = None
-        #: Number of wrong tokens, in headers and at the log-in, since the start.
+        #: Number of wrong tokens, in headers and at the log-in, since the start; and of those that were not looked up.
         self.refused_tokens = 0
         #: With these prefixes, browsers accept the cookie over https only. __Host- is for this host, and for the path /
         #: only, at which the other programs behind a proxy would get it too.
@@ -158,8 +172,9 @@ class Doorman:
 
     def greet(self, asked: Request) -> None:
         """Identify the caller: set ``g.identity``, ``g.who``, ``g.role``, ``g.by_browser`` (their browser tells who
-        they are by itself), and of somebody whom a proxy names ``g.signed_on`` (else "") and ``g.refusal``."""
-        g.signed_on, g.refusal = "", None
+        they are by itself), ``g.address``, of somebody whom a proxy names ``g.signed_on`` (else "") and ``g.refusal``,
+        which those have too whose token was not looked up."""
+        g.signed_on, g.refusal, g.address = "", None, address_of(asked.environ, self._proxies)
         g.identity, g.by_browser = self._recognise(asked)
         g.who, g.role = g.identity.name, g.identity.role
 
@@ -180,10 +195,12 @@ class Doorman:
 
     def sign_in(self, token: str, response: AnyResponse) -> Identity | None:
         """Put a session into ``response`` for the owner of ``token`` (viewers and operators); None if no identity that
-        may see pages has this token."""
-        identity = self._credentials.find(token)
-        if identity is None or not identity.role.may(Role.VIEWER):
-            self._note_wrong(request, "log-in")
+        may see pages has this token. Raises Problem 429."""
+        identity = self._find(token, "log-in")
+        if identity is None:
+            return None
+        if not identity.role.may(Role.VIEWER):
+            self._note_wrong("log-in")
             return None
         value = str(self._signer.dumps(f"{self._credentials.seal(digest_of(token))}.{secrets.token_urlsafe(12)}"))
         self._set_cookie(response, value, SESSION_S)
@@ -216,9 +233,14 @@ class Doorman:
             scheme, _, token = header.partition(" ")
             # WSGI decodes all headers as latin-1; tokens are UTF-8.
             text = token.strip().encode("latin-1", "replace").decode("utf-8", "surrogateescape")
-            found = self._credentials.find(text) if scheme.lower() == "bearer" else None
-            if found is None:
-                self._note_wrong(asked, "header")
+            found = None
+            if scheme.lower() != "bearer":
+                self._note_wrong("header")
+                return STRANGER, False
+            try:
+                found = self._find(text, "header")
+            except Problem as unheard:
+                g.refusal = unheard
             return found or STRANGER, False
         if (named := self._of_proxy(asked)) is not None:
             return named, True
@@ -232,7 +254,7 @@ class Doorman:
         try:
             name = self._sign_on.named(asked.environ)
         except UnfitName:
-            self._note_wrong(asked, "sign-on header")
+            self._note_wrong("sign-on header")
             g.refusal = Problem(401, "unfit_sign_on", _UNFIT, headers=_CHALLENGE)
             return STRANGER
         if name is None:
@@ -242,10 +264,23 @@ class Doorman:
             g.refusal = Problem(403, "not_admitted", _NOT_ADMITTED)
         return person
 
-    def _note_wrong(self, asked: Request, place: str) -> None:
+    def _find(self, token: str, place: str) -> Identity | None:
+        """Return the identity of a token that was sent; None if it is wrong. Raises Problem 429 when it was not looked
+        up: its address has sent too many wrong ones."""
+        seal = self._credentials.seal(digest_of(token))
+        if wait_s := self._guesses.ask(g.address, seal):
+            self.refused_tokens += 1
+            raise Problem(429, "too_many_wrong_tokens", _UNHEARD, headers={"Retry-After": str(math.ceil(wait_s))})
+        found = self._credentials.find_sealed(seal)
+        left = self._guesses.note(g.address, seal, found is not None)
+        if found is None:
+            self._note_wrong(place, left=left)
+        return found
+
+    def _note_wrong(self, place: str, **more: Any) -> None:
         """Count and log a wrong token."""
         self.refused_tokens += 1
-        event(log, "token_refused", level=logging.WARNING, address=asked.remote_addr, sent_in=place)
+        event(log, "token_refused", level=logging.WARNING, address=g.address, sent_in=place, **more)
 
     def _of_cookie(self, cookie: str | None) -> Identity | None:
         seal, session = self._session(cookie)

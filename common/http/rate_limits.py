@@ -1,4 +1,5 @@
-"""Limit the rate of requests by token buckets per credential and address (429 with Retry-After beyond).
+"""Limit the rate of requests by token buckets per credential and address, and that of guesses per address (429 with
+Retry-After beyond).
 
 The limits are for faulty programs, not for attackers with many addresses. A refused report of acknowledgements costs
 only speed; a refused registration is retried.
@@ -6,19 +7,25 @@ only speed; a refused registration is retried.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-from flask import g, request
+from flask import g
 
 from usher.common.base.clock import now_s
 from usher.common.http.problem import Problem
+from usher.common.http.proxies import parse_address
 
 #: Most buckets that are kept. A forgotten bucket is full again.
 _MOST_BUCKETS = 10_000
+#: Wrong tokens of an address that are looked up at once, and then in a second; and the most tokens that are remembered.
+GUESSES_AT_ONCE, _GUESSES_PER_S, _MOST_HEARD = 60, 1.0, 10_000
+#: Whoever has an address of IPv6 has a network of them, of at least this length.
+_OWN_NETWORK = 64
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -45,6 +52,63 @@ class KeyedTokenBuckets:
                 self._levels.popitem(last=False)
         return 0.0 if taken else (1.0 - level) / self._per_s
 
+    def put_back(self, key: Hashable) -> None:
+        """Put back a token that was taken."""
+        with self._lock:
+            if key in self._levels:
+                level, then = self._levels[key]
+                self._levels[key] = (min(self._most, level + 1.0), then)
+
+    def left(self, key: Hashable) -> int:
+        """Return how many tokens were left by the last take."""
+        with self._lock:
+            return int(self._levels.get(key, (self._most, 0.0))[0])
+
+
+class GuessLimit:
+    """The limit of wrong tokens by address: beyond it, no further token from there is looked up, right or wrong. Called
+    from several threads.
+
+    Free are those that were looked up before: what was right from there goes on, and a program with an old token, which
+    sends it again and again, uses nothing up. The answer to a guess is then the same whether it is right.
+    """
+
+    def __init__(self) -> None:
+        self._buckets = KeyedTokenBuckets(_GUESSES_PER_S, GUESSES_AT_ONCE)
+        self._lock = threading.Lock()
+        # Guarded by self._lock: (address, seal of the token); apart, so that guesses push out no right ones.
+        self._right, self._wrong = OrderedDict[tuple[str, str], None](), OrderedDict[tuple[str, str], None]()
+
+    def ask(self, address: str, seal: str) -> float:
+        """Return 0.0 if the token may be looked up, whose outcome is then ``note``d; else the seconds until one may."""
+        with self._lock:
+            for heard in (self._right, self._wrong):
+                if (address, seal) in heard:
+                    heard.move_to_end((address, seal))
+                    return 0.0
+        return self._buckets.take(_network(address), now_s())
+
+    def note(self, address: str, seal: str, is_right: bool) -> int:
+        """Note what was looked up. Return, of a wrong one, how many more from there are looked up at once."""
+        with self._lock:
+            heard = self._right if is_right else self._wrong
+            if is_right and (address, seal) not in self._right and (address, seal) not in self._wrong:
+                self._buckets.put_back(_network(address))
+            heard[address, seal] = None
+            if len(heard) > _MOST_HEARD:
+                heard.popitem(last=False)
+        return 0 if is_right else self._buckets.left(_network(address))
+
+
+def _network(address: str) -> Hashable:
+    """Return what the one who has the address has others of, too.
+
+    >>> _network("2001:db8::1:2"), _network("10.0.0.1")
+    (IPv6Network('2001:db8::/64'), '10.0.0.1')
+    """
+    found = parse_address(address)
+    return address if found is None or found.version == 4 else ipaddress.ip_network((found, _OWN_NETWORK), strict=False)
+
 
 def rarely(view: View) -> View:
     """Decorate a view that is rarely needed: it also counts against the limit per minute."""
@@ -62,7 +126,7 @@ class RateLimits:
 
     def count(self, view: object) -> None:
         """Count the current request. Raises Problem 429."""
-        key = (g.who, request.remote_addr)
+        key = (g.who, g.address)
         wait_s = self._all.take(key, now_s())
         if not wait_s and hasattr(view, "usher_rarely"):
             wait_s = self._rare.take(key, now_s())

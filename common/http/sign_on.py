@@ -10,7 +10,6 @@ A browser sends what the proxy recognises it by with every request, so these peo
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 from usher.common.base.errors import UsherError
 from usher.common.http.credentials import Identity, Role
+from usher.common.http.proxies import Network, is_within
 
 #: Everybody whom the proxy names, in a list of names.
 ANY_NAME = "*"
@@ -26,8 +26,6 @@ MARK = "sign-on:"
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 #: Visible ASCII but the comma.
 _NAME = re.compile(r"[!-+\--~]{1,128}")
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class UnfitName(UsherError):
@@ -46,7 +44,7 @@ class SignOn:
     def named(self, environ: Mapping[str, Any]) -> str | None:
         """Return the name of the person who asks; None if nobody who is trusted says so. Raises UnfitName."""
         found: str | None = environ.get("HTTP_" + self.header.upper().replace("-", "_"))
-        if found is None or not self._trusts(environ.get("REMOTE_ADDR", "")):
+        if found is None or not is_within(environ.get("REMOTE_ADDR", ""), self.proxies):
             return None
         if not _NAME.fullmatch(found):
             raise UnfitName("the header holds no name")
@@ -68,33 +66,6 @@ class SignOn:
             if name in names or ANY_NAME in names:
                 return Identity(role, MARK + name)
         return Identity(Role.ANYBODY, MARK + name)
-
-    def _trusts(self, address: str) -> bool:
-        try:
-            peer = ipaddress.ip_address(address.partition("%")[0])
-        except ValueError:
-            return False
-        if peer.version == 6 and peer.ipv4_mapped is not None:
-            peer = peer.ipv4_mapped
-        return any(peer in network for network in self.proxies)
-
-
-def parse_networks(value: str) -> tuple[Network, ...]:
-    """Return addresses and networks, comma separated. Raises ValueError, also for a network of all addresses: whoever
-    reaches the port could be anybody then.
-
-    >>> parse_networks("10.0.0.5, fd00::/8")
-    (IPv4Network('10.0.0.5/32'), IPv6Network('fd00::/8'))
-    """
-    try:
-        found = tuple(ipaddress.ip_network(one.strip()) for one in value.split(",") if one.strip())
-    except ValueError:
-        found = ()
-    if value and not found:
-        raise ValueError("must be addresses and networks like 10.0.0.5,10.1.0.0/24, comma separated")
-    if any(network.prefixlen == 0 for network in found):
-        raise ValueError("must not be all addresses: whoever reaches the port could say that they are anybody")
-    return found
 
 
 def parse_names(value: str) -> frozenset[str]:

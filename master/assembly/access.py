@@ -10,6 +10,7 @@ from usher.common.base.log import event
 from usher.common.doctor.facts import DoctorFinding, DoctorSeverity
 from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials, Identity, Role, fixed_tokens
+from usher.common.http.proxies import parse_networks
 from usher.common.http.rate_limits import RateLimits
 from usher.common.runtime.settings import is_loopback
 from usher.master.membership.health_url import HealthHosts, parse_hosts, redis_ports
@@ -34,7 +35,11 @@ def admission(settings: MasterSettings) -> Admission:
     secure = bool(settings.tls_cert) or settings.advertise_url.startswith("https://")
     return Admission(
         doorman=Doorman(
-            master_credentials(settings), secure=secure, prefix=settings.path_prefix, sign_on=settings.sign_on
+            master_credentials(settings),
+            secure=secure,
+            prefix=settings.path_prefix,
+            sign_on=settings.sign_on,
+            proxies=parse_networks(settings.proxies),
         ),
         hosts=hosts_of(settings),
         limits=RateLimits(settings.requests_per_second, settings.registers_per_minute),

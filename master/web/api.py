@@ -267,7 +267,7 @@ def _admitted(health_hosts: HealthHosts) -> RegisterRequest:
 
 def _log_refusal(refused: Problem) -> None:
     why = [refused.detail, *(f"{one['field']}: {one['problem']}" for one in refused.facts.get("errors", ()))]
-    status, address = int(refused.status), request.remote_addr
+    status, address = int(refused.status), g.address
     event(log, "consumer_refused", level=logging.WARNING, status=status, address=address, why=why)
 
 

@@ -18,7 +18,7 @@ from usher.cli import usher
 from usher.common.base.errors import NotNow
 from usher.common.http import app as web
 from usher.common.http.credentials import Identity, Role
-from usher.common.http.rate_limits import RateLimits
+from usher.common.http.rate_limits import GUESSES_AT_ONCE, RateLimits
 from usher.common.http.server.push_sockets import LiveSockets
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
@@ -35,6 +35,7 @@ from usher.master.operations.dead_letters import DeadLetters, LetterResult
 from usher.master.operations.delayed_messages import DelayedView
 from usher.master.operations.live_rules import LiveRules
 from usher.master.operations.ticket_orders import TicketOrders
+from usher.master.web.message import message_routes
 from usher.master.web.operations_adapter import Operations
 from usher.master.web.pages.port import PagePort
 from usher.master.web.pages.site import add_pages
@@ -98,6 +99,7 @@ class Site:
         )
         self.app: Flask = web.create_app("test", doorman(**tokens), 4096, limits=RateLimits(1e6, _RARELY))
         add_pages(self.app, port)
+        self.app.register_blueprint(message_routes(port))
         self.client = Client(self.app)
 
     def look(self) -> None:
@@ -165,12 +167,12 @@ def busy(world: World) -> list[str]:
 def test_a_look_that_was_cut_short_says_so(site: Site, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     busy(world)
     assert "no dead letter has this id<" in site.get("/tickets?q=9-9").text
-    assert "None match.<" in site.get("/dead-letters?ticket=none").text
+    assert "No dead letter is of ticket none <a" in site.get("/dead-letters?ticket=none").text
     monkeypatch.setattr("usher.master.web.pages.views._LOOK_S", -1.0)
     monkeypatch.setattr("usher.master.operations.dead_letters._FIND_AT_ONCE", 1)
     monkeypatch.setattr("usher.master.operations.dead_letters.PAGE", 1)
     assert "no dead letter among those searched has this id<" in site.get("/tickets?q=9-9").text
-    assert "None match among those searched.<" in site.get("/dead-letters?ticket=none").text
+    assert "No dead letter among those searched is of ticket none <a" in site.get("/dead-letters?ticket=none").text
 
 
 @pytest.mark.parametrize("path", _PAGES)
@@ -520,10 +522,18 @@ def test_a_thousand_consumers_come_in_pages_those_that_need_attention_first(site
 # -- who may
 
 
-def test_log_ins_of_an_address_are_limited(guarded: Site) -> None:
-    assert [sign_in(guarded, "wrong").status_code for _ in range(_RARELY + 1)] == [403] * _RARELY + [429]
-    assert sign_in(guarded, "look").status_code == 429
-    assert guarded.client.get("/", headers={"Authorization": "Bearer look"}).status_code == 200
+def test_guesses_at_the_log_in_are_limited_by_address_and_stop_nobody_who_was_in_before(
+    guarded: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("usher.common.http.rate_limits.now_s", lambda: 50.0)
+    assert sign_in(guarded, "look").status_code == 303
+    guarded.client.delete_cookie("usher")
+    guesses = [f"wrong{number}" for number in range(GUESSES_AT_ONCE)]
+    assert {sign_in(guarded, guess).status_code for guess in guesses} == {403}
+    unheard = sign_in(guarded, "act")
+    assert (unheard.status_code, unheard.mimetype) == (429, "text/html")
+    assert "too many wrong tokens" in unheard.text
+    assert sign_in(guarded, "look").status_code == 303
 
 
 def sign_in(site: Site, token: str) -> TestResponse:

@@ -12,6 +12,7 @@ from usher.common.http.app import create_app
 from usher.common.http.auth import CSRF_FIELD, CSRF_HEADER, Doorman, csrf_token, doorman, local_path, must_be_for, needs
 from usher.common.http.credentials import Credentials, Identity, Role
 from usher.common.http.problem import answer
+from usher.common.http.rate_limits import GUESSES_AT_ONCE
 
 _TOKENS = {
     "t-all": Identity(Role.ALL, "api-token"),
@@ -265,7 +266,7 @@ def test_wrong_tokens_are_counted_wherever_they_are_sent() -> None:
 def test_a_wrong_log_in_is_logged_with_its_address_and_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
     assert _app().test_client().post("/login", data={"token": "my-guess"}).status_code == 401
     (refused,) = [record for record in caplog.records if record.getMessage() == "token_refused"]
-    assert refused.facts == {"address": "127.0.0.1", "sent_in": "log-in"}  # type: ignore[attr-defined]
+    assert refused.facts == {"address": "127.0.0.1", "sent_in": "log-in", "left": GUESSES_AT_ONCE - 1}  # type: ignore[attr-defined]
 
 
 def test_where_browsers_come_by_https_they_are_told_to_come_by_nothing_else() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from flask import g
+from werkzeug.test import TestResponse
 
 from tests.doors import doorman
 from usher.common.http import rate_limits as web_limits
 from usher.common.http.app import create_app
-from usher.common.http.auth import needs
-from usher.common.http.credentials import Identity, Role
+from usher.common.http.auth import Doorman, needs
+from usher.common.http.credentials import Credentials, Identity, Role
 from usher.common.http.problem import answer
-from usher.common.http.rate_limits import KeyedTokenBuckets, RateLimits, rarely
+from usher.common.http.proxies import address_of, parse_networks
+from usher.common.http.rate_limits import GUESSES_AT_ONCE, KeyedTokenBuckets, RateLimits, rarely
 
 
 def test_a_bucket_gives_what_is_in_it_and_fills_again() -> None:
@@ -51,6 +54,111 @@ def test_who_asks_too_often_is_429_and_nobody_else(monkeypatch: pytest.MonkeyPat
     assert [ask("/open", "ann") for _ in range(3)] == [200, 200, 429]
     assert ask("/rare", "all") == 200
     assert ask("/rare", "ann", "10.0.0.2") == 200
-    # Whoever guesses tokens is slowed down too, and harms nobody who has one.
+    # Strangers share a bucket, and harm nobody who has a token.
     assert [ask("/nowhere", f"guess{number}") for number in range(6)] == [401] * 5 + [429]
     assert ask("/rare", "all") == 200
+
+
+# -- guesses
+
+
+class Guessed:
+    """An application with two tokens, and a clock of the test's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, proxies: str = "") -> None:
+        self.now_s = 50.0
+        monkeypatch.setattr(web_limits, "now_s", lambda: self.now_s)
+        tokens = {"ann": Identity(Role.VIEWER, "ann"), "ben": Identity(Role.VIEWER, "ben")}
+        self.doorman = Doorman(Credentials(tokens), proxies=parse_networks(proxies))
+        app = create_app(__name__, self.doorman, 10)
+        app.add_url_rule("/thing", "thing", lambda: answer({}))
+        app.add_url_rule("/open", "open", needs(Role.ANYBODY)(lambda: answer({"role": g.role})))
+        self.client = app.test_client()
+
+    def ask(self, token: str, address: str = "10.0.0.1", path: str = "/thing", **headers: str) -> TestResponse:
+        named = {"Authorization": f"Bearer {token}"} | {name.replace("_", "-"): text for name, text in headers.items()}
+        return self.client.get(path, headers=named, environ_base={"REMOTE_ADDR": address})
+
+    def guess(self, count: int, address: str = "10.0.0.1", **headers: str) -> set[int]:
+        return {self.ask(f"guess{number}", address, **headers).status_code for number in range(count)}
+
+
+@pytest.fixture
+def guessed(monkeypatch: pytest.MonkeyPatch) -> Guessed:
+    return Guessed(monkeypatch)
+
+
+def test_after_many_wrong_tokens_an_address_is_answered_before_a_token_is_looked_up(guessed: Guessed) -> None:
+    assert guessed.guess(GUESSES_AT_ONCE) == {401}
+    unheard = guessed.ask("ann")
+    assert (unheard.status_code, unheard.get_json()["title"]) == (429, "too_many_wrong_tokens")
+    assert unheard.headers["Retry-After"] == "1"
+    assert guessed.ask("one more guess").get_json()["detail"] == unheard.get_json()["detail"], (
+        "the same, right or wrong"
+    )
+    assert guessed.ask("ann", "10.0.0.2").status_code == 200, "elsewhere nobody is concerned"
+    guessed.now_s += 1.0
+    assert guessed.ask("ann").status_code == 200, "one a second"
+    assert [guessed.ask("ben").status_code for _ in range(2)] == [200, 200], "a right one costs nothing"
+
+
+def test_who_guesses_stops_nobody_at_the_same_address_who_was_let_in_before(guessed: Guessed) -> None:
+    assert guessed.ask("ann").status_code == 200
+    assert guessed.guess(GUESSES_AT_ONCE + 5) == {401, 429}
+    assert guessed.ask("ann").status_code == 200
+    assert guessed.ask("ben").status_code == 429
+
+
+def test_a_program_with_an_old_token_uses_nothing_up(guessed: Guessed) -> None:
+    assert {guessed.ask("of last year").status_code for _ in range(2 * GUESSES_AT_ONCE)} == {401}
+    assert guessed.ask("ann").status_code == 200
+
+
+def test_what_needs_no_token_is_answered_whatever_was_guessed(guessed: Guessed) -> None:
+    guessed.guess(GUESSES_AT_ONCE)
+    for token in ("ann", "a guess"):
+        assert guessed.ask(token, path="/open").get_json() == {"role": "anybody"}
+
+
+def test_guesses_are_counted_and_logged_at_a_bounded_rate(guessed: Guessed, caplog: pytest.LogCaptureFixture) -> None:
+    guessed.guess(GUESSES_AT_ONCE + 40)
+    told = [record.facts for record in caplog.records if record.getMessage() == "token_refused"]  # type: ignore[attr-defined]
+    assert len(told) == GUESSES_AT_ONCE
+    assert told[-1] == {"address": "10.0.0.1", "sent_in": "header", "left": 0}
+    assert guessed.doorman.refused_tokens == GUESSES_AT_ONCE + 40
+
+
+def test_the_addresses_of_one_network_of_ipv6_are_one(guessed: Guessed) -> None:
+    for number in range(GUESSES_AT_ONCE):
+        guessed.ask(f"guess{number}", f"2001:db8::{number + 1:x}")
+    assert guessed.ask("ann", "2001:db8::ffff").status_code == 429
+    assert guessed.ask("ann", "2001:db8:0:1::1").status_code == 200
+
+
+def test_guesses_of_one_client_of_a_named_proxy_are_not_those_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    guessed = Guessed(monkeypatch, proxies="10.0.0.5,10.0.0.6")
+    assert guessed.guess(GUESSES_AT_ONCE, "10.0.0.5", X_Forwarded_For="9.9.9.9, 1.1.1.1, 10.0.0.6") == {401}
+    assert guessed.ask("ann", "10.0.0.5", X_Forwarded_For="1.1.1.1").status_code == 429
+    assert guessed.ask("ann", "10.0.0.5", X_Forwarded_For="9.9.9.9").status_code == 200, "what a client says is nothing"
+    assert guessed.ask("ann", "10.0.0.5").status_code == 200, "the proxy itself"
+
+
+@pytest.mark.parametrize(
+    ("peer", "said", "address"),
+    [
+        ("10.0.0.5", "2.2.2.2", "2.2.2.2"),
+        ("10.0.0.5", "3.3.3.3,2.2.2.2", "2.2.2.2"),
+        ("10.0.0.5", "2.2.2.2, 10.0.0.5", "2.2.2.2"),
+        ("::ffff:10.0.0.5", "2001:db8::1", "2001:db8::1"),
+        ("10.0.0.5", "10.0.0.5", "10.0.0.5"),
+        ("10.0.0.5", "", "10.0.0.5"),
+        ("10.0.0.5", "2.2.2.2:4711", "10.0.0.5"),
+        ("10.0.0.5", "2.2.2.2, unknown", "10.0.0.5"),
+        ("10.0.0.7", "2.2.2.2", "10.0.0.7"),
+        ("", "2.2.2.2", ""),
+    ],
+)
+def test_whom_a_proxy_asks_for_is_believed_to_the_first_that_is_no_proxy(peer: str, said: str, address: str) -> None:
+    environ = {"REMOTE_ADDR": peer, "HTTP_X_FORWARDED_FOR": said}
+    assert address_of(environ, parse_networks("10.0.0.5")) == address
+    assert address_of(environ, ()) == peer

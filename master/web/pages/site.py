@@ -14,7 +14,6 @@ from usher.common.base.clock import wall_ms
 from usher.common.http.app import Problem
 from usher.common.http.auth import CSRF_FIELD, Doorman, csrf_token, doorman, local_path, needs
 from usher.common.http.credentials import Role
-from usher.common.http.rate_limits import rarely
 from usher.common.protocol.attempts import attempts_told
 from usher.master.insight.formatting import FILTERS, message_url, number, spark, ticket_url
 from usher.master.policy.ticket_filter import LISTED, ORDERS
@@ -134,7 +133,6 @@ def _add_login(site: Blueprint) -> None:
 
     @site.post(_LOGIN)
     @needs(Role.ANYBODY)
-    @rarely
     def login() -> AnyResponse:
         if request.content_length is None or "Expect" in request.headers:
             # Anyone may send one. A body of this length (MAX_CONTENT_LENGTH) has arrived by now, and holds no thread;
