@@ -103,7 +103,7 @@ TOPICS = {
     " health_hosts sweep_seconds reconcile_seconds",
     "How much at a time": "hand_over_seconds ticket_window batch_size capacity capacity_bytes ack_mode flush_ms"
     " run_log_length",
-    "Names and addresses": "consumer_name master_urls bind advertise_url path_prefix health_url hosts",
+    "Names and addresses": "consumer_name master_urls bind advertise_url path_prefix health_url hosts proxies",
     "Who may do what": "api_token operator_token consumer_token viewer_token tokens_file tls_cert tls_key"
     " tls_ca insecure sign_on_proxies sign_on_header sign_on_operators sign_on_viewers",
     "Limits of HTTP": "requests_per_second registers_per_minute requests_in_flight connections connections_per_address"
@@ -224,7 +224,8 @@ def http_page() -> str:
     """Tell every route of both programs, and the documents that they take and answer."""
     nothing: Any = _Nothing()
     doorman = Doorman(Credentials({}))
-    of_masters = {"letters": nothing, "operations": nothing, "vitals": nothing, "metrics": Metrics()}
+    parts = ("letters", "delayed", "operations", "vitals", "fields", "messages")
+    of_masters: dict[str, Any] = {"metrics": Metrics()} | dict.fromkeys(parts, nothing)
     master = master_app(nothing, doorman=doorman, health_hosts=parse_hosts("127.0.0.1"), **of_masters)
     consumer = consumer_app(doorman, nothing, nothing, Metrics())
     text = _HTTP

@@ -95,6 +95,7 @@ class HttpServices:
     def _make_app(self, metrics: Metrics, draining: Callable[[], bool], stalled: Callable[[], str]) -> Flask:
         place, rules = self._place, admission(self._place.settings)
         rules["doorman"].ended = self._kept(SignedOut(place.link("sessions"), place.keys))
+        pages = self._make_pages()
         return create_app(
             self._make_port(),
             **rules,
@@ -104,8 +105,9 @@ class HttpServices:
             operations=self._operations,
             metrics=metrics,
             vitals=self._vitals,
-            pages=self._make_pages(),
+            pages=pages,
             fields=self._fields,
+            messages=pages,
             draining=draining,
             stalled=stalled,
         )

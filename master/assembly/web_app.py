@@ -24,6 +24,7 @@ from usher.master.web.delayed import delayed_routes
 from usher.master.web.documents import Lag
 from usher.master.web.find import FieldsPort, find_routes
 from usher.master.web.follow import events_route
+from usher.master.web.message import MessageParts, message_routes
 from usher.master.web.operations import OperationsPort, operation_routes
 from usher.master.web.pages.port import PagePort
 from usher.master.web.pages.site import add_pages
@@ -44,11 +45,12 @@ def create_app(
     vitals: StreamStatsReader | None = None,
     pages: PagePort | None = None,
     fields: FieldsPort | None = None,
+    messages: MessageParts | None = None,
     draining: Callable[[], bool] = lambda: False,
     stalled: Callable[[], str] = lambda: "",
 ) -> Flask:
     """Return the application on top of ``port``; with ``letters``, ``delayed``, ``operations``, ``metrics``,
-    ``vitals``, ``pages`` and ``fields``, where they are given.
+    ``vitals``, ``pages``, ``fields`` and ``messages``, where they are given.
 
     ``health_hosts``: the hosts that health URLs may name. ``hosts``: the names under which this service may be
     addressed, empty for any. ``limits``: see ``usher.common.http.rate_limits``.
@@ -64,6 +66,8 @@ def create_app(
         app.register_blueprint(operation_routes(operations))
     if fields is not None:
         app.register_blueprint(find_routes(fields))
+    if messages is not None:
+        app.register_blueprint(message_routes(messages))
     if metrics is not None:
         web.add_metrics(app, metrics)
     if vitals is not None:

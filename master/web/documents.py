@@ -231,6 +231,56 @@ class LetterOutcomes(TypedDict):
     other_groups: list[str]
 
 
+class ExecutionRow(TypedDict):
+    """An execution that ended. ``ended_ms`` and ``took_ms`` are null where it ended with its process."""
+
+    ticket_id: str
+    began_ms: int
+    ended_ms: int | None
+    took_ms: float | None
+    outcome: str
+    attempt: int
+    fence: int
+    owner: str
+
+
+class MessageShown(TypedDict):
+    """A message. ``state``: delayed, dead_letter, over (neither pending nor in a dead letter that was found), gone (the
+    stream does not have it any more), unknown (not among the first unfinished ones of its ticket: whether it is one is
+    not known here), or that of an unfinished message (``entry``, as the ticket's explanation has it; ``sentences``:
+    what it waits for, if it is the first). ``bytes`` and ``field_count`` are null where the stream does not have it;
+    ``fields`` (pairs, long values cut) then too, and for viewers. ``dead_letter_is_known``: false when not all letters
+    could be searched. ``executions``: oldest first, ``cursor``: where the search in the run log goes on;
+    ``executions_are_cut``: the log may have had earlier ones. ``due_ms``: when it was to be sent, of one sent for
+    later. ``again``: its redrives and replays, among the newest messages unless ``again_is_all``."""
+
+    message_id: str
+    ticket_id: str | None
+    state: str
+    sent_ms: int
+    due_ms: int | None
+    bytes: int | None
+    field_count: int | None
+    fields: list[list[str]] | None
+    entry: dict[str, Any] | None
+    sentences: list[str]
+    delayed: DelayedMessage | None
+    dead_letter: LetterRow | None
+    dead_letter_is_known: bool
+    attempts: int
+    charged: int
+    last_error: ErrorRow | None
+    traceback: str
+    executions: list[ExecutionRow]
+    cursor: str | None
+    run_log_begins_ms: int | None
+    executions_are_cut: bool
+    replay_of: str | None
+    redriven_from: str | None
+    again: list[str]
+    again_is_all: bool
+
+
 class Explanation(TypedDict):
     """A ticket's explanation. See ``usher.master.policy.explain.explain`` for all of it."""
 

@@ -193,13 +193,16 @@ def test_lists_show_the_chosen_fields_to_operators_alone(filled: World, monkeypa
     site.look()
     for path in ("/", "/tickets", "/tickets/O", "/tickets?q=O", "/tickets?q=kind%3Dpaid", "/tickets?state=handed_over"):
         page = as_(site, "act", path).text
-        assert '<td data-label="order" class="shown"><bdi>&lt;b&gt;17&lt;/b&gt;</bdi></td>' in page, path
-        assert '<td data-label="payload.customer.id" class="shown"><bdi>42</bdi></td>' in page, path
+        assert (
+            '<td data-label="order" class="shown"><bdi title="&lt;b&gt;17&lt;/b&gt;">&lt;b&gt;17&lt;/b&gt;</bdi></td>'
+            in page
+        ), path
+        assert '<td data-label="payload.customer.id" class="shown"><bdi title="42">42</bdi></td>' in page, path
         hidden = as_(site, "look", path)
         assert hidden.status_code == 200
         assert "17&lt;" not in hidden.text, path
         assert 'class="shown"' not in hidden.text, path
-    assert "<bdi>of a letter</bdi>" in as_(site, "act", "/dead-letters").text
+    assert ">of a letter</bdi>" in as_(site, "act", "/dead-letters").text
     assert (
         '<td data-label="order" class="shown"><span class="soft">-</span></td>'
         in as_(site, "act", "/dead-letters").text

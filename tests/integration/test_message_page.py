@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from tests.integration.delays import FUTURE, delay, now_ms, send_due
 from tests.integration.factories import World
 from tests.integration.test_page import Site, busy, guarded, sign_in, site  # noqa: F401
 from usher.common.protocol.last_error import LastError, encode
 from usher.master.operations.dead_letters import DeadLetters
+from usher.master.web.documents import MessageShown
 
 _RUN = (
     '{"consumer":"a:7","ids":["%s","9-9"],"tickets":["T","U"],"fences":[88,89],"attempts":[2,1],'
@@ -133,3 +137,94 @@ def test_a_finished_one_is_over_and_an_unknown_one_is_no_page(site: Site, world:
     for path in ("/messages/5-5", "/messages/x", "/messages/1-1-1"):
         answered = site.get(path)
         assert (answered.status_code, answered.mimetype) == (404, "text/html")
+
+
+# -- the same over HTTP
+
+
+def _told(site: Site, message_id: str, token: str = "", query: str = "") -> dict[str, Any]:  # noqa: F811
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    answered = site.client.get(f"/api/messages/{message_id}{query}", headers=headers)
+    assert answered.status_code == 200, answered.text
+    told = answered.get_json()
+    return dict(TypeAdapter(MessageShown).validate_python(told))
+
+
+def test_programs_are_told_what_the_page_shows(site: Site, world: World) -> None:  # noqa: F811
+    letters = busy(world)
+    world.link.call("XADD", world.keys.runs, "*", "batch", _RUN % "1-1")
+    told = _told(site, "1-1")
+    assert (told["message_id"], told["ticket_id"], told["sent_ms"], told["field_count"]) == ("1-1", "T", 1, 2)
+    assert ["body", "body of 1-1"] in told["fields"]
+    assert told["entry"]["id"] == "1-1" and told["sentences"], "it is the first of its ticket"
+    assert told["dead_letter"] is None and told["dead_letter_is_known"] is True
+    [run] = told["executions"]
+    assert (run["owner"], run["outcome"], run["attempt"], run["took_ms"]) == ("a:7", "failed", 2, 2500.0)
+    assert told["executions_are_cut"] is True
+    assert _told(site, "2-1")["entry"]["behind"] == "1-1"
+    assert _told(site, "2-1")["sentences"] == []
+    dead = _told(site, "4-1")
+    assert (dead["state"], dead["dead_letter"]["id"]) == ("dead_letter", letters[0])
+    assert _told(site, "6-1")["state"] == "unread"
+
+
+def test_each_state_of_a_message_has_a_word(site: Site, world: World) -> None:  # noqa: F811
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, b"T", b"1-1")
+    a.steps.ack({b"T": [b"1-1"]}, b"{}", 10)
+    assert _told(site, "1-1")["state"] == "over"
+    entry_id = delay(world, b"D", FUTURE, "text", "<i>").decode()
+    leader.due_delayed(10)
+    told = _told(site, entry_id)
+    assert (told["state"], told["delayed"]["due_ms"], told["bytes"]) == ("delayed", int(FUTURE), None)
+    world.link.call("XADD", world.keys.runs, "*", "batch", _RUN % "7-3")
+    assert (_told(site, "7-3")["state"], _told(site, "7-3")["fields"]) == ("gone", None)
+    for path in ("5-5", "x", "1-1-1", "18446744073709551616-0"):
+        answered = site.client.get(f"/api/messages/{path}")
+        assert (answered.status_code, answered.mimetype) == (404, "application/problem+json"), path
+    assert site.client.get("/api/messages/1-1?cursor=x").status_code == 422
+    assert site.client.get("/api/messages/1-1?other=x").status_code == 422
+
+
+def test_a_search_in_the_run_log_goes_on_at_its_cursor(
+    site: Site,  # noqa: F811
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy(world)
+    monkeypatch.setattr("usher.master.insight.ticket_history._RUNS_AT_ONCE", 1)
+    monkeypatch.setattr("usher.master.insight.ticket_history._PIECE_EVENTS", 1)
+    for number in (1, 2):
+        world.link.call("XADD", world.keys.runs, f"{number}-1", "batch", _RUN % "1-1")
+    first = _told(site, "1-1")
+    assert (len(first["executions"]), first["cursor"]) == (1, "1-1")
+    assert len(_told(site, "1-1", query="?cursor=1-1")["executions"]) == 1
+
+
+def test_viewers_are_told_neither_what_a_message_says_nor_what_its_error_says(
+    guarded: Site,  # noqa: F811
+    world: World,
+) -> None:
+    letters = busy(world)
+    noted = encode(LastError("KeyError: <bob>", "KeyError", "shop/orders.py:41", 3, 2, 5, 1_700_000_000_000), "T" * 99)
+    world.link.call("HSET", world.keys.attempts, "2-1", "3 2 0 0")
+    world.link.call("HSET", world.keys.errors, "2-1", noted.head, "t2-1", noted.traceback)
+    entry_id = delay(world, b"D", FUTURE, "text", "body of it").decode()
+    world.link.call("DEL", world.keys.leader)
+    world.elect().due_delayed(10)
+    told = _told(guarded, "2-1", "act")
+    assert (told["last_error"]["error"], told["traceback"], told["attempts"], told["charged"]) == (
+        "KeyError: <bob>",
+        "T" * 99,
+        3,
+        2,
+    )
+    assert letters
+    for message_id in ("2-1", "4-1", "5-1", entry_id):
+        seen, hidden = (json.dumps(_told(guarded, message_id, who)) for who in ("act", "look"))
+        assert "body of" in seen or message_id == "4-1"
+        assert not re.search("body of|bob|TTTT|ValueError: ", hidden), message_id
+    assert _told(guarded, "2-1", "look")["last_error"]["told"] == "KeyError in shop/orders.py:41"
+    for token, status in (("consume", 403), ("", 401), ("wrong", 401)):
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        assert guarded.client.get("/api/messages/2-1", headers=headers).status_code == status

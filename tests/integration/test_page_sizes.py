@@ -118,7 +118,7 @@ def test_three_hundred_sources_are_paged_searched_and_told_with_their_troubles(
     assert names_in(gathering.get("/streams?source=:29").text, r"shop:\d+|listed") == [
         f"shop:29{last}" for last in range(10)
     ]
-    assert "None with that in its name" in gathering.get("/streams?source=%3Cb%3E").text
+    assert "No source has this in its name" in gathering.get("/streams?source=%3Cb%3E").text
     assert gathering.get("/streams?from=x").status_code == 422
     assert "source not_a_stream" in gathering.get("/doctor").text, "the doctor looks at the sources too"
 

@@ -25,7 +25,7 @@ from usher.master.policy.rules import Target
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.web.api import read_ticket_id
 from usher.master.web.find import find_messages, query_bytes, with_fields
-from usher.master.web.pages.letter_filter import AGES, asked_filter
+from usher.master.web.pages.letter_filter import AGES, asked_filter, in_words
 from usher.master.web.pages.port import PagePort
 from usher.master.web.pages.ticket_filter import asked_tickets
 from usher.master.web.seen import seen, sees_texts
@@ -277,6 +277,7 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
         facts |= {
             "asked": asked,
             "is_filtered": any(asked.values()),
+            "told": in_words(asked),
             "ages": AGES,
             "jobs": port.bulk.jobs[:5],
             "here": request.full_path.rstrip("?"),

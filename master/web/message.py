@@ -1,0 +1,130 @@
+"""``GET /api/messages/{id}``, and the facts of a message that its page shows too: from its entry and its executions to
+its dead letter, and what is not known any more. Any master answers, from Redis."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from flask import Blueprint, Response, request
+from pydantic import BaseModel, ConfigDict
+
+from usher.common.http.app import Problem, answer, read_model
+from usher.common.http.fields import StreamId
+from usher.common.http.openapi import tells
+from usher.master.insight.ticket_history import TicketHistory
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.delayed_messages import DelayedView
+from usher.master.web.delayed import shown
+from usher.master.web.documents import MessageShown
+from usher.master.web.operations import OperationsPort
+from usher.master.web.seen import seen, sees_texts
+
+#: Seconds that the search for its dead letter may take.
+_LOOK_S = 0.05
+#: Of an execution, what belongs to the message that is asked for.
+_OF_EXECUTIONS = ("ticket_id", "began_ms", "ended_ms", "took_ms", "outcome", "attempt", "fence", "owner")
+
+
+class MessageParts(Protocol):
+    """The parts of a master that know something of a message. All may raise RedisTrouble (503)."""
+
+    @property
+    def story(self) -> TicketHistory: ...
+
+    @property
+    def letters(self) -> DeadLetters: ...
+
+    @property
+    def delayed(self) -> DelayedView: ...
+
+    @property
+    def operations(self) -> OperationsPort: ...
+
+
+class _MessageQuery(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cursor: StreamId | None = None
+
+
+def message_routes(parts: MessageParts) -> Blueprint:
+    """Return the route."""
+    api = Blueprint("messages", __name__, url_prefix="/api/messages")
+
+    @api.get("/<stream_id:message_id>")
+    @tells(
+        "What is known of a message: where it is, its executions, error and dead letter; for operators what it says.",
+        {200: MessageShown},
+        query=_MessageQuery,
+        problems={404: "unknown_message"},
+    )
+    def show(message_id: str) -> Response:
+        cursor = read_model(_MessageQuery, request.args.to_dict()).cursor
+        return answer(seen(_document(message_id, message_facts(parts, message_id, cursor))))
+
+    return api
+
+
+def message_facts(parts: MessageParts, message_id: str, after: str | None) -> dict[str, Any]:
+    """Return what the caller may see of a message, but for the texts of errors (``seen``); of its executions those
+    behind ``after``. Raises Problem 404 when nothing is known of it."""
+    entry, letters = parts.story.message(message_id), parts.letters.where("id", message_id.encode(), 1, _LOOK_S)
+    waiting, runs = parts.delayed.chosen([message_id]), parts.story.executions(message_id, after)
+    letter = letters.letters[0].row() if letters.letters else None
+    if entry is None and letter is None and not waiting and not runs.runs and runs.more is None:
+        raise Problem(
+            404,
+            "unknown_message",
+            "nothing is known of a message of that id: not in the stream, the delayed messages, the dead letters or the"
+            " run log; it may have been trimmed",
+        )
+    delayed = shown(waiting[0]) if waiting else None
+    found = [part.get("ticket_id") for part in (entry, letter, delayed, *runs.runs[:1]) if part]
+    ticket_id = next(filter(None, found), None)
+    now = _now(parts, ticket_id, message_id) if entry and ticket_id else None
+    fields = entry.pop("fields") if entry else None
+    facts = {"ticket_id": ticket_id, "entry": entry, "letter": letter, "all_letters": letters.cursor is None}
+    facts |= {"delayed": delayed, "runs": runs._asdict(), "now": now, "fields": fields if sees_texts() else None}
+    return facts | {"message_state": _state(entry, letter, delayed, now)} | parts.story.beside(message_id)
+
+
+def _now(parts: MessageParts, ticket_id: str, message_id: str) -> dict[str, Any] | None:
+    """Return what the explanation of its ticket says of an unfinished message, and the ticket's state; without one its
+    ``state`` is "": it is done, or was given up."""
+    try:
+        explained = parts.operations.explain(ticket_id)
+    except ValueError:
+        return None  # what is no ticket id
+    row = next((one for one in explained["entries"] if one["id"] == message_id), None)
+    facts = {"summary": explained["summary"], "owner": explained["owner"], "ticket_state": explained["state"]}
+    is_first = bool(explained["entries"]) and explained["entries"][0]["id"] == message_id
+    all_named = len(explained["entries"]) >= explained["in_processing"] + explained["parked"] + explained["unread"]
+    is_exact = all_named and explained["parked_is_exact"] and explained["unread_is_exact"]
+    return facts | {"row": row, "is_first": is_first, "is_exact": is_exact, "sentences": explained["sentences"]}
+
+
+def _state(entry: Any, letter: Any, delayed: Any, now: dict[str, Any] | None) -> str:
+    """Return where a message is in a word: see ``MessageShown``."""
+    row = now and now["row"]
+    if delayed:
+        return "delayed"
+    if letter and (not now or not row or now["ticket_state"] == "halted"):
+        return "dead_letter"
+    if row:
+        return str(row["state"])
+    return "over" if now and now["is_exact"] else "unknown" if entry else "gone"
+
+
+def _document(message_id: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts as a program gets them."""
+    entry, now, runs, noted = facts["entry"] or {}, facts["now"] or {}, facts["runs"], facts["noted"]
+    told = {"message_id": message_id, "ticket_id": facts["ticket_id"], "state": facts["message_state"]}
+    told |= {"bytes": entry.get("bytes"), "field_count": entry.get("field_count"), "fields": facts["fields"]}
+    told |= {"sentences": now.get("sentences", []) if now.get("is_first") else [], "entry": now.get("row")}
+    told |= {"delayed": facts["delayed"], "dead_letter": facts["letter"], "dead_letter_is_known": facts["all_letters"]}
+    told |= {"executions": [{name: run[name] for name in _OF_EXECUTIONS} for run in runs["runs"]]}
+    told |= {"cursor": runs["more"], "run_log_begins_ms": runs["begins_ms"], "executions_are_cut": runs["is_cut"]}
+    told |= {"attempts": noted["attempts"]["starts"], "charged": noted["attempts"]["failures"]}
+    told |= {"last_error": noted["last_error"], "traceback": noted["traceback"]}
+    beside = ("sent_ms", "due_ms", "replay_of", "redriven_from", "again", "again_is_all")
+    return told | {name: facts[name] for name in beside}

@@ -1,0 +1,63 @@
+"""Lists of the page: what they say when they find nothing, and where their rows lead."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.integration.delays import FUTURE, delay
+from tests.integration.factories import World
+from tests.integration.test_page import Site, busy, site  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("path", "told", "all_of_them"),
+    [
+        ("/tickets?state=halted&error=Key%3CError", "No ticket in processing fits: halted; Key&lt;Error", "/tickets"),
+        ("/tickets?consumer=nobody", "No ticket in processing fits: on nobody", "/tickets"),
+        ("/tickets?q=nowhere", "No ticket in processing has this in its id: nowhere", "/tickets"),
+        ("/dead-letters?reason=x&error=y", "No dead letter is with the reason x, with the error y", "/dead-letters"),
+        ("/consumers?name=nobody", "No consumer has this in its name: nobody", "/consumers"),
+        ("/delayed?ticket=none", "No delayed message is of ticket none", "/delayed"),
+    ],
+)
+def test_what_finds_nothing_says_what_was_looked_for_and_where_all_is(
+    site: Site,  # noqa: F811
+    world: World,
+    path: str,
+    told: str,
+    all_of_them: str,
+) -> None:
+    busy(world)
+    page = site.get(path).text
+    assert f'<p class="empty">{told} <a href="{all_of_them}">' in page
+    assert "None" not in re.sub("<[^>]*>", "", page.partition("<main")[2])
+
+
+def test_a_filter_that_did_not_come_through_all_tickets_says_so(
+    site: Site,  # noqa: F811
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy(world)
+    monkeypatch.setattr("usher.master.web.pages.views._FIND_S", -1.0)
+    assert (
+        "No ticket in processing, among those that could be looked at in time, fits"
+        in site.get("/tickets?consumer=nobody").text
+    )
+
+
+def test_the_first_message_of_a_ticket_leads_to_its_page(site: Site, world: World) -> None:  # noqa: F811
+    busy(world)
+    row = re.search(r"<tr><td data-label=\"Ticket\">.*?/tickets/T\".*?</tr>", site.get("/tickets").text)
+    assert row is not None
+    assert '<a class="id" href="/messages/1-1">' in row[0]
+    assert "not in the stream" in site.get("/tickets?q=9-9").text, "what a search finds is not that link"
+
+
+def test_nothing_offers_to_act_on_no_delayed_message(site: Site, world: World) -> None:  # noqa: F811
+    assert "data-none" in site.get("/delayed").text
+    delay(world, b"T", FUTURE)
+    world.elect().due_delayed(10)
+    assert "data-none" not in site.get("/delayed").text
