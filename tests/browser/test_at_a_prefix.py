@@ -40,7 +40,7 @@ def test_from_the_overview_to_a_message_and_an_action(
         page.locator("#link", has_text="Live").wait_for()  # the events of the overview come through
         group.get_by_role("link", name="List").click()
         page.locator("tr", has_text=ticket).get_by_role("link", name=failing).click()
-        looking.see("ValueError: no account")
+        page.get_by_text("no account").locator("visible=true").first.wait_for()
         page.locator("#message").get_by_role("link", name=ticket).click()
         page.locator("#link", has_text="Live").wait_for()  # and those of a ticket
         page.locator("#why-rule").fill(f"seen {how}")
