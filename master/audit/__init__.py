@@ -15,6 +15,7 @@ Nothing imports this package unless an audit runs; only this package imports PyS
     checks/facts                    what one look at a stream can and cannot prove (pure)
     checks/pending_proof, run_proof the checks, for both engines
     checks/carry                    what a ticket's executions carry from part to part, and from run to run
+    checks/doubt                    tickets in doubt; what ran beside what in them
     checks/clocks                   how far the clock of each consumer may be off
     checks/links                    run log, stream, index and dead letters speak of the same messages
     checks/letters                  entries whose dead letter is gone

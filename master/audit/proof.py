@@ -8,7 +8,7 @@ carry from before.
         carry/<n>-part-*    what later executions of the tickets of n are compared with (``checks/carry``); those since
                             the last one that holds all tickets are, together, the carry
         clocks/<n>-part-*   how far the clocks of consumers may be off
-        open/<n>-part-*     entries that were not over at the last run
+        open/<n>-part-*     entries that were not over at the last run, and whether those without a ticket id ``ran``
         found/<n>-part-*    all findings of this history, so far
 
 A commit (``archive/commits``) is there as a whole or not at all, and begins where the one before it ends; the archive
@@ -38,7 +38,7 @@ from usher.master.audit.archive.archive import Archive
 from usher.master.audit.archive.commits import Commit, spark_place
 from usher.master.audit.archive.standing import ProvenSpan, data_sets, note, note_history, seen, told_until
 from usher.master.audit.checks import carry, run_proof
-from usher.master.audit.checks.clocks import bounds, offsets, on_redis_clock, tightest, wrong_clocks
+from usher.master.audit.checks.clocks import better_known, bounds, offsets, on_redis_clock, tightest, wrong_clocks
 from usher.master.audit.checks.facts import AuditedStream, maybe_damaged, maybe_dropped, unproven
 from usher.master.audit.checks.findings import CHECKS, ENDED, AuditFinding, Example
 from usher.master.audit.checks.letters import DeadLetterFrames, last_drop_ms, letters_in
@@ -59,7 +59,9 @@ _DELTAS = 32
 _SPANS = 50
 _RUNS = columns.ddl(columns.RUNS)
 _BOUNDS = "stream string, consumer string, above_us bigint, below_us bigint"
-_OPEN = "stream string, id string, ms bigint, seq bigint, ticket string"
+_OPEN = "stream string, id string, ms bigint, seq bigint, ticket string, ran boolean"
+#: Of what a run leaves for the next one.
+_FORM = 2
 _OF_ENTRIES = (
     *("lost", "overtaken", "dead_and_done", "dead_and_pending"),
     *("letters_twice", "letter_missing", "ticket_differs", "unread_and_run", "clock_wrong", "run_unreadable"),
@@ -147,6 +149,7 @@ class Proof:
         self._suspects = Suspects()
         self._kept: list[DataFrame] = []
         self._judged_again: DataFrame | None = None
+        self._judged_alone: DataFrame | None = None
         self._before: Commit | None = None
         self._untold: list[tuple[int, bool, str]] = []  # (run, is it a hole, sentence)
 
@@ -219,6 +222,7 @@ class Proof:
                 "untold": self._untold,
                 "before": span.before,
                 "ended": span.ended,
+                "form": _FORM,
             }
             self._commit(span, left, standing, noted)
             note_history(self._link, keys, made.spans, made.unproven)
@@ -227,6 +231,11 @@ class Proof:
     def _last_proof(self) -> Commit | None:
         """Return the last commit, None before the first. Raises StartRefused when the archive is older than it."""
         last = self._proofs.recover()
+        if last is not None and last.facts.get("form") != _FORM:
+            raise StartRefused(
+                f"another version proved this history, and left it in another form: move {self._proofs.folder} away,"
+                " then all that is archived is proven again"
+            )
         for name, data in self._tables.items():
             number, end = last.facts[name] if last else (0, ZERO.decode())
             if number and data.end_of(number) != end:
@@ -246,6 +255,7 @@ class Proof:
         fit(self._spark, sum(one.rows for one in [*self._new_runs, *self._new_entries]))
         open_before = self._frame(self._files_before("open/"), _OPEN)
         came = self._frame(self._entries.files(self._new_entries), columns.ddl(columns.STREAM))
+        came = came.withColumn("ran", F.lit(False))
         self._not_over = open_before.unionByName(came.select(*open_before.columns))
         self._bounds = self._frame(self._files_before("clocks/"), _BOUNDS)
         self._letters = self._read_letters()
@@ -279,13 +289,15 @@ class Proof:
             span.executions += counted.executions
             span.since_ms = began_ms if span.since_ms is None else span.since_ms
             floor = _floor(facts, span).ahead_of(counted.ahead_ms.get(facts.stream, 0))
-            clocks = self._clocks(rows)
+            clocks, better = self._clocks(rows)
             fresh = carry.carry_of(on_redis_clock(rows, clocks))
             if span.carried is None:
                 run_proof.check_runs(rows, self._letters, [floor], clocks, counted, self._suspects)
                 span.carried = fresh
             else:
-                self._follow(rows, span, floor, counted, clocks)
+                again = self._follow(rows, part, span, floor, counted, clocks, better)
+                if again is not None and not better.isEmpty():
+                    fresh = fresh.unionByName(carry.carry_of(on_redis_clock(again, clocks)))
                 span.carried = span.carried.unionByName(fresh)
             span.fresh = fresh
             _add(figures, counted)
@@ -294,21 +306,29 @@ class Proof:
     def _follow(
         self,
         rows: DataFrame,
+        part: Sequence[Commit],
         span: _Span,
         floor: AuditedStream,
         figures: run_proof.RunFigures,
         clocks: DataFrame,
-    ) -> None:
-        """Judge executions with what their tickets carry; where that shows anything, with all of the ticket."""
+        better: DataFrame,
+    ) -> DataFrame | None:
+        """Judge executions with what their tickets carry; where that shows anything, or clocks are ``better`` known
+        than when the ticket was judged, with all of the ticket. Returns all executions of such tickets."""
         assert span.carried is not None
         doubts = self._keep(run_proof.doubts(rows, clocks, figures.executions, span.carried))
         carried, judged = carry.merged(span.carried, doubts), rows.join(doubts, ["stream", "ticket"], "left_semi")
         followed = run_proof.follow(judged, clocks, carried, figures.executions)
-        tickets = self._keep(followed.filter(F.greatest(*run_proof.FLAGS)).select("stream", "ticket").distinct())
+        shown = followed.filter(F.greatest(*run_proof.FLAGS)).select("stream", "ticket")
+        known = self._runs.chain(span.first - 1)[: part[-1].number - span.first + 1]
+        history = self._frame(self._runs.files(known), _RUNS)
+        if not better.isEmpty():
+            theirs = carry.with_order(history).join(F.broadcast(better), ["stream", "consumer"], "left_semi")
+            shown = shown.unionByName(theirs.select("stream", "ticket"))
+        tickets = self._keep(shown.distinct())
         repeated = self._repeated(rows) if figures.unkeyed else None
         if repeated is None and tickets.isEmpty():
-            return
-        history = self._frame(self._runs.files(self._runs.chain(span.first - 1)), _RUNS)
+            return None
         few = [row.ticket for row in tickets.select("ticket").limit(FEW_VALUES + 1).collect()]
         if len(few) <= FEW_VALUES:  # files without them are not read
             again = history.filter(F.col("ticket").isin(few))
@@ -316,15 +336,16 @@ class Proof:
             again = history.join(tickets, ["stream", "ticket"], "left_semi")
         if repeated is not None:
             again = again.unionByName(history.filter("ticket = ''").join(repeated, ["stream", "id"], "left_semi"))
-        self._judged_again = tickets
+        self._judged_again, self._judged_alone = tickets, repeated
         figures.unkeyed = int(repeated is not None)
         run_proof.check_runs(self._keep(again), self._letters, [floor], clocks, figures, self._suspects)
+        return again
 
     def _repeated(self, rows: DataFrame) -> DataFrame | None:
         """Return messages without a ticket id, each a ticket of its own, that did not run for the first time."""
         alone = rows.filter((F.col("ticket") == "") & F.col("id").isNotNull()).select("stream", "id")
         twice = alone.groupBy("stream", "id").count().filter("count > 1").select("stream", "id")
-        over = alone.join(self._not_over, ["stream", "id"], "left_anti")
+        over = alone.join(self._not_over.filter("NOT ran"), ["stream", "id"], "left_anti")
         found = self._keep(twice.unionByName(over).distinct())
         return None if found.isEmpty() else found
 
@@ -354,7 +375,10 @@ class Proof:
         )
         moved = self._confirm()
         waits = F.col("consumer").isNotNull() | ~is_read | F.col("id").isin(moved)
-        is_open = self._keep(left.filter(waits).select(*self._not_over.columns))
+        now = runs.filter("ticket = ''").select("stream", "id").distinct().withColumn("now", F.lit(True))
+        has_run = F.col("ran") | F.coalesce("now", F.lit(False))
+        is_open = left.filter(waits).join(now, ["stream", "id"], "left").withColumn("ran", has_run)
+        is_open = self._keep(is_open.select(*self._not_over.columns))
         unjudged = left.filter(~waits & (F.col("ms") <= floor.floor_ms)).count() if span.cut_now else 0
         return is_open, unjudged
 
@@ -405,14 +429,12 @@ class Proof:
     def _fresh(self, number: int, told: int) -> tuple[tuple[AuditFinding, ...], list[dict[str, Any]]]:
         """Return the findings that nobody was ``told`` of, and all that stand after run ``number``."""
         old = [row for file in self._files_before("found/") for row in pq.read_table(file).to_pylist()]
-        tickets = {row["ticket"] for row in old}
-        judged = set()
-        if tickets and self._judged_again is not None:
-            named = self._spark.createDataFrame([(one,) for one in tickets], "ticket string")
-            judged = {row.ticket for row in self._judged_again.join(named, "ticket", "left_semi").collect()}
-        standing = {_about(row): row for row in old if row["ticket"] not in judged or row["check"] in _OF_ENTRIES}
+        judged = {(row["ticket"], "") for row in _among(self._judged_again, "ticket", old)}
+        judged |= {("", row["id"]) for row in _among(self._judged_alone, "id", old)}
+        kept = (row for row in old if row["check"] in _OF_ENTRIES or _judged_as(row) not in judged)
+        standing = {_about(row): row for row in kept}
         first_run = {_about(row): row["run"] for row in old}
-        unnamed: dict[str, int] = {}
+        unnamed = dict[str, int]()
         for (check, _), examples in self._suspects.named.items():
             unnamed[check] = self._suspects.counts[check, self._keys.stream] - len(examples)
             for one in examples:
@@ -485,12 +507,14 @@ class Proof:
     def _no_carry(self) -> DataFrame:
         return carry.carry_of(on_redis_clock(self._frame([], _RUNS), offsets(self._bounds, 0)))
 
-    def _clocks(self, rows: DataFrame) -> DataFrame:
-        """Return the offsets of clocks, by all that is known of them."""
+    def _clocks(self, rows: DataFrame) -> tuple[DataFrame, DataFrame]:
+        """Return the offsets of clocks, by all that is known of them, and those of which more is known now."""
+        tolerance_us = self._plan.limits.clocks_ms * 1000
+        before = offsets(self._bounds, tolerance_us)
         self._bounds = self._keep(tightest(self._bounds.unionByName(bounds(rows))))
-        known = self._keep(offsets(self._bounds, self._plan.limits.clocks_ms * 1000))
+        known = self._keep(offsets(self._bounds, tolerance_us))
         collect([wrong_clocks(known)], self._suspects)
-        return known
+        return known, self._keep(better_known(known, before))
 
     def _prune(self, last: Commit) -> None:
         """Delete what no later run reads."""
@@ -508,14 +532,8 @@ class Proof:
 
     def _read(self, source: str, **options: str) -> DataFrame:
         plan, keys = self._plan, self._keys
-        given = {
-            "url": plan.url,
-            "stream": keys.stream,
-            "group": keys.group,
-            "ticket_field": plan.ticket_field,
-            **options,
-        }
-        return self._spark.read.format(source).options(**given).load()
+        given = {"url": plan.url, "stream": keys.stream, "group": keys.group, "ticket_field": plan.ticket_field}
+        return self._spark.read.format(source).options(**given, **options).load()
 
     def _read_letters(self) -> DataFrame | None:
         if not self._link.call("XLEN", self._keys.dead):
@@ -528,6 +546,14 @@ class Proof:
     def _keep(self, frame: DataFrame) -> DataFrame:
         self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
         return frame
+
+
+def _among(judged: DataFrame | None, name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return those of ``judged`` that rows tell of."""
+    if judged is None or not rows:
+        return []
+    named = judged.sparkSession.createDataFrame([(one,) for one in {row[name] for row in rows}], f"{name} string")
+    return judged.join(named, name, "left_semi").collect()
 
 
 def _floor(facts: AuditedStream, span: _Span) -> AuditedStream:
@@ -562,6 +588,10 @@ def _add(figures: run_proof.RunFigures, part: run_proof.RunFigures) -> None:
         figures.damaged_ms[stream] = max(ms, figures.damaged_ms.get(stream, ms))
     for stream, count in part.skipped_order.items():
         figures.skipped_order[stream] = count + figures.skipped_order.get(stream, 0)
+
+
+def _judged_as(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["ticket"], "" if row["ticket"] else row["id"]
 
 
 def _about(row: Mapping[str, Any]) -> tuple[str, str, str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -32,6 +33,20 @@ class Run(NamedTuple):
     end: int
     consumer: str
     outcome: str
+
+    @property
+    def ended(self) -> int:
+        return max(self.end, self.start)
+
+    @property
+    def place(self) -> int:
+        return rank(self.id.encode())
+
+
+def _noted_by_turns(late: Run, run: Run) -> bool:
+    """One owner's successes, one after the other by its clock, which it noted the other way round: it was set back."""
+    is_own = run.fence == late.fence and run.outcome == late.outcome == "done"
+    return is_own and run.end <= late.start and run.noted_ms > late.noted_ms
 
 
 def look(link: Link, streams: list[str], group: str, limits: AuditThresholds, cap: int) -> set[Finding]:
@@ -64,6 +79,10 @@ class _Oracle:
             (rank(at) >> 64, *map(rank, pairs(fields)[b"repeats"].split(b" ")))
             for at, fields in link.call("XRANGE", keys.losses, "-", "+")
         ]
+        self._letters = [
+            (pairs(fields).get(b"usher-id", b"").decode(), rank(at) >> 64)
+            for at, fields in link.call("XRANGE", keys.dead, "-", "+")
+        ]
         self._bad_records: list[str] = []
         self._records = 0
         self._runs = list(self._read_runs())
@@ -84,9 +103,7 @@ class _Oracle:
             by_ticket[run.ticket].append(run)
         for ticket, runs in by_ticket.items():
             if ticket:
-                yield from self._of_order(
-                    sorted(runs, key=lambda run: (run.fence, run.start, max(run.end, run.start), rank(run.id.encode())))
-                )
+                yield from self._of_order(sorted(runs, key=lambda run: (run.fence, run.start, run.ended, run.place)))
         yield from self._of_losses()
         counters = pairs(self._link.call("HGETALL", self._keys.counters))
         if int(counters.get(b"unread_cut", 0)) and time.time() - int(counters[b"unread_cut_s"]) < 86_400:
@@ -201,8 +218,8 @@ class _Oracle:
                 yield "times_impossible", late.id
             own = [run for run in earlier if run.fence == late.fence]
             former = [run for run in earlier if run.fence < late.fence and run.consumer == late.consumer]
-            at_once = [run for run in own if (run.start, run.end) != (late.start, late.end)]
-            if any(max(run.end, run.start) > late.start for run in at_once + former):
+            at_once = [run for run in own if (run.start, run.ended) != (late.start, late.ended)]
+            if any(run.ended > late.start for run in at_once + former):
                 yield "overlap", late.id
             if own and own[-1].consumer != late.consumer:
                 yield "fence_shared", late.id
@@ -211,20 +228,40 @@ class _Oracle:
             if any(run.start - self._clocks[run.consumer][1] > latest_us for run in lower):
                 yield "fence_fell", late.id
             elif any(
-                run.consumer != late.consumer and run.end - self._clocks[run.consumer][1] > latest_us for run in lower
+                run.consumer != late.consumer and run.ended - self._clocks[run.consumer][1] > latest_us for run in lower
             ):
                 yield "owners_overlap", late.id
-            known = [run for run in earlier if run.fence == late.fence or run.outcome == "done"]
-            behind = any(rank(run.id.encode()) > rank(late.id.encode()) for run in known)
-            first = not any(run.id == late.id and run.outcome in _ENDED for run in earlier)
-            if behind and first and rank(late.id.encode()) >> 64 > self._floor_ms:
-                yield "out_of_order", late.id
+        judged = set()
+        for n, late in enumerate(runs):
+            if late.id not in judged and (ahead := self._ahead(late, runs[:n])) and not self._had_ended(late, runs):
+                judged.add(late.id)
+                if late.place >> 64 > self._floor_ms:
+                    by_clock = all(_noted_by_turns(late, run) for run in (*ahead, *self._ahead(late, runs[n + 1 :])))
+                    yield "times_impossible" if by_clock else "out_of_order", late.id
+
+    def _ahead(self, late: Run, others: list[Run]) -> list[Run]:
+        """Later messages that had begun, for all that is known: a former owner's failures may not be."""
+        known = [run for run in others if run.fence == late.fence and run.start <= late.start]
+        known += [run for run in others if run.fence < late.fence and run.outcome == "done"]
+        return [run for run in known if run.place > late.place]
+
+    def _had_ended(self, late: Run, runs: list[Run]) -> bool:
+        ends = [(run.fence, run.start) for run in runs if run.id == late.id and run.outcome in _ENDED]
+        ends += [((ms + 1) * 1024, 0) for entry_id, ms in self._letters if entry_id == late.id]
+        return any(end < (late.fence, late.start) for end in ends)
 
     def _clock(self, runs: list[Run]) -> tuple[int, int, bool]:
-        """Least and most of what a consumer's clock is ahead of Redis', and whether it is wrong; no clock is set here."""
+        """Least and most of what a consumer's clock is ahead of Redis', and whether it is wrong: bounds in whole
+        milliseconds, of which each is true of one moment. If they contradict one another the clock was set: then by
+        whole halves of the tolerance."""
         half = self._limits.clocks_ms * 500
-        most = min(run.start - run.fence // 1024 * 1000 for run in runs if run.fence // 1024 <= run.noted_ms)
-        least = max((run.end - (run.noted_ms + 1) * 1000 for run in runs if run.end), default=-(1 << 61))
+        starts = [run.start - run.fence // 1024 * 1000 for run in runs if run.fence // 1024 <= run.noted_ms]
+        ends = [run.end - (run.noted_ms + 1) * 1000 for run in runs if run.end]
+        most = math.ceil(min(starts) / 1000) * 1000 if starts else 1 << 61
+        least = math.floor(max(ends) / 1000) * 1000 if ends else -(1 << 61)
+        is_wrong = least > half or most < -half
+        if least > most:
+            return math.floor(min(starts) / half) * half - half, math.ceil(max(ends) / half) * half + half, is_wrong
         if least > half:
             return least, min(most, least + 2 * half), True
         if most < -half:
@@ -232,29 +269,41 @@ class _Oracle:
         return max(least, -half), min(most, half), False
 
     def _of_effects(self) -> Iterator[tuple[str, str]]:
-        done = [run for run in self._runs if run.outcome == "done"]
-        for one, other in itertools.permutations(done, 2):
-            again = one.id == other.id and (one.fence, one.start) < (other.fence, other.start)
-            if again and (one.fence == other.fence or other.noted_ms > one.noted_ms):
-                is_declared = any(
-                    first <= rank(one.id.encode()) <= last
-                    and min(one.noted_ms, one.fence / 1024) <= ms <= other.noted_ms
-                    for ms, first, last in self._repeats
-                )
-                yield "repeat_declared" if is_declared else "effect_twice", one.id
+        """Every pair of one ticket once more."""
+        by_ticket: dict[str, list[Run]] = defaultdict(list)
+        for run in self._runs:
+            by_ticket[run.ticket].append(run)
+        for runs in by_ticket.values():
+            yield from self._of_effects_of(runs)
 
-        for one, other in itertools.product(done, self._runs):
-            was_handed = one.id == other.id and other.fence / 1024 < one.noted_ms
-            was_noted = one.ticket and one.ticket == other.ticket and other.noted_ms < one.noted_ms
+    def _of_effects_of(self, runs: list[Run]) -> Iterator[tuple[str, str]]:
+        done = [run for run in runs if run.outcome == "done"]
+        for other in done:
+            formers = [
+                one
+                for one in done
+                if one.id == other.id
+                and (one.fence, one.start, one.noted_ms) < (other.fence, other.start, other.noted_ms)
+                and (one.fence == other.fence or one.noted_ms < other.noted_ms)
+            ]
+            if formers:
+                yield (
+                    "repeat_declared" if all(self._is_declared(one, other) for one in formers) else "effect_twice",
+                    other.id,
+                )
+        for one, other in itertools.product(done, runs):
+            was_handed = one.id == other.id and other.fence // 1024 < one.noted_ms
+            was_noted = one.ticket and other.noted_ms < one.noted_ms
             again = any(run.id == one.id and run.fence > one.fence for run in done)
             if one.fence < other.fence and (was_handed or was_noted) and not again:
                 yield "stale_counted", one.id
 
+    def _is_declared(self, one: Run, other: Run) -> bool:
+        begun_ms = min(one.noted_ms, one.fence / 1024)
+        return any(first <= one.place <= last and begun_ms <= ms <= other.noted_ms for ms, first, last in self._repeats)
+
     def _of_losses(self) -> Iterator[tuple[str, str]]:
-        letters = {
-            pairs(fields).get(b"usher-id", b"").decode()
-            for _, fields in self._link.call("XRANGE", self._keys.dead, "-", "+")
-        }
+        letters = {entry_id for entry_id, _ in self._letters}
         yield from (("dead_and_done", run.id) for run in self._runs if run.outcome == "done" and run.id in letters)
         if not self._records:
             return

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 #: The order of executions within a ticket: fences are given by Redis, starts are of one owner's clock under each.
 ORDER = ("fence", "start_us", "ended", "ms", "seq")
+#: What messages that were handled in one call have in common; they follow one another in that order.
+CALL = ORDER[:3]
+#: Of equal ones, the same each time.
+ROW = (*ORDER, "record_ms", "record")
 _TICKET = ("stream", "ticket")
 #: Executions that one task sorts.
 PART_RUNS = 1_000_000
@@ -30,10 +34,10 @@ def prefix() -> dict[str, Any]:
     is_done = F.col("outcome") == DONE
     return {
         "last": F.struct(*ORDER, "consumer", "id"),
-        "under_fence": F.struct("fence", "ended", "start_us", "id"),
-        "latest_end": F.struct("ended", "fence", "consumer", "id"),
-        "surely_ended": F.struct("end_least", "fence", "consumer", "id", "ended"),
-        "surely_started": F.struct("start_least", "fence", "consumer", "id", "start_us"),
+        "under_fence": F.struct("fence", "ended"),
+        "latest_end": F.col("ended"),
+        "maybe_ended": F.col("end_most"),
+        "surely_ended": F.col("end_least"),
         "started": F.struct("fence", "ms", "seq", "id", "start_us", "consumer"),
         "done": F.when(is_done, F.struct("ms", "seq", "id", "start_us", "consumer")),
         "noted_last": F.when(is_done, F.col("record_ms")),
@@ -71,7 +75,7 @@ def in_ranges(runs: DataFrame, hot: DataFrame, most: int = PART_RUNS) -> DataFra
     about ``most``, each behind the one before."""
     keyed, names = with_order(runs), F.broadcast(hot.select(*_TICKET))
     number = -(-hot.agg(F.sum("count")).collect()[0][0] // most)
-    cut = keyed.join(names, [*_TICKET], "left_semi").repartitionByRange(number, *_TICKET, *ORDER)
+    cut = keyed.join(names, [*_TICKET], "left_semi").repartitionByRange(number, *_TICKET, *CALL)
     cut = cut.withColumn("range", F.spark_partition_id()).persist(StorageLevel.DISK_ONLY)
     return keyed.join(names, [*_TICKET], "left_anti").withColumn("range", F.lit(0)).unionByName(cut)
 

@@ -2,13 +2,14 @@
 its end, and both moments are Redis' time.
 
 An incarnation's offset (its clock minus Redis') lies below each ``start - fence`` and above each ``end - record``: with
-many executions within milliseconds. Where that says nothing, clocks are taken to be right within the tolerance. Bounds
+many executions within milliseconds. Where that says nothing, clocks are taken to be right within the tolerance; where
+it cannot be true at once, the clock was set in between, and may have been off by as much and half the tolerance. Bounds
 are minima and maxima: those of a whole history are the tightest of its parts'.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from usher.master.audit.checks.findings import FENCES_PER_MS
 from usher.master.audit.checks.pending_proof import suspect
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _WHO = ("stream", "consumer")
 _UNKNOWN_US = 1 << 61
+_MS = 1000
 
 
 def bounds(runs: DataFrame) -> DataFrame:
@@ -38,19 +40,19 @@ def tightest(parts: DataFrame) -> DataFrame:
 
 
 def offsets(found: DataFrame, tolerance_us: int) -> DataFrame:
-    """Return (stream, consumer, least_us, most_us, is_wrong): the offset lies between the two."""
-    half = tolerance_us // 2
-    above = F.coalesce("above_us", F.lit(-_UNKNOWN_US))
-    below = F.coalesce("below_us", F.lit(_UNKNOWN_US))
-    stepped = above > below  # while it ran
-    ahead, back = ~stepped & (above > half), ~stepped & (below < -half)
+    """Return (stream, consumer, least_us, most_us, is_wrong, was_set): the offset lies between the two."""
+    half, step_us = tolerance_us // 2, max(tolerance_us // 2, _MS)
+    above = F.coalesce(_whole("above_us", _MS), F.lit(-_UNKNOWN_US))
+    below = F.coalesce(_whole("below_us", _MS, up=True), F.lit(_UNKNOWN_US))
+    was_set = above > below  # while it ran: what it is off between the two moments is not known
+    ahead, back = ~was_set & (above > half), ~was_set & (below < -half)
     least = (
-        F.when(stepped, below - half)
+        F.when(was_set, _whole("below_us", step_us) - half)
         .when(back, F.greatest(above, below - tolerance_us))
         .otherwise(F.greatest(above, F.lit(-half)))
     )
     most = (
-        F.when(stepped, above + half)
+        F.when(was_set, _whole("above_us", step_us, up=True) + half)
         .when(ahead, F.least(below, above + tolerance_us))
         .otherwise(F.least(below, F.lit(half)))
     )
@@ -58,24 +60,48 @@ def offsets(found: DataFrame, tolerance_us: int) -> DataFrame:
         *_WHO,
         least.cast("bigint").alias("least_us"),
         most.cast("bigint").alias("most_us"),
-        (ahead | back).alias("is_wrong"),
+        ((above > half) | (below < -half)).alias("is_wrong"),
+        was_set.alias("was_set"),
+        *("above_us", "below_us"),
     )
+
+
+def _whole(name: str, step_us: int, *, up: bool = False) -> Any:
+    """Return a bound in whole steps, outward: what is a little better known from run to run compares no differently."""
+    return ((F.ceil if up else F.floor)(F.col(name) / step_us) * step_us).cast("bigint")
+
+
+def better_known(now: DataFrame, before: DataFrame) -> DataFrame:
+    """Return (stream, consumer): clocks of which more is known than ``before``, when something was. So executions that
+    did not surely overlap may do so now."""
+    was = before.select(*_WHO, F.col("least_us").alias("was_least"), F.col("most_us").alias("was_most"))
+    is_tighter = (F.col("least_us") > F.col("was_least")) | (F.col("most_us") < F.col("was_most"))
+    return now.join(was, [*_WHO]).filter(is_tighter).select(*_WHO)
 
 
 def on_redis_clock(runs: DataFrame, known: DataFrame) -> DataFrame:
     """Return executions with the moments, by Redis' clock, between which they started and ended for sure."""
-    told = runs.join(F.broadcast(known.drop("is_wrong")), [*_WHO], "left")
+    if "was_set" not in known.columns:
+        known = known.withColumn("was_set", F.lit(False))
+    told = runs.join(F.broadcast(known.select(*_WHO, "least_us", "most_us", "was_set")), [*_WHO], "left")
     least, most = (F.coalesce(name, F.lit(0)) for name in ("least_us", "most_us"))
     ended = F.greatest("end_us", "start_us")
-    return told.withColumns(
-        {"start_least": F.col("start_us") - most, "start_most": F.col("start_us") - least, "end_least": ended - most}
-    ).drop("least_us", "most_us")
+    start = F.col("start_us")
+    moments = {"start_least": start - most, "start_most": start - least}
+    moments |= {"end_least": ended - most, "end_most": ended - least}
+    moments["was_set"] = F.coalesce("was_set", F.lit(False))
+    return told.withColumns(moments).drop("least_us", "most_us")
 
 
 def wrong_clocks(known: DataFrame) -> DataFrame:
     """Return suspects: incarnations whose clock is wrong by more than half of the tolerance."""
     wrong = known.filter("is_wrong").withColumn("id", F.lit(""))
-    detail = F.format_string(
+    steady = F.format_string(
         "its clock is ahead of Redis' by %.3f to %.3f s", F.col("least_us") / 1e6, F.col("most_us") / 1e6
     )
-    return suspect("clock_wrong", wrong, detail, owner=F.col("consumer"))
+    stepped = F.format_string(
+        "its clock was set while it ran: it was ahead of Redis' by at most %.3f s, and by at least %.3f s",
+        F.col("below_us") / 1e6,
+        F.col("above_us") / 1e6,
+    )
+    return suspect("clock_wrong", wrong, F.when(F.col("was_set"), stepped).otherwise(steady), owner=F.col("consumer"))

@@ -1,12 +1,13 @@
 """Tell the tickets whose executions may break a rule from those whose executions surely do not: by the one before each,
 in the order of a ticket. That takes numbers only; what is known of all before an execution (``carry``) takes ten times
-as long, and is asked of the tickets in doubt."""
+as long, and is asked of the tickets in doubt. Where executions may have run beside one another, each is compared with
+all that come before it (``overlaps``): that takes several sorts more."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from usher.master.audit.checks.carry import ORDER, with_order
+from usher.master.audit.checks.carry import CALL, ROW, with_order
 from usher.master.audit.checks.findings import DONE
 from usher.master.audit.engine import F, Window
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 
 _TICKET = ("stream", "ticket")
+#: What ``overlaps`` finds.
+OVERLAPS = ("overlap", "owners_overlap", "fence_fell")
 _OF_FIRST = ("fence", "start_us", "ms", "seq", "consumer")
 _OF_FORMER = (*_OF_FIRST, "ended", "outcome")
 
@@ -27,10 +30,11 @@ def doubtful(runs: DataFrame, carried: DataFrame | None = None, hot: DataFrame |
     keyed = with_order(runs)
     if hot is not None:
         keyed = keyed.join(F.broadcast(hot.select(*_TICKET)), [*_TICKET], "left_anti")
-    row = Window.partitionBy(*_TICKET).orderBy(*ORDER, "record_ms", "record")
+    row = Window.partitionBy(*_TICKET).orderBy(*ROW)
     before = row.rowsBetween(Window.unboundedPreceding, -1)
     former = {f"former_{name}": F.lag(name).over(row) for name in _OF_FORMER}
-    so_far = {"latest_end": F.max("end_least").over(before), "latest_record": F.max("record_ms").over(before)}
+    lower = Window.partitionBy(*_TICKET).orderBy("fence").rangeBetween(Window.unboundedPreceding, -1)
+    so_far = {"latest_end": F.max("end_least").over(before), "former_record": F.max("record_ms").over(lower)}
     told = keyed.withColumns(former | so_far).withColumn("is_first", F.col("former_fence").isNull())
     doubts = told.filter(~_follows()).select(*_TICKET)
     if carried is not None:
@@ -54,7 +58,7 @@ def _follows() -> Any:
         (~same | (F.col("consumer") == F.col("former_consumer")))
         & (is_behind | (same & again & (F.col("former_outcome") != DONE)))
         & (in_turn | one_call)
-        & (same | (F.col("latest_record") <= F.col("record_ms")))
+        & F.coalesce(F.col("former_record") <= F.col("record_ms"), F.lit(True))
     )
     return (F.col("is_first") | follows) & ((F.col("end_us") == 0) | (F.col("end_us") >= F.col("start_us")))
 
@@ -71,8 +75,8 @@ def _against(beginnings: DataFrame, carried: DataFrame) -> DataFrame:
     fence, last = F.col("fence"), F.col("last")
     follows = (
         ((fence > last["fence"]) | ((fence == last["fence"]) & (F.col("consumer") == last["consumer"])))
-        & (F.col("latest_end.ended") <= F.col("start_us"))
-        & (F.col("surely_ended.end_least") <= F.col("start_most"))
+        & (F.col("latest_end") <= F.col("start_us"))
+        & (F.col("surely_ended") <= F.col("start_most"))
         & ((F.col("started.fence") < fence) | ~_is_later_than("started"))
         & _is_later("done.ms", "done.seq")  # null, so no doubt, where nothing is done
     )
@@ -88,3 +92,60 @@ def _is_later_than(message: str) -> Any:
     """Return whether ``message`` is later than this one."""
     ms, seq = F.col(f"{message}.ms"), F.col(f"{message}.seq")
     return (ms > F.col("ms")) | ((ms == F.col("ms")) & (seq > F.col("seq")))
+
+
+def overlaps(runs: DataFrame) -> DataFrame:
+    """Return executions with flags (``OVERLAPS``) and those that are the reason: ``beside``, of the same owner;
+    ``surely_ended`` and ``surely_started`` of a former one. ``runs``: whole tickets (``carry.with_order``), by Redis'
+    clock (``clocks``)."""
+    call = (*_TICKET, *CALL)
+    lower = _under_lower_fences(*_TICKET)
+    told = runs.withColumns(
+        {
+            "own": F.max(F.struct("ended", "id")).over(_before(*_TICKET, "fence")),
+            "place": F.row_number().over(Window.partitionBy(*call).orderBy(*ROW)),
+            "former_own": F.max(F.struct("ended", "id")).over(_under_lower_fences(*_TICKET, "consumer")),
+            "surely_started": F.max(F.struct("start_least", "fence", "consumer", "id", "start_us")).over(lower),
+            "last_ended": F.max(_ended()).over(_before(*_TICKET)),
+            "latest": F.max(_ended()).over(lower),
+        }
+    )
+    # The latest end of each consumer but one is that of the latest of all, or of the latest one that was not that.
+    passed = F.when(F.col("consumer") != F.col("last_ended.consumer"), F.least(_ended(), "last_ended"))
+    told = told.withColumn("passed", passed)
+    told = told.withColumns(
+        {
+            # Not what runs in the same call: a batch handler was given several messages of the ticket.
+            "own": F.max(F.when(F.col("place") == 1, F.col("own"))).over(Window.partitionBy(*call)),
+            "second": F.max("passed").over(lower),
+        }
+    )
+    is_other = F.col("latest.consumer") != F.col("consumer")
+    return _with_overlaps(told.withColumn("surely_ended", F.when(is_other, F.col("latest")).otherwise(F.col("second"))))
+
+
+def _ended() -> Any:
+    return F.struct("end_least", "fence", "consumer", "id", "ended")
+
+
+def _before(*place: str) -> Any:
+    return Window.partitionBy(*place).orderBy(*ROW).rowsBetween(Window.unboundedPreceding, -1)
+
+
+def _under_lower_fences(*place: str) -> Any:
+    return Window.partitionBy(*place).orderBy("fence").rangeBetween(Window.unboundedPreceding, -1)
+
+
+def _with_overlaps(told: DataFrame) -> DataFrame:
+    at_once = F.coalesce(F.col("own.ended") > F.col("start_us"), F.lit(False))
+    at_home = F.col("former_own.ended") > F.col("start_us")  # one incarnation has one clock
+    fell = F.coalesce(F.col("surely_started.start_least") > F.col("start_most"), F.lit(False))
+    beside = (F.when(at_once, F.col(f"own.{name}")).otherwise(F.col(f"former_own.{name}")) for name in ("id", "ended"))
+    flags = {
+        "overlap": at_once | F.coalesce(at_home, F.lit(False)),
+        "owners_overlap": F.coalesce(F.col("surely_ended.end_least") > F.col("start_most"), F.lit(False)) & ~fell,
+        "fence_fell": fell,
+    }
+    return told.withColumns(
+        flags | {"beside": F.struct(*(one.alias(n) for one, n in zip(beside, ("id", "ended"), strict=True)))}
+    )

@@ -12,9 +12,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from usher.common.protocol.stream_id import rank
-from usher.master.audit.checks.carry import ORDER, PART_RUNS, carried_into, hot_tickets, in_ranges, prefix, with_order
+from usher.master.audit.checks.carry import (
+    CALL,
+    ORDER,
+    PART_RUNS,
+    ROW,
+    carried_into,
+    hot_tickets,
+    in_ranges,
+    prefix,
+    with_order,
+)
 from usher.master.audit.checks.clocks import on_redis_clock
-from usher.master.audit.checks.doubt import doubtful
+from usher.master.audit.checks.doubt import OVERLAPS, doubtful, overlaps
 from usher.master.audit.checks.facts import AuditedStream
 from usher.master.audit.checks.findings import CRASHED, DONE, ENDED, FENCES_PER_MS, GAVE_UP
 from usher.master.audit.checks.letters import DeadLetterFrames, not_added_again
@@ -31,8 +41,8 @@ if TYPE_CHECKING:
 RECOVERIES_MS = (100, 500, 1_000, 5_000, 10_000, 30_000, 60_000)
 _MOST = 2**63 - 1  # in a column
 _LAST_US = 253_402_300_799_999_999  # of the year 9999
-_FLAGS = ("overlap", "owners_overlap", "fence_shared", "fence_fell", "times_impossible")
-_LOOKED_AT = ("late", "again", "after")  # flags of executions to look at
+_FLAGS = ("fence_shared", "times_impossible")
+_LOOKED_AT = ("at_once", "late", "again", "after")  # flags of executions to look at
 #: Flags after which a ticket is looked at as a whole.
 FLAGS = (*_FLAGS, *_LOOKED_AT, "behind")
 
@@ -136,6 +146,8 @@ def check_runs(
         seen_flags = [name for name in _FLAGS if got[name]]
         if seen_flags:
             collect([_describe_runs(flagged.filter(F.col(name)), name) for name in seen_flags], suspects)
+        if got["at_once"]:
+            _check_overlaps(runs, clocks, flagged.filter(F.col("at_once")), suspects)
         if got["late"]:
             _check_order(runs, dead, flagged.filter(F.col("late")), facts, figures, suspects)
         if got["again"] or figures.unkeyed:
@@ -146,6 +158,17 @@ def check_runs(
     finally:
         flagged.unpersist()
         in_doubt.unpersist()
+
+
+def _check_overlaps(runs: DataFrame, clocks: DataFrame, at_once: DataFrame, suspects: Suspects) -> None:
+    """Compare all executions of tickets in which some may have run at once."""
+    tickets = at_once.select("stream", "ticket").distinct()
+    whole = with_order(on_redis_clock(runs.join(tickets, ["stream", "ticket"], "left_semi"), clocks))
+    found = overlaps(whole).filter(F.greatest(*OVERLAPS)).persist()
+    try:
+        collect([_describe_runs(found.filter(F.col(name)), name) for name in OVERLAPS], suspects)
+    finally:
+        found.unpersist()
 
 
 def doubts(runs: DataFrame, clocks: DataFrame, executions: int, carried: DataFrame | None = None) -> DataFrame:
@@ -176,16 +199,20 @@ def follow(
     told = with_order(runs) if hot is None else in_ranges(runs, hot, most)
     if hot is not None:
         place, carried = [*place, "range"], carried_into(told, hot, carried)
-    row = Window.partitionBy(*place).orderBy(*ORDER, "record_ms", "record")  # of equal ones, the same each time
-    before = row.rowsBetween(Window.unboundedPreceding, -1)
+    before = Window.partitionBy(*place).orderBy(*ROW).rowsBetween(Window.unboundedPreceding, -1)
+    lower = Window.partitionBy(*place).orderBy("fence").rangeBetween(Window.unboundedPreceding, -1)
     for name, value in prefix().items():
-        told = told.withColumn(f"before_{name}", F.max(value).over(before))
+        # One owner's records may come by turns: what a success has passed is asked of its former owners only.
+        told = told.withColumn(f"before_{name}", F.max(value).over(lower if name == "noted_last" else before))
     if carried is None:
         told = told.withColumn("behind", F.lit(False)).withColumnsRenamed({f"before_{name}": name for name in prefix()})
     else:
         told = told.join(carried, place, "left")
-        known = F.struct(*(F.col(f"last.{name}").alias(name) for name in ORDER))
-        told = told.withColumn("behind", F.col("last").isNotNull() & (F.struct(*ORDER) < known))
+        behind = F.struct(*ORDER) < F.struct(*(F.col(f"last.{name}").alias(name) for name in ORDER))
+        # In a call that a former run saw a part of, that part hides what came before the call.
+        split = F.struct(*CALL) == F.struct(*(F.col(f"last.{name}").alias(name) for name in CALL))
+        split &= F.col("latest_end") > F.col("start_us")
+        told = told.withColumn("behind", F.col("last").isNotNull() & (behind | split))
         told = told.withColumns({name: F.greatest(name, f"before_{name}") for name in prefix()})
     return _flagged(told)
 
@@ -193,8 +220,7 @@ def follow(
 def _flagged(told: DataFrame) -> DataFrame:
     """Add what follows from an execution and those before it."""
     fence, start = F.col("fence"), F.col("start_us")
-    under, ends, done, last = (F.col(name) for name in ("under_fence", "latest_end", "done", "last"))
-    over, begun = F.col("surely_ended"), F.col("surely_started")
+    under, done, last = (F.col(name) for name in ("under_fence", "done", "last"))
     # Under a former fence only successes count: an acknowledgement records them with all successes before them. A crash
     # or failure is recorded by itself, without the successes before it if their owner died before it acknowledged them;
     # so they come again.
@@ -202,34 +228,23 @@ def _flagged(told: DataFrame) -> DataFrame:
     own = F.when(F.col("started.fence") == fence, F.struct(*(F.col(f"started.{name}").alias(name) for name in known)))
     told = told.withColumn("highest", F.greatest(own, done))
     highest, place = F.col("highest"), F.struct("ms", "seq")
-    # A batch handler was given several messages of the ticket.
-    one_call = (under["start_us"] == start) & (under["ended"] == F.col("ended"))
-    at_once = (under["fence"] == fence) & (under["ended"] > start) & ~one_call
-    # One incarnation has one clock.
-    at_home = (ends["fence"] < fence) & (ends["consumer"] == F.col("consumer")) & (ends["ended"] > start)
-    fell = (begun["fence"] < fence) & (begun["start_least"] > F.col("start_most"))
+    # A batch handler was given several messages of the ticket: what is true of the first one is looked at.
+    one_call = F.struct(*(last[name].alias(name) for name in CALL)) == F.struct(*CALL)
+    beside_own = (under["fence"] == fence) & (under["ended"] > start)
+    # Only that is known here of former executions: which of them it was, and whether it counts, tells ``overlaps``.
+    # When a clock was set, less is known of it than former runs took for known.
+    former = (F.col("latest_end") > start) & (F.col("was_set") | (F.col("maybe_ended") > F.col("start_most")))
     flags: dict[str, Any] = {
-        "overlap": at_once | at_home,
-        "fence_fell": fell,
-        "owners_overlap": (
-            (over["fence"] < fence)
-            & (over["consumer"] != F.col("consumer"))
-            & (over["end_least"] > F.col("start_most"))
-            & ~fell
-        ),
+        "at_once": (beside_own | former | (F.col("surely_ended") > F.col("start_most"))) & ~one_call,
         "fence_shared": (last["fence"] == fence) & (last["consumer"] != F.col("consumer")),
         "times_impossible": (F.col("end_us") != 0) & (F.col("end_us") < start),
         "late": place < F.struct(highest["ms"].alias("ms"), highest["seq"].alias("seq")),
         # Whenever it was done before, not only in that case; these few are looked at more closely later.
         "again": place <= F.struct(done["ms"].alias("ms"), done["seq"].alias("seq")),
-        "after": (last["fence"] < fence) & (F.col("noted_last") > F.col("record_ms")),
+        "after": F.col("noted_last") > F.col("record_ms"),
     }
     for name, rule in flags.items():
         told = told.withColumn(name, F.coalesce(rule, F.lit(False)))
-    told = told.withColumn(
-        "beside",
-        F.struct(*(F.when(at_once, under[name]).otherwise(ends[name]).alias(name) for name in ("id", "ended"))),
-    )
     repeated = (last["id"] == F.col("id")) & (last["fence"] < fence)
     return told.withColumn("recovered_ms", F.when(repeated, (start - last["start_us"]) / 1000))
 
@@ -326,17 +341,13 @@ def _check_order(
     """Find, among executions behind a later message, the first of each message that had not ended before. The others
     are repeats, which are allowed."""
     ids = late.select("stream", "ticket", "id").distinct()
-    ends = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id", "fence", "start_us")
+    ends = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "ticket", "id", "fence", "start_us")
+    ends = ends.join(ids, ["stream", "ticket", "id"])
     if dead is not None:  # under a later fence it comes again: the group was set back
         fence = (F.least(F.split("letter", "-")[0].try_cast("bigint"), F.lit(1 << 52)) + 1) * FENCES_PER_MS
-        ends = ends.unionByName(
-            dead.select("stream", "id", fence.alias("fence"), F.lit(0).cast("bigint").alias("start_us"))
-        )
-    firsts = (
-        ends.join(ids, ["stream", "id"])
-        .groupBy("stream", "ticket", "id")
-        .agg(F.min(F.struct("fence", "start_us")).alias("first"))
-    )
+        letters = dead.select("stream", "id", fence.alias("fence"), F.lit(0).cast("bigint").alias("start_us"))
+        ends = ends.unionByName(letters.join(ids, ["stream", "id"]))
+    firsts = ends.groupBy("stream", "ticket", "id").agg(F.min(F.struct("fence", "start_us")).alias("first"))
     unended = late.join(firsts, ["stream", "ticket", "id"], "left").filter(
         F.col("first").isNull() | (F.struct("fence", "start_us") <= F.col("first"))
     )
@@ -385,9 +396,9 @@ def _set_back(runs: DataFrame, late: DataFrame) -> DataFrame:
 
 def _declared_repeats(facts: Sequence[AuditedStream]) -> Any:
     """Return the condition that masters declared that the message may run again, before a success was recorded
-    (``record_ms``), and after the success before it was recorded (``previous_ms``) or at least handed over (``former``,
-    its fence): it may have ended when the group was made again, and before that gave it anew. What was taken out of
-    the pending list (taken_out) had not succeeded."""
+    (``record_ms``), and after all those before it were recorded or at least handed over (``begun``, as a fence): one
+    may have ended when the group was made again, and before that gave it anew. What was taken out of the pending list
+    (taken_out) had not succeeded."""
     is_declared, at = F.lit(False), F.struct("ms", "seq")
     for one in facts:
         for loss in one.declared:
@@ -398,7 +409,7 @@ def _declared_repeats(facts: Sequence[AuditedStream]) -> Any:
                     )
                     for place in map(rank, loss.repeats)
                 )
-                was_begun = (F.col("previous_ms") <= loss.ms) | (F.col("former") <= loss.ms * FENCES_PER_MS)
+                was_begun = F.col("begun") <= loss.ms * FENCES_PER_MS
                 is_after = (F.col("stream") == one.stream) & (F.col("record_ms") >= loss.ms)
                 is_declared |= is_after & was_begun & at.between(first, last)
     return is_declared
@@ -415,25 +426,33 @@ def _check_effects(
     """
     done = runs.filter(F.col("outcome") == DONE)
     alone = done.filter(F.col("ticket") == "")  # messages without a ticket id have no order
-    ids = again.select("stream", "id").union(alone.select("stream", "id")).distinct()
-    row = Window.partitionBy("stream", "id").orderBy("fence", "start_us", "record_ms")
-    before = row.rowsBetween(Window.unboundedPreceding, -1)
-    told = done.join(ids, ["stream", "id"], "left_semi").withColumns(
-        {"former": F.lag("fence").over(row), "previous_ms": F.lag("record_ms").over(row)}
+    message = ("stream", "ticket", "id")  # under another ticket it is none of this one's (``ticket_differs``)
+    ids = again.select(*message).union(alone.select(*message)).distinct()
+    told = done.join(ids, [*message], "left_semi")
+    place, former_place = ("fence", "start_us", "record_ms"), ("former", "former_us", "former_ms")
+    others = (_named("end_us", "former_end_us"), _named("consumer", "former_consumer"))
+    formers = told.select(*message, *map(_named, place, former_place), *others)
+    is_before = F.struct(*former_place) < F.struct(*map(_named, place, former_place))
+    pairs = told.join(formers, [*message]).filter(is_before)
+    begun = F.least(F.least("former_ms", F.lit(_MOST // FENCES_PER_MS)) * FENCES_PER_MS, "former")
+    wrong = pairs.filter((F.col("former") == F.col("fence")) | (F.col("former_ms") < F.col("record_ms")))
+    first = ("former_ms", "former", "former_us", "former_end_us", "former_consumer")
+    names = ("record_ms", "fence", "start_us", "end_us", "consumer")
+    whole = wrong.groupBy(*message, "ms", "seq", *names, "record").agg(
+        F.min(F.struct(*map(_named, first, names))).alias("first"), F.max(begun).alias("begun")
     )
-    told = told.withColumn(
-        "first", F.min(F.struct("record_ms", "fence", "start_us", "end_us", "consumer")).over(before)
-    )
-    told = told.withColumn("noted", F.col("first.record_ms"))
-    wrong = (F.col("former") == F.col("fence")) | (F.col("record_ms") > F.col("noted"))
-    kept = told.filter(F.col("former").isNotNull()).withColumn("wrong", wrong).persist()
+    twice = whole.withColumn("noted", F.col("first.record_ms")).persist()
     try:
-        figures.succeeded_again = kept.filter(~F.col("wrong")).count()
-        twice, declared = kept.filter(F.col("wrong")), _declared_repeats(facts)
+        figures.succeeded_again = pairs.select(*message, *place, "record").distinct().count() - twice.count()
+        declared = _declared_repeats(facts)
         found = {"effect_twice": twice.filter(~declared), "repeat_declared": twice.filter(declared)}
         collect([_describe_runs(rows, check) for check, rows in found.items()], suspects)
     finally:
-        kept.unpersist()
+        twice.unpersist()
+
+
+def _named(name: str, to: str) -> Any:
+    return F.col(name).alias(to)
 
 
 def _check_stale(runs: DataFrame, flagged: DataFrame, suspects: Suspects) -> None:
@@ -444,23 +463,18 @@ def _check_stale(runs: DataFrame, flagged: DataFrame, suspects: Suspects) -> Non
     a higher fence too are left to ``_check_effects``.
     """
     done = runs.filter(F.col("outcome") == DONE)
+    message = ["stream", "ticket", "id"]
     owner = F.struct("fence", "record_ms", "start_us", "consumer", "id").alias("owner")
     # Messages without a ticket id have no order.
-    alone = runs.filter((F.col("ticket") == "") & (F.col("outcome") != DONE))
-    of_it = (
-        flagged.filter(F.col("again") & (F.col("outcome") != DONE))
-        .select("stream", "id", owner)
-        .union(alone.select("stream", "id", owner))
-    )
+    alone = runs.filter((F.col("ticket") == "") & (F.col("outcome") != DONE)).select(*message, owner)
+    of_it = flagged.filter(F.col("again") & (F.col("outcome") != DONE)).select(*message, owner).union(alone)
     handed_ms, noted_ms = (F.col("owner.fence") / FENCES_PER_MS).cast("bigint"), F.col("record_ms")
     of_ticket = flagged.filter("after").select("stream", "ticket", owner)
-    wrong = done.join(of_it, ["stream", "id"]).filter(handed_ms < noted_ms)
+    wrong = done.join(of_it, message).filter(handed_ms < noted_ms)
     wrong = wrong.unionByName(done.join(of_ticket, ["stream", "ticket"]).filter(F.col("owner.record_ms") < noted_ms))
     wrong = wrong.filter(F.col("owner.fence") > F.col("fence"))
-    wrong = wrong.join(done.groupBy("stream", "id").agg(F.max("fence").alias("highest")), ["stream", "id"]).filter(
-        "fence = highest"
-    )
-    row = Window.partitionBy("stream", "id").orderBy("fence", "owner")
+    wrong = wrong.join(done.groupBy(*message).agg(F.max("fence").alias("highest")), message).filter("fence = highest")
+    row = Window.partitionBy(*message).orderBy("fence", "owner")
     collect(
         [_describe_runs(wrong.withColumn("place", F.row_number().over(row)).filter("place = 1"), "stale_counted")],
         suspects,

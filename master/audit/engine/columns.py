@@ -137,6 +137,11 @@ class Window:
             raise NotImplementedError(f"rows between {first} and {last}")
         return Window(f"{self.sql} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING")
 
+    def rangeBetween(self, first: int, last: int) -> Window:
+        if (first, last) != (self.unboundedPreceding, -1):
+            raise NotImplementedError(f"range between {first} and {last}")
+        return Window(f"{self.sql} RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING")
+
 
 def literal(one: Any) -> str:
     """Return a value in SQL."""
@@ -260,7 +265,7 @@ def _named(name: str) -> Any:
 coalesce, greatest, least, lag, row_number = map(_named, ("coalesce", "greatest", "least", "lag", "row_number"))
 min, max, sum, bit_xor, every = map(_named, ("min", "max", "sum", "bit_xor", "bool_and"))
 xxhash64, timestamp_micros, timestamp_millis = map(_named, ("hash", "make_timestamp", "epoch_ms"))
-explode, octet_length = map(_named, ("unnest", "strlen"))
+explode, octet_length, floor, ceil = map(_named, ("unnest", "strlen", "floor", "ceil"))
 pmod = _operator("%")
 
 
