@@ -251,7 +251,7 @@ def test_a_page_that_renews_itself_leaves_alone_what_somebody_does_there(looking
     assert page.locator("#as-of time").get_attribute("title").endswith("UTC"), "times stay those of this browser"
     gaps = page.evaluate(_GAPS)
     assert len(gaps) >= 2
-    assert min(gaps) >= 1990, "no more than one in two seconds"
+    assert min(gaps) >= 1900, "no more than one in two seconds, as far as a busy browser starts them on time"
 
     looking.go("/consumers")
     page.get_by_label("Reason").fill("half a sen")
