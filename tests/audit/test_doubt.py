@@ -102,7 +102,7 @@ def seen(local: Any) -> Seen:
     with use(local):
         former, runs = (local.lazily(columns.RUNS, table.to_batches) for table in tables)
         rows = [("s", name, *CLOCKS.get(name, (0, 0)), False) for name in ("a", "b", *CLOCKS)]
-        known = "stream string, consumer string, least_us bigint, most_us bigint, is_wrong boolean"
+        known = "stream string, consumer string, least_us bigint, most_us bigint, was_set boolean"
         right = local.createDataFrame(rows, known)
         carried = carry.carry_of(clocks.on_redis_clock(former, right))
         told = run_proof.follow(runs, right, carried)

@@ -171,8 +171,10 @@ def test_a_ticket_that_shows_anything_is_in_doubt(local: Any) -> None:
             return {row.ticket for row in told.filter(is_told).collect()}
 
         names = {row["consumer"] for row in rows}
-        ahead = [("s", name, least := dice.randint(-2_000_000, 2_000_000), least + 100_000) for name in sorted(names)]
-        wrong = local.createDataFrame(ahead, "stream string, consumer string, least_us bigint, most_us bigint")
+        drawn = [(name, dice.randint(-2_000_000, 2_000_000)) for name in sorted(names)]
+        ahead = [("s", name, least, least + 100_000, False) for name, least in drawn]
+        form = "stream string, consumer string, least_us bigint, most_us bigint, was_set boolean"
+        wrong = local.createDataFrame(ahead, form)
         for right in (clocks.offsets(clocks.bounds(whole.limit(0)), 0), wrong):
             one, other = (carry.carry_of(clocks.on_redis_clock(part, right)) for part in frames[:2])
             for frame, known in ((whole, None), (frames[1], one), (frames[2], one.unionByName(other))):

@@ -63,6 +63,13 @@ def merged(carries: DataFrame, tickets: DataFrame | None = None) -> DataFrame:
     return wanted.groupBy(*_TICKET).agg(*(F.max(name).alias(name) for name in prefix()))
 
 
+def of_former_owners(so_far: str, former_fence: Any, *place: str) -> Any:
+    """Return a maximum of what was under lower fences, out of that of all before an execution (``so_far``): it is that
+    of the first one under its fence. A window by RANGE takes ten times as long in a hot ticket."""
+    is_first = F.coalesce(former_fence != F.col("fence"), F.lit(True))
+    return F.max(F.when(is_first, F.col(so_far))).over(Window.partitionBy(*place, "fence"))
+
+
 def hot_tickets(runs: DataFrame, most: int = PART_RUNS) -> DataFrame | None:
     """Return the tickets that have more executions than one task should sort; None without any."""
     counts = with_order(runs).groupBy(*_TICKET).count().filter(F.col("count") > most)

@@ -81,8 +81,6 @@ def better_known(now: DataFrame, before: DataFrame) -> DataFrame:
 
 def on_redis_clock(runs: DataFrame, known: DataFrame) -> DataFrame:
     """Return executions with the moments, by Redis' clock, between which they started and ended for sure."""
-    if "was_set" not in known.columns:
-        known = known.withColumn("was_set", F.lit(False))
     told = runs.join(F.broadcast(known.select(*_WHO, "least_us", "most_us", "was_set")), [*_WHO], "left")
     least, most = (F.coalesce(name, F.lit(0)) for name in ("least_us", "most_us"))
     ended = F.greatest("end_us", "start_us")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from usher.master.audit.checks.carry import CALL, ROW, with_order
+from usher.master.audit.checks.carry import CALL, ROW, of_former_owners, with_order
 from usher.master.audit.checks.findings import DONE
 from usher.master.audit.engine import F, Window
 
@@ -30,12 +30,11 @@ def doubtful(runs: DataFrame, carried: DataFrame | None = None, hot: DataFrame |
     keyed = with_order(runs)
     if hot is not None:
         keyed = keyed.join(F.broadcast(hot.select(*_TICKET)), [*_TICKET], "left_anti")
-    row = Window.partitionBy(*_TICKET).orderBy(*ROW)
-    before = row.rowsBetween(Window.unboundedPreceding, -1)
-    former = {f"former_{name}": F.lag(name).over(row) for name in _OF_FORMER}
-    lower = Window.partitionBy(*_TICKET).orderBy("fence").rangeBetween(Window.unboundedPreceding, -1)
-    so_far = {"latest_end": F.max("end_least").over(before), "former_record": F.max("record_ms").over(lower)}
+    before = _before(*_TICKET)
+    former = {f"former_{name}": F.lag(name).over(_row(*_TICKET)) for name in _OF_FORMER}
+    so_far = {"latest_end": F.max("end_least").over(before), "latest_record": F.max("record_ms").over(before)}
     told = keyed.withColumns(former | so_far).withColumn("is_first", F.col("former_fence").isNull())
+    told = told.withColumn("former_record", of_former_owners("latest_record", F.col("former_fence"), *_TICKET))
     doubts = told.filter(~_follows()).select(*_TICKET)
     if carried is not None:
         doubts = doubts.unionByName(_against(_beginnings(told), carried))
@@ -98,26 +97,32 @@ def overlaps(runs: DataFrame) -> DataFrame:
     """Return executions with flags (``OVERLAPS``) and those that are the reason: ``beside``, of the same owner;
     ``surely_ended`` and ``surely_started`` of a former one. ``runs``: whole tickets (``carry.with_order``), by Redis'
     clock (``clocks``)."""
-    call = (*_TICKET, *CALL)
-    lower = _under_lower_fences(*_TICKET)
+    call, own = (*_TICKET, *CALL), (*_TICKET, "consumer")
     told = runs.withColumns(
         {
+            "place": F.row_number().over(_row(*call)),
+            "former_fence": F.lag("fence").over(_row(*_TICKET)),
+            "own_fence": F.lag("fence").over(_row(*own)),
             "own": F.max(F.struct("ended", "id")).over(_before(*_TICKET, "fence")),
-            "place": F.row_number().over(Window.partitionBy(*call).orderBy(*ROW)),
-            "former_own": F.max(F.struct("ended", "id")).over(_under_lower_fences(*_TICKET, "consumer")),
-            "surely_started": F.max(F.struct("start_least", "fence", "consumer", "id", "start_us")).over(lower),
+            "own_ended": F.max(F.struct("ended", "id")).over(_before(*own)),
             "last_ended": F.max(_ended()).over(_before(*_TICKET)),
-            "latest": F.max(_ended()).over(lower),
+            "last_started": F.max(F.struct("start_least", "fence", "consumer", "id", "start_us")).over(
+                _before(*_TICKET)
+            ),
         }
     )
     # The latest end of each consumer but one is that of the latest of all, or of the latest one that was not that.
     passed = F.when(F.col("consumer") != F.col("last_ended.consumer"), F.least(_ended(), "last_ended"))
-    told = told.withColumn("passed", passed)
+    told = told.withColumn("passed", passed).withColumn("last_passed", F.max("passed").over(_before(*_TICKET)))
+    former = F.col("former_fence")
     told = told.withColumns(
         {
             # Not what runs in the same call: a batch handler was given several messages of the ticket.
             "own": F.max(F.when(F.col("place") == 1, F.col("own"))).over(Window.partitionBy(*call)),
-            "second": F.max("passed").over(lower),
+            "former_own": of_former_owners("own_ended", F.col("own_fence"), *own),
+            "surely_started": of_former_owners("last_started", former, *_TICKET),
+            "latest": of_former_owners("last_ended", former, *_TICKET),
+            "second": of_former_owners("last_passed", former, *_TICKET),
         }
     )
     is_other = F.col("latest.consumer") != F.col("consumer")
@@ -128,12 +133,16 @@ def _ended() -> Any:
     return F.struct("end_least", "fence", "consumer", "id", "ended")
 
 
+def _started() -> Any:
+    return F.struct("start_least", "fence", "consumer", "id", "start_us")
+
+
+def _row(*place: str) -> Any:
+    return Window.partitionBy(*place).orderBy(*ROW)
+
+
 def _before(*place: str) -> Any:
-    return Window.partitionBy(*place).orderBy(*ROW).rowsBetween(Window.unboundedPreceding, -1)
-
-
-def _under_lower_fences(*place: str) -> Any:
-    return Window.partitionBy(*place).orderBy("fence").rangeBetween(Window.unboundedPreceding, -1)
+    return _row(*place).rowsBetween(Window.unboundedPreceding, -1)
 
 
 def _with_overlaps(told: DataFrame) -> DataFrame:

@@ -20,6 +20,7 @@ from usher.master.audit.checks.carry import (
     carried_into,
     hot_tickets,
     in_ranges,
+    of_former_owners,
     prefix,
     with_order,
 )
@@ -199,11 +200,14 @@ def follow(
     told = with_order(runs) if hot is None else in_ranges(runs, hot, most)
     if hot is not None:
         place, carried = [*place, "range"], carried_into(told, hot, carried)
-    before = Window.partitionBy(*place).orderBy(*ROW).rowsBetween(Window.unboundedPreceding, -1)
-    lower = Window.partitionBy(*place).orderBy("fence").rangeBetween(Window.unboundedPreceding, -1)
+    row = Window.partitionBy(*place).orderBy(*ROW)
+    before = row.rowsBetween(Window.unboundedPreceding, -1)
     for name, value in prefix().items():
-        # One owner's records may come by turns: what a success has passed is asked of its former owners only.
-        told = told.withColumn(f"before_{name}", F.max(value).over(lower if name == "noted_last" else before))
+        told = told.withColumn(f"before_{name}", F.max(value).over(before))
+    # One owner's records may come by turns: what a success has passed is asked of its former owners only.
+    told = told.withColumn("former_fence", F.lag("fence").over(row))
+    of_formers = of_former_owners("before_noted_last", F.col("former_fence"), *place)
+    told = told.withColumn("before_noted_last", of_formers)
     if carried is None:
         told = told.withColumn("behind", F.lit(False)).withColumnsRenamed({f"before_{name}": name for name in prefix()})
     else:

@@ -137,11 +137,6 @@ class Window:
             raise NotImplementedError(f"rows between {first} and {last}")
         return Window(f"{self.sql} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING")
 
-    def rangeBetween(self, first: int, last: int) -> Window:
-        if (first, last) != (self.unboundedPreceding, -1):
-            raise NotImplementedError(f"range between {first} and {last}")
-        return Window(f"{self.sql} RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING")
-
 
 def literal(one: Any) -> str:
     """Return a value in SQL."""
