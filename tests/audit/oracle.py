@@ -44,7 +44,8 @@ class Run(NamedTuple):
 
 
 def _noted_by_turns(late: Run, run: Run) -> bool:
-    """One owner's successes, one after the other by its clock, which it noted the other way round: it was set back."""
+    """Return whether one owner did the two one after the other by its clock, and noted them the other way round: then
+    its clock was set back."""
     is_own = run.fence == late.fence and run.outcome == late.outcome == "done"
     return is_own and run.end <= late.start and run.noted_ms > late.noted_ms
 
@@ -269,7 +270,7 @@ class _Oracle:
         return max(least, -half), min(most, half), False
 
     def _of_effects(self) -> Iterator[tuple[str, str]]:
-        """Every pair of one ticket once more."""
+        """Look at every pair of executions of a ticket."""
         by_ticket: dict[str, list[Run]] = defaultdict(list)
         for run in self._runs:
             by_ticket[run.ticket].append(run)

@@ -1,4 +1,4 @@
-"""What fits on the page: long values, the search box, and buttons only where there is something to act on."""
+"""The page has room for what it shows: long values, the search box; buttons are where there is something to act on."""
 
 from __future__ import annotations
 
