@@ -21,7 +21,7 @@ Protection against foreign pages:
   ``Referrer-Policy: same-origin``: with ``no-referrer``, browsers put ``null`` into Origin.
 
 Wrong tokens are counted and logged, with the address that sent them (``usher.common.http.proxies``), and an address
-that sends many is not listened to for a while (``usher.common.http.rate_limits.GuessLimit``): 429 in place of 401, and
+that sends many is slowed (``usher.common.http.rate_limits.GuessLimit``): 429 in place of 401, and
 of 403 at the log-in. What needs no token is answered nevertheless.
 """
 
@@ -268,11 +268,12 @@ class Doorman:
         """Return the identity of a token that was sent; None if it is wrong. Raises Problem 429 when it was not looked
         up: its address has sent too many wrong ones."""
         seal = self._credentials.seal(digest_of(token))
-        if wait_s := self._guesses.ask(g.address, seal):
+        wait_s = self._guesses.ask(g.address, seal)
+        if wait_s:
             self.refused_tokens += 1
             raise Problem(429, "too_many_wrong_tokens", _UNHEARD, headers={"Retry-After": str(math.ceil(wait_s))})
         found = self._credentials.find_sealed(seal)
-        left = self._guesses.note(g.address, seal, found is not None)
+        left = self._guesses.note(g.address, seal, is_right=found is not None, was_free=wait_s is None)
         if found is None:
             self._note_wrong(place, left=left)
         return found

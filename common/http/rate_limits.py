@@ -59,10 +59,11 @@ class KeyedTokenBuckets:
                 level, then = self._levels[key]
                 self._levels[key] = (min(self._most, level + 1.0), then)
 
-    def left(self, key: Hashable) -> int:
-        """Return how many tokens were left by the last take."""
+    def left(self, key: Hashable, now: float) -> int:
+        """Return how many tokens there are."""
         with self._lock:
-            return int(self._levels.get(key, (self._most, 0.0))[0])
+            level, then = self._levels.get(key, (self._most, now))
+            return int(min(self._most, level + (now - then) * self._per_s))
 
 
 class GuessLimit:
@@ -70,34 +71,38 @@ class GuessLimit:
     from several threads.
 
     Free are those that were looked up before: what was right from there goes on, and a program with an old token, which
-    sends it again and again, uses nothing up. The answer to a guess is then the same whether it is right.
+    sends it again and again, uses nothing up. So who shares an address with others can go on guessing what those use:
+    the length of tokens is what protects them.
     """
 
     def __init__(self) -> None:
         self._buckets = KeyedTokenBuckets(_GUESSES_PER_S, GUESSES_AT_ONCE)
         self._lock = threading.Lock()
-        # Guarded by self._lock: (address, seal of the token); apart, so that guesses push out no right ones.
-        self._right, self._wrong = OrderedDict[tuple[str, str], None](), OrderedDict[tuple[str, str], None]()
+        # Guarded by self._lock: (network, seal of the token); apart, so that guesses push out no right ones.
+        self._right, self._wrong = (OrderedDict[tuple[Hashable, str], None]() for _ in range(2))
 
-    def ask(self, address: str, seal: str) -> float:
-        """Return 0.0 if the token may be looked up, whose outcome is then ``note``d; else the seconds until one may."""
+    def ask(self, address: str, seal: str) -> float | None:
+        """Return the seconds until a token may be looked up, 0.0: now, and None: now, and it is free. What is looked up
+        is ``note``d."""
+        place = _network(address)
         with self._lock:
             for heard in (self._right, self._wrong):
-                if (address, seal) in heard:
-                    heard.move_to_end((address, seal))
-                    return 0.0
-        return self._buckets.take(_network(address), now_s())
+                if (place, seal) in heard:
+                    heard.move_to_end((place, seal))
+                    return None
+        return self._buckets.take(place, now_s())
 
-    def note(self, address: str, seal: str, is_right: bool) -> int:
-        """Note what was looked up. Return, of a wrong one, how many more from there are looked up at once."""
+    def note(self, address: str, seal: str, *, is_right: bool, was_free: bool) -> int:
+        """Note what was looked up. Return how many wrong ones more from there are looked up at once."""
+        place = _network(address)
+        if is_right and not was_free:
+            self._buckets.put_back(place)
         with self._lock:
             heard = self._right if is_right else self._wrong
-            if is_right and (address, seal) not in self._right and (address, seal) not in self._wrong:
-                self._buckets.put_back(_network(address))
-            heard[address, seal] = None
+            heard[place, seal] = None
             if len(heard) > _MOST_HEARD:
                 heard.popitem(last=False)
-        return 0 if is_right else self._buckets.left(_network(address))
+        return self._buckets.left(place, now_s())
 
 
 def _network(address: str) -> Hashable:

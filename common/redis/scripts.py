@@ -16,7 +16,7 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
-from pathlib import Path
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from usher.common.base.clock import now_s
@@ -75,9 +75,12 @@ def reads_bodies(name: str) -> bool:
 
 
 @functools.cache
-def _files() -> dict[str, Path]:
-    """Map every script's name to its file: its folder says which program may run it; names are unique."""
-    return {file.stem: file for file in Path(str(resources.files("usher.common"))).glob("lua/*/*.lua")}
+def _files() -> dict[str, Traversable]:
+    """Map every script's name to its file: its folder says which program may run it; names are unique. In a zip there
+    are no paths: Spark's clusters get Usher as one (``--py-files``)."""
+    folders = (one for one in (resources.files("usher.common") / "lua").iterdir() if one.is_dir())
+    files = (file for folder in folders for file in folder.iterdir() if file.name.endswith(".lua"))
+    return {file.name.removesuffix(".lua"): file for file in files}
 
 
 def ids_argument(each: Iterable[Sequence[bytes]]) -> bytes:

@@ -156,8 +156,9 @@ def test_spark_submit_on_two_workers_finds_the_same(
             timeout=1000,
             check=False,
         )
-        assert done.returncode == 1, done.stderr[-4000:]
-        told: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+        documents = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        assert done.returncode == 1 and documents, f"{done.stdout[-3000:]}\n{done.stderr[-4000:]}"
+        told: dict[str, Any] = json.loads(documents[0])
         return told
 
     told = submitted(executor__memory="512m", sql__shuffle__partitions="4")

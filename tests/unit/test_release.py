@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -56,3 +60,20 @@ def test_extras_of_the_documents_exist_and_all_has_all_of_them() -> None:
     for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
         for named in re.findall(r"pip install [^`\n]*?\.\[([\w,]+)\]", document.read_text()):
             assert set(named.split(",")) <= extras.keys(), document
+
+
+def test_usher_in_a_zip_as_clusters_get_it_has_its_scripts_and_statements(tmp_path: Path) -> None:
+    zipped = tmp_path / "usher.zip"
+    ask = (
+        "from usher.common.redis import scripts; from usher.common.outbox.sql_files import queries;"
+        " print(scripts.__file__, len(scripts.source('look_again')), len(queries('sqlite')))"
+    )
+    subprocess.run([sys.executable, "-m", "zipfile", "-c", zipped, "usher"], cwd=ROOT, check=True)
+    environ = os.environ | {"PYTHONPATH": str(zipped)}
+    done = subprocess.run(
+        [sys.executable, "-c", ask], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    file, *lengths = done.stdout.split()
+    assert file.startswith(str(zipped))
+    assert all(int(one) > 0 for one in lengths)

@@ -13,7 +13,7 @@ from usher.common.http.auth import Doorman, needs
 from usher.common.http.credentials import Credentials, Identity, Role
 from usher.common.http.problem import answer
 from usher.common.http.proxies import address_of, parse_networks
-from usher.common.http.rate_limits import GUESSES_AT_ONCE, KeyedTokenBuckets, RateLimits, rarely
+from usher.common.http.rate_limits import GUESSES_AT_ONCE, GuessLimit, KeyedTokenBuckets, RateLimits, rarely
 
 
 def test_a_bucket_gives_what_is_in_it_and_fills_again() -> None:
@@ -133,6 +133,34 @@ def test_the_addresses_of_one_network_of_ipv6_are_one(guessed: Guessed) -> None:
         guessed.ask(f"guess{number}", f"2001:db8::{number + 1:x}")
     assert guessed.ask("ann", "2001:db8::ffff").status_code == 429
     assert guessed.ask("ann", "2001:db8:0:1::1").status_code == 200
+    assert guessed.ask("ann", "2001:db8:0:1::2").status_code == 200
+    guessed.guess(GUESSES_AT_ONCE, "2001:db8:0:1::3")
+    assert guessed.ask("ann", "2001:db8:0:1::4").status_code == 200, "right before, from a neighbour"
+
+
+def test_one_old_token_at_many_addresses_of_a_network_uses_one_guess(guessed: Guessed) -> None:
+    for number in range(2 * GUESSES_AT_ONCE):
+        assert guessed.ask("of last year", f"2001:db8::{number + 1:x}").status_code == 401
+    assert guessed.ask("ann", "2001:db8::ffff").status_code == 200
+
+
+def test_a_right_token_asked_for_many_times_at_once_uses_nothing_up() -> None:
+    limit = GuessLimit()
+    asked = [limit.ask("10.0.0.1", "seal") for _ in range(GUESSES_AT_ONCE)]
+    assert set(asked) == {0.0}
+    for _ in asked:
+        left = limit.note("10.0.0.1", "seal", is_right=True, was_free=False)
+    assert left == GUESSES_AT_ONCE
+
+
+def test_an_old_token_is_logged_with_the_guesses_that_are_left_by_then(
+    guessed: Guessed, caplog: pytest.LogCaptureFixture
+) -> None:
+    guessed.ask("of last year")
+    guessed.guess(GUESSES_AT_ONCE - 1)
+    guessed.now_s += 3600.0
+    guessed.ask("of last year")
+    assert caplog.records[-1].facts["left"] == GUESSES_AT_ONCE  # type: ignore[attr-defined]
 
 
 def test_guesses_of_one_client_of_a_named_proxy_are_not_those_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
