@@ -109,7 +109,8 @@ class _Span:
     """The history without a gap that ends now. ``first``: its first commit of the run log; ``executions`` are in it;
     ``carried``: of the runs before, None without any. ``cut``: before it something is missing; ``cut_now``: it began
     with the new executions. ``since_ms``: of its first record, None without any. ``fresh``: what the new executions add
-    to ``carried``. ``before``: what is missing before it; ``ended``: the spans before it."""
+    to ``carried``. ``before``: what is missing before it; ``ended``: the spans before it; ``run``: the proof's run in
+    which it began."""
 
     first: int
     since_ms: int | None
@@ -120,6 +121,7 @@ class _Span:
     fresh: DataFrame | None = None
     before: str = ""
     ended: tuple[ProvenSpan, ...] = ()
+    run: int = 1
 
     def spans(self, until_ms: int) -> tuple[ProvenSpan, ...]:
         """Return the last spans of the history, this one up to ``until_ms``."""
@@ -152,6 +154,7 @@ class Proof:
         self._judged_alone: DataFrame | None = None
         self._before: Commit | None = None
         self._untold: list[tuple[int, bool, str]] = []  # (run, is it a hole, sentence)
+        self._clock_tolerance_us = plan.limits.clocks_ms * 1000
 
     def run(self, *, again: bool = False) -> Proven:
         """Archive what is new, and prove it; ``again``: prove all that is archived, and commit nothing."""
@@ -176,10 +179,10 @@ class Proof:
         # Pending entries before the run log: what was over by then is in it.
         pending = self._keep(self._read("redis_pending").select("stream", "id", "ms", "consumer"))
         first_pending = pending.agg(F.min("ms")).collect()[0][0]
-        last = self._last_proof()
+        last = None if again else self._last_proof()
         Archive(self._spark, self._url, keys, plan.ticket_field, self._folder).add(self._progress)
         self._progress(f"proving {keys.stream}")
-        self._open_archive(None if again else last)
+        self._open_archive(last)
         figures = run_proof.RunFigures()
         span = self._prove_runs(facts, figures)
         known = self._before.facts if self._before else {}
@@ -195,7 +198,7 @@ class Proof:
         told = told_until(self._proofs) if self._before else 0
         self._untold = [(run, hole, text) for run, hole, text in known.get("untold", []) if run > told]
         self._untold += [(number, *one) for one in self._unproven(floor, figures, unjudged)]
-        fresh, standing = self._fresh(number, told)
+        fresh, standing = self._fresh(number, told, span.run)
         made = Proven(
             keys.stream,
             span.since_ms,
@@ -222,6 +225,8 @@ class Proof:
                 "untold": self._untold,
                 "before": span.before,
                 "ended": span.ended,
+                "run": span.run,
+                "clock_tolerance_us": self._clock_tolerance_us,
                 "form": _FORM,
             }
             self._commit(span, left, standing, noted)
@@ -232,10 +237,9 @@ class Proof:
         """Return the last commit, None before the first. Raises StartRefused when the archive is older than it."""
         last = self._proofs.recover()
         if last is not None and last.facts.get("form") != _FORM:
-            raise StartRefused(
-                f"another version proved this history, and left it in another form: move {self._proofs.folder} away,"
-                " then all that is archived is proven again"
-            )
+            self._proofs.set_aside(f"until-{last.number}")
+            self._progress(f"another version proved {self._keys.stream}: all that is archived is proven again")
+            last = None
         for name, data in self._tables.items():
             number, end = last.facts[name] if last else (0, ZERO.decode())
             if number and data.end_of(number) != end:
@@ -278,6 +282,7 @@ class Proof:
                 known["executions"],
                 before=known.get("before", ""),
                 ended=tuple(ProvenSpan(*one) for one in known.get("ended", [])),
+                run=known["run"],
             )
         for part in _parts(self._new_runs):
             rows = self._keep(self._frame(self._runs.files(part), _RUNS))
@@ -285,7 +290,9 @@ class Proof:
             began_ms = rows.agg(F.min("record_ms")).collect()[0][0]
             if part[0].gap:
                 former = span.spans(int(part[0].after.partition("-")[0]))
-                span = _Span(part[0].number, began_ms, True, None, cut_now=True, before=part[0].gap, ended=former)
+                run = self._before.number + 1 if self._before else 1
+                known = {"before": part[0].gap, "ended": former, "run": run}
+                span = _Span(part[0].number, began_ms, True, None, cut_now=True, **known)
             span.executions += counted.executions
             span.since_ms = began_ms if span.since_ms is None else span.since_ms
             floor = _floor(facts, span).ahead_of(counted.ahead_ms.get(facts.stream, 0))
@@ -300,7 +307,7 @@ class Proof:
                     fresh = fresh.unionByName(carry.carry_of(on_redis_clock(again, clocks)))
                 span.carried = span.carried.unionByName(fresh)
             span.fresh = fresh
-            _add(figures, counted)
+            figures.add(counted)
         return span
 
     def _follow(
@@ -426,12 +433,14 @@ class Proof:
 
     # ---- findings ------------------------------------------------------------------------------------------------
 
-    def _fresh(self, number: int, told: int) -> tuple[tuple[AuditFinding, ...], list[dict[str, Any]]]:
-        """Return the findings that nobody was ``told`` of, and all that stand after run ``number``."""
+    def _fresh(self, number: int, told: int, began: int) -> tuple[tuple[AuditFinding, ...], list[dict[str, Any]]]:
+        """Return the findings that nobody was ``told`` of, and all that stand after run ``number``. Tickets were judged
+        again with what is known since run ``began``: what stood before that, stands."""
         old = [row for file in self._files_before("found/") for row in pq.read_table(file).to_pylist()]
         judged = {(row["ticket"], "") for row in _among(self._judged_again, "ticket", old)}
         judged |= {("", row["id"]) for row in _among(self._judged_alone, "id", old)}
-        kept = (row for row in old if row["check"] in _OF_ENTRIES or _judged_as(row) not in judged)
+        was_before = (row["check"] in _OF_ENTRIES or row["run"] < began for row in old)
+        kept = (row for row, stays in zip(old, was_before, strict=True) if stays or _judged_as(row) not in judged)
         standing = {_about(row): row for row in kept}
         first_run = {_about(row): row["run"] for row in old}
         unnamed = dict[str, int]()
@@ -509,8 +518,9 @@ class Proof:
 
     def _clocks(self, rows: DataFrame) -> tuple[DataFrame, DataFrame]:
         """Return the offsets of clocks, by all that is known of them, and those of which more is known now."""
-        tolerance_us = self._plan.limits.clocks_ms * 1000
-        before = offsets(self._bounds, tolerance_us)
+        tolerance_us = self._clock_tolerance_us
+        then_us = self._before.facts["clock_tolerance_us"] if self._before else tolerance_us
+        before = offsets(self._bounds, then_us)
         self._bounds = self._keep(tightest(self._bounds.unionByName(bounds(rows))))
         known = self._keep(offsets(self._bounds, tolerance_us))
         collect([wrong_clocks(known)], self._suspects)
@@ -576,18 +586,6 @@ def _parts(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
 def _place(stream_id: bytes) -> Any:
     ms, seq = (min(part, 2**63 - 1) for part in divmod(rank(stream_id), 1 << 64))
     return F.struct(F.lit(ms).cast("bigint").alias("ms"), F.lit(seq).cast("bigint").alias("seq"))
-
-
-def _add(figures: run_proof.RunFigures, part: run_proof.RunFigures) -> None:
-    figures.executions += part.executions
-    for stream, ms in part.first_known.items():
-        figures.first_known[stream] = min(ms, figures.first_known.get(stream, ms))
-    for stream, ms in part.ahead_ms.items():
-        figures.ahead_ms[stream] = max(ms, figures.ahead_ms.get(stream, ms))
-    for stream, ms in part.damaged_ms.items():
-        figures.damaged_ms[stream] = max(ms, figures.damaged_ms.get(stream, ms))
-    for stream, count in part.skipped_order.items():
-        figures.skipped_order[stream] = count + figures.skipped_order.get(stream, 0)
 
 
 def _judged_as(row: Mapping[str, Any]) -> tuple[str, str]:

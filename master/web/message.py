@@ -83,7 +83,8 @@ def message_facts(parts: MessageParts, message_id: str, after: str | None) -> di
     ticket_id = next(filter(None, found), None)
     now = _now(parts, ticket_id, message_id) if entry and ticket_id else None
     fields = entry.pop("fields") if entry else None
-    facts = {"ticket_id": ticket_id, "entry": entry, "letter": letter, "all_letters": letters.cursor is None}
+    is_known = letter is not None or letters.cursor is None
+    facts = {"ticket_id": ticket_id, "entry": entry, "letter": letter, "all_letters": is_known}
     facts |= {"delayed": delayed, "runs": runs._asdict(), "now": now, "fields": fields if sees_texts() else None}
     return facts | {"message_state": _state(entry, letter, delayed, now)} | parts.story.beside(message_id)
 

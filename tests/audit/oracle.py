@@ -261,6 +261,8 @@ class _Oracle:
         most = math.ceil(min(starts) / 1000) * 1000 if starts else 1 << 61
         least = math.floor(max(ends) / 1000) * 1000 if ends else -(1 << 61)
         is_wrong = least > half or most < -half
+        if least > most and 10 * (least - most) < half:  # it drifted
+            return most - (least - most), least + (least - most), is_wrong
         if least > most:
             return math.floor(min(starts) / half) * half - half, math.ceil(max(ends) / half) * half + half, is_wrong
         if least > half:

@@ -3,6 +3,7 @@ killed when."""
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from itertools import pairwise
@@ -341,6 +342,82 @@ def test_behind_a_hole_in_the_archive_a_new_span_begins_and_that_is_said(
     assert first == ProvenSpan(10, 10, 1, "")
     assert second[:3] == (30, proven.until_ms, 1)
     assert second.before.startswith("runs from 10-2 to before 30-1 may be missing")
+
+
+def test_a_clock_that_is_better_known_later_shows_what_had_run_beside_it(
+    local: Any, link: Link, redis_url: str, tmp_path: Path
+) -> None:
+    seeder, began_ms = Seeder(link, "s"), BEGAN_MS
+    seeder.add(("1-1", "a"), ("2-1", "a"), ("3-1", "b"))
+    seeder.read()
+    # What is known of c1's clock by then: it is 2 s behind to 0.1 s ahead.
+    first = ("1-1", "a", began_ms * 1024, (began_ms + 100) * 1000, (began_ms + 1000) * 1000)
+    seeder.ran("c1:1", first, record=f"{began_ms + 3000}-0")
+    second = ("2-1", "a", (began_ms + 800) * 1024, (began_ms + 900) * 1000, (began_ms + 3100) * 1000)
+    seeder.ran("c2:1", second, record=f"{began_ms + 3100}-1")
+    seeder.over("1-1", "2-1")
+    assert fresh(prove(local, redis_url, tmp_path)) == {}
+    third = ("3-1", "b", (began_ms + 4000) * 1024, (began_ms + 4000) * 1000, (began_ms + 4001) * 1000)
+    seeder.ran("c1:1", third, record=f"{began_ms + 4001}-0")
+    seeder.over("3-1")
+    assert fresh(prove(local, redis_url, tmp_path)) == {"owners_overlap": {"2-1"}}
+
+
+@pytest.mark.parametrize(("moved_ms", "found"), [(4, {"owners_overlap": {"2-1"}}), (400, {})])
+def test_a_clock_that_drifts_by_milliseconds_is_known_to_milliseconds(
+    local: Any, link: Link, redis_url: str, tmp_path: Path, moved_ms: int, found: dict[str, set[str]]
+) -> None:
+    seeder, began_ms = Seeder(link, "s"), BEGAN_MS
+    seeder.add(("1-1", "a"), ("2-1", "a"), ("3-1", "b"), ("4-1", "c"))
+    seeder.read()
+
+    def ran(consumer: str, entry: str, ticket: str, start_ms: int, end_ms: int, ahead_ms: int, number: int) -> None:
+        times = ((began_ms + start_ms) * 1024, *((began_ms + one + ahead_ms) * 1000 for one in (start_ms, end_ms)))
+        seeder.ran(consumer, (entry, ticket, *times), record=f"{began_ms + end_ms}-{number}")
+
+    ran("c1:1", "1-1", "a", 0, 1000, 0, 1)
+    ran("c2:1", "2-1", "a", 800, 1100, 0, 2)
+    for number, (consumer, entry, ticket) in enumerate([("c1:1", "3-1", "b"), ("c2:1", "4-1", "c")], 3):
+        ran(consumer, entry, ticket, 50_000, 50_001, moved_ms, number)
+    seeder.over("1-1", "2-1", "3-1", "4-1")
+    assert fresh(prove(local, redis_url, tmp_path)) == found
+
+
+def test_what_was_found_before_a_hole_stands_when_its_ticket_is_judged_again_behind_it(
+    local: Any, link: Link, redis_url: str, tmp_path: Path
+) -> None:
+    seeder = Seeder(link, "s")
+    seeder.add(*((f"{n}-1", "a") for n in range(1, 4)))
+    seeder.read()
+    for n in (1, 2):
+        seeder.ran("c1:1", ("1-1", "a", 5, 100 * n, 100 * n + 50), record=f"{n}0-1")
+    seeder.over("1-1")
+    assert fresh(prove(local, redis_url, tmp_path)) == {"effect_twice": {"1-1"}}
+    link.call("DEL", seeder.keys.runs)
+    for n, (entry, start_us) in enumerate([("3-1", 1000), ("2-1", 2000)], 3):
+        seeder.ran("c1:1", (entry, "a", 5, start_us, start_us + 50), record=f"{n}0-1")
+        prove(local, redis_url, tmp_path)
+    assert ("effect_twice", "1-1") in standing(local, tmp_path)
+
+
+def test_what_another_version_proved_is_set_aside_and_all_is_proven_again(
+    local: Any, link: Link, redis_url: str, tmp_path: Path
+) -> None:
+    seeder = Seeder(link, "s")
+    seeder.add(("1-1", "a"), ("2-1", "b"))
+    seeder.read()
+    seeder.ran("c1:1", ("1-1", "a", 5, 100, 150), record="10-1")
+    seeder.over("1-1")
+    prove(local, redis_url, tmp_path)
+    proofs = tmp_path / "stream-s" / "proof"
+    commit = proofs / f"group={GROUP}" / "_commits" / "1.json"
+    document = json.loads(commit.read_text())
+    del document["facts"]["form"]
+    commit.write_text(json.dumps(document))
+    seeder.ran("c1:1", ("2-1", "b", 6, 200, 250), record="20-1")
+    proven = prove(local, redis_url, tmp_path)
+    assert (proven.run, proven.total, proven.executions) == (1, 2, 2)
+    assert [one.name for one in proofs.iterdir() if one.name.startswith("_")] == [f"_group={GROUP}-until-1"]
 
 
 def test_what_waits_before_anything_has_run_is_judged_once_something_has(

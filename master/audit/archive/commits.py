@@ -67,6 +67,12 @@ class DataSet:
         shutil.rmtree(self._staging, ignore_errors=True)
         return last
 
+    def set_aside(self, why: str) -> None:
+        """Move the table away, beside its place, where one begins anew."""
+        aside = self.folder.with_name(f"_{self.folder.name}-{why}")  # no part of what readers of Parquet see
+        shutil.rmtree(aside, ignore_errors=True)
+        self.folder.rename(aside)
+
     def last(self) -> Commit | None:
         """Return the last commit, or None."""
         count = len(self._numbers())

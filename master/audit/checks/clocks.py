@@ -3,8 +3,9 @@ its end, and both moments are Redis' time.
 
 An incarnation's offset (its clock minus Redis') lies below each ``start - fence`` and above each ``end - record``: with
 many executions within milliseconds. Where that says nothing, clocks are taken to be right within the tolerance; where
-it cannot be true at once, the clock was set in between, and may have been off by as much and half the tolerance. Bounds
-are minima and maxima: those of a whole history are the tightest of its parts'.
+it cannot be true at once, the clock was set in between, and may have been off by as much and half the tolerance, or it
+drifted, if that is little: then by as much and as much again. Bounds are minima and maxima: those of a whole history
+are the tightest of its parts'.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _WHO = ("stream", "consumer")
 _UNKNOWN_US = 1 << 61
 _MS = 1000
+#: A clock that moved by less than this part of half the tolerance drifted; nobody set it.
+_FEW = 10
 
 
 def bounds(runs: DataFrame) -> DataFrame:
@@ -46,13 +49,17 @@ def offsets(found: DataFrame, tolerance_us: int) -> DataFrame:
     below = F.coalesce(_whole("below_us", _MS, up=True), F.lit(_UNKNOWN_US))
     was_set = above > below  # while it ran: what it is off between the two moments is not known
     ahead, back = ~was_set & (above > half), ~was_set & (below < -half)
+    moved = above - below
+    drifted = was_set & (moved * _FEW < half)
     least = (
-        F.when(was_set, _whole("below_us", step_us) - half)
+        F.when(drifted, below - moved)
+        .when(was_set, _whole("below_us", step_us) - half)
         .when(back, F.greatest(above, below - tolerance_us))
         .otherwise(F.greatest(above, F.lit(-half)))
     )
     most = (
-        F.when(was_set, _whole("above_us", step_us, up=True) + half)
+        F.when(drifted, above + moved)
+        .when(was_set, _whole("above_us", step_us, up=True) + half)
         .when(ahead, F.least(below, above + tolerance_us))
         .otherwise(F.least(below, F.lit(half)))
     )

@@ -106,9 +106,7 @@ def overlaps(runs: DataFrame) -> DataFrame:
             "own": F.max(F.struct("ended", "id")).over(_before(*_TICKET, "fence")),
             "own_ended": F.max(F.struct("ended", "id")).over(_before(*own)),
             "last_ended": F.max(_ended()).over(_before(*_TICKET)),
-            "last_started": F.max(F.struct("start_least", "fence", "consumer", "id", "start_us")).over(
-                _before(*_TICKET)
-            ),
+            "last_started": F.max(_started()).over(_before(*_TICKET)),
         }
     )
     # The latest end of each consumer but one is that of the latest of all, or of the latest one that was not that.

@@ -74,6 +74,18 @@ class RunFigures:
     #: stream -> the most by which an execution was recorded before the time of its entry's id
     ahead_ms: dict[str, int] = field(default_factory=dict)
 
+    def add(self, part: RunFigures) -> None:
+        """Add what the proof of a history in parts needs of a part."""
+        self.executions += part.executions
+        for stream, ms in part.first_known.items():
+            self.first_known[stream] = min(ms, self.first_known.get(stream, ms))
+        for stream, ms in part.ahead_ms.items():
+            self.ahead_ms[stream] = max(ms, self.ahead_ms.get(stream, ms))
+        for stream, ms in part.damaged_ms.items():
+            self.damaged_ms[stream] = max(ms, self.damaged_ms.get(stream, ms))
+        for stream, count in part.skipped_order.items():
+            self.skipped_order[stream] = count + self.skipped_order.get(stream, 0)
+
 
 def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
     """Count per stream. The first action on ``runs``: it is read from Redis here."""
@@ -122,8 +134,7 @@ def check_runs(
     figures: RunFigures,
     suspects: Suspects,
 ) -> None:
-    """Check overlaps, order and fences per ticket. A message without a ticket id has no order with any other. ``dead``:
-    the dead letters; ``clocks``: of the consumers (``clocks``)."""
+    """Check overlaps, order and fences per ticket; without a ticket id there is no order. ``dead``: the dead letters."""
     in_doubt = doubts(runs, clocks, figures.executions).persist()
     kept = runs.join(in_doubt, ["stream", "ticket"], "left_semi")
     told = _since_losses(follow(kept, clocks, executions=figures.executions), runs)
@@ -193,8 +204,7 @@ def follow(
 ) -> DataFrame:
     """Return every execution with what is known of those before it in its ticket, and flags that follow from that.
     ``clocks``: the offset of each consumer's (``clocks``); ``carried``: what former runs know of the tickets
-    (``carry``). Of so many ``executions`` that a ticket may have more
-    than ``most``, such a ticket is cut into ranges, so that many tasks work on it."""
+    (``carry``). A ticket of more than ``most`` executions is cut into ranges, so that many tasks work on it."""
     place, runs = ["stream", "ticket"], on_redis_clock(runs, clocks)
     hot = _hot(runs, executions, most)
     told = with_order(runs) if hot is None else in_ranges(runs, hot, most)
@@ -206,8 +216,7 @@ def follow(
         told = told.withColumn(f"before_{name}", F.max(value).over(before))
     # One owner's records may come by turns: what a success has passed is asked of its former owners only.
     told = told.withColumn("former_fence", F.lag("fence").over(row))
-    of_formers = of_former_owners("before_noted_last", F.col("former_fence"), *place)
-    told = told.withColumn("before_noted_last", of_formers)
+    told = told.withColumn("before_noted_last", of_former_owners("before_noted_last", F.col("former_fence"), *place))
     if carried is None:
         told = told.withColumn("behind", F.lit(False)).withColumnsRenamed({f"before_{name}": name for name in prefix()})
     else:
