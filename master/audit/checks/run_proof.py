@@ -134,7 +134,7 @@ def check_runs(
     figures: RunFigures,
     suspects: Suspects,
 ) -> None:
-    """Check overlaps, order and fences per ticket; without a ticket id there is no order. ``dead``: the dead letters."""
+    """Check overlaps, order and fences per ticket; what has no ticket id has no order. ``dead``: dead letters."""
     in_doubt = doubts(runs, clocks, figures.executions).persist()
     kept = runs.join(in_doubt, ["stream", "ticket"], "left_semi")
     told = _since_losses(follow(kept, clocks, executions=figures.executions), runs)
