@@ -20,9 +20,9 @@ Protection against foreign pages:
   (``Sec-Fetch-Site``, ``Origin``), even if no token is required. Pages must be sent with
   ``Referrer-Policy: same-origin``: with ``no-referrer``, browsers put ``null`` into Origin.
 
-Wrong tokens are counted and logged, with the address that sent them (``usher.common.http.proxies``), and an address
-that sends many is slowed (``usher.common.http.rate_limits.GuessLimit``): 429 in place of 401, and
-of 403 at the log-in. What needs no token is answered nevertheless.
+Wrong tokens are counted and, few of many, logged with the address that sent them (``usher.common.http.proxies``), and
+an address that sends many is slowed (``usher.common.http.rate_limits.GuessLimit``): 429 in place of 401, and of 403 at
+the log-in. What needs no token is answered nevertheless.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from usher.common.base.log import event
 from usher.common.http.credentials import NOBODY_ASKED, STRANGER, Credentials, Identity, Role, digest_of, fixed_tokens
 from usher.common.http.problem import Problem
 from usher.common.http.proxies import Network, address_of
-from usher.common.http.rate_limits import GuessLimit
+from usher.common.http.rate_limits import GuessLimit, Refusals
 from usher.common.http.sign_on import SignOn, UnfitName
 from usher.common.redis.client import CommandRefused
 
@@ -155,8 +155,7 @@ class Doorman:
         self.secure = secure
         self.prefix = prefix
         self.ended: EndedSessions | None = None
-        #: Number of wrong tokens, in headers and at the log-in, since the start; and of those that were not looked up.
-        self.refused_tokens = 0
+        self._refusals = Refusals()
         #: With these prefixes, browsers accept the cookie over https only. __Host- is for this host, and for the path /
         #: only, at which the other programs behind a proxy would get it too.
         self.cookie = "usher" if not secure else "__Secure-usher" if prefix else "__Host-usher"
@@ -165,6 +164,11 @@ class Doorman:
     def asks(self) -> bool:
         """True if this service requires tokens."""
         return self._credentials.asked
+
+    @property
+    def refused_tokens(self) -> int:
+        """Number of wrong tokens since the start, in headers and at the log-in, with those that were not looked up."""
+        return self._refusals.number
 
     def attach(self, app: Flask) -> None:
         """Become the doorman of ``app``."""
@@ -270,7 +274,7 @@ class Doorman:
         seal = self._credentials.seal(digest_of(token))
         wait_s = self._guesses.ask(g.address, seal)
         if wait_s:
-            self.refused_tokens += 1
+            self._refusals.count()
             raise Problem(429, "too_many_wrong_tokens", _UNHEARD, headers={"Retry-After": str(math.ceil(wait_s))})
         found = self._credentials.find_sealed(seal)
         left = self._guesses.note(g.address, seal, is_right=found is not None, was_free=wait_s is None)
@@ -279,9 +283,12 @@ class Doorman:
         return found
 
     def _note_wrong(self, place: str, **more: Any) -> None:
-        """Count and log a wrong token."""
-        self.refused_tokens += 1
-        event(log, "token_refused", level=logging.WARNING, address=g.address, sent_in=place, **more)
+        """Count a wrong token; log it, if not too many are."""
+        left_out = self._refusals.tell(g.address)
+        if left_out:
+            more |= {"left_out": left_out}
+        if left_out is not None:
+            event(log, "token_refused", level=logging.WARNING, address=g.address, sent_in=place, **more)
 
     def _of_cookie(self, cookie: str | None) -> Identity | None:
         seal, session = self._session(cookie)

@@ -1,5 +1,5 @@
-"""Limit the rate of requests by token buckets per credential and address, and that of guesses per address (429 with
-Retry-After beyond).
+"""Limit the rate of requests by token buckets per credential and address, that of guesses per address (429 with
+Retry-After beyond), and that of lines in the log about them.
 
 The limits are for faulty programs, not for attackers with many addresses. A refused report of acknowledgements costs
 only speed; a refused registration is retried.
@@ -24,6 +24,8 @@ from usher.common.http.proxies import parse_address
 _MOST_BUCKETS = 10_000
 #: Wrong tokens of an address that are looked up at once, and then in a second; and the most tokens that are remembered.
 GUESSES_AT_ONCE, _GUESSES_PER_S, _MOST_HEARD = 60, 1.0, 10_000
+#: Lines about wrong tokens of an address, and of all addresses: so many at once, and then in a second.
+LINES_AT_ONCE, _LINES_PER_S, LINES_OF_ALL_AT_ONCE, _LINES_OF_ALL_PER_S = 10, 0.1, 60, 1.0
 #: Whoever has an address of IPv6 has a network of them, of at least this length.
 _OWN_NETWORK = 64
 
@@ -103,6 +105,33 @@ class GuessLimit:
             if len(heard) > _MOST_HEARD:
                 heard.popitem(last=False)
         return self._buckets.left(place, now_s())
+
+
+class Refusals:
+    """The number of refusals, and which of them the log tells of: the first ones of each address, and few in all,
+    however many come. Called from several threads."""
+
+    def __init__(self) -> None:
+        self._lines = KeyedTokenBuckets(_LINES_PER_S, LINES_AT_ONCE)
+        self._lines_of_all = KeyedTokenBuckets(_LINES_OF_ALL_PER_S, LINES_OF_ALL_AT_ONCE)
+        self._lock = threading.Lock()
+        self.number = 0  # Guarded by self._lock; as is
+        self._told = 0  # how many there were when a line was written.
+
+    def count(self) -> None:
+        """Count one that has no line of its own; the next line has it among those that were left out."""
+        with self._lock:
+            self.number += 1
+
+    def tell(self, address: str) -> int | None:
+        """Count one. Return None if no line is to tell of it, else how many before it were left out."""
+        now = now_s()
+        may = not self._lines.take(_network(address), now) and not self._lines_of_all.take("", now)
+        with self._lock:
+            self.number += 1
+            left_out = self.number - self._told - 1
+            self._told = self.number if may else self._told
+        return left_out if may else None
 
 
 def _network(address: str) -> Hashable:

@@ -87,14 +87,23 @@ def main(folder: Path, all_tickets: list[int]) -> None:
                         context = browser.new_context(
                             base_url=system.url, color_scheme=scheme, viewport={"width": width, "height": 800}
                         )
-                        shoot_all(context.new_page(), folder, f"{tickets}-{width}-{scheme}", bool(tickets))
+                        name, there = f"{tickets}-{width}-{scheme}", in_index(system)
+                        assert there >= tickets, f"{there} tickets are left in the index"
+                        print(f"{name}: {there} tickets are in the index")  # noqa: T201
+                        shoot_all(context.new_page(), folder, name, bool(tickets))
                         context.close()
         browser.close()
 
 
 def shoot_all(page: Any, folder: Path, name: str, is_busy: bool) -> None:
-    """Make pictures of all pages as one sees them, and their sheet."""
+    """Make pictures of all pages as one sees them, and their sheet; say how long each took to come."""
     made: list[str] = []
+    took: list[str] = []
+
+    def go(what: str, path: str) -> None:
+        began = time.monotonic()
+        page.goto(path)
+        took.append(f"{what} {1000 * (time.monotonic() - began):.0f}")
 
     def shoot(what: str) -> None:
         made.append(f"{name}-{what}.png")
@@ -110,7 +119,7 @@ def shoot_all(page: Any, folder: Path, name: str, is_busy: bool) -> None:
     if is_busy:
         act(page)
     for what, path in _PAGES.items():
-        page.goto(path)
+        go(what, path)
         page.wait_for_timeout(3000 if what == "overview" else 300)
         shoot(what)
         if what == "overview" and page.locator("summary").count():
@@ -127,6 +136,7 @@ def shoot_all(page: Any, folder: Path, name: str, is_busy: bool) -> None:
         page.get_by_role("button", name="Preview redrive").click()
         page.get_by_role("button", name=re.compile("Redrive .*[0-9]")).wait_for(timeout=120_000)
         shoot("bulk")
+    print(f"{name}: ms to load: {', '.join(took)}")  # noqa: T201
     sheet(page, folder, name, made)
 
 
@@ -155,8 +165,12 @@ def fill(system: System, tickets: int) -> None:
         system.send("INC-1", 4, text="what waits behind")
         system.send("INC-given-up", do="give up", says="no such account")
         system.link.call("SET", KEYS.audit, json.dumps(_AUDIT))
-        until(lambda: system.link.call("HLEN", KEYS.tickets) > tickets, 600, "all of them are in the index")
+        until(lambda: in_index(system) >= tickets, 900, "all of them are in the index")
         time.sleep(20)
+
+
+def in_index(system: System) -> int:
+    return int(system.link.call("HLEN", KEYS.tickets))
 
 
 def act(page: Any) -> None:

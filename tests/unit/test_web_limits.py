@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from flask import g
+from flask import Response, g, request
 from werkzeug.test import TestResponse
 
 from tests.doors import doorman
@@ -13,7 +15,15 @@ from usher.common.http.auth import Doorman, needs
 from usher.common.http.credentials import Credentials, Identity, Role
 from usher.common.http.problem import answer
 from usher.common.http.proxies import address_of, parse_networks
-from usher.common.http.rate_limits import GUESSES_AT_ONCE, GuessLimit, KeyedTokenBuckets, RateLimits, rarely
+from usher.common.http.rate_limits import (
+    GUESSES_AT_ONCE,
+    LINES_AT_ONCE,
+    LINES_OF_ALL_AT_ONCE,
+    GuessLimit,
+    KeyedTokenBuckets,
+    RateLimits,
+    rarely,
+)
 
 
 def test_a_bucket_gives_what_is_in_it_and_fills_again() -> None:
@@ -70,10 +80,14 @@ class Guessed:
         monkeypatch.setattr(web_limits, "now_s", lambda: self.now_s)
         tokens = {"ann": Identity(Role.VIEWER, "ann"), "ben": Identity(Role.VIEWER, "ben")}
         self.doorman = Doorman(Credentials(tokens), proxies=parse_networks(proxies))
-        app = create_app(__name__, self.doorman, 10)
+        app = create_app(__name__, self.doorman, 100)
         app.add_url_rule("/thing", "thing", lambda: answer({}))
         app.add_url_rule("/open", "open", needs(Role.ANYBODY)(lambda: answer({"role": g.role})))
+        app.add_url_rule("/log-in", "log-in", needs(Role.ANYBODY)(lambda: self._log_in()), methods=["POST"])
         self.client = app.test_client()
+
+    def _log_in(self) -> Response:
+        return answer({"is_in": self.doorman.sign_in(request.form["token"], Response()) is not None})
 
     def ask(self, token: str, address: str = "10.0.0.1", path: str = "/thing", **headers: str) -> TestResponse:
         named = {"Authorization": f"Bearer {token}"} | {name.replace("_", "-"): text for name, text in headers.items()}
@@ -120,12 +134,57 @@ def test_what_needs_no_token_is_answered_whatever_was_guessed(guessed: Guessed) 
         assert guessed.ask(token, path="/open").get_json() == {"role": "anybody"}
 
 
-def test_guesses_are_counted_and_logged_at_a_bounded_rate(guessed: Guessed, caplog: pytest.LogCaptureFixture) -> None:
+def _told(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [record.facts for record in caplog.records if record.getMessage() == "token_refused"]  # type: ignore[attr-defined]
+
+
+def test_of_many_guesses_a_few_are_logged_and_the_next_line_says_how_many_were_not(
+    guessed: Guessed, caplog: pytest.LogCaptureFixture
+) -> None:
     guessed.guess(GUESSES_AT_ONCE + 40)
-    told = [record.facts for record in caplog.records if record.getMessage() == "token_refused"]  # type: ignore[attr-defined]
-    assert len(told) == GUESSES_AT_ONCE
-    assert told[-1] == {"address": "10.0.0.1", "sent_in": "header", "left": 0}
+    told = _told(caplog)
+    assert told[-1] == {"address": "10.0.0.1", "sent_in": "header", "left": GUESSES_AT_ONCE - LINES_AT_ONCE}
+    assert len(told) == LINES_AT_ONCE
     assert guessed.doorman.refused_tokens == GUESSES_AT_ONCE + 40
+    guessed.now_s += 10.0
+    guessed.guess(2)
+    (last,) = _told(caplog)[LINES_AT_ONCE:]
+    assert last["left_out"] == GUESSES_AT_ONCE + 40 - LINES_AT_ONCE, "those that were not looked up are among them"
+
+
+@pytest.mark.parametrize("sent", ["header", "log-in", "basic"])
+def test_one_wrong_token_again_and_again_is_logged_a_few_times(
+    sent: str, guessed: Guessed, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(200):  # by many of one network, so that no line is as the one before
+        address = f"2001:db8::{number + 1:x}"
+        if sent == "log-in":
+            guessed.client.post("/log-in", data={"token": "of last year"}, environ_base={"REMOTE_ADDR": address})
+        else:
+            scheme = "Basic" if sent == "basic" else "Bearer"
+            guessed.ask("", address, Authorization=f"{scheme} b2xk")
+    assert guessed.doorman.refused_tokens == 200
+    assert len(_told(caplog)) == LINES_AT_ONCE
+
+
+def test_wrong_tokens_of_very_many_addresses_fill_no_log_and_hide_nobody_for_long(
+    guessed: Guessed, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(300):
+        guessed.ask("of last year", f"10.0.{number // 200}.{number % 200}")
+    assert len(_told(caplog)) == LINES_OF_ALL_AT_ONCE
+    guessed.now_s += 1.0
+    guessed.ask("a guess", "10.9.9.9")
+    assert (_told(caplog)[-1]["address"], _told(caplog)[-1]["left_out"]) == ("10.9.9.9", 300 - LINES_OF_ALL_AT_ONCE)
+
+
+def test_a_program_with_an_old_token_hides_no_guesses_of_others(
+    guessed: Guessed, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(500):
+        guessed.ask("of last year")
+    guessed.ask("a guess", "10.0.0.2")
+    assert _told(caplog)[-1]["address"] == "10.0.0.2"
 
 
 def test_the_addresses_of_one_network_of_ipv6_are_one(guessed: Guessed) -> None:
