@@ -37,11 +37,10 @@ _PAGES = {
     "actions": "/actions",
     "problem": "/nowhere",
 }
-#: So many tickets are stuck in all sorts of ways; more are mostly halted, and none is tried again while one looks.
-_FEW, _MANY = (
-    100,
-    {"USHER_DEAD_LETTER_POLICY": "halt", "USHER_RETRY_SECONDS": "3600", "USHER_RETRY_CAP_SECONDS": "3600"},
-)
+#: So many tickets are stuck in all sorts of ways, and none is given up while one looks; more are mostly halted, and none
+#: is tried again.
+_FEW, _OF_FEW = 100, {"USHER_RETRY_SECONDS": "3", "USHER_RETRY_CAP_SECONDS": "3600"}
+_OF_MANY = {"USHER_DEAD_LETTER_POLICY": "halt", "USHER_RETRY_SECONDS": "3600", "USHER_RETRY_CAP_SECONDS": "3600"}
 _WIDTHS, _SCHEMES, _TICKETS = (1280, 400), ("light", "dark"), (0, 40, 100_000)
 #: Nothing may be wider than the page, but what says that it scrolls.
 _OVERFLOWS = """document.documentElement.scrollWidth > document.documentElement.clientWidth"""
@@ -80,7 +79,9 @@ def main(folder: Path, all_tickets: list[int]) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(**LAUNCH)
         for tickets in all_tickets:
-            with running_system(100_000, USHER_SHOWN_FIELDS="do,says", **(_MANY if tickets > _FEW else {})) as system:
+            with running_system(
+                100_000, USHER_SHOWN_FIELDS="do,says", **(_OF_MANY if tickets > _FEW else _OF_FEW)
+            ) as system:
                 fill(system, tickets)
                 for width in _WIDTHS:
                     for scheme in _SCHEMES:

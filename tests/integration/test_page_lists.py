@@ -16,6 +16,11 @@ from tests.integration.test_page import Site, busy, site  # noqa: F401
     [
         ("/tickets?state=halted&error=Key%3CError", "No ticket in processing fits: halted; Key&lt;Error", "/tickets"),
         ("/tickets?consumer=nobody", "No ticket in processing fits: on nobody", "/tickets"),
+        (
+            "/tickets?q=kind%3Dnone%3C",
+            "No message that is unfinished or dead has kind = none&lt;: looked at 7 of 7",
+            "/tickets",
+        ),
         ("/tickets?q=nowhere", "No ticket in processing has this in its id: nowhere", "/tickets"),
         ("/dead-letters?reason=x&error=y", "No dead letter is with the reason x, with the error y", "/dead-letters"),
         ("/consumers?name=nobody", "No consumer has this in its name: nobody", "/consumers"),
@@ -33,6 +38,14 @@ def test_what_finds_nothing_says_what_was_looked_for_and_where_all_is(
     page = site.get(path).text
     assert f'<p class="empty">{told} <a href="{all_of_them}">' in page
     assert "None" not in re.sub("<[^>]*>", "", page.partition("<main")[2])
+
+
+def test_what_a_search_by_a_field_has_found_leads_back_to_all_tickets(site: Site, world: World) -> None:  # noqa: F811
+    busy(world)
+    found, _, rest = site.get("/tickets?q=body%3Dbody%20of%206-1").text.partition("Exactly this id")
+    assert rest
+    assert re.search(r'[0-9] found; looked at .*<a href="/tickets">All tickets in processing</a>', found)
+    assert 'class="empty"' not in found
 
 
 def test_a_filter_that_did_not_come_through_all_tickets_says_so(

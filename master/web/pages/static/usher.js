@@ -15,7 +15,8 @@
     }
     for (const mark of all("[data-clock]", root)) mark.textContent = clock(new Date(Number(mark.dataset.clock)));
     const zone = one("#zone", root);
-    if (zone) zone.textContent = `Times are ${Intl.DateTimeFormat().resolvedOptions().timeZone || "local"}, UTC under the pointer`;
+    const name = Intl.DateTimeFormat().resolvedOptions().timeZone || "local";
+    if (zone && name !== "UTC") zone.textContent = `Times are ${name}, UTC under the pointer`;
   };
 
   // -- parts of a page that the server renders again, at most once in two seconds
