@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from usher.common.protocol.keys import HALTED, MASTER
+
 
 class TicketState(enum.StrEnum):
     """State of a ticket, or of a message of it. A list does not ask the consumer whether a handler runs: there, such
@@ -27,3 +29,7 @@ class TicketState(enum.StrEnum):
     RETURNED = "returned"  # given back, by a drain, a recall or a redrive; waits for a new owner
     PUT_OFF = "put_off"  # given back until a time that its handler asked for; it has not failed
     UNREADABLE = "unreadable"  # its record in Redis is none
+
+
+#: The state of a message by the name under which it is pending; under any other a consumer has it.
+BY_OWNER = {MASTER: TicketState.WAITING, HALTED: TicketState.HALTED}

@@ -22,7 +22,9 @@ from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.message import DUE_FIELD, REPLAY_OF, UID_FIELD, first_value, ticket_value
 from usher.common.protocol.run_log import RunRecord, decode
 from usher.common.protocol.stream_id import is_id, milliseconds, rank
+from usher.common.protocol.ticket_states import BY_OWNER, TicketState
 from usher.common.redis.client import Link
+from usher.common.redis.replies import group_of
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.explain.stuck import fence_ms
@@ -144,6 +146,19 @@ class TicketHistory:
             "field_count": len(flat) // 2,
             "bytes": sum(map(len, flat)),
         }
+
+    def standing(self, message_id: str, is_there: bool) -> TicketState | None:
+        """Return the state of a message by its place in the group, whatever its ticket; None when it is neither pending
+        nor still to be read. ``is_there``: the stream has it."""
+        keys = self._keys
+        asked = ("XPENDING", keys.stream, keys.group, message_id, message_id, 1)
+        with self._lock:
+            groups, pending = self._link.pipeline([("XINFO", "GROUPS", keys.stream), asked])
+        group = group_of(groups, keys.group)
+        if group is not None and pending:
+            return BY_OWNER.get(bytes(pending[0][1]), TicketState.HANDED_OVER)
+        is_unread = group is None or rank(message_id.encode()) > rank(group[b"last-delivered-id"])
+        return TicketState.UNREAD if is_there and is_unread else None
 
     def executions(self, message_id: str, after: str | None = None) -> MessageExecutions:
         """Return the executions of a message, oldest first: from when it was sent, or (the next piece) behind a record

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s
-from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.protocol.keys import Keys
 from usher.common.protocol.message import LONGEST_TICKET, SHOWN_BYTES, shown_fields
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import ZERO, is_id, rank
-from usher.common.protocol.ticket_states import TicketState
+from usher.common.protocol.ticket_states import BY_OWNER, TicketState
 from usher.common.redis.client import Link
 from usher.common.redis.replies import group_of
 from usher.common.redis.scripts import ScriptRunner
@@ -33,7 +33,7 @@ _HIGHEST = b"18446744073709551615-18446744073709551615"
 #: what is dead.
 _PENDING, _UNREAD, _DEAD = "pending", "unread", "dead"
 _CURSOR = re.compile(r"(pending|unread|dead)_([0-9]+-[0-9]+)_([0-9]+-[0-9]+)_([0-9]{1,12})")
-_STATES = {b"": TicketState.UNREAD, MASTER: TicketState.WAITING, HALTED: TicketState.HALTED}
+_STATES = {b"": TicketState.UNREAD, **BY_OWNER}
 
 IdOf = Callable[[dict[str, Any]], str | None]
 

@@ -71,7 +71,8 @@ def message_facts(parts: MessageParts, message_id: str, after: str | None) -> di
     entry, letters = parts.story.message(message_id), parts.letters.where("id", message_id.encode(), 1, _LOOK_S)
     waiting, runs = parts.delayed.chosen([message_id]), parts.story.executions(message_id, after)
     letter = letters.letters[0].row() if letters.letters else None
-    if entry is None and letter is None and not waiting and not runs.runs and runs.more is None:
+    standing = parts.story.standing(message_id, entry is not None)
+    if not (entry or letter or waiting or standing or runs.runs) and runs.more is None:
         raise Problem(
             404,
             "unknown_message",
@@ -84,9 +85,10 @@ def message_facts(parts: MessageParts, message_id: str, after: str | None) -> di
     now = _now(parts, ticket_id, message_id) if entry and ticket_id else None
     fields = entry.pop("fields") if entry else None
     is_known = letter is not None or letters.cursor is None
+    state = _state(letter, delayed, now) or standing or ("over" if entry else "gone")
     facts = {"ticket_id": ticket_id, "entry": entry, "letter": letter, "all_letters": is_known}
     facts |= {"delayed": delayed, "runs": runs._asdict(), "now": now, "fields": fields if sees_texts() else None}
-    return facts | {"message_state": _state(entry, letter, delayed, now)} | parts.story.beside(message_id)
+    return facts | {"message_state": state} | parts.story.beside(message_id)
 
 
 def _now(parts: MessageParts, ticket_id: str, message_id: str) -> dict[str, Any] | None:
@@ -99,21 +101,17 @@ def _now(parts: MessageParts, ticket_id: str, message_id: str) -> dict[str, Any]
     row = next((one for one in explained["entries"] if one["id"] == message_id), None)
     facts = {"summary": explained["summary"], "owner": explained["owner"], "ticket_state": explained["state"]}
     is_first = bool(explained["entries"]) and explained["entries"][0]["id"] == message_id
-    all_named = len(explained["entries"]) >= explained["in_processing"] + explained["parked"] + explained["unread"]
-    is_exact = all_named and explained["parked_is_exact"] and explained["unread_is_exact"]
-    return facts | {"row": row, "is_first": is_first, "is_exact": is_exact, "sentences": explained["sentences"]}
+    return facts | {"row": row, "is_first": is_first, "sentences": explained["sentences"]}
 
 
-def _state(entry: Any, letter: Any, delayed: Any, now: dict[str, Any] | None) -> str:
-    """Return where a message is in a word: see ``MessageShown``."""
+def _state(letter: Any, delayed: Any, now: dict[str, Any] | None) -> str:
+    """Return where a message is in a word, as far as its letter and its ticket tell: see ``MessageShown``."""
     row = now and now["row"]
     if delayed:
         return "delayed"
     if letter and (not now or not row or now["ticket_state"] == "halted"):
         return "dead_letter"
-    if row:
-        return str(row["state"])
-    return "over" if now and now["is_exact"] else "unknown" if entry else "gone"
+    return str(row["state"]) if row else ""
 
 
 def _document(message_id: str, facts: dict[str, Any]) -> dict[str, Any]:

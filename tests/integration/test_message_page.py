@@ -186,6 +186,40 @@ def test_each_state_of_a_message_has_a_word(site: Site, world: World) -> None:  
     assert site.client.get("/api/messages/1-1?other=x").status_code == 422
 
 
+def test_what_is_pending_and_trimmed_has_the_state_of_what_is_pending(site: Site, world: World) -> None:  # noqa: F811
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, b"T", b"1-1")
+    world.parked(leader, b"P", b"3-1")
+    world.delete(b"1-1", b"3-1")
+    assert [_told(site, one)["state"] for one in ("1-1", "3-1")] == ["handed_over", "waiting"]
+    assert _told(site, "1-1")["bytes"] is None
+    assert "handed over, though its content is gone." in _text(site.get("/messages/1-1").text)
+    a.steps.ack({b"T": [b"1-1"]}, b"{}", 10)
+    assert site.client.get("/api/messages/1-1").status_code == 404, "nothing is left of it"
+
+
+def test_a_message_without_a_ticket_id_has_a_state(site: Site, world: World) -> None:  # noqa: F811
+    world.elect()
+    world.add(b"1-1", "body", "no ticket")
+    assert _told(site, "1-1")["state"] == "unread"
+    assert "unread, without a ticket id." in _text(site.get("/messages/1-1").text)
+    world.link.call("XREADGROUP", "GROUP", world.keys.group, "master", "COUNT", 9, "STREAMS", world.keys.stream, ">")
+    assert _told(site, "1-1")["state"] == "waiting", "until it is set apart as a dead letter"
+    world.link.call("XACK", world.keys.stream, world.keys.group, "1-1")
+    assert _told(site, "1-1")["state"] == "over"
+
+
+def test_a_message_far_behind_in_its_ticket_has_a_state(site: Site, world: World) -> None:  # noqa: F811
+    leader, a = world.elect(), world.join("a")
+    ids = [b"%d-1" % (number + 1) for number in range(1200)]
+    world.owned(leader, a, b"T", ids[0])
+    world.parked(leader, b"T", *ids[1:])
+    told = _told(site, "1200-1")
+    assert told["entry"] is None, "the explanation names the first ones"
+    assert told["state"] == "waiting"
+    assert "waiting, not among the first of its ticket." in _text(site.get("/messages/1200-1").text)
+
+
 def test_a_search_in_the_run_log_goes_on_at_its_cursor(
     site: Site,  # noqa: F811
     world: World,
