@@ -11,7 +11,7 @@ from usher.master.charts.reader import ChartSpan
 from usher.master.policy.charts import ALL, percentile_ms
 
 #: Size of a chart in its own units, and the room for its axes.
-WIDTH, HEIGHT, _LEFT, _BOTTOM, _TOP = 560, 180, 52, 22, 8
+WIDTH, HEIGHT, _LEFT, _BOTTOM, _TOP = 560, 180, 80, 22, 8
 _LINES = 4
 #: Milliseconds between two marks of the time axis, by span.
 _TIMES = {"1 hour": 600_000, "24 hours": 4 * 3_600_000, "7 days": 86_400_000}

@@ -82,6 +82,10 @@ class IndexScan:
         self._owned = dict(self._counted)
         self._found, self._counted, self._cursor = [], Counter(), None
 
+    def begin_again(self) -> None:
+        """Begin a first pass: what former ones have counted is old."""
+        self._found, self._counted, self._cursor, self._owned = [], Counter(), None, None
+
     def heads(self, now_ms: int, under_master: int) -> list[Head]:
         """Return the oldest heads as they are now, parked ones among them. ``under_master``: how many entries are
         pending there."""

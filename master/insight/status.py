@@ -204,8 +204,10 @@ class StatusReader:
         cursor: str | None = "0"
         while cursor is not None:
             page = self.tickets(cursor, 1000)
-            self.explained([row for row in page["tickets"] if row.get("last_error") is None])
-            yield [row for row in page["tickets"] if wanted.fits(row)]
+            rows = [row for row in page["tickets"] if wanted.fits_but_for_error(row)]
+            if wanted.error:  # for each of these letters all dead letters may be looked through
+                self.explained([row for row in rows if row.get("last_error") is None])
+            yield [row for row in rows if wanted.fits(row)]
             cursor = page["cursor"]
 
     def find(self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf) -> FoundTickets:
@@ -221,6 +223,7 @@ class StatusReader:
             if now_s() > until_s:
                 is_all = False
                 break
+        self.explained([row for row in found if row.get("last_error") is None])
         return FoundTickets(found, number, is_all)
 
     def told(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ from usher.master.policy.rules import Rulebook
 
 #: Rows of the oldest tickets.
 MOST = 50
+#: What was counted is forgotten when nobody has looked for so long.
+_FORGOTTEN_AFTER_MS = 60_000
 
 
 class StuckTickets:
@@ -38,12 +40,18 @@ class StuckTickets:
         self._in_memory = in_memory
         self._scan = IndexScan(link, keys, ticket_field)
         self._counting, self._counted = TicketGroups(), TicketGroups()
+        self._advanced_ms = 0
         # Entries under ``master`` that records name, of this pass and of the last one; and all that were there.
         self._naming = self._named = self._under_master = 0
         self.owned_by = self._scan.owned_by
 
     def advance(self, most: float, has_troubles: bool, states: Mapping[str, str], rules: Rulebook, now_ms: int) -> None:
         """Look at ``most`` more records, or up to the end. ``has_troubles``: any attempts or errors are noted."""
+        if now_ms - self._advanced_ms > _FORGOTTEN_AFTER_MS:
+            self._scan.begin_again()
+            self._counting, self._counted = TicketGroups(), TicketGroups()
+            self._naming = self._named = 0
+        self._advanced_ms = now_ms
         for page in self._scan.advance(most):
             self._naming += sum(map(named_under_master, page))
             heads = page if has_troubles else [head for head in page if head.owner == HALTED]
@@ -66,7 +74,8 @@ class StuckTickets:
 
     def groups(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the groups of the last pass, and of these rows."""
-        return self._counted.merged(rows, self._under_master <= self._named)
+        rows = list(rows)
+        return self._counted.merged(rows, self._under_master <= self._named, len(rows) < MOST)
 
     def _context(
         self,

@@ -245,13 +245,14 @@ class ExecutionRow(TypedDict):
 
 
 class MessageShown(TypedDict):
-    """A message. ``state``: delayed, dead_letter, over (neither pending nor in a dead letter that was found), gone (not
-    pending, and the stream does not have it any more), or that of an unfinished message (``entry``, as the ticket's
-    explanation has it if it is among the first ones; ``sentences``: what it waits for, if it is the first). ``bytes`` and ``field_count`` are null where the stream does not have it;
-    ``fields`` (pairs, long values cut) then too, and for viewers. ``dead_letter_is_known``: false when not all letters
-    could be searched. ``executions``: oldest first, ``cursor``: where the search in the run log goes on;
-    ``executions_are_cut``: the log may have had earlier ones. ``due_ms``: when it was to be sent, of one sent for
-    later. ``again``: its redrives and replays, among the newest messages unless ``again_is_all``."""
+    """A message. ``state``: delayed, dead_letter, over (neither pending nor in a dead letter that was found), gone
+    (not pending, and the stream does not have it any more), or that of an unfinished message (``entry``, as the
+    ticket's explanation has it if it is among the first ones; ``sentences``: what it waits for, if it is the
+    first). ``bytes`` and ``field_count`` are null where the stream does not have it; ``fields`` (pairs, long
+    values cut) then too, and for viewers. ``dead_letter_is_known``: false when not all letters could be
+    searched. ``executions``: oldest first, ``cursor``: where the search in the run log goes on;
+    ``executions_are_cut``: the log may have had earlier ones. ``due_ms``: when it was to be sent, of one sent
+    for later. ``again``: its redrives and replays, among the newest messages unless ``again_is_all``."""
 
     message_id: str
     ticket_id: str | None

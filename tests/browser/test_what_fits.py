@@ -63,6 +63,22 @@ def test_the_placeholder_of_the_search_is_whole(looking: Looking, system: System
         assert needed <= has, width
 
 
+def test_the_bar_is_one_line_with_large_counts(looking: Looking) -> None:
+    looking.sign_in(OPERATOR)
+    looking.go("/doctor")
+    page = looking.page
+    page.set_viewport_size({"width": 1280, "height": 800})
+    for name, count in {"Overview": "50+", "Dead letters": "89,981", "Rules": "12"}.items():
+        link = page.get_by_role("navigation").get_by_role("link", name=name).first
+        link.evaluate(
+            "(one, count) => { one.innerHTML = `${one.firstChild.data} <span class=count>${count}</span>`; }", count
+        )
+    tops = page.locator(".bar > *").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect()).map(b => b.bottom)"
+    )
+    assert max(tops) - min(tops) < 20, tops
+
+
 def test_nothing_offers_to_act_on_no_delayed_message(looking: Looking, system: System) -> None:
     looking.sign_in(OPERATOR)
     looking.go("/delayed")

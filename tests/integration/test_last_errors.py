@@ -12,6 +12,7 @@ from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage
 from usher.common.base.clock import wall_ms
 from usher.common.base.errors import RetryLater
 from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.keys import HALTED
 from usher.common.protocol.last_error import TRACEBACK, LastError, decode
 from usher.common.redis.replies import pairs
 from usher.master.insight.explainer import Explainer
@@ -65,6 +66,21 @@ def noted(stage: Stage) -> dict[bytes, LastError | None]:
 def rows(stage: Stage, wanted: TicketFilter | None = None) -> dict[str, dict[str, object]]:
     reader = StatusReader(stage.link, stage.keys)
     return {row["ticket_id"]: row for row in reader.find(wanted or TicketFilter(), "age", 100).rows}
+
+
+def test_letters_are_looked_for_only_of_what_a_list_shows(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        stage.link.call("HSET", stage.keys.tickets, f"H{number}", b"%s 7 %d-0" % (HALTED, number + 1))
+    asked: list[list[bytes]] = []
+    monkeypatch.setattr(DeadLetters, "parked_for", lambda _self, tickets: asked.append(list(tickets)) or {})
+    reader = StatusReader(stage.link, stage.keys)
+    found = reader.find(TicketFilter(frozenset({"retrying"})), "age", 2)
+    assert (found.number, asked) == (0, [])
+    found = reader.find(TicketFilter(), "age", 2)
+    assert (found.number, asked) == (5, [[b"H0", b"H1"]])
+    asked.clear()
+    reader.find(TicketFilter(error="KeyError"), "age", 2)
+    assert len(asked[0]) == 5, "each may have it"
 
 
 def test_a_failure_leaves_its_error_with_the_call_that_notes_its_attempts(stage: Stage, m: MasterActor) -> None:
@@ -197,5 +213,10 @@ def test_what_fails_alike_is_one_group_and_a_consumer_of_a_former_version_leaves
     ]
     assert groups[0]["text"].startswith("KeyError in ")
     assert groups[1]["text"] == ""
+    assert [one["tickets_are_all"] for one in groups] == [True, True]
+    stuck.advance(0, True, states, Rulebook(), now_ms + 59_000)
+    assert len(stuck.groups([])) == 2, "of the last pass"
+    stuck.advance(0, True, states, Rulebook(), now_ms + 59_000 + 61_000)
+    assert not stuck.groups([]), "nobody has looked for a minute, and it may be otherwise now"
     assert rows(stage)["V"]["last_error"] is None
     assert Attempts(1, 1) == Attempts(*(rows(stage)["V"][name] for name in ("attempts", "charged")))  # type: ignore[arg-type]

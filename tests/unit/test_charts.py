@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from usher.common.protocol.run_log import RunRecord
+from usher.master.charts import drawing
 from usher.master.charts.drawing import draw, kinds
 from usher.master.charts.reader import SPANS
+from usher.master.insight.formatting import duration as format_duration
+from usher.master.insight.formatting import number as format_number
 from usher.master.policy import charts
 from usher.master.policy.charts import ALL, LONGEST, NAMES, OTHERS, RINGS, Level
 
@@ -119,6 +124,15 @@ def test_a_chart_has_pieces_where_points_are_missing_and_keeps_within_its_axes()
     assert all(drawn["left"] <= x <= drawn["right"] and 0 <= y <= drawn["bottom"] for x, y in places)
     assert drawn["rows"][1][1][0] == 100 / 60
     assert not draw(kinds("nobody", "")[-1], points, SPANS["1h"], _NOW + 45 * 60_000)["lines"][0]["pieces"]
+
+
+@pytest.mark.parametrize("most", [1, 7, 430, 99_999, 150_000, 1_100_000, 47_000_000, 800_000_000])
+def test_the_numbers_of_an_axis_have_room_beside_it(most: int) -> None:
+    drawn = draw(kinds("", "")[0], [], SPANS["1h"], _NOW)
+    top, step = drawing._scale(most)
+    marks = [step * n for n in range(1, round(top / step) + 1)]
+    widest = max(len(told) for mark in marks for told in (format_duration(mark), format_number(mark)))
+    assert widest * 6.7 <= drawn["left"] - 6, "a digit of 12 px has 6.7"
 
 
 def test_a_lag_that_redis_does_not_know_is_no_zero() -> None:

@@ -223,6 +223,12 @@ def test_of_more_than_are_looked_at_it_is_said_that_there_may_be_more() -> None:
         assert "or more" not in told(stuck=[stuck(state=state)] * 2, stuck_most=3)[0][1]
 
 
+def test_of_more_than_are_looked_at_as_many_are_told_as_were_counted() -> None:
+    groups = [{"state": state, "tickets": 5000} for state in ("retrying", "handed_over", "halted", "paused", "further")]
+    [(_, text)] = told(stuck=[stuck()] * 2, stuck_most=2, groups=groups)
+    assert text.startswith("10,000 tickets or more are stuck")
+
+
 def test_a_rule_for_all_tickets_is_not_forgotten() -> None:
     assert told(broad_rules=["paused by alice (rule r1, everything)"]) == [
         ("warn", "All tickets are paused by alice (rule r1, everything)")

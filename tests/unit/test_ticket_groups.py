@@ -67,6 +67,17 @@ def test_a_group_of_which_only_what_failed_was_counted_has_all_of_its_rows() -> 
     assert (on_c3["tickets"], on_c3["messages"]) == (40, 40)
 
 
+def test_what_is_known_of_some_tickets_alone_is_told_as_the_least() -> None:
+    counted = TicketGroups()
+    counted.add(_row(1, b"halted", _KEY_ERROR))
+    rows = [_row(number, b"c3:1", _KEY_ERROR, attempts=Attempts(1, 1)) for number in range(2, 6)]
+    for are_all, says in ((True, "4 tickets retrying"), (False, "at least 4 tickets retrying")):
+        halted, retrying = counted.merged(rows, rows_are_all=are_all)
+        assert retrying["told"].startswith(says)
+        assert (retrying["tickets_are_all"], halted["tickets_are_all"]) == (are_all, True)
+    assert "in all at least 4 messages wait" in retrying["told"]
+
+
 def test_of_very_many_errors_the_further_ones_are_counted() -> None:
     groups = TicketGroups()
     for number in range(500):
@@ -82,6 +93,7 @@ def test_an_error_that_nobody_noted_is_a_group_too() -> None:
     groups.add(_row(2, b"c3:1", None, attempts=Attempts(1, 1)))
     [group] = groups.merged([])
     assert (group["state"], group["text"], group["tickets"]) == ("retrying", "", 2)
+    assert group["told"].startswith("2 tickets retrying: their errors are not known, since")
 
 
 @pytest.mark.parametrize(
@@ -125,9 +137,11 @@ def test_orders_bring_the_first_to_the_front() -> None:
 
 def test_the_docs_tell_every_state() -> None:
     text = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
-    table = text[text.index("| state | the ticket |") : text.index("## What fails?")]
-    assert {
-        word
-        for line in table.splitlines()[2:]
-        for word in re.findall(r"\w+", line.split("|")[1:2][0] if "|" in line else "")
-    } == set(TicketState)
+    table, of_messages = text[text.index("| state | the ticket |") : text.index("## What fails?")].split("\nA message")
+    assert _first_column(table) == set(TicketState)
+    assert _first_column(of_messages) == {"over", "gone"}
+
+
+def _first_column(text: str) -> set[str]:
+    rows = [line.split("|")[1] for line in text.splitlines() if "|" in line]
+    return {word for row in rows for word in re.findall(r"\w+", row)} - {"state"}

@@ -18,6 +18,8 @@ _LOST = 2
 _RECENT_S = 86_400
 #: Declared losses of the group itself; of others there are alarms anyway.
 _OF_GROUP = ("group_lost", "set_back")
+#: What an operator has stopped, or a dead letter, has alarms of its own; of further groups the states are not known.
+_NOT_STILL = ("halted", "paused", "further")
 BAD, WARN, OK = "bad", "warn", "ok"
 _WORDS = {BAD: "Critical", WARN: "Warning", OK: "OK"}
 
@@ -87,7 +89,7 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
     halted = [row for row in seen["stuck"] if row["state"] == "halted"]
     # A ticket that an operator has paused waits for that operator, not for the reader of this.
     paused = [row for row in seen["stuck"] if row["state"] == "paused"]
-    still = [row for row in seen["stuck"] if row["state"] not in ("halted", "paused")]
+    still = [row for row in seen["stuck"] if row["state"] not in _NOT_STILL]
     if halted or seen["halted"]:
         found.append(
             Alarm(
@@ -99,8 +101,9 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
     if still:
         first = still[0]
         more = len(seen["stuck"]) >= seen["stuck_most"]
+        known = sum(one["tickets"] for one in seen.get("groups", ()) if one["state"] not in _NOT_STILL)
         count = (
-            f"{len(still)} tickets or more are"
+            f"{max(len(still), known):,} tickets or more are"
             if more
             else f"{pluralize(len(still), 'ticket')} {'is' if len(still) == 1 else 'are'}"
         )

@@ -24,7 +24,7 @@ _ORDER = tuple(
 
 GroupKey = tuple[str, str]
 #: The group of what is in none of the named ones.
-_FURTHER = {"state": "further", "error": "", "at": "", "messages_are_all": False, "rows": []}
+_FURTHER = {"state": "further", "error": "", "at": "", "tickets_are_all": True, "messages_are_all": False, "rows": []}
 
 
 def key_of(row: Mapping[str, Any]) -> GroupKey:
@@ -63,10 +63,12 @@ class TicketGroups:
         if len(group["rows"]) < SHOWN:
             group["rows"].append(row)
 
-    def merged(self, rows: Iterable[dict[str, Any]], has_all: bool = False) -> list[dict[str, Any]]:
+    def merged(
+        self, rows: Iterable[dict[str, Any]], has_all: bool = False, rows_are_all: bool = True
+    ) -> list[dict[str, Any]]:
         """Return all groups, those that need somebody first; of ``rows``, what is in none of the groups counted here
         is counted too, and what is in one takes the place of the rows kept. ``has_all``: no message waits that the
-        records do not name."""
+        records do not name; ``rows_are_all``: no ticket is stuck that is neither counted here nor a row."""
         more, fresh = TicketGroups(), dict[GroupKey, list[dict[str, Any]]]()
         for row in rows:
             key = key_of(row)
@@ -77,13 +79,18 @@ class TicketGroups:
         known = [
             _larger(group, fresh.get(key, []))
             | {"messages_are_all": has_all or group["messages_are_all"], "rows": fresh.get(key, group["rows"])[:SHOWN]}
+            | {"tickets_are_all": True}
             for key, group in self._groups.items()
         ]
         if others := self.others + more.others:
             text = f"further errors, more than {_MOST} in all"
             since_ms = min(group["since_ms"] for group in known)
             known.append(dict(_FURTHER, text=text, tickets=others, messages=others, since_ms=since_ms))
-        both = [group | {"told": told(group), "what": what(group)} for group in (*known, *more._groups.values())]
+        others_known = [
+            group | {"tickets_are_all": rows_are_all, "messages_are_all": rows_are_all and group["messages_are_all"]}
+            for group in more._groups.values()
+        ]
+        both = [group | {"told": told(group), "what": what(group)} for group in (*known, *others_known)]
         return sorted(both, key=lambda group: (_rank(group["state"]), -group["tickets"], group["text"]))
 
 
@@ -99,17 +106,19 @@ def told(group: Mapping[str, Any]) -> str:
     """Say in one line what the tickets of a group have in common.
 
     >>> told({"state": "halted", "text": "KeyError in shop.py:4", "tickets": 40, "messages": 212,
-    ...     "messages_are_all": True, "since_ms": 1790000000000, "rows": []})
+    ...     "tickets_are_all": True, "messages_are_all": True, "since_ms": 1790000000000, "rows": []})
     '40 tickets halted: KeyError in shop.py:4, since 14:13:20 UTC, in all 212 messages wait'
     """
     tickets = group["tickets"]
-    of = f"Ticket {group['rows'][0]['shown']}" if tickets == 1 and group["rows"] else pluralize(tickets, "ticket")
-    return f"{of} {what(group)}"
+    if tickets == 1 and group["rows"] and group["tickets_are_all"]:
+        return f"Ticket {group['rows'][0]['shown']} {what(group)}"
+    return f"{'' if group['tickets_are_all'] else 'at least '}{pluralize(tickets, 'ticket')} {what(group)}"
 
 
 def what(group: Mapping[str, Any]) -> str:
     """Say what they have in common, without saying whose it is."""
-    why = f": {group['text']}" if group["text"] else ""
+    is_unknown = not group["text"] and group["state"] in (TicketState.HALTED, TicketState.RETRYING)
+    why = f": {group['text']}" if group["text"] else ": their errors are not known" if is_unknown else ""
     messages, more = group["messages"], "" if group["messages_are_all"] else "at least "
     wait = f"{more}{pluralize(messages, 'message waits', 'messages wait')}"
     return f"{label(group['state'])}{why}, since {time_of_day(group['since_ms'])}, in all {wait}"
