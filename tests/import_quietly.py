@@ -27,6 +27,7 @@ _FORBIDDEN = (
     "os.fork",
     "os.posix_spawn",
 )
+_OF_NUMPY = {"OPENBLAS_MAIN_FREE", "GOTOBLAS_MAIN_FREE"}  # numpy 1 sets them for the moment of its import
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -41,12 +42,16 @@ class _Watched(MutableMapping[str, str]):
             self._seen.append(f"read {name}")
         return self._real[name]
 
+    def _note(self, done: str, name: str) -> None:
+        if name not in _OF_NUMPY:
+            self._seen.append(f"{done} {name}")
+
     def __setitem__(self, name: str, value: str) -> None:
-        self._seen.append(f"set {name}")
+        self._note("set", name)
         self._real[name] = value
 
     def __delitem__(self, name: str) -> None:
-        self._seen.append(f"removed {name}")
+        self._note("removed", name)
         del self._real[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -11,6 +11,7 @@ import errno
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -260,6 +261,8 @@ def _forget_output() -> None:
 
 def main() -> None:
     """Entry point of the ``usher`` script."""
+    if os.getpid() == 1:  # of a container: SIGTERM does nothing to process 1 unless it has a handler
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run())
 
 

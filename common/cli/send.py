@@ -219,7 +219,7 @@ def _waiting(link: Link, stream: str) -> Callable[[], None]:
 
 def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before: Callable[[], None]) -> int:
     """Send everything, each batch after ``before``; return the exit code: 0 all accepted, 1 not all, 130 stopped by
-    Ctrl-C."""
+    Ctrl-C, or by SIGTERM as process 1."""
     started = time.monotonic()
     last_id = b""
     trouble, code = "", 0
@@ -232,7 +232,7 @@ def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before
     except (SendingStopped, NotNow, WorkloadUnusable) as problem:
         trouble, code = str(problem), 1
     except KeyboardInterrupt:
-        trouble, code = "stopped by Ctrl-C", 130
+        trouble, code = "stopped by a signal", 130
     seconds = time.monotonic() - started
     _print_sent(sender, seconds, last_id, trouble, as_json)
     return code

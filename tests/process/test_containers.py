@@ -67,18 +67,20 @@ def test_programs_are_process_1_by_themselves(folder: Path) -> None:
         try:
             for name in begun:
                 until(lambda name=name: _is_healthy(name, ports[name]), 60, f"{name} is ready")  # type: ignore[misc]
-            service = compose()["services"]["producer"]
-            words = ["20" if word == "100000" else word for word in service["command"]]
-            subprocess.run([*USHER, *words], env=_environ(service, hosts, folder), check=True, timeout=60)
+            begun["producer"] = producer, sent = _begin("producer", hosts, folder)
             shown = begun["consumer-1"][1]
-            until(lambda: shown.read_text().count("message_shown") >= 20, 30, "what the producer sent is handled")
+            until(lambda: _shown(shown) >= 20, 30, "what the producer sends is handled")
+            os.kill(_process_1(producer), signal.SIGTERM)
+            assert producer.wait(30) == 130
             link = Link(url, "test")
-            assert link.call("XLEN", "ticket_stream") == 20
+            count = link.call("XLEN", "ticket_stream")
+            assert f"{count} messages were certainly accepted" in sent.read_text()
+            until(lambda: _shown(shown) == count, 30, "all that was sent is handled")
             assert link.call("CONFIG", "GET", "appendfsync")[1] == b"always"
             link.close()
             for name in ("consumer-1", "master-1"):
                 process = begun[name][0]
-                inner = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+                inner = _process_1(process)
                 assert "NSpid:\t" + f"{inner}\t1\n" in Path(f"/proc/{inner}/status").read_text()
                 os.kill(inner, signal.SIGTERM)
                 assert process.wait(60) == 0
@@ -87,6 +89,14 @@ def test_programs_are_process_1_by_themselves(folder: Path) -> None:
             for process, _ in begun.values():
                 process.kill()
                 process.wait()
+
+
+def _shown(log: Path) -> int:
+    return log.read_text().count('"event":"message_shown"')
+
+
+def _process_1(namespace: subprocess.Popen[bytes]) -> int:
+    return int(Path(f"/proc/{namespace.pid}/task/{namespace.pid}/children").read_text().split()[0])
 
 
 def _is_healthy(name: str, port: int) -> bool:

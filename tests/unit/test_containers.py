@@ -37,9 +37,9 @@ def accepted(command: str, environ: Mapping[str, str]) -> Any:
     return loaded
 
 
-def compose() -> dict[str, Any]:
+def compose(**environ: str) -> dict[str, Any]:
     text = (CONTAINER / "compose.yaml").read_text()
-    given = {"USHER_API_TOKEN": "of-32-characters-or-some-more-of-them"}
+    given = {"USHER_API_TOKEN": "of-32-characters-or-some-more-of-them", **environ}
     text = re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", lambda found: given.get(found[1]) or found[2] or "", text)
     read: dict[str, Any] = yaml.safe_load(text)
     return read
@@ -84,6 +84,13 @@ class TestCompose:
             assert ":" in one["image"] or one["image"] == "usher"
             assert not isinstance(one.get("command"), str)
         assert (CONTAINER / document["services"]["master-1"]["build"]["context"]).resolve() == ROOT
+
+    def test_your_image_is_that_of_the_consumers_and_nothing_is_built_in_its_place(self) -> None:
+        services = compose(USHER_IMAGE="shop:17", USHER_HANDLER="shop.orders:handle")["services"]
+        yours = {name: one for name, one in services.items() if one["image"] == "shop:17"}
+        assert yours.keys() == {"consumer-1", "consumer-2", "consumer-3"}
+        assert {one["environment"]["USHER_HANDLER"] for one in yours.values()} == {"shop.orders:handle"}
+        assert [one["image"] for one in services.values() if "build" in one] == ["usher"]
 
     def test_prometheus_asks_all_of_them_and_grafana_finds_the_dashboard(self) -> None:
         services = compose()["services"]

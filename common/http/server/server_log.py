@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import sys
 from typing import Any
 
@@ -15,6 +16,8 @@ log = logging.getLogger(__name__)
 
 #: Exit codes of a worker after which the arbiter starts no other: it could not start.
 NEVER_AGAIN = (Arbiter.WORKER_BOOT_ERROR, Arbiter.APP_LOAD_ERROR)
+#: How a worker ended; up to gunicorn 26.0 some of these lines come with their arguments in them.
+_ENDED = re.compile(r"Worker \(pid:(\d+)\) (?:was sent (\w+)|exited with code (\d+))")
 
 
 class ServerLog:
@@ -51,15 +54,18 @@ class ServerLog:
             self._say(logging.DEBUG if self._is_told(message, args) else logging.WARNING, message, *args, **more)
 
     def error(self, message: str, *args: Any, **more: Any) -> None:
-        self.killed = args[0] if args[1:] == ("SIGKILL",) else self.killed
-        refused = message.startswith("Worker (pid") and args[1:] and args[1] in NEVER_AGAIN
+        ended = _ended(message, args)
+        if ended is not None and ended[2] == "SIGKILL":
+            self.killed = int(ended[1])
+        refused = ended is not None and ended[3] is not None and int(ended[3]) in NEVER_AGAIN
         told = refused or self._is_told(message, args)  # in better words
         told = told or message.startswith(("Shutting down", "Reason:"))  # by ``serve``
         self._say(logging.DEBUG if told else logging.ERROR, message, *args, **more)
 
     def _is_told(self, message: str, args: tuple[Any, ...]) -> bool:
         """Return whether this is of the end of a worker that stood still."""
-        return message.startswith("Worker (pid") and args[0] in self._ended
+        ended = _ended(message, args)
+        return ended is not None and int(ended[1]) in self._ended
 
     def exception(self, message: str, *args: Any, **more: Any) -> None:
         slow = isinstance(
@@ -74,3 +80,8 @@ class ServerLog:
         """Do nothing: there is no access log, and our handlers are the root's."""
 
     setup = access = reopen_files = close_on_exec = _nothing
+
+
+def _ended(message: str, args: tuple[Any, ...]) -> re.Match[str] | None:
+    """Return the worker's process id, signal and exit code, if the line tells of its end."""
+    return _ENDED.match(message % args if args else message)
