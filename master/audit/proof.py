@@ -324,8 +324,7 @@ class Proof:
         than when the ticket was judged, with all of the ticket. Returns all executions of such tickets."""
         assert span.carried is not None
         doubts = self._keep(run_proof.doubts(rows, clocks, figures.executions, span.carried))
-        carried, judged = carry.merged(span.carried, doubts), rows.join(doubts, ["stream", "ticket"], "left_semi")
-        followed = run_proof.follow(judged, clocks, carried, figures.executions)
+        followed = run_proof.follow(doubts, carry.merged(span.carried, doubts))
         shown = followed.filter(F.greatest(*run_proof.FLAGS)).select("stream", "ticket")
         known = self._runs.chain(span.first - 1)[: part[-1].number - span.first + 1]
         history = self._frame(self._runs.files(known), _RUNS)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyspark import StorageLevel
-
 from usher.master.audit.checks.findings import DONE
 from usher.master.audit.engine import F, Window
 
@@ -26,7 +24,9 @@ CALL = ORDER[:3]
 ROW = (*ORDER, "record_ms", "record")
 _TICKET = ("stream", "ticket")
 #: Executions that one task sorts.
-PART_RUNS = 1_000_000
+PART_RUNS = 200_000
+#: Into how many slots the time of a hot ticket is cut; a range is made of some that follow one another.
+_SLOTS = 4096
 
 
 def prefix() -> dict[str, Any]:
@@ -71,36 +71,25 @@ def of_former_owners(so_far: str, former_fence: Any, *place: str) -> Any:
 
 
 def hot_tickets(runs: DataFrame, most: int = PART_RUNS) -> DataFrame | None:
-    """Return the tickets that have more executions than one task should sort; None without any."""
-    counts = with_order(runs).groupBy(*_TICKET).count().filter(F.col("count") > most)
-    rows = [(row.stream, row.ticket, row["count"]) for row in counts.collect()]
-    return runs.sparkSession.createDataFrame(rows, "stream string, ticket string, count bigint") if rows else None
+    """Return the tickets that have more executions than one task should sort, each with the ``slot_us`` by which their
+    time is cut; None without any."""
+    took = F.max("start_us") - F.min("start_us")
+    counted = with_order(runs).groupBy(*_TICKET).agg(F.count("id").alias("count"), took.alias("took"))
+    rows = [(one.stream, one.ticket, one.took // _SLOTS + 1) for one in counted.filter(F.col("count") > most).collect()]
+    return runs.sparkSession.createDataFrame(rows, "stream string, ticket string, slot_us bigint") if rows else None
 
 
 def in_ranges(runs: DataFrame, hot: DataFrame, most: int = PART_RUNS) -> DataFrame:
     """Return executions with the ``range`` of their ticket in which they are: one, or, of ``hot`` tickets, several of
-    about ``most``, each behind the one before."""
-    keyed, names = with_order(runs), F.broadcast(hot.select(*_TICKET))
-    number = -(-hot.agg(F.sum("count")).collect()[0][0] // most)
-    cut = keyed.join(names, [*_TICKET], "left_semi").repartitionByRange(number, *_TICKET, *CALL)
-    cut = cut.withColumn("range", F.spark_partition_id()).persist(StorageLevel.DISK_ONLY)
-    return keyed.join(names, [*_TICKET], "left_anti").withColumn("range", F.lit(0)).unionByName(cut)
-
-
-def carried_into(ranged: DataFrame, hot: DataFrame, carried: DataFrame | None) -> DataFrame:
-    """Return what each range of each ticket carries: of all ranges before it, and from before."""
-    names = F.broadcast(hot.select(*_TICKET))
-    maxima = [F.max(value).alias(name) for name, value in prefix().items()]
-    of_ranges = ranged.join(names, [*_TICKET], "left_semi").groupBy(*_TICKET, "range").agg(*maxima)
-    before = Window.partitionBy(*_TICKET).orderBy("range").rowsBetween(Window.unboundedPreceding, -1)
-    into = of_ranges.withColumns({name: F.max(name).over(before) for name in prefix()})
-    if carried is None:
-        return into
-    others = carried.join(names, [*_TICKET], "left_anti").withColumn("range", F.lit(0))
-    known = carried.withColumnsRenamed({name: f"known_{name}" for name in prefix()})
-    joined = into.join(known, [*_TICKET], "left")
-    both = {name: F.greatest(name, f"known_{name}") for name in prefix()}
-    return joined.withColumns(both).select(*into.columns).unionByName(others)
+    about ``most``, each behind the one before. Calls are whole in a range."""
+    slot = F.floor(F.col("start_us") / F.col("slot_us")).cast("bigint")
+    slotted = with_order(runs).join(F.broadcast(hot), [*_TICKET], "left").withColumn("slot", slot)
+    place = (*_TICKET, "fence", "slot")
+    counts = slotted.filter("slot IS NOT NULL").groupBy(*place).count()
+    before = Window.partitionBy(*_TICKET).orderBy("fence", "slot").rowsBetween(Window.unboundedPreceding, -1)
+    number = F.floor(F.coalesce(F.sum("count").over(before), F.lit(0)) / most).cast("bigint")
+    ranges = F.broadcast(counts.select(*place, number.alias("range")))
+    return slotted.join(ranges, [*place], "left").drop("slot", "slot_us")
 
 
 def done_ahead(carries: DataFrame, tickets: DataFrame) -> DataFrame:

@@ -1,14 +1,16 @@
-"""Tell the tickets whose executions may break a rule from those whose executions surely do not: by the one before each,
-in the order of a ticket. That takes numbers only; what is known of all before an execution (``carry``) takes ten times
-as long, and is asked of the tickets in doubt. Where executions may have run beside one another, each is compared with
-all that come before it (``overlaps``): that takes several sorts more."""
+"""Find the executions that may break a rule, and those that may be the reason, among all of a history. That takes
+numbers only and one sort; what is known of all before an execution (``carry``) takes ten times as long, and is asked of
+these few. Where executions may have run beside one another, each is compared with all that come before it
+(``overlaps``): that takes several sorts more."""
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from usher.master.audit.checks.carry import CALL, ROW, of_former_owners, with_order
-from usher.master.audit.checks.findings import DONE
+from usher.master.audit.checks.carry import CALL, ROW, in_ranges, of_former_owners, with_order
 from usher.master.audit.engine import F, Window
 
 if TYPE_CHECKING:
@@ -16,81 +18,104 @@ if TYPE_CHECKING:
 
 
 _TICKET = ("stream", "ticket")
+_PLACE = (*_TICKET, "fence", "start_us")
 #: What ``overlaps`` finds.
 OVERLAPS = ("overlap", "owners_overlap", "fence_fell")
-_OF_FIRST = ("fence", "start_us", "ms", "seq", "consumer")
-_OF_FORMER = (*_OF_FIRST, "ended", "outcome")
+#: Maxima of the executions before one, with which it is compared.
+_MOST = ("ended", "end_most", "nth", "record_ms")
+#: What an execution and the one behind it have in common where that one takes its place in all that is known.
+_TURNS = ("fence", "consumer", "outcome")
+_ASKED = (*CALL, "end_us", "start_most", "nth", "record_ms", "consumer", "outcome")
+#: The ids of messages as one number: up to the year 2039, and of so many in a millisecond. Others are always looked at.
+_MOST_MS, _SEQS = 1 << 41, 1 << 22
 
 
 def doubtful(runs: DataFrame, carried: DataFrame | None = None, hot: DataFrame | None = None) -> DataFrame:
-    """Return (stream, ticket): all tickets that may have a flag of ``run_proof``, or a message that ran under two
-    fencing tokens, and some more. ``runs`` are by Redis' clock (``clocks``). ``carried``: rows of what former runs know
-    of the tickets by earlier records, not necessarily one per ticket; ``hot``: tickets that are too large to look at,
-    so in doubt."""
-    keyed = with_order(runs)
-    if hot is not None:
-        keyed = keyed.join(F.broadcast(hot.select(*_TICKET)), [*_TICKET], "left_anti")
-    before = _before(*_TICKET)
-    former = {f"former_{name}": F.lag(name).over(_row(*_TICKET)) for name in _OF_FORMER}
-    so_far = {"latest_end": F.max("end_least").over(before), "latest_record": F.max("record_ms").over(before)}
-    told = keyed.withColumns(former | so_far).withColumn("is_first", F.col("former_fence").isNull())
-    told = told.withColumn("former_record", of_former_owners("latest_record", F.col("former_fence"), *_TICKET))
-    doubts = told.filter(~_follows()).select(*_TICKET)
-    if carried is not None:
-        doubts = doubts.unionByName(_against(_beginnings(told), carried))
-    if hot is not None:
-        doubts = doubts.unionByName(hot.select(*_TICKET))
-    return doubts.distinct()
+    """Return the executions (``carry.with_order``) that may have a flag of ``run_proof`` or ``overlaps``, those that may
+    be the reason, and some more. ``runs`` are by Redis' clock (``clocks``). ``carried``: rows of what former runs know
+    of the tickets by earlier records, not necessarily one per ticket; of ``hot`` tickets ranges are looked at side by
+    side.
 
-
-def _follows() -> Any:
-    """Return whether an execution surely breaks no rule, if those before it in its ticket do not.
-
-    Then the one before it is of the latest message so far, and ended last; and what ended surely also started surely.
+    A reason is the maximum, so far, of all executions, of those of one fence, of one consumer, or of those that are
+    done. So the one behind it is doubtful itself, or of another fence, consumer or outcome, or takes its place.
     """
-    same = F.col("fence") == F.col("former_fence")
-    is_behind = _is_later("former_ms", "former_seq")
-    again = (F.col("ms") == F.col("former_ms")) & (F.col("seq") == F.col("former_seq"))
-    one_call = same & (F.col("start_us") == F.col("former_start_us")) & (F.col("ended") == F.col("former_ended"))
-    in_turn = (F.col("start_us") >= F.col("former_ended")) & (F.col("latest_end") <= F.col("start_most"))
-    follows = (
-        (~same | (F.col("consumer") == F.col("former_consumer")))
-        & (is_behind | (same & again & (F.col("former_outcome") != DONE)))
-        & (in_turn | one_call)
-        & F.coalesce(F.col("former_record") <= F.col("record_ms"), F.lit(True))
+    place = _TICKET if hot is None else (*_TICKET, "range")
+    numbered = with_order(runs).withColumn("nth", _number("ms", "seq"))
+    told = numbered if hot is None else in_ranges(numbered, hot)
+    row = _row(*place)
+    known = {f"next_{name}": F.lag(name, -1).over(row) for name in _ASKED}
+    known |= {f"former_{name}": F.lag(name).over(row) for name in (*CALL, "consumer")}
+    known |= {f"before_{name}": F.max(name).over(_before(*place)) for name in _MOST}
+    told = told.withColumns(known)
+    if hot is not None:
+        told = _behind_ranges(told)
+    is_wrong = _breaks("", "former_", {name: F.col(f"before_{name}") for name in _MOST})
+    is_reason = _breaks("next_", "", {name: F.greatest(f"before_{name}", name) for name in _MOST})
+    turns = _any(*(F.col(f"next_{name}") != F.col(name) for name in _TURNS))
+    if hot is not None:
+        turns |= F.col("range").isNotNull() & (F.col("former_fence").isNull() | F.col("next_fence").isNull())
+    if carried is not None:
+        behind = _against(numbered, carried).withColumn("is_behind", F.lit(True))
+        told = told.join(F.broadcast(behind), [*_TICKET], "left")
+        is_wrong |= F.coalesce("is_behind", F.lit(False))
+    found = told.select(*_PLACE, is_wrong.alias("is_wrong"), (is_wrong | is_reason | turns).alias("is_kept"))
+    found = found.filter("is_kept").persist()
+    found.count()
+    tickets = found.filter("is_wrong").select(*_TICKET).distinct()
+    calls = found.join(tickets, [*_TICKET], "left_semi").select(*_PLACE).distinct()
+    return with_order(runs).join(calls, [*_PLACE], "left_semi")
+
+
+def _number(ms: str, seq: str) -> Any:
+    return F.least(ms, F.lit(_MOST_MS)) * _SEQS + F.least(seq, F.lit(_SEQS - 1))
+
+
+def _breaks(this: str, former: str, before: Mapping[str, Any]) -> Any:
+    """Return whether an execution may break a rule; the names of its columns begin with ``this``, those of the one
+    before it with ``former``."""
+    fence, start, ended, consumer = (F.col(f"{this}{name}") for name in ("fence", "start_us", "end_us", "consumer"))
+    one_call = F.struct(*(F.col(f"{this}{name}").alias(name) for name in CALL)) == F.struct(
+        *(F.col(f"{former}{name}").alias(name) for name in CALL)
     )
-    return (F.col("is_first") | follows) & ((F.col("end_us") == 0) | (F.col("end_us") >= F.col("start_us")))
+    at_once = (start < before["ended"]) | (F.col(f"{this}start_most") < before["end_most"])
+    return _any(
+        at_once & ~F.coalesce(one_call, F.lit(False)),
+        F.col(f"{this}nth") <= before["nth"],
+        F.col(f"{this}record_ms") < before["record_ms"],
+        (ended != 0) & (ended < start),
+        (F.col(f"{former}fence") == fence) & (F.col(f"{former}consumer") != consumer),
+    )
 
 
-def _beginnings(told: DataFrame) -> DataFrame:
-    """Return a row per ticket: its first execution, and the earliest moment by which one had started."""
-    firsts = [F.max(F.when(F.col("is_first"), F.col(name))).alias(name) for name in _OF_FIRST]
-    return told.groupBy(*_TICKET).agg(*firsts, F.min("start_most").alias("start_most"))
+def _any(*rules: Any) -> Any:
+    """Return whether one of these is so; what is not known is not."""
+    return functools.reduce(operator.or_, (F.coalesce(one, F.lit(False)) for one in rules))
 
 
-def _against(beginnings: DataFrame, carried: DataFrame) -> DataFrame:
-    """Return the tickets that surely break no rule by themselves, and maybe one by what is ``carried`` of them. That
-    was recorded before them."""
-    fence, last = F.col("fence"), F.col("last")
+def _behind_ranges(told: DataFrame) -> DataFrame:
+    """Add the maxima of the ranges before to those of executions before one in its range."""
+    of_hot = told.filter(F.col("range").isNotNull())
+    ranges = of_hot.groupBy(*_TICKET, "range").agg(*(F.max(name).alias(name) for name in _MOST))
+    before = Window.partitionBy(*_TICKET).orderBy("range").rowsBetween(Window.unboundedPreceding, -1)
+    known = ranges.select(*_TICKET, "range", *(F.max(name).over(before).alias(f"range_{name}") for name in _MOST))
+    told = told.join(F.broadcast(known), [*_TICKET, "range"], "left")
+    return told.withColumns({f"before_{name}": F.greatest(f"before_{name}", f"range_{name}") for name in _MOST})
+
+
+def _against(runs: DataFrame, carried: DataFrame) -> DataFrame:
+    """Return the tickets of which an execution may break a rule by what is ``carried`` of them. That was recorded before
+    them."""
+    least = [F.min(name).alias(name) for name in ("fence", "start_us", "start_most", "nth")]
+    first = runs.groupBy(*_TICKET).agg(*least, F.min_by("consumer", "fence").alias("consumer"))
+    fence, nth, last = F.col("fence"), F.col("nth"), F.col("last")
     follows = (
         ((fence > last["fence"]) | ((fence == last["fence"]) & (F.col("consumer") == last["consumer"])))
         & (F.col("latest_end") <= F.col("start_us"))
         & (F.col("surely_ended") <= F.col("start_most"))
-        & ((F.col("started.fence") < fence) | ~_is_later_than("started"))
-        & _is_later("done.ms", "done.seq")  # null, so no doubt, where nothing is done
+        & ((F.col("started.fence") < fence) | (nth > _number("started.ms", "started.seq")))
+        & F.coalesce(nth > _number("done.ms", "done.seq"), F.lit(True))  # nothing may be done
     )
-    joined = beginnings.join(carried, [*_TICKET])
-    return joined.filter(~follows).select(*_TICKET)
-
-
-def _is_later(ms: str, seq: str) -> Any:
-    return (F.col("ms") > F.col(ms)) | ((F.col("ms") == F.col(ms)) & (F.col("seq") > F.col(seq)))
-
-
-def _is_later_than(message: str) -> Any:
-    """Return whether ``message`` is later than this one."""
-    ms, seq = F.col(f"{message}.ms"), F.col(f"{message}.seq")
-    return (ms > F.col("ms")) | ((ms == F.col("ms")) & (seq > F.col("seq")))
+    return first.join(carried, [*_TICKET]).filter(~follows).select(*_TICKET).distinct()
 
 
 def overlaps(runs: DataFrame) -> DataFrame:

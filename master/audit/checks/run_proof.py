@@ -17,12 +17,9 @@ from usher.master.audit.checks.carry import (
     ORDER,
     PART_RUNS,
     ROW,
-    carried_into,
     hot_tickets,
-    in_ranges,
     of_former_owners,
     prefix,
-    with_order,
 )
 from usher.master.audit.checks.clocks import on_redis_clock
 from usher.master.audit.checks.doubt import OVERLAPS, doubtful, overlaps
@@ -136,8 +133,7 @@ def check_runs(
 ) -> None:
     """Check overlaps, order and fences per ticket; what has no ticket id has no order. ``dead``: dead letters."""
     in_doubt = doubts(runs, clocks, figures.executions).persist()
-    kept = runs.join(in_doubt, ["stream", "ticket"], "left_semi")
-    told = _since_losses(follow(kept, clocks, executions=figures.executions), runs)
+    told = _since_losses(follow(in_doubt), runs)
     seen = Observation()
     sums = [F.sum(F.col(name).cast("int")).alias(name) for name in (*_FLAGS, *_LOOKED_AT)]
     recovered = F.col("recovered_ms")
@@ -159,7 +155,7 @@ def check_runs(
         if seen_flags:
             collect([_describe_runs(flagged.filter(F.col(name)), name) for name in seen_flags], suspects)
         if got["at_once"]:
-            _check_overlaps(runs, clocks, flagged.filter(F.col("at_once")), suspects)
+            _check_overlaps(in_doubt, flagged.filter("at_once"), suspects)
         if got["late"]:
             _check_order(runs, dead, flagged.filter(F.col("late")), facts, figures, suspects)
         if got["again"] or figures.unkeyed:
@@ -172,44 +168,31 @@ def check_runs(
         in_doubt.unpersist()
 
 
-def _check_overlaps(runs: DataFrame, clocks: DataFrame, at_once: DataFrame, suspects: Suspects) -> None:
-    """Compare all executions of tickets in which some may have run at once."""
+def _check_overlaps(in_doubt: DataFrame, at_once: DataFrame, suspects: Suspects) -> None:
+    """Compare executions of tickets in which some may have run at once."""
     tickets = at_once.select("stream", "ticket").distinct()
-    whole = with_order(on_redis_clock(runs.join(tickets, ["stream", "ticket"], "left_semi"), clocks))
-    found = overlaps(whole).filter(F.greatest(*OVERLAPS)).persist()
+    found = overlaps(in_doubt.join(tickets, ["stream", "ticket"], "left_semi"))
+    found = found.filter(F.greatest(*OVERLAPS)).persist()
     try:
         collect([_describe_runs(found.filter(F.col(name)), name) for name in OVERLAPS], suspects)
     finally:
         found.unpersist()
 
 
-def doubts(runs: DataFrame, clocks: DataFrame, executions: int, carried: DataFrame | None = None) -> DataFrame:
-    """Return the tickets to ``follow`` (``doubt``); no other one can have a flag. ``carried``: rows of what former runs
-    know of the tickets."""
-    timed = on_redis_clock(runs, clocks)
-    return doubtful(timed, carried, _hot(timed, executions, PART_RUNS))
-
-
-def _hot(runs: DataFrame, executions: int, most: int) -> DataFrame | None:
-    is_spread = executions > most and name_of(runs.sparkSession) == "spark"
-    return hot_tickets(runs, most) if is_spread else None
-
-
-def follow(
-    runs: DataFrame,
-    clocks: DataFrame,
-    carried: DataFrame | None = None,
-    executions: int = 0,
-    most: int = PART_RUNS,
+def doubts(
+    runs: DataFrame, clocks: DataFrame, executions: int, carried: DataFrame | None = None, most: int = PART_RUNS
 ) -> DataFrame:
-    """Return every execution with what is known of those before it in its ticket, and flags that follow from that.
-    ``clocks``: the offset of each consumer's (``clocks``); ``carried``: what former runs know of the tickets
-    (``carry``). A ticket of more than ``most`` executions is cut into ranges, so that many tasks work on it."""
-    place, runs = ["stream", "ticket"], on_redis_clock(runs, clocks)
-    hot = _hot(runs, executions, most)
-    told = with_order(runs) if hot is None else in_ranges(runs, hot, most)
-    if hot is not None:
-        place, carried = [*place, "range"], carried_into(told, hot, carried)
+    """Return the executions to ``follow`` (``doubt``), by Redis' clock; no other one can have a flag. ``clocks``: the
+    offset of each consumer's (``clocks``); ``carried``: rows of what former runs know of the tickets. A ticket of more
+    than ``most`` executions is cut into ranges, so that many tasks work on it."""
+    timed = on_redis_clock(runs, clocks)
+    return doubtful(timed, carried, hot_tickets(timed, most) if executions > most else None)
+
+
+def follow(told: DataFrame, carried: DataFrame | None = None) -> DataFrame:
+    """Return executions (``doubts``) with what is known of those before them in their tickets, and flags that follow
+    from that. ``carried``: what former runs know of the tickets, a row each (``carry``)."""
+    place = ["stream", "ticket"]
     row = Window.partitionBy(*place).orderBy(*ROW)
     before = row.rowsBetween(Window.unboundedPreceding, -1)
     for name, value in prefix().items():

@@ -258,7 +258,7 @@ def _named(name: str) -> Any:
 
 
 coalesce, greatest, least, lag, row_number = map(_named, ("coalesce", "greatest", "least", "lag", "row_number"))
-min, max, sum, bit_xor, every = map(_named, ("min", "max", "sum", "bit_xor", "bool_and"))
+min, max, sum, bit_xor, every, min_by = map(_named, ("min", "max", "sum", "bit_xor", "bool_and", "min_by"))
 xxhash64, timestamp_micros, timestamp_millis = map(_named, ("hash", "make_timestamp", "epoch_ms"))
 explode, octet_length, floor, ceil = map(_named, ("unnest", "strlen", "floor", "ceil"))
 pmod = _operator("%")
