@@ -1,11 +1,17 @@
-"""Tickets in doubt: short histories, each of which breaks one of the conditions alone, and such as look like it."""
+"""Executions in doubt: short histories, each of which breaks one of the conditions alone, and such as look like it; and of
+many random ones all that is to be found."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
+
+from tests.audit.random_histories import random_runs
+from usher.master.audit.checks.facts import AuditedStream
 
 #: What the clock of a consumer is ahead of Redis', at least and at most; of others nothing.
 CLOCKS = {"back": (-12, -8), "ahead": (5, 8), "unsure": (-10, 20)}
@@ -56,9 +62,7 @@ WRONG: dict[str, tuple[list[Run], list[Run]]] = {
 RIGHT: dict[str, tuple[list[Run], list[Run]]] = {
     "one owner after the other": ([], [Run(5, 10, 20, "1-0"), Run(6, 30, 40, "2-0", "b")]),
     "one call": ([], [Run(5, 10, 20, "1-0"), Run(5, 10, 20, "2-0")]),
-    "failed, and again": ([], [Run(5, 10, 20, "1-0", outcome="failed"), Run(5, 30, 40, "1-0")]),
     "crashed": ([], [Run(5, 10, 0, "1-0", outcome="crashed")]),
-    "an owner's own, noted by turns": ([], [Run(5, 10, 20, "1-0", noted=9), Run(5, 30, 40, "2-0", noted=8)]),
     "a later moment, a lower number": ([], [Run(5, 10, 20, "1-1"), Run(5, 30, 40, "2-0")]),
     "an owner after a former one": ([Run(5, 10, 20, "1-0")], [Run(6, 30, 40, "2-0", "b")]),
     "behind what a former owner had not done": (
@@ -105,12 +109,11 @@ def seen(local: Any) -> Seen:
         known = "stream string, consumer string, least_us bigint, most_us bigint, was_set boolean"
         right = local.createDataFrame(rows, known)
         carried = carry.carry_of(clocks.on_redis_clock(former, right))
-        told = run_proof.follow(runs, right, carried)
+        told = run_proof.follow(carry.with_order(clocks.on_redis_clock(runs, right)), carried)
         shows = F.greatest(*run_proof.FLAGS) | F.col("recovered_ms").isNotNull()
         shown = {row.ticket for row in told.filter(shows).collect()}
-        doubted = [row.ticket for row in run_proof.doubts(runs, right, len(histories), carried).collect()]
-        assert len(doubted) == len(set(doubted))
-    return Seen(shown, set(doubted))
+        doubted = {row.ticket for row in run_proof.doubts(runs, right, len(histories), carried).collect()}
+    return Seen(shown, doubted)
 
 
 @pytest.mark.parametrize("history", WRONG)
@@ -125,20 +128,140 @@ def test_a_ticket_that_only_looks_wrong_costs_no_closer_look(seen: Seen, history
     assert history not in seen.doubted
 
 
-def test_a_ticket_that_is_too_large_to_look_at_is_in_doubt(local: Any) -> None:
-    from usher.master.audit.checks import clocks
-    from usher.master.audit.checks.doubt import doubtful
-    from usher.master.audit.engine import use
+@pytest.fixture(scope="module")
+def drawn() -> list[pa.Table]:
+    """Executions of many short tickets and some longer ones: all of them, and cut into three parts."""
     from usher.master.audit.read import columns
 
-    well = [Run(5, 10 * n, 10 * n + 5, f"{n}-0") for n in range(1, 4)]
-    wrong = WRONG["done twice"][1]
-    table = _table({"large": wrong, "large and well": well, "small": well})
-    with use(local):
-        runs = local.lazily(columns.RUNS, table.to_batches)
-        hot = local.createDataFrame(
-            [("s", "large", 3), ("s", "large and well", 3)], "stream string, ticket string, count bigint"
-        )
-        timed = clocks.on_redis_clock(runs, clocks.offsets(clocks.bounds(runs.limit(0)), 0))
-        found = [(row.stream, row.ticket) for row in doubtful(timed, None, hot).collect()]
-    assert sorted(found) == [("s", "large"), ("s", "large and well")]
+    rows, dice = random_runs(300, most=4), random.Random(7)
+    for n in range(300):
+        rows += _mostly_well(f"well {n}", dice)
+    parts: list[list[dict[str, Any]]] = [[], [], []]
+    cuts = {row["ticket"]: sorted(dice.choices(range(30), k=2)) for row in rows}
+    seen = dict.fromkeys(cuts, 0)
+    for row in rows:
+        part = sum(seen[row["ticket"]] >= one for one in cuts[row["ticket"]])
+        row["record_ms"] += 1_000_000 * part
+        parts[part].append(row)
+        seen[row["ticket"]] += 1
+    return [pa.Table.from_pylist(part, columns.RUNS) for part in (rows, *parts)]
+
+
+def _mostly_well(ticket: str, dice: random.Random) -> Iterator[dict[str, Any]]:
+    """Yield executions of a ticket; one in thirty is out of turn in one way or another."""
+    fence, start, ms, noted, owner = 1, 1_000_000, 1, 1, "c1:1"
+
+    def is_wrong() -> bool:
+        return dice.random() < 0.03
+
+    for n in range(dice.randint(1, 60)):
+        if dice.random() < 0.1:
+            fence, owner = fence + 1, dice.choice(("c1:1", "c2:1", "c3:1"))
+        ms += 1
+        one_call = dice.random() < 0.1
+        start += 0 if one_call and n else 10_000
+        noted += dice.choice((0, 0, 0, 5))
+        yield {
+            "stream": "s",
+            "record": f"{noted}-{n}",
+            "record_ms": max(1, noted - 20) if is_wrong() else noted,
+            "consumer": "c2:1" if is_wrong() else owner,
+            "ticket": ticket,
+            "id": f"{(at := max(1, ms - dice.randint(1, 9)) if is_wrong() else ms)}-0",
+            "ms": at,
+            "seq": 0,
+            "fence": max(1, fence - 1) if is_wrong() else fence,
+            "attempt": 1,
+            "start_us": (began := start - dice.randint(1, 9) * 1000 if is_wrong() else start),
+            "end_us": began + (dice.choice((-1, 30_000)) if is_wrong() else 10_000),
+            "outcome": dice.choice(("done", "done", "done", "failed", "crashed")),
+        }
+
+
+def _frame(session: Any, table: pa.Table) -> Any:
+    from usher.master.audit.engine import name_of
+    from usher.master.audit.read import columns
+
+    if name_of(session) == "spark":
+        return session.createDataFrame(table).cache()
+    return session.lazily(columns.RUNS, table.to_batches).persist()
+
+
+def _known(session: Any, table: pa.Table, clocks_are_right: bool) -> Any:
+    """Return the offsets of all clocks: none, or drawn."""
+    dice = random.Random(11)
+    names = sorted(set(table["consumer"].to_pylist()))
+    least = {name: 0 if clocks_are_right else dice.randint(-2_000_000, 2_000_000) for name in names}
+    width = 0 if clocks_are_right else 100_000
+    rows = [("s", name, at, at + width, not clocks_are_right and dice.random() < 0.2) for name, at in least.items()]
+    form = "stream string, consumer string, least_us bigint, most_us bigint, was_set boolean"
+    return session.createDataFrame(rows, form).persist()
+
+
+@pytest.mark.parametrize("clocks_are_right", [True, False], ids=["right clocks", "wrong clocks"])
+@pytest.mark.parametrize("most", [1_000_000, 5], ids=["as wholes", "in ranges"])
+def test_all_that_is_to_be_found_is_found_among_the_executions_in_doubt(
+    session: Any, drawn: list[pa.Table], clocks_are_right: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same findings, for the same reasons, as when all executions are followed."""
+    from usher.master.audit.checks import carry, clocks, run_proof
+    from usher.master.audit.checks.suspects import Suspects
+    from usher.master.audit.engine import use
+
+    doubts, floor = run_proof.doubts, AuditedStream("s", "g", 1 << 40, 0, b"9-0", 0, 0, b"0-1", False, 0)
+    looks: list[tuple[Any, Any, Any]] = []
+    kept = 0
+
+    def some(runs: Any, known: Any, executions: int) -> Any:
+        nonlocal kept
+        found = doubts(runs, known, executions, most=most)
+        kept = found.count()
+        return found
+
+    with use(session):
+        runs, known = _frame(session, drawn[0]), _known(session, drawn[0], clocks_are_right)
+        for chosen in (lambda runs, known, _: carry.with_order(clocks.on_redis_clock(runs, known)), some):
+            monkeypatch.setattr(run_proof, "doubts", chosen)
+            figures, suspects = run_proof.RunFigures(executions=len(drawn[0])), Suspects()
+            run_proof.check_runs(runs, None, [floor], known, figures, suspects)
+            named = {place: sorted(found, key=repr) for place, found in suspects.named.items()}
+            looks.append((figures, suspects.counts, named))
+    assert looks[1] == looks[0]
+    checks = (
+        "overlap",
+        "owners_overlap",
+        "fence_fell",
+        "fence_shared",
+        "times_impossible",
+        "out_of_order",
+        "effect_twice",
+    )
+    assert min(looks[0][1][check, "s"] for check in checks) > 10, "all of them are there"
+    assert kept < 0.6 * len(drawn[0])
+
+
+@pytest.mark.parametrize("clocks_are_right", [True, False], ids=["right clocks", "wrong clocks"])
+@pytest.mark.parametrize("most", [1_000_000, 5], ids=["as wholes", "in ranges"])
+def test_what_former_runs_make_wrong_is_in_doubt(
+    session: Any, drawn: list[pa.Table], clocks_are_right: bool, most: int
+) -> None:
+    """Each execution in doubt has the flags that it has among all, and no other one has any."""
+    from usher.master.audit.checks import carry, clocks, run_proof
+    from usher.master.audit.engine import use
+
+    def flags(told: Any) -> dict[tuple[str, str], tuple[bool, ...]]:
+        return {(row.ticket, row.record): tuple(row[name] for name in run_proof.FLAGS) for row in told.collect()}
+
+    with use(session):
+        known = _known(session, drawn[0], clocks_are_right)
+        parts = [_frame(session, table) for table in drawn[1:]]
+        timed = [carry.with_order(clocks.on_redis_clock(part, known)) for part in parts]
+        one, other = map(carry.carry_of, timed[:2])
+        for part, whole, carried in ((parts[1], timed[1], one), (parts[2], timed[2], one.unionByName(other))):
+            merged = carry.merged(carried, part)
+            at_all = flags(run_proof.follow(whole, merged))
+            found = flags(run_proof.follow(run_proof.doubts(part, known, len(at_all), carried, most), merged))
+            # Where the first of several messages of a call is flagged, the next ones may not be in doubt.
+            assert found == {place: at_all[place] for place in found}
+            assert not [place for place, flagged in at_all.items() if any(flagged) and place not in found]
+            assert 50 < len(found) < len(at_all) - 50

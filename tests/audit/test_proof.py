@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from tests.audit import oracle, seeding
-from tests.audit.random_histories import BEGAN_MS, histories
+from tests.audit.random_histories import BEGAN_MS, histories, random_runs
 from tests.audit.seeding import EXPECTED, GROUP, LIMITS, RANDOM, RUNS, Seeder
 from tests.audit.test_archive import Killed, archived, die
 from tests.audit.test_job import plan
@@ -55,42 +55,6 @@ def fresh(proven: Proven) -> dict[str, set[str]]:
     return {one.check.name: {example.id or example.owner for example in one.examples} for one in proven.fresh}
 
 
-def _random_runs(tickets: int, most: int = 12) -> list[dict[str, Any]]:
-    """Executions in the order in which they are recorded: some of them late, at once, twice, out of order."""
-    dice, rows, noted = random.Random(38), [], 0
-    for ticket in range(tickets):
-        fence, at_us = 1, 0
-        for _ in range(dice.randint(1, most)):
-            fence += dice.choice((0, 0, 0, 1))
-            noted += 1
-            at_us += dice.choice((1, 1, 1, -3)) * dice.randint(0, 2) * 1_000_000
-            under = max(1, fence - dice.choice((0, 0, 0, 0, 1)))
-            took = dice.choice((-1, 0, 500_000, 500_000, 3_000_000))
-            ms = dice.randint(1, 6)
-            rows.append(
-                {
-                    "stream": "s",
-                    "record": f"{noted}-0",
-                    "record_ms": noted,
-                    "consumer": f"c{under}:{dice.choice((1, 1, 1, 2))}",
-                    "ticket": f"t{ticket}",
-                    "id": f"{ms}-0",
-                    "ms": ms,
-                    "seq": 0,
-                    "fence": under,
-                    "attempt": 1,
-                    "start_us": 10_000_000 + at_us,
-                    "end_us": 10_000_000 + at_us + took,
-                    "outcome": dice.choice(("done", "done", "done", "failed", "crashed")),
-                }
-            )
-    return rows
-
-
-def _without(number: int, told: dict[tuple[str, str], tuple[bool, ...]]) -> dict[tuple[str, str], tuple[bool, ...]]:
-    return {place: (*flags[:number], *flags[number + 1 :]) for place, flags in told.items()}
-
-
 @pytest.mark.parametrize(("engine", "tickets"), [("local", 500), pytest.param("spark", 60, marks=pytest.mark.slow)])
 def test_any_split_of_a_history_gives_the_same_verdict(
     engine: str, tickets: int, request: pytest.FixtureRequest
@@ -102,7 +66,7 @@ def test_any_split_of_a_history_gives_the_same_verdict(
     from usher.master.audit.read import columns
 
     session = request.getfixturevalue(engine)
-    rows, dice = _random_runs(tickets), random.Random(12)
+    rows, dice = random_runs(tickets), random.Random(12)
     cuts = {f"t{n}": sorted(dice.choices(range(13), k=2)) for n in range(tickets)}
     seen = dict.fromkeys(cuts, 0)
     parts: list[list[dict[str, Any]]] = [[], [], []]
@@ -116,7 +80,6 @@ def test_any_split_of_a_history_gives_the_same_verdict(
         frames = [session.lazily(columns.RUNS, table.to_batches) for table in tables]
     with use(session):
         names = [name for name in run_proof.FLAGS if name != "behind"]
-        after = names.index("after")
 
         def flagged(frame: Any) -> dict[tuple[str, str], tuple[bool, ...]]:
             return {
@@ -124,17 +87,11 @@ def test_any_split_of_a_history_gives_the_same_verdict(
             }
 
         right = clocks.offsets(clocks.bounds(frames[0].limit(0)), 0)
-        whole = flagged(run_proof.follow(frames[0], right))
-        ranged = flagged(run_proof.follow(frames[0], right, None, len(rows), 5))
-        assert _without(after, ranged) == _without(after, whole), "tickets that are cut into ranges, too"
-        assert all(ranged[place][after] for place, flags in whole.items() if flags[after]), "a range asks more often"
+        whole = flagged(run_proof.follow(carry.with_order(clocks.on_redis_clock(frames[0], right))))
         carried, again, told = None, set(), {}
         for part in frames[1:]:
             known = None if carried is None else carry.merged(carried, part)
-            flags_of_part = flagged(run_proof.follow(part, right, known))
-            ranged = flagged(run_proof.follow(part, right, known, len(rows), 5))
-            assert _without(after, ranged) == _without(after, flags_of_part), "ranges carry, too"
-            told |= flags_of_part
+            told |= flagged(run_proof.follow(carry.with_order(clocks.on_redis_clock(part, right)), known))
             new = carry.carry_of(clocks.on_redis_clock(part, right))
             carried = new if carried is None else carried.unionByName(new)
         again = {ticket for (ticket, _), flags in told.items() if flags[-1]}
@@ -143,47 +100,6 @@ def test_any_split_of_a_history_gives_the_same_verdict(
         }
         assert tickets / 5 < len(again) < tickets * 4 / 5, "both kinds are there"
         assert not [name for at, name in enumerate(names) if not any(flags[at] for flags in whole.values())]
-
-
-def test_a_ticket_that_shows_anything_is_in_doubt(local: Any) -> None:
-    """Of many short histories, as wholes and in parts, with right clocks and with wrong ones."""
-    from usher.master.audit.checks import carry, clocks, run_proof
-    from usher.master.audit.engine import F, use
-    from usher.master.audit.read import columns
-
-    rows, dice = _random_runs(3000, most=4), random.Random(7)
-    parts: list[list[dict[str, Any]]] = [[], [], []]
-    seen = dict.fromkeys((row["ticket"] for row in rows), 0)
-    for row in rows:
-        part = min(seen[row["ticket"]], 2)
-        noted = 100_000 * part + max(1, row["record_ms"] - dice.choice((0, 0, 0, 20)))
-        row |= {"record_ms": noted, "consumer": dice.choice((row["consumer"], "c1:1"))}
-        parts[part].append(row)
-        seen[row["ticket"]] += dice.randint(0, 1)
-    tables = [pa.Table.from_pylist(part, columns.RUNS) for part in (rows, *parts)]
-    with use(local):
-        whole, *frames = [local.lazily(columns.RUNS, table.to_batches) for table in tables]
-
-        def shown(frame: Any, known: Any) -> set[str]:
-            told = run_proof.follow(frame, right, known)
-            is_told = F.greatest(*run_proof.FLAGS)
-            if known is None:
-                is_told = is_told | F.col("recovered_ms").isNotNull()
-            return {row.ticket for row in told.filter(is_told).collect()}
-
-        names = {row["consumer"] for row in rows}
-        drawn = [(name, dice.randint(-2_000_000, 2_000_000)) for name in sorted(names)]
-        ahead = [("s", name, least, least + 100_000, False) for name, least in drawn]
-        form = "stream string, consumer string, least_us bigint, most_us bigint, was_set boolean"
-        wrong = local.createDataFrame(ahead, form)
-        for right in (clocks.offsets(clocks.bounds(whole.limit(0)), 0), wrong):
-            one, other = (carry.carry_of(clocks.on_redis_clock(part, right)) for part in frames[:2])
-            for frame, known in ((whole, None), (frames[1], one), (frames[2], one.unionByName(other))):
-                merged = None if known is None else carry.merged(known, frame)
-                in_doubt = [row.ticket for row in run_proof.doubts(frame, right, len(rows), known).collect()]
-                assert not shown(frame, merged) - set(in_doubt)
-                assert len(in_doubt) == len(set(in_doubt))
-                assert 50 < len(in_doubt) < frame.select("ticket").distinct().count() - 10
 
 
 def test_run_by_run_the_same_is_found_as_in_one_look_whatever_is_killed_in_between(

@@ -27,14 +27,14 @@ _MOST = ("ended", "end_most", "nth", "record_ms")
 _TURNS = ("fence", "consumer", "outcome")
 _ASKED = (*CALL, "end_us", "start_most", "nth", "record_ms", "consumer", "outcome")
 #: The ids of messages as one number: up to the year 2039, and of so many in a millisecond. Others are always looked at.
-_MOST_MS, _SEQS = 1 << 41, 1 << 22
+_MOST_MS, _SEQS = (1 << 41) - 1, 1 << 22
 
 
 def doubtful(runs: DataFrame, carried: DataFrame | None = None, hot: DataFrame | None = None) -> DataFrame:
-    """Return the executions (``carry.with_order``) that may have a flag of ``run_proof`` or ``overlaps``, those that may
-    be the reason, and some more. ``runs`` are by Redis' clock (``clocks``). ``carried``: rows of what former runs know
-    of the tickets by earlier records, not necessarily one per ticket; of ``hot`` tickets ranges are looked at side by
-    side.
+    """Return the executions (``carry.with_order``) that may have a flag of ``run_proof`` or ``overlaps``, those that
+    may be the reason, and some more. ``runs`` are by Redis' clock (``clocks``). ``carried``: rows of what former runs
+    know of the tickets by earlier records, not necessarily one per ticket; of ``hot`` tickets ranges are looked at side
+    by side.
 
     A reason is the maximum, so far, of all executions, of those of one fence, of one consumer, or of those that are
     done. So the one behind it is doubtful itself, or of another fence, consumer or outcome, or takes its place.
@@ -103,8 +103,8 @@ def _behind_ranges(told: DataFrame) -> DataFrame:
 
 
 def _against(runs: DataFrame, carried: DataFrame) -> DataFrame:
-    """Return the tickets of which an execution may break a rule by what is ``carried`` of them. That was recorded before
-    them."""
+    """Return the tickets of which an execution may break a rule by what is ``carried`` of them: what was recorded
+    before."""
     least = [F.min(name).alias(name) for name in ("fence", "start_us", "start_most", "nth")]
     first = runs.groupBy(*_TICKET).agg(*least, F.min_by("consumer", "fence").alias("consumer"))
     fence, nth, last = F.col("fence"), F.col("nth"), F.col("last")
@@ -113,7 +113,7 @@ def _against(runs: DataFrame, carried: DataFrame) -> DataFrame:
         & (F.col("latest_end") <= F.col("start_us"))
         & (F.col("surely_ended") <= F.col("start_most"))
         & ((F.col("started.fence") < fence) | (nth > _number("started.ms", "started.seq")))
-        & F.coalesce(nth > _number("done.ms", "done.seq"), F.lit(True))  # nothing may be done
+        & (F.col("done").isNull() | (nth > _number("done.ms", "done.seq")))
     )
     return first.join(carried, [*_TICKET]).filter(~follows).select(*_TICKET).distinct()
 

@@ -29,7 +29,7 @@ from usher.master.audit.checks.letters import DeadLetterFrames, not_added_again
 from usher.master.audit.checks.links import check_links
 from usher.master.audit.checks.pending_proof import collect, suspect
 from usher.master.audit.checks.suspects import Suspects
-from usher.master.audit.engine import F, Observation, Window, name_of
+from usher.master.audit.engine import F, Observation, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -470,7 +470,7 @@ def _check_stale(runs: DataFrame, flagged: DataFrame, suspects: Suspects) -> Non
     wrong = wrong.unionByName(done.join(of_ticket, ["stream", "ticket"]).filter(F.col("owner.record_ms") < noted_ms))
     wrong = wrong.filter(F.col("owner.fence") > F.col("fence"))
     wrong = wrong.join(done.groupBy(*message).agg(F.max("fence").alias("highest")), message).filter("fence = highest")
-    row = Window.partitionBy(*message).orderBy("fence", "owner")
+    row = Window.partitionBy(*message).orderBy("fence", "owner", "record_ms", "start_us")
     collect(
         [_describe_runs(wrong.withColumn("place", F.row_number().over(row)).filter("place = 1"), "stale_counted")],
         suspects,
