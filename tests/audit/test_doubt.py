@@ -148,11 +148,11 @@ def drawn() -> list[pa.Table]:
 
 
 def _mostly_well(ticket: str, dice: random.Random) -> Iterator[dict[str, Any]]:
-    """Yield executions of a ticket; one in thirty is out of turn in one way or another."""
+    """Yield executions of a ticket; one in some is out of turn in one way or another."""
     fence, start, ms, noted, owner = 1, 1_000_000, 1, 1, "c1:1"
 
     def is_wrong() -> bool:
-        return dice.random() < 0.03
+        return dice.random() < 0.01
 
     for n in range(dice.randint(1, 60)):
         if dice.random() < 0.1:
