@@ -70,7 +70,7 @@ def of_former_owners(so_far: str, former_fence: Any, *place: str) -> Any:
     return F.max(F.when(is_first, F.col(so_far))).over(Window.partitionBy(*place, "fence"))
 
 
-def hot_tickets(runs: DataFrame, most: int = PART_RUNS) -> DataFrame | None:
+def hot_tickets(runs: DataFrame, most: int) -> DataFrame | None:
     """Return the tickets that have more executions than one task should sort, each with the ``slot_us`` by which their
     time is cut; None without any."""
     took = F.max("start_us") - F.min("start_us")
@@ -79,7 +79,7 @@ def hot_tickets(runs: DataFrame, most: int = PART_RUNS) -> DataFrame | None:
     return runs.sparkSession.createDataFrame(rows, "stream string, ticket string, slot_us bigint") if rows else None
 
 
-def in_ranges(runs: DataFrame, hot: DataFrame, most: int = PART_RUNS) -> DataFrame:
+def in_ranges(runs: DataFrame, hot: DataFrame, most: int) -> DataFrame:
     """Return executions with the ``range`` of their ticket in which they are: one, or, of ``hot`` tickets, several of
     about ``most``, each behind the one before. Calls are whole in a range."""
     slot = F.floor(F.col("start_us") / F.col("slot_us")).cast("bigint")

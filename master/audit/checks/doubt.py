@@ -10,7 +10,7 @@ import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from usher.master.audit.checks.carry import CALL, ROW, in_ranges, of_former_owners, with_order
+from usher.master.audit.checks.carry import CALL, ROW, hot_tickets, in_ranges, of_former_owners, with_order
 from usher.master.audit.engine import F, Window
 
 if TYPE_CHECKING:
@@ -30,18 +30,19 @@ _ASKED = (*CALL, "end_us", "start_most", "nth", "record_ms", "consumer", "outcom
 _MOST_MS, _SEQS = (1 << 41) - 1, 1 << 22
 
 
-def doubtful(runs: DataFrame, carried: DataFrame | None = None, hot: DataFrame | None = None) -> DataFrame:
+def doubtful(runs: DataFrame, carried: DataFrame | None = None, most: int = 0) -> DataFrame:
     """Return the executions (``carry.with_order``) that may have a flag of ``run_proof`` or ``overlaps``, those that
     may be the reason, and some more. ``runs`` are by Redis' clock (``clocks``). ``carried``: rows of what former runs
-    know of the tickets by earlier records, not necessarily one per ticket; of ``hot`` tickets ranges are looked at side
-    by side.
+    know of the tickets by earlier records, not necessarily one per ticket. Tickets of more than ``most`` executions, if
+    that is not 0, are looked at in ranges of about so many, side by side.
 
     A reason is the maximum, so far, of all executions, of those of one fence, of one consumer, or of those that are
     done. So the one behind it is doubtful itself, or of another fence, consumer or outcome, or takes its place.
     """
+    hot = hot_tickets(runs, most) if most else None
     place = _TICKET if hot is None else (*_TICKET, "range")
     numbered = with_order(runs).withColumn("nth", _number("ms", "seq"))
-    told = numbered if hot is None else in_ranges(numbered, hot)
+    told = numbered if hot is None else in_ranges(numbered, hot, most)
     row = _row(*place)
     known = {f"next_{name}": F.lag(name, -1).over(row) for name in _ASKED}
     known |= {f"former_{name}": F.lag(name).over(row) for name in (*CALL, "consumer")}

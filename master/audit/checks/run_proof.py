@@ -17,7 +17,6 @@ from usher.master.audit.checks.carry import (
     ORDER,
     PART_RUNS,
     ROW,
-    hot_tickets,
     of_former_owners,
     prefix,
 )
@@ -185,8 +184,7 @@ def doubts(
     """Return the executions to ``follow`` (``doubt``), by Redis' clock; no other one can have a flag. ``clocks``: the
     offset of each consumer's (``clocks``); ``carried``: rows of what former runs know of the tickets. A ticket of more
     than ``most`` executions is cut into ranges, so that many tasks work on it."""
-    timed = on_redis_clock(runs, clocks)
-    return doubtful(timed, carried, hot_tickets(timed, most) if executions > most else None)
+    return doubtful(on_redis_clock(runs, clocks), carried, most if executions > most else 0)
 
 
 def follow(told: DataFrame, carried: DataFrame | None = None) -> DataFrame:
