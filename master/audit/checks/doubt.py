@@ -53,8 +53,9 @@ def doubtful(runs: DataFrame, carried: DataFrame | None = None, most: int = 0) -
     is_wrong = _breaks("", "former_", {name: F.col(f"before_{name}") for name in _MOST})
     is_reason = _breaks("next_", "", {name: F.greatest(f"before_{name}", name) for name in _MOST})
     turns = _any(*(F.col(f"next_{name}") != F.col(name) for name in _TURNS))
-    if hot is not None:
-        turns |= F.col("range").isNotNull() & (F.col("former_fence").isNull() | F.col("next_fence").isNull())
+    if hot is not None:  # the ends of two ranges are not compared here
+        is_end = F.col("former_fence").isNull() | F.col("next_fence").isNull()
+        is_wrong |= F.col("range").isNotNull() & is_end
     if carried is not None:
         behind = _against(numbered, carried).withColumn("is_behind", F.lit(True))
         told = told.join(F.broadcast(behind), [*_TICKET], "left")
