@@ -237,7 +237,7 @@ def test_all_that_is_to_be_found_is_found_among_the_executions_in_doubt(
         "effect_twice",
     )
     assert min(looks[0][1][check, "s"] for check in checks) > 10, "all of them are there"
-    assert kept < len(drawn[0]) - 1000
+    assert kept < len(drawn[0]) - 500
 
 
 @pytest.mark.parametrize("clocks_are_right", [True, False], ids=["right clocks", "wrong clocks"])
