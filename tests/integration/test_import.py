@@ -15,8 +15,8 @@ _IMPORT = load_command("usher.common.cli.import_jobs:import_jobs")
 
 
 def imported(url: str, library: str, queue: str, ticket: str, *more: str) -> tuple[int, dict[str, Any]]:
-    words = [library, "--queue", queue, "--ticket", ticket, "--redis-url", url, "--json", *more]
-    done = CliRunner().invoke(_IMPORT, words)
+    words = [library, "--queue", queue, "--ticket", ticket, "--json", *more]
+    done = CliRunner(env={"USHER_REDIS_URL": url}).invoke(_IMPORT, words)
     return done.exit_code, json.loads(done.stdout)
 
 
@@ -51,7 +51,7 @@ def rq_jobs(url: str, number: int) -> None:
     rq = pytest.importorskip("rq")
     redis = pytest.importorskip("redis")
     connection = redis.Redis.from_url(url)
-    queue = rq.Queue("mail", connection=connection, serializer="json")
+    queue = rq.Queue("mail", connection=connection, serializer=rq.serializers.JSONSerializer)
     for at in range(number):
         queue.enqueue("shop.book", at % 3, "12.50", at=at, word="ü")
     rq.Queue("mail", connection=connection).enqueue("shop.pickled", 1)
