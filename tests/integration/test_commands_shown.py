@@ -20,6 +20,8 @@ from tests.rules import ROOT
 from usher.cli import run, usher
 from usher.common.cli import doctor
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.last_error import LastError
+from usher.common.protocol.last_error import encode as encode_error
 from usher.common.protocol.run_log import CRASHED, encode
 from usher.consumer.policy.acks import Finished
 from usher.master.audit.output import screen
@@ -133,6 +135,31 @@ def test_tickets_are_listed_with_what_they_are_doing(world: World) -> None:
     for limit, more in (("4", True), ("5", False)):
         document = json.loads(shown(world, "tickets", "list", "--limit", limit, "--json").output)
         assert (len(document["tickets"]), document["more"]) == (int(limit), more)
+
+
+def test_what_fails_is_listed_by_its_error_and_in_groups(world: World) -> None:
+    leader, a, b = world.elect(), world.join("a"), world.join("b")
+    for number, (owner, error) in enumerate(((a, "KeyError"), (b, "KeyError"), (a, "Timeout"))):
+        (entry_id,) = world.owned(leader, owner, b"T%d" % number)
+        noted = encode_error(LastError(f"{error}: x", error, "shop/orders.py:41", number + 1, number + 1, 5, 1), "")
+        world.link.call("HSET", world.keys.attempts, entry_id, b"%d %d 0 0" % (number + 1, number + 1))
+        world.link.call("HSET", world.keys.errors, entry_id, noted.head)
+    world.owned(leader, a, b"well")
+
+    def listed(*flags: str) -> list[str]:
+        rows = json.loads(shown(world, "tickets", "list", *flags, "--json").output)["tickets"]
+        return [row["ticket_id"] for row in rows]
+
+    assert listed("--error", "KeyError") == ["T0", "T1"]
+    assert listed("--error", "keyerror in shop/orders.py:41", "--sort", "attempts") == ["T1", "T0"]
+    assert listed("--state", "halted,retrying", "--consumer", "a", "--sort", "attempts") == ["T2", "T0"]
+    assert "KeyError in shop/orders.py:41" in shown(world, "tickets", "list", columns=None).output
+    stuck = shown(world, "stuck", columns=None).output
+    assert re.search(
+        r"^2 tickets retrying: KeyError in shop/orders\.py:41, since .*, in all 2 messages wait$", stuck, re.M
+    )
+    assert "usher tickets retry --state retrying --error 'KeyError in shop/orders.py:41'" in stuck
+    assert "usher tickets list --state retrying --error 'Timeout in shop/orders.py:41'" in stuck
 
 
 def test_tickets_that_may_be_missing_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

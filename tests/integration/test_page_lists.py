@@ -69,6 +69,31 @@ def test_the_first_message_of_a_ticket_leads_to_its_page(site: Site, world: Worl
     assert "not in the stream" in site.get("/tickets?q=9-9").text, "what a search finds is not that link"
 
 
+def test_what_was_given_up_is_on_the_overview_by_error_two_clicks_from_running_again(
+    site: Site,  # noqa: F811
+    world: World,
+) -> None:
+    leader, a = world.elect(), world.join("a")
+    for number in range(3):
+        world.owned(leader, a, b"S%d" % number, b"%d-1" % (number + 1))
+        world.give_up(a, b"S%d" % number, "skip")
+    world.owned(leader, a, b"H", b"9-1")
+    world.give_up(a, b"H", "park")
+    site.pulse.run_once()
+    section = site.get("/").text.partition('id="given-up"')[2].partition("</section>")[0]
+    assert re.search(r'class="n">3</td>.*ValueError</a>.*>skip</td>', section)
+    assert "park" not in section, "what halts a ticket is among the stuck ones"
+    fields = dict(re.findall(r'name="(error|reason|policy)" value="([^"]*)"', section))
+    job = site.post("/dead-letters/bulk", what="redrive", **fields).headers["Location"]
+    while site.bulk.jobs[0].state == "counting":
+        site.bulk.run_once()
+    assert "Redrive all 3" in site.get(job).text
+    assert site.post(f"{job}/run").status_code == 303
+    while site.bulk.jobs[0].state == "running":
+        site.bulk.run_once()
+    assert world.link.call("XLEN", world.keys.dead) == 1
+
+
 def test_nothing_offers_to_act_on_no_delayed_message(site: Site, world: World) -> None:  # noqa: F811
     assert "data-none" in site.get("/delayed").text
     delay(world, b"T", FUTURE)

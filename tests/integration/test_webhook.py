@@ -9,12 +9,15 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.abuse import check_contract
+from tests.tls_front import Papers, TlsFront
 from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
 from usher.common.observability.webhook import _TRIES, MOST_AT_ONCE, MOST_WAITING, Webhook
@@ -184,6 +187,20 @@ def test_the_bell_counts_without_a_webhook_too() -> None:
     assert 'usher_dead_letters_total{reason="gave_up"} 1.0' in page
     assert 'usher_dead_letters_total{reason="too_large"} 1.0' in page
     assert bell.services == ()
+
+
+def test_a_receiver_with_a_certificate_of_our_own_ca_is_believed_with_that_ca_alone(
+    server: Server, tmp_path: Path
+) -> None:
+    papers = Papers(tmp_path)
+    with closing(TlsFront(papers, server.server_port)) as front:
+        for ca, got in ((None, 0), (papers.ca, 1)):
+            hook = Webhook(f"https://127.0.0.1:{front.port}/hook", {}, 0.0, ca=ca)
+            hook.add({"message_id": "1-1"})
+            while hook.sent + hook.dropped == 0:
+                hook.run_once()
+            hook.on_end()
+            assert (hook.sent, len(server.got)) == (got, got)
 
 
 def test_with_a_secret_each_try_of_a_post_is_signed_under_one_id(server: Server) -> None:

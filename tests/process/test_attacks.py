@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import logging
 import re
 import shutil
@@ -23,6 +24,8 @@ from usher.common.http.app import add_health, create_app
 from usher.common.http.auth import CSRF_HEADER, Doorman, csrf_token, doorman, looked_at, needs
 from usher.common.http.credentials import Credentials, Identity, Role
 from usher.common.http.server.server import warn_of_plain_http
+from usher.common.observability.webhook import signature
+from usher.common.protocol.last_error import LastError
 from usher.common.redis.client import Link
 from usher.common.runtime.health import Health
 from usher.common.runtime.settings import load
@@ -32,6 +35,7 @@ from usher.consumer.web import hosts_of
 from usher.deploy.local.deploy_folder import Host
 from usher.deploy.local.init_deploy import plan
 from usher.master.operations.signed_out import SignedOut
+from usher.master.web.seen import without_texts
 
 pytestmark = pytest.mark.process
 
@@ -191,6 +195,28 @@ def _guesses(_server: Guarded) -> str:
     return _logged("usher.common.http.auth", lambda: [client.post("/login", data={"token": guess}) for guess in "ab"])
 
 
+def _repeated_guess(_server: Guarded) -> str:
+    client = _site(SignedOut(Link(_server.url("master"), "test"), KEYS)).test_client()
+    told = _logged("usher.common.http.auth", lambda: [client.post("/login", data={"token": "a"}) for _ in range(500)])
+    return f"{told.count('token_refused')} lines"
+
+
+def _viewer(_server: Guarded) -> str:
+    error = LastError("KeyError: 'bob'", "KeyError", "shop/orders.py:41").row()
+    seen = without_texts({"last_error": error, "error_type": "KeyError", "traceback": "bob = 1"})
+    return f"{seen['last_error']['error']} in {seen['last_error']['at']}{' and bob' * ('bob' in json.dumps(seen))}"
+
+
+def _no_https(_server: Guarded) -> str:
+    app = create_app(__name__, Doorman(Credentials({"t" * 20: Identity(Role.VIEWER, "ann")}), secure=True), 100)
+    return app.test_client().get("/").headers.get("Strict-Transport-Security", "no header").partition("=")[0]
+
+
+def _forged_webhook(_server: Guarded) -> str:
+    signed = {secret: signature(secret, "msg_1", 1, b"{}") for secret in ("whsec_b3Vycw==", "whsec_dGhlaXJz")}
+    return "told apart" if len(set(signed.values())) == 2 else "alike"
+
+
 def _plain_http(_server: Guarded) -> str:
     return _logged("usher.common.http.server.server", lambda: warn_of_plain_http("10.0.0.1:8700", None))
 
@@ -244,6 +270,15 @@ _ATTACKS = [
     Attack("a page's own name leads to a consumer (DNS rebinding)", "200", "421", _rebound_name),
     Attack("a network is read beside HTTPS", "redis", "rediss", _plain_redis),
     Attack("tokens are guessed at the log-in", "no line", "token_refused, token_refused", _guesses),
+    Attack("one wrong token is sent 500 times", "no line (then 500 lines)", "10 lines", _repeated_guess),
+    Attack(
+        "a viewer reads what an error says",
+        "KeyError: 'bob', and the traceback",
+        "KeyError in shop/orders.py:41",
+        _viewer,
+    ),
+    Attack("a browser comes back by plain HTTP", "no header", "max-age", _no_https),
+    Attack("somebody forges a webhook", "nothing is signed", "told apart", _forged_webhook),
     Attack("a token is read on its way", "no line", "plain_http", _plain_http),
     Attack("a token of six characters is guessed from elsewhere", "taken", "refused", _short_token),
     Attack(

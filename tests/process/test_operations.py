@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ FILES = {
     "slowly.py": """
 import json
 import os
+import re
 import time
 from pathlib import Path
 from usher.deploy.demo.handlers import record
@@ -122,6 +124,10 @@ def test_explain_says_what_runs_since_when_and_who_waits_behind_it(crew: Crew, l
         assert 0 < waiting["until_ms"] - time.time_ns() // 1_000_000 <= 300_000
         assert waiting["entries"][0]["id"] == failed
     assert api.explain("nobody", "idle")["waits_for"] is None
+    shown = usher(crew, "consumers", "show", owner)
+    assert re.search(rf"R +{first} +1 +[0-9.]+ ?(ms|s)", shown), shown
+    assert re.search(r"process [0-9]+\n.*version +[0-9].*\n.*handler +\S+:\S+.*\n.*memory +[0-9,]+ MiB", shown), shown
+    assert "'nobody' is registered" in usher(crew, "consumers", "show", "nobody", code=1)
 
     drained = api.ask("POST", f"/api/consumers/{owner}/drain", json={"reason": "its disk is full"})
     assert (drained["outcome"], drained["rule"]["target"]) == ("set", "consumer")

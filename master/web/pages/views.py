@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 
 from flask import Blueprint, Response, g, render_template, request
 
+from usher.common.base.errors import RedisTrouble
 from usher.common.http.app import Problem
 from usher.common.http.auth import caller
 from usher.common.http.credentials import Role
@@ -20,7 +21,7 @@ from usher.master.insight.status import ticket_row
 from usher.master.insight.ticket_states import ParkedRows
 from usher.master.operations.dead_letters import LetterPage
 from usher.master.policy.charts import NAMES
-from usher.master.policy.letters import Preview, also_for
+from usher.master.policy.letters import PARK, LetterFilter, Preview, also_for
 from usher.master.policy.rules import Target
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.web.api import read_ticket_id
@@ -37,6 +38,8 @@ _CONSUMERS_ON_A_PAGE = 200
 _ENTRIES = 30
 #: Letters shown on a page, letters counted by error for the first page, and groups shown.
 _LETTERS, _COUNTED, _GROUPS = 50, 2_000, 20
+#: The same on the overview, which is read again and again.
+_COUNTED_ON_OVERVIEW, _GROUPS_OF_OVERVIEW = 200, 5
 #: Seconds after which the search for matching letters ends for this page.
 _LOOK_S = 0.05
 #: Seconds that a search of all tickets may take.
@@ -81,11 +84,17 @@ def _add_live(views: Blueprint, port: PagePort) -> None:
     def overview() -> str:
         pulse = port.pulse.snapshot()
         groups = with_fields(port.fields.add_to_groups, pulse["groups"])
+        newest = _newest_letters(port) if pulse["dead_letters"] else LetterPage([], None)
+        preview = Preview()
+        preview.add(letter for letter in newest.letters if letter.policy != PARK)
         return render_page(
             "system/overview.html",
             "overview",
             pulse=pulse | {"groups": groups},
             history=port.pulse.history(),
+            given_up=preview.groups[:_GROUPS_OF_OVERVIEW],
+            looked_at=len(newest.letters),
+            is_all=newest.cursor is None,
             live="/live/overview",
         )
 
@@ -113,6 +122,14 @@ def _add_live(views: Blueprint, port: PagePort) -> None:
         if request.method == "GET":
             detach(lambda connection: port.pulse.follow(connection, who, topic))
         return Response(iter([b": live\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+def _newest_letters(port: PagePort) -> LetterPage:
+    """Return letters to count on the overview, which is there without Redis too."""
+    try:
+        return port.letters.newest(LetterFilter(), None, _COUNTED_ON_OVERVIEW, _LOOK_S)
+    except RedisTrouble:
+        return LetterPage([], None)
 
 
 def _attention(row: dict[str, Any]) -> tuple[int, str]:
