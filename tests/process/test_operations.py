@@ -126,7 +126,7 @@ def test_explain_says_what_runs_since_when_and_who_waits_behind_it(crew: Crew, l
     assert api.explain("nobody", "idle")["waits_for"] is None
     shown = usher(crew, "consumers", "show", owner)
     assert re.search(rf"R +{first} +1 +[0-9.]+ ?(ms|s)", shown), shown
-    assert re.search(r"process [0-9]+\n.*version +[0-9].*\n.*handler +\S+:\S+.*\n.*memory +[0-9,]+ MiB", shown), shown
+    assert re.search(r"process [0-9]+ *\n.*version +[0-9].*\n.*handler +\S+:\S+.*\n.*memory +[0-9,]+ MiB", shown), shown
     assert "'nobody' is registered" in usher(crew, "consumers", "show", "nobody", code=1)
 
     drained = api.ask("POST", f"/api/consumers/{owner}/drain", json={"reason": "its disk is full"})
