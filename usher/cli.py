@@ -1,7 +1,8 @@
 """The ``usher`` command: a group that imports a command's module only when that command is called.
 
 So ``usher send`` never imports the master, and ``usher --help`` imports nothing at all. Exit codes of every command: 0
-fine, 1 it ran and found a problem, 2 it could not start or was called wrongly, 130 Ctrl-C.
+fine, 1 it ran and found a problem, 2 it could not start, could not go on (any error that nobody expected) or was called
+wrongly, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import errno
 import importlib
 import io
 import os
+import select
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -24,7 +27,7 @@ from usher.common.base.extras import version
 from usher.common.base.text import escape_control
 
 _ROOT = Path(__file__).resolve().parent.parent
-_INTERRUPTED = 130
+_COULD_NOT, _INTERRUPTED = 2, 130
 _ALL = "help_all"
 
 
@@ -117,8 +120,23 @@ HIDDEN: dict[str, Listed] = {
 }
 
 
+class _Failed(Exception):
+    """Carries, as its cause, an error past click, which would end the program with a code of its own: 1 for a broken
+    pipe, also one of a socket, and that of Ctrl-C for an end of file."""
+
+
 class LazyGroup(click.Group):
     """Commands by name from ``COMMANDS``, imported at the first use."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (BrokenPipeError, EOFError) as problem:
+            raise _Failed from problem
+        except SystemExit as ended:
+            if isinstance(ended.__context__, BrokenPipeError):  # rich ends the program with 1, and forgets its output
+                return _COULD_NOT
+            raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -227,31 +245,37 @@ def run(argv: Sequence[str] | None = None, group: click.Group | None = None, nam
         outcome = (group or usher).main(
             args=None if argv is None else list(argv), prog_name=name, standalone_mode=False
         )
-    except UsherError as refused:
-        click.echo(escape_control(f"usher: {refused}", kept="\n"), err=True)
-        return 2
     except click.ClickException as wrong:
         wrong.show()
         return wrong.exit_code
-    except ModuleNotFoundError as missing:
-        if missing.name != "sqlalchemy":
-            raise
-        click.echo(f"usher: {missing}", err=True)  # an extra; its message says how to get it
-        return 2
     except (click.Abort, KeyboardInterrupt):
         click.echo("usher: interrupted", err=True)
         return _INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone (`usher tickets | head`).
-        _forget_output()
-        return 1
-    except OSError as problem:
-        if problem.errno != errno.ENOSPC or problem.filename is not None:
-            raise
+    except Exception as problem:  # 1 says that a command has found something: no error may end with it
+        _tell(problem.__cause__ if isinstance(problem, _Failed) else problem)
+        return _COULD_NOT
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _tell(problem: BaseException | None) -> None:
+    """Say on stderr why a command ends: in a line if that says it all, else with where it stood."""
+    if isinstance(problem, UsherError) or (isinstance(problem, ModuleNotFoundError) and problem.name == "sqlalchemy"):
+        click.echo(escape_control(f"usher: {problem}", kept="\n"), err=True)  # an extra's message says how to get it
+    elif isinstance(problem, OSError) and problem.errno == errno.ENOSPC and problem.filename is None:
         _forget_output()
         click.echo("usher: the disk on which it writes, or to which its output goes, is full", err=True)
-        return 1
-    return outcome if isinstance(outcome, int) else 0
+    elif isinstance(problem, BrokenPipeError) and _is_unread():
+        _forget_output()  # the reader of our output has gone (`usher tickets | head`)
+    else:
+        traceback.print_exception(problem)
+        click.echo("usher: this error was not expected, so the command could not be done", err=True)
+
+
+def _is_unread() -> bool:
+    """Return True when nobody reads our output any more."""
+    look = select.poll()
+    look.register(sys.stdout, select.POLLOUT)
+    return any(what & select.POLLERR for _, what in look.poll(0))
 
 
 def _forget_output() -> None:

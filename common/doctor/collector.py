@@ -271,6 +271,7 @@ def read_proof(link: Link, keys: Keys) -> ProofFacts | None:
         int(noted.get(b"proven_every_ms", 0)),
         first,
         log[b"last-generated-id"],
+        int(noted.get(b"proven_took_ms", 0)),
     )
 
 

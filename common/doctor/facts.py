@@ -90,13 +90,15 @@ class NameInGroup:
 class ProofFacts:
     """The archived and proven part of a run log, which now holds records from ``first`` to ``last`` and was cut before
     them: ``archived`` is the last record in the archive. ``every_ms``: the time between the last two runs, 0 when it is
-    not known. ``unproven_ms``: since the last one, None when there was none, only audits of what the log holds."""
+    not known. ``unproven_ms``: since the last one, None when there was none, only audits of what the log holds.
+    ``took_ms``: the duration of the last run, 0 when it is not known."""
 
     archived: bytes
     unproven_ms: int | None
     every_ms: int
     first: bytes
     last: bytes
+    took_ms: int = 0
 
     @property
     def held_ms(self) -> int:

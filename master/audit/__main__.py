@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from usher.cli import run
-
 
 def main() -> None:
     """Run the command with this program's arguments."""
+    try:
+        from usher.cli import run
+    except ImportError as missing:  # Python would end with 1, which says that the audit found something
+        sys.stderr.write(f"usher: {missing}: give Usher along (--py-files), and install what it needs\n")
+        sys.exit(2)
     sys.exit(run(["audit", *sys.argv[1:]]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import time
@@ -22,7 +23,7 @@ from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
-from usher.master.audit.archive.standing import mark_told, nothing_new
+from usher.master.audit.archive.standing import mark_told, note_duration, nothing_new
 from usher.master.audit.read.session import spark_session
 from usher.master.audit.sessions import place_of, session, with_link
 from usher.master.audit.settings import AuditSettings
@@ -145,6 +146,9 @@ def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> tuple
 
         plan = plan_of(settings, url)
         proven = [Proof(made, plan, stream, place, tell).run(again=again) for stream in settings.streams]
+        took_ms = time.time_ns() // 1_000_000 - started_ms
+        for stream in () if again else settings.streams:
+            with_link(near(url, stream), functools.partial(note_duration, took_ms), Keys(stream, settings.group))
     report = AuditReport(
         run_name(started_ms),
         started_ms,

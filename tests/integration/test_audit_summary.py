@@ -71,12 +71,14 @@ def test_until_when_history_is_proven_is_told_also_without_an_audit(link: Link) 
 def test_the_doctor_knows_how_far_the_log_reaches_back_once_it_was_cut(link: Link) -> None:
     for n in range(1, 4):
         link.call("XADD", KEYS.runs, f"{n}000-0", "batch", "{}")
-    link.call("HSET", KEYS.archived, "runs", "1000-0", "proven_until_ms", 1000, "proven_every_ms", 500)
+    link.call(
+        "HSET", KEYS.archived, "runs", "1000-0", "proven_until_ms", 1000, "proven_every_ms", 500, "proven_took_ms", 70
+    )
     assert read_proof(link, KEYS) is None
     link.call("XTRIM", KEYS.runs, "MAXLEN", 2)
     found = read_proof(link, KEYS)
     assert found is not None
-    assert (found.held_ms, found.every_ms, found.archived) == (1000, 500, b"1000-0")
+    assert (found.held_ms, found.every_ms, found.took_ms, found.archived) == (1000, 500, 70, b"1000-0")
     assert [one.severity.value for one in judge_proof(found)] == ["warn"]
 
 

@@ -136,6 +136,49 @@ def test_ctrl_c_is_130_and_a_commands_own_code_is_kept(monkeypatch: pytest.Monke
     assert cli.run(["up", "exit"]) == 1
 
 
+@pytest.mark.parametrize(
+    "problem", [RuntimeError, BrokenPipeError, EOFError, ModuleNotFoundError, MemoryError, OSError]
+)
+def test_an_error_that_nobody_expected_is_exit_code_2_with_its_traceback(
+    problem: type[Exception], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 would say that an audit, a doctor or a replay has found something."""
+
+    @click.command()
+    def broken() -> None:
+        raise problem("of a socket")
+
+    monkeypatch.setattr(cli, "load_command", lambda target: broken)
+    with Path(os.devnull).open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)  # has a number, as that of a program
+        assert cli.run(["audit"]) == 2
+    told = capsys.readouterr().err
+    assert "in broken" in told and "of a socket" in told
+    assert told.endswith("usher: this error was not expected, so the command could not be done\n")
+
+
+def test_a_command_whose_output_nobody_reads_any_more_ends_without_a_word_and_not_as_if_it_had_found_something() -> (
+    None
+):
+    code = "import sys; from usher.cli import run; sys.exit(run(['audit', 'checks']))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone:
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, stdout=gone, stderr=subprocess.PIPE, check=False, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (2, b"")
+
+
+def test_the_audit_as_a_job_of_spark_ends_with_2_when_usher_did_not_come_along(tmp_path: Path) -> None:
+    alone = tmp_path / "job.py"
+    alone.write_bytes((ROOT / "master" / "audit" / "__main__.py").read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(alone)], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, "give Usher along (--py-files)" in done.stderr) == (2, True), done.stderr
+
+
 def test_without_redis_and_usher_up_a_command_says_so(tmp_path: Path) -> None:
     done = usher("send", "--simulate", "1", cwd=tmp_path)
     assert done.returncode == 2
@@ -360,7 +403,7 @@ def test_a_full_disk_behind_the_output_is_told_in_one_line() -> None:
             timeout=60,
         )
     assert (done.returncode, done.stderr) == (
-        1,
+        2,
         b"usher: the disk on which it writes, or to which its output goes, is full\n",
     )
 

@@ -23,6 +23,7 @@ from usher.common.doctor.facts import (
 )
 from usher.common.doctor.findings import examine, promise, worst
 from usher.common.doctor.growth import Growth
+from usher.common.doctor.proof import judge_proof
 from usher.common.doctor.rights import needed, needed_of_sources
 from usher.common.doctor.versions import Version, known_holes, version_of
 from usher.common.protocol.keys import Keys
@@ -122,6 +123,16 @@ def test_where_all_is_well_every_finding_says_so() -> None:
 def with_proof(archived: bytes, every_ms: int) -> DoctorFacts:
     """A run log that holds the last 150 s."""
     return with_stream(proof=ProofFacts(archived, 5_000, every_ms, b"1000000-0", b"1150000-0"))
+
+
+@pytest.mark.parametrize("archived", [b"999999-9", b"1149000-0"])
+def test_where_proofs_take_too_long_to_come_along_nobody_is_told_to_prove_more_often(archived: bytes) -> None:
+    quick = ProofFacts(archived, 5_000, 140_000, b"1000000-0", b"1150000-0", 10_000)
+    slow = replace(quick, took_ms=130_000)
+    [told_quick], [told_slow] = list(judge_proof(quick)), list(judge_proof(slow))
+    assert "130 s" not in told_quick.seen and told_quick.do.startswith("prove more often")
+    assert "took 130 s" in told_slow.seen and told_slow.do.startswith("proving more often does not help")
+    assert "USHER_RUN_LOG_LENGTH" in told_slow.do and "USHER_AUDIT_SPARK_MASTER" in told_slow.do
 
 
 _FAST = Growth(1000.0, 119.6, 0.5)

@@ -90,6 +90,11 @@ def note(link: Link, keys: Keys, since_ms: int | None, until_ms: int) -> None:
     link.call("HSET", keys.archived, "proven_until_ms", until_ms, *since, *every)
 
 
+def note_duration(took_ms: int, link: Link, keys: Keys) -> None:
+    """Note in Redis how long a proof took, for the doctor."""
+    link.call("HSET", keys.archived, "proven_took_ms", took_ms)
+
+
 def note_history(link: Link, keys: Keys, spans: Sequence[ProvenSpan], unproven: Sequence[str]) -> None:
     """Note in Redis what of history is proven and what is not, for pages."""
     told = {"spans": [list(one) for one in spans], "unproven": said(unproven)}
