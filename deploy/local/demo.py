@@ -120,7 +120,7 @@ def demo(
                 if isinstance(problem, StartRefused):
                     raise
                 click.echo(f"usher: the demo failed: {problem}", err=True)
-                sys.exit(1)
+                sys.exit(2)  # 1 is a verdict
     if flags["as_json"]:
         click.echo(json_line(verdict.document()))
     else:

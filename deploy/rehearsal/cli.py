@@ -341,7 +341,7 @@ between. Given the same --name within a day, a replay that was cut off goes on.
 It then compares: how the original ended (run log, or archive), and how this time. Messages that wait, run or are halted
 are left out; so are dead letters that never were in the stream (`usher dead redrive`).
 
-Exit code 0: all were done. 1: some were not. 2: nothing was begun, and why. 130: Ctrl-C.
+Exit code 0: all were done. 1: some were not. 2: it could not begin, or not go on, and why. 130: Ctrl-C.
 """
 _SHOWN = 20
 _LATEST = b"18446744073709551615"
@@ -488,9 +488,15 @@ def _added_again(
             failed = ""
         except StopAsked:
             code, failed = stop.exit_code, ""
+        except (RedisTrouble, CommandRefused) as trouble:  # what it has done is told all the same
+            code = _NOTHING_SAID
+            click.echo(f"usher: it could not go on (--name {name} does): {escape_control(str(trouble))}", err=True)
         finally:
             ended = [*run.done, *run.open()]
-            ActionLog(at.link, at.keys).note(action, counted(one.now.state for one in ended) + failed)
+            with (
+                contextlib.suppress(RedisTrouble, CommandRefused) if code == _NOTHING_SAID else contextlib.nullcontext()
+            ):
+                ActionLog(at.link, at.keys).note(action, counted(one.now.state for one in ended) + failed)
     return ended, code or int(any(one.now.state != DONE for one in ended))
 
 

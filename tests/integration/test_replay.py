@@ -190,6 +190,28 @@ def test_a_replay_that_was_cut_off_goes_on_under_its_name(world: World, crew: Cr
     assert _originals(world) == ["2-1", "4-1", "6-1"]
 
 
+def test_where_redis_refuses_in_the_middle_it_says_what_it_did_and_how_to_go_on(
+    world: World, crew: Crew, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 1 would say that it came to its end, and that something was not done."""
+    ran = crew._run
+
+    def run_and_refuse(entry_id: bytes, ticket: bytes) -> None:
+        ran(entry_id, ticket)
+        world.link.call("CONFIG", "SET", "maxmemory", "1")
+        crew._stop.set()
+
+    monkeypatch.setattr(crew, "_run", run_and_refuse)
+    try:
+        with crew:
+            code = usher("replay", "--ticket", "A", "--why", "w", "--name", "fix", "--yes", "--json")
+    finally:
+        world.link.call("CONFIG", "SET", "maxmemory", "0")
+    told = capfd.readouterr()
+    assert (code, "it could not go on (--name fix does): " in told.err) == (2, True)
+    assert [one["now"]["state"] for one in json.loads(told.out)["replayed"]] == ["done", "not_replayed", "not_replayed"]
+
+
 def crew_again(world: World, crew: Crew) -> Crew:
     crew._stop.clear()
     crew._thread = threading.Thread(target=crew._work, daemon=True)
