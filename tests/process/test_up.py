@@ -504,12 +504,8 @@ def test_an_output_that_nobody_reads_any_more_ends_it_in_order(folder: Path) -> 
             assert up.stdout is not None and up.stderr is not None
             assert any(line.startswith(b"Usher is up.") for line in up.stdout)
             up.stdout.close()
-            assert (
-                subprocess.run(
-                    [*USHER, "send", "--ticket", "42"], env=env, cwd=folder, check=False, timeout=20
-                ).returncode
-                == 0
-            )
+            # Not a message: on a busy machine programs log before it is sent, and then Redis is gone already.
+            (folder / "state" / "logs" / "loud.log").write_text("a line\n")
             assert b"everything has stopped" in up.stderr.read()
             assert up.wait(60) == 1
             assert not processes_of(folder)
