@@ -6,6 +6,7 @@ itself, so emptying it can never hurt anybody.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -57,6 +58,19 @@ class _ByFile(LoadFileScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
     return _ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected stays until the end: each worker would search its thousands of tests for garbage again and
+    again, while it collects and while it runs them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
