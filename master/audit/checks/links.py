@@ -103,11 +103,18 @@ def check_starts(
 ) -> list[DataFrame]:
     """Return suspects: starts of a message that were not counted one by one, and messages that failed more than
     ``most`` times. What ends a message ends its count; a start that nobody could note is not counted, and one may be
-    noted twice. ``damaged_ms``: stream -> when its last unreadable record was made, which may tell of starts."""
+    noted twice. A new owner may begin anew at 1 behind a start that ended badly: so a parked message comes back when
+    its letter is redriven, and nothing is left of the letter. ``damaged_ms``: stream -> when its last unreadable record
+    was made, which may tell of starts."""
     names = ("stream", "ticket", "id", "ms", "seq", "fence", "start_us", "attempt", "consumer")
     starts = runs.filter(F.col("id").isNotNull()).groupBy(*names)
     starts = starts.agg(F.max("outcome").alias("outcome"), F.min("record_ms").alias("record_ms"))
     row = Window.partitionBy("stream", "id").orderBy("fence", "start_us", "attempt")
+    ended_badly = F.lag("outcome").over(row).isin(FAILED, CRASHED) & (F.lag("fence").over(row) < F.col("fence"))
+    starts = starts.withColumn("anew", F.coalesce((F.col("attempt") == 1) & ended_badly, F.lit(False)).cast("int"))
+    before = row.rowsBetween(Window.unboundedPreceding, -1)
+    starts = starts.withColumn("life", F.col("anew") + F.coalesce(F.sum("anew").over(before), F.lit(0)))
+    row = Window.partitionBy("stream", "id", "life").orderBy("fence", "start_us", "attempt")
     before = row.rowsBetween(Window.unboundedPreceding, -1)
     counted = F.when(F.col("outcome").isin(*_COUNTED), F.struct("attempt", "fence", "record_ms"))
     told = starts.withColumns(
@@ -128,8 +135,9 @@ def check_starts(
     skips = F.col("attempt") > F.coalesce(noted["attempt"], F.lit(0)) + 1
     wrong = running.filter(again | (skips & known))
     said = F.format_string("%s started it as attempt %d, after %d", "consumer", "attempt", F.coalesce("last", F.lit(0)))
-    failed = running.filter(F.col("outcome") == FAILED).groupBy("stream", "ticket", "id", "ms", "seq")
+    failed = running.filter(F.col("outcome") == FAILED).groupBy("stream", "ticket", "id", "ms", "seq", "life")
     often = failed.agg(F.count("*").alias("failed")).filter(F.col("failed") > most)
+    often = often.groupBy("stream", "ticket", "id", "ms", "seq").agg(F.max("failed").alias("failed"))
     return [
         suspect("attempts_wrong", wrong, said, F.col("consumer")),
         suspect("failed_often", often, F.format_string("failed %d times", "failed")),

@@ -250,6 +250,16 @@ def more_failures_than_are_allowed(s: Seeder, link: Link) -> None:
 
 
 @fault()
+def given_up_parked_and_redriven(s: Seeder, link: Link) -> None:
+    """Its letter is gone, and it is counted from 1 on again, by an owner that comes after."""
+    fence = 700 * FENCES_PER_MS
+    failed = [("5-1", "a", 5, 500 + 2 * n, 501 + 2 * n, "failed", n + 1) for n in range(LIMITS.attempts)]
+    s.ran("c1:1", *failed, record="600-1")
+    again = [("5-1", "a", fence, 700_100, 700_110, "failed", 1), ("5-1", "a", fence, 700_120, 700_130, "done", 2)]
+    s.ran("c1:1", *again, record="701-1")
+
+
+@fault()
 def called_later_again_and_again(s: Seeder, link: Link) -> None:
     """It is allowed, and so is a start of which nobody could tell: its owner's machine was lost."""
     s.ran("c1:1", *(("5-1", "a", 5, 500 + 2 * n, 501 + 2 * n, "retry_later") for n in range(20)))
