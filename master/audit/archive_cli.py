@@ -142,7 +142,7 @@ def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> tuple
     started_ms = time.time_ns() // 1_000_000
     with _session(settings, url, place if again else None) as (made, tell):
         from usher.master.audit.job import plan_of
-        from usher.master.audit.proof import Proof
+        from usher.master.audit.proof import PROVES, Proof
 
         plan = plan_of(settings, url)
         proven = [Proof(made, plan, stream, place, tell).run(again=again) for stream in settings.streams]
@@ -161,6 +161,7 @@ def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> tuple
         {"executions": sum(one.executions for one in proven)},
         proven=tuple(one.sentence() for one in proven),
         spans={one.stream: one.spans for one in proven},
+        checks=PROVES,
     )
     return report, sum(one.holes for one in proven)
 

@@ -66,6 +66,11 @@ _OF_ENTRIES = (
     *("lost", "overtaken", "dead_and_done", "dead_and_pending"),
     *("letters_twice", "letter_missing", "ticket_differs", "unread_and_run", "clock_wrong", "run_unreadable"),
 )
+#: The checks that a proof makes.
+PROVES = (
+    *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "times_impossible"),
+    *("effect_twice", "repeat_declared", "stale_counted", *_OF_ENTRIES),
+)
 _EXAMPLE = ("stream", "id", "ticket", "owner", "detail")
 _FOUND = pa.schema([*((name, pa.string()) for name in ("check", *_EXAMPLE)), ("run", pa.int64())])
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -236,3 +237,14 @@ def test_the_page_tells_the_proven_spans_and_the_findings_of_a_ticket() -> None:
         assert f'id="{check}-s"' in told
         assert f'href="#{check}-s"' in told
     assert "usher audit --streams s --group g runs --ticket &#39;it&#39;&#34;&#39;&#34;&#39;s&#39;" in told
+
+
+def test_the_page_of_a_proof_says_nothing_of_what_it_did_not_look_at() -> None:
+    report = AuditReport("run", 0, 1.0, "redis", ("s",), "g", (), (), {"executions": 3})
+    proof = replace(report, proven=("s: proven",), checks=("lost", "overlap"))
+    told = page.render(proof)
+    assert "2 checks were made" in told
+    assert "executions in the run log</dt><dd>3</dd>" in told
+    for words in ("nothing is pending", "pending entries", "<dd>-</dd>", "It begins with the second run"):
+        assert words not in told
+        assert words in page.render(replace(report, figures={"executions": 3, "pending": None}))

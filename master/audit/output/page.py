@@ -50,7 +50,7 @@ def render(report: AuditReport) -> str:
         began=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(report.started_ms / 1000)),
         figures=shown_figures(report),
         found=[one | {"known": _known(one["examples"])} for one in document(report)["findings"]],
-        checks=list(CHECKS.values()),
+        checks=[CHECKS[name] for name in report.checks],
         charts=plots.charts(report),
         lines=plots.lines(report),
         histories={stream: (plots.time_line(spans), spans) for stream, spans in report.spans.items()},
@@ -83,8 +83,9 @@ def _by_ticket(report: AuditReport) -> list[tuple[str, str, list[AuditFinding], 
 
 
 def shown_figures(report: AuditReport) -> list[tuple[str, str]]:
-    """Return (name, value) pairs for people."""
-    return [(title, _format_figure(name, report.figures.get(name))) for name, title in _TITLES.items()]
+    """Return (name, value) pairs for people; what was not looked at has none."""
+    of = report.figures
+    return [(title, _format_figure(name, of[name])) for name, title in _TITLES.items() if name in of]
 
 
 def _format_figure(name: str, value: float | int | None) -> str:

@@ -44,7 +44,7 @@ def section(check: AuditCheck) -> str:
 class AuditReport:
     """A run's report. ``unproven``: sentences about what could not be said; ``trend``: earlier runs, oldest first, from
     the history; ``proven``: sentences about the spans of a proof from the archive; ``spans``: stream -> these, oldest
-    first."""
+    first. ``checks``: the names of those that were made."""
 
     run: str
     started_ms: int
@@ -59,6 +59,7 @@ class AuditReport:
     trend: tuple[Mapping[str, Any], ...] = ()
     proven: tuple[str, ...] = ()
     spans: Mapping[str, Sequence[ProvenSpan]] = field(default_factory=dict)
+    checks: tuple[str, ...] = tuple(CHECKS)
 
     @property
     def verdict(self) -> str:
