@@ -45,7 +45,7 @@ from usher.master.policy.ticket_filter import ORDERS, TicketFilter
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
 _MOST_COUNTED = 100_000
 #: Seconds after which the search for a halted ticket's letter ends.
-_LOOK_S = 0.1
+_LOOK_S = 0.5
 #: Seconds for which the state of many sources is kept: they are looked at one by one.
 _SOURCES_KEPT_S = 2.0
 
