@@ -7,6 +7,7 @@ wrongly, 130 Ctrl-C.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import importlib
@@ -246,15 +247,23 @@ def run(argv: Sequence[str] | None = None, group: click.Group | None = None, nam
             args=None if argv is None else list(argv), prog_name=name, standalone_mode=False
         )
     except click.ClickException as wrong:
-        wrong.show()
+        with _perhaps_unread():
+            wrong.show()
         return wrong.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("usher: interrupted", err=True)
+        with _perhaps_unread():
+            click.echo("usher: interrupted", err=True)
         return _INTERRUPTED
     except Exception as problem:  # 1 says that a command has found something: no error may end with it
-        _tell(problem.__cause__ if isinstance(problem, _Failed) else problem)
+        with _perhaps_unread():
+            _tell(problem.__cause__ if isinstance(problem, _Failed) else problem)
         return _COULD_NOT
     return outcome if isinstance(outcome, int) else 0
+
+
+def _perhaps_unread() -> contextlib.AbstractContextManager[None]:
+    """Let the exit code tell what nobody reads: stderr may be closed, or its reader gone."""
+    return contextlib.suppress(OSError, ValueError)
 
 
 def _tell(problem: BaseException | None) -> None:
@@ -273,6 +282,8 @@ def _tell(problem: BaseException | None) -> None:
 
 def _is_unread() -> bool:
     """Return True when nobody reads our output any more."""
+    if sys.stdout is None or sys.stdout.closed:
+        return False
     look = select.poll()
     look.register(sys.stdout, select.POLLOUT)
     return any(what & select.POLLERR for _, what in look.poll(0))

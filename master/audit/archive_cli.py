@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from usher.common.base.errors import GroupMissing, StartRefused
+from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
 from usher.common.base.log import redacted
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import Link, check_reachable
+from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.master.audit.archive.standing import mark_told, note_duration, nothing_new
@@ -148,7 +148,8 @@ def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> tuple
         proven = [Proof(made, plan, stream, place, tell).run(again=again) for stream in settings.streams]
         took_ms = time.time_ns() // 1_000_000 - started_ms
         for stream in () if again else settings.streams:
-            with_link(near(url, stream), functools.partial(note_duration, took_ms), Keys(stream, settings.group))
+            with contextlib.suppress(RedisTrouble, CommandRefused):  # the proof stands
+                with_link(near(url, stream), functools.partial(note_duration, took_ms), Keys(stream, settings.group))
     report = AuditReport(
         run_name(started_ms),
         started_ms,

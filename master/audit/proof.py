@@ -328,7 +328,7 @@ class Proof:
         """Judge executions with what their tickets carry; where that shows anything, or clocks are ``better`` known
         than when the ticket was judged, with all of the ticket. Returns all executions of such tickets."""
         assert span.carried is not None
-        doubts = self._keep(run_proof.doubts(rows, clocks, figures.executions, span.carried))
+        self._kept.append(doubts := run_proof.doubts(rows, clocks, span.carried))
         followed = run_proof.follow(doubts, carry.merged(span.carried, doubts))
         shown = followed.filter(F.greatest(*run_proof.FLAGS)).select("stream", "ticket")
         known = self._runs.chain(span.first - 1)[: part[-1].number - span.first + 1]

@@ -68,10 +68,12 @@ def message_routes(parts: MessageParts) -> Blueprint:
 def message_facts(parts: MessageParts, message_id: str, after: str | None) -> dict[str, Any]:
     """Return what the caller may see of a message, but for the texts of errors (``seen``); of its executions those
     behind ``after``. Raises Problem 404 when nothing is known of it."""
-    entry, letters = parts.story.message(message_id), parts.letters.where("id", message_id.encode(), 1, _LOOK_S)
+    entry = parts.story.message(message_id)
+    # Before the letters: what is given up is no longer pending in the step that writes its letter.
+    standing = parts.story.standing(message_id, entry is not None)
+    letters = parts.letters.where("id", message_id.encode(), 1, _LOOK_S)
     waiting, runs = parts.delayed.chosen([message_id]), parts.story.executions(message_id, after)
     letter = letters.letters[0].row() if letters.letters else None
-    standing = parts.story.standing(message_id, entry is not None)
     if not (entry or letter or waiting or standing or runs.runs) and runs.more is None:
         raise Problem(
             404,

@@ -13,6 +13,8 @@ import pytest
 from tests.audit.random_histories import random_runs
 from usher.master.audit.checks.facts import AuditedStream
 
+#: Milliseconds of ids that somebody made of microseconds.
+_LATE = 1_790_000_000_000_000
 #: What the clock of a consumer is ahead of Redis', at least and at most; of others nothing.
 CLOCKS = {"back": (-12, -8), "ahead": (5, 8), "unsure": (-10, 20)}
 
@@ -41,6 +43,8 @@ WRONG: dict[str, tuple[list[Run], list[Run]]] = {
     "ended together": ([], [Run(5, 10, 30, "1-0"), Run(5, 20, 30, "2-0")]),
     "started together": ([], [Run(5, 10, 20, "1-0"), Run(5, 10, 30, "2-0")]),
     "noted behind its successor": ([], [Run(5, 10, 20, "1-0", noted=9), Run(6, 30, 40, "2-0", "b", noted=8)]),
+    "behind one of a time to come": ([], [Run(5, 10, 20, f"{_LATE + 5}-0"), Run(5, 30, 40, f"{_LATE + 3}-1")]),
+    "behind a former one of a time to come": ([Run(5, 10, 20, f"{_LATE + 5}-0")], [Run(5, 30, 40, f"{_LATE + 3}-1")]),
     "over before it began": ([], [Run(5, 20, 10, "1-0")]),
     "crashed when it was done": (
         [],
@@ -112,7 +116,7 @@ def seen(local: Any) -> Seen:
         told = run_proof.follow(carry.with_order(clocks.on_redis_clock(runs, right)), carried)
         shows = F.greatest(*run_proof.FLAGS) | F.col("recovered_ms").isNotNull()
         shown = {row.ticket for row in told.filter(shows).collect()}
-        doubted = {row.ticket for row in run_proof.doubts(runs, right, len(histories), carried).collect()}
+        doubted = {row.ticket for row in run_proof.doubts(runs, right, carried).collect()}
     return Seen(shown, doubted)
 
 
@@ -205,22 +209,23 @@ def test_all_that_is_to_be_found_is_found_among_the_executions_in_doubt(
 ) -> None:
     """The same findings, for the same reasons, as when all executions are followed."""
     from usher.master.audit.checks import carry, clocks, run_proof
+    from usher.master.audit.checks.doubt import doubtful
     from usher.master.audit.checks.suspects import Suspects
     from usher.master.audit.engine import use
 
-    doubts, floor = run_proof.doubts, AuditedStream("s", "g", 1 << 40, 0, b"9-0", 0, 0, b"0-1", False, 0)
+    floor = AuditedStream("s", "g", 1 << 40, 0, b"9-0", 0, 0, b"0-1", False, 0)
     looks: list[tuple[Any, Any, Any]] = []
     kept = 0
 
-    def some(runs: Any, known: Any, executions: int) -> Any:
+    def some(runs: Any, known: Any) -> Any:
         nonlocal kept
-        found = doubts(runs, known, executions, most=most)
+        found = doubtful(clocks.on_redis_clock(runs, known), None, most)
         kept = found.count()
         return found
 
     with use(session):
         runs, known = _frame(session, drawn[0]), _known(session, drawn[0], clocks_are_right)
-        for chosen in (lambda runs, known, _: carry.with_order(clocks.on_redis_clock(runs, known)), some):
+        for chosen in (lambda runs, known: carry.with_order(clocks.on_redis_clock(runs, known)).persist(), some):
             monkeypatch.setattr(run_proof, "doubts", chosen)
             figures, suspects = run_proof.RunFigures(executions=len(drawn[0])), Suspects()
             run_proof.check_runs(runs, None, [floor], known, figures, suspects)
@@ -247,6 +252,7 @@ def test_what_former_runs_make_wrong_is_in_doubt(
 ) -> None:
     """Each execution in doubt has the flags that it has among all, and no other one has any."""
     from usher.master.audit.checks import carry, clocks, run_proof
+    from usher.master.audit.checks.doubt import doubtful
     from usher.master.audit.engine import use
 
     def flags(told: Any) -> dict[tuple[str, str], tuple[bool, ...]]:
@@ -260,7 +266,7 @@ def test_what_former_runs_make_wrong_is_in_doubt(
         for part, whole, carried in ((parts[1], timed[1], one), (parts[2], timed[2], one.unionByName(other))):
             merged = carry.merged(carried, part)
             at_all = flags(run_proof.follow(whole, merged))
-            found = flags(run_proof.follow(run_proof.doubts(part, known, len(at_all), carried, most), merged))
+            found = flags(run_proof.follow(doubtful(clocks.on_redis_clock(part, known), carried, most), merged))
             # Where the first of several messages of a call is flagged, the next ones may not be in doubt.
             assert found == {place: at_all[place] for place in found}
             assert not [place for place, flagged in at_all.items() if any(flagged) and place not in found]

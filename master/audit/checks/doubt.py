@@ -10,7 +10,9 @@ import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from usher.master.audit.checks.carry import CALL, ROW, hot_tickets, in_ranges, of_former_owners, with_order
+from pyspark import StorageLevel
+
+from usher.master.audit.checks.carry import CALL, PART_RUNS, ROW, hot_tickets, in_ranges, of_former_owners, with_order
 from usher.master.audit.engine import F, Window
 
 if TYPE_CHECKING:
@@ -26,20 +28,21 @@ _MOST = ("ended", "end_most", "nth", "record_ms")
 #: What an execution and the one behind it have in common where that one takes its place in all that is known.
 _TURNS = ("fence", "consumer", "outcome")
 _ASKED = (*CALL, "end_us", "start_most", "nth", "record_ms", "consumer", "outcome")
-#: The ids of messages as one number: up to the year 2039, and of so many in a millisecond. Others are always looked at.
+#: The ids of messages as one number: up to the year 2039, and of so many in a millisecond. Others are equal in it, so
+#: they are always looked at.
 _MOST_MS, _SEQS = (1 << 41) - 1, 1 << 22
 
 
-def doubtful(runs: DataFrame, carried: DataFrame | None = None, most: int = 0) -> DataFrame:
+def doubtful(runs: DataFrame, carried: DataFrame | None = None, most: int = PART_RUNS) -> DataFrame:
     """Return the executions (``carry.with_order``) that may have a flag of ``run_proof`` or ``overlaps``, those that
     may be the reason, and some more. ``runs`` are by Redis' clock (``clocks``). ``carried``: rows of what former runs
-    know of the tickets by earlier records, not necessarily one per ticket. Tickets of more than ``most`` executions, if
-    that is not 0, are looked at in ranges of about so many, side by side.
+    know of the tickets by earlier records, not necessarily one per ticket. Tickets of more than ``most`` executions are
+    looked at in ranges of about so many, side by side. The caller unpersists the rows.
 
     A reason is the maximum, so far, of all executions, of those of one fence, of one consumer, or of those that are
     done. So the one behind it is doubtful itself, or of another fence, consumer or outcome, or takes its place.
     """
-    hot = hot_tickets(runs, most) if most else None
+    hot = hot_tickets(runs, most)
     place = _TICKET if hot is None else (*_TICKET, "range")
     numbered = with_order(runs).withColumn("nth", _number("ms", "seq"))
     told = numbered if hot is None else in_ranges(numbered, hot, most)
@@ -58,18 +61,23 @@ def doubtful(runs: DataFrame, carried: DataFrame | None = None, most: int = 0) -
         is_wrong |= F.col("range").isNotNull() & is_end
     if carried is not None:
         behind = _against(numbered, carried).withColumn("is_behind", F.lit(True))
-        told = told.join(F.broadcast(behind), [*_TICKET], "left")
+        told = told.join(behind, [*_TICKET], "left")
         is_wrong |= F.coalesce("is_behind", F.lit(False))
     found = told.select(*_PLACE, is_wrong.alias("is_wrong"), (is_wrong | is_reason | turns).alias("is_kept"))
     found = found.filter("is_kept").persist()
-    found.count()
-    tickets = found.filter("is_wrong").select(*_TICKET).distinct()
-    calls = found.join(tickets, [*_TICKET], "left_semi").select(*_PLACE).distinct()
-    return with_order(runs).join(calls, [*_PLACE], "left_semi")
+    try:
+        tickets = found.filter("is_wrong").select(*_TICKET).distinct()
+        calls = found.join(tickets, [*_TICKET], "left_semi").select(*_PLACE).distinct()
+        kept = with_order(runs).join(calls, [*_PLACE], "left_semi").persist(StorageLevel.DISK_ONLY)
+        kept.count()
+        return kept
+    finally:
+        found.unpersist()
 
 
 def _number(ms: str, seq: str) -> Any:
-    return F.least(ms, F.lit(_MOST_MS)) * _SEQS + F.least(seq, F.lit(_SEQS - 1))
+    known = F.col(ms) * _SEQS + F.least(seq, F.lit(_SEQS - 1))
+    return F.when(F.col(ms) >= _MOST_MS, F.lit(_MOST_MS * _SEQS)).otherwise(known)
 
 
 def _breaks(this: str, former: str, before: Mapping[str, Any]) -> Any:
@@ -130,8 +138,8 @@ def overlaps(runs: DataFrame) -> DataFrame:
             "place": F.row_number().over(_row(*call)),
             "former_fence": F.lag("fence").over(_row(*_TICKET)),
             "own_fence": F.lag("fence").over(_row(*own)),
-            "own": F.max(F.struct("ended", "id")).over(_before(*_TICKET, "fence")),
-            "own_ended": F.max(F.struct("ended", "id")).over(_before(*own)),
+            "own": F.max(F.struct("ended", "ms", "seq", "id")).over(_before(*_TICKET, "fence")),
+            "own_ended": F.max(F.struct("ended", "ms", "seq", "id")).over(_before(*own)),
             "last_ended": F.max(_ended()).over(_before(*_TICKET)),
             "last_started": F.max(_started()).over(_before(*_TICKET)),
         }
@@ -155,11 +163,11 @@ def overlaps(runs: DataFrame) -> DataFrame:
 
 
 def _ended() -> Any:
-    return F.struct("end_least", "fence", "consumer", "id", "ended")
+    return F.struct("end_least", "fence", "consumer", "ms", "seq", "id", "ended")
 
 
 def _started() -> Any:
-    return F.struct("start_least", "fence", "consumer", "id", "start_us")
+    return F.struct("start_least", "fence", "consumer", "ms", "seq", "id", "start_us")
 
 
 def _row(*place: str) -> Any:

@@ -15,7 +15,6 @@ from usher.common.protocol.stream_id import rank
 from usher.master.audit.checks.carry import (
     CALL,
     ORDER,
-    PART_RUNS,
     ROW,
     of_former_owners,
     prefix,
@@ -131,7 +130,7 @@ def check_runs(
     suspects: Suspects,
 ) -> None:
     """Check overlaps, order and fences per ticket; what has no ticket id has no order. ``dead``: dead letters."""
-    in_doubt = doubts(runs, clocks, figures.executions).persist()
+    in_doubt = doubts(runs, clocks)
     told = _since_losses(follow(in_doubt), runs)
     seen = Observation()
     sums = [F.sum(F.col(name).cast("int")).alias(name) for name in (*_FLAGS, *_LOOKED_AT)]
@@ -178,13 +177,11 @@ def _check_overlaps(in_doubt: DataFrame, at_once: DataFrame, suspects: Suspects)
         found.unpersist()
 
 
-def doubts(
-    runs: DataFrame, clocks: DataFrame, executions: int, carried: DataFrame | None = None, most: int = PART_RUNS
-) -> DataFrame:
-    """Return the executions to ``follow`` (``doubt``), by Redis' clock; no other one can have a flag. ``clocks``: the
-    offset of each consumer's (``clocks``); ``carried``: rows of what former runs know of the tickets. A ticket of more
-    than ``most`` executions is cut into ranges, so that many tasks work on it."""
-    return doubtful(on_redis_clock(runs, clocks), carried, most if executions > most else 0)
+def doubts(runs: DataFrame, clocks: DataFrame, carried: DataFrame | None = None) -> DataFrame:
+    """Return the executions to ``follow`` (``doubt``), by Redis' clock; no other one has a flag, but for one that
+    shares a fence with a ``carried`` one beside another that is returned. ``clocks``: the offset of each consumer's
+    (``clocks``); ``carried``: rows of what former runs know of the tickets. The caller unpersists the rows."""
+    return doubtful(on_redis_clock(runs, clocks), carried)
 
 
 def follow(told: DataFrame, carried: DataFrame | None = None) -> DataFrame:
@@ -345,7 +342,7 @@ def _check_order(
     unended = late.join(firsts, ["stream", "ticket", "id"], "left").filter(
         F.col("first").isNull() | (F.struct("fence", "start_us") <= F.col("first"))
     )
-    row = Window.partitionBy("stream", "ticket", "id").orderBy("fence", "start_us")
+    row = Window.partitionBy("stream", "ticket", "id").orderBy(*ROW)
     first = unended.withColumn("place", F.row_number().over(row)).filter(F.col("place") == 1)
     known = first.withColumn("provable", F.col("ms") > _per_stream({one.stream: one.floor_ms for one in facts}))
     for row in known.filter(~F.col("provable")).groupBy("stream").count().collect():
@@ -468,7 +465,7 @@ def _check_stale(runs: DataFrame, flagged: DataFrame, suspects: Suspects) -> Non
     wrong = wrong.unionByName(done.join(of_ticket, ["stream", "ticket"]).filter(F.col("owner.record_ms") < noted_ms))
     wrong = wrong.filter(F.col("owner.fence") > F.col("fence"))
     wrong = wrong.join(done.groupBy(*message).agg(F.max("fence").alias("highest")), message).filter("fence = highest")
-    row = Window.partitionBy(*message).orderBy("fence", "owner", "record_ms", "start_us")
+    row = Window.partitionBy(*message).orderBy("owner", "fence", "start_us", "record_ms", "record")
     collect(
         [_describe_runs(wrong.withColumn("place", F.row_number().over(row)).filter("place = 1"), "stale_counted")],
         suspects,
