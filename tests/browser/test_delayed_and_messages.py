@@ -61,12 +61,12 @@ def test_chosen_messages_are_sent_now_moved_and_dropped(looking: Looking, system
     assert zone.locator("option").first.inner_text() == page.evaluate(
         "Intl.DateTimeFormat().resolvedOptions().timeZone"
     ), "the browser's own zone comes first"
-    page.locator("#at").fill("2030-01-01T00:00:00")
+    page.locator("#at").fill("2030-01-01T00:00:01")
     zone.select_option("UTC")
     page.get_by_role("button", name="Move...").click()
     looking.see("1 message of ticket later-1 will be due at")
     page.get_by_role("button", name="Move 1").click()
-    looking.see("1 message moved to 2030-01-01 00:00:00.000 UTC")
+    looking.see("1 message moved to 2030-01-01 00:00:01.000 UTC")
 
     page.get_by_label("Ticket", exact=True).fill("later-1")
     page.get_by_role("button", name="Filter").click()
@@ -88,10 +88,10 @@ def test_without_scripts_everything_works(chromium: Any, system: System) -> None
     page.get_by_label("Token").fill(OPERATOR)
     page.get_by_role("button", name="Sign in").click()
     page.locator("tr", has_text=entry_id).get_by_role("checkbox").check()
-    page.locator("#at").fill("2030-01-01T00:00:00")
+    page.locator("#at").fill("2030-01-01T00:00:01")
     page.get_by_role("button", name="Move...").click()
     page.get_by_role("button", name="Move 1").click()
-    page.get_by_text("1 message moved to 2030-01-01 00:00:00.000 UTC").wait_for()
+    page.get_by_text("1 message moved to 2030-01-01 00:00:01.000 UTC").wait_for()
     page.locator("tr", has_text=entry_id).get_by_role("link", name=entry_id).click()
     assert "Waits for its time" in page.locator("#message").inner_text()
     page.go_back()
@@ -111,12 +111,12 @@ def test_a_time_is_of_the_browsers_zone_where_there_are_scripts(chromium: Any, s
     looking.go("/delayed")
     page = looking.page
     page.locator("tr", has_text=entry_id).get_by_role("checkbox").check()
-    page.locator("#at").fill("2030-07-01T12:00:00")
+    page.locator("#at").fill("2030-07-01T12:00:01")
     assert page.locator("#at-zone").input_value() == "Europe/Berlin"
     page.get_by_role("button", name="Move...").click()
-    looking.see("2030-07-01 12:00:00")  # shown in that zone too
+    looking.see("2030-07-01 12:00:01")  # shown in that zone too
     page.get_by_role("button", name="Move 1").click()
-    looking.see("1 message moved to 2030-07-01 10:00:00.000 UTC")
+    looking.see("1 message moved to 2030-07-01 10:00:01.000 UTC")
     context.close()
     assert not looking.troubles
 
