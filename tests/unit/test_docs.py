@@ -159,6 +159,7 @@ def test_names_of_the_package_exist(document: Path) -> None:
 
 def test_settings_exist() -> None:
     known = set(re.findall(r"USHER_[A-Z_]+", (ROOT / "deploy" / "env.example").read_text()))
+    known |= set(re.findall(r"\$\{(USHER_[A-Z_]+)", (ROOT / "deploy" / "container" / "compose.yaml").read_text()))
     told = {
         (name, named(one)) for one in DOCUMENTS for name in re.findall(r"(?<!_)USHER_[A-Z_]*[A-Z]", one.read_text())
     }
