@@ -11,6 +11,7 @@ import inspect
 import posixpath
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -181,9 +182,8 @@ def commands_page() -> str:
 def _command(name: str, command: click.Command) -> Iterator[str]:
     context = click.Context(command, info_name=name)
     arguments = " ".join(command.collect_usage_pieces(context))
-    # \b marks a paragraph whose lines stay as they are.
-    paragraphs = [re.sub(r"\s+", " ", part) for part in (command.help or "").replace("\b", "").split("\n\n")]
-    yield f"\n### {name}\n\n```\n{name} {arguments}\n```\n\n" + _escaped("\n\n".join(paragraphs)) + "\n"
+    paragraphs = map(_paragraph, (command.help or "").split("\n\n"))
+    yield f"\n### {name}\n\n```\n{name} {arguments}\n```\n\n" + "\n\n".join(paragraphs) + "\n"
     rows, settings = [], []
     for parameter in command.params:
         record = parameter.get_help_record(context)
@@ -201,6 +201,14 @@ def _command(name: str, command: click.Command) -> Iterator[str]:
             below = command.get_command(context, inner)
             if below is not None and not below.hidden:
                 yield from _command(f"{name} {inner}", below)
+
+
+def _paragraph(text: str) -> str:
+    """Return a paragraph of a help text; \\b marks one whose lines stay as they are."""
+    if not text.startswith("\b"):
+        return _escaped(re.sub(r"\s+", " ", text))
+    lines = textwrap.dedent(text.removeprefix("\b").strip("\n"))
+    return f"```\n{lines}\n```"
 
 
 def _fields() -> set[str]:

@@ -57,6 +57,11 @@ def test_every_command_is_told(reference: ModuleType) -> None:
     )
 
 
+def test_examples_of_commands_stand_line_by_line(reference: ModuleType) -> None:
+    told = reference.commands_page()
+    assert re.search(r"^```\nusher replay --ticket 42 --since 2h .*\nusher replay --since ", told, re.MULTILINE)
+
+
 def test_every_route_of_masters_and_consumers_is_told(reference: ModuleType) -> None:
     page = reference.http_page()
     assert {"### POST `/api/dead-letters/redrive`", "### GET `/api/lag`"} <= set(page.splitlines())
