@@ -507,7 +507,7 @@ def test_an_output_that_nobody_reads_any_more_ends_it_in_order(folder: Path) -> 
             # Not a message: on a busy machine programs log before it is sent, and then Redis is gone already.
             (folder / "state" / "logs" / "loud.log").write_text("a line\n")
             assert b"everything has stopped" in up.stderr.read()
-            assert up.wait(60) == 1
+            assert up.wait(60) == 2
             assert not processes_of(folder)
         finally:
             kill_all_of(folder)
