@@ -152,7 +152,7 @@ def drawn() -> list[pa.Table]:
 
 
 def _mostly_well(ticket: str, dice: random.Random) -> Iterator[dict[str, Any]]:
-    """Yield executions of a ticket; one in some is out of turn in one way or another."""
+    """Yield executions of a ticket; one in twenty is out of turn in one way or another."""
     fence, start, ms, noted, owner = 1, 1_000_000, 1, 1, "c1:1"
 
     def is_wrong() -> bool:

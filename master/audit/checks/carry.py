@@ -23,10 +23,6 @@ CALL = ORDER[:3]
 #: Of equal ones, the same each time.
 ROW = (*ORDER, "record_ms", "record")
 _TICKET = ("stream", "ticket")
-#: Executions that one task sorts.
-PART_RUNS = 200_000
-#: Into how many slots the time of a hot ticket is cut; a range is made of some that follow one another.
-_SLOTS = 4096
 
 
 def prefix() -> dict[str, Any]:
@@ -68,28 +64,6 @@ def of_former_owners(so_far: str, former_fence: Any, *place: str) -> Any:
     of the first one under its fence. A window by RANGE takes ten times as long in a hot ticket."""
     is_first = F.coalesce(former_fence != F.col("fence"), F.lit(True))
     return F.max(F.when(is_first, F.col(so_far))).over(Window.partitionBy(*place, "fence"))
-
-
-def hot_tickets(runs: DataFrame, most: int) -> DataFrame | None:
-    """Return the tickets that have more executions than one task should sort, each with the ``slot_us`` by which their
-    time is cut; None without any."""
-    took = F.max("start_us") - F.min("start_us")
-    counted = with_order(runs).groupBy(*_TICKET).agg(F.count("id").alias("count"), took.alias("took"))
-    rows = [(one.stream, one.ticket, one.took // _SLOTS + 1) for one in counted.filter(F.col("count") > most).collect()]
-    return runs.sparkSession.createDataFrame(rows, "stream string, ticket string, slot_us bigint") if rows else None
-
-
-def in_ranges(runs: DataFrame, hot: DataFrame, most: int) -> DataFrame:
-    """Return executions with the ``range`` of their ticket in which they are: one, or, of ``hot`` tickets, several of
-    about ``most``, each behind the one before. Calls are whole in a range."""
-    slot = F.floor(F.col("start_us") / F.col("slot_us")).cast("bigint")
-    slotted = with_order(runs).join(F.broadcast(hot), [*_TICKET], "left").withColumn("slot", slot)
-    place = (*_TICKET, "fence", "slot")
-    counts = slotted.filter("slot IS NOT NULL").groupBy(*place).count()
-    before = Window.partitionBy(*_TICKET).orderBy("fence", "slot").rowsBetween(Window.unboundedPreceding, -1)
-    number = F.floor(F.coalesce(F.sum("count").over(before), F.lit(0)) / most).cast("bigint")
-    ranges = F.broadcast(counts.select(*place, number.alias("range")))
-    return slotted.join(ranges, [*place], "left").drop("slot", "slot_us")
 
 
 def done_ahead(carries: DataFrame, tickets: DataFrame) -> DataFrame:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
 
-from usher.master.audit.checks.carry import CALL, PART_RUNS, ROW, hot_tickets, in_ranges, of_former_owners, with_order
+from usher.master.audit.checks.carry import CALL, ROW, of_former_owners, with_order
 from usher.master.audit.engine import F, Window
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ _ASKED = (*CALL, "end_us", "start_most", "nth", "record_ms", "consumer", "outcom
 #: The ids of messages as one number: up to the year 2039, and of so many in a millisecond. Others are equal in it, so
 #: they are always looked at.
 _MOST_MS, _SEQS = (1 << 41) - 1, 1 << 22
+#: Executions that one task sorts.
+PART_RUNS = 200_000
+#: Into how many slots the time of a hot ticket is cut; a range is made of some that follow one another.
+_SLOTS = 4096
 
 
 def doubtful(runs: DataFrame, carried: DataFrame | None = None, most: int = PART_RUNS) -> DataFrame:
@@ -42,10 +46,10 @@ def doubtful(runs: DataFrame, carried: DataFrame | None = None, most: int = PART
     A reason is the maximum, so far, of all executions, of those of one fence, of one consumer, or of those that are
     done. So the one behind it is doubtful itself, or of another fence, consumer or outcome, or takes its place.
     """
-    hot = hot_tickets(runs, most)
+    hot = _hot_tickets(runs, most)
     place = _TICKET if hot is None else (*_TICKET, "range")
     numbered = with_order(runs).withColumn("nth", _number("ms", "seq"))
-    told = numbered if hot is None else in_ranges(numbered, hot, most)
+    told = numbered if hot is None else _in_ranges(numbered, hot, most)
     row = _row(*place)
     known = {f"next_{name}": F.lag(name, -1).over(row) for name in _ASKED}
     known |= {f"former_{name}": F.lag(name).over(row) for name in (*CALL, "consumer")}
@@ -102,6 +106,28 @@ def _any(*rules: Any) -> Any:
     return functools.reduce(operator.or_, (F.coalesce(one, F.lit(False)) for one in rules))
 
 
+def _hot_tickets(runs: DataFrame, most: int) -> DataFrame | None:
+    """Return the tickets that have more executions than one task should sort, each with the ``slot_us`` by which their
+    time is cut; None without any."""
+    took = F.max("start_us") - F.min("start_us")
+    counted = with_order(runs).groupBy(*_TICKET).agg(F.count("id").alias("count"), took.alias("took"))
+    rows = [(one.stream, one.ticket, one.took // _SLOTS + 1) for one in counted.filter(F.col("count") > most).collect()]
+    return runs.sparkSession.createDataFrame(rows, "stream string, ticket string, slot_us bigint") if rows else None
+
+
+def _in_ranges(runs: DataFrame, hot: DataFrame, most: int) -> DataFrame:
+    """Return executions with the ``range`` of their ticket in which they are: one, or, of ``hot`` tickets, several of
+    about ``most``, each behind the one before. Calls are whole in a range."""
+    slot = F.floor(F.col("start_us") / F.col("slot_us")).cast("bigint")
+    slotted = with_order(runs).join(F.broadcast(hot), [*_TICKET], "left").withColumn("slot", slot)
+    place = (*_TICKET, "fence", "slot")
+    counts = slotted.filter("slot IS NOT NULL").groupBy(*place).count()
+    before = Window.partitionBy(*_TICKET).orderBy("fence", "slot").rowsBetween(Window.unboundedPreceding, -1)
+    number = F.floor(F.coalesce(F.sum("count").over(before), F.lit(0)) / most).cast("bigint")
+    ranges = counts.select(*place, number.alias("range"))
+    return slotted.join(ranges, [*place], "left").drop("slot", "slot_us")
+
+
 def _behind_ranges(told: DataFrame) -> DataFrame:
     """Add the maxima of the ranges before to those of executions before one in its range."""
     of_hot = told.filter(F.col("range").isNotNull())
@@ -130,8 +156,7 @@ def _against(runs: DataFrame, carried: DataFrame) -> DataFrame:
 
 def overlaps(runs: DataFrame) -> DataFrame:
     """Return executions with flags (``OVERLAPS``) and those that are the reason: ``beside``, of the same owner;
-    ``surely_ended`` and ``surely_started`` of a former one. ``runs``: whole tickets (``carry.with_order``), by Redis'
-    clock (``clocks``)."""
+    ``surely_ended`` and ``surely_started`` of a former one. ``runs``: what is ``doubtful`` of whole tickets."""
     call, own = (*_TICKET, *CALL), (*_TICKET, "consumer")
     told = runs.withColumns(
         {
