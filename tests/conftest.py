@@ -62,8 +62,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileS
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is collected stays until the end: each worker would search its thousands of tests for garbage again and
-    again, while it collects and while it runs them."""
+    """Keep what is collected out of the search for garbage: it stays until the end, and each worker would search its
+    thousands of tests again and again, while it collects and while it runs them."""
     gc.disable()
     try:
         return (yield)

@@ -115,10 +115,9 @@ class TicketRow(TypedDict):
     """A ticket. ``state``: processing, retrying (its first message has failed before), recovering (its owner is lost),
     returned, put_off (given back until ``due_ms``), paused (given back, and a rule holds it: ``why``), halted, ending,
     waiting or unreadable. ``dead_letter``: the one that a halted ticket waits for, if half a second finds it.
-    ``attempts``: the starts of its
-    first message, of which ``charged`` count against ``max_attempts``; ``last_error``: null if none is known.
-    ``shown_fields``: for operators, the fields of its first message that USHER_SHOWN_FIELDS names, null for one that it
-    lacks; null instead of them all if there was no time to read them."""
+    ``attempts``: the starts of its first message, of which ``charged`` count against ``max_attempts``; ``last_error``:
+    null if none is known. ``shown_fields``: for operators, the fields of its first message that USHER_SHOWN_FIELDS
+    names, null for one that it lacks; null instead of them all if there was no time to read them."""
 
     ticket_id: str
     state: str

@@ -1,4 +1,4 @@
-"""What gunicorn says of its workers' ends, as its versions say it."""
+"""Lines of gunicorn about the ends of its workers, in the forms that its versions give them."""
 
 from __future__ import annotations
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from flask import Blueprint, Response, g, render_template, request
 
+from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
 from usher.common.http.app import Problem
 from usher.common.http.auth import caller
 from usher.common.http.credentials import Role
 from usher.common.http.server.push_sockets import DETACH
+from usher.common.redis.client import CommandRefused
 from usher.master.charts.drawing import HEIGHT, WIDTH, draw, kinds, totals, turns
 from usher.master.charts.reader import SPANS
 from usher.master.insight.formatting import ticket_url
@@ -40,6 +43,8 @@ _ENTRIES = 30
 _LETTERS, _COUNTED, _GROUPS = 50, 2_000, 20
 #: The same on the overview, which is read again and again.
 _COUNTED_ON_OVERVIEW, _GROUPS_OF_OVERVIEW = 200, 5
+#: Seconds for which these are kept: each browser asks for the overview every two seconds.
+_LETTERS_KEPT_S = 1.0
 #: Seconds after which the search for matching letters ends for this page.
 _LOOK_S = 0.05
 #: Seconds that a search of all tickets may take.
@@ -80,11 +85,13 @@ def render_page(template: str, page: str, **more: Any) -> str:
 
 
 def _add_live(views: Blueprint, port: PagePort) -> None:
+    letters = _NewestLetters(port)
+
     @views.get("/")
     def overview() -> str:
         pulse = port.pulse.snapshot()
         groups = with_fields(port.fields.add_to_groups, pulse["groups"])
-        newest = _newest_letters(port) if pulse["dead_letters"] else LetterPage([], None)
+        newest = letters.page() if pulse["dead_letters"] else LetterPage([], None)
         preview = Preview()
         preview.add(letter for letter in newest.letters if letter.policy != PARK)
         return render_page(
@@ -124,12 +131,24 @@ def _add_live(views: Blueprint, port: PagePort) -> None:
         return Response(iter([b": live\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
-def _newest_letters(port: PagePort) -> LetterPage:
-    """Return letters to count on the overview, which is there without Redis too."""
-    try:
-        return port.letters.newest(LetterFilter(), None, _COUNTED_ON_OVERVIEW, _LOOK_S)
-    except RedisTrouble:
-        return LetterPage([], None)
+class _NewestLetters:
+    """The letters that the overview counts, read once for all browsers."""
+
+    def __init__(self, port: PagePort) -> None:
+        self._port, self._lock = port, threading.Lock()
+        self._kept: tuple[float, LetterPage] | None = None
+
+    def page(self) -> LetterPage:
+        """Return the newest letters; none while Redis cannot be asked: the overview, which says so, is there all the
+        same."""
+        with self._lock:
+            if self._kept is None or now_s() - self._kept[0] > _LETTERS_KEPT_S:
+                try:
+                    found = self._port.letters.newest(LetterFilter(), None, _COUNTED_ON_OVERVIEW, _LOOK_S)
+                except (RedisTrouble, CommandRefused):
+                    found = LetterPage([], None)
+                self._kept = (now_s(), found)
+            return self._kept[1]
 
 
 def _attention(row: dict[str, Any]) -> tuple[int, str]:
