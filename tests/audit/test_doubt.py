@@ -202,10 +202,20 @@ def _known(session: Any, table: pa.Table, clocks_are_right: bool) -> Any:
     return session.createDataFrame(rows, form).persist()
 
 
-@pytest.mark.parametrize("clocks_are_right", [True, False], ids=["right clocks", "wrong clocks"])
-@pytest.mark.parametrize("most", [1_000_000, 5], ids=["as wholes", "in ranges"])
+@pytest.mark.parametrize(
+    ("engine", "most", "clocks_are_right"),
+    [
+        *(pytest.param("local", most, right) for most in (1_000_000, 5) for right in (True, False)),
+        pytest.param("spark", 5, False, marks=pytest.mark.slow),  # it takes minutes for so many findings
+    ],
+)
 def test_all_that_is_to_be_found_is_found_among_the_executions_in_doubt(
-    session: Any, drawn: list[pa.Table], clocks_are_right: bool, most: int, monkeypatch: pytest.MonkeyPatch
+    engine: str,
+    drawn: list[pa.Table],
+    most: int,
+    clocks_are_right: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """The same findings, for the same reasons, as when all executions are followed."""
     from usher.master.audit.checks import carry, clocks, run_proof
@@ -223,6 +233,7 @@ def test_all_that_is_to_be_found_is_found_among_the_executions_in_doubt(
         kept = found.count()
         return found
 
+    session = request.getfixturevalue(engine)
     with use(session):
         runs, known = _frame(session, drawn[0]), _known(session, drawn[0], clocks_are_right)
         for chosen in (lambda runs, known: carry.with_order(clocks.on_redis_clock(runs, known)).persist(), some):
