@@ -152,7 +152,9 @@ class HttpServices:
         pulse = LiveOverview(
             link("pulse"), keys, field, place.lease_ms, self._sockets, self._leading.dispatcher.parked_of
         )
-        bulk = BulkLetters(DeadLetters(link("bulk"), keys), self._status.each, self._operations.order)
+        bulk = BulkLetters(
+            DeadLetters(link("bulk"), keys), self._status.each, self._operations.order, self._operations.set_rule
+        )
         self.services += [pulse, bulk]
         story = self._kept(TicketHistory(link("story"), keys, field))
         sources = place.settings.sources

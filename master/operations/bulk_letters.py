@@ -1,6 +1,6 @@
-"""Bulk actions: redrive or drop all dead letters that match a filter, or give an order about all tickets that do. They
-are counted first; the action begins on
-request, goes page by page, and can be stopped at any time.
+"""Bulk actions: redrive or drop all dead letters that match a filter, or give an order about all tickets that do, or
+set a rule for each of them. They are counted first; the action begins on request, goes page by page, and can be stopped
+at any time.
 
 Letters written after the count are not touched. What was done stays done when this master ends in between; the rest can
 be asked for again. When a reply is lost, or Redis refuses, the letters are read again from the first one: those that
@@ -25,8 +25,10 @@ from usher.common.runtime.service import Service
 from usher.master.operations.action_log import By, OperatorAction
 from usher.master.operations.action_log import counted as outcome_of
 from usher.master.operations.dead_letters import AT_ONCE, DeadLetters, LetterResult
+from usher.master.operations.live_rules import RuleSetChange, TooManyRules
 from usher.master.operations.ticket_orders import OrderResult
 from usher.master.policy.letters import PARK, DeadLetter, LetterFilter, Preview
+from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 
@@ -37,12 +39,14 @@ _REMEMBERED, _NAMED = 20, 200
 _IDLE_S = 5.0
 COUNTING, READY, RUNNING, DONE, STOPPED = "counting", "ready", "running", "done", "stopped"
 REDRIVE, DROP = "redrive", "drop"
+#: Rules that a bulk action can set, one for each ticket.
+TICKET_RULES = (RuleAction.PAUSE.value, RuleAction.DEAD_LETTER.value)
 #: Outcomes after which the letter is no longer where it was.
-_GOOD = frozenset({"resumed", "added", "released", "dropped", "asked", "done"})
+_GOOD = frozenset({"resumed", "added", "released", "dropped", "asked", "done", "set", "replaced"})
 
 
 class TicketItem(NamedTuple):
-    """A ticket that an order is about, for the preview as letters are: ``group`` is what it has in common with
+    """A ticket that an order or a rule is about, for the preview as letters are. ``group``: what it has in common with
     others."""
 
     id: bytes
@@ -51,15 +55,17 @@ class TicketItem(NamedTuple):
     policy: str = PARK
 
 
-#: Yields the rows of all tickets that fit; gives an order about one, and its first unfinished message.
+#: Yields the rows of all tickets that fit; gives an order about one, and its first unfinished message; sets a rule.
 FindTickets = Callable[[TicketFilter], Iterator[list[dict[str, Any]]]]
 GiveOrder = Callable[[TicketOrder, str, By, str], OrderResult]
+SetRule = Callable[[Rule, By], RuleSetChange]
 
 
 @dataclass
 class BulkJob:
     """A bulk action. Written by the service's thread, read by pages; ``told`` is the filter in words. ``heads``: the
-    tickets that were counted and are not done, each with its first message: an order is about that one alone."""
+    tickets that were counted and are not done, each with its first message: an order is about that one alone, a rule is
+    about the ticket."""
 
     what: str
     wanted: LetterFilter | TicketFilter
@@ -98,11 +104,12 @@ class BulkLetters(Service):
 
     name = "bulk"
 
-    def __init__(self, letters: DeadLetters, find: FindTickets, give: GiveOrder) -> None:
+    def __init__(self, letters: DeadLetters, find: FindTickets, give: GiveOrder, set_rule: SetRule) -> None:
         super().__init__()
         self._letters = letters
         self._find = find
         self._give = give
+        self._set_rule = set_rule
         self._jobs: list[BulkJob] = []
         self._lock = threading.Lock()
 
@@ -187,26 +194,39 @@ class BulkLetters(Service):
         return (list(map(_item, page)) for page in self._find(job.wanted) if page)
 
     def _change(self, job: BulkJob, page: Sequence[DeadLetter | TicketItem]) -> None:
-        ids = [item.id for item in page if not isinstance(item, TicketItem) or job.heads.get(item.id) == item.head]
+        ids = [item.id for item in page if not isinstance(item, TicketItem) or self._is_meant(job, item)]
         for at in range(0, len(ids), AT_ONCE):
             if job.state != RUNNING:  # it was stopped
                 return
-            for outcome in self._outcomes(job, ids[at : at + AT_ONCE]):
-                self.made_progress()
-                job.heads.pop(outcome.id, None)
-                job.outcomes[outcome.word] += 1
-                job.done += 1
-                if outcome.word not in _GOOD and len(job.failures) < _NAMED:
-                    job.failures.append((outcome.id.decode(errors="replace"), outcome.word))
+            try:
+                for outcome in self._outcomes(job, ids[at : at + AT_ONCE]):
+                    self.made_progress()
+                    job.heads.pop(outcome.id, None)
+                    job.outcomes[outcome.word] += 1
+                    job.done += 1
+                    if outcome.word not in _GOOD and len(job.failures) < _NAMED:
+                        job.failures.append((outcome.id.decode(errors="replace"), outcome.word))
+            except TooManyRules as full:  # then there is room for none of the others either
+                job.failures.append((next(iter(job.heads)).decode(errors="replace"), str(full)))
+                self.stop_job(job)
+                self._note(job)
 
     def _outcomes(self, job: BulkJob, ids: list[bytes]) -> Iterable[LetterResult]:
         if not job.is_of_tickets:
             return self._letters.redrive(ids) if job.what == REDRIVE else self._letters.drop(ids)
-        order, by = TicketOrder(job.what), By(job.who, "http", job.why)
-        return (LetterResult(one, self._ordered(order, one, by, job)) for one in ids if job.state == RUNNING)
+        by, step = By(job.who, "http", job.why), self._ruled if job.what in TICKET_RULES else self._ordered
+        return (LetterResult(one, step(job, one, by)) for one in ids if job.state == RUNNING)
 
-    def _ordered(self, order: TicketOrder, ticket: bytes, by: By, job: BulkJob) -> str:
+    def _is_meant(self, job: BulkJob, item: TicketItem) -> bool:
+        return item.id in job.heads and (job.what in TICKET_RULES or job.heads[item.id] == item.head)
+
+    def _ordered(self, job: BulkJob, ticket: bytes, by: By) -> str:
+        order = TicketOrder(job.what)
         return self._give(order, ticket.decode("utf-8", "surrogateescape"), by, job.heads[ticket]).outcome
+
+    def _ruled(self, job: BulkJob, ticket: bytes, by: By) -> str:
+        name = ticket.decode("utf-8", "surrogateescape")
+        return self._set_rule(Rule(Target.TICKET, name, RuleAction(job.what), reason=by.why, who=by.who), by).outcome
 
     def _ends(self, job: BulkJob, state: str) -> None:
         with self._lock:
@@ -214,13 +234,15 @@ class BulkLetters(Service):
             if not job.is_over:
                 job.state = READY if state == COUNTING else DONE
         if state == RUNNING:
-            on = f"{job.counted}: {job.told}"
-            self._letters.note(
-                OperatorAction(By(job.who, "http", job.why), job.what, on), outcome_of(job.outcomes.elements())
-            )
-            event(
-                log, f"bulk_{job.what}_finished", outcomes=dict(job.outcomes), filter=job.told, by=job.who, why=job.why
-            )
+            self._note(job)
+
+    def _note(self, job: BulkJob) -> None:
+        """Say in the action log and in the log what became of a job that ran."""
+        on = f"{job.counted}: {job.told}"
+        self._letters.note(
+            OperatorAction(By(job.who, "http", job.why), job.what, on), outcome_of(job.outcomes.elements())
+        )
+        event(log, f"bulk_{job.what}_finished", outcomes=dict(job.outcomes), filter=job.told, by=job.who, why=job.why)
 
 
 def _item(row: Mapping[str, Any]) -> TicketItem:

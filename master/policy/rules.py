@@ -35,7 +35,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from usher.common.protocol.letter_policies import ACTION
@@ -193,6 +193,16 @@ def _whole(value: object) -> int | None:
 
 def _encode(value: str) -> bytes:
     return value.encode("utf-8", "surrogateescape")
+
+
+def alike(rules: Iterable[Rule]) -> list[list[Rule]]:
+    """Put together the rules that differ in nothing but the ticket that they are for, as a bulk action sets them; each
+    other one stands alone. The order is that of the first of each."""
+    groups: dict[object, list[Rule]] = {}
+    for rule in rules:
+        same = replace(rule, value="", version=0, set_ms=0, id="") if rule.target is Target.TICKET else rule
+        groups.setdefault(same, []).append(rule)
+    return list(groups.values())
 
 
 class _Matches:

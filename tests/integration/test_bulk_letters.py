@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,16 +13,28 @@ from tests.abuse import check_contract
 from tests.integration.factories import World
 from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import CommandRefused
-from usher.master.operations.action_log import By
-from usher.master.operations.bulk_letters import COUNTING, DONE, DROP, READY, REDRIVE, STOPPED, BulkJob, BulkLetters
+from usher.master.operations.action_log import ActionLog, By
+from usher.master.operations.bulk_letters import (
+    COUNTING,
+    DONE,
+    DROP,
+    READY,
+    REDRIVE,
+    STOPPED,
+    TICKET_RULES,
+    BulkJob,
+    BulkLetters,
+)
 from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.live_rules import LiveRules
 from usher.master.operations.ticket_orders import OrderResult
 from usher.master.policy.letters import LetterFilter
+from usher.master.policy.rules import alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 
-#: No orders about tickets: how they are found, and given.
-_NO_TICKETS: Any = (lambda wanted: iter(()), None)
+#: No orders about tickets: how they are found, orders given, and rules set.
+_NO_TICKETS: Any = (lambda wanted: iter(()), None, None)
 
 
 @pytest.fixture
@@ -229,7 +242,7 @@ def test_an_order_is_about_the_tickets_and_the_messages_that_were_counted(world:
             raise ReplyUnknown("lost")
         return OrderResult(ticket_id, order.value, "asked", "")
 
-    bulk = BulkLetters(DeadLetters(world.link, world.keys), lambda wanted: iter(pages), give)
+    bulk = BulkLetters(DeadLetters(world.link, world.keys), lambda wanted: iter(pages), give, None)  # type: ignore[arg-type]
     job = bulk.prepare("give_up", TicketFilter(frozenset({"retrying"})), "retrying", "me")
     turn_until(bulk, job, READY)
     assert job.preview.count == 2
@@ -239,3 +252,50 @@ def test_an_order_is_about_the_tickets_and_the_messages_that_were_counted(world:
         bulk.run_once()
     turn_until(bulk, job, DONE)
     assert given == [("T2", "2-0"), ("T2", "2-0")]
+
+
+def rule_setter(world: World, tickets: list[str]) -> tuple[LiveRules, BulkLetters]:
+    """Bulk actions that find these tickets; a moment later each has another first message."""
+    rules, heads = LiveRules(world.link, world.keys), itertools.count(1)
+
+    def found(wanted: TicketFilter) -> Iterator[list[dict[str, Any]]]:
+        head = f"{next(heads)}-0"
+        yield [{"ticket_id": one, "state": "retrying", "message_ids": [head]} for one in tickets]
+
+    return rules, BulkLetters(DeadLetters(world.link, world.keys), found, None, rules.set)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("what", TICKET_RULES)
+def test_a_rule_is_set_for_each_ticket_that_was_counted_whatever_its_first_message_is_by_then(
+    world: World, what: str
+) -> None:
+    tickets = ["T1", "T\udcff", "T3"]
+    rules, bulk = rule_setter(world, tickets)
+    job = bulk.prepare(what, TicketFilter(frozenset({"retrying"})), "retrying", "ann")
+    turn_until(bulk, job, READY)
+    assert not rules.read().rules
+    tickets.append("newcomer")
+    assert bulk.run(job, "ann", "mended soon")
+    turn_until(bulk, job, DONE)
+    book = rules.read()
+    assert {(one.value, one.action.value, one.reason, one.who) for one in book.rules} == {
+        (ticket, what, "mended soon", "ann") for ticket in tickets[:3]
+    }
+    assert [len(some) for some in alike(book.rules)] == [3]
+    assert (dict(job.outcomes), job.failures) == ({"set": 3}, [])
+
+
+def test_where_there_is_no_room_for_more_rules_it_stops_and_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("usher.master.operations.live_rules.MOST_RULES", 2)
+    rules, bulk = rule_setter(world, ["T1", "T2", "T3", "T4"])
+    job = bulk.prepare("pause", TicketFilter(frozenset({"retrying"})), "retrying", "ann")
+    turn_until(bulk, job, READY)
+    bulk.run(job, "ann", "why")
+    turn_until(bulk, job, STOPPED)
+    assert (dict(job.outcomes), job.done, len(rules.read().rules)) == ({"set": 2}, 2, 2)
+    [(ticket, why)] = job.failures
+    assert (ticket, "lift some" in why) == ("T3", True)
+    newest = ActionLog(world.link, world.keys).page(None, 1)[0][0]
+    assert (newest["what"], newest["on"], newest["outcome"]) == ("pause", "4 tickets: retrying", "set 2")

@@ -79,7 +79,7 @@ class Site:
             TicketOrders(link, keys),
         )
         status = StatusReader(link, keys, sources)
-        self.bulk = BulkLetters(DeadLetters(link, keys), status.each, operations.order)
+        self.bulk = BulkLetters(DeadLetters(link, keys), status.each, operations.order, operations.set_rule)
         story, facts = (
             TicketHistory(link, keys, "ticket_id"),
             SystemDiagnostics(Link(link.url, "facts"), keys, LEASE_MS, sources),

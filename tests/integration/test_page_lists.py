@@ -120,3 +120,34 @@ def test_nothing_offers_to_act_on_no_delayed_message(site: Site, world: World) -
     delay(world, b"T", FUTURE)
     world.elect().due_delayed(10)
     assert "data-none" not in site.get("/delayed").text
+
+
+def test_tickets_of_a_filter_are_paused_after_a_preview_and_all_resumed_at_once(
+    site: Site,  # noqa: F811
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leader, a = world.elect(), world.join("a")
+    for number in range(3):
+        world.owned(leader, a, b"P%d" % number, b"%d-1" % (number + 1))
+    listed = site.get("/tickets?state=handed_over").text
+    assert 'value="pause">Pause all...' in listed
+    assert 'value="retry"' not in listed, "nothing of these can be retried"
+    where = site.post("/tickets/bulk", what="pause", state="handed_over").headers["Location"]
+    while site.bulk.jobs[0].state == "counting":
+        site.bulk.run_once()
+    monkeypatch.setattr("usher.master.web.pages.views.MOST_RULES", 2)
+    preview = site.get(where).text
+    assert all(text in preview for text in ("Pause all 3", "until their rules are lifted", "room for 2 more rules"))
+    assert "None:" in site.get("/rules").text
+    assert site.post(f"{where}/run", why="the shop is closed").status_code == 303
+    while site.bulk.jobs[0].state == "running":
+        site.bulk.run_once()
+    rules = site.get("/rules").text
+    assert all(text in rules for text in ("3 tickets", "the shop is closed", "Resume all 3", '/tickets/P2"'))
+    assert rules.count('action="/rules/lift"') == 1
+    ids = re.findall(r'name="id" value="([0-9a-f]+)"', rules)
+    answered = site.post("/rules/lift", id=[*ids, "0" * 12])
+    assert "lifted 3, gone already 1" in site.get(answered.headers["Location"]).text
+    assert "None:" in site.get("/rules").text
+    assert site.post("/rules/lift").status_code == 422

@@ -18,9 +18,10 @@ from usher.common.http.credentials import Role
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.master.insight.formatting import ticket_url, visible
 from usher.master.operations.action_log import FAILED, OperatorAction, chosen_letters, counted
-from usher.master.operations.bulk_letters import DROP, REDRIVE, BulkJob
+from usher.master.operations.bulk_letters import DROP, REDRIVE, TICKET_RULES, BulkJob
 from usher.master.operations.dead_letters import AT_ONCE, LetterResult
 from usher.master.policy.letters import also_for
+from usher.master.policy.rules import MOST_RULES
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.web.api import by_caller
@@ -131,8 +132,8 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
     @needs(Role.OPERATOR)
     def order_all() -> AnyResponse:
         what = request.form.get("what", "")
-        if what not in (TicketOrder.RETRY.value, TicketOrder.GIVE_UP.value):
-            raise Problem(422, "invalid_fields", "the field what must be retry or give_up")
+        if what not in (TicketOrder.RETRY.value, TicketOrder.GIVE_UP.value, *TICKET_RULES):
+            raise Problem(422, "invalid_fields", "the field what must be retry, give_up, pause or dead_letter")
         _, wanted = asked_tickets(request.form)
         if wanted == TicketFilter():
             raise Problem(422, "invalid_fields", "give a state, a consumer or an error")
@@ -185,8 +186,15 @@ def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
     @actions.post("/rules/lift")
     @needs(Role.OPERATOR)
     def lift() -> AnyResponse:
-        changed = port.operations.lift_rule(_read_form_text("id", 64), by_caller(read_why()))
-        return go(request.form.get("back", "/rules"), "That rule is gone already" if changed is None else changed.told)
+        by, ids = by_caller(read_why()), request.form.getlist("id")[:MOST_RULES]
+        if not ids or not all(0 < len(one) <= 64 for one in ids):
+            raise Problem(422, "invalid_fields", "the field id must be that of a rule")
+        lifted = [port.operations.lift_rule(one, by) for one in ids]
+        if len(ids) == 1:
+            told = "That rule is gone already" if lifted[0] is None else lifted[0].told
+        else:
+            told = counted("gone already" if one is None else one.outcome for one in lifted)
+        return go(request.form.get("back", "/rules"), told)
 
 
 def _add_orders(actions: Blueprint, port: PagePort, go: Go) -> None:

@@ -22,10 +22,11 @@ from usher.master.insight.formatting import ticket_url
 from usher.master.insight.live_overview import CONSUMERS, OVERVIEW
 from usher.master.insight.status import ticket_row
 from usher.master.insight.ticket_states import ParkedRows
+from usher.master.operations.bulk_letters import TICKET_RULES
 from usher.master.operations.dead_letters import LetterPage
 from usher.master.policy.charts import NAMES
 from usher.master.policy.letters import PARK, LetterFilter, Preview, also_for
-from usher.master.policy.rules import Target
+from usher.master.policy.rules import MOST_RULES, Target, alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.web.api import read_ticket_id
 from usher.master.web.find import find_messages, query_bytes, with_fields
@@ -352,7 +353,8 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
                 "this master does not know that bulk action; another one may run it, or this one has restarted since",
             )
         page = "tickets" if found.is_of_tickets else "letters"
-        return render_page("letters/job.html", page, job=found, also=also_for(port.letters.other_groups()))
+        room = MOST_RULES - len(port.operations.rules().rules) if found.what in TICKET_RULES else None
+        return render_page("letters/job.html", page, job=found, also=also_for(port.letters.other_groups()), room=room)
 
 
 # -- charts
@@ -418,7 +420,7 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
         return render_page(
             "operations/rules.html",
             "rules",
-            rules=[rule.shown() for rule in port.operations.rules().rules],
+            alike=[[rule.shown() for rule in some] for some in alike(port.operations.rules().rules)],
             stream=port.operations.stream,
         )
 
