@@ -64,7 +64,7 @@ class LeaderServices:
             self.roster,
             self.health,
             janitor,
-            ChartKeeper(link("charts"), keys, self.lead, self.dispatcher.tenants),
+            ChartKeeper(link("charts"), keys, self.lead, self.dispatcher.tenants, settings.by_stream),
             *self._bell.services,
         ]
         trim_s, is_work = settings.trim_seconds, settings.sources is not None

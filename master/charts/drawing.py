@@ -8,7 +8,7 @@ from math import ceil, floor, log10
 from typing import Any, NamedTuple
 
 from usher.master.charts.reader import ChartSpan
-from usher.master.policy.charts import ALL, percentile_ms
+from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, percentile_ms
 
 #: Size of a chart in its own units, and the room for its axes.
 WIDTH, HEIGHT, _LEFT, _BOTTOM, _TOP = 560, 180, 80, 22, 8
@@ -43,17 +43,17 @@ def _rate(name: str) -> Value:
     return value
 
 
-def _of_part(key: str, name: str) -> Value:
+def _of_part(key: str, group: str, name: str) -> Value:
     def value(point: Mapping[str, Any]) -> float | None:
-        part = point["parts"].get(name)
+        part = point.get(group, {}).get(name)
         return 1000 * float(part[key] if part else 0) / float(point["ms"]) if point["ms"] else None
 
     return value
 
 
-def _percentile(key: str, share: float, name: str) -> Value:
+def _percentile(key: str, share: float, group: str, name: str) -> Value:
     def value(point: Mapping[str, Any]) -> float | None:
-        part = point["parts"].get(name)
+        part = point.get(group, {}).get(name)
         return percentile_ms(part[key], share) if part else None
 
     return value
@@ -68,15 +68,16 @@ def _of_tenant(at: int, name: str, is_rate: bool) -> Value:
     return value
 
 
-def kinds(consumer: str, tenant: str) -> tuple[ChartKind, ...]:
-    """Return the charts of everything, of a consumer, or of a tenant."""
+def kinds(consumer: str, tenant: str, source: str) -> tuple[ChartKind, ...]:
+    """Return the charts of everything, of a consumer, of a tenant, or of a source."""
     if tenant:
         given = Series("handed over", "one", _of_tenant(0, tenant, True))
         waiting = Series("tickets", "two", _of_tenant(1, tenant, False))
         return ChartKind("Handed over per second", "number", (given,)), ChartKind("Waiting", "number", (waiting,))
-    failed = Series("failed", "bad", _of_part("failed", consumer or ALL))
-    if consumer:
-        moved = [ChartKind("Per second", "number", (Series("done", "two", _of_part("done", consumer)), failed))]
+    part = (BY_SOURCE, source) if source else (BY_CONSUMER, consumer or ALL)
+    failed = Series("failed", "bad", _of_part("failed", *part))
+    if consumer or source:
+        moved = [ChartKind("Per second", "number", (Series("done", "two", _of_part("done", *part)), failed))]
     else:
         sent, done = Series("sent", "one", _rate("sent")), Series("done", "two", _rate("done"))
         lag = Series("unread (lag)", "one", lambda point: None if point["lag"] is None else float(point["lag"]))
@@ -90,8 +91,8 @@ def kinds(consumer: str, tenant: str) -> tuple[ChartKind, ...]:
             title,
             "duration",
             (
-                Series("p50", "two", _percentile(key, 0.5, consumer)),
-                Series("p99", "one", _percentile(key, 0.99, consumer)),
+                Series("p50", "two", _percentile(key, 0.5, *part)),
+                Series("p99", "one", _percentile(key, 0.99, *part)),
             ),
         )
         for key, title in (("wait", "Wait from sent to start"), ("took", "Handler time"))
@@ -162,10 +163,11 @@ def _moment(ms: int, span: ChartSpan) -> str:
     return f"{when:%d %b}" if span.length_ms > 86_400_000 else f"{when:%H:%M}"
 
 
-def totals(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each consumer of these merged points, the busiest first."""
+def totals(points: Sequence[Mapping[str, Any]], group: str) -> list[dict[str, Any]]:
+    """Return a row for each consumer, or source, of these points, the busiest first."""
     found: dict[str, dict[str, Any]] = {}
-    for name, part in ((name, part) for point in points for name, part in point["parts"].items() if name != ALL):
+    parts = (item for point in points for item in point.get(group, {}).items())
+    for name, part in ((name, part) for name, part in parts if name != ALL):
         row = found.setdefault(name, {"name": name, "done": 0, "failed": 0, "wait": {}, "took": {}})
         row["done"] += part["done"]
         row["failed"] += part["failed"]

@@ -30,15 +30,21 @@ _FIRST_MS = 60_000
 
 class ChartKeeper(Service):
     """The service. ``tenants``: for each tenant, by name, (messages handed over so far, tickets that wait, weight, held
-    by a rule)."""
+    by a rule); ``by_stream``: tickets are called SOURCE/ID."""
 
     name = "charts"
     stalls_after_s = 180.0
 
     def __init__(
-        self, link: Link, keys: Keys, lead: Lead, tenants: Callable[[], Mapping[str, Sequence[Any]]] = dict
+        self,
+        link: Link,
+        keys: Keys,
+        lead: Lead,
+        tenants: Callable[[], Mapping[str, Sequence[Any]]] = dict,
+        by_stream: bool = False,
     ) -> None:
         super().__init__()
+        self._by_stream = by_stream
         self._link = link
         self._scripts = ScriptRunner(link)
         self._keys = keys
@@ -76,7 +82,8 @@ class ChartKeeper(Service):
         former = max(earlier, key=lambda one: int(one["t"]), default=None)
         after = former["runs"] if former is not None else f"{now_ms - _FIRST_MS}-0"
         runs, in_part = self._read_runs(after, level.runs)
-        made = charts.point(now_ms, level, former, charts.gather(runs), self._take_tenants(), in_part=in_part)
+        counted = charts.gather(runs, by_stream=self._by_stream)
+        made = charts.point(now_ms, level, former, counted, self._take_tenants(), in_part=in_part)
         for finer, ring in zip(RINGS, (*coarser, None), strict=True):
             encoded = charts.encode(made)
             yield finer.field(now_ms), encoded

@@ -40,12 +40,18 @@ class Ring(NamedTuple):
 RINGS = (Ring("m", 60_000, 64), Ring("q", 900_000, 100), Ring("h", 7_200_000, 88))
 #: The longest point, in bytes; all of them have at most 252 * LONGEST (2 MiB), and some 200 KiB as a rule.
 LONGEST = 8_192
-#: The most consumers, and tenants, of a point, and the most characters of their names.
+#: The most consumers, sources and tenants of a point, and the most characters of their names.
 NAMES, _LONGEST_NAME = 20, 100
-#: Executions of all consumers; those of the consumers that have no place in a point.
+#: Executions of all consumers; those of the consumers, or sources, that have no place in a point.
 ALL, OTHERS = "", "(others)"
+#: By what executions are counted apart: the consumer, and the source of which a work stream has the message.
+BY_CONSUMER, BY_SOURCE = "parts", "sources"
 _FAILED = (FAILED, CRASHED, GAVE_UP)
 _FIRST_US, _LAST_STEP = 100, 80
+
+
+#: Counts of executions, by name.
+Parts = dict[str, dict[str, Any]]
 
 
 class Level(NamedTuple):
@@ -83,18 +89,21 @@ def percentile_ms(counts: Mapping[str, int], share: float) -> float | None:
     return None
 
 
-def gather(runs: Iterable[RunRecord]) -> dict[str, dict[str, Any]]:
-    """Count executions, those of each consumer and ``ALL``. A message's wait is the time from its id to the start of
-    its first attempt."""
-    found: dict[str, dict[str, Any]] = {}
+def gather(runs: Iterable[RunRecord], *, by_stream: bool = False) -> dict[str, Parts]:
+    """Count executions: those of each consumer and ``ALL``, and those of each source where tickets are called
+    SOURCE/ID (``by_stream``). A message's wait is the time from its id to the start of its first attempt."""
+    found: dict[str, Parts] = {BY_CONSUMER: {}, BY_SOURCE: {}}
     for run in runs:
         wait = took = -1
         if run.attempt == 1:
             wait = step_of(run.start_us - 1000 * int(run.id.partition("-")[0]))
         if run.end_us:
             took = step_of(run.end_us - run.start_us)
-        for name in (ALL, run.consumer.rpartition(":")[0][:_LONGEST_NAME]):
-            part = found.get(name) or found.setdefault(name, _part())
+        places = [(BY_CONSUMER, ALL), (BY_CONSUMER, run.consumer.rpartition(":")[0][:_LONGEST_NAME])]
+        if by_stream and "/" in run.ticket:
+            places.append((BY_SOURCE, run.ticket.partition("/")[0][:_LONGEST_NAME]))
+        for group, name in places:
+            part = found[group].get(name) or found[group].setdefault(name, _part())
             part["done"] += run.outcome == DONE
             part["failed"] += run.outcome in _FAILED
             for key, step in (("wait", wait), ("took", took)):
@@ -107,7 +116,7 @@ def point(
     now_ms: int,
     level: Level,
     former: Mapping[str, Any] | None,
-    runs: Mapping[str, dict[str, Any]],
+    runs: Mapping[str, Parts],
     tenants: Mapping[str, Sequence[Any]],
     *,
     in_part: bool,
@@ -127,7 +136,7 @@ def point(
         "sent_total": level.sent,
         "done_total": level.done,
         "runs": level.runs,
-        "parts": runs,
+        **runs,
         "tenants": {name[:_LONGEST_NAME]: list(told) for name, told in list(tenants.items())[:NAMES]},
         "in_part": in_part,
     }
@@ -141,37 +150,44 @@ def merge(begin_ms: int, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         known = [one[name] for one in points if one[name] is not None]
         merged[name] = (max(known) if name == "lag" else sum(known)) if known else None
     merged |= {name: max(one[name] for one in points) for name in ("pending", "oldest_ms")}
-    parts: dict[str, dict[str, Any]] = {}
+    parts: dict[str, Parts] = {BY_CONSUMER: {}, BY_SOURCE: {}}
     tenants: dict[str, list[Any]] = {}
     for one in points:
-        for name, part in one["parts"].items():
-            _add(parts.setdefault(name, _part()), part)
+        for group, of in parts.items():
+            for name, part in one.get(group, {}).items():  # a point of a former version has no sources
+                _add(of.setdefault(name, _part()), part)
         for name, (given, waiting, weight, held) in one["tenants"].items():
             before = tenants.get(name, [0, 0, weight, False])
             tenants[name] = [before[0] + given, max(before[1], waiting), weight, held]
     most = sorted(tenants.items(), key=lambda item: -item[1][0])[:NAMES]
-    return merged | {"parts": parts, "tenants": dict(most)}
+    return merged | parts | {"tenants": dict(most)}
 
 
 def encode(one: Mapping[str, Any]) -> bytes:
-    """Encode a point in at most ``LONGEST`` bytes: the consumers with the fewest executions are ``OTHERS``, the tenants
-    with the fewest messages are left out."""
-    parts = one["parts"]
-    ranked = sorted(parts, key=lambda name: (name != ALL, name == OTHERS, -_size(parts[name])))
+    """Encode a point in at most ``LONGEST`` bytes: the consumers and the sources with the fewest executions are
+    ``OTHERS``, the tenants with the fewest messages are left out."""
     most = NAMES
     while True:
-        kept = {name: parts[name] for name in ranked[: most + 1]}
-        if rest := [parts[name] for name in ranked[most + 1 :]]:
-            others = _part()
-            for part in (kept.pop(OTHERS, None), *rest):
-                if part is not None:
-                    _add(others, part)
-            kept[OTHERS] = others
+        kept = {group: _busiest(one.get(group, {}), most) for group in (BY_CONSUMER, BY_SOURCE)}
         tenants = dict(list(one["tenants"].items())[:most])
-        made = orjson.dumps({**one, "parts": kept, "tenants": tenants})
+        made = orjson.dumps({**one, **kept, "tenants": tenants})
         if len(made) <= LONGEST or not most:
             return made
         most //= 2
+
+
+def _busiest(parts: Parts, most: int) -> Parts:
+    """Return the parts with the most executions, beside ``ALL``; all the others as one."""
+    ranked = sorted(parts, key=lambda name: (name != ALL, name == OTHERS, -_size(parts[name])))
+    most += ALL in parts
+    kept = {name: parts[name] for name in ranked[:most]}
+    if rest := [parts[name] for name in ranked[most:]]:
+        others = _part()
+        for part in (kept.pop(OTHERS, None), *rest):
+            if part is not None:
+                _add(others, part)
+        kept[OTHERS] = others
+    return kept
 
 
 def decode(value: Any) -> dict[str, Any] | None:

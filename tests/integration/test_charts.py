@@ -105,6 +105,19 @@ def test_tenants_have_what_they_were_given_since_the_former_point(world: World) 
     assert point["tenants"] == {"x": [4, 0, 1.0, False], "y": [0, 0, 2.0, True]}
 
 
+def test_a_work_stream_has_charts_of_each_source(world: World) -> None:
+    now_us = 1000 * wall_ms()
+    runs = [RunRecord("a:1", f"shop:{n}/7", f"{now_us // 1000}-{n}", 1, 1, now_us, now_us + 7_000) for n in range(2)]
+    world.link.call("XADD", world.keys.runs, "*", "batch", encode("a:1", map(_as_executed, runs), ["done", "failed"]))
+    epoch = world.elect().epoch
+    for by_stream, found in ((False, {}), (True, {"shop:0": (1, 0), "shop:1": (0, 1)})):
+        world.link.call("DEL", world.keys.charts)
+        _keeper(world, epoch, by_stream=by_stream).run_once()
+        for span in SPANS.values():
+            (point,) = ChartReader(world.link, world.keys).read(span)[1]
+            assert {name: (part["done"], part["failed"]) for name, part in point["sources"].items()} == found
+
+
 def test_a_redis_without_group_or_stream_has_a_point_too(link: Link) -> None:
     world = World(link)
     epoch = world.elect().epoch

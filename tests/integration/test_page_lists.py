@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 import pytest
@@ -9,7 +10,11 @@ import pytest
 from tests.integration.delays import FUTURE, delay
 from tests.integration.factories import World
 from tests.integration.test_page import Site, busy, site  # noqa: F401
+from usher.common.base.clock import wall_ms
+from usher.common.protocol.run_log import RunRecord
 from usher.master.operations.dead_letters import DeadLetters
+from usher.master.policy import charts
+from usher.master.policy.charts import Level
 
 
 @pytest.mark.parametrize(
@@ -151,3 +156,19 @@ def test_tickets_of_a_filter_are_paused_after_a_preview_and_all_resumed_at_once(
     assert "lifted 3, gone already 1" in site.get(answered.headers["Location"]).text
     assert "None:" in site.get("/rules").text
     assert site.post("/rules/lift").status_code == 422
+
+
+def test_the_charts_lead_to_those_of_a_source(site: Site, world: World) -> None:  # noqa: F811
+    now_ms = wall_ms()
+    runs = [RunRecord("a:1", "shop:1/7", f"{now_ms}-1", 1, 1, 1000 * now_ms, 1000 * now_ms + 7_000)]
+    level = Level(1, 1, 0, 0, 0, "1-0")
+    one = charts.point(now_ms, level, None, charts.gather(runs, by_stream=True), {}, in_part=False) | {"ms": 1000}
+    world.link.call("HSET", world.keys.charts, charts.RINGS[0].field(now_ms), charts.encode(one))
+    shown = site.get("/charts").text
+    assert "<h2>Consumers</h2>" in shown
+    link = re.search(r'<h2>Sources</h2>.*?href="(/charts[^"]*source=[^"]*)">shop:1</a>', shown, re.DOTALL)
+    assert link
+    of_source = site.get(html.unescape(link[1])).text
+    assert "of source <bdi>shop:1</bdi>" in of_source
+    assert "Handler time" in of_source
+    assert "<h2>Sources</h2>" not in of_source

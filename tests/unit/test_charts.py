@@ -9,14 +9,15 @@ import pytest
 
 from usher.common.protocol.run_log import RunRecord
 from usher.master.charts import drawing
-from usher.master.charts.drawing import draw, kinds
+from usher.master.charts.drawing import draw, kinds, totals
 from usher.master.charts.reader import SPANS
 from usher.master.insight.formatting import duration as format_duration
 from usher.master.insight.formatting import number as format_number
 from usher.master.policy import charts
-from usher.master.policy.charts import ALL, LONGEST, NAMES, OTHERS, RINGS, Level
+from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, LONGEST, NAMES, OTHERS, RINGS, Level
 
 _NOW = 1_700_000_000_000
+_NOTHING = charts.gather(())
 
 
 def _level(sent: int | None = 0, done: int | None = 0) -> Level:
@@ -32,7 +33,7 @@ def _run(
 
 def test_percentiles_are_right_within_a_fifth() -> None:
     for took_ms in (0.3, 1.7, 40, 9_999, 3_600_000):
-        part = charts.gather([_run(took_ms=took_ms)] * 99 + [_run(took_ms=50 * took_ms)])[ALL]
+        part = charts.gather([_run(took_ms=took_ms)] * 99 + [_run(took_ms=50 * took_ms)])[BY_CONSUMER][ALL]
         for share, true in ((0.5, took_ms), (0.99, took_ms), (1.0, 50 * took_ms)):
             found = charts.percentile_ms(part["took"], share)
             assert found is not None
@@ -43,7 +44,7 @@ def test_executions_are_counted_by_consumer_and_a_second_attempt_has_not_waited(
     runs = [_run("a:1"), _run("b:2", outcome="failed"), _run("b:2", outcome="retry_later")]
     runs.append(_run("b:3")._replace(attempt=2))
     runs.append(_run("b:3", outcome="crashed")._replace(end_us=0))
-    found = charts.gather(runs)
+    found = charts.gather(runs)[BY_CONSUMER]
     assert {name: (part["done"], part["failed"]) for name, part in found.items()} == {
         ALL: (2, 2),
         "a": (1, 0),
@@ -52,12 +53,29 @@ def test_executions_are_counted_by_consumer_and_a_second_attempt_has_not_waited(
     assert sum(found[ALL]["wait"].values()) == sum(found[ALL]["took"].values()) == 4
 
 
+def test_executions_of_a_work_stream_are_counted_by_source_and_the_busiest_have_a_place() -> None:
+    tickets = ["a/1", "a/2/3", "b/1", "none"] + [f"s{n}/1" for n in range(30) for _ in range(3)]
+    runs = [_run()._replace(ticket=ticket) for ticket in tickets]
+    assert charts.gather(runs)[BY_SOURCE] == {}, "tickets may have any name"
+    one = charts.point(_NOW, _level(), None, charts.gather(runs, by_stream=True), {}, in_part=False)
+    assert {name: one[BY_SOURCE][name]["done"] for name in ("a", "b", "s7")} == {"a": 2, "b": 1, "s7": 3}
+    kept = charts.decode(charts.encode(charts.merge(_NOW, [one, one])))
+    assert kept is not None
+    assert (len(kept[BY_SOURCE]), "a" in kept[BY_SOURCE], kept[BY_SOURCE]["s7"]["done"]) == (NAMES + 1, False, 6)
+    assert sum(part["done"] for part in kept[BY_SOURCE].values()) == 2 * 93
+    former = {name: value for name, value in one.items() if name != BY_SOURCE}
+    assert charts.merge(_NOW, [former, one])[BY_SOURCE]["a"]["done"] == 2, "a former version counted none"
+    assert [row["done"] for row in totals([former, kept], BY_SOURCE) if row["name"] == "s7"] == [6]
+    done, failed = draw(kinds("", "", "s7")[0], [one | {"ms": 60_000}, former], SPANS["1h"], _NOW)["rows"][0][1]
+    assert (done, failed) == (3 / 60, 0)
+
+
 def test_a_point_counts_since_the_former_one_and_nothing_where_a_count_went_back() -> None:
-    former = charts.point(_NOW, _level(100, 50), None, {}, {}, in_part=False)
+    former = charts.point(_NOW, _level(100, 50), None, _NOTHING, {}, in_part=False)
     assert (former["sent"], former["ms"]) == (None, 0)
-    late = charts.point(_NOW + 300_000, _level(160, 20), former, {}, {}, in_part=False)
+    late = charts.point(_NOW + 300_000, _level(160, 20), former, _NOTHING, {}, in_part=False)
     assert (late["sent"], late["done"], late["ms"]) == (60, None, 300_000)
-    assert charts.point(_NOW, _level(None, None), former, {}, {}, in_part=False)["sent"] is None
+    assert charts.point(_NOW, _level(None, None), former, _NOTHING, {}, in_part=False)["sent"] is None
 
 
 def test_merged_points_are_their_sum_and_the_highest_level() -> None:
@@ -112,8 +130,10 @@ def test_a_chart_has_pieces_where_points_are_missing_and_keeps_within_its_axes()
     points = []
     for minute in (0, 1, 2, 20, 21, 40):
         former = points[-1] if points else None
-        points.append(charts.point(_NOW + 60_000 * minute, _level(100 * minute, 0), former, {}, {}, in_part=False))
-    drawn = draw(kinds("", "")[0], points, SPANS["1h"], _NOW + 45 * 60_000)
+        points.append(
+            charts.point(_NOW + 60_000 * minute, _level(100 * minute, 0), former, _NOTHING, {}, in_part=False)
+        )
+    drawn = draw(kinds("", "", "")[0], points, SPANS["1h"], _NOW + 45 * 60_000)
     assert [len(line["pieces"]) for line in drawn["lines"]] == [3, 3, 3]
     places = [
         tuple(map(float, one.split(",")))
@@ -123,12 +143,12 @@ def test_a_chart_has_pieces_where_points_are_missing_and_keeps_within_its_axes()
     ]
     assert all(drawn["left"] <= x <= drawn["right"] and 0 <= y <= drawn["bottom"] for x, y in places)
     assert drawn["rows"][1][1][0] == 100 / 60
-    assert not draw(kinds("nobody", "")[-1], points, SPANS["1h"], _NOW + 45 * 60_000)["lines"][0]["pieces"]
+    assert not draw(kinds("nobody", "", "")[-1], points, SPANS["1h"], _NOW + 45 * 60_000)["lines"][0]["pieces"]
 
 
 @pytest.mark.parametrize("most", [1, 7, 430, 99_999, 150_000, 1_100_000, 47_000_000, 800_000_000])
 def test_the_numbers_of_an_axis_have_room_beside_it(most: int) -> None:
-    drawn = draw(kinds("", "")[0], [], SPANS["1h"], _NOW)
+    drawn = draw(kinds("", "", "")[0], [], SPANS["1h"], _NOW)
     top, step = drawing._scale(most)
     marks = [step * n for n in range(1, round(top / step) + 1)]
     widest = max(len(told) for mark in marks for told in (format_duration(mark), format_number(mark)))
@@ -137,8 +157,8 @@ def test_the_numbers_of_an_axis_have_room_beside_it(most: int) -> None:
 
 def test_a_lag_that_redis_does_not_know_is_no_zero() -> None:
     unknown = _level()._replace(lag=None)
-    one, two = (charts.point(_NOW, level, None, {}, {}, in_part=False) for level in (unknown, _level()))
+    one, two = (charts.point(_NOW, level, None, _NOTHING, {}, in_part=False) for level in (unknown, _level()))
     assert (charts.merge(_NOW, [one, one])["lag"], charts.merge(_NOW, [one, two])["lag"]) == (None, 3)
-    chart = draw(kinds("", "")[1], [one], SPANS["1h"], _NOW)
+    chart = draw(kinds("", "", "")[1], [one], SPANS["1h"], _NOW)
     assert chart["rows"][0][1][0] is None
     assert [bool(line["pieces"]) for line in chart["lines"]] == [False, True]

@@ -24,7 +24,7 @@ from usher.master.insight.status import ticket_row
 from usher.master.insight.ticket_states import ParkedRows
 from usher.master.operations.bulk_letters import TICKET_RULES
 from usher.master.operations.dead_letters import LetterPage
-from usher.master.policy.charts import NAMES
+from usher.master.policy.charts import BY_CONSUMER, BY_SOURCE, NAMES
 from usher.master.policy.letters import PARK, LetterFilter, Preview, also_for
 from usher.master.policy.rules import MOST_RULES, Target, alike
 from usher.master.policy.ticket_filter import TicketFilter
@@ -364,13 +364,14 @@ def _add_charts(views: Blueprint, port: PagePort) -> None:
     @views.get("/charts")
     def charts() -> str:
         asked = request.args
-        span, consumer, tenant = asked.get("span", "1h"), asked.get("consumer", ""), asked.get("tenant", "")
-        if span not in SPANS or max(len(consumer), len(tenant)) > _LONGEST_ID:
+        span, of = asked.get("span", "1h"), {name: asked.get(name, "") for name in ("consumer", "tenant", "source")}
+        if span not in SPANS or max(map(len, of.values())) > _LONGEST_ID:
             raise Problem(422, "invalid_fields", "the span must be 1h, 24h or 7d")
         now_ms, points = port.charts.read(SPANS[span])
-        facts: dict[str, Any] = {"spans": SPANS, "span": span, "consumer": consumer, "tenant": tenant}
-        facts |= {"drawn": [draw(kind, points, SPANS[span], now_ms) for kind in kinds(consumer, tenant)]}
-        facts |= {"by_consumer": totals(points), "by_tenant": turns(points), "names": NAMES, "now_ms": now_ms}
+        facts: dict[str, Any] = {"spans": SPANS, "span": span, **of}
+        facts |= {"drawn": [draw(kind, points, SPANS[span], now_ms) for kind in kinds(**of)]}
+        facts |= {"by": {"Consumer": totals(points, BY_CONSUMER), "Source": totals(points, BY_SOURCE)}}
+        facts |= {"by_tenant": turns(points), "names": NAMES, "now_ms": now_ms}
         facts |= {"in_part": sum(one["in_part"] for one in points), "points": len(points), "has_points": bool(points)}
         return render_page("system/charts.html", "charts", width=WIDTH, height=HEIGHT, **facts)
 
