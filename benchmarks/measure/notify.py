@@ -3,12 +3,14 @@ commit (as up to schema version 1), or only while the streamer sleeps. Used by `
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import shutil
+import statistics
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,9 @@ from usher.common.sql.alchemy import sa
 from usher.deploy.bench import machine
 from usher.deploy.bench.rig import STREAM, BenchFailed, Rig
 
-#: Variants; each turn has an order of its own.
+#: Variants of the one trigger; each turn has an order of its own.
 _VARIANTS = ("bare", "former", "new")
-_FUNCTIONS = re.compile(r"^CREATE FUNCTION .*?^END \$\$;", re.DOTALL | re.MULTILINE)
+_NEWS = re.compile(r"^CREATE (?:OR REPLACE )?(FUNCTION usher_outbox_news\(\).*?^END \$\$;)", re.DOTALL | re.MULTILINE)
 #: A row that says when it was written.
 _WRITE = """\\set ticket random(1, 1000000)
 INSERT INTO staged_log_records (ticket_id, action, object, data)
@@ -35,68 +37,79 @@ _TPS = re.compile(r"^tps = ([\d.]+)", re.MULTILINE)
 
 
 def notify(
-    writers: int, seconds: float, rates: tuple[float, ...], sql_url: str, durable: bool, environ: Mapping[str, str]
+    writers: int,
+    seconds: float,
+    turns: int,
+    rates: tuple[float, ...],
+    sql_url: str,
+    durable: bool,
+    environ: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Measure each variant once, the streamer running: at full speed, and the time from the INSERT to the stream at
-    fixed rates."""
-    run: dict[str, Any] = {"writers": writers, "seconds": seconds, "appendonly": durable, "cpu_seconds": {}}
-    for variant in random.sample(_VARIANTS, len(_VARIANTS)):  # what one leaves behind slows the next
-        with tempfile.TemporaryDirectory(prefix="usher-bench-") as name, Rig(Path(name), durable, environ) as rig:
-            run["redis"] = rig.redis_version()
-            url, engine = _made(sql_url, variant)
-            outbox = OutboxStore(url, "--sql")
-            try:
-                told, run["cpu_seconds"][variant] = _of_variant(rig, outbox, url, writers, seconds, rates)
-                run |= {f"{variant}_{what}": value for what, value in told.items()}
-            finally:
-                outbox.close()
-                with engine.begin() as connection:
-                    connection.execute(sa.text("DROP SCHEMA usher_bench CASCADE"))
-                engine.dispose()
+    """Measure once, the streamer running: each variant at full speed, by turns, and the time from the INSERT to the
+    stream at fixed rates. A ratio is the geometric mean of those of the turns: what the disk does from one second to
+    the next changes a turn by a third, in both directions."""
+    told: dict[str, list[float]] = {variant: [] for variant in _VARIANTS}
+    run: dict[str, Any] = {"writers": writers, "seconds": seconds, "turns": turns, "appendonly": durable}
+    with tempfile.TemporaryDirectory(prefix="usher-bench-") as name, Rig(Path(name), durable, environ) as rig:
+        run["redis"] = rig.redis_version()
+        script = rig.folder / "write.sql"
+        script.write_text(_WRITE)
+        with _outbox(sql_url) as (url, outbox, owner), running_streamer(rig, url, poll_s=0.5) as program:
+
+            def sent(variant: str, rate: float = 0) -> float:
+                """Have the writers write under a variant, and all be sent; return the commits per second."""
+                _choose(owner, variant)
+                rig.link.call("DEL", STREAM)
+                per_second = _commits(rig, url, script, writers, seconds, rate)
+                until(lambda: outbox.waiting()[0] == 0, program)
+                return per_second
+
+            for _ in range(turns):
+                for variant in random.sample(_VARIANTS, len(_VARIANTS)):  # what one leaves behind slows the next
+                    told[variant].append(sent(variant))
+            for rate in rates:
+                for variant in random.sample(_VARIANTS, len(_VARIANTS)):
+                    sent(variant, rate)
+                    waits = _waits(rig)
+                    run[f"{variant}_p99_ms_at_{rate:g}"] = round(waits[int(len(waits) * 0.99)], 1)
+            run["streamer_cpu_seconds"] = round(machine.cpu_seconds(program.pid), 2)
+    run |= {f"{variant}_per_second": round(statistics.geometric_mean(told[variant]), 1) for variant in _VARIANTS}
     run |= {f"{name}_ratio": round(run[f"{name}_per_second"] / run["bare_per_second"], 3) for name in _VARIANTS[1:]}
-    return run
+    return run | {"turns_per_second": told}
 
 
-def _of_variant(
-    rig: Rig, outbox: OutboxStore, url: str, writers: int, seconds: float, rates: tuple[float, ...]
-) -> tuple[dict[str, float], float]:
-    """Return the figures of one variant, and the CPU seconds of the streamer at full speed."""
-    script = rig.folder / "write.sql"
-    script.write_text(_WRITE)
-    with running_streamer(rig, url, poll_s=0.5) as program:
-        before = machine.cpu_seconds(program.pid)
-        told = {"per_second": _commits(rig, url, script, writers, seconds)}
-        until(lambda: outbox.waiting()[0] == 0, program)
-        spent = round(machine.cpu_seconds(program.pid) - before, 2)
-        for rate in rates:
-            rig.link.call("DEL", STREAM)
-            _commits(rig, url, script, writers, seconds, rate)
-            until(lambda: outbox.waiting()[0] == 0, program)
-            waits = _waits(rig)
-            told[f"p99_ms_at_{rate:g}"] = round(waits[int(len(waits) * 0.99)], 1)
-    return told, spent
-
-
-def _made(sql_url: str, variant: str) -> tuple[str, sa.Engine]:
-    """Make an outbox in a schema of its own; return its URL, and an engine of the database."""
+@contextlib.contextmanager
+def _outbox(sql_url: str) -> Iterator[tuple[str, OutboxStore, sa.Engine]]:
+    """Make an outbox in the schema ``usher_bench``; yield its URL, the outbox, and an engine. What a former run that
+    was killed has left there goes."""
     engine = open_engine(sql_url, "--sql")
     if engine.dialect.name != "postgresql":
         raise BenchFailed("--sql: only PostgreSQL notifies")
-    with engine.begin() as connection:
-        connection.execute(sa.text("CREATE SCHEMA usher_bench"))
     url = engine.url.update_query_dict({"options": "-csearch_path=usher_bench"}).render_as_string(hide_password=False)
-    outbox = OutboxStore(url, "--sql")
-    outbox.migrate()
-    outbox.close()
-    own = open_engine(url, "--sql")
-    with own.execution_options(no_parameters=True).begin() as connection:
-        if variant != "new":
-            for function in _FUNCTIONS.findall(versions("postgresql")[1]):
-                connection.exec_driver_sql(function.replace("CREATE", "CREATE OR REPLACE", 1))
-        if variant == "bare":
-            connection.exec_driver_sql("DROP TRIGGER usher_outbox_news ON staged_log_records")
-    own.dispose()
-    return url, engine
+    drop = sa.text("DROP SCHEMA IF EXISTS usher_bench CASCADE")
+    with engine.begin() as connection:
+        connection.execute(drop)
+        connection.execute(sa.text("CREATE SCHEMA usher_bench"))
+    outbox, owner = OutboxStore(url, "--sql"), open_engine(url, "--sql")
+    try:
+        outbox.migrate()
+        yield url, outbox, owner
+    finally:
+        outbox.close()
+        owner.dispose()
+        with engine.begin() as connection:
+            connection.execute(drop)
+        engine.dispose()
+
+
+def _choose(owner: sa.Engine, variant: str) -> None:
+    """Have commits notify as a variant does."""
+    files = versions("postgresql")
+    found = [text for number in sorted(files) for text in _NEWS.findall(files[number])]
+    state = "DISABLE" if variant == "bare" else "ENABLE"
+    with owner.execution_options(no_parameters=True).begin() as connection:
+        connection.exec_driver_sql(f"CREATE OR REPLACE {found[0 if variant == 'former' else -1]}")
+        connection.exec_driver_sql(f"ALTER TABLE staged_log_records {state} TRIGGER usher_outbox_news")
 
 
 def _commits(rig: Rig, url: str, script: Path, writers: int, seconds: float, rate: float = 0) -> float:
