@@ -20,7 +20,13 @@ from usher.deploy.bench.cli import JSON, RUNS, VOLATILE, report
 )
 @click.option("--sql", "sql_url", required=True, help="A database, e.g. postgresql+psycopg://user@host/bench.")
 @click.option("--writers", type=click.IntRange(1, 1000), default=32, show_default=True, help="Connections that write.")
-@click.option("--seconds", type=click.FloatRange(min=1), default=2.0, show_default=True, help="Length of each part.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=2.0,
+    show_default=True,
+    help="Length of a turn; at fixed rates, five times that.",
+)
 @click.option("--turns", type=click.IntRange(1, 1000), default=10, show_default=True, help="Turns at full speed.")
 @click.option(
     "--rate",

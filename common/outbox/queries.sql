@@ -33,17 +33,22 @@ ORDER BY row_id LIMIT :count;
 -- name: batch [postgresql]
 -- What is stored, perhaps compressed, is summed up first: measuring a value means to unpack it, and a thousand large ones take longer than
 -- a lease. read_only: on a standby, or where default_transaction_read_only is set (a managed server's disk is nearly full).
-SELECT row_id, uid, coalesce(ticket_id, ticket), action, object, data::text, size, current_setting('transaction_read_only') AS read_only
-FROM (SELECT id AS row_id, ticket, size, sum(size) OVER (ORDER BY id) - size AS before
-      FROM (SELECT id, left(ticket_id, 257) AS ticket, octet_length(uid) + octet_length(ticket_id) + octet_length(action) + octet_length(object) + octet_length(data::text) AS size
-            FROM (SELECT *, sum(stored) OVER (ORDER BY id) - stored AS stored_before
-                  FROM (SELECT *, pg_column_size(uid) + pg_column_size(ticket_id) + pg_column_size(action) + pg_column_size(object)
-                                  + pg_column_size(data) AS stored FROM staged_log_records AS staged
+-- No join: statistics of a queue are wrong as often as not (of a moment when it was empty), and then each row was looked for among all of
+-- them. OFFSET 0 keeps NOT EXISTS from being made one; rows are read by id, up to :count of them.
+SELECT row_id, CASE WHEN fits THEN uid END AS uid, CASE WHEN fits THEN ticket_id ELSE left(ticket_id, 257) END AS ticket_id,
+       CASE WHEN fits THEN action END AS action, CASE WHEN fits THEN object END AS object, CASE WHEN fits THEN data::text END AS data,
+       size, current_setting('transaction_read_only') AS read_only
+FROM (SELECT *, size <= :row_bytes AS fits, sum(size) OVER (ORDER BY row_id) - size AS before
+      FROM (SELECT *, octet_length(uid) + octet_length(ticket_id) + octet_length(action) + octet_length(object) + octet_length(data::text) AS size
+            FROM (SELECT *, sum(stored) OVER (ORDER BY row_id) - stored AS stored_before
+                  FROM (SELECT id AS row_id, uid, ticket_id, action, object, data,
+                               pg_column_size(uid) + pg_column_size(ticket_id) + pg_column_size(action) + pg_column_size(object)
+                               + pg_column_size(data) AS stored
+                        FROM staged_log_records AS staged
                         WHERE NOT EXISTS (SELECT 1 FROM refused_log_records AS refused
-                                          WHERE refused.parks AND refused.ticket_id = staged.ticket_id)
+                                          WHERE refused.parks AND refused.ticket_id = staged.ticket_id OFFSET 0)
                         ORDER BY id LIMIT :count) AS first) AS packed
             WHERE stored_before < :bytes) AS unpacked) AS summed
-LEFT JOIN staged_log_records ON id = row_id AND size <= :row_bytes
 WHERE before < :bytes ORDER BY row_id;
 
 -- name: batch [mysql]
@@ -65,6 +70,8 @@ DELETE FROM staged_log_records WHERE id = :id;
 -- Only the rows that were read: a standby that is promoted without the last commits gives out their ids again. NULL: whatever its uid is.
 DELETE FROM staged_log_records AS staged USING unnest(CAST(:ids AS bigint[]), CAST(:uids AS text[])) AS sent (id, uid)
 WHERE staged.id = sent.id AND staged.uid = coalesce(sent.uid, staged.uid)
+-- Else a planner that believes the outbox to be empty looks at all of it.
+AND staged.id BETWEEN (SELECT min(id) FROM unnest(CAST(:ids AS bigint[])) AS id) AND (SELECT max(id) FROM unnest(CAST(:ids AS bigint[])) AS id)
 -- A row that somebody holds is not waited for: each new connection would hang there as well, until the server has no more of them.
 AND (SELECT set_config('lock_timeout', '500ms', true)) IS NOT NULL;
 

@@ -23,7 +23,7 @@ from tests.outboxes import Outbox, until
 from usher.common.base.errors import SqlTrouble, StartRefused
 from usher.common.outbox.database import OutboxMisused, check_schema, migrate, open_engine
 from usher.common.outbox.log_consumer import LogConsumer
-from usher.common.outbox.sql_files import schema, versions
+from usher.common.outbox.sql_files import queries, schema, versions
 from usher.common.outbox.store import OutboxStore
 from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
 from usher.common.sql.errors import is_autocommit
@@ -411,3 +411,32 @@ def test_the_bell_rings_at_commits_only(postgres_outbox: Outbox) -> None:
 
 def test_where_nothing_rings_there_is_no_bell(sqlite_outbox: Outbox) -> None:
     assert sqlite_outbox.store.bell() is None
+
+
+def test_a_look_and_a_removal_touch_their_own_rows_when_the_statistics_say_that_there_are_none(
+    postgres_outbox: Outbox,
+) -> None:
+    """As when they were made while everything was sent: joins of all rows with all rows came of it, for seconds."""
+    postgres_outbox.stage_many(3000)
+    with postgres_outbox.engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM staged_log_records"))
+    with postgres_outbox.engine.begin() as connection:
+        connection.execute(sa.text("ANALYZE staged_log_records"))
+    postgres_outbox.stage_many(3000)
+    read = postgres_outbox.store.batch(100)
+    values = {"count": 100, "bytes": 1 << 20, "row_bytes": 1 << 20}
+    values |= {"ids": [row.id for row in read], "uids": [row.uid for row in read]}
+    for name in ("batch", "remove"):
+        with postgres_outbox.engine.begin() as connection:
+            asked = sa.text("EXPLAIN (ANALYZE, FORMAT JSON) " + queries("postgresql")[name])
+            [plan] = connection.execute(asked, values).scalar_one()
+        assert _most_rows(plan["Plan"]) <= 100, name
+    assert postgres_outbox.scalar("SELECT count(*) FROM staged_log_records") == 2900
+
+
+def _most_rows(plan: dict[str, Any]) -> int:
+    """Return the most rows of the outbox that one scan of a plan has read, in all its loops."""
+    own = 0
+    if plan.get("Relation Name") == "staged_log_records" and "Scan" in plan["Node Type"]:
+        own = plan["Actual Loops"] * (plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0))
+    return max([own, *map(_most_rows, plan.get("Plans", []))])
