@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import gc
 import importlib
 import io
 import os
@@ -19,6 +20,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import click
@@ -167,11 +169,24 @@ class LazyGroup(click.Group):
 def load_command(target: str) -> click.Command:
     """Import the click command at ``module:attribute``."""
     module_name, _, attribute = target.partition(":")
-    command = getattr(importlib.import_module(module_name), attribute)
+    command = getattr(_imported(module_name), attribute)
     if not isinstance(command, click.Command):
         raise TypeError(f"{target} is not a click command")
     _put_under_headings(command)
     return command
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module and keep what comes with it out of the search for garbage: it stays, and to search it again and
+    again takes a quarter of the start of a master."""
+    if name in sys.modules or not gc.isenabled():
+        return importlib.import_module(name)
+    gc.disable()
+    try:
+        return importlib.import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _put_under_headings(command: click.Command) -> None:

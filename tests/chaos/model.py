@@ -132,7 +132,7 @@ class Model:
         self._effects[run["uid"]] = self._note(
             "commit", n=n, uid=run["uid"], ticket=run["ticket"], tok=run["tok"], who=run["who"], t=self._now()
         )
-        amount = next(r["amount"] for r in self.records if r["k"] == "send" and r["uid"] == run["uid"])
+        amount = int(run["uid"].removeprefix("u"))  # of the n-th message
         self._accounts[run["ticket"]] = self._accounts.get(run["ticket"], 0) + amount
 
     def _lose(self, who: str, paused: bool) -> None:

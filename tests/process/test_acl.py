@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.commands import usher
 from tests.process.crew import KEYS, Crew, out_of_order
 from tests.process.machine import USHER, environ_for, until
 from usher.common.base.errors import NotNow
@@ -258,40 +259,54 @@ def test_a_rehearsal_needs_no_more_than_an_auditor_may(emptied: Guarded, tmp_pat
     assert not {entry for entry in emptied.refused() if entry.rpartition(" ")[2] not in _MAY_BE_REFUSED}
 
 
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Any]:
+    """What `usher doctor` finds with this URL, by check."""
+
+    def ask(url: str) -> Any:
+        monkeypatch.setenv("USHER_REDIS_URL", url)
+        usher("doctor", "--json")
+        return {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+
+    return ask
+
+
 @pytest.mark.parametrize("name", ["master", "consumer", "auditor", "streamer", "reader", "sender"])
-def test_the_doctor_says_what_such_a_user_is_enough_for(emptied: Guarded, tmp_path: Path, name: str) -> None:
+def test_the_doctor_says_what_such_a_user_is_enough_for(
+    emptied: Guarded, doctor: Callable[[str], Any], name: str
+) -> None:
     """Of users for other programs than masters and consumers it said that they lack rights, and that parts of Usher
     cannot work."""
     emptied.admin.call("XGROUP", "CREATE", KEYS.stream, KEYS.group, "0", "MKSTREAM")
-    found = _doctor(tmp_path, emptied.url(name))
+    found = doctor(emptied.url(name))
     assert found["rights"]["severity"] == "ok", found
     assert name in found["rights"]["seen"]
 
 
 @pytest.mark.parametrize("name", ["master", "auditor"])
 def test_the_doctor_sees_stream_leader_and_consumers_as_such_a_user(
-    emptied: Guarded, tmp_path: Path, name: str
+    emptied: Guarded, doctor: Callable[[str], Any], name: str
 ) -> None:
     """It is what the runbook begins with, and USHER_REDIS_URL of a folder of init-deploy is that of the masters."""
     emptied.admin.call("XGROUP", "CREATE", KEYS.stream, KEYS.group, "0", "MKSTREAM")
     emptied.admin.call("XADD", KEYS.stream, "*", "ticket_id", "T")
-    found = _doctor(tmp_path, emptied.url(name))
+    found = doctor(emptied.url(name))
     assert {check: found[check]["severity"] for check in ("stream", "ids", "leader", "consumers")} == {
         "stream": "ok", "ids": "ok", "leader": "bad", "consumers": "bad"
     }  # fmt: skip
     emptied.admin.call("DEL", KEYS.stream)
     emptied.admin.call("SET", KEYS.stream, "x")
-    assert _doctor(tmp_path, emptied.url(name))["stream"]["severity"] == "bad"
+    assert doctor(emptied.url(name))["stream"]["severity"] == "bad"
     emptied.admin.call("DEL", KEYS.stream)
 
 
 def test_the_doctor_names_what_a_master_lacks_whose_user_is_of_a_former_version(
-    emptied: Guarded, tmp_path: Path
+    emptied: Guarded, doctor: Callable[[str], Any]
 ) -> None:
     """It said that all was well, and that a consumer could work under it."""
     emptied.admin.call("ACL", "SETUSER", "master", "-zadd", "-zrangebyscore")
     try:
-        rights = _doctor(tmp_path, emptied.url("master"))["rights"]
+        rights = doctor(emptied.url("master"))["rights"]
     finally:
         emptied.admin.call("ACL", "SETUSER", "master", "+zadd", "+zrangebyscore")
     assert rights["severity"] == "bad"
@@ -299,28 +314,16 @@ def test_the_doctor_names_what_a_master_lacks_whose_user_is_of_a_former_version(
     assert "usher acl" in rights["do"]
 
 
-def test_the_doctor_names_what_an_auditor_lacks(emptied: Guarded, tmp_path: Path) -> None:
+def test_the_doctor_names_what_an_auditor_lacks(emptied: Guarded, doctor: Callable[[str], Any]) -> None:
     line = _ALL["auditor"].line("pw-auditor", selectors=_BY_KEY)
     words = re.findall(r"\([^)]*\)|\S+", line)[2:]
     emptied.admin.call("ACL", "SETUSER", "auditor", "reset", *(word.replace("+set", "+get") for word in words))
     try:
-        rights = _doctor(tmp_path, emptied.url("auditor"))["rights"]
+        rights = doctor(emptied.url("auditor"))["rights"]
     finally:
         emptied.admin.call("ACL", "SETUSER", "auditor", "reset", *words)
     assert rights["severity"] == "bad"
     assert "user auditor may not run SET on all keys that an auditor of this version uses" in rights["seen"]
-
-
-def _doctor(folder: Path, url: str) -> dict[str, dict[str, str]]:
-    """What it found, by check."""
-    done = subprocess.run(
-        [*USHER, "doctor", "--json"],
-        env=environ_for(folder, USHER_REDIS_URL=url),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
 
 
 # ---- it is no more ----
@@ -524,11 +527,11 @@ def test_a_program_may_run_all_commands_of_its_scripts() -> None:
         assert needed <= {*program.commands}, program.name
 
 
-@pytest.mark.skipif(not _BY_KEY, reason="Redis 6.2")
 def _knows(emptied: Guarded, runner: ScriptRunner, name: str) -> bool:
     return emptied.admin.call("SCRIPT", "EXISTS", runner.prepared(name)[1]) == [1]
 
 
+@pytest.mark.skipif(not _BY_KEY, reason="Redis 6.2")
 def test_a_user_without_eval_runs_what_a_master_has_loaded_and_says_what_it_waits_for(emptied: Guarded) -> None:
     """After SCRIPT FLUSH, a restart or a failover masters load the steps again."""
     emptied.admin.call("SCRIPT", "FLUSH")

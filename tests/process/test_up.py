@@ -12,12 +12,14 @@ import stat
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
+from tests.commands import usher
 from tests.process.machine import (
     REDIS,
     USHER,
@@ -37,6 +39,20 @@ from usher.deploy.local.plan import LocalSettings, can_prove, plan, quiet_port
 from usher.deploy.local.supervision import CONFIGURATION, environment
 
 pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make this process one of the user's, in ``folder``: what is refused needs no program of its own."""
+
+    def settle(**environ: str) -> None:
+        monkeypatch.chdir(folder)
+        port = str(quiet_port(2, random.Random()))
+        ours = {"USHER_STATE_DIR": str(folder / "state"), "USHER_PORT": port, **environ}
+        for name, value in environ_for(folder, **ours).items():
+            monkeypatch.setenv(name, value)
+
+    return settle
 
 
 def shown(up: UsherUp, text: str) -> bool:
@@ -282,19 +298,21 @@ def test_the_exit_code_of_a_stop_is_the_same_whenever_it_comes(folder: Path, whe
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(
-    folder: Path, words: list[str], environ: dict[str, str], told: str
+    folder: Path,
+    words: list[str],
+    environ: dict[str, str],
+    told: str,
+    here: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (folder / "broken.py").write_text("import not_there_at_all\n")
     (folder / "leaving.py").write_text("raise SystemExit(0)\n")
-    port = str(quiet_port(2, random.Random()))
-    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=port, **environ)
-    done = subprocess.run(
-        [*USHER, "up", *words], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "hush" not in done.stderr
+    here(**environ)
+    assert usher("up", *words) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert "Traceback" not in said
+    assert "hush" not in said
     assert not (folder / "state" / "up.json").exists()
     assert not (folder / "state" / "logs" / "supervisord.log").exists()
 
@@ -399,25 +417,23 @@ def test_the_last_words_of_a_program_are_those_of_this_run(folder: Path) -> None
         ("--bind", "No such option"),  # set for each program, so the variable would be no way out
     ],
 )
-def test_a_flag_of_its_programs_is_told_as_the_variable_that_it_is_here(folder: Path, flag: str, told: str) -> None:
-    done = subprocess.run(
-        [*USHER, "up", flag, "1"], env=environ_for(folder), capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert ("=... usher up" in done.stderr) == ("=... usher up" in told)
+def test_a_flag_of_its_programs_is_told_as_the_variable_that_it_is_here(
+    flag: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert usher("up", flag, "1") == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert ("=... usher up" in said) == ("=... usher up" in told)
 
 
 @pytest.mark.parametrize("setting", ["USHER_PORT", "USHER_REDIS_PORT"])
-def test_a_port_in_use_is_named(folder: Path, setting: str) -> None:
+def test_a_port_in_use_is_named(
+    folder: Path, setting: str, here: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = {"USHER_PORT": str(quiet_port(2, random.Random()))} | {setting: str(taken.getsockname()[1])}
-        env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), **ports)
-        done = subprocess.run(
-            [*USHER, "up"], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60
-        )
-    assert done.returncode == 2
-    assert setting in done.stderr
+        here(**{setting: str(taken.getsockname()[1])})
+        assert usher("up") == 2
+    assert setting in capsys.readouterr().err
 
 
 @pytest.mark.slow
