@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from usher.common.base.clock import wall_ms
-from usher.common.base.text import escape_control
+from usher.common.base.text import escape_control, pluralize
 from usher.common.protocol.keys import MASTER
 from usher.common.redis.replies import TicketStream
 from usher.common.runtime.settings import CommonSettings, options
@@ -45,6 +45,7 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
         time.sleep(_BETWEEN_S)
         rows = found.rows(group.get(MASTER, 0), states, rules, wall_ms())
         groups = fields_of(at).add_to_groups(found.groups(rows))
+        letters = at.link.call("XLEN", at.keys.dead)
     names = at.settings.shown_names
     if as_json:
         print_json({"groups": groups, "more": len(rows) >= MOST})
@@ -61,7 +62,8 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
         for way in _ways(one):
             click.echo(escape_control(f"  {way}"))
     if not groups:
-        click.echo("nothing is stuck")
+        given_up = f"; given up: {pluralize(letters, 'dead letter')} (`usher dead list`)" if letters else ""
+        click.echo(f"nothing is stuck{given_up}")
     elif len(rows) >= MOST:
         click.echo(f"what has not failed is counted among the {MOST} oldest tickets")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from usher.common.base.labels import label
 from usher.common.protocol.last_error import error_name
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.letters import has_error
@@ -57,7 +58,7 @@ class TicketFilter:
 
     def told(self) -> str:
         """Return the filter in words."""
-        parts = (", ".join(sorted(self.states)), f"on {self.consumer}" if self.consumer else "", self.error)
+        parts = (", ".join(map(label, sorted(self.states))), f"on {self.consumer}" if self.consumer else "", self.error)
         return "; ".join(filter(None, parts)) or "all tickets"
 
 

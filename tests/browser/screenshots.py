@@ -137,6 +137,17 @@ def shoot_all(page: Any, folder: Path, name: str, is_busy: bool) -> None:
         page.get_by_role("button", name="Preview redrive").click()
         page.get_by_role("button", name=re.compile("Redrive .*[0-9]")).wait_for(timeout=120_000)
         shoot("bulk")
+        page.goto("/tickets?state=handed_over")
+        page.get_by_role("button", name="Pause all...").click()
+        page.get_by_role("button", name=re.compile("^Pause (all )?[0-9]")).wait_for(timeout=120_000)
+        shoot("bulk-pause")
+        page.get_by_label("Reason").fill("the payment service is away")
+        page.get_by_role("button", name=re.compile("^Pause (all )?[0-9]")).click()
+        page.get_by_text("done", exact=True).wait_for(timeout=120_000)
+        shoot("bulk-pause-done")
+        page.goto("/rules")
+        shoot("rules-alike")
+        page.get_by_role("button", name=re.compile("^Resume all [0-9]")).click()
     print(f"{name}: ms to load: {', '.join(took)}")  # noqa: T201
     sheet(page, folder, name, made)
 

@@ -162,6 +162,13 @@ def test_what_fails_is_listed_by_its_error_and_in_groups(world: World) -> None:
     assert "usher tickets list --state retrying --error 'Timeout in shop/orders.py:41'" in stuck
 
 
+def test_where_nothing_is_stuck_what_was_given_up_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("usher.master.cli.stuck._BETWEEN_S", 0.0)
+    assert shown(world, "stuck").output == "nothing is stuck\n"
+    letters(world, _TICKET, b"other")
+    assert shown(world, "stuck").output == "nothing is stuck; given up: 2 dead letters (`usher dead list`)\n"
+
+
 def test_tickets_that_may_be_missing_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a ticket of which much is parked, and where the index gives more at once than was asked for."""
 

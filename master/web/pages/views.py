@@ -306,12 +306,10 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
         rows, preview = found.letters[:_LETTERS], Preview()
         preview.add(() if cursor else found.letters)
         page_cursor = rows[-1].id if len(rows) < len(found.letters) else found.cursor
-        facts: dict[str, Any] = {
+        facts = {
             "groups": preview.groups[:_GROUPS],
             "counted": preview.count,
             "counted_all": found.cursor is None,
-        }
-        facts |= {
             "asked": asked,
             "is_filtered": any(asked.values()),
             "told": in_words(asked),
