@@ -12,11 +12,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from pyspark import StorageLevel
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from typing import TYPE_CHECKING, Any
 
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.extras import how_to_install
@@ -39,12 +35,15 @@ from usher.master.audit.checks.findings import (
 from usher.master.audit.checks.letters import DeadLetterFrames, last_drop_ms, letters_in
 from usher.master.audit.checks.members import GroupMember, judge_members
 from usher.master.audit.checks.suspects import LOOKED_AT, SHOWN, Suspects, fold
-from usher.master.audit.engine import EngineFailed, name_of, use
+from usher.master.audit.engine import EngineFailed, name_of, on_disk, use
 from usher.master.audit.output.report import AuditReport, run_name
 from usher.master.audit.read import snapshot
 from usher.master.audit.read.bulk import BulkReader, Interrupted
 from usher.master.audit.read.session import fit
 from usher.master.audit.settings import AuditSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 #: Checks of ``judge_members``, which the second look repeats as a whole.
 _OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked", "lease_orphan", "unregistered")
@@ -129,29 +128,27 @@ class AuditRun:
         self._open: list[str] = []  # what could not be proven
 
     def run(self) -> AuditReport:
-        with use(self._spark):
-            return self._run()
-
-    def _run(self) -> AuditReport:
-        started_ns = time.time_ns()
         try:
-            facts = self._leave_out_odd_ones()
-            fit(self._spark, sum(max(one.length, one.pending) + one.run_records * RECORD_RUNS for one in facts))
-            if facts:
-                self._first_look(facts)
-            self._progress("looking at the suspects again")
-            found = self._second_look()
-            facts = [self._floor_now(one) for one in facts]
-            return self._report(started_ns, facts, found)
+            with use(self._spark):
+                return self._run()
         except (RedisTrouble, CommandRefused, Interrupted, EngineFailed) as trouble:
             raise StartRefused(f"the audit was not finished, so it proves nothing: {trouble}") from trouble
-        except PySparkException as failed:
-            raise StartRefused(f"the audit was not finished, so it proves nothing: {_cause(failed)}") from failed
         finally:
             for frame in self._kept:
                 frame.unpersist()
             for link in self._links.values():
                 link.close()
+
+    def _run(self) -> AuditReport:
+        started_ns = time.time_ns()
+        facts = self._leave_out_odd_ones()
+        fit(self._spark, sum(max(one.length, one.pending) + one.run_records * RECORD_RUNS for one in facts))
+        if facts:
+            self._first_look(facts)
+        self._progress("looking at the suspects again")
+        found = self._second_look()
+        facts = [self._floor_now(one) for one in facts]
+        return self._report(started_ns, facts, found)
 
     def _facts(self) -> list[AuditedStream]:
         cap = self._plan.run_log_length
@@ -341,8 +338,7 @@ class AuditRun:
         return self._spark.read.format(source).options(**given).load()
 
     def _keep(self, frame: DataFrame) -> DataFrame:
-        """Keep a frame on disk: it is read once and used several times, and memory must not grow with it."""
-        self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
+        self._kept.append(on_disk(frame))
         return frame
 
     def _members(self) -> list[GroupMember]:
@@ -398,13 +394,6 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
     for frame in frames[1:]:
         whole = whole.unionByName(frame)
     return whole
-
-
-def _cause(failed: PySparkException) -> str:
-    """Return the line with the cause of a failure, out of a stack of Java and Python."""
-    lines = [line.strip() for line in (failed.getMessage() or "").splitlines() if line.strip()]
-    told = [line for line in lines if "Interrupted:" in line or "UsherError" in line]
-    return (told[-1].split("Interrupted: ")[-1] if told else lines[0] if lines else type(failed).__name__)[:500]
 
 
 def _figures(

@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark import StorageLevel
-from pyspark.errors import PySparkException
 
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.protocol.stream_id import ZERO, rank
@@ -44,7 +42,7 @@ from usher.master.audit.checks.findings import CHECKS, ENDED, AuditFinding, Exam
 from usher.master.audit.checks.letters import DeadLetterFrames, last_drop_ms, letters_in
 from usher.master.audit.checks.pending_proof import collect
 from usher.master.audit.checks.suspects import LOOKED_AT, SHOWN, Suspects
-from usher.master.audit.engine import EngineFailed, F, use
+from usher.master.audit.engine import EngineFailed, F, on_disk, use
 from usher.master.audit.job import AuditPlan
 from usher.master.audit.read import columns, snapshot
 from usher.master.audit.read.bulk import Interrupted
@@ -168,10 +166,6 @@ class Proof:
                 return self._run(again)
         except (RedisTrouble, CommandRefused, Interrupted, EngineFailed, OSError) as trouble:
             raise StartRefused(f"the proof was not finished; run it again: {trouble}") from trouble
-        except PySparkException as failed:
-            raise StartRefused(
-                f"the proof was not finished; run it again: {(failed.getMessage() or '').splitlines()[0]}"
-            ) from failed
         finally:
             for frame in self._kept:
                 frame.unpersist()
@@ -558,7 +552,7 @@ class Proof:
         return {self._keys.stream: last_drop_ms(self._link, self._keys)}
 
     def _keep(self, frame: DataFrame) -> DataFrame:
-        self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
+        self._kept.append(on_disk(frame))
         return frame
 
 

@@ -201,6 +201,25 @@ def test_without_pyspark_the_way_out_is_named(
     assert "which is not installed: pip install -e '.[audit]' in Usher's folder" in capsys.readouterr().err
 
 
+@pytest.mark.process
+def test_a_small_system_is_audited_and_proven_where_pyspark_cannot_be_imported(
+    settings: dict[str, str], seeder: Seeder
+) -> None:
+    """Its import alone takes as long as such an audit."""
+    program = "import sys; sys.modules['pyspark'] = None; from usher.cli import run; sys.exit(run(sys.argv[1:]))"
+    for words in (("audit", "--json"), ("audit", "prove", "--json"), ("audit", "archive", "--json")):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words],
+            env={**os.environ, **settings},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert orjson.loads(done.stdout), words
+
+
 def test_what_cannot_be_audited_is_exit_code_2(
     settings: dict[str, str], link: Link, capsys: pytest.CaptureFixture[str]
 ) -> None:

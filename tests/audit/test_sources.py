@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
+import textwrap
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +20,8 @@ from usher.master.audit.read.session import LOCAL, SparkPlace, _as_submitted, sp
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+ROOT = Path(__file__).parents[2]
 
 
 def read(spark: SparkSession, source: str, url: str, **options: Any) -> DataFrame:
@@ -132,46 +137,132 @@ def test_what_a_filter_leaves_out_is_not_read(spark: SparkSession, filled: Seede
 
 
 @pytest.mark.parametrize(
+    ("source", "where", "expected"),
+    [
+        ("redis_stream", "id = '1000160-1'", ["1000160-1"]),
+        ("redis_stream", "ms between 1000160 and 1000161", ["1000160-1", "1000161-2"]),
+        ("redis_pending", "id = '1000160-1'", ["1000160-1"]),
+        ("redis_pending", "ms >= 1000199", ["1000199-1"]),
+        ("redis_runs", "record_ms = 60", ["60-0"]),
+        ("redis_runs", "record_ms < 3", ["1-1", "2-2"]),
+    ],
+)
+def test_of_ranges_redis_sends_what_is_in_them(
+    spark: SparkSession, filled: Seeder, link: Link, redis_url: str, source: str, where: str, expected: list[str]
+) -> None:
+    for n in range(1, 200):
+        filled.ran("c1:1", (f"{n}-{n % 3}", "T0", 5, n, n + 1), record=f"{n}-1")
+    rows = read(spark, source, redis_url, stream="s", partitions=1)
+
+    def sent(frame: DataFrame) -> tuple[list[str], int]:
+        begin = _sent_octets(link)
+        return sorted(row.id for row in frame.select("id").collect()), _sent_octets(link) - begin
+
+    every, octets = sent(rows)
+    found, few_octets = sent(rows.where(where))
+    assert found == expected
+    assert len(every) > 60
+    assert few_octets < octets / 3
+
+
+def _sent_octets(link: Link) -> int:
+    return int(link.call("INFO", "stats").partition(b"total_net_output_bytes:")[2].split(b"\r\n")[0])
+
+
+@pytest.mark.parametrize("source", ["redis_stream", "redis_pending", "redis_runs", "redis_inboxes"])
+def test_of_a_ticket_only_its_rows_leave_the_worker(filled: Seeder, redis_url: str, source: str) -> None:
+    from usher.master.audit.read.source import FORMATS
+
+    filled.ran("c1:1", *((f"{n}-{n % 3}", f"T{n % 7}", 5, n, n + 1) for n in range(1, 8)))
+    for n in range(7):
+        filled.tell("c1:1", f"T{n}", f"5 {n + 1}-1")
+    [of] = [one for one in FORMATS if one.name == source]
+    reader: Any = of.reads({"url": redis_url, "stream": "s", "group": GROUP})
+    reader.heed("EqualTo", "ticket", "T3")
+    tickets = [
+        ticket for part in reader.partitions() for rows in reader.read(part) for ticket in rows["ticket"].to_pylist()
+    ]
+    assert tickets and set(tickets) == {"T3"}
+
+
+@pytest.mark.parametrize(
     ("source", "options", "filters", "expected"),
     [
-        ("RedisStream", {}, [("GreaterThan", "ms", 5), ("LessThan", "ms", 9)], (b"5-0", b"9")),
-        ("RedisStream", {"first": "7", "last": "8"}, [("GreaterThan", "ms", 5), ("LessThan", "ms", 9)], (b"7", b"8")),
-        ("RedisStream", {"last": "5"}, [("EqualTo", "id", "5-3")], (b"5-3", b"5-3")),
-        ("RedisStream", {}, [("EqualTo", "id", "none")], None),
-        ("RedisStream", {}, [("GreaterThan", "ms", 5), ("LessThan", "ms", 4)], None),
-        ("RedisStream", {}, [("LessThan", "ms", -4), ("GreaterThan", "seq", 7)], (b"-", b"+")),
-        ("RedisRuns", {}, [("GreaterThanOrEqual", "record_ms", 5), ("EqualTo", "id", "9-1")], (b"5-0", b"+")),
-        ("RedisRuns", {}, [("LessThanOrEqual", "record_ms", 1 << 53), ("EqualTo", "ms", 7)], (b"-", b"+")),
+        ("redis_stream", {}, [("GreaterThan", "ms", 5), ("LessThan", "ms", 9)], (b"5-0", b"9")),
+        ("redis_stream", {"first": "7", "last": "8"}, [("GreaterThan", "ms", 5), ("LessThan", "ms", 9)], (b"7", b"8")),
+        ("redis_stream", {"last": "5"}, [("EqualTo", "id", "5-3")], (b"5-3", b"5-3")),
+        ("redis_stream", {}, [("EqualTo", "id", "none")], None),
+        ("redis_stream", {}, [("GreaterThan", "ms", 5), ("LessThan", "ms", 4)], None),
+        ("redis_stream", {}, [("LessThan", "ms", -4), ("GreaterThan", "seq", 7)], (b"-", b"+")),
+        ("redis_runs", {}, [("GreaterThanOrEqual", "record_ms", 5), ("EqualTo", "id", "9-1")], (b"5-0", b"+")),
+        ("redis_runs", {}, [("LessThanOrEqual", "record_ms", 1 << 53), ("EqualTo", "ms", 7)], (b"-", b"+")),
     ],
 )
 def test_filters_are_ranges_of_ids(source: str, options: dict[str, str], filters: list[Any], expected: Any) -> None:
     pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
     from pyspark.sql import datasource
 
-    from usher.master.audit.read import source as sources
+    from usher.master.audit.engine.spark import data_source
+    from usher.master.audit.read.source import FORMATS
 
-    reader = getattr(sources, source)({"url": "x", **options}).reader(None)
+    [of] = [one for one in FORMATS if one.name == source]
+    reader: Any = data_source(of)({"url": "x", **options}).reader(None)  # type: ignore[arg-type]
     given = [getattr(datasource, kind)((column,), value) for kind, column, value in filters]
     assert [*reader.pushFilters(given)] == given, "Spark applies them again"
-    assert reader.span() == expected
+    assert reader.of.span() == expected
 
 
 @pytest.mark.slow
-def test_what_is_new_in_the_run_log_comes_as_a_stream(
-    spark: SparkSession, filled: Seeder, redis_url: str, tmp_path: Path
+@pytest.mark.parametrize("source", ["redis_runs", "redis_stream"])
+def test_what_is_new_in_the_run_log_or_among_dead_letters_comes_as_a_stream(
+    spark: SparkSession, filled: Seeder, redis_url: str, tmp_path: Path, source: str
 ) -> None:
-    filled.ran("c1:1", ("1-1", "T0", 5, 1, 2), ("8-2", "T0", 5, 2, 3))
-    log = spark.readStream.format("redis_runs").options(url=redis_url, stream="s", group=GROUP).load()
+    of_letters = {"key": filled.keys.dead} if source == "redis_stream" else {}
+    log = spark.readStream.format(source).options(url=redis_url, stream="s", group=GROUP, **of_letters).load()
+    about = log.selectExpr("fields['usher-id'] AS id" if of_letters else "id")
+
+    def add(*ids: str) -> None:
+        for one in ids:
+            filled.letter(one, "T0")
+        filled.ran("c1:1", *((one, "T0", 5, n, n + 1) for n, one in enumerate(ids)))
 
     def seen() -> list[str]:
         """Return what a query sees that goes on where the one before ended."""
-        started = log.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "at"))
+        started = about.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "at"))
         started.trigger(availableNow=True).start(str(tmp_path / "seen")).awaitTermination()
         return sorted(row.id for row in spark.read.parquet(str(tmp_path / "seen")).collect())
 
+    add("1-1", "8-2")
     assert seen() == ["1-1", "8-2"]
-    filled.ran("c1:1", ("9-0", "T1", 5, 3, 4))
+    add("9-0")
     assert seen() == ["1-1", "8-2", "9-0"]
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_three_lines_of_the_document_are_all_that_a_notebook_needs(
+    filled: Seeder, redis_url: str, tmp_path: Path
+) -> None:
+    """In a process of its own, in any folder; the lines are copied from the document, but for the names of Redis."""
+    pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
+    from usher.master.audit.read.java import java_home
+
+    [lines] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "audit.md").read_text(), re.DOTALL)
+    lines = textwrap.dedent("  " + lines.strip())
+    assert len(lines.splitlines()) == 3
+    for told, here in (("redis://localhost:6379", redis_url), ("ticket_stream", "s")):
+        assert f'"{told}"' in lines
+        lines = lines.replace(f'"{told}"', f'"{here}"')
+    lines = lines.replace('"concurrency_stream_group"', f'"{GROUP}"')
+    filled.ran("c1:1", ("1-1", "42", 5, 200, 300), ("2-2", "42", 5, 100, 200), ("8-2", "7", 5, 1, 2))
+    notebook = "from pyspark.sql import SparkSession\nspark = SparkSession.builder.master('local[1]').getOrCreate()\n"
+    environ = {**os.environ, "JAVA_HOME": str(java_home(os.environ, tmp_path / "java")), "SPARK_LOCAL_IP": "127.0.0.1"}
+    words = [sys.executable, "-c", notebook + lines]
+    done = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line]
+    at = rows[0].index("id")
+    assert [(row[at - 1], row[at]) for row in rows[1:]] == [("42", "2-2"), ("42", "1-1")]
 
 
 def test_several_streams_are_one_table(spark: SparkSession, link: Link, redis_url: str) -> None:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
-from pyspark.errors import PySparkException
 
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.protocol.keys import Keys, LogKeys
@@ -73,10 +72,6 @@ class Archive:
                 ]
         except (RedisTrouble, CommandRefused, EngineFailed) as trouble:
             raise StartRefused(f"the archive was not finished; run it again: {trouble}") from trouble
-        except PySparkException as failed:
-            raise StartRefused(
-                f"the archive was not finished; run it again: {(failed.getMessage() or '').splitlines()[0]}"
-            ) from failed
         finally:
             self._link.close()
 

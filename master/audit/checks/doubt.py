@@ -10,10 +10,8 @@ import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pyspark import StorageLevel
-
 from usher.master.audit.checks.carry import CALL, ROW, of_former_owners, with_order
-from usher.master.audit.engine import F, Window
+from usher.master.audit.engine import F, Window, on_disk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -72,7 +70,7 @@ def doubtful(runs: DataFrame, carried: DataFrame | None = None, most: int = PART
     try:
         tickets = found.filter("is_wrong").select(*_TICKET).distinct()
         calls = found.join(tickets, [*_TICKET], "left_semi").select(*_PLACE).distinct()
-        kept = with_order(runs).join(calls, [*_PLACE], "left_semi").persist(StorageLevel.DISK_ONLY)
+        kept = on_disk(with_order(runs).join(calls, [*_PLACE], "left_semi"))
         kept.count()
         return kept
     finally:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import sqlalchemy as sa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from usher.common.base.errors import StartRefused
 from usher.master.audit.checks.findings import DONE
 from usher.master.audit.checks.pending_proof import collect, suspect
 from usher.master.audit.checks.run_proof import at
 from usher.master.audit.checks.suspects import Suspects
-from usher.master.audit.engine import F
+from usher.master.audit.engine import F, register
+from usher.master.audit.engine.formats import Format, FormatReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,28 +35,11 @@ _SOURCE_ID, _SOURCE = "^([^ ]*)", "(?s)^[^ ]* [^ ]* (.*)"
 _UIDS = sa.table("usher_uids", sa.column("sink"), sa.column("ticket"), sa.column("uid"), sa.column("at_s"))
 
 
-class SqlEffects(DataSource):
-    """Format ``sql_effects``: the ticket and uid of each effect that a sink has stored. Options: ``url`` (SQLAlchemy),
-    ``sink`` (its name)."""
-
-    arrow = _SCHEMA
-
-    @classmethod
-    def name(cls) -> str:
-        return "sql_effects"
-
-    def schema(self) -> str:
-        return "key_ticket string, key_uid string"
-
-    def reader(self, schema: Any) -> DataSourceReader:
-        return _EffectsReader(dict(self.options))
-
-
-class _EffectsReader(DataSourceReader):
+class _EffectsReader(FormatReader):
     def __init__(self, options: dict[str, str]) -> None:
         self._url, self._sink = options["url"], options["sink"]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, part: None) -> Iterator[pa.RecordBatch]:
         engine = sa.create_engine(self._url)
         try:
             with engine.connect().execution_options(stream_results=True) as connection:
@@ -68,6 +51,10 @@ class _EffectsReader(DataSourceReader):
                     )
         finally:
             engine.dispose()
+
+
+#: The ticket and uid of each effect that a sink has stored. Options: ``url`` (SQLAlchemy), ``sink`` (its name).
+_EFFECTS = Format("sql_effects", _SCHEMA, "key_ticket string, key_uid string", _EffectsReader)
 
 
 def oldest_s(url: str, sink: str) -> int | None:
@@ -104,8 +91,8 @@ def check_stored(
             " USHER_AUDIT_SINK_NAME)"
         )
     spark = runs.sparkSession
-    spark.dataSource.register(SqlEffects)
-    stored = spark.read.format("sql_effects").options(url=url, sink=sink).load()
+    register(spark, _EFFECTS)
+    stored = spark.read.format(_EFFECTS.name).options(url=url, sink=sink).load()
     done = (
         runs.filter(F.col("outcome") == DONE)
         .groupBy("stream", "id", "ms", "seq", "ticket")

@@ -20,6 +20,7 @@ import pyarrow as pa
 from usher.master.audit.engine import EngineFailed
 from usher.master.audit.engine import columns as functions
 from usher.master.audit.engine.columns import Column, Window, column, literal, quoted
+from usher.master.audit.engine.formats import Format
 
 __all__ = ["Observation", "Window", "functions", "in_process"]
 _TYPES = {
@@ -141,7 +142,7 @@ class LocalFrame:
     def isEmpty(self) -> bool:
         return not self.limit(1).collect()
 
-    def persist(self, _where: Any = None) -> LocalFrame:
+    def persist(self) -> LocalFrame:
         """Execute it, and keep its rows."""
         self._table = self.sparkSession.new_name()
         self.sparkSession.execute(f"CREATE TEMP TABLE {self._table} AS {self.sql}")
@@ -240,7 +241,7 @@ class _Reads:
 
     def load(self) -> LocalFrame:
         source = self._session.sources[self._name]
-        reader = source(self._options).reader(None)
+        reader = source.reads(self._options)
 
         def batches() -> Iterator[pa.RecordBatch]:
             for part in reader.partitions():
@@ -256,12 +257,9 @@ class LocalSession:
         self._connection = connection
         self._numbers = itertools.count()
         self._unread: dict[str, tuple[pa.Schema, Callable[[], Iterator[pa.RecordBatch]]]] = {}
-        self.sources: dict[str, Any] = {}
-        self.dataSource, self.conf = self, dict[str, str]()
+        self.sources: dict[str, Format] = {}
+        self.conf = dict[str, str]()
         self.engine = sys.modules[__name__]
-
-    def register(self, source: Any) -> None:
-        self.sources[source.name()] = source
 
     @property
     def read(self) -> _Reads:

@@ -1,4 +1,4 @@
-"""Spark data sources of Usher's Redis. Register them once per session, then read them as any other format::
+"""The formats of Usher's Redis. Register them once per session, then read them as any other format::
 
     from usher.master.audit.read import source
     source.register(spark)
@@ -26,6 +26,8 @@ Filters that Spark pushes down, and what is spared: ``stream = ...``: the other 
 of the index one field is asked for, of the others only its rows leave the Python worker; ``id = ...`` and comparisons
 of ``ms`` (``redis_pending``, ``redis_stream``) or ``record_ms`` (``redis_runs``): Redis reads that range of ids.
 
+In this process (``engine/frames``) the same readers are used, but nothing is pushed down.
+
 ``spark.readStream`` takes ``redis_runs`` and ``redis_stream`` (``key=...`` for dead letters): what is new since the
 last micro-batch, read in the driver, from behind ``first`` on.
 """
@@ -34,23 +36,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-    SimpleDataSourceStreamReader,
-)
 
 from usher.common.base.clock import wall_ms
 from usher.common.protocol.keys import Keys
@@ -59,27 +48,31 @@ from usher.common.protocol.stream_id import is_id, rank
 from usher.common.redis.endpoints import near
 from usher.common.redis.replies import pairs
 from usher.common.runtime.settings import CommonSettings
-from usher.master.audit.engine import name_of
+from usher.master.audit import engine
+from usher.master.audit.engine.formats import Format, FormatReader, LogReader
 from usher.master.audit.read import columns, pages, reading
 from usher.master.audit.read.bulk import PAGE, BulkReader
 from usher.master.audit.read.snapshot import members
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 #: The largest part of an id; and how late a moment is pushed down (later ones are cut off: ``columns``).
 _MOST, _LATEST_MS = (1 << 64) - 1, 1 << 52
 _DEFAULTS = {name: field.default for name, field in CommonSettings.model_fields.items()}
 
 
-class IdRange(InputPartition):
+class IdRange(NamedTuple):
     """A range of ids of one stream, both ends included."""
 
-    def __init__(self, stream: str, first: bytes = b"-", last: bytes = b"+") -> None:
-        super().__init__((stream, first, last))
-        self.stream, self.first, self.last = stream, first, last
+    stream: str
+    first: bytes = b"-"
+    last: bytes = b"+"
 
 
-class _Reader(DataSourceReader):
-    """The part common to all readers. It travels to the executors, so it holds options and filters only. ``time``: the
-    column that is the first half of the ids by which ranges are read, "" without ranges."""
+class _Reader(FormatReader):
+    """The part common to all readers. ``time``: the column that is the first half of the ids by which ranges are read,
+    "" without ranges."""
 
     time = ""
 
@@ -90,18 +83,14 @@ class _Reader(DataSourceReader):
         self.equal: dict[str, Any] = {}  # column -> the value that is asked for
         self.least_ms, self.most_ms = 0, _MOST
 
-    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802
-        """Note what need not be read. Spark applies all filters again."""
-        for one in filters:
-            name, value = ".".join(getattr(one, "attribute", ())), getattr(one, "value", None)
-            if isinstance(one, EqualTo):
-                self.equal[name] = value
-            if name == self.time and isinstance(value, int) and 0 <= value < _LATEST_MS:
-                if isinstance(one, EqualTo | GreaterThan | GreaterThanOrEqual):
-                    self.least_ms = max(self.least_ms, value)
-                if isinstance(one, EqualTo | LessThan | LessThanOrEqual):
-                    self.most_ms = min(self.most_ms, value)
-        return filters
+    def heed(self, kind: str, column: str, value: Any) -> None:
+        if kind == "EqualTo":
+            self.equal[column] = value
+        if column == self.time and isinstance(value, int) and 0 <= value < _LATEST_MS:
+            if kind in ("EqualTo", "GreaterThan", "GreaterThanOrEqual"):
+                self.least_ms = max(self.least_ms, value)
+            if kind in ("EqualTo", "LessThan", "LessThanOrEqual"):
+                self.most_ms = min(self.most_ms, value)
 
     def streams(self) -> list[str]:
         named = self.option("stream", _DEFAULTS["ticket_stream"]).split(",")
@@ -183,7 +172,7 @@ class _PendingReader(_Reader):
                 yield columns.pending_batch(part.stream, keys.group, now_ms, page)
 
 
-class _StreamReader(_Reader):
+class _StreamReader(_Reader, LogReader):
     time = "ms"
     per_part = reading.PART_ENTRIES
 
@@ -205,6 +194,22 @@ class _StreamReader(_Reader):
         raw, field = self.option("raw") == "true", self.ticket_field(part.stream)
         for rows in reader.entries(self.key(part.stream), part.first, part.last):
             yield columns.stream_batch(part.stream, rows, [reading.ticket_in(row[1], field) for row in rows], raw)
+
+    def begin(self) -> dict[str, str]:
+        return dict.fromkeys(self.streams(), self.option("first", "0-0"))
+
+    def end(self, begin: dict[str, str]) -> dict[str, str]:
+        end = {}
+        for stream, last in begin.items():
+            with self.connect(stream) as reader:
+                rows = reader.ask("XRANGE", self.key(stream), f"({last}", "+", "COUNT", PAGE)
+            end[stream] = rows[-1][0].decode() if rows else last
+        return end
+
+    def between(self, begin: dict[str, str], end: dict[str, str]) -> Iterator[pa.RecordBatch]:
+        for stream, last in end.items():
+            if last != begin.get(stream):
+                yield from self.read(IdRange(stream, f"({begin[stream]}".encode(), last.encode()))
 
 
 class _RunsReader(_StreamReader):
@@ -268,111 +273,23 @@ def _within(spans: list[tuple[bytes, bytes]], whole: tuple[bytes, bytes]) -> lis
     return [(one, other) for one, other in cut if _place(one) <= _end(other)]
 
 
-class _LogTail(SimpleDataSourceStreamReader):
-    """The new records of streams since the last micro-batch. An offset: the last id that was read, by stream."""
-
-    def __init__(self, reader: _StreamReader) -> None:
-        self._reader = reader
-
-    def initialOffset(self) -> dict[str, str]:  # noqa: N802
-        return dict.fromkeys(self._reader.streams(), self._reader.option("first", "0-0"))
-
-    def read(self, start: dict[str, str]) -> tuple[Iterator[tuple[Any, ...]], dict[str, str]]:
-        end = {}
-        for stream, last in start.items():
-            with self._reader.connect(stream) as reader:
-                ids = reader.ask("XRANGE", self._reader.key(stream), f"({last}", "+", "COUNT", PAGE)
-            end[stream] = ids[-1][0].decode() if ids else last
-        return iter([*self.readBetweenOffsets(start, end)]), end  # Spark copies it
-
-    def readBetweenOffsets(self, start: dict[str, str], end: dict[str, str]) -> Iterator[tuple[Any, ...]]:  # noqa: N802
-        for stream, last in end.items():
-            if last != start.get(stream):
-                part = IdRange(stream, f"({start[stream]}".encode(), last.encode())
-                for batch in self._reader.read(part):
-                    yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+def _format(name: str, arrow: pa.Schema, reads: type[_Reader]) -> Format:
+    return Format(name, arrow, columns.ddl(arrow), reads)
 
 
-class _RedisSource(DataSource):
-    """A format: its name, its schema and its reader."""
-
-    format = ""
-    arrow: pa.Schema = pa.schema([])
-    reads: type[_Reader] = _Reader
-
-    @classmethod
-    def name(cls) -> str:
-        return cls.format
-
-    def schema(self) -> str:
-        return columns.ddl(self.arrow)
-
-    def reader(self, schema: Any) -> DataSourceReader:
-        return self.reads(dict(self.options))
-
-    def simpleStreamReader(self, schema: Any) -> SimpleDataSourceStreamReader:  # noqa: N802
-        reader = self.reads(dict(self.options))
-        if not isinstance(reader, _StreamReader):
-            raise ValueError(f"{self.format} is no log; readStream takes redis_runs and redis_stream")
-        return _LogTail(reader)
-
-
-class RedisPending(_RedisSource):
-    """Pending entries."""
-
-    format, arrow, reads = "redis_pending", columns.PENDING, _PendingReader
-
-
-class RedisStream(_RedisSource):
-    """Entries of a stream."""
-
-    format, arrow, reads = "redis_stream", columns.STREAM, _StreamReader
-
-
-class RedisRuns(_RedisSource):
-    """Executions of the run log."""
-
-    format, arrow, reads = "redis_runs", columns.RUNS, _RunsReader
-
-
-class RedisTickets(_RedisSource):
-    """Ids in the tickets index."""
-
-    format, arrow, reads = "redis_tickets", columns.TICKETS, _TicketsReader
-
-
-class RedisInboxes(_RedisSource):
-    """Hand-overs in inboxes."""
-
-    format, arrow, reads = "redis_inboxes", columns.INBOXES, _InboxesReader
-
-
-class RedisAttempts(_RedisSource):
-    """Attempts of messages."""
-
-    format, arrow, reads = "redis_attempts", columns.ATTEMPTS, _AttemptsReader
-
-
-class RedisConsumers(_RedisSource):
-    """Names in the group."""
-
-    format, arrow, reads = "redis_consumers", columns.CONSUMERS, _ConsumersReader
-
-
-SOURCES: tuple[type[_RedisSource], ...] = (
-    RedisPending,
-    RedisStream,
-    RedisRuns,
-    RedisTickets,
-    RedisInboxes,
-    RedisAttempts,
-    RedisConsumers,
+FORMATS = (
+    _format("redis_pending", columns.PENDING, _PendingReader),
+    _format("redis_stream", columns.STREAM, _StreamReader),
+    _format("redis_runs", columns.RUNS, _RunsReader),
+    _format("redis_tickets", columns.TICKETS, _TicketsReader),
+    _format("redis_inboxes", columns.INBOXES, _InboxesReader),
+    _format("redis_attempts", columns.ATTEMPTS, _AttemptsReader),
+    _format("redis_consumers", columns.CONSUMERS, _ConsumersReader),
 )
 
 
 def register(spark: SparkSession) -> None:
     """Make the formats known to a session, and let it push filters down to them."""
-    if name_of(spark) == "spark":
+    if engine.name_of(spark) == "spark":
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    for source in SOURCES:
-        spark.dataSource.register(source)
+    engine.register(spark, *FORMATS)
