@@ -130,6 +130,35 @@ def test_it_is_incremental_by_day_and_moves_the_floor(local: Any, link: Link, re
     assert link.call("HGETALL", seeder.keys.archived) == [b"runs", b"1700000000005-1", b"entries", b"1700086400000-1"]
 
 
+def test_any_reader_of_parquet_sees_the_same_rows(
+    local: Any, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the document says it; what a killed run has left is no part of it."""
+    import duckdb
+    import pandas
+
+    seeder = Seeder(link, "s")
+    for n in (1, 2):
+        seeder.add((f"{n}700000000000-1", "a"), (f"{n}700086400000-1", "it's"))
+        archived(local, redis_url, tmp_path)
+    seeder.add(("3700000000000-1", "a"))
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr("usher.master.audit.archive.commits.DataSet.commit", die)
+        archived(local, redis_url, tmp_path)
+    folder = tmp_path / "stream-s" / "entries"
+    assert list(folder.glob("_staging/**/*.parquet"))
+    expected = {
+        ("1700000000000-1", "a"),
+        ("1700086400000-1", "it's"),
+        ("2700000000000-1", "a"),
+        ("2700086400000-1", "it's"),
+    }
+    rows = duckdb.sql(f"SELECT id, ticket FROM '{folder}/date=*/*.parquet'").fetchall()
+    frame = pandas.read_parquet(folder)
+    assert set(rows) == set(zip(frame["id"], frame["ticket"], strict=True)) == expected
+    assert len(rows) == len(frame) == 4
+
+
 def test_a_stream_that_begins_anew_is_refused_and_the_archive_stays(
     local: Any, link: Link, redis_url: str, tmp_path: Path
 ) -> None:

@@ -61,3 +61,19 @@ def test_what_was_deleted_inside_is_said(report: AuditReport) -> None:
         "deleted_inside: entries were deleted inside it, the last one 3-1 (XDEL); whether they were handled was not"
         " looked at"
     ]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("a_clock_ahead", "its clock is ahead of Redis' by 4.991 to 5.001 s"),
+        ("a_clock_back", "its clock is ahead of Redis' by -5.009 to -4.999 s"),
+        (
+            "a_clock_that_was_set_while_it_ran",
+            "its clock was set while it ran: it was ahead of Redis' by at most -1.999 s, and by at least -0.001 s",
+        ),
+    ],
+)
+def test_how_far_a_clock_is_off_is_said(report: AuditReport, fault: str, said: str) -> None:
+    [found] = [one for one in report.found if (one.stream, one.check.name) == (fault, "clock_wrong")]
+    assert [one.detail for one in found.examples] == [said]

@@ -105,7 +105,8 @@ def test_any_split_of_a_history_gives_the_same_verdict(
 def test_run_by_run_the_same_is_found_as_in_one_look_whatever_is_killed_in_between(
     local: Any, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The history with everything wrong, in two runs, and a third one that was killed behind its commit."""
+    """The history with everything wrong, in two runs, and two more that were killed: when what is new was archived and
+    nothing of it proven, and behind the commit of the proof."""
     from usher.master.audit.archive.commits import DataSet
 
     seeding.seed_runs(link)
@@ -125,14 +126,21 @@ def test_run_by_run_the_same_is_found_as_in_one_look_whatever_is_killed_in_betwe
             raise Killed
         publish(data, commit)
 
+    commit = DataSet.commit
+
+    def not_the_proof_itself(data: DataSet, wanted: Commit) -> Commit:
+        if data.folder.parent.name == "proof":
+            raise Killed
+        return commit(data, wanted)
+
     for n, part in enumerate((records[:9], records[9:])):
         link.pipeline([("XADD", keys.runs, record, "batch", batch) for record, batch in part])
         if n:
             link.call("XACK", RUNS, GROUP, *later)
-        if n:
-            with monkeypatch.context() as patched, pytest.raises(Killed):
-                patched.setattr(DataSet, "_publish", not_the_proof)
-                prove(local, redis_url, tmp_path, RUNS)
+            for place, deadly in (("commit", not_the_proof_itself), ("_publish", not_the_proof)):
+                with monkeypatch.context() as patched, pytest.raises(Killed):
+                    patched.setattr(DataSet, place, deadly)
+                    prove(local, redis_url, tmp_path, RUNS)
         proven = prove(local, redis_url, tmp_path, RUNS)
         mark_told(tmp_path, keys)
         told += [(check, one) for check, ids in fresh(proven).items() for one in ids]
@@ -235,6 +243,13 @@ def test_the_command_says_the_span_and_costs_nothing_when_nothing_is_new(
     assert "so entries added before it are not judged" in shown
     assert "executions: 1, of them new: 0; findings in all: 1" in shown, "of the span behind the hole"
     assert usher("audit", "prove") == 0, "it was told"
+    capsys.readouterr()
+    commits = sorted(Path(settings["USHER_AUDIT_DIR"]).glob("archive/stream-s/proof/*/_commits/*"))
+    assert usher("audit", "prove", "--all", "--json") == 1, "all that is archived, once more"
+    told = orjson.loads(capsys.readouterr().out)
+    assert [one["check"] for one in told["findings"]] == ["effect_twice"] or told["findings"] == []
+    assert any("may be missing" in sentence for sentence in told["unproven"])
+    assert sorted(Path(settings["USHER_AUDIT_DIR"]).glob("archive/stream-s/proof/*/_commits/*")) == commits
 
 
 def test_behind_a_hole_in_the_archive_a_new_span_begins_and_that_is_said(
@@ -297,6 +312,25 @@ def test_a_clock_that_drifts_by_milliseconds_is_known_to_milliseconds(
         ran(consumer, entry, ticket, 50_000, 50_001, moved_ms, number)
     seeder.over("1-1", "2-1", "3-1", "4-1")
     assert fresh(prove(local, redis_url, tmp_path)) == found
+
+
+def test_of_a_clock_that_was_set_former_runs_took_more_for_known_than_there_was(
+    local: Any, link: Link, redis_url: str, tmp_path: Path
+) -> None:
+    """By its own clock c1 ran two messages at once; when the first one was proven, nobody knew that it would be set."""
+    seeder, began_ms = Seeder(link, "s"), BEGAN_MS
+    seeder.add(("1-1", "a"), ("2-1", "a"))
+    seeder.read()
+    first = ("1-1", "a", began_ms * 1024, (began_ms + 1) * 1000, (began_ms + 1000) * 1000)
+    seeder.ran("c1:1", first, record=f"{began_ms + 1000}-1")
+    seeder.over("1-1")
+    assert fresh(prove(local, redis_url, tmp_path)) == {}
+    second = ("2-1", "a", (began_ms + 2900) * 1024, (began_ms + 901) * 1000, (began_ms + 950) * 1000)
+    seeder.ran("c1:1", second, record=f"{began_ms + 2950}-1")
+    seeder.over("2-1")
+    expected = {"overlap": {"2-1"}, "clock_wrong": {"c1:1"}}
+    assert fresh(prove(local, redis_url, tmp_path)) == expected
+    assert fresh(prove(local, redis_url, tmp_path, again=True)) == expected
 
 
 def test_what_was_found_before_a_hole_stands_when_its_ticket_is_judged_again_behind_it(

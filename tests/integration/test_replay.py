@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -148,6 +149,12 @@ def test_messages_run_again_in_order_one_of_a_ticket_at_a_time_and_are_compared(
     for ticket in (b"A", b"B"):
         ids = [int(one[0].partition(b"-")[0]) for one in ours if one[1] == ticket]
         assert ids == sorted(ids) and len(ids) == 3
+    fences: dict[str, list[int]] = {}
+    for _, flat in world.link.call("XRANGE", world.keys.runs, "-", "+"):
+        record = json.loads(pairs(flat)[b"batch"])
+        fences.setdefault(record["tickets"][0], []).extend(record["fences"])
+    for given in fences.values():
+        assert given == sorted(set(given)), "each under a fence that its ticket never had"
     first = found["replayed"][0]
     assert first["before"] == first["now"] == {"state": "done", "told": "done", "seconds": 0.5}
     [[_, flat]] = world.link.call("XRANGE", world.keys.stream, first["new_id"], first["new_id"])
@@ -156,6 +163,30 @@ def test_messages_run_again_in_order_one_of_a_ticket_at_a_time_and_are_compared(
     assert (begun[b"why"], begun[b"outcome"]) == (b"bug 7", b"begun"), "also if it is killed"
     assert (noted[b"what"], noted[b"why"], noted[b"outcome"]) == (b"replay", b"bug 7", b"done 6")
     assert noted[b"on"] == b"6 messages of from 0-0 to 6-1, as fix"
+
+
+def test_no_more_messages_are_added_than_the_rate_allows(
+    world: World, crew: Crew, replayed: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock of its own, which goes on when it waits; all that was added is done by then."""
+    for n in range(11, 21):
+        world.add(b"%d-1" % n, "ticket_id", f"T{n}", "body", "b", "kind", "many")
+    assert crew.turn()
+    moment, added = 0.0, [(0.0, 0)]
+
+    def wait(seconds: float) -> None:
+        nonlocal moment
+        added.append((moment, len(_originals(world))))
+        moment += seconds
+        crew.turn()
+
+    monkeypatch.setattr(replay_module, "_LOOK_S", 0.05)
+    monkeypatch.setattr(replay_module, "now_s", lambda: moment)
+    monkeypatch.setattr(replay_module, "time", SimpleNamespace(sleep=wait))
+    code, found = replayed("--since", "0", "--where", "kind=many", "--rate", "4", "--why", "w", "--yes")
+    assert (code, found["same"], added[-1][1]) == (0, 10, 10)
+    assert all(count <= 1 + 4 * seconds for seconds, count in added)
+    assert added[-1][0] <= 2.5, "and not many fewer"
 
 
 def test_behind_one_that_is_not_done_the_rest_of_its_ticket_is_left_alone(

@@ -204,6 +204,16 @@ def a_clock_back(s: Seeder, link: Link) -> None:
     s.ran("c3:3", ("5-1", "a", 10 * _S, 5_001_000, 5_002_000), record="10010-1")
 
 
+@fault(clock_wrong="c3:3")
+def a_clock_that_was_set_while_it_ran(s: Seeder, link: Link) -> None:
+    """Right at first, and 2 s back later."""
+    s.add(("7-1", "a"))
+    s.read()
+    s.over("7-1")
+    s.ran("c3:3", ("5-1", "a", 10 * _S, 10_001_000, 10_002_000), record="10002-1")
+    s.ran("c3:3", ("7-1", "a", 20 * _S, 18_001_000, 18_002_000), record="20003-1")
+
+
 @fault()
 def a_clock_within_the_tolerance(s: Seeder, link: Link) -> None:
     s.ran("c3:3", ("5-1", "a", 10 * _S, 9_601_000, 9_602_000), record="10010-1")
