@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.browser.looking import OPERATOR, PATIENCE_MS, VIEWER, Looking, System
+from tests.process.crew import KEYS
 from tests.process.machine import until
 
 pytestmark = pytest.mark.process
@@ -156,6 +159,8 @@ def test_on_a_phone_nothing_is_scrolled_sideways(looking: Looking, system: Syste
         says="no such product in the warehouse of the northern district",
     )
     system.send("INC-21", 3, do="hang")
+    history = {"spans": [[1, 2, 3, ""]], "unproven": [f"{'tickets-of-a-customer' * 9}: the run log is empty"]}
+    system.link.call("HSET", KEYS.archived, "history", json.dumps(history))
     until(lambda: system.letters() > before, 30, "there is a dead letter")
     looking.sign_in(OPERATOR)
     page = looking.page
@@ -171,6 +176,7 @@ def test_on_a_phone_nothing_is_scrolled_sideways(looking: Looking, system: Syste
         "/consumers",
         "/dead-letters",
         "/streams",
+        "/audit",
         "/doctor",
         "/rules",
         "/actions",

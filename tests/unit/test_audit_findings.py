@@ -69,6 +69,19 @@ def test_where_there_was_nothing_nothing_is_said_to_have_held() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"key_leaked": 1}, "1 finding"),
+        ({"key_leaked": 1200}, "1,200 findings"),
+        ({"key_leaked": 1, "lost": 2}, "3 findings of 2 kinds; the promise was broken"),
+    ],
+)
+def test_the_verdict_says_how_many_were_found_of_how_many_kinds(found: dict[str, int], said: str) -> None:
+    every = tuple(AuditFinding(CHECKS[name], "s", count, count) for name, count in found.items())
+    assert AuditReport("run", 1, 1.0, "redis://", ("s",), "g", every, (), {}).sentence() == said
+
+
 def test_the_worst_comes_first() -> None:
     found = [
         AuditFinding(CHECKS[name], "s", 1, 1) for name in ("key_leaked", "overlap", "parked_too_long", "owners_differ")

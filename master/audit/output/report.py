@@ -82,10 +82,9 @@ class AuditReport:
                 if self.unproven
                 else "clean: the promise held"
             )
-        kinds = len({one.check.name for one in self.found})
-        return f"{sum(one.count for one in self.found):,} findings of {kinds} kinds" + (
-            "; the promise was broken" if self.verdict == "bad" else ""
-        )
+        count, kinds = sum(one.count for one in self.found), len({one.check.name for one in self.found})
+        found = "1 finding" if count == 1 else f"{count:,} findings" + (f" of {kinds} kinds" if kinds > 1 else "")
+        return found + ("; the promise was broken" if self.verdict == "bad" else "")
 
 
 def run_name(started_ms: int) -> str:
