@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -245,6 +246,12 @@ def test_the_page_tells_the_proven_spans_and_the_findings_of_a_ticket() -> None:
     assert "<span>2023-11-14 22:13:20</span><span>2023-11-14 22:15:00</span>" in told
     assert 'data-label="proven from (UTC)">2023-11-14 22:13:20</td>' in told
     assert told.count(f"<li><b>lost</b> {FULL.id} ") == 1, "what was seen of the ticket"
+    assert "all of it is proven" in told and 'class="hole"' not in told
+    behind = replace(
+        report, spans={"s": (span, span._replace(since_ms=span.until_ms + 9, until_ms=span.until_ms + 99))}
+    )
+    [higher] = re.findall(r'class="hole" x=".*" y="(.*)" width=".*" height="(.*)">', page.render(behind))
+    assert higher == ("0", "24"), "who sees no colours sees a hole"
     assert "runs before 5-1 &lt;b&gt; are missing" in told
     for check in ("lost", "overlap"):
         assert f'id="{check}-s"' in told

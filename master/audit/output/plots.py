@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from usher.master.audit.archive.standing import ProvenSpan
 from usher.master.audit.output.report import AuditReport
 
-_WIDTH, _LEAST = 640.0, 3.0
+_WIDTH, _LEAST = 640.0, 5.0
 _TREND_HEIGHT, _TREND_LEFT = 110.0, 5.0
 _AGES = ("under 1 s", "1-10 s", "10-60 s", "1-10 min", "10-60 min", "1-24 h", "over a day")
 _RECOVERIES = ("under 0.1 s", "0.1-0.5 s", "0.5-1 s", "1-5 s", "5-10 s", "10-30 s", "30-60 s", "over a minute")
