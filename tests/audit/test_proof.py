@@ -275,6 +275,30 @@ def test_behind_a_hole_in_the_archive_a_new_span_begins_and_that_is_said(
     assert second.before.startswith("runs from 10-2 to before 30-1 may be missing")
 
 
+def test_of_what_is_carried_a_run_takes_what_its_tickets_in_doubt_need(
+    local: Any, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from usher.master.audit.checks import carry
+
+    seeder = Seeder(link, "s")
+    seeder.add(*((f"{n}-1", f"t{n % 50}") for n in range(1, 101)))
+    seeder.read()
+    seeder.ran("c1:1", *((f"{n}-1", f"t{n % 50}", 5, 100 * n, 100 * n + 50) for n in range(1, 101)), record="10-1")
+    seeder.over(*(f"{n}-1" for n in range(1, 101)))
+    assert fresh(prove(local, redis_url, tmp_path)) == {}
+    taken, merged = [], carry.merged
+
+    def counted(carries: Any, tickets: Any = None) -> Any:
+        found = merged(carries, tickets)
+        taken.extend([found.count()] if tickets is not None else [])
+        return found
+
+    monkeypatch.setattr(carry, "merged", counted)
+    seeder.ran("c1:1", ("7-1", "t7", 5, 20_000, 20_050), ("58-1", "t8", 5, 20_100, 20_150), record="20-1")
+    assert fresh(prove(local, redis_url, tmp_path)) == {"effect_twice": {"7-1", "58-1"}}
+    assert taken and max(taken) == 2, "of 50"
+
+
 def test_a_clock_that_is_better_known_later_shows_what_had_run_beside_it(
     local: Any, link: Link, redis_url: str, tmp_path: Path
 ) -> None:

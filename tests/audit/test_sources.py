@@ -265,6 +265,14 @@ def test_three_lines_of_the_document_are_all_that_a_notebook_needs(
     assert [(row[at - 1], row[at]) for row in rows[1:]] == [("42", "2-2"), ("42", "1-1")]
 
 
+def test_every_option_is_in_the_document() -> None:
+    """Where it is told as ``name`` or as ``name=value``."""
+    source, told = ((ROOT / place).read_text() for place in ("master/audit/read/source.py", "docs/audit.md"))
+    known = set(re.findall(r"""(?:option\(|number\(|options\[)"(\w+)\"""", source))
+    assert known >= {"url", "stream", "partitions", "key"}
+    assert [name for name in sorted(known) if not re.search(rf"`{name}[`=]", told)] == []
+
+
 def test_several_streams_are_one_table(spark: SparkSession, link: Link, redis_url: str) -> None:
     for stream in ("a", "b{1}"):
         seeder = Seeder(link, stream)
