@@ -176,6 +176,10 @@ def load_command(target: str) -> click.Command:
     return command
 
 
+#: This process runs one command, and ends with it.
+_is_program = False
+
+
 def _imported(name: str) -> ModuleType:
     """Import a module and keep what comes with it out of the search for garbage: it stays, and to search it again and
     again takes a quarter of the start of a master."""
@@ -185,7 +189,8 @@ def _imported(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     finally:
-        gc.freeze()
+        if _is_program:  # it froze what others hold, too
+            gc.freeze()
         gc.enable()
 
 
@@ -311,6 +316,8 @@ def _forget_output() -> None:
 
 def main() -> None:
     """Entry point of the ``usher`` script."""
+    global _is_program
+    _is_program = True
     if os.getpid() == 1:  # of a container: SIGTERM does nothing to process 1 unless it has a handler
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run())

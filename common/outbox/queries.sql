@@ -34,7 +34,8 @@ ORDER BY row_id LIMIT :count;
 -- What is stored, perhaps compressed, is summed up first: measuring a value means to unpack it, and a thousand large ones take longer than
 -- a lease. read_only: on a standby, or where default_transaction_read_only is set (a managed server's disk is nearly full).
 -- No join: statistics of a queue are wrong as often as not (of a moment when it was empty), and then each row was looked for among all of
--- them. OFFSET 0 keeps NOT EXISTS from being made one; rows are read by id, up to :count of them.
+-- them. OFFSET 0 keeps NOT EXISTS from being made one, and sizes from being worked out anew where they are used; rows are read by id, up to
+-- :count of them.
 SELECT row_id, CASE WHEN fits THEN uid END AS uid, CASE WHEN fits THEN ticket_id ELSE left(ticket_id, 257) END AS ticket_id,
        CASE WHEN fits THEN action END AS action, CASE WHEN fits THEN object END AS object, CASE WHEN fits THEN data::text END AS data,
        size, current_setting('transaction_read_only') AS read_only
@@ -48,7 +49,7 @@ FROM (SELECT *, size <= :row_bytes AS fits, sum(size) OVER (ORDER BY row_id) - s
                         WHERE NOT EXISTS (SELECT 1 FROM refused_log_records AS refused
                                           WHERE refused.parks AND refused.ticket_id = staged.ticket_id OFFSET 0)
                         ORDER BY id LIMIT :count) AS first) AS packed
-            WHERE stored_before < :bytes) AS unpacked) AS summed
+            WHERE stored_before < :bytes OFFSET 0) AS unpacked) AS summed
 WHERE before < :bytes ORDER BY row_id;
 
 -- name: batch [mysql]

@@ -4,7 +4,7 @@ at any time.
 
 Letters written after the count are not touched. What was done stays done when this master ends in between; the rest can
 be asked for again. When a reply is lost, or Redis refuses, the letters are read again from the first one: those that
-were changed are gone, and their outcome is not counted.
+were changed are gone, and their outcome is not counted; a rule that was set then is replaced by itself.
 """
 
 from __future__ import annotations
@@ -198,18 +198,13 @@ class BulkLetters(Service):
         for at in range(0, len(ids), AT_ONCE):
             if job.state != RUNNING:  # it was stopped
                 return
-            try:
-                for outcome in self._outcomes(job, ids[at : at + AT_ONCE]):
-                    self.made_progress()
-                    job.heads.pop(outcome.id, None)
-                    job.outcomes[outcome.word] += 1
-                    job.done += 1
-                    if outcome.word not in _GOOD and len(job.failures) < _NAMED:
-                        job.failures.append((outcome.id.decode(errors="replace"), outcome.word))
-            except TooManyRules as full:  # then there is room for none of the others either
-                job.failures.append((next(iter(job.heads)).decode(errors="replace"), str(full)))
-                self.stop_job(job)
-                self._note(job)
+            for outcome in self._outcomes(job, ids[at : at + AT_ONCE]):
+                self.made_progress()
+                job.heads.pop(outcome.id, None)
+                job.outcomes[outcome.word] += 1
+                job.done += 1
+                if outcome.word not in _GOOD and len(job.failures) < _NAMED:
+                    job.failures.append((outcome.id.decode(errors="replace"), outcome.word))
 
     def _outcomes(self, job: BulkJob, ids: list[bytes]) -> Iterable[LetterResult]:
         if not job.is_of_tickets:
@@ -226,7 +221,13 @@ class BulkLetters(Service):
 
     def _ruled(self, job: BulkJob, ticket: bytes, by: By) -> str:
         name = ticket.decode("utf-8", "surrogateescape")
-        return self._set_rule(Rule(Target.TICKET, name, RuleAction(job.what), reason=by.why, who=by.who), by).outcome
+        rule = Rule(Target.TICKET, name, RuleAction(job.what), reason=by.why, who=by.who)
+        try:
+            return self._set_rule(rule, by).outcome
+        except TooManyRules as full:  # then there is room for none of the others either
+            self.stop_job(job)
+            self._note(job)
+            return str(full)
 
     def _ends(self, job: BulkJob, state: str) -> None:
         with self._lock:

@@ -100,7 +100,7 @@ def gather(runs: Iterable[RunRecord], *, by_stream: bool = False) -> dict[str, P
         if run.end_us:
             took = step_of(run.end_us - run.start_us)
         places = [(BY_CONSUMER, ALL), (BY_CONSUMER, run.consumer.rpartition(":")[0][:_LONGEST_NAME])]
-        if by_stream and "/" in run.ticket:
+        if by_stream and run.ticket.find("/") > 0:
             places.append((BY_SOURCE, run.ticket.partition("/")[0][:_LONGEST_NAME]))
         for group, name in places:
             part = found[group].get(name) or found[group].setdefault(name, _part())
@@ -165,15 +165,18 @@ def merge(begin_ms: int, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def encode(one: Mapping[str, Any]) -> bytes:
     """Encode a point in at most ``LONGEST`` bytes: the consumers and the sources with the fewest executions are
-    ``OTHERS``, the tenants with the fewest messages are left out."""
-    most = NAMES
+    ``OTHERS``, the tenants with the fewest messages are left out; sources before consumers and tenants."""
+    most = of_sources = NAMES
     while True:
-        kept = {group: _busiest(one.get(group, {}), most) for group in (BY_CONSUMER, BY_SOURCE)}
+        kept = {BY_CONSUMER: _busiest(one[BY_CONSUMER], most), BY_SOURCE: _busiest(one.get(BY_SOURCE, {}), of_sources)}
         tenants = dict(list(one["tenants"].items())[:most])
         made = orjson.dumps({**one, **kept, "tenants": tenants})
         if len(made) <= LONGEST or not most:
             return made
-        most //= 2
+        if of_sources >= most:
+            of_sources //= 2
+        else:
+            most //= 2
 
 
 def _busiest(parts: Parts, most: int) -> Parts:

@@ -44,6 +44,8 @@ from usher.common.protocol.message import ticket_text
 #: Most rules at a time: each pattern is tried for every ticket that is planned.
 MOST_RULES = 1000
 LONGEST_REASON = 500
+#: Rules that were set within so many ms, and are equal but for the ticket, are shown as one.
+_AT_ONCE_MS = 60_000
 _FIELDS = ("target", "value", "action", "rate_per_second", "reason", "who", "concurrency", "weight", "to")
 
 
@@ -196,13 +198,18 @@ def _encode(value: str) -> bytes:
 
 
 def alike(rules: Iterable[Rule]) -> list[list[Rule]]:
-    """Put together the rules that differ in nothing but the ticket that they are for, as a bulk action sets them; each
-    other one stands alone. The order is that of the first of each."""
-    groups: dict[object, list[Rule]] = {}
+    """Put together the rules, given by the time at which they were set, that differ in nothing but the ticket that they
+    are for and were set within a minute of each other, as a bulk action sets them; each other one stands alone."""
+    groups: list[list[Rule]] = []
+    newest: dict[Rule, list[Rule]] = {}
     for rule in rules:
         same = replace(rule, value="", version=0, set_ms=0, id="") if rule.target is Target.TICKET else rule
-        groups.setdefault(same, []).append(rule)
-    return list(groups.values())
+        group = newest.get(same)
+        if group is None or rule.set_ms - group[-1].set_ms > _AT_ONCE_MS:
+            group = newest[same] = []
+            groups.append(group)
+        group.append(rule)
+    return groups
 
 
 class _Matches:

@@ -289,13 +289,15 @@ def test_where_there_is_no_room_for_more_rules_it_stops_and_says_so(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("usher.master.operations.live_rules.MOST_RULES", 2)
-    rules, bulk = rule_setter(world, ["T1", "T2", "T3", "T4"])
+    tickets = ["T1", "T2", "T3", "T4", "T5"]
+    rules, bulk = rule_setter(world, tickets)
     job = bulk.prepare("pause", TicketFilter(frozenset({"retrying"})), "retrying", "ann")
     turn_until(bulk, job, READY)
+    tickets.remove("T1")
     bulk.run(job, "ann", "why")
     turn_until(bulk, job, STOPPED)
-    assert (dict(job.outcomes), job.done, len(rules.read().rules)) == ({"set": 2}, 2, 2)
+    assert (job.outcomes["set"], job.done, len(rules.read().rules)) == (2, 3, 2)
     [(ticket, why)] = job.failures
-    assert (ticket, "lift some" in why) == ("T3", True)
+    assert (ticket, "lift some" in why) == ("T4", True)
     newest = ActionLog(world.link, world.keys).page(None, 1)[0][0]
-    assert (newest["what"], newest["on"], newest["outcome"]) == ("pause", "4 tickets: retrying", "set 2")
+    assert (newest["what"], newest["on"], newest["outcome"]) == ("pause", "5 tickets: retrying", "set 2")

@@ -15,6 +15,7 @@ from usher.common.protocol.run_log import RunRecord
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy import charts
 from usher.master.policy.charts import Level
+from usher.master.policy.rules import Rule, RuleAction, Target, dump, rule_id
 
 
 @pytest.mark.parametrize(
@@ -151,11 +152,34 @@ def test_tickets_of_a_filter_are_paused_after_a_preview_and_all_resumed_at_once(
     rules = site.get("/rules").text
     assert all(text in rules for text in ("3 tickets", "the shop is closed", "Resume all 3", '/tickets/P2"'))
     assert rules.count('action="/rules/lift"') == 1
-    ids = re.findall(r'name="id" value="([0-9a-f]+)"', rules)
-    answered = site.post("/rules/lift", id=[*ids, "0" * 12])
-    assert "lifted 3, gone already 1" in site.get(answered.headers["Location"]).text
-    assert "None:" in site.get("/rules").text
+    asked = dict(re.findall(r'name="(id|until)" value="([0-9a-f]+)"', rules))
+    site.post("/rules/set", target="ticket", value="P1", action="pause", why="the shop is closed")  # once more
+    answered = site.post("/rules/lift", **asked)
+    assert "lifted 2" in site.get(answered.headers["Location"]).text
+    assert "ticket <bdi" in site.get("/rules").text, "what was set since is no part of it"
+    assert "changed since the page was made" in site.get(site.post("/rules/lift", **asked).headers["Location"]).text
     assert site.post("/rules/lift").status_code == 422
+    assert site.post("/rules/lift", id=asked["id"], until="x").status_code == 422
+
+
+def test_a_thousand_rules_are_lifted_at_once_and_those_of_another_day_are_no_part_of_them(
+    site: Site,  # noqa: F811
+    world: World,
+) -> None:
+    for number in range(1000):
+        rule = Rule(Target.TICKET, f"T{number}", RuleAction.PAUSE, who="ann")
+        set_ms = 1_000 * number + (0 if number < 990 else 120_000)
+        world.link.call(
+            "HSET",
+            world.keys.rules,
+            rule_id(Target.TICKET, f"T{number}"),
+            b"%d %d " % (number + 1, set_ms) + dump(rule),
+        )
+    rules = site.get("/rules").text
+    assert "Resume all 990" in rules
+    asked = dict(re.findall(r'name="(id|until)" value="([0-9a-f]+)"', rules.partition("Resume all 990")[0]))
+    assert "lifted 990" in site.get(site.post("/rules/lift", **asked).headers["Location"]).text
+    assert world.link.call("HLEN", world.keys.rules) == 10
 
 
 def test_the_charts_lead_to_those_of_a_source(site: Site, world: World) -> None:  # noqa: F811

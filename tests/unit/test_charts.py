@@ -63,6 +63,14 @@ def test_executions_of_a_work_stream_are_counted_by_source_and_the_busiest_have_
     assert kept is not None
     assert (len(kept[BY_SOURCE]), "a" in kept[BY_SOURCE], kept[BY_SOURCE]["s7"]["done"]) == (NAMES + 1, False, 6)
     assert sum(part["done"] for part in kept[BY_SOURCE].values()) == 2 * 93
+    many = [
+        _run(f"{n % 20}:1", took_ms=2.0 ** (n % 12), wait_ms=2.0 ** (n % 13))._replace(ticket=f"{n % 20}/1")
+        for n in range(2000)
+    ]
+    both = charts.gather(many, by_stream=True)
+    full = charts.decode(charts.encode(charts.point(_NOW, _level(), None, both, {}, in_part=False)))
+    assert full is not None
+    assert (len(full[BY_CONSUMER]), len(full[BY_SOURCE])) == (NAMES + 1, NAMES // 2 + 1), "consumers keep theirs longer"
     former = {name: value for name, value in one.items() if name != BY_SOURCE}
     assert charts.merge(_NOW, [former, one])[BY_SOURCE]["a"]["done"] == 2, "a former version counted none"
     assert [row["done"] for row in totals([former, kept], BY_SOURCE) if row["name"] == "s7"] == [6]

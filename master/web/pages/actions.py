@@ -3,6 +3,7 @@ log."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +22,7 @@ from usher.master.operations.action_log import FAILED, OperatorAction, chosen_le
 from usher.master.operations.bulk_letters import DROP, REDRIVE, TICKET_RULES, BulkJob
 from usher.master.operations.dead_letters import AT_ONCE, LetterResult
 from usher.master.policy.letters import also_for
-from usher.master.policy.rules import MOST_RULES
+from usher.master.policy.rules import Rule, alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.web.api import by_caller
@@ -186,14 +187,18 @@ def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
     @actions.post("/rules/lift")
     @needs(Role.OPERATOR)
     def lift() -> AnyResponse:
-        by, ids = by_caller(read_why()), request.form.getlist("id")[:MOST_RULES]
-        if not ids or not all(0 < len(one) <= 64 for one in ids):
-            raise Problem(422, "invalid_fields", "the field id must be that of a rule")
-        lifted = [port.operations.lift_rule(one, by) for one in ids]
-        if len(ids) == 1:
-            told = "That rule is gone already" if lifted[0] is None else lifted[0].told
-        else:
+        by, chosen, until = by_caller(read_why()), _read_form_text("id", 64), request.form.get("until", "")
+        if until and not re.fullmatch("[0-9]{1,16}", until):
+            raise Problem(422, "invalid_fields", "the field until must be the version of a rule")
+        if until:  # all that are alike, but those that were set after the page was made
+            groups = alike(port.operations.rules().rules)
+            some: list[Rule] = next((some for some in groups if chosen in {one.id for one in some}), [])
+            lifted = [port.operations.lift_rule(one.id, by) for one in some if one.version <= int(until)]
             told = counted("gone already" if one is None else one.outcome for one in lifted)
+            told = told if lifted else "These rules have changed since the page was made: look again"
+        else:
+            changed = port.operations.lift_rule(chosen, by)
+            told = "That rule is gone already" if changed is None else changed.told
         return go(request.form.get("back", "/rules"), told)
 
 
