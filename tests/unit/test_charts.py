@@ -64,7 +64,7 @@ def test_executions_of_a_work_stream_are_counted_by_source_and_the_busiest_have_
     assert (len(kept[BY_SOURCE]), "a" in kept[BY_SOURCE], kept[BY_SOURCE]["s7"]["done"]) == (NAMES + 1, False, 6)
     assert sum(part["done"] for part in kept[BY_SOURCE].values()) == 2 * 93
     many = [
-        _run(f"{n % 20}:1", took_ms=2.0 ** (n % 12), wait_ms=2.0 ** (n % 13))._replace(ticket=f"{n % 20}/1")
+        _run(f"{n % 20}:1", took_ms=2.0 ** (n // 20 % 12), wait_ms=2.0 ** (n // 20 % 10))._replace(ticket=f"{n % 20}/1")
         for n in range(2000)
     ]
     both = charts.gather(many, by_stream=True)
