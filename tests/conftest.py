@@ -15,7 +15,6 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 from tests.oldest import oldest_server
 from usher.common.base.log import in_hand
@@ -43,21 +42,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 #: that people get with Usher, and all others on the oldest that Usher works with: it can do least.
 _WANTED = os.environ.get(SERVER_VARIABLE, "")
 _ON_SHIPPED = ("audit", "browser", "process")
-
-
-class _ByFile(LoadFileScheduling):
-    """Every file on one worker, and so each half of the audit's: they share a Spark session, which takes long to get
-    warm."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        if not file.startswith("tests/audit/"):
-            return file
-        return "tests/audit/archive" if file.endswith(("test_proof.py", "test_archive.py")) else "tests/audit"
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
-    return _ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
