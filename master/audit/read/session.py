@@ -61,7 +61,15 @@ _PREFERRED = {
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.sql.parquet.pushdown.inFilterThreshold": str(FEW_VALUES),
 }
-_SMALL = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_SMALL = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # Planned once: planned anew behind each shuffle, and written down anew for an interface that is not there, plans
+    # take longer than the data.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.maxPlanStringLength": "1000",
+}
 _PARTITIONS = "spark.sql.shuffle.partitions"
 #: Set in sessions that an audit has started.
 _OURS = "spark.usher.ours"
