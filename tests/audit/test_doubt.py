@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -130,6 +131,14 @@ def test_a_ticket_with_something_to_be_found_is_in_doubt(seen: Seen, history: st
 def test_a_ticket_that_only_looks_wrong_costs_no_closer_look(seen: Seen, history: str) -> None:
     assert history not in seen.shown
     assert history not in seen.doubted
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What these tests keep, with its plans, is more than the heap of a session for little data holds."""
+    yield
+    if "spark" in getattr(request.node, "callspec", SimpleNamespace(params={})).params.values():
+        request.getfixturevalue("spark").catalog.clearCache()
 
 
 @pytest.fixture(scope="module")
