@@ -14,7 +14,7 @@ from typing import Any
 
 from flask import Flask, request
 
-from tests.served import PATIENCE_S, Running
+from tests.served import PATIENCE_S, Running, until
 from usher.common.base.log import configure
 from usher.common.http.app import Problem, read_body
 from usher.common.http.server import server as serving
@@ -34,7 +34,7 @@ class Program:
         self.app = Flask(__name__)
         self.app.add_url_rule("/", "index", dict)
         self.app.add_url_rule("/read", "read", _read, methods=["POST"])
-        self.app.add_url_rule("/wait", "wait", lambda: {"gone": _GO.wait(PATIENCE_S)})
+        self.app.add_url_rule("/wait", "wait", _wait)
 
     def start(self, port: int, host: str) -> None:
         pass
@@ -44,6 +44,11 @@ class Program:
 
     def stop(self) -> None:
         _GO.set()
+
+
+def _wait() -> dict[str, bool]:
+    print("one waits", flush=True)  # noqa: T201
+    return {"gone": _GO.wait(PATIENCE_S)}
 
 
 def _read() -> tuple[dict[str, Any], int]:
@@ -115,16 +120,11 @@ def test_loopback_is_not_counted(tmp_path: Path) -> None:
 
 def test_more_requests_than_allowed_in_flight_are_503_at_once(tmp_path: Path) -> None:
     with _running(tmp_path, in_flight=2) as running, contextlib.ExitStack() as stack:
-        waiting = [stack.enter_context(running.connect()) for _ in range(2)]
-        for one in waiting:
-            one.sendall(_ASK % b"/wait")
-        ends = time.monotonic() + PATIENCE_S
-        refused = b""
-        while b"503" not in refused:  # until the two are in
-            with running.connect() as third:
-                third.sendall(_ASK % b"/")
-                refused = third.recv(4096)
-            assert time.monotonic() < ends, running.text()
+        _fill(running, stack, 2)
+        with running.connect() as third:
+            third.sendall(_ASK % b"/")
+            refused = third.recv(4096)
+        assert refused.startswith(b"HTTP/1.1 503 ")
         assert b"Retry-After: 1\r\n" in refused
         assert b"application/problem+json" in refused
         assert json.loads(refused.partition(b"\r\n\r\n")[2])["title"] == "too_many_requests_in_flight"
@@ -133,15 +133,18 @@ def test_more_requests_than_allowed_in_flight_are_503_at_once(tmp_path: Path) ->
 def test_who_is_told_503_holds_no_thread(tmp_path: Path) -> None:
     """There are 8 threads that say so; a second each for those who do not close would be 5 s."""
     with _running(tmp_path, in_flight=2) as running, contextlib.ExitStack() as stack:
-        for _ in range(2):
-            stack.enter_context(running.connect()).sendall(_ASK % b"/wait")
-        ends = time.monotonic() + PATIENCE_S
-        while b"503" not in _status(stack.enter_context(running.connect())):  # until the two are in
-            assert time.monotonic() < ends, running.text()
+        _fill(running, stack, 2)
         began = time.monotonic()
         for one in [stack.enter_context(running.connect()) for _ in range(40)]:
             assert b"503" in _status(one)
         assert time.monotonic() - began < 2
+
+
+def _fill(running: Running, stack: contextlib.ExitStack, number: int) -> None:
+    """Have so many requests wait, and no other one in their places."""
+    for _ in range(number):
+        stack.enter_context(running.connect()).sendall(_ASK % b"/wait")
+    until(lambda: running.text().count("one waits") == number, "all wait", running)
 
 
 def _status(connection: socket.socket) -> bytes:
