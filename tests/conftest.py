@@ -7,6 +7,7 @@ itself, so emptying it can never hurt anybody.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import tempfile
@@ -17,6 +18,7 @@ import hypothesis
 import pytest
 
 from tests.oldest import oldest_server
+from usher.common.base import log
 from usher.common.base.log import in_hand
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import SERVER_VARIABLE, EmbeddedRedis
@@ -69,6 +71,17 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of the person who runs the tests must not change them."""
     for name in [name for name in os.environ if name.startswith("USHER_") and name != SERVER_VARIABLE]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """A command that is tried in this process sets up the log for all of it."""
+    root = logging.getLogger()
+    handlers, level, ours = root.handlers[:], root.level, log._ours
+    yield
+    log._ours = ours
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

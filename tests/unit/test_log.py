@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,16 +12,6 @@ from usher.common.base.log import configure, event, in_hand, redacted
 from usher.common.runtime.settings import CommonSettings
 
 _log = logging.getLogger("tests.log")
-
-
-@pytest.fixture(autouse=True)
-def _root_logger_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level, ours = root.handlers[:], root.level, log._ours
-    yield
-    log._ours = ours
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 #: A time with its zone (ISO 8601).
