@@ -34,6 +34,7 @@ last micro-batch, read in the driver, from behind ``first`` on.
 
 from __future__ import annotations
 
+import abc
 import gc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -142,8 +143,9 @@ class _Reader(FormatReader):
         finally:
             gc.enable()
 
+    @abc.abstractmethod
     def batches(self, reader: BulkReader, part: IdRange) -> Iterator[pa.RecordBatch]:
-        raise NotImplementedError
+        """Yield the rows of a range."""
 
 
 class _PendingReader(_Reader):
