@@ -135,7 +135,7 @@ def test_a_ticket_that_only_looks_wrong_costs_no_closer_look(seen: Seen, history
 
 @pytest.fixture(autouse=True)
 def _nothing_is_kept(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What these tests keep, with its plans, is more than the heap of a session for little data holds."""
+    """Empty the cache of Spark: what these tests keep, with its plans, is more than the heap of a small session."""
     params = getattr(request.node, "callspec", SimpleNamespace(params={})).params
     spark = request.getfixturevalue("spark") if "spark" in params.values() else None
     yield

@@ -261,7 +261,7 @@ def test_a_rehearsal_needs_no_more_than_an_auditor_may(emptied: Guarded, tmp_pat
 
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Any]:
-    """What `usher doctor` finds with this URL, by check."""
+    """Return what `usher doctor` finds with this URL, by check."""
 
     def ask(url: str) -> Any:
         monkeypatch.setenv("USHER_REDIS_URL", url)
