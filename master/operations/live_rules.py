@@ -136,11 +136,11 @@ class LiveRules:
             reply[0].decode().lower(), int(reply[1]), now or rule, self._former(chosen, reply), held, is_exact
         )
 
-    def lift(self, chosen: str, by: By, what: str = "lift") -> RuleSetChange | None:
-        """Take a rule away. Return None when there is none with this id."""
+    def lift(self, chosen: str, by: By, what: str = "lift", version: int | None = None) -> RuleSetChange | None:
+        """Take a rule away. Return None when there is none with this id, or of this version if one is given."""
         former = self._one(chosen)
         on = f"{former.target.value} {former.value}".rstrip() if former is not None else chosen
-        reply = self._change(chosen, b"", OperatorAction(by, what, on))
+        reply = self._change(chosen, b"", OperatorAction(by, what, on), version=version)
         return (
             None if reply[0] == b"NONE" else RuleSetChange("lifted", int(reply[1]), None, self._former(chosen, reply))
         )
@@ -172,11 +172,16 @@ class LiveRules:
         return [(field, value, name) for (_, field, value), name, registered in found if registered is None][:_TRIED]
 
     def _change(
-        self, chosen: str, stored: bytes, action: OperatorAction, gives_way: tuple[Arg, Arg, Arg] = ("", "", "")
+        self,
+        chosen: str,
+        stored: bytes,
+        action: OperatorAction,
+        gives_way: tuple[Arg, Arg, Arg] = ("", "", ""),
+        version: int | None = None,
     ) -> Any:
         keys = self._keys
         line = (part.encode("utf-8", "surrogateescape") for part in action.line())
-        args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, *gives_way, *line]
+        args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, *gives_way, "" if version is None else version, *line]
         with self._lock:
             return self._scripts.run(
                 "change_rules", (keys.rules, keys.counters, keys.changed, keys.actions, keys.consumers), args

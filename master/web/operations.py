@@ -81,7 +81,7 @@ class OperationsPort(Protocol):
     def set_rule(self, rule: Rule, by: By) -> RuleSetChange:
         """Set the rule in place of the former one for its target. Raises TooManyRules."""
 
-    def lift_rule(self, rule_id: str, by: By) -> RuleSetChange | None: ...
+    def lift_rule(self, chosen: str, by: By, version: int | None = None) -> RuleSetChange | None: ...
 
     def drain(self, name: str, by: By) -> RuleSetChange | None:
         """Drain a consumer; None: no consumer of that name is registered. Raises TooManyRules."""

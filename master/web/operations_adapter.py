@@ -50,8 +50,8 @@ class Operations:
     def set_rule(self, rule: Rule, by: By) -> RuleSetChange:
         return self._rules.set(rule, by)
 
-    def lift_rule(self, chosen: str, by: By) -> RuleSetChange | None:
-        return self._rules.lift(chosen, by)
+    def lift_rule(self, chosen: str, by: By, version: int | None = None) -> RuleSetChange | None:
+        return self._rules.lift(chosen, by, version=version)
 
     def drain(self, name: str, by: By) -> RuleSetChange | None:
         """Hand nothing more to the consumer ``name``, whatever its incarnation. It finishes the messages that it has;

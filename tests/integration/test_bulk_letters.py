@@ -26,10 +26,10 @@ from usher.master.operations.bulk_letters import (
     BulkLetters,
 )
 from usher.master.operations.dead_letters import DeadLetters
-from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.live_rules import LiveRules, RuleSetChange
 from usher.master.operations.ticket_orders import OrderResult
 from usher.master.policy.letters import LetterFilter
-from usher.master.policy.rules import alike
+from usher.master.policy.rules import Rule, alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 
@@ -301,3 +301,27 @@ def test_where_there_is_no_room_for_more_rules_it_stops_and_says_so(
     assert (ticket, "lift some" in why) == ("T4", True)
     newest = ActionLog(world.link, world.keys).page(None, 1)[0][0]
     assert (newest["what"], newest["on"], newest["outcome"]) == ("pause", "5 tickets: retrying", "set 2")
+
+
+def test_a_rule_whose_reply_was_lost_is_there_once_and_the_others_are_set_too(world: World) -> None:
+    rules, _ = rule_setter(world, [])
+    tried: list[str] = []
+
+    def set_rule(rule: Rule, by: By) -> RuleSetChange:
+        changed = rules.set(rule, by)
+        tried.append(rule.value)
+        if len(tried) == 2:
+            raise ReplyUnknown("lost")
+        return changed
+
+    rows = [{"ticket_id": one, "state": "retrying", "message_ids": ["1-0"]} for one in ("T1", "T2", "T3")]
+    bulk = BulkLetters(DeadLetters(world.link, world.keys), lambda wanted: iter([rows]), None, set_rule)  # type: ignore[arg-type]
+    job = bulk.prepare("pause", TicketFilter(frozenset({"retrying"})), "retrying", "ann")
+    turn_until(bulk, job, READY)
+    bulk.run(job, "ann", "why")
+    with pytest.raises(ReplyUnknown):
+        bulk.run_once()
+    turn_until(bulk, job, DONE)
+    assert tried == ["T1", "T2", "T2", "T3"]
+    assert [one.value for one in rules.read().rules] == ["T1", "T2", "T3"]
+    assert (dict(job.outcomes), job.done) == ({"set": 2, "replaced": 1}, 3)

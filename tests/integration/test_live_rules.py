@@ -106,6 +106,17 @@ class TestChange:
         with world.unchanged():
             assert rules.lift(set_by.rule.id, _ALICE) is None
 
+    def test_a_rule_that_was_set_anew_meanwhile_is_not_lifted_in_place_of_the_former(
+        self, world: World, rules: LiveRules
+    ) -> None:
+        former, now = pause(rules).rule, pause(rules).rule
+        assert former is not None
+        assert now is not None
+        with world.unchanged():
+            assert rules.lift(now.id, _ALICE, version=former.version) is None
+        assert rules.lift(now.id, _ALICE, version=now.version) is not None
+        assert rules.read().rules == []
+
     @pytest.mark.parametrize("ticket", NASTY_TICKETS)
     def test_it_holds_for_tickets_of_any_name(self, world: World, rules: LiveRules, ticket: bytes) -> None:
         pause(rules, ticket)

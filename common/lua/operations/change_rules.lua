@@ -3,10 +3,10 @@
 -- KEYS: 1 rules, 2 counters, 3 changed, 4 actions, 5 consumers
 -- ARGV: 1 id of the rule, 2 the rule ("" lifts it), 3 most rules there may be, 4 length of the action log,
 --       5 id of the drain that gives way when there are too many ("": none), 6 how it was stored, 7 its consumer: it
---       stays if it is another one by now, or if a consumer of that name is registered; then names and values for the
---       action log
+--       stays if it is another one by now, or if a consumer of that name is registered, 8 version of the rule that is
+--       lifted ("": whichever it is); then names and values for the action log
 -- Returns: {"SET", version}, {"REPLACED", version, the former one}, {"LIFTED", version, the former one}, {"NONE"}
---          (there is no such rule to lift) or {"FULL"} (too many rules). NONE and FULL change nothing.
+--          (no such rule, of this version, to lift) or {"FULL"} (too many rules). NONE and FULL change nothing.
 -- Why Lua: rule, version and the line of the action log are one step, so that no reader can see one without the others.
 -- Memory: works when full
 --- @include letter
@@ -18,6 +18,7 @@ redis.call('HLEN', KEYS[2])
 local id, rule = ARGV[1], ARGV[2]
 local former = redis.call('HGET', KEYS[1], id)
 if rule == '' and not former then return {'NONE'} end
+if rule == '' and ARGV[8] ~= '' and string.match(former, '^%d+') ~= ARGV[8] then return {'NONE'} end
 local is_full = not former and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[3])
 if is_full then
   local is_over = ARGV[5] ~= ''
@@ -40,6 +41,6 @@ else
 end
 local outcome = rule == '' and 'LIFTED' or former and 'REPLACED' or 'SET'
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', '10000', '*', 'rules', version)
-local line = {'outcome', string.lower(outcome), 'version', version, unpack(ARGV, 8)}
+local line = {'outcome', string.lower(outcome), 'version', version, unpack(ARGV, 9)}
 redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', unpack(line))
 return {outcome, version, former or ''}

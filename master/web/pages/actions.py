@@ -193,7 +193,7 @@ def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
         if until:  # all that are alike, but those that were set after the page was made
             groups = alike(port.operations.rules().rules)
             some: list[Rule] = next((some for some in groups if chosen in {one.id for one in some}), [])
-            lifted = [port.operations.lift_rule(one.id, by) for one in some if one.version <= int(until)]
+            lifted = [port.operations.lift_rule(one.id, by, one.version) for one in some if one.version <= int(until)]
             told = counted("gone already" if one is None else one.outcome for one in lifted)
             told = told if lifted else "These rules have changed since the page was made: look again"
         else:
