@@ -355,23 +355,6 @@ def test_what_was_redriven_before_redis_went_away_is_in_the_log(
     assert (line["what"], line["why"], line["outcome"]) == ("redrive", "mended", "added 1, then Redis failed")
 
 
-def test_a_bulk_action_is_prepared_shown_and_run(site: Site, world: World) -> None:
-    busy(world)
-    where = site.post("/dead-letters/bulk", what="drop", error="ValueError").headers["Location"]
-    while site.bulk.jobs[0].state == "counting":
-        site.bulk.run_once()
-    shown = site.get(where).text
-    assert "Drop all 2" in shown
-    assert "with the error ValueError" in shown
-    assert site.post(f"{where}/run", why="old").status_code == 303
-    while site.bulk.jobs[0].state == "running":
-        site.bulk.run_once()
-    assert "2 of 2" in site.get(where).text
-    again = site.post(f"{where}/run")
-    assert "It was not started: it is done" in site.get(again.headers["Location"]).text
-    assert site.post("/dead-letters/bulk", what="eat").status_code == 422
-
-
 def test_rules_are_set_and_lifted(site: Site, world: World) -> None:
     busy(world)
     answered = site.post("/rules/set", target="ticket", value="T", action="pause", why="asked", back="/tickets/T")

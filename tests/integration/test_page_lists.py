@@ -196,3 +196,23 @@ def test_the_charts_lead_to_those_of_a_source(site: Site, world: World) -> None:
     assert "of source <bdi>shop:1</bdi>" in of_source
     assert "Handler time" in of_source
     assert "<h2>Sources</h2>" not in of_source
+
+
+def test_a_bulk_action_is_prepared_shown_and_run(
+    site: Site,  # noqa: F811
+    world: World,
+) -> None:
+    busy(world)
+    where = site.post("/dead-letters/bulk", what="drop", error="ValueError").headers["Location"]
+    while site.bulk.jobs[0].state == "counting":
+        site.bulk.run_once()
+    shown = site.get(where).text
+    assert "Drop all 2" in shown
+    assert "with the error ValueError" in shown
+    assert site.post(f"{where}/run", why="old").status_code == 303
+    while site.bulk.jobs[0].state == "running":
+        site.bulk.run_once()
+    assert "2 of 2" in site.get(where).text
+    again = site.post(f"{where}/run")
+    assert "It was not started: it is done" in site.get(again.headers["Location"]).text
+    assert site.post("/dead-letters/bulk", what="eat").status_code == 422
