@@ -101,7 +101,6 @@ PARTS: dict[str, dict[str, Listed]] = {
             "usher.deploy.local.init_deploy:init_deploy", "Write a folder from which supervisord or systemd runs Usher."
         ),
         "acl": Listed("usher.common.cli.acl:acl", "Print Redis users with just the rights that Usher needs."),
-        "asyncapi": Listed("usher.consumer.cli:asyncapi", "Print what a typed handler takes, as an AsyncAPI document."),
         "token": Listed("usher.common.cli.token:token", "Make a token for the HTTP API and the page."),
     },
 }

@@ -197,7 +197,7 @@ class Keys:
 
     @property
     def charts(self) -> str:
-        """Hash, of at most 252 fields of 8 KiB: place in a ring -> a point of the charts (master/policy/charts.py).
+        """Hash, of at most 1,450 fields of 4 KiB: place of a minute -> a point of the charts (master/policy/charts.py).
         Written by note_chart (leader), once a minute."""
         return self.prefix + "charts"
 

@@ -15,7 +15,7 @@ from usher.master.assembly.access import admission, findings
 from usher.master.assembly.context import MasterContext
 from usher.master.assembly.leader_services import LeaderServices
 from usher.master.assembly.web_app import create_app
-from usher.master.charts.reader import ChartReader
+from usher.master.charts.keeper import ChartReader
 from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.explainer import Explainer
 from usher.master.insight.live_overview import LiveOverview

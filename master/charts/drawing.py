@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, log10
 from typing import Any, NamedTuple
 
-from usher.master.charts.reader import ChartSpan
-from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, percentile_ms
+from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, ChartSpan, percentile_ms
 
 #: Size of a chart in its own units, and the room for its axes.
 WIDTH, HEIGHT, _LEFT, _BOTTOM, _TOP = 560, 180, 80, 22, 8
 _LINES = 4
 #: Milliseconds between two marks of the time axis, by span.
-_TIMES = {"1 hour": 600_000, "24 hours": 4 * 3_600_000, "7 days": 86_400_000}
+_TIMES = {"1 hour": 600_000, "24 hours": 4 * 3_600_000}
 
 Value = Callable[[Mapping[str, Any]], float | None]
 
@@ -45,7 +44,7 @@ def _rate(name: str) -> Value:
 
 def _of_part(key: str, group: str, name: str) -> Value:
     def value(point: Mapping[str, Any]) -> float | None:
-        part = point.get(group, {}).get(name)
+        part = point[group].get(name)
         return 1000 * float(part[key] if part else 0) / float(point["ms"]) if point["ms"] else None
 
     return value
@@ -53,7 +52,7 @@ def _of_part(key: str, group: str, name: str) -> Value:
 
 def _percentile(key: str, share: float, group: str, name: str) -> Value:
     def value(point: Mapping[str, Any]) -> float | None:
-        part = point.get(group, {}).get(name)
+        part = point[group].get(name)
         return percentile_ms(part[key], share) if part else None
 
     return value
@@ -119,7 +118,7 @@ def draw(kind: ChartKind, points: Sequence[Mapping[str, Any]], span: ChartSpan, 
         pieces: list[list[str]] = [[]]
         before_ms = 0
         for ms, value in zip(times, column, strict=True):
-            if pieces[-1] and (value is None or ms - before_ms > 2.5 * span.ring.step_ms):
+            if pieces[-1] and (value is None or ms - before_ms > 2.5 * span.step_ms):
                 pieces.append([])
             if value is not None:
                 pieces[-1].append(f"{x(ms)},{y(value)}")
@@ -132,7 +131,7 @@ def draw(kind: ChartKind, points: Sequence[Mapping[str, Any]], span: ChartSpan, 
         "unit": kind.unit,
         "lines": lines,
         "levels": [(y(step * n), step * n) for n in range(round(top / step) + 1)],
-        "times": [(x(ms), ms, _moment(ms, span)) for ms in _marks(since_ms, now_ms, _TIMES[span.label])],
+        "times": [(x(ms), ms, _moment(ms)) for ms in _marks(since_ms, now_ms, _TIMES[span.label])],
         "rows": [(int(point["t"]), list(row)) for point, row in zip(points, zip(*columns, strict=True), strict=True)],
         "left": _LEFT,
         "right": right,
@@ -158,15 +157,14 @@ def _marks(since_ms: int, until_ms: int, step_ms: int) -> range:
     return range(since_ms - since_ms % step_ms + step_ms, until_ms + 1, step_ms)
 
 
-def _moment(ms: int, span: ChartSpan) -> str:
-    when = datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
-    return f"{when:%d %b}" if span.length_ms > 86_400_000 else f"{when:%H:%M}"
+def _moment(ms: int) -> str:
+    return f"{datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC):%H:%M}"
 
 
 def totals(points: Sequence[Mapping[str, Any]], group: str) -> list[dict[str, Any]]:
     """Return a row for each consumer, or source, of these points, the busiest first."""
     found: dict[str, dict[str, Any]] = {}
-    parts = (item for point in points for item in point.get(group, {}).items())
+    parts = (item for point in points for item in point[group].items())
     for name, part in ((name, part) for name, part in parts if name != ALL):
         row = found.setdefault(name, {"name": name, "done": 0, "failed": 0, "wait": {}, "took": {}})
         row["done"] += part["done"]

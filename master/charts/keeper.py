@@ -1,10 +1,12 @@
-"""ChartKeeper: writes a point of the charts each minute, while this master leads. All it goes by is in Redis, so a
-successor goes on where this one ended."""
+"""The charts in Redis: the leading master writes a point each minute, and any master reads them.
+
+All that a point goes by is in Redis, so a successor goes on where the former leader ended.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from usher.common.base.errors import Fenced
@@ -12,20 +14,20 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.run_log import RunRecord, decode
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import Link
-from usher.common.redis.replies import group_of, pairs
+from usher.common.redis.replies import group_of, pairs, redis_ms
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy import charts
-from usher.master.policy.charts import RINGS, Level
+from usher.master.policy.charts import MINUTE_MS, ChartSpan, Level
 from usher.master.policy.rates import Sample
 
 #: Bytes of the run log that are read for a minute, in so many slices of it, so that a part stands for all of it; and
 #: records per call.
 _RUN_BYTES, _SLICES, _RECORDS = 2 << 20, 6, 20
-#: Milliseconds of the run log that a first point is made of.
-_FIRST_MS = 60_000
+#: Milliseconds of the run log that a first point is made of; and how far back a former point is looked for.
+_FIRST_MS, _FORMER_MS = 60_000, 3_600_000
 
 
 class ChartKeeper(Service):
@@ -55,44 +57,27 @@ class ChartKeeper(Service):
     def run_once(self) -> float:
         epoch = self._lead.epoch
         if epoch is None:
-            return RINGS[0].step_ms / 1000
+            return MINUTE_MS / 1000
         now_ms, level = self._level()
         try:
-            LeaderScripts(self._scripts, self._keys, epoch, "").note_chart(self._points(now_ms, level))
+            point = charts.encode(self._point(now_ms, level))
+            LeaderScripts(self._scripts, self._keys, epoch, "").note_chart(charts.place_of(now_ms), point)
         except Fenced:
             self._lead.lost(epoch)
-        step_ms = RINGS[0].step_ms
-        return (step_ms - now_ms % step_ms + 200) / 1000
+        return (MINUTE_MS - now_ms % MINUTE_MS + 200) / 1000
 
     def on_end(self) -> None:
         self._link.close()
 
-    def _points(self, now_ms: int, level: Level) -> Iterator[tuple[str, bytes]]:
-        """Yield this minute's point and the longer steps that it is a part of, each with its place."""
-        minutes, *coarser = RINGS
-        names = minutes.fields(0, now_ms)
-        names += [name for finer, ring in pairwise(coarser) for name in finer.fields(ring.begin(now_ms), now_ms)]
-        kept = dict(zip(names, self._link.call("HMGET", self._keys.charts, *names), strict=True))
-        known = {name: found for name, value in kept.items() if (found := charts.decode(value)) is not None}
-        earlier = [
-            one
-            for name, one in known.items()
-            if name.startswith(minutes.name) and "runs" in one and one["t"] < minutes.begin(now_ms)
-        ]
+    def _point(self, now_ms: int, level: Level) -> dict[str, Any]:
+        values = self._link.call("HMGET", self._keys.charts, *charts.places(now_ms - _FORMER_MS, now_ms))
+        this_minute = now_ms - now_ms % MINUTE_MS
+        earlier = [one for value in values if (one := charts.decode(value)) is not None and one["t"] < this_minute]
         former = max(earlier, key=lambda one: int(one["t"]), default=None)
         after = former["runs"] if former is not None else f"{now_ms - _FIRST_MS}-0"
         runs, in_part = self._read_runs(after, level.runs)
         counted = charts.gather(runs, by_stream=self._by_stream)
-        made = charts.point(now_ms, level, former, counted, self._take_tenants(), in_part=in_part)
-        for finer, ring in zip(RINGS, (*coarser, None), strict=True):
-            encoded = charts.encode(made)
-            yield finer.field(now_ms), encoded
-            if ring is None:
-                return
-            known[finer.field(now_ms)] = charts.decode(encoded) or made
-            begun = ring.begin(now_ms)
-            parts = [known[name] for name in finer.fields(begun, now_ms) if name in known]
-            made = charts.merge(begun, [one for one in parts if one["t"] >= begun])
+        return charts.point(now_ms, level, former, counted, self._take_tenants(), in_part=in_part)
 
     def _level(self) -> tuple[int, Level]:
         """Return Redis' time, and what it tells of stream and group now."""
@@ -151,3 +136,27 @@ class ChartKeeper(Service):
             taken[name] = [given - before if given >= before else given, *rest]
         self._given = {name: int(one[0]) for name, one in told.items()}
         return dict(sorted(taken.items(), key=lambda item: (-item[1][0], -item[1][1])))
+
+
+class ChartReader:
+    """Reads the points of one ticket stream. Safe for many threads, one at a time."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link  # guarded by the lock
+        self._keys = keys
+        self._lock = threading.Lock()
+
+    def read(self, span: ChartSpan) -> tuple[int, list[dict[str, Any]]]:
+        """Return Redis' time in ms, and the points of this span up to then, oldest first. Raises RedisTrouble."""
+        with self._lock:
+            now_ms = redis_ms(self._link)
+            since_ms = now_ms - span.length_ms
+            values = self._link.call("HMGET", self._keys.charts, *charts.places(since_ms, now_ms))
+        steps: dict[int, list[dict[str, Any]]] = {}
+        for one in filter(None, map(charts.decode, values)):
+            if since_ms - MINUTE_MS < one["t"] <= now_ms:
+                steps.setdefault(one["t"] - one["t"] % span.step_ms, []).append(one)
+        return now_ms, [charts.merge(begin_ms, of_step) for begin_ms, of_step in sorted(steps.items())]
+
+    def close(self) -> None:
+        self._link.close()

@@ -381,12 +381,10 @@ class LeaderScripts:
             self._scripts.run("note_repeats", (self._keys.leader, self._keys.position), (str(self.epoch), until or b""))
         )
 
-    def note_chart(self, points: Iterable[tuple[str, bytes]]) -> None:
-        """Write points of the charts, each at its place."""
-        args = [word for point in points for word in point]
-        self._unfenced(
-            self._scripts.run("note_chart", (self._keys.leader, self._keys.charts), (str(self.epoch), *args))
-        )
+    def note_chart(self, place: str, point: bytes) -> None:
+        """Write a point of the charts."""
+        keys = (self._keys.leader, self._keys.charts)
+        self._unfenced(self._scripts.run("note_chart", keys, (str(self.epoch), place, point)))
 
     def rejoin(self, entries: Iterable[tuple[bytes, bytes]]) -> Rejoined:
         """Give entries, as (ticket, id), that came as new although the group was given them before, back to their

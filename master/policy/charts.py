@@ -1,8 +1,8 @@
-"""Points of the charts: what one minute is made of, how minutes become longer steps, and which places they have. Pure.
+"""Points of the charts, one a minute for a day: what one is made of, which place it has, and how several become one.
+Pure.
 
 A point is kept as JSON, of at most ``LONGEST`` bytes. Durations are counts by step of a scale (``step_of``), which can
-be added up; a percentile is right within a fifth. A step of a coarser ring is made of the finer ring's points each time
-one of them is written: writing the same minute twice changes nothing.
+be added up; a percentile is right within a fifth.
 """
 
 from __future__ import annotations
@@ -16,30 +16,20 @@ import orjson
 from usher.common.protocol.run_log import CRASHED, DONE, FAILED, GAVE_UP, RunRecord
 
 
-class Ring(NamedTuple):
-    """Places for the points of one resolution: the ``places`` newest are kept."""
+class ChartSpan(NamedTuple):
+    """A length of time that is shown, and the step in which it is drawn."""
 
-    name: str
+    label: str
     step_ms: int
-    places: int
-
-    def begin(self, ms: int) -> int:
-        return ms - ms % self.step_ms
-
-    def field(self, ms: int) -> str:
-        """Return the place of the step with this moment; a later one takes it over."""
-        return f"{self.name}{ms // self.step_ms % self.places}"
-
-    def fields(self, since_ms: int, until_ms: int) -> list[str]:
-        """Return the places of all steps from one moment to another, both included."""
-        first = max(self.begin(since_ms), self.begin(until_ms) - (self.places - 1) * self.step_ms)
-        return [self.field(ms) for ms in range(first, until_ms + 1, self.step_ms)]
+    length_ms: int
 
 
-#: An hour of minutes, a day of quarters, a week of two hours, and some more of each.
-RINGS = (Ring("m", 60_000, 64), Ring("q", 900_000, 100), Ring("h", 7_200_000, 88))
-#: The longest point, in bytes; all of them have at most 252 * LONGEST (2 MiB), and some 200 KiB as a rule.
-LONGEST = 8_192
+MINUTE_MS = 60_000
+SPANS = {"1h": ChartSpan("1 hour", MINUTE_MS, 3_600_000), "24h": ChartSpan("24 hours", 600_000, 86_400_000)}
+#: Places of points: a day, and some minutes more. All have at most 6 MiB, and some 500 KiB as a rule.
+PLACES = 1_450
+#: The longest point, in bytes.
+LONGEST = 4_096
 #: The most consumers, sources and tenants of a point, and the most characters of their names.
 NAMES, _LONGEST_NAME = 20, 100
 #: Executions of all consumers; those of the consumers, or sources, that have no place in a point.
@@ -48,6 +38,18 @@ ALL, OTHERS = "", "(others)"
 BY_CONSUMER, BY_SOURCE = "parts", "sources"
 _FAILED = (FAILED, CRASHED, GAVE_UP)
 _FIRST_US, _LAST_STEP = 100, 80
+_KNOWN = {"t", "at", "ms", "lag", BY_CONSUMER, BY_SOURCE, "tenants"}
+
+
+def place_of(ms: int) -> str:
+    """Return the place of the minute with this moment; a later minute takes it over."""
+    return f"m{ms // MINUTE_MS % PLACES}"
+
+
+def places(since_ms: int, until_ms: int) -> list[str]:
+    """Return the places of all minutes from one moment to another, both included."""
+    first = max(since_ms - since_ms % MINUTE_MS, until_ms - until_ms % MINUTE_MS - (PLACES - 1) * MINUTE_MS)
+    return [place_of(ms) for ms in range(first, until_ms + 1, MINUTE_MS)]
 
 
 #: Counts of executions, by name.
@@ -125,7 +127,7 @@ def point(
     this point's. ``in_part``: not all executions were read."""
     since_ms = now_ms if former is None else former["at"]
     return {
-        "t": RINGS[0].begin(now_ms),
+        "t": now_ms - now_ms % MINUTE_MS,
         "at": now_ms,
         "ms": max(0, now_ms - since_ms),
         "sent": _more(former, "sent_total", level.sent),
@@ -154,7 +156,7 @@ def merge(begin_ms: int, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     tenants: dict[str, list[Any]] = {}
     for one in points:
         for group, of in parts.items():
-            for name, part in one.get(group, {}).items():  # a point of a former version has no sources
+            for name, part in one[group].items():
                 _add(of.setdefault(name, _part()), part)
         for name, (given, waiting, weight, held) in one["tenants"].items():
             before = tenants.get(name, [0, 0, weight, False])
@@ -168,7 +170,7 @@ def encode(one: Mapping[str, Any]) -> bytes:
     ``OTHERS``, the tenants with the fewest messages are left out; sources before consumers and tenants."""
     most = of_sources = NAMES
     while True:
-        kept = {BY_CONSUMER: _busiest(one[BY_CONSUMER], most), BY_SOURCE: _busiest(one.get(BY_SOURCE, {}), of_sources)}
+        kept = {BY_CONSUMER: _busiest(one[BY_CONSUMER], most), BY_SOURCE: _busiest(one[BY_SOURCE], of_sources)}
         tenants = dict(list(one["tenants"].items())[:most])
         made = orjson.dumps({**one, **kept, "tenants": tenants})
         if len(made) <= LONGEST or not most:
@@ -194,14 +196,12 @@ def _busiest(parts: Parts, most: int) -> Parts:
 
 
 def decode(value: Any) -> dict[str, Any] | None:
-    """Return a point as it was kept; None for what is none (a later version's)."""
+    """Return a point as it was kept; None for what is none."""
     try:
         found = orjson.loads(value) if isinstance(value, bytes) else None
-        return (
-            found if isinstance(found, dict) and {"t", "at", "ms", "parts", "tenants", "lag"} <= found.keys() else None
-        )
     except ValueError:
         return None
+    return found if isinstance(found, dict) and found.keys() >= _KNOWN else None
 
 
 def _part() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from usher.common.http.rate_limits import GUESSES_AT_ONCE, RateLimits
 from usher.common.http.server.push_sockets import LiveSockets
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
-from usher.master.charts.reader import ChartReader
+from usher.master.charts.keeper import ChartReader
 from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.explainer import Explainer
 from usher.master.insight.live_overview import LiveOverview

@@ -187,7 +187,7 @@ def test_the_charts_lead_to_those_of_a_source(site: Site, world: World) -> None:
     runs = [RunRecord("a:1", "shop:1/7", f"{now_ms}-1", 1, 1, 1000 * now_ms, 1000 * now_ms + 7_000)]
     level = Level(1, 1, 0, 0, 0, "1-0")
     one = charts.point(now_ms, level, None, charts.gather(runs, by_stream=True), {}, in_part=False) | {"ms": 1000}
-    world.link.call("HSET", world.keys.charts, charts.RINGS[0].field(now_ms), charts.encode(one))
+    world.link.call("HSET", world.keys.charts, charts.place_of(now_ms), charts.encode(one))
     shown = site.get("/charts").text
     assert "<h2>Consumers</h2>" in shown
     link = re.search(r'<h2>Sources</h2>.*?href="(/charts[^"]*source=[^"]*)">shop:1</a>', shown, re.DOTALL)

@@ -1,5 +1,5 @@
-"""Points of the charts: what they count, that longer steps are the same however often they are made, their bound in
-bytes, and what a chart of them is."""
+"""Points of the charts: what they count, what several are together, their bound in bytes, and what a chart of them
+is."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pytest
 from usher.common.protocol.run_log import RunRecord
 from usher.master.charts import drawing
 from usher.master.charts.drawing import draw, kinds, totals
-from usher.master.charts.reader import SPANS
 from usher.master.insight.formatting import duration as format_duration
 from usher.master.insight.formatting import number as format_number
 from usher.master.policy import charts
-from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, LONGEST, NAMES, OTHERS, RINGS, Level
+from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, LONGEST, NAMES, OTHERS, SPANS, Level
 
 _NOW = 1_700_000_000_000
 _NOTHING = charts.gather(())
@@ -70,11 +69,11 @@ def test_executions_of_a_work_stream_are_counted_by_source_and_the_busiest_have_
     both = charts.gather(many, by_stream=True)
     full = charts.decode(charts.encode(charts.point(_NOW, _level(), None, both, {}, in_part=False)))
     assert full is not None
-    assert (len(full[BY_CONSUMER]), len(full[BY_SOURCE])) == (NAMES + 1, NAMES // 2 + 1), "consumers keep theirs longer"
-    former = {name: value for name, value in one.items() if name != BY_SOURCE}
-    assert charts.merge(_NOW, [former, one])[BY_SOURCE]["a"]["done"] == 2, "a former version counted none"
-    assert [row["done"] for row in totals([former, kept], BY_SOURCE) if row["name"] == "s7"] == [6]
-    done, failed = draw(kinds("", "", "s7")[0], [one | {"ms": 60_000}, former], SPANS["1h"], _NOW)["rows"][0][1]
+    assert (len(full[BY_CONSUMER]), len(full[BY_SOURCE])) == (NAMES // 2 + 2, NAMES // 4 + 1), (
+        "consumers keep theirs longer"
+    )
+    assert [row["done"] for row in totals([kept], BY_SOURCE) if row["name"] == "s7"] == [6]
+    done, failed = draw(kinds("", "", "s7")[0], [one | {"ms": 60_000}], SPANS["1h"], _NOW)["rows"][0][1]
     assert (done, failed) == (3 / 60, 0)
 
 
@@ -124,14 +123,10 @@ def test_what_is_no_point_is_passed_over() -> None:
     assert [charts.decode(value) for value in (None, b"", b"{}", b"[1]", b"\xff", b'{"t":1}')] == [None] * 6
 
 
-def test_places_are_bounded_and_each_step_has_its_own() -> None:
-    for ring in RINGS:
-        fields = ring.fields(0, _NOW)
-        assert len(fields) == len(set(fields)) == ring.places
-        assert fields[-1] == ring.field(_NOW)
-        assert ring.field(_NOW) != ring.field(_NOW + ring.step_ms)
-    assert [span.length_ms // span.ring.step_ms < span.ring.places for span in SPANS.values()] == [True] * 3
-    assert sum(ring.places for ring in RINGS) == 252
+def test_places_are_bounded_and_each_minute_of_a_day_has_its_own() -> None:
+    places = charts.places(0, _NOW)
+    assert len(places) == len(set(places)) == charts.PLACES > SPANS["24h"].length_ms // charts.MINUTE_MS
+    assert places[-1] == charts.place_of(_NOW) != charts.place_of(_NOW + charts.MINUTE_MS)
 
 
 def test_a_chart_has_pieces_where_points_are_missing_and_keeps_within_its_axes() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from usher.master.charts.reader import ChartReader
+from usher.master.charts.keeper import ChartReader
 from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.status import StatusReader

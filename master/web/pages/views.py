@@ -17,14 +17,13 @@ from usher.common.http.credentials import Role
 from usher.common.http.server.push_sockets import DETACH
 from usher.common.redis.client import CommandRefused
 from usher.master.charts.drawing import HEIGHT, WIDTH, draw, kinds, totals, turns
-from usher.master.charts.reader import SPANS
 from usher.master.insight.formatting import ticket_url
 from usher.master.insight.live_overview import CONSUMERS, OVERVIEW
 from usher.master.insight.status import ticket_row
 from usher.master.insight.ticket_states import ParkedRows
 from usher.master.operations.bulk_letters import TICKET_RULES
 from usher.master.operations.dead_letters import LetterPage
-from usher.master.policy.charts import BY_CONSUMER, BY_SOURCE, NAMES
+from usher.master.policy.charts import BY_CONSUMER, BY_SOURCE, NAMES, SPANS
 from usher.master.policy.letters import PARK, LetterFilter, Preview, also_for
 from usher.master.policy.rules import MOST_RULES, Target, alike
 from usher.master.policy.ticket_filter import TicketFilter
@@ -364,7 +363,7 @@ def _add_charts(views: Blueprint, port: PagePort) -> None:
         asked = request.args
         span, of = asked.get("span", "1h"), {name: asked.get(name, "") for name in ("consumer", "tenant", "source")}
         if span not in SPANS or max(map(len, of.values())) > _LONGEST_ID:
-            raise Problem(422, "invalid_fields", "the span must be 1h, 24h or 7d")
+            raise Problem(422, "invalid_fields", "the span must be 1h or 24h")
         now_ms, points = port.charts.read(SPANS[span])
         facts: dict[str, Any] = {"spans": SPANS, "span": span, **of}
         facts |= {"drawn": [draw(kind, points, SPANS[span], now_ms) for kind in kinds(**of)]}
