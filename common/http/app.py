@@ -1,4 +1,4 @@
-"""The HTTP rules that both programs share: strict reading of JSON, problem documents, the token, health.
+"""The HTTP rules that both programs share: reading of JSON, problem documents, the token, health.
 
 Requests that gunicorn's parser refuses (framing, sizes of headers, time) never come here; see
 ``usher.common.http.server.server``.
@@ -6,15 +6,14 @@ Requests that gunicorn's parser refuses (framing, sizes of headers, time) never 
 
 from __future__ import annotations
 
+import functools
 import ipaddress
-import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, NotRequired, TypeVar
 
-import orjson
-from flask import Flask, Request, Response, current_app, g, request
-from pydantic import BaseModel, ValidationError
+from flask import Flask, Request, Response, g, request
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter
@@ -34,8 +33,6 @@ from usher.common.runtime.health import Health
 
 log = logging.getLogger(__name__)
 
-#: Deepest nesting of containers in a document. Ours have 5 levels.
-_DEEPEST = 16
 #: Most wrong fields that an answer names.
 _MOST_NAMED = 20
 #: In place of a host's name: any address.
@@ -46,7 +43,7 @@ _JSON = ("application/json", "application/problem+json")
 #: The ending of paths that also offer an event stream, and its content type.
 _EVENTS, _EVENT_STREAM = "/events", "text/event-stream"
 
-M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 def create_app(
@@ -195,14 +192,6 @@ def add_metrics(app: Flask, metrics: Metrics) -> None:
     metrics.add(lambda: [counter("refused_tokens", text, guard.refused_tokens)])
 
 
-def read_json(asked: Request, limit: int | None = None) -> object:
-    """Read the JSON document in the body of a request, of at most ``limit`` bytes (default: the application's limit).
-
-    Raises Problem: those of ``read_body``, and 400 for a document that not all parsers would read in the same way.
-    """
-    return parse_json(read_body(asked, current_app.config["MAX_CONTENT_LENGTH"] if limit is None else limit))
-
-
 def read_body(asked: Request, limit: int) -> bytes:
     """Read the body of a request that says it is JSON. Raises Problem: 411 no length, 413 too long, 415 not JSON, 408
     too slow, 400 cut short."""
@@ -228,67 +217,37 @@ def read_body(asked: Request, limit: int) -> bytes:
     return body
 
 
-def parse_json(body: bytes) -> object:
-    """Parse a document strictly: UTF-8, no lone surrogate, no NaN or Infinity, no repeated key, at most 16 levels.
-    Raises Problem 400."""
+def read_json(kind: type[T], limit: int) -> T:
+    """Read the JSON document in the body of this request, of at most ``limit`` bytes, as a model or a TypedDict.
+    Raises Problem: those of ``read_body`` and of ``parse_json``."""
+    return parse_json(kind, read_body(request, limit))
+
+
+def parse_json(kind: type[T], body: bytes) -> T:
+    """Raises Problem: 400 for what is no JSON in UTF-8, 422 for what is no document of this kind."""
     try:
-        document: object = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        raise Problem(400, "malformed_json", "the body is not JSON in UTF-8") from None
-    if body.count(b"[") + body.count(b"{") > _DEEPEST and _deeper(document, _DEEPEST):
-        raise Problem(400, "malformed_json", f"more than {_DEEPEST} levels")
-    if orjson.dumps(document) == body:
-        return document  # see quick_json
-    try:
-        return json.loads(body, object_pairs_hook=_without_doubles)
-    except ValueError:
-        raise Problem(400, "malformed_json", "an object has a key twice, or a number is too long") from None
-
-
-def quick_json(body: bytes) -> object:
-    """Parse a document that has the form in which our own programs send it; None for any other. The depth is not
-    checked: at most 254 levels.
-
-    orjson silently keeps the last of equal keys and makes floats of long whole numbers. A document that it writes
-    exactly as it was read has neither. The strict way for all others takes several times as long.
-    """
-    try:
-        document: object = orjson.loads(body)
-        return document if orjson.dumps(document) == body else None
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
-        return None
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        raise ValueError("an object has a key twice")
-    return document
-
-
-def _deeper(document: object, levels: int) -> bool:
-    """Return True if containers are nested more than ``levels`` deep. It goes level by level, so that depth costs no
-    stack."""
-    level = [document]
-    for _ in range(levels):
-        level = [child for node in level for child in _children(node) if type(child) is dict or type(child) is list]
-        if not level:
-            return False
-    return True
-
-
-def _children(node: object) -> Iterable[object]:
-    return node.values() if type(node) is dict else node if type(node) is list else ()
-
-
-def read_model(model: type[M], document: object) -> M:
-    """Validate ``document`` as a model. Raises Problem 422, which names the wrong fields and never repeats a value."""
-    try:
-        return model.model_validate(document)
+        found: T = _adapter(kind).validate_json(body)
+        return found
     except ValidationError as wrong:
-        raise unprocessable(
-            [_wrong_field(error, model) for error in wrong.errors(include_url=False)[:_MOST_NAMED]]
-        ) from None
+        if wrong.errors(include_url=False, include_input=False)[0]["type"] == "json_invalid":
+            raise Problem(400, "malformed_json", "the body is not JSON in UTF-8") from None
+        raise _refusal(wrong, kind) from None
+
+
+def read_model(kind: type[T], document: object) -> T:
+    """Validate ``document``. Raises Problem 422, which names the wrong fields and never repeats a value."""
+    try:
+        found: T = _adapter(kind).validate_python(document)
+        return found
+    except ValidationError as wrong:
+        raise _refusal(wrong, kind) from None
+
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
+
+
+def _refusal(wrong: ValidationError, kind: type[Any]) -> Problem:
+    return unprocessable([_wrong_field(error, kind) for error in wrong.errors(include_url=False)[:_MOST_NAMED]])
 
 
 def unprocessable(errors: list[dict[str, str]]) -> Problem:
@@ -296,12 +255,10 @@ def unprocessable(errors: list[dict[str, str]]) -> Problem:
     return Problem(422, "invalid_fields", "some fields cannot be used", errors=errors)
 
 
-def _wrong_field(error: Any, model: type[BaseModel]) -> dict[str, str]:
+def _wrong_field(error: Any, kind: type[Any]) -> dict[str, str]:
     if error["type"] == "extra_forbidden":  # its name is input
-        return {
-            "field": "(unknown)",
-            "problem": f"there is an unknown field; known are {', '.join(model.model_fields)}",
-        }
+        known = ", ".join(getattr(kind, "model_fields", None) or kind.__annotations__)
+        return {"field": "(unknown)", "problem": f"there is an unknown field; known are {known}"}
     return {
         "field": ".".join(str(part) for part in error["loc"]),
         "problem": error["msg"].removeprefix("Value error, "),

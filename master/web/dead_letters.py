@@ -161,7 +161,7 @@ def _change(
     step: Callable[[list[bytes]], list[LetterResult]],
     note: LetterNote | None,
 ) -> Response:
-    chosen = read_model(_Chosen, read_json(request, BODY))
+    chosen = read_json(_Chosen, BODY)
     cursor = None
     if chosen.ids is not None:
         ids = [letter_id.encode() for letter_id in dict.fromkeys(chosen.ids)]

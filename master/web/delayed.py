@@ -78,7 +78,7 @@ def delayed_routes(delayed: DelayedView) -> Blueprint:
         body=_ChosenDelayed,
     )
     def send() -> Response:
-        return _change(delayed, SEND_NOW, read_model(_ChosenDelayed, read_json(request, _BODY)))
+        return _change(delayed, SEND_NOW, read_json(_ChosenDelayed, _BODY))
 
     @api.post("/move")
     @tells(
@@ -87,14 +87,14 @@ def delayed_routes(delayed: DelayedView) -> Blueprint:
         body=_MovedDelayed,
     )
     def move() -> Response:
-        asked = read_model(_MovedDelayed, read_json(request, _BODY))
+        asked = read_json(_MovedDelayed, _BODY)
         checked_due(delayed, asked.due_ms)
         return _change(delayed, MOVE, asked, asked.due_ms)
 
     @api.post("/drop")
     @tells("Throw delayed messages away, for every group of the stream.", {200: DelayedOutcomes}, body=_ChosenDelayed)
     def drop() -> Response:
-        return _change(delayed, DROP, read_model(_ChosenDelayed, read_json(request, _BODY)))
+        return _change(delayed, DROP, read_json(_ChosenDelayed, _BODY))
 
     return api
 

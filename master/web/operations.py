@@ -104,7 +104,7 @@ class OperationsPort(Protocol):
 _Reason = Annotated[OneLine, Field(max_length=LONGEST_REASON)]
 
 
-class _NewRule(BaseModel):
+class NewRule(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     target: Annotated[str, Field(pattern="^(ticket|pattern|tenant|stream|everything|consumer)$")]
@@ -117,7 +117,7 @@ class _NewRule(BaseModel):
     to: str = ""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> _NewRule:
+    def _fits_together(self) -> NewRule:
         of_tenant = self.concurrency is not None or self.weight is not None
         if of_tenant and (self.target, self.action) != ("tenant", "slow"):
             raise ValueError("concurrency and weight are for a tenant that is slowed")
@@ -196,11 +196,11 @@ def operation_routes(port: OperationsPort) -> Blueprint:
     @tells(
         "Set a rule: 201 new, 200 in place of the former one for that target.",
         {201: RuleChange, 200: RuleChange},
-        body=_NewRule,
+        body=NewRule,
         problems={409: "too_many_rules"},
     )
     def set_rule() -> Response:
-        changed = change_rule(port, read_json(request, BODY))
+        changed = change_rule(port, read_json(NewRule, BODY))
         return answer(changed.shown(), 201 if changed.outcome == "set" else 200)
 
     @api.delete("/rules/<rule_id>")
@@ -235,7 +235,7 @@ def _add_orders(api: Blueprint, port: OperationsPort) -> None:
         problems={409: "order_refused"},
     )
     def order() -> Response:
-        asked = read_model(_NewOrder, read_json(request, BODY))
+        asked = read_json(_NewOrder, BODY)
         by = None if asked.preview else by_caller(asked.reason)
         result = port.order(TicketOrder(asked.order), asked.ticket_id, by)
         if result.outcome == "refused":
@@ -264,7 +264,7 @@ def _add_drain(api: Blueprint, port: OperationsPort) -> None:
         problems={404: "unknown_consumer", 409: "too_many_rules"},
     )
     def drain(name: str) -> Response:
-        changed = drained(port, name, read_model(_Why, read_json(request, BODY)).reason)
+        changed = drained(port, name, read_json(_Why, BODY).reason)
         if changed is None:
             raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
         return answer({"name": name} | changed.shown())
@@ -272,15 +272,14 @@ def _add_drain(api: Blueprint, port: OperationsPort) -> None:
     @api.post("/consumers/<name>/resume")
     @tells("End a drain.", {200: ConsumerRuleChange}, body=_Why, problems={404: "not_drained"})
     def resume(name: str) -> Response:
-        changed = port.resume(name, by_caller(read_model(_Why, read_json(request, BODY)).reason))
+        changed = port.resume(name, by_caller(read_json(_Why, BODY).reason))
         if changed is None:
             raise Problem(404, "not_drained", "no consumer of that name was drained")
         return answer({"name": name} | changed.shown())
 
 
-def change_rule(port: OperationsPort, document: object) -> RuleSetChange:
+def change_rule(port: OperationsPort, asked: NewRule) -> RuleSetChange:
     """Set the rule that a document asks for. Raises Problem 409, 422."""
-    asked = read_model(_NewRule, document)
     if asked.target == "stream" and asked.value != port.stream:
         raise unprocessable([{"field": "value", "problem": "must be the stream of this master"}])
     rule = Rule(

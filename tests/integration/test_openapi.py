@@ -3,20 +3,16 @@ one)."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from flask import Flask
 from openapi_spec_validator import validate
-from pydantic import ValidationError
 
 from tests.doors import doorman
 from tests.fuzz import TOKEN, fuzz, fuzzed_master, told
 from tests.integration.test_master_api import Desk
-from usher.common.http.app import Problem
 from usher.common.http.app import create_app as plain_app
 from usher.common.http.openapi import add_document, document
 from usher.common.http.problem import answer
@@ -25,7 +21,6 @@ from usher.common.runtime.health import Health
 from usher.consumer.web import create_app as consumer_app
 from usher.master.assembly.web_app import create_app
 from usher.master.membership.health_url import parse_hosts
-from usher.master.web.api import ReportBody, read_report
 
 
 def _master_app() -> Flask:
@@ -64,70 +59,6 @@ def test_a_consumer_has_one_too() -> None:
     app = consumer_app(doorman(), lambda: Health(()), dict, Metrics())
     add_document(app, "a consumer")
     validate(app.test_client().get("/api/openapi.json").get_json())
-
-
-def test_what_is_told_of_reports_is_what_is_read() -> None:
-    """Reports are read by hand; the model that the document has must take and refuse the same."""
-    rng = random.Random(1)
-    odd: list[Any] = [
-        None,
-        True,
-        1,
-        -1,
-        2**63,
-        2**63 - 1,
-        "",
-        "x",
-        "1-0",
-        "1-0\n",
-        "c1:7",
-        "c1",
-        [],
-        ["1-0"],
-        ["1-0", "2-0"],
-        {},
-        1.0,
-        "a" * 256,
-        "a" * 257,
-    ]
-
-    def item() -> Any:
-        good: dict[str, Any] = {
-            "ticket_id": rng.choice(["T", "ä", "a" * 256]),
-            "fence": rng.choice([0, 2**63 - 1]),
-            "message_ids": ["1-0", "2-0"],
-        }
-        return good if rng.random() < 0.5 else _broken(good, rng, odd)
-
-    seen = {True: 0, False: 0}
-    for _ in range(3000):
-        report: Any = {"incarnation": "c1:7", "tickets": [item() for _ in range(rng.randint(1, 3))]}
-        if rng.random() < 0.3:
-            report = _broken(report, rng, odd)
-        try:
-            ReportBody.model_validate(report)
-            fits = not any(not item["ticket_id"] and len(item["message_ids"]) > 1 for item in report["tickets"])
-        except ValidationError:
-            fits = False
-        try:
-            read_report(orjson.dumps(report))
-            taken = True
-        except Problem:
-            taken = False
-        assert taken == fits, report
-        seen[taken] += 1
-    assert min(seen.values()) > 300
-
-
-def _broken(good: dict[str, Any], rng: random.Random, odd: list[Any]) -> Any:
-    name = rng.choice([*good, "more"])
-    if rng.random() < 0.1:
-        return rng.choice(odd)
-    return (
-        {key: value for key, value in good.items() if key != name}
-        if rng.random() < 0.3
-        else {**good, name: rng.choice(odd)}
-    )
 
 
 @pytest.mark.timeout(300)

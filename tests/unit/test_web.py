@@ -1,14 +1,14 @@
-"""The pure parts of HTTP: strict JSON, models, reports, health URLs."""
+"""The pure parts of HTTP: JSON, models, reports, health URLs."""
 
 from __future__ import annotations
 
 import json
-import random
 from typing import Any
 
 import orjson
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
 
 from tests.doors import doorman
 from usher.common.base.errors import SettingsError
@@ -25,93 +25,36 @@ def _refused(call: Any, *arguments: Any) -> Problem:
     return raised.value
 
 
-# -- strict JSON
+# -- JSON
 
 
-def _nested(levels: int) -> bytes:
-    return b"[" * levels + b"]" * levels
+class _Any(TypedDict):
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[misc]
+
+    a: Any
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"{}x",
-        b"\xef\xbb\xbf{}",
-        b'"\xff"',
-        b'"\xed\xa0\x80"',
-        '{"a": "ä"}'.encode("latin-1"),
-        '{"a": 1}'.encode("utf-16"),
-        rb'"\ud800"',
-        rb'{"a": "\udfff"}',
-        b"NaN",
-        b"[Infinity]",
-        b"-Infinity",
-        b"1e999",
-        b'{"a": 1, "a": 1}',
-        b'{"a":1,"a":2}',
-        b'{"x": [{"b": 1, "\\u0062": 2}]}',
-        b"1" * 5000,
-        _nested(17),
-        b'{"a":' * 17 + b"1" + b"}" * 17,
-        _nested(900),
-        _nested(2000),
-        b"[" + b",".join([b"[]"] * 40) + b',"[",' + _nested(16) + b"]",
-        b"{'a': 1}",
-        b"[1,]",
-        b'"\x01"',
-        b"01",
-    ],
+    "text",
+    [b"", b"{", b"1x", b'"\xff"', b'"\xed\xa0\x80"', rb'"\ud800"', b"{'a': 1}", b"[1,]", b'"\x01"', b"01", b"[" * 2000],
 )
-def test_what_parsers_could_read_in_two_ways_is_400(body: bytes) -> None:
-    assert _refused(parse_json, body).status == 400
+def test_what_is_no_json_is_400(text: bytes) -> None:
+    assert _refused(parse_json, _Any, b'{"a": %b}' % text).status == 400
+    assert _refused(parse_json, _Any, b"\xef\xbb\xbf{}").status == 400
 
 
 @pytest.mark.parametrize(
-    ("body", "document"),
+    ("text", "value"),
     [
-        (b"{}", {}),
         (b' { "a" : [ 1 , 2.5 , null , true ] } ', {"a": [1, 2.5, None, True]}),
-        ('{"a":"ä\\u00e4😀"}'.encode(), {"a": "ää😀"}),
+        ('"ä\\u00e4😀"'.encode(), "ää😀"),
         (rb'"\ud83d\ude00"', "😀"),
-        (b'{"a": {"a": 1}, "b": {"a": 1}}', {"a": {"a": 1}, "b": {"a": 1}}),
         (b"18446744073709551616", 2**64),
-        (b"-9223372036854775809", -(2**63) - 1),
         (rb'"\u0000"', "\0"),
-        (b'["[[[[[[[[[[[[[[[[[[", "{{{{{{"]', ["[" * 18, "{" * 6]),
     ],
 )
-def test_what_is_json_is_read(body: bytes, document: object) -> None:
-    assert parse_json(body) == document
-
-
-def test_sixteen_levels_are_the_most() -> None:
-    assert parse_json(_nested(16)) is not None
-    assert _refused(parse_json, _nested(17)).status == 400
-
-
-def test_random_documents_are_read_as_json_reads_them() -> None:
-    rng = random.Random(1)
-
-    def make(depth: int) -> Any:
-        kind = rng.randrange(8 if depth else 5)
-        if kind < 5:
-            return (
-                rng.randrange(-(10**20), 10**20),
-                rng.random(),
-                None,
-                rng.random() < 0.5,
-                rng.choice(["", "a[", "}", "ä", "\\", '"']),
-            )[kind]
-        if kind == 5:
-            return {f"k{index}": make(depth - 1) for index in range(rng.randrange(4))}
-        return [make(depth - 1) for _ in range(rng.randrange(4))]
-
-    for _ in range(500):
-        document = make(5)
-        for body in (json.dumps(document).encode(), json.dumps(document, indent=1, ensure_ascii=False).encode()):
-            assert parse_json(body) == document
+def test_what_is_json_is_read(text: bytes, value: object) -> None:
+    assert parse_json(_Any, b'{"a": %b}' % text) == {"a": value}
 
 
 def test_an_answer_can_hold_what_is_no_utf_8_and_no_64_bits() -> None:
@@ -246,21 +189,6 @@ def test_a_report_at_the_limits_is_read(document: dict[str, Any]) -> None:
         for item in document["tickets"]
     ]
     assert report.items == [(ticket or unkeyed_ticket(ids[0]), ids) for ticket, ids in told]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"{",
-        b'{"incarnation":"c1:1","incarnation":"c1:1","tickets":[{"ticket_id":"T","fence":5,"message_ids":["1-0"]}]}',
-        b'{"incarnation":"c1:1","tickets":[{"ticket_id":"T","fence":5,"fence":6,"message_ids":["1-0"]}]}',
-        b'{"incarnation":"c1:1","tickets":' + _nested(16) + b"}",
-        b'{"incarnation":"c1:1","tickets":' + _nested(300) + b"}",
-        b'{"incarnation":"c1:1","tickets":' + _nested(1000) + b"}",
-    ],
-)
-def test_a_report_is_read_as_strictly_as_any_document(body: bytes) -> None:
-    assert _refused(read_report, body).status == 400
 
 
 def test_a_thousand_tickets_with_the_longest_ids_fit_into_a_body() -> None:

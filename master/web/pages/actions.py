@@ -13,7 +13,7 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from usher.common.base.labels import label
 from usher.common.base.text import pluralize
-from usher.common.http.app import Problem
+from usher.common.http.app import Problem, read_model
 from usher.common.http.auth import local_path, needs
 from usher.common.http.credentials import Role
 from usher.common.protocol.message import LONGEST_TICKET
@@ -26,7 +26,7 @@ from usher.master.policy.rules import Rule, alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.web.api import by_caller
-from usher.master.web.operations import change_rule, drained
+from usher.master.web.operations import NewRule, change_rule, drained
 from usher.master.web.pages.delayed_pages import add_delayed_actions
 from usher.master.web.pages.letter_filter import asked_filter, in_words
 from usher.master.web.pages.notes import FlashMessages
@@ -181,7 +181,7 @@ def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
                 rule["rate_per_second"] = float(rate)
             except ValueError:
                 raise Problem(422, "invalid_fields", "the rate must be a number") from None
-        changed = change_rule(port.operations, rule)
+        changed = change_rule(port.operations, read_model(NewRule, rule))
         return go(form.get("back", "/rules"), changed.told)
 
     @actions.post("/rules/lift")
