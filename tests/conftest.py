@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,16 @@ def pytest_collection() -> Iterator[None]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the contract, of which `tests/contract.toml` names the files."""
+    root = Path(__file__).parent
+    doors = tomllib.loads((root / "contract.toml").read_text(encoding="utf-8"))
+    files = {root.parent / file for of_door in doors.values() for file in of_door}
+    for item in items:
+        if item.path in files:
+            item.add_marker("contract")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -188,16 +188,22 @@ ENVIRONMENT_IN = (
     *("benchmarks/rig/recording.py", "examples/sinks.py", "master/audit/archive_cli.py"),
 )
 
-FILE_LINES = 600
 FUNCTION_LINES = 60
-CONSTRUCTOR_PARAMETERS = 8
-#: A docstring begins with a verb, or names a thing.
-HEADLESS = frozenset({"What", "Whether", "How", "Where", "Who", "Those", "One", "Which", "That", "Whose"})
-#: Files of one folder, ``__init__.py`` apart.
-FOLDER_FILES = 13
 #: Tests tell stories and may be longer.
-TEST_FILE_LINES = 700
 TEST_FUNCTION_LINES = 90
+#: A module that is shorter and has one importer is part of that importer.
+CRUMB_LINES = 120
+#: What the product is made of, by ending.
+SHIPPED = (".py", ".lua", ".html", ".js", ".css", ".sql")
+#: What contract tests may import of Usher: what users do. Everything else by ``tests.hands``.
+PUBLIC = frozenset({"usher", "usher.cli", "usher.django", "usher.testing"})
+#: Words of code for former versions, of which none was ever released.
+_FORMER = re.compile(
+    r"(?:former|older|earlier|previous) versions?\b(?! of (?:Redis|Python|Valkey|PostgreSQL|MySQL))"
+    r"|\b(?:former|older) (?:masters?|producers?)\b|backward.compatib|\bdeprecated\b|\blegacy\b",
+    re.I,
+)
+
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -433,59 +439,99 @@ def environment_elsewhere(source: Source) -> list[str]:
     return [source.finding(node, "uses the environment") for node in used + imported]
 
 
-def too_long(source: Source, file_lines: int = FILE_LINES, function_lines: int = FUNCTION_LINES) -> list[str]:
-    """A file or a function that nobody reads to its end."""
-    lines = source.text.count("\n")
-    found = [f"{source.path}:1: {lines} lines, at most {file_lines}"] if lines > file_lines else []
-    for node in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef):
-        if (
-            isinstance(node, _Function)
-            and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > function_lines
-        ):
-            found.append(source.finding(node, f"{node.name} has {length} lines, at most {function_lines}"))
-    return found
+def too_long(source: Source, function_lines: int = FUNCTION_LINES) -> list[str]:
+    """A function that nobody reads to its end."""
+    return [
+        source.finding(node, f"{node.name} has {length} lines, at most {function_lines}")
+        for node in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef)
+        if isinstance(node, _Function)
+        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > function_lines
+    ]
 
 
-def headless_docstrings(source: Source) -> list[str]:
-    """A docstring begins with a clause that has no head, and must be read twice."""
+def crumbs(everything: Iterable[Source]) -> list[str]:
+    """A short module with one importer: one concept in two files."""
+    by_module = {source.module: source for source in everything}
+    importers: dict[str, set[str]] = {}
+    for source in by_module.values():
+        for _, name in itertools.chain(imports(source), _named(source)):
+            while name and name not in by_module:
+                name = name.rpartition(".")[0]
+            if name and by_module[name] is not source:
+                importers.setdefault(name, set()).add(source.path)
+    return [
+        f"{by_module[name].path}:1: {lines} lines, imported by {path} only"
+        for name, (path, *others) in sorted(importers.items())
+        if not others
+        and not by_module[name].path.endswith(("__init__.py", "__main__.py", "cli.py", "settings.py"))
+        and (lines := by_module[name].text.count("\n")) < CRUMB_LINES
+    ]
+
+
+def lonely_protocols(everything: Iterable[Source]) -> list[str]:
+    """A Protocol with less than two implementations here."""
+    classes = [
+        (source, node) for source in everything for node in source.nodes(ast.ClassDef) if isinstance(node, ast.ClassDef)
+    ]
+    public = {
+        id(node): {m.name for m in node.body if isinstance(m, _Function) and m.name[0] != "_"} for _, node in classes
+    }
     found = []
-    for node in source.nodes(ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef):
-        told = ast.get_docstring(node)  # type: ignore[arg-type]
-        if told and told.split(maxsplit=1)[0] in HEADLESS:
-            found.append(source.finding(node, f"the docstring begins with {told.split(maxsplit=1)[0]!r}"))
-    return found
-
-
-def classes_used_twice(everything: Iterable[Source]) -> list[str]:
-    """Two classes have one name: whoever searches for it finds the other one."""
-    homes: dict[str, list[Source]] = {}
-    for source in everything:
-        for node in source.tree.body:
-            if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name, []).append(source)
-    return [f"class {name}: {', '.join(one.path for one in there)}" for name, there in homes.items() if len(there) > 1]
-
-
-def god_classes(source: Source) -> list[str]:
-    """A class without a role in its name, or with a constructor that takes the world."""
-    found = []
-    for node in source.nodes(ast.ClassDef):
-        if not isinstance(node, ast.ClassDef):
+    for source, node in classes:
+        if not any(ast.unparse(base).split("[")[0].endswith("Protocol") for base in node.bases) or not public[id(node)]:
             continue
-        if node.name in ("Worker", "Manager", "Engine", "Processor", "Client"):
-            found.append(source.finding(node, f"class {node.name}: say of what"))
-        for method in node.body:
-            if isinstance(method, _Function) and method.name == "__init__":
-                arguments = method.args
-                count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs) - 1
-                if count > CONSTRUCTOR_PARAMETERS:
-                    found.append(
-                        source.finding(
-                            method,
-                            f"the constructor of {node.name} has {count} parameters, at most {CONSTRUCTOR_PARAMETERS}",
-                        )
-                    )
+        like = [one for _, one in classes if one is not node and public[id(node)] <= public[id(one)]]
+        if len(like) < 2:
+            found.append(source.finding(node, f"Protocol {node.name} has {len(like)} implementations"))
     return found
+
+
+def forwarders(source: Source) -> list[str]:
+    """A function that only calls another one with what it was given."""
+    found = []
+    for node in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef):
+        if not isinstance(node, _Function) or node.decorator_list or node.name.startswith("__"):
+            continue
+        body = [one for one in node.body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
+        if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr):
+            continue
+        call = body[0].value.value if isinstance(body[0].value, ast.Await) else body[0].value
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute | ast.Name):
+            continue
+        given = [ast.unparse(one) for one in call.args] + [ast.unparse(one.value) for one in call.keywords]
+        named = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        own = ast.unparse(call.func).split(".")[0]
+        taken = [name for name in named if name != own]
+        if given == taken and (given or own in ("self", "cls")) and own in (*named, "self"):
+            found.append(source.finding(node, f"{node.name} only calls {ast.unparse(call.func)}"))
+    return found
+
+
+def for_former_versions(path: str, text: str) -> list[str]:
+    """Code or words for a version of Usher that nobody has."""
+    return [f"{path}:{text.count(chr(10), 0, m.start()) + 1}: {m.group()!r}" for m in _FORMER.finditer(text)]
+
+
+def shipped_lines() -> dict[str, int]:
+    """Lines of each room of the product: the first two folders of a path, whatever lies below."""
+    rooms: dict[str, int] = {}
+    for package in (*PACKAGES, "usher"):
+        for file in (ROOT / package).rglob("*"):
+            if file.suffix in SHIPPED and "__pycache__" not in file.parts:
+                folders = file.relative_to(ROOT).parts[:-1]
+                room = "/".join(folders[:2])
+                rooms[room] = rooms.get(room, 0) + file.read_text(encoding="utf-8").count("\n")
+    return rooms
+
+
+def contract_leaks(source: Source) -> list[str]:
+    """A contract test imports what users do not."""
+    return [
+        source.finding(node, f"imports {name}")
+        for node in source.nodes(ast.Import, ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names])  # type: ignore[attr-defined]
+        if _top(name) == "usher" and name not in PUBLIC
+    ]
 
 
 def lua_header(name: str, text: str) -> list[str]:

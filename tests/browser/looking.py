@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.hands import EmbeddedRedis, living_consumers
 from tests.process.crew import KEYS, Crew
 from tests.process.machine import kill_all_of, processes_of
-from usher.common.cli.masters import living_consumers
-from usher.common.redis.client import Link
-from usher.common.redis.embedded import EmbeddedRedis
+from usher import Link
 
 #: The browser of this machine, and how playwright starts it.
 BROWSER = next(

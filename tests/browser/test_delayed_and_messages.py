@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.browser.looking import OPERATOR, VIEWER, Looking, System
+from tests.hands import LogKeys
 from tests.process.crew import KEYS
 from tests.process.machine import until
-from usher.common.protocol.keys import LogKeys
 
 pytestmark = pytest.mark.process
 

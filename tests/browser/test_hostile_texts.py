@@ -7,8 +7,8 @@ from urllib.parse import quote
 import pytest
 
 from tests.browser.looking import OPERATOR, Looking, System
+from tests.hands import ticket_url, visible
 from tests.process.machine import until
-from usher.master.insight.formatting import ticket_url, visible
 
 pytestmark = pytest.mark.process
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.browser.looking import OPERATOR, Looking, System, running_system
+from tests.hands import LogKeys
 from tests.process.crew import KEYS
 from tests.process.machine import until
-from usher.common.protocol.keys import LogKeys
 
 pytestmark = pytest.mark.process
 

@@ -17,7 +17,7 @@ from tests.chaos.mutants.rules import Story, story_of
 from tests.chaos.plans import PLANS
 from tests.chaos.runner import run
 from tests.integration.actors import Stage
-from usher.common.redis.client import Link
+from usher import Link
 
 _ROOT = Path(__file__).parents[2]
 _ON_PATH = Path(__file__).parent / "mutants" / "on_path"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from usher.common.redis.client import Link
+from usher import Link
 
 
 @contextlib.contextmanager

@@ -3,8 +3,8 @@ command makes that."""
 
 from __future__ import annotations
 
-from usher.common.redis.client import Link
-from usher.common.redis.replies import pairs
+from tests.hands import pairs
+from usher import Link
 
 _POLYNOMIAL = 0x95AC9329AC4BC9B5
 

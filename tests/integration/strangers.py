@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tests.hands import MASTER
 from tests.integration.actors import Stage
 from tests.integration.factories import LEASE_MS
 from tests.integration.ledger import STRANGER, Ledger
-from usher.common.protocol.keys import MASTER
 
 
 class Strangers:

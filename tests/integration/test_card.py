@@ -9,9 +9,9 @@ from collections import Counter
 
 import redis
 
+from tests.hands import Keys
 from tests.integration.routers import PATIENCE_S
-from usher.common.protocol.keys import Keys
-from usher.common.redis.client import Link
+from usher import Link
 from usher.testing import Kit
 
 _END = "that is all"

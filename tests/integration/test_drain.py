@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.hands import OwnershipLost
 from tests.integration.factories import LEASE_MS, World, plan, states
-from usher.common.base.errors import OwnershipLost
 
 
 def test_after_it_nothing_is_handed_over_any_more(world: World) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.hands import MASTER
 from tests.integration.factories import TRICKY_IDS, World
-from usher.common.protocol.keys import MASTER
 
 T, U = b"T", b"U"
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from usher.common.redis.client import Link
-from usher.common.router.router import StreamRouter
+from usher import Link, StreamRouter
 
 
 def _returns() -> None: ...

@@ -16,9 +16,7 @@ from sqlalchemy.orm import Session
 
 from tests.outboxes import Outbox
 from tests.sinks import Mark, accounts, add, async_sink
-from usher.common.outbox.log_consumer import LogConsumer, Record
-from usher.common.redis.client import Link
-from usher.consumer.sinks.sql import SqlSink
+from usher import Link, LogConsumer, Record, SqlSink
 
 _LEAKED = 99
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.hands import RedisTrouble, rank
 from tests.integration.actors import ConsumerActor, MasterActor, Stage, Trouble
 from tests.integration.group_loss import (
     T,
@@ -20,8 +21,6 @@ from tests.integration.group_loss import (
     repeats_until,
     settle,
 )
-from usher.common.base.errors import RedisTrouble
-from usher.common.protocol.stream_id import rank
 
 
 @pytest.fixture

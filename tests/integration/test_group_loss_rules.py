@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
+from tests.hands import rank
 from tests.integration.actors import MasterActor, Stage, Trouble
 from tests.integration.factories import fetch
 from tests.integration.group_loss import T, U, destroy_group, end_all, half_done, leader, repeats_until, settle
-from usher.common.protocol.stream_id import rank
 
 
 @pytest.fixture

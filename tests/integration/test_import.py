@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from usher import Link
 from usher.cli import load_command
-from usher.common.redis.client import Link
 
 _IMPORT = load_command("usher.common.cli.import_jobs:import_jobs")
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.outboxes import STREAM
+from usher import Link
 from usher.cli import run
-from usher.common.redis.client import Link
 
 
 def _log(capsys: pytest.CaptureFixture[str], redis_url: str, *words: str) -> list[str]:

@@ -9,8 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.outboxes import STREAM, Outbox, add, noted_id, read_all, send
-from usher.common.outbox.log_consumer import LogConsumer
-from usher.common.redis.client import Link
+from usher import Link, LogConsumer
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.05])

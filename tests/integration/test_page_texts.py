@@ -9,9 +9,9 @@ from urllib.parse import quote
 import pytest
 
 from tests.browser.test_hostile_texts import CORPUS
+from tests.hands import ticket_url, visible
 from tests.integration.factories import World, fetch
 from tests.integration.test_page import Site, site  # noqa: F401
-from usher.master.insight.formatting import ticket_url, visible
 
 _ALIEN_TAGS = {"img", "script", "iframe", "style", "object", "base", "meta", "link"}
 

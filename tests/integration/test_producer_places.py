@@ -15,10 +15,9 @@ import pytest
 import redis
 import redis.asyncio
 
+from tests.hands import ClientLink, NotNow
 from tests.rules import ROOT
 from usher import AsyncProducer, Link, Outgoing, Producer
-from usher.common.base.errors import NotNow
-from usher.common.redis.client import ClientLink
 
 
 def entries(link: Link) -> list[tuple[str, list[bytes]]]:

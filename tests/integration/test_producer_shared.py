@@ -17,8 +17,7 @@ import pytest
 
 from tests.integration.factories import World
 from tests.proxy import Proxy
-from usher.common.redis.client import Link
-from usher.common.sending.producer import Producer
+from usher import Link, Producer
 
 STREAM = "ticket_stream"
 

@@ -13,13 +13,11 @@ from collections import Counter
 
 import pytest
 
+from tests.hands import LoopOptions
 from tests.integration.test_reading_loop import KEYS, PATIENCE_S, Handled, letters, loop_on, pending, send, until
 from tests.proxy import Proxy
 from tests.rules import ROOT
-from usher.common.base.errors import RetryLater
-from usher.common.readers.loop import LoopOptions, MessageReadingLoop
-from usher.common.readers.reliable_stream import ReliableStream, StreamMessage
-from usher.common.redis.client import Link
+from usher import Link, MessageReadingLoop, ReliableStream, RetryLater, StreamMessage
 
 #: A program that makes a loop, and runs it in two children: one ends while the other works.
 _FORKS = """

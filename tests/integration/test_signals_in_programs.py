@@ -11,7 +11,7 @@ import pytest
 from tests.integration.test_reading_loop import KEYS, pending, send, until
 from tests.outboxes import Outbox
 from tests.rules import ROOT
-from usher.common.redis.client import Link
+from usher import Link
 
 #: As docs/plain-streams.md has it; a handler that takes a moment, and tells that it runs.
 _LOOP = """

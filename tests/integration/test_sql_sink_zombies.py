@@ -21,8 +21,7 @@ from sqlalchemy.orm import Session
 from tests.postgres import Postgres
 from tests.process.machine import ROOT, until
 from tests.sinks import Mark, accounts, add, rows
-from usher.consumer.sinks.outcomes import SinkNotNow, StaleFence
-from usher.consumer.sinks.sql import SqlSink
+from usher import SinkNotNow, SqlSink, StaleFence
 
 _EVERY = pytest.mark.parametrize("isolation", ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"))
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from usher import GiveUp, Message, PartialFailure, RetryLater, batch, handler
-from usher.common.base.errors import HandlerUnusable, SettingsError
-from usher.common.redis.client import Link
+from tests.hands import HandlerUnusable, SettingsError
+from usher import GiveUp, Link, Message, PartialFailure, RetryLater, batch, handler
 from usher.testing import Call, Kit, message
 
 Make = Callable[..., Kit]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.hands import EmbeddedRedis
 from tests.process.machine import kill_all_of, processes_of
-from usher.common.redis.client import Link
-from usher.common.redis.embedded import EmbeddedRedis
+from usher import Link
 
 
 @pytest.fixture

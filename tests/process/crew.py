@@ -19,15 +19,21 @@ from typing import Any
 
 import psutil
 
+from tests.hands import (
+    Execution,
+    Keys,
+    NotNow,
+    RecordReader,
+    ReplyUnknown,
+    ask,
+    group_of,
+    is_well,
+    living_consumers,
+    quiet_port,
+    rank,
+)
 from tests.process.machine import USHER, environ_for, kill_all_of, processes_of, until
-from usher.common.base.errors import NotNow, ReplyUnknown
-from usher.common.cli.masters import ask, is_well, living_consumers
-from usher.common.protocol.keys import Keys
-from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import Link
-from usher.common.redis.replies import group_of
-from usher.deploy.demo.records import Execution, RecordReader
-from usher.deploy.local.plan import quiet_port
+from usher import Link
 
 KEYS = Keys("ticket_stream", "concurrency_stream_group")
 #: Messages of one round trip of the producer.

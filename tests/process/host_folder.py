@@ -11,9 +11,9 @@ from pathlib import Path
 
 import requests
 
+from tests.hands import quiet_port
 from tests.process.machine import ROOT, USHER, environ_for, redis_cli
-from usher.common.redis.client import Link
-from usher.deploy.local.plan import quiet_port
+from usher import Link
 
 FILES = {
     "shop.py": """

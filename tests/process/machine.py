@@ -17,9 +17,8 @@ from typing import Any
 
 import psutil
 
+from tests.hands import ask, quiet_port
 from tests.oldest import oldest_server
-from usher.common.cli.masters import ask
-from usher.deploy.local.plan import quiet_port
 
 ROOT = Path(__file__).resolve().parents[2]
 USHER = [sys.executable, str(ROOT / "usher" / "__main__.py")]

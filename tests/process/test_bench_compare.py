@@ -22,8 +22,8 @@ from benchmarks.cli.comparison import run_comparison
 from benchmarks.measure import compare
 from benchmarks.measure.compare import Installed, Workload, find, run_peer
 from benchmarks.peers.catalog import PEERS
+from tests.hands import BenchFailed
 from tests.process.machine import ROOT, environ_for, processes_of, until
-from usher.deploy.bench.rig import BenchFailed
 
 pytestmark = pytest.mark.process
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from tests.hands import find_redis_server, free_port
 from tests.process.machine import ROOT, USHER, until
 from tests.unit.test_containers import compose
-from usher.common.redis.client import Link
-from usher.common.redis.embedded import find_redis_server, free_port
+from usher import Link
 
 pytestmark = pytest.mark.process
 _ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.process.crew import KEYS, Crew
-from usher.common.redis.client import Link
+from usher import Link
 
 pytestmark = pytest.mark.process
 

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 import requests
 
+from tests.hands import EmbeddedRedis, pairs
 from tests.process.crew import KEYS, Crew, out_of_order, overlaps
 from tests.process.machine import USHER, kill_all_of, processes_of, until
 from tests.topologies import figures
-from usher.common.redis.client import Link
-from usher.common.redis.embedded import EmbeddedRedis
-from usher.common.redis.replies import pairs
+from usher import Link
 
 pytestmark = pytest.mark.process
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.hands import pairs
 from tests.process.crew import KEYS, Crew, out_of_order, overlaps, repeated
 from tests.process.machine import until
 from tests.topologies import figures
-from usher.common.redis.client import Link
-from usher.common.redis.replies import pairs
+from usher import Link
 
 pytestmark = pytest.mark.process
 

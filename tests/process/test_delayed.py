@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.hands import LogKeys
 from tests.process.crew import KEYS, Crew, ids_in, out_of_order, overlaps
-from usher.common.protocol.keys import LogKeys
-from usher.common.redis.client import Link
-from usher.common.sending.producer import Producer
+from usher import Link, Producer
 
 pytestmark = pytest.mark.process
 

@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from tests.hands import EmbeddedRedis
 from tests.process.crew import KEYS, Crew
 from tests.sinks import quick_folder
 from tests.topologies import figures
-from usher.common.redis.client import Link
-from usher.common.redis.embedded import EmbeddedRedis
-from usher.consumer.sinks.sql import SqlSink
+from usher import Link, SqlSink
 
 pytestmark = pytest.mark.process
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.hands import decode_attempts as decode
+from tests.hands import pairs
 from tests.process.crew import KEYS, Crew, out_of_order
 from tests.topologies import figures
-from usher.common.protocol.attempts import decode
-from usher.common.redis.client import Link
-from usher.common.redis.replies import pairs
+from usher import Link
 
 pytestmark = pytest.mark.process
 

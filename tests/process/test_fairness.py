@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.hands import rank
 from tests.process.crew import KEYS, Crew, out_of_order, overlaps
 from tests.process.machine import USHER
-from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import Link
+from usher import Link
 
 pytestmark = pytest.mark.process
 

@@ -12,9 +12,9 @@ import psutil
 import pytest
 import requests
 
+from tests.hands import is_well
 from tests.process.crew import KEYS, Crew
-from usher.common.cli.masters import is_well
-from usher.common.redis.client import Link
+from usher import Link
 
 pytestmark = pytest.mark.process
 

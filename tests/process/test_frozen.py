@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.hands import pairs, quiet_port
 from tests.outboxes import made_outbox
 from tests.process.crew import KEYS, Crew, out_of_order
 from tests.process.test_deadline import send
 from tests.process.test_operations import leader
 from tests.topologies import figures
-from usher.common.redis.client import Link
-from usher.common.redis.replies import pairs
-from usher.deploy.local.plan import quiet_port
+from usher import Link
 
 pytestmark = pytest.mark.process
 

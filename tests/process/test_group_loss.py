@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.hands import EmbeddedRedis, pairs, rank
 from tests.process.crew import (
     KEYS,
     Crew,
@@ -24,10 +25,7 @@ from tests.process.crew import (
 )
 from tests.process.machine import kill_all_of, processes_of, until
 from tests.topologies import figures
-from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import Link
-from usher.common.redis.embedded import EmbeddedRedis
-from usher.common.redis.replies import pairs
+from usher import Link
 
 pytestmark = pytest.mark.process
 

@@ -24,12 +24,10 @@ from typing import Any
 import gunicorn
 import pytest
 
+from tests.hands import EmbeddedRedis, Role, ask, line_of
 from tests.process.crew import KEYS, Crew
 from tests.process.machine import until
-from usher.common.cli.masters import ask
-from usher.common.http.credentials import Role, line_of
-from usher.common.redis.client import Link
-from usher.common.redis.embedded import EmbeddedRedis
+from usher import Link
 
 pytestmark = pytest.mark.process
 

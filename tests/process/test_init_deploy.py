@@ -19,11 +19,11 @@ import pytest
 import redis
 import requests
 
+from tests.hands import USERS, CommandRefused
 from tests.process.host_folder import FILES, HostFolder, handled, one_host, quiet_ports, requests_ready, send_one
 from tests.process.machine import ROOT, USHER, environ_for, kill_all_of, processes_of, until
 from tests.tls_front import Papers
-from usher.common.redis.acl import USERS
-from usher.common.redis.client import CommandRefused, Link
+from usher import Link
 
 __all__ = ["FILES"]
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import requests
 
+from tests.hands import Keys
 from tests.process.crew import Crew
 from tests.process.machine import USHER, environ_for
-from usher.common.protocol.keys import Keys
-from usher.common.redis.client import Link
+from usher import Link
 
 pytestmark = pytest.mark.process
 

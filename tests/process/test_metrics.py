@@ -18,10 +18,10 @@ import requests
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.hands import EmbeddedRedis
 from tests.process.crew import KEYS, Crew
 from tests.process.machine import ROOT
-from usher.common.redis.client import Link
-from usher.common.redis.embedded import EmbeddedRedis
+from usher import Link
 
 pytestmark = pytest.mark.process
 

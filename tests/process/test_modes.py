@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.hands import CommandRefused, near
 from tests.process.crew import KEYS, Crew, Producer, ids_in, longest_pause_s, out_of_order, overlaps, repeated
 from tests.topologies import SERVICE, Cluster, UnderSentinel, figures
-from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.endpoints import near
+from usher import Link
 
 pytestmark = pytest.mark.process
 

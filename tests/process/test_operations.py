@@ -15,12 +15,11 @@ import pytest
 import requests
 from click.testing import CliRunner
 
+from tests.hands import Keys, pairs
 from tests.process.crew import KEYS, Crew, Producer, out_of_order, overlaps
 from tests.process.machine import until
+from usher import Link
 from usher.cli import usher as usher_command
-from usher.common.protocol.keys import Keys
-from usher.common.redis.client import Link
-from usher.common.redis.replies import pairs
 
 pytestmark = pytest.mark.process
 

@@ -15,7 +15,7 @@ import requests
 from tests.nginx import free_port, needs_nginx, nginx
 from tests.process.crew import KEYS, Crew
 from tests.served import PATIENCE_S
-from usher.common.redis.client import Link
+from usher import Link
 
 pytestmark = [pytest.mark.process, needs_nginx]
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 import requests
 
+from tests.hands import ask, group_of
 from tests.outboxes import Outbox
 from tests.process.crew import KEYS, Crew
-from usher.common.cli.masters import ask
-from usher.common.redis.client import Link
-from usher.common.redis.replies import group_of
+from usher import Link
 
 pytestmark = pytest.mark.process
 

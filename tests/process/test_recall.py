@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.hands import ask
 from tests.process.crew import KEYS, Crew
-from usher.common.cli.masters import ask
-from usher.common.redis.client import Link
+from usher import Link
 
 pytestmark = pytest.mark.process
 

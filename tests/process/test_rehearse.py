@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.machine import REDIS, USHER, environ_for, processes_of, until
-from usher.common.redis.client import Link
+from usher import Link
 
 pytestmark = pytest.mark.process
 

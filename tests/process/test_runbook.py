@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.hands import CommandRefused
 from tests.process.host_folder import FILES, handled, one_host, requests_ready, send_one
 from tests.process.machine import processes_of, until
-from usher.common.redis.client import CommandRefused
 
 __all__ = ["FILES"]
 

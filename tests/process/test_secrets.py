@@ -9,10 +9,10 @@ import psutil
 import pytest
 import requests
 
+from tests.hands import EmbeddedRedis
 from tests.process.crew import KEYS, Crew
 from tests.process.machine import processes_of
-from usher.common.redis.client import Link
-from usher.common.redis.embedded import EmbeddedRedis
+from usher import Link
 
 pytestmark = pytest.mark.process
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.hands import Keys, pairs
 from tests.process.crew import KEYS, Crew, out_of_order, overlaps
 from tests.process.machine import ROOT, environ_for, until
-from usher.common.protocol.keys import Keys
-from usher.common.redis.client import Link
-from usher.common.redis.replies import pairs
+from usher import Link
 
 pytestmark = pytest.mark.process
 

@@ -16,11 +16,10 @@ from urllib.parse import urlencode
 import pytest
 from click.testing import CliRunner
 
+from tests.hands import CSRF_FIELD, CSRF_HEADER, EmbeddedRedis
 from tests.nginx import free_port, needs_nginx, nginx
 from tests.process.crew import Crew
 from usher.cli import usher
-from usher.common.http.auth import CSRF_FIELD, CSRF_HEADER
-from usher.common.redis.embedded import EmbeddedRedis
 
 pytestmark = pytest.mark.process
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.hands import CRASHED
 from tests.process.crew import KEYS, Crew
 from tests.process.test_aborts import runs_of
 from tests.topologies import figures
-from usher.common.protocol.run_log import CRASHED
-from usher.common.redis.client import Link
+from usher import Link
 
 pytestmark = pytest.mark.process
 

@@ -14,13 +14,9 @@ from pathlib import Path
 import pytest
 from supervisor.xmlrpc import SupervisorTransport
 
+from tests.hands import NotNow, ask, environment, find_redis_server, free_port, quiet_port
 from tests.process.machine import ROOT, environ_for, until
-from usher.common.base.errors import NotNow
-from usher.common.cli.masters import ask
-from usher.common.redis.client import Link
-from usher.common.redis.embedded import find_redis_server, free_port
-from usher.deploy.local.plan import quiet_port
-from usher.deploy.local.supervision import environment
+from usher import Link
 
 pytestmark = pytest.mark.process
 

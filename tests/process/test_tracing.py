@@ -11,8 +11,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from tests.process.crew import Crew
-from usher.common.redis.client import Link
-from usher.common.sending.producer import Producer
+from usher import Link, Producer
 
 pytestmark = pytest.mark.process
 

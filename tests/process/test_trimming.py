@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.crew import KEYS, Crew, ids_in
-from usher.common.redis.client import Link
+from usher import Link
 
 pytestmark = pytest.mark.process
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.hands import is_waiting
 from tests.process.crew import KEYS, Crew
 from tests.topologies import figures
-from usher.common.protocol.owner_words import is_waiting
-from usher.common.redis.client import Link
+from usher import Link
 
 pytestmark = pytest.mark.process
 

@@ -24,7 +24,7 @@ from tests.chaos.rig.records import HistoryWriter, now_ns
 from tests.chaos.rig.redis_server import RedisServer
 from tests.chaos.rig.sink import Sink
 from tests.chaos.rig.wire import Refused, Unknown
-from usher.common.redis.embedded import free_port
+from tests.hands import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 USHER = [sys.executable, str(ROOT / "usher" / "__main__.py")]

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.chaos.rig.clock import SteppedClock
 from tests.chaos.rig.processes import ending_with_us
 from tests.chaos.rig.wire import Refused, Unknown, Wire
-from usher.common.redis.embedded import find_redis_server, free_port, server_of
+from tests.hands import find_redis_server, free_port, server_of
 
 _READY_S = 20.0
 
