@@ -10,7 +10,6 @@ import logging
 
 from usher.common.base.log import event
 from usher.common.protocol.attempts import GIVEN_UP
-from usher.common.protocol.message import ticket_text
 from usher.common.redis.replies import Order
 from usher.consumer.execution.executor import Executor
 from usher.consumer.lifecycle.journal import Journal
@@ -37,7 +36,7 @@ class Orders:
             log,
             "order_obeyed" if is_done else "order_without_effect",
             level=logging.WARNING,
-            ticket=ticket_text(order.ticket),
+            ticket=order.ticket.decode(),
             id=order.id,
             what=order.what,
         )

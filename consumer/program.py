@@ -20,7 +20,6 @@ from usher.common.http.server.server import url_of
 from usher.common.http.server.watch import LEAST_SILENCE_S, Liveness, WorkerEnds
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.message import ticket_text
 from usher.common.protocol.registration import GIVES_BACK, MOST_SLOTS, NO_LOCK, Registration
 from usher.common.redis.startup_check import check_leases
 from usher.common.runtime.health import Health, judge, stalled
@@ -62,7 +61,7 @@ def name_what_ran(settings: ConsumerSettings) -> list[str]:
     arbiter. The successor reads it again, for what is charged."""
     former = read_journal(journal_beside(NameLock(settings.state_folder, settings.consumer_name)), origin(settings))
     ran = sorted(former.left, key=lambda left: left.start_us) if former is not None else []
-    told = [f"{left.stream_id.decode()} of ticket {ticket_text(left.ticket)}" for left in ran[-_MOST_NAMED:]]
+    told = [f"{left.stream_id.decode()} of ticket {left.ticket.decode()}" for left in ran[-_MOST_NAMED:]]
     return told if len(ran) == len(told) else [f"{len(ran) - len(told)} more", *told]
 
 

@@ -92,7 +92,7 @@ TEN = "redis_url ticket_stream group handler concurrency max_attempts handler_se
 TEN += " api_token"
 #: Every setting is under one topic.
 TOPICS = {
-    "Redis and streams": "redis_url redis_server state_dir ticket_stream ticket_scope group ticket_field unkeyed"
+    "Redis and streams": "redis_url redis_server state_dir ticket_stream ticket_scope group ticket_field"
     " longest_message_bytes discover_seconds trim_seconds trim_keep trim_memory_share"
     " trim_archived backlog_limit tenant_backlog_limit",
     "Page": "shown_fields",

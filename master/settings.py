@@ -105,11 +105,6 @@ class MasterSettings(CommonSettings):
     reconcile_seconds: float = Field(
         5.0, ge=0.2, le=3600, description="How often memory is compared with the index in Redis."
     )
-    unkeyed: str = Field(
-        "reject",
-        pattern=r"^(reject|spread)$",
-        description="Messages without a ticket id. reject: dead letters. spread: any consumer gets them, in no order.",
-    )
     trim_seconds: float = Field(
         10.0,
         ge=0,

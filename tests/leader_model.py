@@ -22,7 +22,6 @@ from usher.master.recovery.recoverer import Recoverer
 class _HaltSteps:
     """The steps that HaltedTickets asks for."""
 
-    spread = False
     marks = NO_MARKS
 
     def __init__(self, redis: RedisModel) -> None:

@@ -56,7 +56,6 @@ class RedisModel:
     From version 7 on Redis drops an entry whose body is gone from the pending list when somebody claims it.
     """
 
-    spread = False
     marks = NO_MARKS
     losses = LossBook(None, Keys("stream", "group"))  # type: ignore[arg-type]  # there are none
 

@@ -20,8 +20,6 @@ UID_FIELD = b"uid"
 #: Most bytes of JSON in which a ticket id is looked for; below this number a script has all whole ones exactly.
 _LONGEST_JSON, _EXACT = 65_536, 2**53
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-#: No real ticket id can begin with this byte: it never occurs in UTF-8.
-_UNKEYED = b"\xff"
 BODY_FIELD = b"body"
 #: Most chosen fields; most bytes of a name, and of a value that is shown.
 MOST_FIELDS, LONGEST_NAME, SHOWN_BYTES = 8, 128, 256
@@ -51,24 +49,6 @@ def check_ticket(ticket: bytes | None) -> bytes:
     except UnicodeDecodeError:
         raise MessageUndecodable("ticket_id_not_utf8") from None
     return ticket
-
-
-def unkeyed_ticket(stream_id: bytes) -> bytes:
-    """Return the name under which a message without a ticket id is a ticket of its own (USHER_UNKEYED=spread).
-
-    >>> unkeyed_ticket(b"5-1")
-    b'\\xff5-1'
-    """
-    return _UNKEYED + stream_id
-
-
-def ticket_text(ticket: bytes) -> str:
-    """Return the ticket id as handlers, reports, logs and pages show it; "" for a message without one.
-
-    >>> ticket_text(b"42"), ticket_text(unkeyed_ticket(b"5-1"))
-    ('42', '')
-    """
-    return "" if ticket.startswith(_UNKEYED) else ticket.decode()
 
 
 def first_value(fields: Sequence[bytes], name: bytes) -> bytes | None:

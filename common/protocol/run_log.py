@@ -3,8 +3,7 @@
 A record is one JSON object of columns, so that a batch of 1,000 costs one encoding. Columns, all of the same length:
 ``ids``, ``tickets``, ``fences``, ``attempts``, ``start_us``, ``end_us`` (microseconds since the epoch, on the
 consumer's clock); ``consumer`` is the incarnation. The column ``outcomes`` is present if not all are ``done`` (ack.lua
-adds it if it refuses some); an execution that ended with its process is ``crashed``, and its end is 0. A ticket is ""
-when the message has none (USHER_UNKEYED=spread): such messages have no order.
+adds it if it refuses some); an execution that ended with its process is ``crashed``, and its end is 0.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import orjson
-
-from usher.common.protocol.message import ticket_text
 
 DONE, FAILED, RETRY_LATER, GAVE_UP, CRASHED, STALE = "done", "failed", "retry_later", "gave_up", "crashed", "stale"
 
@@ -53,9 +50,7 @@ class Executed(Protocol):
 
 def encode(consumer: str, executed: Iterable[Executed], outcomes: Sequence[str] = ()) -> bytes:
     """Encode these executions as one record. ``outcomes``: one for each; if empty, all are done."""
-    columns = [
-        (e.stream_id.decode(), ticket_text(e.ticket), e.fence, e.attempt, e.start_us, e.end_us) for e in executed
-    ]
+    columns = [(e.stream_id.decode(), e.ticket.decode(), e.fence, e.attempt, e.start_us, e.end_us) for e in executed]
     ids, tickets, fences, attempts, starts, ends = zip(*columns, strict=True)
     record = {
         "consumer": consumer,

@@ -74,7 +74,7 @@ _ASK_S = 10.0
 class Outgoing(NamedTuple):
     """A message on its way into a stream. ``uid`` None: the field ``uid``, if there is one.
 
-    ``ticket_id`` None: without a ticket (USHER_UNKEYED decides what happens to it).
+    ``ticket_id`` None: without a ticket: it becomes a dead letter.
     """
 
     ticket_id: str | None

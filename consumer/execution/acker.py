@@ -23,7 +23,6 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import OwnershipLost, ReplyUnknown
 from usher.common.base.log import event
 from usher.common.protocol.letter_policies import letter_policy
-from usher.common.protocol.message import ticket_text
 from usher.common.protocol.run_log import encode
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
@@ -284,7 +283,7 @@ class Acker(Service):
         rules = self._rules() if any(item.policy == UNDECIDED for item in given_up) else {}
         for item in given_up:
             if item.policy == UNDECIDED:
-                ticket = ticket_text(item.message.ticket)
+                ticket = item.message.ticket.decode()
                 item = item._replace(policy=letter_policy(rules, ticket) or self.policy)
             if item.policy != SKIP:
                 with self._lanes.locked() as board:

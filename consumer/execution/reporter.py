@@ -18,7 +18,6 @@ import orjson
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
-from usher.common.protocol.message import ticket_text
 from usher.common.protocol.registration import RETRYING_HEADER
 from usher.common.runtime.service import Service
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
@@ -210,7 +209,7 @@ class Reporter(Service):
     def _body(self, report: list[Item]) -> bytes:
         tickets = [
             {
-                "ticket_id": ticket_text(ticket),
+                "ticket_id": ticket.decode(),
                 "fence": fence,
                 "message_ids": orjson.Fragment(b'["%b"]' % b'","'.join(ids)),
             }

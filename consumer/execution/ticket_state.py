@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from usher.common.base.clock import now_s, wall_ms
-from usher.common.protocol.message import ticket_text
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.lifecycle.journal import Journal
 
@@ -62,7 +61,7 @@ def describe_process(incarnation: str, handler: str, version: str, journal: Jour
         "memory_bytes": _resident_bytes(),
         "running": [
             {
-                "ticket_id": ticket_text(left.ticket),
+                "ticket_id": left.ticket.decode(),
                 "id": left.stream_id.decode(),
                 "attempt": left.before.starts,
                 "started_ms": left.start_us // 1000,

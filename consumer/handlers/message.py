@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from usher.common.base.clock import now_s
 from usher.common.protocol.attempts import NEVER, Attempts
-from usher.common.protocol.message import UID_FIELD, EntryView, as_mapping, first_value, ticket_text
+from usher.common.protocol.message import UID_FIELD, EntryView, as_mapping, first_value
 from usher.common.protocol.sources import FROM_FIELD, SCOPED_TICKET_FIELD
 
 
@@ -99,15 +99,14 @@ class Message(EntryView):
 
     @property
     def ticket_id(self) -> str:
-        """Return the ticket's id (the ordering key); "" when the message has none (USHER_UNKEYED=spread): then
-        ``ticket`` names this message and no other."""
-        return ticket_text(self.ticket)
+        """The ordering key."""
+        return self.ticket.decode()
 
     @property
     def scoped_ticket_id(self) -> str:
         """Return the ticket's name that is unique in Usher: ``<source>/<ticket_id>`` where several streams are taken
         in, else ``ticket_id``. Keep whatever you keep per ticket, fences above all, under this name."""
-        return ticket_text(self.ticket)
+        return self.ticket.decode()
 
     @property
     def source(self) -> str:
@@ -168,7 +167,7 @@ class GatheredMessage(Message):
 
     @property
     def ticket_id(self) -> str:
-        return ticket_text(self.ticket).encode()[self._header()[1] :].decode()
+        return self.ticket.decode().encode()[self._header()[1] :].decode()
 
     @property
     def source(self) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 from usher.common.base.log import event
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.message import ticket_text
 from usher.common.protocol.run_log import CRASHED, encode
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
@@ -42,7 +41,7 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
         # But not sure: it may have returned a moment before.
         is_likely = left.is_blamed or (len(former.left) == 1 and not former.is_from_outside)
         facts: dict[str, Any] = {
-            "ticket": ticket_text(left.ticket),
+            "ticket": left.ticket.decode(),
             "id": left.stream_id.decode(),
             "fence": left.fence,
             "attempt": attempts.starts,

@@ -27,8 +27,7 @@ class Marked(Protocol):
 
 def fenced_ticket(message: Marked) -> str:
     """Return the name of the ticket whose fences are compared with each other: where several streams are taken in, the
-    stream is part of it. "" for a message without a ticket (USHER_UNKEYED=spread): it has no successor that it could
-    overtake, so its fence is compared with none; its uid counts."""
+    stream is part of it."""
     return str(getattr(message, "scoped_ticket_id", message.ticket_id))
 
 

@@ -17,7 +17,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import StartRefused
 from usher.common.protocol.attempts import NEVER, Attempts, decode
 from usher.common.protocol.keys import HALTED, MASTER, Keys
-from usher.common.protocol.message import ticket_text, ticket_value, unkeyed_ticket
+from usher.common.protocol.message import ticket_value
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import DONE as RAN_WELL
 from usher.common.protocol.run_log import STALE, RunRecord
@@ -254,7 +254,7 @@ class Candidates:
         """Make candidates of (id, ticket id as it is in the entry): what has become of each until now."""
         if not entries:
             return []
-        named = [(one, unkeyed_ticket(one) if ticket is None else ticket, unfit_of(ticket)) for one, ticket in entries]
+        named = [(one, ticket or b"", unfit_of(ticket)) for one, ticket in entries]
         known = self._known([one for one, _, _ in named], list(dict.fromkeys(ticket for _, ticket, _ in named)))
         over = [(one, ticket) for one, ticket, unfit in named if not unfit and _state(one, known) is None]
         runs = self._runs_of(over)
@@ -301,7 +301,7 @@ class Candidates:
         found: dict[bytes, RunRecord] = {}
         missing: dict[str, set[bytes]] = {}
         for one, ticket in entries:
-            missing.setdefault(ticket_text(ticket) or one.decode(), set()).add(one)
+            missing.setdefault(ticket.decode(), set()).add(one)
         looked_at, ends_s = 0, now_s() + _RUNS_S
         for text, ids in missing.items():
             start = "+"
@@ -321,7 +321,7 @@ class Candidates:
 
 
 def _of_letter(letter: DeadLetter) -> Candidate:
-    return of_letter(letter, letter.ticket or unkeyed_ticket(letter.message_id))
+    return of_letter(letter, letter.ticket)
 
 
 def _state(entry_id: bytes, known: _Known) -> Before | None:

@@ -92,10 +92,7 @@ def of_letter(letter: DeadLetter, ticket: bytes) -> Candidate:
 
 
 def unfit_of(ticket: bytes | None) -> str:
-    """Return why no handler can be given a message of this ticket, or "". A message without a ticket (None) can be
-    given to one, with USHER_UNKEYED=spread."""
-    if ticket is None:
-        return ""
+    """Return why no handler can be given a message of this ticket (None: it has none), or ""."""
     try:
         check_ticket(ticket)
     except MessageUndecodable as why:

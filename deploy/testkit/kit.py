@@ -18,7 +18,6 @@ from typing import Any
 
 from usher.common.base.clock import now_s
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.message import ticket_text
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
@@ -321,7 +320,7 @@ class Kit:
 
     def _noted(self, ticket: bytes, stream_id: bytes, attempt: int, outcome: str) -> None:
         error = "" if outcome == _DONE else self._error
-        self.calls.append(Call(ticket_text(ticket), stream_id.decode(), attempt, outcome, self.now_s, error))
+        self.calls.append(Call(ticket.decode(), stream_id.decode(), attempt, outcome, self.now_s, error))
 
     def _tell_wait(self, message: Message) -> None:
         """Note how long a message waits that comes again."""

@@ -236,8 +236,8 @@ class Dispatcher(Service):
     def _begin(self, epoch: int) -> None:
         self._drop_memory()
         limits, started, memory = self._limits, now_s(), self._position_saver.memory
-        field, longest, spread = limits.ticket_field, limits.longest_message, limits.spread
-        steps = LeaderScripts(self._scripts, self._keys, epoch, field, longest, spread, self.counts, self._marks)
+        field, longest = limits.ticket_field, limits.longest_message
+        steps = LeaderScripts(self._scripts, self._keys, epoch, field, longest, self.counts, self._marks)
         steps.check()
         self._connection = self._link.connections
         found = take_over(self._link, self._keys, self._stream, steps, self._new_board(), memory, self.made_progress)
@@ -524,7 +524,7 @@ class Dispatcher(Service):
     def _sort(self, new: NewEntries) -> SortedEntries:
         """Sort new entries by what is known of them, and put the unknown ones on the board."""
         assert self._steps is not None
-        usable, rejected = partition_entries(new.found, self._steps.spread)
+        usable, rejected = partition_entries(new.found)
         repeated, redelivered, unseen = self._cursor.split(usable)
         in_processing, late = sort_again(redelivered, self.board, self._stream)
         known = [*((ticket, entry_id) for entry_id, ticket in repeated), *in_processing]

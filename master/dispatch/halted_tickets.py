@@ -38,7 +38,7 @@ class HaltedTickets:
         start = board.to_read()
         if start is not None:
             page = steps.read_parked(start, _PAGE)
-            usable, _ = partition_entries(page.found, steps.spread)  # unusable entries were rejected when they came
+            usable, _ = partition_entries(page.found)  # unusable entries were rejected when they came
             unsure.update(board.was_read(usable, page.last))
             board.learn(steps.marks.read(page.found))
             busy = True

@@ -18,7 +18,6 @@ from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
 from usher.common.protocol.attempts import NEVER
 from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.last_error import LastError
-from usher.common.protocol.message import ticket_text
 from usher.common.protocol.mishaps import losses_command, mishaps_command, parse_losses, parse_mishaps, told
 from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL, due_ms_of
 from usher.common.protocol.registration import name_of
@@ -302,10 +301,7 @@ def _document(stored: bytes | None) -> dict[str, Any] | None:
 
 def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
     """Return a record of the index as pages and programs get it."""
-    try:
-        row: dict[str, Any] = {"ticket_id": ticket_text(ticket)}
-    except UnicodeDecodeError:  # a field that Usher did not write
-        row = {"ticket_id": ticket.decode(errors="replace")}
+    row: dict[str, Any] = {"ticket_id": ticket.decode(errors="replace")}  # Usher may not have written it
     try:
         record: TicketRecord = parse_record(value)
     except ValueError:

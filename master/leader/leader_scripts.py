@@ -154,8 +154,7 @@ def _take_arguments(new: NewEntries, planned: Sequence[Sequence[bytes]]) -> Take
 
 
 class LeaderScripts:
-    """The scripts of one leader in one epoch. ``spread``: entries without a ticket id may be handed over
-    (``validation.partition_entries``)."""
+    """The scripts of one leader in one epoch."""
 
     def __init__(
         self,
@@ -164,7 +163,6 @@ class LeaderScripts:
         epoch: int,
         ticket_field: str,
         longest_message: int = 0,
-        spread: bool = False,
         counts: LeaderCounters | None = None,
         marks: MarkReader = NO_MARKS,
     ) -> None:
@@ -176,7 +174,6 @@ class LeaderScripts:
         self.marks = marks
         self._counts = counts or LeaderCounters()
         self.epoch = epoch
-        self.spread = spread
         self.losses = LossBook(scripts.link, keys)
         self.rules_version = b""  # the rules that plans were made under
 

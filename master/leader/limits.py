@@ -22,7 +22,6 @@ class LeaderLimits:
     min_idle_ms: int
     ticket_field: str
     longest_message: int = 0
-    spread: bool = False
     marks: MarkFields = NO_FIELDS
     weights: Mapping[bytes, float] | None = None  # of tenants; None: neither tenants nor priorities
 
@@ -39,7 +38,6 @@ def limits_of(settings: MasterSettings) -> LeaderLimits:
         min_idle_ms=int(2000 * settings.lease_seconds),
         ticket_field=settings.work_ticket_field,
         longest_message=settings.longest_message_bytes,
-        spread=settings.unkeyed == "spread",
         marks=marks,
         weights=None if marks.is_empty else parse_weights(settings.tenant_weights),
     )

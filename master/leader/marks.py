@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from usher.common.base.log import event
 from usher.common.protocol.marks import NO_FIELDS, Mark, MarkFields
-from usher.common.protocol.message import unkeyed_ticket
 from usher.master.leader.peeked import PeekedEntry
 
 log = logging.getLogger(__name__)
@@ -28,10 +27,7 @@ class MarkReader:
         if self._fields.is_empty:
             return ()
         read = self._fields.read
-        marks = [
-            read(one.id, unkeyed_ticket(one.id) if one.ticket is None else one.ticket, one.tenant, one.priority)
-            for one in found
-        ]
+        marks = [read(one.id, one.ticket or b"", one.tenant, one.priority) for one in found]
         unreadable = [mark for mark in marks if not mark.is_readable]
         if unreadable:
             self.unreadable += len(unreadable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from usher.common.base.errors import MessageUndecodable
-from usher.common.protocol.message import LONGEST_TICKET, check_ticket, unkeyed_ticket
+from usher.common.protocol.message import LONGEST_TICKET, check_ticket
 from usher.master.leader.leader_scripts import Rejected
 from usher.master.leader.peeked import PeekedEntry
 
@@ -15,15 +15,9 @@ _SHOWN = 64
 TOO_LARGE = "too_large"
 
 
-def partition_entries(
-    found: Iterable[PeekedEntry], spread: bool = False
-) -> tuple[list[tuple[bytes, bytes]], list[Rejected]]:
+def partition_entries(found: Iterable[PeekedEntry]) -> tuple[list[tuple[bytes, bytes]], list[Rejected]]:
     """Return (id, ticket) of the entries that can be handed over, and those that must become dead letters, each with
-    its reason.
-
-    With ``spread`` a message without a ticket id is a ticket of its own, so it waits for no other and any consumer may
-    get it.
-    """
+    its reason."""
     usable: list[tuple[bytes, bytes]] = []
     rejected: list[Rejected] = []
     for entry in found:
@@ -33,8 +27,5 @@ def partition_entries(
         try:
             usable.append((entry.id, check_ticket(entry.ticket)))
         except MessageUndecodable as why:
-            if spread and entry.ticket is None:
-                usable.append((entry.id, unkeyed_ticket(entry.id)))
-                continue
             rejected.append(Rejected(entry.id, (entry.ticket or b"")[:_SHOWN], why.reason))
     return usable, rejected

@@ -23,8 +23,6 @@ a restart under the same name.
 A tenant that is slowed has one limit for all of its tickets together: ``rate_per_second`` messages, or
 ``concurrency`` of them at a time, over all consumers; or another ``weight`` among the tenants. What slows its tickets
 one by one holds as well.
-
-Messages without a ticket id match no pattern; rules for the stream and for everything hold for them too.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from usher.common.protocol.letter_policies import ACTION
-from usher.common.protocol.message import ticket_text
 
 #: Most rules at a time: each pattern is tried for every ticket that is planned.
 MOST_RULES = 1000
@@ -100,13 +97,13 @@ class Rule:
         return _STRENGTH[self.action], -(self.rate_per_second or 0.0)
 
     def fits(self, ticket: str, tenant: bytes = b"") -> bool:
-        """Return whether the rule is about the ticket, of this tenant if that is known; "" is one without an id."""
+        """Return whether the rule is about the ticket, of this tenant if that is known."""
         if self.target is Target.TENANT:
             return tenant == _encode(self.value)
         if self.target is Target.TICKET:
             return self.value == ticket
         if self.target is Target.PATTERN:
-            return ticket != "" and fnmatch.fnmatchcase(ticket, self.value)
+            return fnmatch.fnmatchcase(ticket, self.value)
         return self.target is not Target.CONSUMER
 
     def shown(self) -> dict[str, Any]:
@@ -244,7 +241,8 @@ class _Matches:
         found = _stronger(self.broad, self._exact.get(ticket))
         if self._tenants:
             found = _stronger(found, self._tenants.get(tenant))
-        if self._patterns and (text := text_of(ticket)):
+        if self._patterns:
+            text = text_of(ticket)
             for pattern, rule in self._patterns:
                 if pattern.match(text):
                     found = _stronger(found, rule)
@@ -313,11 +311,8 @@ class Rulebook:
 
 
 def text_of(ticket: bytes) -> str:
-    """Return the ticket id as rules know it; "" for a message without one."""
-    try:
-        return ticket_text(ticket)
-    except UnicodeDecodeError:  # a foreign field in the index
-        return ticket.decode("utf-8", "surrogateescape")
+    """Return the ticket id as rules know it; a foreign field in the index may be no UTF-8."""
+    return ticket.decode("utf-8", "surrogateescape")
 
 
 def _stronger(one: Rule | None, other: Rule | None) -> Rule | None:

@@ -47,7 +47,7 @@ class IdleSweep:
                 log, "orphaned_entries_found", level=logging.WARNING, count=len(swept.strays), former=",".join(former)
             )
             strays = [found for found, _ in swept.strays]
-            usable, unusable = partition_entries(strays, steps.spread)
+            usable, unusable = partition_entries(strays)
             board.take_in(usable)
             board.learn(steps.marks.read(strays))
             rejected += unusable

@@ -67,7 +67,7 @@ class Recoverer:
             self._forget(incarnation)
             board.keep(incarnation)
             return
-        usable, unusable = partition_entries(page.found, steps.spread)
+        usable, unusable = partition_entries(page.found)
         board.take_in(usable)
         board.learn(steps.marks.read(page.found))
         rejected += unusable

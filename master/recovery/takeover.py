@@ -246,7 +246,7 @@ def _take_in_parked(
     again = -1 if repeats_until is None else rank(repeats_until)
     while True:
         page = steps.read_parked(after, _PAGE)
-        usable, rejected = partition_entries(page.found, steps.spread)
+        usable, rejected = partition_entries(page.found)
         known, unknown = [], []
         for entry_id, ticket in usable:
             if rank(entry_id) <= again or board.runs(ticket, entry_id):

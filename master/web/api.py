@@ -27,7 +27,6 @@ from usher.common.http.credentials import Role
 from usher.common.http.fields import Fitting, PageLimit, TicketId
 from usher.common.http.openapi import tells
 from usher.common.http.rate_limits import rarely
-from usher.common.protocol.message import unkeyed_ticket
 from usher.common.protocol.registration import MOST_SLOTS, NAME, NO_LOCK, RETRYING_HEADER, WINDOW_HEADER, name_of
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.operations.action_log import By
@@ -290,11 +289,9 @@ def read_report(body: bytes, wants_answers: bool = True, retrying: int = 0) -> A
     items: list[AckItem] = []
     for item in report["tickets"]:
         name, ids = item["ticket_id"].encode(), list(map(str.encode, item["message_ids"]))
-        if len(name) > _LONGEST_TICKET_ID:
-            raise _unfit("tickets.ticket_id", f"must be text of at most {_LONGEST_TICKET_ID} bytes")
-        if not name and len(ids) > 1:
-            raise _unfit("tickets.message_ids", "must be one id where ticket_id is empty")
-        items.append((name or unkeyed_ticket(ids[0]), ids))
+        if not 0 < len(name) <= _LONGEST_TICKET_ID:
+            raise _unfit("tickets.ticket_id", f"must be text of 1 to {_LONGEST_TICKET_ID} bytes")
+        items.append((name, ids))
     if sum(len(ids) for _, ids in items) > MOST_MESSAGES:
         raise _unfit("tickets", f"must have at most {MOST_MESSAGES} message_ids together")
     return AckReport(report["incarnation"], items, wants_answers, retrying)

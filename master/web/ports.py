@@ -38,8 +38,7 @@ class RegisterAnswer:
     leader_url: str | None
 
 
-#: A ticket and the ids of its acknowledged messages, in stream order; a message without a ticket id is a ticket of its
-#: own (``unkeyed_ticket``).
+#: A ticket and the ids of its acknowledged messages, in stream order.
 AckItem = tuple[bytes, list[bytes]]
 
 

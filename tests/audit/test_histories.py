@@ -388,7 +388,7 @@ def test_what_became_of_a_letter_that_is_no_more_was_not_overtaken_when_the_grou
 def test_a_message_without_a_ticket_that_nobody_handled_is_lost(
     local: Any, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
-    """7-1 was handled (USHER_UNKEYED=spread), 8-1 is a dead letter; 9-1 was acknowledged by hand."""
+    """7-1 was handled all the same, 8-1 is a dead letter; 9-1 was acknowledged by hand."""
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
     for n in (7, 8, 9):
         link.call("XADD", "s", f"{n}-1", "text", "no ticket")

@@ -497,10 +497,9 @@ class Stage:
         batch: int = 100,
         window: int = 100,
         reconcile_s: float = 1e9,
-        spread: bool = False,
     ) -> MasterActor:
         """A master; ``elect`` makes it lead."""
-        limits = LeaderLimits(batch, window, math.inf, 10_000, reconcile_s, 1e9, 2 * LEASE_MS, FIELD, spread=spread)
+        limits = LeaderLimits(batch, window, math.inf, 10_000, reconcile_s, 1e9, 2 * LEASE_MS, FIELD)
         made = MasterActor(self.url, self.keys, name, limits, dispatch_url=dispatch_url)
         self._open.append(made)
         return made

@@ -296,22 +296,6 @@ def test_when_the_group_is_lost_what_a_ticket_waits_for_goes_back_to_its_place(
     stage.check_done(T, [ids[0], *ids])
 
 
-@pytest.mark.parametrize("what", ["redrive", "drop"])
-def test_a_message_without_a_ticket_id_halts_nothing(stage: Stage, letters: DeadLetters, what: str) -> None:
-    """Nothing waits behind it; and its letter, which names no ticket, could not find its place again."""
-    m, a = stage.leader(spread=True), stage.consumer(policy="park")
-    m.settle()
-    stage.link.call("XADD", stage.keys.stream, "*", "text", "no ticket")
-    m.settle()
-    _fails(a)
-    a.flush()
-    assert not stage.world.state().index
-    getattr(letters, what)(stage.world.letter_ids())
-    stage.finish(m, [a])
-    assert len(stage.history.starts) == (2 if what == "redrive" else 1)
-    assert (stage.world.state().index, stage.world.pending(), m.board.tickets) == ({}, {}, {})
-
-
 def test_while_the_group_is_missing_no_letter_is_written(stage: Stage) -> None:
     m, a = stage.leader(), stage.consumer(policy="park")
     m.settle()

@@ -269,7 +269,20 @@ def test_a_letter_is_known_by_its_message_too_and_a_message_says_if_it_is_a_lett
 def test_what_nobody_has_or_nobody_is_given_is_not_run(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     for reason, cut in (("no_ticket_id", ()), ("too_large", ("usher-fields-cut", "1"))):
         world.link.call(
-            "XADD", world.keys.dead, "*", "usher-id", "7-1", "usher-reason", reason, *cut, "usher-fields", "1", "a", "b"
+            "XADD",
+            world.keys.dead,
+            "*",
+            "usher-id",
+            "7-1",
+            "usher-ticket",
+            "T",
+            "usher-reason",
+            reason,
+            *cut,
+            "usher-fields",
+            "1",
+            "a",
+            "b",
         )
         _, found = document(capfd, "shop:mended", "--reason", reason)
         assert how(found) == ["not_run"]

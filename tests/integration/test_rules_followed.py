@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.actors import MasterActor, Stage
-from tests.integration.factories import fetch
 from usher.common.base.errors import NotNow
 from usher.common.redis.client import Link
 from usher.master.membership.registry import read_registry
@@ -32,25 +31,6 @@ def pause_all(stage: Stage, m: MasterActor) -> tuple[LiveRules, str]:
     assert m.board.rules.pauses_all
     assert changed.rule is not None
     return rules, changed.rule.id
-
-
-def test_messages_without_a_ticket_id_that_left_memory_come_back(stage: Stage) -> None:
-    a = stage.consumer()
-    ids = [stage.world.add(b"%d-0" % number, "text", "no ticket") for number in (1, 2, 3)]
-    fetch(stage.world.elect(), 10)  # somebody has read them who is gone
-    stage.end_lead()
-    rules = LiveRules(stage.link, stage.keys)
-    changed = rules.set(Rule(Target.EVERYTHING, "", RuleAction.PAUSE), _ALICE)
-    m = stage.leader(spread=True)
-    m.settle()
-    assert m.board.parked == 3
-    m.board.unload()
-    assert m.board.parked == 0
-    assert changed.rule is not None
-    rules.lift(changed.rule.id, _ALICE)
-    stage.finish(m, [a])
-    assert sorted(run.id for run in stage.history.starts) == ids
-    assert not stage.world.state().pending
 
 
 def test_what_is_seen_before_the_rule_is_known_stays_in_the_stream(stage: Stage) -> None:

@@ -102,34 +102,30 @@ def send(link: Link, *messages: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("handler", ["handle", "handle_async"])
-def test_batches_of_messages_with_and_without_tickets_over_two_processes_one_of_which_is_killed(
-    folder: Path, link: Link, handler: str
-) -> None:
+def test_batches_of_messages_over_two_processes_one_of_which_is_killed(folder: Path, link: Link, handler: str) -> None:
     """Two processes get work (that is how CPU-bound handlers scale), and what the killed one had goes on."""
-    with Crew(folder, link.url, USHER_UNKEYED="spread", USHER_RETRY_SECONDS="0.05", USHER_MAX_ATTEMPTS="3") as crew:
+    with Crew(folder, link.url, USHER_RETRY_SECONDS="0.05", USHER_MAX_ATTEMPTS="3") as crew:
         crew.start(1, ["c1", "c2"], f"shapes:{handler}", USHER_CAPACITY="100", USHER_DEMO_WORK_MS="1")
-        unkeyed = send(link, *({"text": str(n)} for n in range(300)))
-        keyed = send(link, *({"ticket_id": f"T{n % 30}", "text": str(n)} for n in range(300)))
-        [poison] = send(link, {"text": "x", "say": "poison"})
+        alone = send(link, *({"ticket_id": f"alone {n}", "text": str(n)} for n in range(300)))
+        shared = send(link, *({"ticket_id": f"T{n % 30}", "text": str(n)} for n in range(300)))
+        [poison] = send(link, {"ticket_id": "P", "say": "poison"})
         failing = send(
-            link, {"text": "x", "say": "fail once"}, {"ticket_id": "T1", "say": "fail once"}, {"ticket_id": "T1"}
+            link, {"ticket_id": "F", "say": "fail once"}, {"ticket_id": "T1", "say": "fail once"}, {"ticket_id": "T1"}
         )
         crew.until(lambda: {run.consumer for run in crew.executions()} == {"c1", "c2"}, 30, "both processes work")
         crew.kill_worker("c1")
-        later = send(link, *({"text": str(n)} for n in range(100)))
-        crew.wait_until_handled([*unkeyed, *keyed, *failing, *later], within_s=60)
+        later = send(link, *({"ticket_id": f"later {n}", "text": str(n)} for n in range(100)))
+        crew.wait_until_handled([*alone, *shared, *failing, *later], within_s=60)
         crew.wait_until_settled(link, within_s=30)
         executions = crew.executions()
     [letter] = [pairs(fields) for _, fields in link.call("XRANGE", KEYS.dead, "-", "+")]
     assert (letter[b"usher-id"].decode(), letter[b"usher-ticket"], letter[b"usher-reason"]) == (
         poison,
-        b"",
+        b"P",
         b"attempts_exhausted",
     )
-    tickets = [run for run in executions if run.ticket]
-    assert out_of_order(tickets) == []
-    assert overlaps(tickets, crew.cut_off_ns) == []
-    assert {run.stream_id for run in executions if not run.ticket} == {*unkeyed, *later, failing[0]}
+    assert out_of_order(executions) == []
+    assert overlaps(executions, crew.cut_off_ns) == []
     assert len({run.pid for run in executions}) >= 2
     done = Counter(run.stream_id for run in executions if run.end_ns is not None)
     assert sum(done.values()) - len(done) <= 150, (

@@ -12,8 +12,6 @@ from usher.common.protocol.message import (
     as_mapping,
     check_ticket,
     first_value,
-    ticket_text,
-    unkeyed_ticket,
 )
 from usher.consumer.handlers.message import Message, OwnLease, message_type
 from usher.consumer.lifecycle.journal import Journal
@@ -47,17 +45,6 @@ class TestTicket:
         with pytest.raises(MessageUndecodable) as refused:
             check_ticket(ticket)
         assert refused.value.reason == reason
-
-    def test_no_ticket_id_can_have_the_name_of_a_message_without_one(self) -> None:
-        with pytest.raises(MessageUndecodable):
-            check_ticket(unkeyed_ticket(b"5-1"))
-        assert (ticket_text(unkeyed_ticket(b"5-1")), ticket_text("t\u00fc".encode())) == ("", "t\u00fc")
-        assert Message(unkeyed_ticket(b"5-1"), b"5-1", 9, [], OwnLease(10.0, now_s())).ticket_id == ""
-        gathered = message_type("usher:{g}", is_gathered=True)
-        assert (
-            gathered(unkeyed_ticket(b"5-1"), b"5-1", 9, [b"usher_from", b"1-1 0 s"], OwnLease(10.0, now_s())).ticket_id
-            == ""
-        )
 
     def test_it_knows_its_stream(self) -> None:
         message = message_type("orders", is_gathered=False)(

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from usher.common.protocol.message import unkeyed_ticket
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, TicketTokenBuckets, dump, parse, rule_id
 
 
@@ -35,7 +34,7 @@ _RULES = st.builds(
 class TestRulebook:
     @given(
         st.lists(_RULES, max_size=8, unique_by=lambda one: one.id),
-        st.sampled_from([b"a", b"ab", b"a*", b"b", b"\xfe", unkeyed_ticket(b"5-1")]),
+        st.sampled_from([b"a", b"ab", b"a*", b"b", b"\xfe"]),
     )
     def test_the_rule_that_holds_is_the_strongest_of_all_that_fit(self, rules: list[Rule], ticket: bytes) -> None:
         book = Rulebook(rules)
@@ -66,11 +65,6 @@ class TestRulebook:
         assert book.of(b"ab") is None
         assert book.of(b"a*") is not None
         assert book.of("ß".encode()) is not None
-
-    def test_a_message_without_a_ticket_id_is_no_patterns_business(self) -> None:
-        everything, pattern = rule(Target.EVERYTHING, "", RuleAction.SLOW, 1.0), rule(Target.PATTERN, "*")
-        assert Rulebook([pattern]).of(unkeyed_ticket(b"5-1")) is None
-        assert Rulebook([pattern, everything]).of(unkeyed_ticket(b"5-1")) == everything
 
     def test_rules_for_consumers_are_about_no_ticket(self) -> None:
         book = Rulebook([rule(Target.CONSUMER, "c1")])

@@ -3,7 +3,6 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from usher.common.protocol.message import unkeyed_ticket
 from usher.common.protocol.run_log import CRASHED, DONE, RunRecord, decode, encode
 from usher.consumer.policy.acks import Finished
 
@@ -27,11 +26,6 @@ def test_outcomes_are_told_where_not_all_is_done() -> None:
     assert [run.outcome for run in decode(encode("c1:9", FINISHED))] == [DONE, DONE]
     assert b'"outcomes":["done","done","crashed"]' in encode("c1:9", [*FINISHED, CUT_OFF], [DONE, DONE, CRASHED])
     assert [(run.outcome, run.end_us) for run in decode(encode("c1:9", [CUT_OFF], [CRASHED]))] == [(CRASHED, 0)]
-
-
-def test_a_message_without_a_ticket_has_none_here() -> None:
-    [run] = decode(encode("c1:9", [Finished(unkeyed_ticket(b"5-1"), b"5-1", 7, 1, 10, 20)]))
-    assert (run.ticket, run.id) == ("", "5-1")
 
 
 def test_a_record_is_one_object_of_columns() -> None:

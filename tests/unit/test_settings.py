@@ -221,7 +221,6 @@ def _help(cls: type[CommonSettings]) -> str:
             MasterSettings,
             "--insecure on|off Allow listening beyond loopback without any token. [default: off] [USHER_INSECURE]",
         ),
-        (MasterSettings, "--unkeyed reject|spread Messages"),
         (MasterSettings, "--redis-url URL Redis"),
         (
             MasterSettings,

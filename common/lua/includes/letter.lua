@@ -8,7 +8,6 @@
 -- the message.
 local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_ms, last_ms, fields, more)
   fields, more = fields or {}, more or {}
-  if ticket == '\255' .. id then ticket = '' end -- no ticket id (common/protocol/message.py: unkeyed_ticket)
   local letter = {
     'usher-id', id, 'usher-ticket', ticket, 'usher-reason', reason, 'usher-error', error, 'usher-attempts', attempts,
     'usher-owner', owner, 'usher-first-ms', first_ms, 'usher-last-ms', last_ms, 'usher-policy', more.policy or 'skip',

@@ -41,7 +41,7 @@ for _, row in ipairs(rows) do
     entries[n + 1], entries[n + 2] = id, ticket
     n = n + 2
     if type(ticket) == 'table' then ticket = ticket[1] end
-    local name = ticket or '\255' .. id -- of a message without a ticket id (common/protocol/message.py: unkeyed_ticket)
+    local name = ticket or ''
     if not leaving[name] then
       leaving[name] = {}
       first_of[#first_of + 1], names[#names + 1] = id, name

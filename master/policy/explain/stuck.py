@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from usher.common.base.text import time_of_day
 from usher.common.protocol.attempts import NEVER, Attempts, attempts_told
 from usher.common.protocol.last_error import LastError
-from usher.common.protocol.message import ticket_text
 from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL, due_ms_of, is_given_back
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import milliseconds, rank
@@ -105,7 +104,7 @@ def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
     parked, known = seen.parked.get(head.ticket, Parked()), tried(attempts, seen.errors.get(head.id))
     error = known["last_error"]
     return {
-        "ticket_id": _decode_ticket(head.ticket),
+        "ticket_id": head.ticket.decode(errors="replace"),
         "head": head.id.decode(errors="replace"),
         "sent_ms": head.sent_ms,
         "since_ms": since_ms(head, seen.moved_ms.get(head.id, 0), now_ms),
@@ -180,10 +179,3 @@ def _tried(attempts: Attempts) -> str:
         return "asked to be called again later"
     failed = attempts.failures + attempts.crashes
     return f"failed {failed}x; retrying" if failed else "its consumer was lost with it; retrying"
-
-
-def _decode_ticket(ticket: bytes) -> str:
-    try:
-        return ticket_text(ticket)
-    except UnicodeDecodeError:
-        return ticket.decode(errors="replace")

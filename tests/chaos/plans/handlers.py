@@ -1,18 +1,12 @@
-"""Handlers of every kind: threads, ``async def``, batches; and messages without a ticket."""
+"""Handlers of every kind: threads, ``async def``, batches."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-
-from tests.chaos.checker.history import History
-from tests.chaos.checker.verdict import Violation
 from tests.chaos.injectors import programs
 from tests.chaos.plans.messages import hanging
 from tests.chaos.plans.plan import Plan, gap_s, rounds
 from tests.chaos.plans.programs import consumer_kills
 from tests.chaos.rig.cluster import HANDLER, Cluster, Shape
-from tests.chaos.rig.handler import unkeyed
 from tests.chaos.rig.producer import Load
 
 _ASYNC = f"{HANDLER}_async"
@@ -33,15 +27,6 @@ def changing_kinds(cluster: Cluster, seconds: float) -> None:
         programs.wait_until_back(cluster, name)
 
 
-def unkeyed_run_beside_each_other(history: History, _cluster: Cluster) -> Iterator[str | Violation]:
-    """K18: messages without a ticket wait for nobody, and go to whoever has room."""
-    runs = [run for run in history.executions if run.ticket == unkeyed(run.uid)]
-    if len({run.who.partition("/")[0] for run in runs}) < 2:
-        yield "all messages without a ticket ran on one consumer"
-    if not any(late.start < early.end for early, late in itertools.pairwise(runs)):
-        yield "no two messages without a ticket ran at the same time"
-
-
 PLANS: tuple[Plan, ...] = (
     Plan(
         "K12d",
@@ -51,17 +36,6 @@ PLANS: tuple[Plan, ...] = (
         strict=True,
         shape=Shape(max_attempts=2, environ={"USHER_HANDLER_SECONDS": "0.8", "USHER_HANDLER": _ASYNC}),
         load=Load(rate=100, work_ms=20),
-        brief=False,
-    ),
-    Plan(
-        "K18",
-        "without tickets, kills",
-        consumer_kills,
-        ("kill", "redelivered", "starts_thread"),
-        strict=True,
-        shape=Shape(environ={"USHER_UNKEYED": "spread", "USHER_HANDLER": HANDLER}),
-        load=Load(unkeyed=0.5, fail_before=0.05),
-        extra=unkeyed_run_beside_each_other,
         brief=False,
     ),
     Plan(

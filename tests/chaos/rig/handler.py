@@ -76,18 +76,13 @@ class _World:
             before = now
 
 
-def unkeyed(uid: str) -> str:
-    """The ticket of a message that has none, in the history."""
-    return f"unkeyed {uid}"
-
-
 def steps(message: Any, kind: str) -> Iterator[float]:
     """Record an execution by a handler of this kind. Yields the seconds for which it waits."""
     world = _World.get()
     fields = message.fields
     # System A knows one stream only; of several, the history has the source's own ids, which no step of Usher has made.
     uid, tok = message.uid, message.fence
-    ticket = getattr(message, "scoped_ticket_id", message.ticket_id) or unkeyed(uid)
+    ticket = getattr(message, "scoped_ticket_id", message.ticket_id)
     mid = getattr(message, "source_id", message.id)
     x = f"{world.who}-{next(world.serials)}"
     world.sink.ask("open", ticket=ticket, tok=tok)  # a refusal is found out at the commit

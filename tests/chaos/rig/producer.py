@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tests.chaos.checker.history import position
-from tests.chaos.rig.handler import unkeyed
 from tests.chaos.rig.records import HistoryWriter, now_ns
 from tests.chaos.rig.wire import Refused, Unknown, Wire, mapping
 
@@ -37,7 +36,6 @@ class Load:
     abort: float = 0.0
     die_again: float = 0.0  # the second start ends its process ...
     die_again_ms: int = 0  # ... after so long
-    unkeyed: float = 0.0  # without a ticket id: each is a ticket of its own
     sources: int = 0  # so many ticket streams, which Usher gathers; 0: one
 
     @property
@@ -148,8 +146,6 @@ class Producer:
                 expect = "dlq" if value == "always" else expect
                 break
             kind -= part
-        if load.unkeyed and rng.random() < load.unkeyed:
-            ticket = ""
         uid = self.send(ticket, expect, **fields)
         if rng.random() < load.double_sends:
             self._add(uid, ticket, expect, {"amount": uid[1:], **fields})
@@ -158,13 +154,13 @@ class Producer:
         flat = [part for pair in fields.items() for part in pair]
         streams = self.load.streams
         stream = streams[int(uid[1:]) * 7919 % len(streams)]
-        sent_uid, keyed = uid, ("ticket_id", ticket) if ticket else ()
+        sent_uid, sent_ticket = uid, ticket
         uid = self.load.told(stream, uid)
-        ticket = self.load.told(stream, ticket) if ticket else unkeyed(uid)
+        ticket = self.load.told(stream, ticket)
         t0 = now_ns()
         with self._lock:
             try:
-                mid = self._wire.call("XADD", stream, "*", *keyed, "uid", sent_uid, *flat)
+                mid = self._wire.call("XADD", stream, "*", "ticket_id", sent_ticket, "uid", sent_uid, *flat)
                 self.mids[mid.decode()] = uid
                 answer = "ok"
             except Refused:
