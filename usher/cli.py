@@ -57,9 +57,6 @@ PARTS: dict[str, dict[str, Listed]] = {
         "delayed": Listed(
             "usher.master.cli.delayed:delayed", "Look at messages that were sent for later; send, move or drop them."
         ),
-        "import": Listed(
-            "usher.common.cli.import_jobs:import_jobs", "Take over what waits in queues of Celery, RQ or BullMQ."
-        ),
     },
     "Look": {
         "status": Listed("usher.master.cli.status:status", "Show consumers, tickets in processing, lag and rates."),
