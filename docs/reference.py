@@ -110,9 +110,7 @@ TOPICS = {
     "Limits of HTTP": "requests_per_second registers_per_minute requests_in_flight connections connections_per_address"
     " followers_limit",
     "Log": "log_level log_format",
-    "Outbox": "outbox_url outbox_from outbox_columns outbox_from_rows outbox_name outbox_refused_policy"
-    " outbox_bind outbox_batch outbox_row_kib outbox_poll_seconds outbox_lease_seconds outbox_wait_replicas"
-    " outbox_wait_aof",
+    "Outbox": "outbox_url outbox_name outbox_refused_policy outbox_bind outbox_wait_replicas outbox_wait_aof",
     "Audit": "audit_streams audit_dir audit_every_minutes audit_prove_minutes audit_settle_seconds audit_idle_seconds"
     " audit_parked_seconds audit_deliveries audit_clock_seconds audit_memory_mib audit_engine audit_spark_master"
     " audit_py_files audit_sink_url audit_sink_name",

@@ -232,29 +232,11 @@ class StreamerSettings(CommonSettings):
     ) | {"lease_seconds", "ticket_scope", "tenant_field", "tenant_weights", "priority_field"}
 
     outbox_url: OutboxUrl = ""
-    outbox_from: str = Field(
-        "",
-        description=(
-            "Table of your own whose new rows are taken into the outbox, by a trigger that --migrate makes. Empty:"
-            " none."
-        ),
-    )
-    outbox_columns: str = Field(
-        "uid=id,ticket_id=aggregateid,action=type,object=aggregatetype,data=payload",
-        description="Its columns, by what they are in the outbox; as Debezium lays them out unless told otherwise.",
-    )
-    outbox_from_rows: Literal["remove", "keep"] = Field(
-        "remove", description="Whether a row that was taken leaves that table, or stays (for others who read it)."
-    )
     outbox_bind: MaybeAddress = Field(
         "", description="Where the streamer serves its health and metrics (HTTP), e.g. 127.0.0.1:8740. Empty: nowhere."
     )
     outbox_name: str = Field(
         "outbox", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Name of the outbox, where several feed one stream."
-    )
-    outbox_batch: int = Field(1000, ge=1, le=5000, description="Most rows sent by one script call.")
-    outbox_row_kib: int = Field(
-        16_384, ge=1, le=262_144, description="Largest row in KiB, all its columns together; a larger one is set aside."
     )
     outbox_refused_policy: Literal["skip", "park"] = Field(
         "skip",
@@ -262,18 +244,6 @@ class StreamerSettings(CommonSettings):
             "After a row that can become no message its ticket goes on (skip), or its later rows wait in the outbox"
             " until the refused one is put back or deleted (park)."
         ),
-    )
-    outbox_poll_seconds: float = Field(
-        0.5,
-        ge=0.005,
-        le=60,
-        description="Longest wait before an empty outbox is read again; at most a quarter of the lease.",
-    )
-    outbox_lease_seconds: float = Field(
-        5.0,
-        ge=0.5,
-        le=LONGEST_LEASE_S,
-        description="Life of the streamers' lease: a standby takes over this long after the streamer died.",
     )
     outbox_wait_replicas: int = Field(
         0, ge=0, le=16, description="Rows are kept until this many replicas have their entries (WAIT)."

@@ -1,5 +1,5 @@
 """The price of a bell: commits per second of many writers to an outbox whose trigger does not notify, notifies at each
-commit (as up to schema version 1), or only while the streamer sleeps. Used by ``python -m benchmarks notify``."""
+commit, or only while the streamer sleeps. Used by ``python -m benchmarks notify``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import orjson
 
 from benchmarks.measure.outbox import running_streamer, until
 from usher.common.outbox.database import open_engine
-from usher.common.outbox.sql_files import versions
+from usher.common.outbox.sql_files import schema
 from usher.common.outbox.store import OutboxStore
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.sql.alchemy import sa
@@ -27,7 +27,12 @@ from usher.deploy.bench.rig import STREAM, BenchFailed, Rig
 
 #: Variants of the one trigger; each turn has an order of its own.
 _VARIANTS = ("bare", "former", "new")
-_NEWS = re.compile(r"^CREATE (?:OR REPLACE )?(FUNCTION usher_outbox_news\(\).*?^END \$\$;)", re.DOTALL | re.MULTILINE)
+_FORMER = """FUNCTION usher_outbox_news() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('usher_outbox', '');
+    RETURN NULL;
+END $$;"""
+_NEWS = re.compile(r"^CREATE (FUNCTION usher_outbox_news\(\).*?^END \$\$;)", re.DOTALL | re.MULTILINE)
 #: Parts at a fixed rate are so many times longer: else the highest percentile is of one commit.
 _LONGER = 5
 #: A row that says when it was written.
@@ -56,7 +61,7 @@ def notify(
         run["redis"] = rig.redis_version()
         script = rig.folder / "write.sql"
         script.write_text(_WRITE)
-        with _outbox(sql_url) as (url, outbox, owner), running_streamer(rig, url, poll_s=0.5) as program:
+        with _outbox(sql_url) as (url, outbox, owner), running_streamer(rig, url) as program:
 
             def sent(variant: str, rate: float = 0) -> float:
                 """Have the writers write under a variant, and all be sent; return the commits per second."""
@@ -107,11 +112,10 @@ def _outbox(sql_url: str) -> Iterator[tuple[str, OutboxStore, sa.Engine]]:
 
 def _choose(owner: sa.Engine, variant: str) -> None:
     """Have commits notify as a variant does."""
-    files = versions("postgresql")
-    found = [text for number in sorted(files) for text in _NEWS.findall(files[number])]
+    [new] = _NEWS.findall(schema("postgresql"))
     state = "DISABLE" if variant == "bare" else "ENABLE"
     with owner.execution_options(no_parameters=True).begin() as connection:
-        connection.exec_driver_sql(f"CREATE OR REPLACE {found[0 if variant == 'former' else -1]}")
+        connection.exec_driver_sql(f"CREATE OR REPLACE {_FORMER if variant == 'former' else new}")
         connection.exec_driver_sql(f"ALTER TABLE staged_log_records {state} TRIGGER usher_outbox_news")
 
 

@@ -198,7 +198,7 @@ def _write_ahead(url: str) -> None:
 
 
 @contextlib.contextmanager
-def running_streamer(rig: Rig, url: str, poll_s: float = 0.02) -> Iterator[subprocess.Popen[bytes]]:
+def running_streamer(rig: Rig, url: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a streamer meanwhile."""
     environ = rig.environ | {
         "USHER_REDIS_URL": rig.url,
@@ -206,12 +206,7 @@ def running_streamer(rig: Rig, url: str, poll_s: float = 0.02) -> Iterator[subpr
         "USHER_GROUP": GROUP,
         "USHER_LOG_LEVEL": "warning",
     }
-    environ |= {
-        "USHER_OUTBOX_URL": url,
-        "USHER_OUTBOX_BATCH": str(_BATCH),
-        "USHER_OUTBOX_POLL_SECONDS": str(poll_s),
-        "USHER_OUTBOX_LEASE_SECONDS": "1",
-    }
+    environ["USHER_OUTBOX_URL"] = url
     program = subprocess.Popen(usher_command("streamer"), env=environ, stdout=subprocess.DEVNULL, stderr=sys.stderr)
     try:
         until(lambda: b"streamer:elect" in bytes(rig.link.call("CLIENT", "LIST")), program)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from usher.common.base.errors import SqlBusy, SqlTrouble, StartRefused, UsherError
-from usher.common.outbox.sql_files import DIALECTS, newest, queries, versions
+from usher.common.outbox.sql_files import DIALECTS, queries, schema
 from usher.common.sql.alchemy import sa
 from usher.common.sql.engine import postgres_args
 from usher.common.sql.errors import CANCELED, PassingCause, driver_message, is_autocommit, passing, sqlstate
@@ -25,6 +25,8 @@ _NOT_ASYNC = (
     "give a URL, or what create_engine makes of it, with a plain driver (postgresql+psycopg://..., mysql+pymysql://...,"
     " sqlite:///...)"
 )
+#: The version of the schema that this Usher needs.
+VERSION = 1
 #: For pg_advisory_xact_lock: two migrations at once.
 _MIGRATING = 0x75736872650002
 #: What each migration begins with: it waits there for others.
@@ -124,61 +126,47 @@ def sql_trouble(doing: str, *, canceled: type[SqlTrouble] = SqlTrouble) -> Itera
         raise kind(f"{doing}: {found.told if found else driver_message(problem)}") from problem
 
 
-def check_schema(engine: sa.Engine, setting: str, needed: int | None = None) -> None:
-    """Raise StartRefused unless the database answers and has an outbox of this version (None: the newest) or a later
-    one."""
-    needed = needed or newest(engine.dialect.name)
+def check_schema(engine: sa.Engine, setting: str) -> None:
+    """Raise StartRefused unless the database answers and has an outbox of this version or a later one."""
     try:
         with engine.connect() as connection:
-            found = schema_version(connection)
+            found = _schema_version(connection)
     except sa.exc.SQLAlchemyError as problem:
         raise StartRefused(f"{setting}: the database cannot be used: {driver_message(problem)}") from problem
-    if found < needed:
-        what = (
-            f"its outbox has schema version {found}, version {needed} is needed"
-            if found
-            else "it has no outbox (staged_log_records)"
-        )
+    if found < VERSION:
         raise StartRefused(
-            f"{setting}: {what}; run `usher streamer --migrate`, or apply what `usher streamer --schema` prints"
+            f"{setting}: it has no outbox (staged_log_records); run `usher streamer --migrate`, or apply what `usher"
+            " streamer --schema` prints"
         )
 
 
-def schema_version(connection: sa.Connection) -> int:
+def _schema_version(connection: sa.Connection) -> int:
     """Return the version of the outbox's schema; 0 when there is none."""
     if not sa.inspect(connection).has_table("usher_outbox_version"):
         return 0
     return int(connection.scalar(sa.text(queries(connection.dialect.name)["version"])) or 0)
 
 
-def migrate(engine: sa.Engine) -> list[int]:
-    """Bring the schema to the newest version, all or nothing (MySQL: to be repeated); safe in several processes at
-    once. Returns the versions that were applied."""
+def migrate(engine: sa.Engine) -> bool:
+    """Make the tables, all or nothing (MySQL: to be repeated); safe in several processes at once. Returns False when
+    they are there already. The connection takes no parameters: a block may hold several statements, and a percent sign
+    stands for itself."""
     check_dialect(engine)
-    with migrating(engine) as connection:
-        missing = [number for number in versions(engine.dialect.name) if number > schema_version(connection)]
-        for number in missing:
-            for statement in _statements(engine.dialect.name, versions(engine.dialect.name)[number]):
-                connection.exec_driver_sql(statement)
-            connection.execute(sa.text(queries(engine.dialect.name)["set_version"]), {"version": number})
-    return missing
-
-
-@contextlib.contextmanager
-def migrating(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Open a transaction that changes the schema, one at a time, on a connection that takes no parameters: a block may
-    hold several statements, and a percent sign stands for itself."""
+    dialect = engine.dialect.name
     with sql_trouble("migrating the outbox"), engine.connect().execution_options(no_parameters=True) as connection:
-        connection.exec_driver_sql(_BEGIN[engine.dialect.name])
+        connection.exec_driver_sql(_BEGIN[dialect])
         try:
-            yield connection
+            is_missing = _schema_version(connection) < VERSION
+            for statement in _statements(dialect, schema(dialect)) if is_missing else ():
+                connection.exec_driver_sql(statement)
             connection.commit()
         except BaseException:
             connection.rollback()
             raise
         finally:
-            if engine.dialect.name == "mysql":
+            if dialect == "mysql":
                 connection.invalidate()  # the lock is the session's
+    return is_missing
 
 
 def _statements(dialect: str, block: str) -> Sequence[str]:

@@ -153,7 +153,7 @@ class LogConsumer:
         self._engine = open_engine(sql, "LogConsumer(sql)") if isinstance(sql, str) else sql
         self._owns_engine = isinstance(sql, str)
         check_dialect(self._engine)
-        check_schema(self._engine, "LogConsumer(sql)", needed=1)
+        check_schema(self._engine, "LogConsumer(sql)")
         self._log = reader or DirectLog(redis_url, stream, name)
         self._start, self._batch, self._remember = start, batch, remember
         self._sql = {key: sa.text(query) for key, query in queries(self._engine.dialect.name).items()}

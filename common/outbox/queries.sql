@@ -10,9 +10,6 @@
 -- The schema's version.
 SELECT version FROM usher_outbox_version;
 
--- name: set_version
-UPDATE usher_outbox_version SET version = :version;
-
 -- name: write
 -- What usher.common.outbox.writer does for an application.
 INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:uid, :ticket_id, :action, :object, :data);
@@ -124,24 +121,6 @@ SELECT count(*), min(id), min(created_at) FROM staged_log_records WHERE ticket_i
 
 -- name: refused_of_ticket
 SELECT id, reason, refused_at, parks FROM refused_log_records WHERE ticket_id = :ticket_id ORDER BY id LIMIT :count;
-
--- name: row_kib [sqlite, mysql]
--- The largest row that may be written, in KiB.
-SELECT 16384;
-
--- name: row_kib [postgresql]
-SELECT coalesce(nullif(current_setting('usher.outbox_row_kib', true), ''), '16384')::int;
-
--- name: takers [sqlite]
--- The triggers that take the rows of a table of the application's own (taken_table.py).
-SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = :table AND name LIKE 'usher_outbox_take%' ORDER BY name;
-
--- name: takers [mysql]
-SELECT trigger_name FROM information_schema.triggers
-WHERE event_object_schema = database() AND event_object_table = :table AND trigger_name LIKE 'usher_outbox_take%' ORDER BY 1;
-
--- name: takers [postgresql]
-SELECT tgname FROM pg_trigger WHERE tgrelid = CAST(:table AS regclass) AND tgname LIKE 'usher_outbox_take%' AND tgenabled <> 'D' ORDER BY tgname;
 
 -- name: ring [sqlite, mysql]
 -- Asks for NOTIFY at commits: the trigger calls it while a session holds this lock. False: another streamer holds it, or the trigger looks

@@ -4,11 +4,6 @@
 -- Making the trigger needs the right TRIGGER, in MySQL with a binary log also SUPER, or log_bin_trust_function_creators = 1 on the server.
 -- An application that is not the tables' owner needs one right: GRANT INSERT ON shop.staged_log_records TO app;
 
--- version: 2
-
-CREATE TABLE IF NOT EXISTS usher_outbox_version (one INT PRIMARY KEY, version INT NOT NULL) ENGINE = InnoDB;
-INSERT IGNORE INTO usher_outbox_version (one, version) VALUES (1, 0);
-
 -- What an application writes in its own transaction.
 CREATE TABLE IF NOT EXISTS staged_log_records (
     id         BIGINT PRIMARY KEY DEFAULT 0,                         -- 0: the trigger gives one
@@ -35,8 +30,8 @@ CREATE TABLE IF NOT EXISTS usher_outbox_ids (id BIGINT AUTO_INCREMENT PRIMARY KE
 -- until every transaction that has written an earlier one is over, and takes its id only then. (An AUTO_INCREMENT of the table itself
 -- would be given out for all rows of a statement at its first.) Two transactions that write the same two tickets in opposite order end
 -- in InnoDB's deadlock error, and so do two that change a row and write its record in opposite order: write tickets in one order, as you
--- would update rows, and each record behind the change that it tells of. A row that the streamers would refuse for its size fails where it
--- is written; who sets USHER_OUTBOX_ROW_KIB makes this trigger anew.
+-- would update rows, and each record behind the change that it tells of. A row that the streamers would refuse for its size (rows.py:
+-- ROW_BYTES) fails where it is written.
 DROP TRIGGER IF EXISTS usher_outbox_in_order;
 DELIMITER //
 CREATE TRIGGER usher_outbox_in_order BEFORE INSERT ON staged_log_records FOR EACH ROW
@@ -104,3 +99,7 @@ CREATE TABLE IF NOT EXISTS consumer_uids (
     PRIMARY KEY (name, stream, uid),
     INDEX consumer_uids_number (name, stream, number)
 ) ENGINE = InnoDB;
+
+-- The last statement: all of the others are done.
+CREATE TABLE IF NOT EXISTS usher_outbox_version (version INT PRIMARY KEY) ENGINE = InnoDB;
+INSERT IGNORE INTO usher_outbox_version (version) VALUES (1);

@@ -1,13 +1,10 @@
--- The outbox in PostgreSQL 13 or later. Blocks are versions; `usher streamer --migrate` applies those that are missing, in one transaction.
--- A block that was released is never changed: what comes later is a block of its own.
+-- The outbox in PostgreSQL 13 or later. `usher streamer --migrate` applies it, in one transaction.
 --
 -- An application that is not the tables' owner needs two rights, for the trigger below takes ids in its name:
 --     GRANT INSERT ON staged_log_records TO app; GRANT USAGE ON SEQUENCE staged_log_records_id_seq TO app;
 
--- version: 1
-
 CREATE TABLE usher_outbox_version (version INTEGER NOT NULL);
-INSERT INTO usher_outbox_version (version) VALUES (0);
+INSERT INTO usher_outbox_version (version) VALUES (1);
 
 -- What an application writes in its own transaction.
 CREATE TABLE staged_log_records (
@@ -28,8 +25,14 @@ CREATE TABLE staged_log_records (
 --
 -- Each ticket of a transaction is one lock, and their number is bounded (max_locks_per_transaction x max_connections): a bulk load of
 -- thousands of tickets, alone on its tickets, says `SET LOCAL usher.outbox_lock = 'off'` first.
+--
+-- A row that the streamers would refuse for its size (rows.py: ROW_BYTES) fails here, in the transaction that writes it.
 CREATE FUNCTION usher_outbox_in_order() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
+    IF octet_length(NEW.uid) + octet_length(NEW.ticket_id) + octet_length(NEW.action) + octet_length(NEW.object)
+       + octet_length(NEW.data::text) > 1024 * 16384 THEN
+        RAISE EXCEPTION 'this row of the outbox is too large to become a message: more than 16384 KiB' USING ERRCODE = 'check_violation';
+    END IF;
     IF current_setting('usher.outbox_lock', true) IS DISTINCT FROM 'off' THEN
         PERFORM pg_advisory_xact_lock(1970497650, hashtext(NEW.ticket_id));
         NEW.id := nextval(pg_get_serial_sequence(TG_RELID::regclass::text, 'id'));
@@ -38,15 +41,22 @@ BEGIN
 END $$;
 CREATE TRIGGER usher_outbox_in_order BEFORE INSERT ON staged_log_records FOR EACH ROW EXECUTE FUNCTION usher_outbox_in_order();
 
--- Wakes the streamer at the commit. Who uses PREPARE TRANSACTION, which NOTIFY forbids, drops this trigger: then the streamer polls.
+-- Wakes a streamer that sleeps, at the commit: one that finds nothing for a while holds this lock (queries.sql: ring) until it finds rows.
+-- NOTIFY makes commits wait for each other, one by one through the whole server, and so it is left out while a streamer looks by itself, some
+-- hundred times a second. The lock is asked for and given back within one expression: nothing of it outlives the statement, nor a pooler's
+-- turn. Who uses PREPARE TRANSACTION, which NOTIFY forbids, drops this trigger: then the streamer polls.
 CREATE FUNCTION usher_outbox_news() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_notify('usher_outbox', '');
+    IF NOT (CASE WHEN pg_try_advisory_lock_shared(1970497651, TG_RELID::int)
+                 THEN pg_advisory_unlock_shared(1970497651, TG_RELID::int) ELSE false END) THEN
+        PERFORM pg_notify('usher_outbox', '');
+    END IF;
     RETURN NULL;
 END $$;
 CREATE TRIGGER usher_outbox_news AFTER INSERT ON staged_log_records FOR EACH STATEMENT EXECUTE FUNCTION usher_outbox_news();
 
--- Rows that can become no message, with the reason. They wait here for somebody; queries.sql says how to put one back.
+-- Rows that can become no message, with the reason. They wait here for somebody; queries.sql says how to put one back. `parks`: the later
+-- rows of its ticket wait in the outbox until it is put back or deleted (USHER_OUTBOX_REFUSED_POLICY=park).
 CREATE TABLE refused_log_records (
     id         BIGINT PRIMARY KEY,
     uid        TEXT,
@@ -56,8 +66,10 @@ CREATE TABLE refused_log_records (
     data       JSON,
     created_at TIMESTAMPTZ,
     reason     TEXT NOT NULL,
-    refused_at TIMESTAMPTZ NOT NULL DEFAULT now()
+    refused_at TIMESTAMPTZ NOT NULL DEFAULT now(),
+    parks      BOOLEAN NOT NULL DEFAULT false
 );
+CREATE INDEX refused_log_records_parks ON refused_log_records (ticket_id) WHERE parks;
 
 -- How far each log consumer is: the last entry whose effects are stored. `version` counts its commits, `records` what it handled.
 CREATE TABLE checkpoints (
@@ -87,40 +99,3 @@ CREATE TABLE consumer_uids (
     PRIMARY KEY (name, stream, uid)
 );
 CREATE INDEX consumer_uids_number ON consumer_uids (name, stream, number);
-
--- version: 2
-
--- Rings only who sleeps: a streamer that finds nothing for a while holds this lock (queries.sql: ring) until it finds rows. NOTIFY makes
--- commits wait for each other, one by one through the whole server, and so it is left out while a streamer looks by itself, some hundred
--- times a second. The lock is asked for and given back within one expression: nothing of it outlives the statement, nor a pooler's turn.
--- A streamer of a former version never holds it, and polls.
-CREATE OR REPLACE FUNCTION usher_outbox_news() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    IF NOT (CASE WHEN pg_try_advisory_lock_shared(1970497651, TG_RELID::int)
-                 THEN pg_advisory_unlock_shared(1970497651, TG_RELID::int) ELSE false END) THEN
-        PERFORM pg_notify('usher_outbox', '');
-    END IF;
-    RETURN NULL;
-END $$;
-
--- As before, and a row that the streamers would refuse for its size fails here, in the transaction that writes it. Where they have another
--- USHER_OUTBOX_ROW_KIB: ALTER DATABASE shop SET usher.outbox_row_kib = 1024.
-CREATE OR REPLACE FUNCTION usher_outbox_in_order() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-    most CONSTANT int := coalesce(nullif(current_setting('usher.outbox_row_kib', true), ''), '16384')::int;
-BEGIN
-    IF octet_length(NEW.uid) + octet_length(NEW.ticket_id) + octet_length(NEW.action) + octet_length(NEW.object)
-       + octet_length(NEW.data::text) > 1024 * most::bigint THEN
-        RAISE EXCEPTION 'this row of the outbox is too large to become a message: more than % KiB', most
-            USING ERRCODE = 'check_violation', HINT = 'usher.outbox_row_kib here and USHER_OUTBOX_ROW_KIB of the streamers set the limit';
-    END IF;
-    IF current_setting('usher.outbox_lock', true) IS DISTINCT FROM 'off' THEN
-        PERFORM pg_advisory_xact_lock(1970497650, hashtext(NEW.ticket_id));
-        NEW.id := nextval(pg_get_serial_sequence(TG_RELID::regclass::text, 'id'));
-    END IF;
-    RETURN NEW;
-END $$;
-
--- The later rows of its ticket wait in the outbox until the refused row is put back or deleted (USHER_OUTBOX_REFUSED_POLICY=park).
-ALTER TABLE refused_log_records ADD COLUMN parks BOOLEAN NOT NULL DEFAULT false;
-CREATE INDEX refused_log_records_parks ON refused_log_records (ticket_id) WHERE parks;

@@ -1,10 +1,7 @@
--- The outbox in SQLite 3.35 or later. Blocks are versions; `usher streamer --migrate` applies those that are missing, in one transaction.
--- A block that was released is never changed: what comes later is a block of its own.
-
--- version: 1
+-- The outbox in SQLite 3.35 or later. `usher streamer --migrate` applies it, in one transaction.
 
 CREATE TABLE usher_outbox_version (version INTEGER NOT NULL);
-INSERT INTO usher_outbox_version (version) VALUES (0);
+INSERT INTO usher_outbox_version (version) VALUES (1);
 
 -- What an application writes in its own transaction. SQLite has one writer at a time, so ids are in the order of the commits.
 CREATE TABLE staged_log_records (
@@ -17,7 +14,16 @@ CREATE TABLE staged_log_records (
     created_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
 );
 
--- Rows that can become no message, with the reason. They wait here for somebody; queries.sql says how to put one back.
+-- A row that the streamers would refuse for its size (rows.py: ROW_BYTES) fails where it is written.
+CREATE TRIGGER usher_outbox_row_size BEFORE INSERT ON staged_log_records
+WHEN length(CAST(NEW.uid AS BLOB)) + length(CAST(NEW.ticket_id AS BLOB)) + length(CAST(NEW.action AS BLOB))
+     + length(CAST(NEW.object AS BLOB)) + length(CAST(NEW.data AS BLOB)) > 1024 * 16384
+BEGIN
+    SELECT RAISE(ABORT, 'this row of the outbox is too large to become a message: more than 16384 KiB');
+END;
+
+-- Rows that can become no message, with the reason. They wait here for somebody; queries.sql says how to put one back. `parks`: the later
+-- rows of its ticket wait in the outbox until it is put back or deleted (USHER_OUTBOX_REFUSED_POLICY=park).
 CREATE TABLE refused_log_records (
     id         INTEGER PRIMARY KEY,
     uid        TEXT,
@@ -27,8 +33,10 @@ CREATE TABLE refused_log_records (
     data       TEXT,
     created_at TEXT,
     reason     TEXT NOT NULL,
-    refused_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
+    refused_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
+    parks      BOOLEAN NOT NULL DEFAULT false
 );
+CREATE INDEX refused_log_records_parks ON refused_log_records (ticket_id) WHERE parks;
 
 -- How far each log consumer is: the last entry whose effects are stored. `version` counts its commits, `records` what it handled.
 CREATE TABLE checkpoints (
@@ -58,17 +66,3 @@ CREATE TABLE consumer_uids (
     PRIMARY KEY (name, stream, uid)
 ) WITHOUT ROWID;
 CREATE INDEX consumer_uids_number ON consumer_uids (name, stream, number);
-
--- version: 2
-
--- A row that the streamers would refuse for its size fails where it is written. Who sets USHER_OUTBOX_ROW_KIB makes this trigger anew.
-CREATE TRIGGER usher_outbox_row_size BEFORE INSERT ON staged_log_records
-WHEN length(CAST(NEW.uid AS BLOB)) + length(CAST(NEW.ticket_id AS BLOB)) + length(CAST(NEW.action AS BLOB))
-     + length(CAST(NEW.object AS BLOB)) + length(CAST(NEW.data AS BLOB)) > 1024 * 16384
-BEGIN
-    SELECT RAISE(ABORT, 'this row of the outbox is too large to become a message: more than 16384 KiB');
-END;
-
--- The later rows of its ticket wait in the outbox until the refused row is put back or deleted (USHER_OUTBOX_REFUSED_POLICY=park).
-ALTER TABLE refused_log_records ADD COLUMN parks BOOLEAN NOT NULL DEFAULT false;
-CREATE INDEX refused_log_records_parks ON refused_log_records (ticket_id) WHERE parks;

@@ -1,5 +1,4 @@
-"""Read the .sql files of this folder: named queries and versioned blocks. Pure text: the files show exactly what is
-run."""
+"""Read the .sql files of this folder: named queries, and the tables. Pure text: the files show exactly what is run."""
 
 from __future__ import annotations
 
@@ -10,20 +9,14 @@ from importlib import resources
 DIALECTS = ("sqlite", "postgresql", "mysql")
 
 _NAME = re.compile(r"^-- name: (\w+)(?: \[([\w, ]+)\])?$")
-_VERSION = re.compile(r"^-- version: (\d+)$", re.MULTILINE)
-
-
-def queries(dialect: str) -> dict[str, str]:
-    """Return name -> query of queries.sql, for one dialect."""
-    return named("queries.sql", dialect)
 
 
 @functools.cache
-def named(file: str, dialect: str) -> dict[str, str]:
-    """Return name -> query of a file of named queries, for one dialect."""
+def queries(dialect: str) -> dict[str, str]:
+    """Return name -> query of queries.sql, for one dialect."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
-    for line in _read(file).splitlines():
+    for line in _read("queries.sql").splitlines():
         heading = _NAME.match(line)
         if heading:
             lines = []
@@ -35,24 +28,7 @@ def named(file: str, dialect: str) -> dict[str, str]:
 
 
 def schema(dialect: str) -> str:
-    """Return all that makes the tables in an empty database, for a migration tool of the application's own."""
-    version = queries(dialect)["set_version"].replace(":version", str(newest(dialect)))
-    return f"{_blocks(dialect).rstrip()}\n\n{version};\n"
-
-
-@functools.cache
-def versions(dialect: str) -> dict[int, str]:
-    """Return version -> the statements that lead to it, in order."""
-    _, *parts = _VERSION.split(_blocks(dialect))
-    return {int(number): block.strip() for number, block in zip(parts[::2], parts[1::2], strict=True)}
-
-
-def newest(dialect: str) -> int:
-    """Return the version that this Usher needs."""
-    return max(versions(dialect))
-
-
-def _blocks(dialect: str) -> str:
+    """Return all that makes the tables in an empty database."""
     return _read(f"schema_{dialect}.sql")
 
 

@@ -15,12 +15,11 @@ from typing import Any
 
 import orjson
 
-from usher.common.base.errors import SqlBusy, SqlTrouble, StartRefused
+from usher.common.base.errors import SqlBusy, SqlTrouble
 from usher.common.base.log import event
-from usher.common.outbox.database import check_schema, migrate, migrating, open_engine, sql_trouble
-from usher.common.outbox.rows import BATCH_BYTES, Refusal, RefusedRow, Row, TicketRows
+from usher.common.outbox.database import check_schema, migrate, open_engine, sql_trouble
+from usher.common.outbox.rows import BATCH_BYTES, ROW_BYTES, Refusal, RefusedRow, Row, TicketRows
 from usher.common.outbox.sql_files import queries
-from usher.common.outbox.taken_table import TakenTable, installed, take
 from usher.common.sql.alchemy import sa
 
 log = logging.getLogger(__name__)
@@ -34,17 +33,10 @@ _CHANNEL = "usher_outbox"
 class OutboxStore:
     """An outbox; used by one thread. ``setting`` is named in errors."""
 
-    def __init__(
-        self,
-        url: str,
-        setting: str = "USHER_OUTBOX_URL",
-        row_bytes: int = 16 * 1024 * 1024,
-        taken: TakenTable | None = None,
-    ) -> None:
+    def __init__(self, url: str, setting: str = "USHER_OUTBOX_URL", row_bytes: int = ROW_BYTES) -> None:
         self._single = open_engine(url, setting, streams=True)  # a turn with a dead connection is repeated
         self._setting = setting
         self._row_bytes = row_bytes
-        self._taken = taken
         self._is_postgres = self._single.dialect.name == "postgresql"
         # On a connection of self._single one statement is a transaction; SQLite, which runs in this process, does not
         # need that. MySQL asks more often when a connection changes its mode, and so has single ones by default.
@@ -76,41 +68,12 @@ class OutboxStore:
         return hashlib.sha256(where.encode()).hexdigest()[:12]
 
     def check(self) -> None:
-        """Raise StartRefused unless the outbox can be used. Log if it takes rows that a streamer would refuse, or
-        refuses rows that a streamer would send."""
+        """Raise StartRefused unless the outbox can be used."""
         check_schema(self._engine, self._setting)
-        with sql_trouble("reading the outbox"), self._engine.connect() as connection:
-            most_kib = connection.scalar(self._queries["row_kib"])
-            if self._taken is not None and installed(connection, self._taken) != [self._taken.trigger]:
-                raise StartRefused(
-                    f"USHER_OUTBOX_FROM: the rows of {self._taken.table} are not taken as the settings say; run `usher"
-                    " streamer --migrate`"
-                )
-        if most_kib * 1024 > self._row_bytes or (self._is_postgres and most_kib * 1024 < self._row_bytes):
-            do = (
-                f"ALTER DATABASE ... SET usher.outbox_row_kib = {self._row_bytes // 1024}"
-                if self._is_postgres
-                else "make the trigger usher_outbox_row_size anew"
-            )
-            event(
-                log,
-                "outbox_row_limit_differs",
-                level=logging.WARNING,
-                written_kib=most_kib,
-                sent_kib=self._row_bytes // 1024,
-                do=do,
-            )
 
-    def migrate(self) -> list[int]:
-        """Make or update the tables; return the versions that were applied."""
+    def migrate(self) -> bool:
+        """Make the tables; return False when they are there already."""
         return migrate(self._engine)
-
-    def take(self, order_by: str = "") -> int:
-        """Have the rows of the application's own table taken, if there is one. Return how many stay there untaken."""
-        if self._taken is None:
-            return 0
-        with migrating(self._engine) as connection:
-            return take(connection, self._taken, order_by)
 
     def batch(self, count: int) -> list[Row]:
         """Read the first ``count`` rows by id, as one snapshot, as under REPEATABLE READ: it is one statement. Raises

@@ -396,7 +396,7 @@ USUAL = frozenset(
         *("handler", "concurrency", "max_attempts", "handler_seconds", "dead_letter_policy", "retry_seconds"),
         *("consumer_name", "master_urls", "bind", "advertise_url", "health_url", "health_hosts", "drain_seconds"),
         *("trim_keep", "backlog_limit", "consumers", "masters", "port"),
-        *("outbox_url", "outbox_from", "outbox_columns", "outbox_refused_policy", "outbox_bind"),
+        *("outbox_url", "outbox_refused_policy", "outbox_bind"),
         *("audit_streams", "audit_dir", "audit_every_minutes", "audit_prove_minutes", "audit_engine"),
     )
 )

@@ -27,6 +27,7 @@ from usher.common.runtime.stop_request import StopAsked, StopRequest
 from usher.master.settings import StreamerSettings
 from usher.master.streamer.cli import run as run_streamer
 from usher.master.streamer.program import StreamerProgram
+from usher.master.streamer.streamer import Pace
 
 #: Command that starts the programs: in the root of a checkout, like this one.
 _OWN = [sys.executable, "-m", "examples.rides"]
@@ -81,12 +82,7 @@ def _run(folder: Path, sql_url: str, count: int, seed: int, stop: StopRequest) -
         with EmbeddedRedis(folder, durable=True) as server:
             environ = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
             environ |= {"USHER_REDIS_URL": server.url, "USHER_TICKET_STREAM": _STREAM, "USHER_OUTBOX_URL": sql_url}
-            environ |= {
-                "USHER_OUTBOX_BATCH": str(_BATCH),
-                "USHER_OUTBOX_LEASE_SECONDS": "1",
-                _FOLDER: str(folder),
-                _SEED: str(seed),
-            }
+            environ |= {_FOLDER: str(folder), _SEED: str(seed)}
             commands = {name: [*_OWN, "consumer", name] for name in CONSUMERS}
             commands["streamer"] = [*_OWN, "streamer"]
             link = Link(server.url, "usher:rides")
@@ -111,7 +107,7 @@ def rides_streamer() -> None:
     configure("streamer", settings.log_level, settings.log_format)
     notes = FaultNotes(Path(os.environ[_FOLDER]), "streamer")
     faulty = double_sending(_FAULTS, notes, _rng("streamer", notes))
-    sys.exit(run_streamer(StreamerProgram(settings, settings.redis_url, faulty)))
+    sys.exit(run_streamer(StreamerProgram(settings, settings.redis_url, faulty, Pace(batch=_BATCH, lease_s=1.0))))
 
 
 @rides.command(name="consumer", hidden=True)

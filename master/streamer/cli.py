@@ -40,7 +40,7 @@ _STOP_S = 16.0
         " your own migrations."
     )
 )
-@click.option("--migrate", is_flag=True, help="Create or update the outbox' tables, and exit.")
+@click.option("--migrate", is_flag=True, help="Create the outbox' tables, and exit.")
 @click.option(
     "--schema",
     "dialect",
@@ -52,31 +52,23 @@ _STOP_S = 16.0
     is_flag=True,
     help="Print how many rows are staged and how many were refused, and exit (exit code 1 when some were refused).",
 )
-@click.option(
-    "--take-by",
-    metavar="COLUMN",
-    default="",
-    help="With --migrate and --outbox-from: also take the rows that are in it now, in the order of this column.",
-)
 @options(StreamerSettings)
-def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting: bool, take_by: str) -> None:
+def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting: bool) -> None:
     if dialect:
         click.echo(schema(dialect), nl=False)
         return
     try:
         settings = load(StreamerSettings, os.environ, flags)
         configure("streamer", settings.log_level, settings.log_format, settings.secrets)
-        if take_by and not (migrate and settings.outbox_from):
-            raise StartRefused("--take-by goes with --migrate and USHER_OUTBOX_FROM")
         if migrate or waiting:
-            sys.exit(_looked(settings, migrate, take_by))
+            sys.exit(_looked(settings, migrate))
         if settings.outbox_bind:
             _serve(settings)
             return
         from usher.master.streamer.program import StreamerProgram
 
         redis_url = resolve_redis_url(settings)
-        check_at_start(redis_url, {"USHER_OUTBOX_LEASE_SECONDS": settings.outbox_lease_seconds})
+        check_at_start(redis_url, {})
         program = StreamerProgram(settings, redis_url)
     except UsherError as refused:
         click.echo(f"usher streamer: {refused}", err=True)
@@ -94,7 +86,7 @@ def _serve(settings: StreamerSettings) -> None:
     )
     check_address(settings.outbox_bind, _BIND)
     redis_url = resolve_redis_url(settings)
-    check_at_start(redis_url, {"USHER_OUTBOX_LEASE_SECONDS": settings.outbox_lease_seconds})
+    check_at_start(redis_url, {})
     program = partial(ServedStreamer, settings, redis_url, lambda why: leave(why=why))
     serve(
         program,
@@ -120,26 +112,18 @@ def run(program: StreamerProgram) -> int:
     return 0
 
 
-def _looked(settings: StreamerSettings, migrate: bool, take_by: str) -> int:
+def _looked(settings: StreamerSettings, migrate: bool) -> int:
     if not settings.outbox_url:
         raise StartRefused("USHER_OUTBOX_URL is not set: name the database there, or with --outbox-url")
     from usher.common.outbox.store import OutboxStore
-    from usher.common.outbox.taken_table import taken_table
     from usher.common.sql.alchemy import sa
     from usher.common.sql.errors import driver_message
 
-    taken = taken_table(settings.outbox_from, settings.outbox_columns, settings.outbox_from_rows == "keep")
-    store = OutboxStore(settings.outbox_url, taken=taken)
+    store = OutboxStore(settings.outbox_url)
     try:
         if migrate:
-            done = store.migrate()
-            click.echo(f"outbox: version {', '.join(map(str, done))} applied" if done else "outbox: nothing to do")
-            left = store.take(take_by)
-            if taken:
-                click.echo(f"new rows of {taken.table} are taken from now on")
-            if left:
-                click.echo(f"{pluralize(left, 'row')} that stood there before will not be sent", err=True)
-            return 1 if left else 0
+            click.echo("outbox: the tables are made" if store.migrate() else "outbox: nothing to do")
+            return 0
         store.check()
         staged, refused = store.waiting()
         click.echo(

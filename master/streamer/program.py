@@ -10,7 +10,6 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import StartRefused
 from usher.common.base.log import event
 from usher.common.outbox.store import OutboxStore
-from usher.common.outbox.taken_table import taken_table
 from usher.common.protocol.keys import LogKeys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.service import Service
@@ -27,18 +26,24 @@ _PATIENCE_S, _PATIENCE_LEASES = 15.0, 3
 
 class StreamerProgram:
     """A streamer with its lease and its commit notifier: start, stop. ``streamer_class`` lets the rides demo put in one
-    that makes mistakes."""
+    that makes mistakes; ``pace``: what is not among the settings."""
 
-    def __init__(self, settings: StreamerSettings, redis_url: str, streamer_class: type[Streamer] = Streamer) -> None:
+    def __init__(
+        self,
+        settings: StreamerSettings,
+        redis_url: str,
+        streamer_class: type[Streamer] = Streamer,
+        pace: Pace = Pace(),  # noqa: B008  (it cannot change)
+    ) -> None:
         if not settings.outbox_url:
             raise StartRefused(
                 "USHER_OUTBOX_URL is not set: name the database that has the outbox there, or with --outbox-url"
             )
         self._settings = settings
+        self.lease_s = lease_s = pace.lease_s
         self._stopping = False
-        taken = taken_table(settings.outbox_from, settings.outbox_columns, settings.outbox_from_rows == "keep")
-        store = OutboxStore(settings.outbox_url, row_bytes=settings.outbox_row_kib * 1024, taken=taken)
-        link = Link(redis_url, "streamer:stream", max(1.0, settings.outbox_lease_seconds))
+        store = OutboxStore(settings.outbox_url)
+        link = Link(redis_url, "streamer:stream", max(1.0, lease_s))
         try:
             store.check()
             if settings.outbox_wait_aof:
@@ -53,21 +58,17 @@ class StreamerProgram:
         self._warned = False
         self._store = store
         # An idle streamer takes a turn in time to hold its lease.
-        poll_s = min(settings.outbox_poll_seconds, settings.outbox_lease_seconds / _TURNS_PER_LEASE)
-        pace = Pace(
-            settings.outbox_batch,
-            poll_s,
-            settings.outbox_wait_replicas,
-            settings.outbox_wait_aof,
-            settings.outbox_refused_policy == "park",
+        pace = pace._replace(
+            poll_s=min(pace.poll_s, lease_s / _TURNS_PER_LEASE),
+            replicas=settings.outbox_wait_replicas,
+            on_disk=settings.outbox_wait_aof,
+            parks=settings.outbox_refused_policy == "park",
         )
         self.streamer = streamer_class(link, keys, lead, store, settings.ticket_field, pace)
-        self.streamer.stalls_after_s = max(self.streamer.stalls_after_s, 2 * poll_s)
-        lease_ms = int(settings.outbox_lease_seconds * 1000)
-        elect_link = Link(redis_url, "streamer:elect", max(0.2, settings.outbox_lease_seconds / 3))
-        self._elector = Elector(
-            elect_link, keys, lead, f"{platform.node()}:{os.getpid()}:{store.identity}", lease_ms, self._works
-        )
+        self.streamer.stalls_after_s = max(self.streamer.stalls_after_s, 2 * pace.poll_s)
+        elect_link = Link(redis_url, "streamer:elect", max(0.2, lease_s / 3))
+        holder = f"{platform.node()}:{os.getpid()}:{store.identity}"
+        self._elector = Elector(elect_link, keys, lead, holder, int(lease_s * 1000), self._works)
         lead.on_change, lead.on_doubt = self._lead_changed, self._elector.wake
         bell = store.bell()
         self.services: list[Service] = [
@@ -120,7 +121,7 @@ class StreamerProgram:
     def _works(self) -> bool:
         """Return whether the streamer makes progress: only then is the lease extended, so that where its database fails
         it another streamer takes over that may reach it better. While it stops, the last batch keeps the lease."""
-        lease_s, now = self._settings.outbox_lease_seconds, now_s()
+        lease_s, now = self.lease_s, now_s()
         silent_s = now - (self.streamer.last_turn_s or now)
         if silent_s > max(_PATIENCE_S, _PATIENCE_LEASES * lease_s) and self._store.interrupt():
             event(

@@ -22,12 +22,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown, SqlBusy, SqlTrouble
 from usher.common.base.log import event
-from usher.common.outbox.rows import FIELDS, Refusal, Row, encode, is_all
+from usher.common.outbox.rows import FIELDS, Refusal, encode, is_all
+from usher.common.outbox.store import CommitNotifier, OutboxStore
 from usher.common.protocol.keys import LogKeys
 from usher.common.redis.client import SAME_MEMORY, CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
@@ -53,31 +54,14 @@ _BELL_S = 0.5
 _NEXT_TRY_S = LONGEST_PAUSE_S + 1.0
 
 
-class Outbox(Protocol):
-    """Interface that the streamer needs of usher.common.outbox.store.OutboxStore."""
-
-    def batch(self, count: int) -> list[Row]: ...
-    def remove(self, sent: list[tuple[int, str]]) -> None: ...
-    def set_aside(self, refused: list[Refusal]) -> None: ...
-    def parked(self) -> int: ...
-    def ring(self) -> bool: ...
-    def hush(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class CommitSource(Protocol):
-    """Source of commit notifications (usher.common.outbox.store.CommitNotifier)."""
-
-    def rings(self, wait_s: float) -> bool: ...
-    def close(self) -> None: ...
-
-
 class Pace(NamedTuple):
-    """Pace of a streamer. ``batch``: most rows per batch. ``poll_s``: longest wait between looks. ``replicas``,
+    """Pace of a streamer. ``batch``: most rows per batch, which is one script call. ``poll_s``: longest wait between
+    looks at an empty outbox. ``lease_s``: a standby takes over this long after the streamer died. ``replicas``,
     ``on_disk``: what to wait for before rows are removed. ``parks``: a refused row parks its ticket."""
 
     batch: int = 1000
     poll_s: float = 0.5
+    lease_s: float = 5.0
     replicas: int = 0
     on_disk: bool = False
     parks: bool = False
@@ -97,7 +81,9 @@ class Streamer(Service):
 
     name = "stream"
 
-    def __init__(self, link: Link, keys: LogKeys, lead: Lead, outbox: Outbox, ticket_field: str, pace: Pace) -> None:
+    def __init__(
+        self, link: Link, keys: LogKeys, lead: Lead, outbox: OutboxStore, ticket_field: str, pace: Pace
+    ) -> None:
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
@@ -291,7 +277,7 @@ class CommitWatcher(Service):
 
     name = "bell"
 
-    def __init__(self, bell: CommitSource, streamer: Streamer) -> None:
+    def __init__(self, bell: CommitNotifier, streamer: Streamer) -> None:
         super().__init__()
         self._bell = bell
         self._streamer = streamer

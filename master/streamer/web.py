@@ -43,7 +43,7 @@ class ServedStreamer:
 
     def liveness(self) -> Liveness:
         """Return how long this streamer may be silent, and whether its elector stands still: a database may be slow."""
-        lease_s, elector = self._settings.outbox_lease_seconds, self._program.services[-1]
+        lease_s, elector = self._program.lease_s, self._program.services[-1]
         return Liveness(max(elector.stalls_after_s, lease_s), stalled([elector], now_s(), lease_s))
 
     def stop(self) -> None:

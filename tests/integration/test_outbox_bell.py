@@ -6,10 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-import sqlalchemy as sa
 
 from tests.outboxes import Hand, Outbox, uids, until
-from usher.common.outbox.sql_files import versions
 from usher.common.outbox.store import CommitNotifier, OutboxStore
 from usher.common.outbox.writer import LogRecord, write_to_outbox
 from usher.common.redis.client import Link
@@ -119,29 +117,3 @@ def test_a_standby_lets_commits_be_silent(postgres_outbox: Outbox, hands: Callab
     postgres_outbox.stage_many(1)
     assert not bell.rings(_SILENCE_S)
     bell.close()
-
-
-def test_a_trigger_of_the_former_version_rings_at_each_commit(postgres_outbox: Outbox, bell: CommitNotifier) -> None:
-    function = next(part for part in versions("postgresql")[1].split("CREATE FUNCTION ") if "usher_outbox_news" in part)
-    function = function[: function.index("END $$;")] + "END $$;"
-    with postgres_outbox.engine.begin() as connection:
-        connection.execution_options(no_parameters=True).exec_driver_sql(f"CREATE OR REPLACE FUNCTION {function}")
-    postgres_outbox.stage_many(1)
-    assert bell.rings(_PATIENCE_S)
-    assert postgres_outbox.store.ring(), "and it takes no lock"
-
-
-def test_a_former_outbox_is_migrated_with_its_rows(postgres_schema_url: str) -> None:
-    engine = sa.create_engine(postgres_schema_url)
-    with engine.begin() as connection:
-        connection.execution_options(no_parameters=True).exec_driver_sql(versions("postgresql")[1])
-        connection.execute(sa.text("UPDATE usher_outbox_version SET version = 1"))
-        write_to_outbox(connection, ticket_id="T", action="a", object="o", uid="old")
-    store = OutboxStore(postgres_schema_url)
-    with pytest.raises(Exception, match="its outbox has schema version 1, version 2 is needed"):
-        store.check()
-    assert store.migrate() == [2]
-    store.check()
-    assert [row.uid for row in store.batch(10)] == ["old"]
-    store.close()
-    engine.dispose()

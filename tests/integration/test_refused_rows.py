@@ -14,7 +14,6 @@ import sqlalchemy as sa
 from tests.commands import usher
 from tests.outboxes import STREAM, Hand, Outbox, uids
 from usher.common.outbox.sql_files import queries
-from usher.common.outbox.store import OutboxStore
 from usher.common.outbox.writer import LogRecord
 from usher.common.redis.client import Link
 from usher.master.streamer.streamer import Pace
@@ -44,29 +43,6 @@ def test_a_row_that_would_be_refused_for_its_size_fails_in_the_transaction_that_
     with pytest.raises(sa.exc.DBAPIError, match="too large to become a message: more than 16384 KiB"):
         outbox.stage(LogRecord("T", "a", "o", 1), LogRecord("T", "a", "o", "x" * _LARGE))
     assert outbox.store.waiting() == (1, 0), "nothing of that transaction"
-
-
-def test_the_limit_of_a_database_is_set_there_and_streamers_with_a_lower_one_say_so(
-    postgres_outbox: Outbox, caplog: pytest.LogCaptureFixture
-) -> None:
-    with postgres_outbox.engine.begin() as connection:
-        connection.execute(sa.text("SET LOCAL usher.outbox_row_kib = 20480"))
-        connection.execute(sa.text(queries("postgresql")["write"]), _row("x" * _LARGE))
-    with postgres_outbox.engine.begin() as connection, pytest.raises(sa.exc.IntegrityError, match="more than 1 KiB"):
-        connection.execute(sa.text("SET LOCAL usher.outbox_row_kib = 1"))
-        connection.execute(sa.text(queries("postgresql")["write"]), _row("x" * 1024))
-    postgres_outbox.store.check()
-    assert "outbox_row_limit_differs" not in caplog.text
-    lower = OutboxStore(postgres_outbox.url, row_bytes=2**20)
-    lower.check()
-    lower.close()
-    assert "outbox_row_limit_differs" in caplog.text
-    [told] = [record.__dict__["facts"] for record in caplog.records]
-    assert "SET usher.outbox_row_kib = 1024" in told["do"]
-
-
-def _row(data: str) -> dict[str, str]:
-    return {"uid": "u", "ticket_id": "T", "action": "a", "object": "o", "data": json.dumps(data)}
 
 
 def test_a_refused_row_parks_its_ticket_until_it_is_put_back_before_the_others(

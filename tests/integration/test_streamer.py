@@ -386,15 +386,13 @@ def test_with_the_durable_profile_a_killed_redis_has_all_whose_rows_are_gone(
 ) -> None:
     """deploy/redis.conf: appendfsync always."""
     written = sqlite_outbox.stage_many(5000)
-    settings = StreamerSettings(
-        outbox_url=sqlite_outbox.url, ticket_stream=STREAM, outbox_batch=100, outbox_lease_seconds=1
-    )
+    settings = StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM)
     with contextlib.ExitStack() as stack:
         server, url = stack.enter_context(durable_server(find_redis_server(), tmp_path_short))
         link = Link(url, "test")
         stack.callback(link.close)
         assert link.call("CONFIG", "GET", "append*")[1::2].count(b"always") == 1
-        program = StreamerProgram(settings, url)
+        program = StreamerProgram(settings, url, pace=Pace(batch=100, lease_s=1))
         program.start()
         try:
             until(lambda: sqlite_outbox.store.waiting()[0] < 4000)
@@ -479,8 +477,8 @@ def test_the_program_streams_hears_commits_and_hands_its_lease_on(outbox: Outbox
     # Half a minute between looks: in PostgreSQL only the bell can be in time, in SQLite nothing is, so it looks often
     # there.
     poll_s = 30.0 if outbox.store.dialect == "postgresql" else 0.05
-    settings = StreamerSettings(outbox_url=outbox.url, ticket_stream=STREAM, outbox_poll_seconds=poll_s)
-    first, second = StreamerProgram(settings, redis_url), StreamerProgram(settings, redis_url)
+    settings = StreamerSettings(outbox_url=outbox.url, ticket_stream=STREAM)
+    first, second = (StreamerProgram(settings, redis_url, pace=Pace(poll_s=poll_s)) for _ in range(2))
     try:
         for program in (first, second):
             program.start()

@@ -22,7 +22,7 @@ from usher.common.redis.client import Link
 
 @contextlib.contextmanager
 def _two_streamers(url: str, redis_url: str, lease_s: float) -> Iterator[list[Any]]:
-    programs = [_program(url, redis_url, outbox_lease_seconds=lease_s) for _ in range(2)]
+    programs = [_program(url, redis_url, lease_s=lease_s) for _ in range(2)]
     try:
         for program in programs:
             program.start()

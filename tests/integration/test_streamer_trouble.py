@@ -131,13 +131,9 @@ def test_what_redis_refuses_for_another_reason_is_told_and_not_sent_again_and_ag
 # ---- the database ----
 
 
-def _program_settings(url: str, **settings: object) -> StreamerSettings:
-    wanted = {"outbox_url": url, "ticket_stream": STREAM, "outbox_lease_seconds": 1.0} | settings
-    return StreamerSettings(**wanted)  # type: ignore[arg-type]
-
-
-def _program(url: str, redis_url: str, **settings: object) -> StreamerProgram:
-    return StreamerProgram(_program_settings(url, **settings), redis_url)
+def _program(url: str, redis_url: str, lease_s: float = 1.0, poll_s: float = 0.5) -> StreamerProgram:
+    settings = StreamerSettings(outbox_url=url, ticket_stream=STREAM)
+    return StreamerProgram(settings, redis_url, pace=Pace(lease_s=lease_s, poll_s=poll_s))
 
 
 def test_a_streamer_whose_database_fails_hands_over_to_one_that_has_a_better_way_there(
@@ -148,7 +144,7 @@ def test_a_streamer_whose_database_fails_hands_over_to_one_that_has_a_better_way
         connection.execute(sa.text(f"CREATE ROLE {role} LOGIN SUPERUSER"))
     made = sa.engine.make_url(postgres_outbox.url).set(username=role).render_as_string(hide_password=False)
     lease_s = 3.0  # longer than the pauses between two turns that fail
-    programs = [_program(made, redis_url, outbox_lease_seconds=lease_s)]
+    programs = [_program(made, redis_url, lease_s=lease_s)]
     try:
         programs[0].start()
         first = postgres_outbox.stage_many(3)
@@ -156,7 +152,7 @@ def test_a_streamer_whose_database_fails_hands_over_to_one_that_has_a_better_way
         with postgres_outbox.engine.begin() as connection:
             connection.execute(sa.text(f"ALTER ROLE {role} NOSUPERUSER"))
             connection.execute(sa.text(f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}"))
-        programs.append(_program(postgres_outbox.url, redis_url, outbox_lease_seconds=lease_s))
+        programs.append(_program(postgres_outbox.url, redis_url, lease_s=lease_s))
         programs[1].start()
         second = postgres_outbox.stage_many(3)
         until(lambda: postgres_outbox.store.waiting()[0] == 0, "the one that cannot read kept its lease")
@@ -221,7 +217,7 @@ def test_a_row_that_somebody_holds_is_sent_once_and_its_streamer_keeps_the_lease
     left another connection there."""
     written = postgres_outbox.stage_many(3)
     lease_s = 3.0  # longer than the pauses between two turns that fail
-    programs = [_program(postgres_outbox.url, redis_url, outbox_lease_seconds=lease_s) for _ in range(2)]
+    programs = [_program(postgres_outbox.url, redis_url, lease_s=lease_s) for _ in range(2)]
     try:
         with postgres_outbox.engine.begin() as holder:
             holder.execute(sa.text("SELECT id FROM staged_log_records LIMIT 1 FOR UPDATE"))
@@ -299,7 +295,7 @@ def test_a_server_that_is_gone_without_a_word_is_noticed(postgres_outbox: Outbox
 def test_an_idle_streamer_looks_often_enough_to_hold_its_lease(
     sqlite_outbox: Outbox, redis_url: str, link: Link
 ) -> None:
-    program = _program(sqlite_outbox.url, redis_url, outbox_poll_seconds=60)
+    program = _program(sqlite_outbox.url, redis_url, poll_s=60)
     try:
         program.start()
         until(lambda: program.streamer.turns >= 12)

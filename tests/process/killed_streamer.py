@@ -19,7 +19,7 @@ from usher.common.redis.client import Link
 from usher.master.settings import StreamerSettings
 from usher.master.streamer.cli import run
 from usher.master.streamer.program import StreamerProgram
-from usher.master.streamer.streamer import Streamer
+from usher.master.streamer.streamer import Pace, Streamer
 
 #: Point -> (class, method, kill before or after it, which call of it).
 POINTS: dict[str, tuple[type, str, str, int]] = {
@@ -78,11 +78,9 @@ def main(point: str, url: str, redis_url: str, stream: str) -> int:
         outbox_url=url,
         ticket_stream=stream,
         redis_url=redis_url,
-        outbox_batch=10,
-        outbox_lease_seconds=3.0,
         log_level="warning",
     )
-    return run(StreamerProgram(settings, redis_url))
+    return run(StreamerProgram(settings, redis_url, pace=Pace(batch=10, lease_s=3.0)))
 
 
 if __name__ == "__main__":

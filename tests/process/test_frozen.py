@@ -146,7 +146,7 @@ def test_a_master_and_a_streamer_that_freeze_are_ended_by_their_arbiters_and_wor
 ) -> None:
     """Something in them keeps the interpreter lock; the other master leads meanwhile, and the other streamer streams."""
     outbox = made_outbox(f"sqlite:///{folder / 'outbox.db'}")
-    streams = {"USHER_OUTBOX_URL": outbox.url, "USHER_OUTBOX_LEASE_SECONDS": "2"}
+    streams = {"USHER_OUTBOX_URL": outbox.url}
     with Crew(folder, link.url, PYTHONPATH=str(folder), **streams) as crew:
         crew.start(2, ["c1"], "freezing:handle")
         for name in ("streamer-1", "streamer-2"):

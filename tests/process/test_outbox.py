@@ -93,14 +93,13 @@ def _go_on(outboxes: dict[str, Outbox], redis_url: str, link: Link) -> None:
     """The same again without faults, in here: each is the next leader when the dead one's lease has ended."""
     from usher.master.settings import StreamerSettings
     from usher.master.streamer.program import StreamerProgram
+    from usher.master.streamer.streamer import Pace
 
     programs = []
     try:
         for point, outbox in outboxes.items():
-            settings = StreamerSettings(
-                outbox_url=outbox.url, ticket_stream=point, outbox_batch=10, outbox_lease_seconds=1
-            )
-            programs.append(StreamerProgram(settings, redis_url))
+            settings = StreamerSettings(outbox_url=outbox.url, ticket_stream=point)
+            programs.append(StreamerProgram(settings, redis_url, pace=Pace(batch=10, lease_s=1)))
             programs[-1].start()
         for point, outbox in outboxes.items():
             until(lambda outbox=outbox: outbox.store.waiting()[0] == 0, f"{point}: not sent", 60)  # type: ignore[misc]
@@ -173,7 +172,7 @@ def test_the_command_makes_the_tables_and_says_what_is_wrong(
     assert "CREATE TABLE staged_log_records" in streamer("--schema", "postgresql")[1]
     code, told = streamer("--outbox-url", url, "--waiting")
     assert (code, "usher streamer --migrate" in told) == (2, True)
-    assert streamer("--outbox-url", url, "--migrate") == (0, "outbox: version 1, 2 applied\n")
+    assert streamer("--outbox-url", url, "--migrate") == (0, "outbox: the tables are made\n")
     assert streamer("--outbox-url", url, "--migrate") == (0, "outbox: nothing to do\n")
     assert streamer("--outbox-url", url, "--waiting") == (0, "0 staged, 0 refused, 0 tickets parked by refused rows\n")
     assert streamer("--migrate") == (
@@ -237,11 +236,7 @@ def test_streamers_tell_over_http_who_streams_and_since_when_rows_wait(
     outbox = made_outbox(f"sqlite:///{tmp_path / 'outbox.db'}")
     ports = quiet_port(2, random.Random())
     urls = [f"http://127.0.0.1:{ports + number}" for number in range(2)]
-    given = environ_for(folder) | {
-        "USHER_REDIS_URL": redis_url,
-        "USHER_OUTBOX_URL": outbox.url,
-        "USHER_OUTBOX_LEASE_SECONDS": "1",
-    }
+    given = environ_for(folder) | {"USHER_REDIS_URL": redis_url, "USHER_OUTBOX_URL": outbox.url}
     with contextlib.ExitStack() as stack:
         programs = []
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from usher.common.outbox.log_reader import Loss, judge_loss
 from usher.common.outbox.rows import LONGEST_UID, Row, encode
-from usher.common.outbox.sql_files import DIALECTS, newest, queries, schema, versions
+from usher.common.outbox.sql_files import DIALECTS, queries
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import Span
 
@@ -65,14 +63,6 @@ def test_every_query_is_there_for_every_dialect(dialect: str) -> None:
     for name, query in queries(dialect).items():
         assert query.split()[0] in ("SELECT", "INSERT", "UPDATE", "DELETE"), name
         assert ";" not in query, name
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_versions_follow_each_other_from_the_first(dialect: str) -> None:
-    first = 2 if dialect == "mysql" else 1  # the newest there was when MySQL came
-    assert list(versions(dialect)) == list(range(first, newest(dialect) + 1))
-    assert re.search("CREATE TABLE (IF NOT EXISTS )?staged_log_records", versions(dialect)[first])
-    assert schema(dialect).startswith("--")
 
 
 @pytest.mark.parametrize(
