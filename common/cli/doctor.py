@@ -1,5 +1,4 @@
-"""``usher doctor``: what this Redis can do, how it and the ticket stream are set up, and what that means for the
-promise."""
+"""``usher doctor``: how this Redis and the ticket stream are set up, and what that means for the promise."""
 
 from __future__ import annotations
 
@@ -23,7 +22,6 @@ from usher.common.doctor.collector import collect
 from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
 from usher.common.doctor.findings import Holds, examine, promise, worst
 from usher.common.protocol.keys import Keys
-from usher.common.redis.capabilities import Capability
 from usher.common.redis.client import Link
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options
@@ -88,9 +86,6 @@ def _document(url: str, facts: DoctorFacts, findings: list[DoctorFinding]) -> di
         "verdict": worst(findings).value,
         "findings": [dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in findings],
         "promise": [holds._asdict() for holds in promise(facts)],
-        "capabilities": [
-            dataclasses.asdict(capability) for capability in facts.abilities if isinstance(capability, Capability)
-        ],
     }
 
 
@@ -102,8 +97,6 @@ def _print_doctor_report(url: str, facts: DoctorFacts, findings: list[DoctorFind
     screen.print(_findings_table(redacted(url), findings))
     screen.print()
     screen.print(_promise_table(promise(facts)))
-    screen.print()
-    screen.print(_capabilities_table(facts.abilities))
     screen.print()
     verdict = worst(findings)
     counts = ", ".join(
@@ -130,17 +123,6 @@ def _promise_table(rows: Iterable[Holds]) -> Table:
     made = _table("The promise on this Redis", "when", "what holds")
     for row in rows:
         made.add_row(*map(_safe, row))
-    return made
-
-
-def _capabilities_table(abilities: Iterable[Any]) -> Table:
-    made = _table("Capabilities", "name", "", "used", "good for", "without it")
-    for ability in abilities:
-        has = {True: "[green]yes[/]", False: "no", None: "[cyan]not known[/]"}[ability.has]
-        used = "yes" if ability.used else "not yet"
-        made.add_row(
-            _safe(ability.name), has, used, _safe(ability.good_for), _safe(ability.instead or "Usher does not work")
-        )
     return made
 
 

@@ -26,7 +26,6 @@ from usher.common.protocol.mishaps import DeclaredLoss, Mishaps, losses_command,
 from usher.common.protocol.registration import parse
 from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank
-from usher.common.redis.capabilities import ask
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import CLUSTER, SENTINEL, coordinates_failovers, mode
 from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_leases
@@ -61,7 +60,6 @@ def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | No
     first = _time(link, refused)
     server = _server(link, refused)
     rights = find_rights(link, keys, sources)
-    abilities = ask(link, keys.prefix + "absent")
     stream = _stream(link, keys, refused)
     gathering = _gathering(link, keys, sources, refused) if sources is not None else None
     return DoctorFacts(
@@ -74,7 +72,6 @@ def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | No
         sentinels=server.sentinels,
         coordinates=coordinates_failovers(link.url),
         cluster=server.cluster,
-        abilities=abilities,
         stream=stream,
         refused=refused,
         gathering=gathering,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from usher.common.doctor.growth import Growth
 from usher.common.protocol.mishaps import DeclaredLoss, Mishaps
@@ -35,22 +35,6 @@ class DoctorFinding:
     do: str = ""
 
 
-class Ability(Protocol):
-    """The part of a ``usher.common.redis.capabilities.Capability`` that judging needs."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def has(self) -> bool | None: ...
-
-    @property
-    def required(self) -> bool: ...
-
-    @property
-    def how(self) -> str: ...
-
-
 @dataclass(frozen=True)
 class Clock:
     """Redis' clock beside ours: how far it is ahead, and how much faster than time itself it went while we watched.
@@ -65,15 +49,12 @@ class Clock:
 
 @dataclass(frozen=True)
 class Rights:
-    """The rights of the URL's user. ``missing``: commands it may not run that masters or consumers need.
-    ``enough_for``: the programs that lack nothing, where one of those two does. ``own_missing``: what the program lacks
-    after which the user is named."""
+    """The rights of the URL's user. ``missing``: by program (common/redis/acl.py) the commands that it needs and this
+    user may not run; None when they could not be tried, and ``why``."""
 
     user: str | None
-    missing: tuple[str, ...] | None
-    how: str = ""
-    enough_for: tuple[str, ...] = ()
-    own_missing: tuple[str, ...] = ()
+    missing: Mapping[str, tuple[str, ...]] | None
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -166,7 +147,6 @@ class DoctorFacts:
     sentinels: int | None = None
     coordinates: bool | None = None
     cluster: Mapping[str, str] | None = None
-    abilities: tuple[Ability, ...] = ()
     stream: TicketStreamFacts | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     gathering: Mapping[str, Any] | None = None

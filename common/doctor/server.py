@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
 from usher.common.doctor.growth import NEARLY_FULL
 from usher.common.doctor.topology import judge_replicas
-from usher.common.doctor.versions import floor_problem, known_holes, version_of
 
 OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
 #: Redis' default of busy-reply-threshold, in ms.
@@ -23,7 +22,6 @@ def judge_server(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     yield from _memory(facts)
     yield from _rights(facts)
     yield from _times(facts)
-    yield from _abilities(facts)
 
 
 def refused_writes(facts: DoctorFacts) -> DoctorFinding | None:
@@ -33,25 +31,44 @@ def refused_writes(facts: DoctorFacts) -> DoctorFinding | None:
     return next(stops, None)
 
 
+def version_of(info: Mapping[str, str]) -> tuple[str, tuple[int, ...]] | None:
+    """Return product and version in INFO. A Valkey also reports the Redis that it is compatible with; its own version
+    counts.
+
+    >>> version_of({"redis_version": "7.2.4", "valkey_version": "8.1.3"}), version_of({"redis_version": "8.0-rc1"})
+    (('Valkey', (8, 1, 3)), ('Redis', (8, 0)))
+    """
+    for product in ("valkey", "redis"):
+        if told := info.get(f"{product}_version"):
+            return product.capitalize(), tuple(int(part) for part in told.split("-")[0].split(".") if part.isdecimal())
+    return None
+
+
+def version_text(info: Mapping[str, str]) -> str:
+    product, number = version_of(info) or ("Redis", ())
+    return f"{product} {'.'.join(map(str, number))}"
+
+
 def _version(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    told = version_of(facts.info or {})
-    if told is None:
+    """Judge by the lowest version that Usher works with; known holes are for those who operate Redis
+    (docs/operate.md)."""
+    found = version_of(facts.info or {})
+    if found is None:
         why = facts.why_not("INFO") if facts.info is None else "INFO does not tell"
         yield DoctorFinding(
             "version", UNKNOWN, why, "old versions lose entries of consumer groups", "allow INFO to this user"
         )
         return
-    severity, means = floor_problem(told)
-    yield DoctorFinding(
-        "version", severity, str(told), means, "" if severity is OK else "update Redis to at least 6.2.14 or 7.0.5"
-    )
-    for hole in known_holes(told):
-        fixed = (
-            "update (fixed in "
-            + ", ".join(hole.fixed_in(told.product))
-            + "); a distribution may have mended it under the same number"
-        )
-        yield DoctorFinding("security", WARN, f"{told}: {hole.name}", hole.what, fixed)
+    product, number = found
+    severity, means = OK, "new enough"
+    if product == "Redis" and number < (6, 2):
+        severity, means = BAD, "it has no XAUTOCLAIM: Usher cannot work"
+    elif product == "Redis" and number < (6, 2, 14):
+        severity, means = WARN, "it has bugs in consumer groups and scripts, and Usher is not tried with it"
+    elif product == "Redis" and (7, 0) <= number < (7, 0, 5):
+        severity, means = BAD, "XAUTOCLAIM, which the sweep uses, can overflow the heap (CVE-2022-31144)"
+    do = "" if severity is OK else "update Redis to at least 6.2.14 or 7.0.5"
+    yield DoctorFinding("version", severity, version_text(facts.info or {}), means, do)
 
 
 def _append_only_file(facts: DoctorFacts) -> Iterator[DoctorFinding]:
@@ -214,52 +231,37 @@ def _mib(size: int) -> str:
 
 def _rights(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     rights = facts.rights
-    who = f"user {rights.user}" if rights.user else "this user"
-    # A user that is named after a program is for that program; any other may be meant for a master or a consumer.
-    fit = [name for name in rights.enough_for if name == rights.user] or [
-        name for name in rights.enough_for if name in ("master", "consumer")
-    ]
-    if rights.missing is None:
+    who, missing = f"user {rights.user}" if rights.user else "this user", rights.missing
+    if missing is None:
         means = f"whether {who} may run all that Usher needs shows only at work"
+        do = "allow ACL DRYRUN to this user (Redis 7 or later)"
+        yield DoctorFinding("rights", UNKNOWN, rights.why or "not asked", means, do)
+        return
+    fit = [name for name, commands in missing.items() if not commands]
+    # A user that is named after a program is for that program; any other may be meant for a master or a consumer.
+    own = rights.user if rights.user in missing else None
+    lacks = missing[own] if own else missing.get("master", ())
+    few = ", ".join(lacks[:8]) + (f" and {len(lacks) - 8} more" if len(lacks) > 8 else "")
+    if len(fit) == len(missing):
+        means = "masters, consumers and all other programs can work under it"
+        yield DoctorFinding("rights", OK, f"{who} may run all that Usher needs", means)
+    elif own and own not in fit:
+        seen = f"{who} may not run {few} on all keys that {_a([own])} of this version uses"
+        means = f"parts of the work of {_a([own])} do not get done"
+        yield DoctorFinding("rights", BAD, seen, means, "give it the line that `usher acl` prints for it")
+    elif suits := [own] if own else [name for name in fit if name in ("master", "consumer")]:
+        seen = f"{who} may run all that {_a(suits)} needs, and not all that others need"
         yield DoctorFinding(
-            "rights", UNKNOWN, rights.how or "not asked", means, "allow MULTI to this user, or ask as an administrator"
+            "rights", OK, seen, f"{_a(suits)} can work under it; other programs have users of their own"
         )
-    elif rights.own_missing:
-        seen = (
-            f"{who} may not run {', '.join(rights.own_missing)} on all keys that {_a([rights.user])} of this version"
-            f" uses ({rights.how})"
-        )
-        yield DoctorFinding(
-            "rights",
-            BAD,
-            seen,
-            f"parts of the work of {_a([rights.user])} do not get done",
-            "give it the line that `usher acl` prints for it",
-        )
-    elif fit:
-        seen = f"{who} may run all that {_a(fit)} needs ({rights.how}), and not all that others need"
-        yield DoctorFinding("rights", OK, seen, f"{_a(fit)} can work under it; other programs have users of their own")
-    elif rights.missing:
-        few = ", ".join(rights.missing[:8]) + (
-            f" and {len(rights.missing) - 8} more" if len(rights.missing) > 8 else ""
-        )
-        do = (
-            "allow them on the stream and on the keys that begin with its name in braces; inside a script the caller"
-            " needs them too"
-        )
-        means = "no master and no consumer can do all of its work under it"
-        if rights.enough_for:  # it may be meant for these, or for a master and lack a few rights
-            means += f"; {_a(rights.enough_for)} can"
-            do += "; a user that is named after its program (see `usher acl`) is judged by that alone"
-        yield DoctorFinding("rights", BAD, f"{who} may not run: {few}", means, do)
     else:
-        yield DoctorFinding(
-            "rights", OK, f"{who} may run all that Usher needs ({rights.how})", "master and consumers can work under it"
-        )
+        means = "no master and no consumer can do all of its work under it" + (f"; {_a(fit)} can" if fit else "")
+        do = "give it the line that `usher acl` prints for its program, and that program's name"
+        yield DoctorFinding("rights", BAD, f"{who} may not run: {few}", means, do)
 
 
-def _a(programs: Iterable[str | None]) -> str:
-    return " or ".join(f"{'an' if (name or '').startswith('a') else 'a'} {name}" for name in programs)
+def _a(programs: Iterable[str]) -> str:
+    return " or ".join(f"{'an' if name.startswith('a') else 'a'} {name}" for name in programs)
 
 
 def _times(facts: DoctorFacts) -> Iterator[DoctorFinding]:
@@ -304,43 +306,3 @@ def _times(facts: DoctorFacts) -> Iterator[DoctorFinding]:
             " master eight"
         )
         yield DoctorFinding("connections", WARN, f"{clients:,} of maxclients {most:,}", means, "raise maxclients")
-
-
-def _abilities(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    needed = [ability for ability in facts.abilities if ability.required]
-    missing = [ability.name for ability in needed if ability.has is False]
-    unknown = [ability.name for ability in needed if ability.has is None]
-    if missing:
-        do = "use Redis 6.2.14 or later, or Valkey"
-        yield DoctorFinding(
-            "capabilities", BAD, f"missing: {', '.join(missing)}", "Usher cannot work on this server", do
-        )
-    elif unknown:
-        yield DoctorFinding(
-            "capabilities",
-            UNKNOWN,
-            f"not told: {', '.join(unknown)}",
-            "only running Usher here shows whether it can work",
-        )
-    elif needed:
-        yield DoctorFinding(
-            "capabilities",
-            OK,
-            "all that are needed are there",
-            "the list of capabilities says what is used beside them",
-        )
-    tracking = {
-        ability.name: ability.has for ability in facts.abilities if ability.name in ("client_tracking", "resp3")
-    }
-    if tracking:
-        seen = ", ".join(f"{name} {_answer(has)}" for name, has in tracking.items())
-        mode = (
-            "it hears which streams have changed"
-            if all(tracking.values())
-            else "portable mode: it asks all streams in turn"
-        )
-        yield DoctorFinding("stream router", UNKNOWN if None in tracking.values() else OK, seen, mode)
-
-
-def _answer(has: bool | None) -> str:
-    return "not known" if has is None else "yes" if has else "no"

@@ -16,7 +16,6 @@ the right to acknowledge may acknowledge any entry of the stream.
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -31,9 +30,8 @@ from usher.common.redis.scripts import source
 _CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*'(GROUPS|STREAM|CONSUMERS|DELCONSUMER|CREATE|SETID)')?")
 _TABLE = re.compile(r"command = \{'(\w+)'")
 _ENDS_WORD = re.compile(r"[\s\x00-\x1f\x7f\"'()]")
-#: Commands of every connection, of a start, and of the doctor (MULTI and DISCARD: see common/doctor/rights.py).
-_CONNECT = ("client|setname", "select", "ping", "info", "cluster|slots", "acl|whoami", "multi", "discard")
-_WITH_SUBCOMMANDS = ("XINFO", "XGROUP", "CLIENT", "ACL", "CLUSTER", "SCRIPT", "MEMORY")
+#: Commands of every connection, of a start, and of the doctor (common/doctor/rights.py).
+_CONNECT = ("client|setname", "select", "ping", "info", "cluster|slots", "acl|whoami", "acl|dryrun")
 
 
 class Grant(NamedTuple):
@@ -80,23 +78,6 @@ class AclProgram:
             for commands, keys in self.grants
         ]
         return " ".join([began, *(f"+{one}" for one in sorted(self._plain)), *granted])
-
-    def uses(self, command: Sequence[object]) -> bool:
-        """Return True if the program may send ``command`` on the keys in it."""
-        words = [word.decode() if isinstance(word, bytes) else str(word) for word in command]
-        name = "|".join(words[:2] if words[0] in _WITH_SUBCOMMANDS else words[:1]).lower()
-        stream = self.keys[0].replace("\\", "")
-        ours = [
-            word
-            for word in words[1:]
-            if word == stream or word.startswith(f"{{{stream}}}:") or (stream in word and word.startswith(stream + ":"))
-        ]
-        if not ours and name in self._plain:
-            return True
-        return any(
-            name in grant.commands and all(any(_fits(word, key) for key in grant.keys) for word in ours)
-            for grant in self.grants
-        )
 
 
 def commands_of(script: str) -> set[str]:
@@ -388,7 +369,3 @@ def _entry(password: str) -> str:
 def _escape_pattern(name: str) -> str:
     """Escape the characters of a name that are special in Redis' patterns."""
     return re.sub(r"([*?\[\]\\^])", r"\\\1", name)
-
-
-def _fits(key: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(key, re.sub(r"\\([*?\[\]])", r"[\1]", pattern))

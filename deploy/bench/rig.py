@@ -15,7 +15,7 @@ from types import TracebackType
 
 from usher.common.base.errors import UsherError
 from usher.common.cli.masters import living_consumers
-from usher.common.doctor.versions import version_of
+from usher.common.doctor.server import version_text
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
@@ -230,7 +230,7 @@ class Rig:
 def redis_version(link: Link) -> str:
     """Return the version of Redis, or Valkey, as it reports it."""
     info = link.call("INFO", "server").decode()
-    return str(version_of(dict(line.split(":", 1) for line in info.splitlines() if ":" in line)))
+    return version_text(dict(line.split(":", 1) for line in info.splitlines() if ":" in line))
 
 
 def floor_seconds(rig: Rig, processes: int, count: int) -> float:

@@ -16,7 +16,6 @@ from usher.common.doctor.growth import describe
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.mishaps import losses_command, parse_losses, told
 from usher.common.protocol.sources import SourceSelection
-from usher.common.redis.capabilities import Capability
 from usher.common.redis.client import Link
 from usher.common.redis.replies import parse_span
 from usher.master.operations.trimming import Trimming
@@ -75,7 +74,6 @@ class SystemDiagnostics:
             "verdict": worst(findings).value,
             "findings": [dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in findings],
             "promise": [holds._asdict() for holds in promise(facts)],
-            "capabilities": [dataclasses.asdict(one) for one in facts.abilities if isinstance(one, Capability)],
         }
         self._found_s = now_s()
 

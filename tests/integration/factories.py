@@ -397,3 +397,8 @@ def plans(
 def states(reply: HandOverReply) -> list[str]:
     """The state of every target of a hand-over."""
     return [target.state for target in reply.targets]
+
+
+def with_user(url: str, user: str, password: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{user}:{password}@{rest.rpartition('@')[2]}"

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from usher.common.doctor.collector import read_proof
-from usher.common.doctor.proof import judge_proof
+from usher.common.doctor.stream import judge_proof
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link

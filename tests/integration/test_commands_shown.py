@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner
 from rich.text import Text
 
-from tests.integration.factories import World
-from tests.integration.test_capabilities import with_user
+from tests.integration.factories import World, with_user
 from tests.rules import ROOT
 from usher.cli import run, usher
 from usher.common.cli import doctor

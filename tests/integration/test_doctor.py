@@ -22,7 +22,6 @@ from usher.common.base.errors import NotNow
 from usher.common.doctor.collector import collect, startup_findings
 from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
 from usher.common.doctor.findings import examine
-from usher.common.doctor.versions import known_holes, version_of
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.client import Link
@@ -88,10 +87,8 @@ def test_an_idle_system_on_the_embedded_redis_has_nothing_bad(link: Link) -> Non
     owner.steps.ack({b"T": ids}, b"", 0)
     leader.save_position()
     facts, found = look(link)
-    told = version_of(facts.info or {})
-    assert told is not None
-    security = {"security": WARN} if any(known_holes(told)) else {}  # 6.2.14 has
-    assert {check: finding.severity for check, finding in found.items() if finding.severity is not OK} == security
+    untold = {"rights": UNKNOWN} if facts.rights.missing is None else {}  # before Redis 7
+    assert {check: finding.severity for check, finding in found.items() if finding.severity is not OK} == untold
     assert facts.stream is not None
     assert (facts.stream.leader, facts.stream.living, facts.stream.entries, facts.stream.lag) == ("http://one", 1, 1, 0)
     assert found["fsync"].seen == "appendfsync everysec"
@@ -131,10 +128,9 @@ def test_the_document_has_all_of_it_and_no_password(link: Link) -> None:
     done = usher_doctor(link.url, "--json")
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
-    assert document["verdict"] == "warn"
+    assert document["verdict"] in ("warn", "unknown")
     assert {"check", "severity", "seen", "means", "do"} == set(document["findings"][0])
     assert {row["when"] for row in document["promise"]} >= {"redis-server is killed", "its host loses power"}
-    assert {"name", "has", "how", "used", "good_for", "instead"} <= set(document["capabilities"][0])
     assert ":***@" in document["redis"]
     password = link.url.split("@")[0].rpartition(":")[2]
     assert password not in done.stdout
@@ -200,50 +196,31 @@ def test_entries_that_a_living_consumer_does_not_touch_are_seen(link: Link) -> N
 # ---- rights ----
 
 
-def test_missing_rights_are_named_however_they_are_asked(world: World) -> None:
-    """By DRYRUN where it exists and is allowed, else by a MULTI that is discarded."""
+@pytest.mark.parametrize(
+    ("rules", "missing"),
+    [
+        (("~*", "+@all"), ()),
+        (("~*", "+@all", "-xclaim", "-hset"), ("XCLAIM", "HSET")),
+        (("~ticket_stream", "+@all"), ("XREAD",)),
+    ],
+    ids=["all", "some commands", "some keys"],
+)
+def test_missing_rights_are_named(world: World, rules: tuple[str, ...], missing: tuple[str, ...]) -> None:
+    """As far as Redis tries them; of keys, one command of each is tried."""
     world.elect()
-    for rules, how in (
-        (("~*", "+@all", "-xclaim", "-hset"), None),
-        (("~*", "+@all", "-xclaim", "-hset", "-acl"), "MULTI"),
-    ):
-        user = limited(world.link, *rules)
-        try:
-            with world.unchanged():
-                facts, found = look(user)
-        finally:
-            user.close()
-        assert facts.rights.missing == ("XCLAIM", "HSET")
-        assert how is None or facts.rights.how == how
-        assert found["rights"].severity is BAD
+    user = limited(world.link, *rules)
+    try:
+        with world.unchanged():
+            facts, found = look(user)
+    finally:
+        user.close()
     world.link.call("ACL", "DELUSER", "limited")
-
-
-def test_keys_that_a_user_may_not_touch_count_as_well(world: World) -> None:
-    user = limited(world.link, "~ticket_stream", "+@all")
-    missing = look(user)[0].rights.missing
-    user.close()
-    assert missing is not None
-    assert {"HSET", "SET", "XADD"} <= set(missing)
-    assert "XACK" not in missing
-    user = limited(
-        world.link, "~ticket_stream", "~{ticket_stream}:g:*", "~{ticket_stream}:groups", "~{ticket_stream}:d*", "+@all"
-    )
-    assert look(user)[0].rights.missing == ()
-    user.close()
-    world.link.call("ACL", "DELUSER", "limited")
-
-
-def test_a_user_that_may_not_even_queue_is_not_known_and_nothing_of_the_question_runs(world: World) -> None:
-    """Were the commands sent without MULTI, they would do what they say."""
-    world.parked(world.elect(), b"T")
-    user = limited(world.link, "~*", "+@all", "-multi", "-acl")
-    with world.unchanged():
-        facts, found = look(user)
-    user.close()
-    assert facts.rights.missing is None
-    assert found["rights"].severity is UNKNOWN
-    world.link.call("ACL", "DELUSER", "limited")
+    if not world.claiming_drops_the_bodiless:  # Redis 6.2
+        assert (facts.rights.missing, found["rights"].severity) == (None, UNKNOWN)
+        return
+    assert facts.rights.missing is not None
+    assert set(facts.rights.missing["master"]) == set(missing)
+    assert found["rights"].severity is (BAD if missing else OK)
 
 
 def test_a_managed_redis_that_forbids_config_is_told_as_unknown(link: Link) -> None:
@@ -260,7 +237,7 @@ def test_a_managed_redis_that_forbids_config_is_told_as_unknown(link: Link) -> N
     assert not [finding for finding in found.values() if finding.severity is BAD]
 
 
-def test_a_user_without_any_right_hears_so_and_the_exit_code_is_1(link: Link) -> None:
+def test_a_user_without_any_right_hears_so(link: Link) -> None:
     user = limited(link, "+client|setname")
     _, found = look(user)
     done = usher_doctor(user.url)
@@ -268,13 +245,8 @@ def test_a_user_without_any_right_hears_so_and_the_exit_code_is_1(link: Link) ->
     assert {
         found[check].severity for check in ("version", "append-only file", "memory", "role", "clock", "stream")
     } == {UNKNOWN}
-    assert found["rights"].severity is BAD
-    assert (
-        found["rights"].seen.startswith("user limited may not run: XAUTOCLAIM, XPENDING, XACK")
-        or "this user may not" in found["rights"].seen
-    )
-    assert done.returncode == 1, done.stderr
-    assert "may not run" in done.stdout
+    assert found["rights"].severity is UNKNOWN
+    assert done.returncode == 0, done.stderr
 
 
 # ---- it cannot be asked ----

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.test_capabilities import with_user
+from tests.integration.factories import with_user
 from tests.proxy import Proxy
 from tests.sinks import Mark
 from usher.common.base.errors import GiveUp

@@ -17,7 +17,7 @@ from tests.integration.routers import until
 from tests.integration.test_gathering import running, service
 from tests.proxy import Proxy
 from usher.common.base.errors import ReplyUnknown
-from usher.common.doctor.gathering import _MEANS
+from usher.common.doctor.findings import _OF_SOURCES
 from usher.common.doctor.growth import MemoryUse
 from usher.common.protocol.keys import LogKeys
 from usher.common.protocol.sources import SHARDS, SourceSelection
@@ -562,7 +562,7 @@ def test_a_master_trims_what_it_gathers_unless_it_must_not_and_tells_what_it_can
         until(lambda: _left(world, "t:1") == (10, b"91-1"))
         until(lambda: orjson.loads(made.says())["troubles"] != [])
         [(source, kind, words)] = orjson.loads(made.says())["troubles"]
-        assert (source, kind, kind in _MEANS) == ("t:2", "not_trimmed", True)
+        assert (source, kind, kind in _OF_SOURCES) == ("t:2", "not_trimmed", True)
         assert "checkpoint c is at 999-1" in words
         world.send("t:1", *_ids(101, 200))
         until(lambda: _left(world, "t:1") == (10, b"191-1"))

@@ -159,9 +159,7 @@ def test_names_of_the_package_exist(document: Path) -> None:
 def test_settings_exist() -> None:
     known = set(re.findall(r"USHER_[A-Z_]+", (ROOT / "deploy" / "env.example").read_text()))
     known |= set(re.findall(r"\$\{(USHER_[A-Z_]+)", (ROOT / "deploy" / "container" / "compose.yaml").read_text()))
-    told = {
-        (name, named(one)) for one in CURRENT for name in re.findall(r"(?<!_)USHER_[A-Z_]*[A-Z]", one.read_text())
-    }
+    told = {(name, named(one)) for one in CURRENT for name in re.findall(r"(?<!_)USHER_[A-Z_]*[A-Z]", one.read_text())}
     assert sorted((name, where) for name, where in told if name not in known) == []
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from importlib import resources
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,12 +19,8 @@ from usher.common.doctor.facts import (
 )
 from usher.common.doctor.findings import examine, promise, worst
 from usher.common.doctor.growth import Growth
-from usher.common.doctor.proof import judge_proof
-from usher.common.doctor.rights import needed, needed_of_sources
-from usher.common.doctor.versions import Version, known_holes, version_of
-from usher.common.protocol.keys import Keys
+from usher.common.doctor.stream import judge_proof
 from usher.common.protocol.mishaps import DeclaredLoss
-from usher.common.protocol.sources import SourceSelection
 
 OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
 NOW_MS = 1_800_000_000_000
@@ -64,16 +56,6 @@ CONFIG = {
 }
 
 
-@dataclass(frozen=True)
-class Can:
-    """An answer about a capability."""
-
-    name: str
-    has: bool | None
-    required: bool = False
-    how: str = ""
-
-
 STREAM = TicketStreamFacts(
     "ticket_stream",
     last_generated=f"{NOW_MS - 5}-0",
@@ -89,9 +71,8 @@ WELL = DoctorFacts(
     info=INFO,
     config=CONFIG,
     clock=Clock(NOW_MS, 3, 1, 200),
-    rights=Rights("default", (), "MULTI"),
+    rights=Rights("default", {"master": (), "consumer": (), "auditor": ()}),
     sentinels=0,
-    abilities=(Can("xautoclaim", True, required=True), Can("client_tracking", True), Can("resp3", True)),
     stream=STREAM,
 )
 
@@ -148,6 +129,7 @@ def proof_told(facts: DoctorFacts) -> DoctorFinding:
     return told
 
 
+_LACKS: dict[str, tuple[str, ...]] = {"master": ("XCLAIM",), "consumer": (), "auditor": ()}
 _FAST = Growth(1000.0, 119.6, 0.5)
 ONE_THING_WRONG: list[tuple[DoctorFacts, str, DoctorSeverity]] = [
     (with_proof(b"999999-9", 60_000), "proof", WARN),
@@ -182,23 +164,19 @@ ONE_THING_WRONG: list[tuple[DoctorFacts, str, DoctorSeverity]] = [
     (with_info(maxmemory="1000000", mem_not_counted_for_evict="900000"), "memory", OK),
     (with_info(maxmemory="1100000"), "memory", WARN),
     (with_info(used_memory="900000000"), "memory", WARN),
-    (replace(WELL, rights=Rights("c", ("XCLAIM",), "MULTI")), "rights", BAD),
-    (replace(WELL, rights=Rights("c", None, "MULTI is refused")), "rights", UNKNOWN),
-    (replace(WELL, rights=Rights("a", ("XCLAIM",), "MULTI", ("consumer", "sender"))), "rights", OK),
-    (replace(WELL, rights=Rights("auditor", ("XCLAIM",), "MULTI", ("auditor", "sender"))), "rights", OK),
-    (replace(WELL, rights=Rights("a", ("XCLAIM",), "MULTI", ("auditor", "sender"))), "rights", BAD),
+    (replace(WELL, rights=Rights("c", _LACKS | {"consumer": ("XCLAIM",)})), "rights", BAD),
+    (replace(WELL, rights=Rights("c", None, "unknown subcommand")), "rights", UNKNOWN),
+    (replace(WELL, rights=Rights("a", _LACKS)), "rights", OK),
+    (replace(WELL, rights=Rights("auditor", _LACKS)), "rights", OK),
+    (replace(WELL, rights=Rights("master", _LACKS)), "rights", BAD),
     (replace(WELL, lease_ms=7500), "lease", WARN),
     (replace(WELL, lease_ms=7600), "lease", OK),
     (replace(with_config(busy_reply_threshold="100"), lease_ms=1000), "lease", OK),
     (with_config(timeout="300"), "idle connections", WARN),
     (with_info(connected_clients="9000"), "connections", WARN),
-    (replace(WELL, abilities=(Can("xautoclaim", False, required=True),)), "capabilities", BAD),
-    (replace(WELL, abilities=(Can("xautoclaim", None, required=True),)), "capabilities", UNKNOWN),
-    (replace(WELL, abilities=(Can("client_tracking", False), Can("resp3", True))), "stream router", OK),
     (with_info(redis_version="6.0.20"), "version", BAD),
     (with_info(redis_version="6.2.6"), "version", WARN),
     (with_info(redis_version="7.0.4"), "version", BAD),
-    (with_info(redis_version="7.0.15"), "security", WARN),
     (with_info(role="slave", master_host="h", master_port="1"), "role", BAD),
     (with_info(connected_slaves="1"), "replicas", WARN),
     (
@@ -275,7 +253,6 @@ def test_what_is_wrong_is_found_and_what_is_bad_says_what_to_do(
         (with_stream(names=(NameInGroup("halted", "reserved", 9),)), "strangers"),
         (WELL, "clock went back"),
         (WELL, "failover"),
-        (WELL, "security"),
         (with_info(connected_clients="100"), "connections"),
         (WELL, "log"),
     ],
@@ -343,71 +320,9 @@ def test_only_where_there_are_replicas_a_promotion_is_spoken_of() -> None:
         assert "resend" in dict(promise(facts))["a replica is promoted"]
 
 
-# ---- versions ----
-
-
-@pytest.mark.parametrize(
-    ("info", "version"),
-    [
-        ({"redis_version": "6.2.14"}, Version("redis", (6, 2, 14))),
-        ({"redis_version": "8.0-rc1"}, Version("redis", (8, 0, 0))),
-        ({"redis_version": "255.255.255"}, Version("redis", (255, 255, 255))),
-        ({"redis_version": "7.2.4", "valkey_version": "8.1.3"}, Version("valkey", (8, 1, 3))),
-        ({}, None),
-    ],
-)
-def test_the_version_that_is_told(info: Mapping[str, str], version: Version | None) -> None:
-    assert version_of(info) == version
-
-
-@pytest.mark.parametrize(
-    ("product", "number", "holes"),
-    [
-        ("redis", (6, 2, 12), {"CVE-2025-49844", "CVE-2022-24834"}),
-        ("redis", (6, 2, 14), {"CVE-2025-49844"}),
-        ("redis", (6, 2, 20), set()),
-        ("redis", (7, 0, 15), {"CVE-2025-49844"}),  # its branch was never mended
-        ("redis", (7, 2, 11), {"CVE-2026-23479"}),
-        ("redis", (7, 4, 6), {"CVE-2026-23479"}),
-        ("redis", (7, 4, 9), set()),
-        ("redis", (8, 2, 1), {"CVE-2025-49844", "CVE-2026-23479"}),
-        ("redis", (8, 6, 2), {"CVE-2026-23479"}),
-        ("redis", (8, 6, 3), set()),
-        ("redis", (8, 8, 0), set()),
-        ("valkey", (8, 1, 3), {"CVE-2025-49844"}),
-        ("valkey", (8, 1, 4), set()),
-        ("valkey", (9, 0, 0), set()),
-    ],
-)
-def test_known_holes_by_number(product: str, number: tuple[int, int, int], holes: set[str]) -> None:
-    assert {hole.name for hole in known_holes(Version(product, number))} == holes
-
-
-# ---- rights ----
-
-
 def test_rights_that_are_enough_for_another_program_are_told_with_its_name() -> None:
     """Whether they were meant for that, nobody has said."""
-    facts = replace(WELL, rights=Rights("shop", ("XCLAIM",), "MULTI", ("auditor", "sender")))
+    facts = replace(WELL, rights=Rights("shop", _LACKS | {"consumer": ("XACK",)}))
     found = {finding.check: finding for finding in examine(facts)}["rights"]
-    assert found.means == "no master and no consumer can do all of its work under it; an auditor or a sender can"
-    assert "named after its program" in found.do
-
-
-def test_every_command_of_every_script_is_among_the_rights() -> None:
-    keys = Keys("s", "g")
-    commands = [*needed(keys), *needed_of_sources(keys, SourceSelection.parse("a,b:*"))]
-    asked = {str(word) for command in commands for word in (command[0], " ".join(map(str, command[:2])))}
-    folder = Path(str(resources.files("usher.common") / "lua"))
-    used = set()
-    for file in folder.rglob("*.lua"):
-        if file.parent.name == "sinks":
-            continue  # runs on the Redis of a handler's effects, under a user of its own
-        text = re.sub(r"--.*", "", file.read_text(encoding="utf-8"))
-        used |= {
-            " ".join(filter(None, words))
-            for words in re.findall(r"redis\.p?call\('(\w+)'(?:, '(GROUPS|STREAM|CONSUMERS|DELCONSUMER)')?", text)
-        }
-        used |= set(re.findall(r"command = \{'(\w+)'", text))
-    assert {"XACK", "XCLAIM", "XINFO GROUPS", "XGROUP DELCONSUMER"} <= used, "the scripts are read as they should be"
-    assert used <= asked
+    assert found.means == "no master and no consumer can do all of its work under it; an auditor can"
+    assert "`usher acl` prints for its program" in found.do
