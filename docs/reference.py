@@ -230,9 +230,9 @@ def http_page() -> str:
     """Tell every route of both programs, and the documents that they take and answer."""
     nothing: Any = _Nothing()
     doorman = Doorman(Credentials({}))
-    parts = ("letters", "delayed", "operations", "vitals", "fields", "messages")
-    of_masters: dict[str, Any] = {"metrics": Metrics()} | dict.fromkeys(parts, nothing)
-    master = master_app(nothing, doorman=doorman, health_hosts=parse_hosts("127.0.0.1"), **of_masters)
+    master = master_app(
+        nothing, doorman=doorman, health_hosts=parse_hosts("127.0.0.1"), parts=nothing, metrics=Metrics()
+    )
     consumer = consumer_app(doorman, nothing, nothing, Metrics())
     text = _HTTP
     told = document(master, "")

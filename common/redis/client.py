@@ -442,6 +442,22 @@ class Link:
         return self._unsent < before
 
 
+class SharedLink(Link):
+    """A link that many threads may use, one command or pipeline at a time; for nothing that blocks."""
+
+    def __init__(self, url: str, name: str, timeout_s: float = 5.0) -> None:
+        super().__init__(url, name, timeout_s)
+        self._lock = threading.Lock()
+
+    def call(self, *command: Arg, block_s: float = 0.0, meanwhile: Meanwhile | None = None) -> Any:
+        with self._lock:
+            return super().call(*command, block_s=block_s, meanwhile=meanwhile)
+
+    def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+        with self._lock:
+            return super().pipeline(commands)
+
+
 class ClientLink(Link):
     """A link of its own to where a redis-py client of the application leads."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from usher.common.http.server.open_files import within_open_files
 from usher.common.http.server.push_sockets import LiveSockets
 from usher.common.observability.metrics import Metrics
+from usher.common.redis.client import SharedLink
 from usher.common.router.router import StreamRouter
 from usher.common.runtime.service import Service
 from usher.master.assembly.access import admission, findings
@@ -37,12 +38,7 @@ from usher.master.operations.signed_out import SignedOut
 from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.operations.trimming import retention_of
 from usher.master.policy.backlog import BacklogLimits
-from usher.master.web.adapter import ServicePort
-from usher.master.web.operations_adapter import Operations
-from usher.master.web.pages.port import PagePort
-
-if TYPE_CHECKING:
-    from flask import Flask
+from usher.master.web.parts import Desk, Parts
 
 
 class _Closable(Protocol):
@@ -69,111 +65,58 @@ class HttpServices:
         self._leading = leading
         self._all_services = all_services
         self._closing = contextlib.ExitStack()
-        link, keys = place.link, place.keys
-        self._sockets = LiveSockets(within_open_files(place.settings.connections, place.settings.followers_limit)[1])
-        self._feed = TicketFeed(link("feed"), keys, place.settings.work_ticket_field, self._sockets, self._make_router)
-        self.services: list[Service] = [self._feed, self._sockets]
-        self._status = self._kept(
-            StatusReader(link("status"), keys, place.settings.sources, place.settings.work_ticket_field)
-        )
-        self._letters = self._kept(DeadLetters(link("letters"), keys))
-        self._delayed = self._kept(
-            DelayedView(link("delayed-view"), keys, place.settings.ticket_field, place.settings.by_stream)
-        )
-        self._vitals = self._kept(StreamStatsReader(link("vitals"), keys, self._status.sources))
-        self._operations = self._kept(self._make_operations())
-        field, shown = place.settings.work_ticket_field, place.settings.shown_names
-        self._fields = self._kept(MessageFields(link("fields"), keys, field, shown))
-        limits = BacklogLimits(place.settings.backlog_limit, place.settings.tenant_backlog_limit)
+        settings, link, keys, lead = place.settings, place.link, place.keys, leading.lead
+        self._sockets = LiveSockets(within_open_files(settings.connections, settings.followers_limit)[1])
+        field = settings.work_ticket_field
+        self._feed = TicketFeed(link("feed"), keys, field, self._sockets, self._make_router)
+        self._reads = self._kept(SharedLink(place.redis_url, "master:reads"))
+        parts = self._make_parts(self._reads)
+        self.services: list[Service] = [self._feed, self._sockets, parts.overview, parts.bulk]
+        limits = BacklogLimits(settings.backlog_limit, settings.tenant_backlog_limit)
         if any(limits):
-            waiting, by_tenant = (lambda: self._vitals.read().unfinished), leading.dispatcher.waiting_by_tenant
-            self.services.append(BacklogWatch(link("backlog"), keys, leading.lead, limits, waiting, by_tenant))
-        metrics.add(MasterMetrics(self._vitals, all_services, leading.dispatcher, leading.health))
-        metrics.add(AuditMetrics(self._status.audit, self._status.proven_until_ms))
-        self.app = self._make_app(metrics, draining, stalled)
+            waiting, by_tenant = (lambda: parts.stats.read().unfinished), leading.dispatcher.waiting_by_tenant
+            self.services.append(BacklogWatch(link("backlog"), keys, lead, limits, waiting, by_tenant))
+        metrics.add(MasterMetrics(parts.stats, all_services, leading.dispatcher, leading.health))
+        metrics.add(AuditMetrics(parts.status.audit, parts.status.proven_until_ms))
+        rules = admission(settings)
+        rules["doorman"].ended = SignedOut(self._reads, keys)
+        membership = Membership(self._kept(link("register")), keys, place.lease_ms)
+        window, look_now = settings.ticket_window, leading.roster.wake
+        desk = Desk(membership, parts.status, leading.dispatcher, lead, all_services, window, look_now, self._feed)
+        facts: dict[str, Any] = {"metrics": metrics, "draining": draining, "stalled": stalled}
+        self.app = create_app(desk, **rules, health_hosts=place.hosts, parts=parts, **facts)
 
-    def _make_app(self, metrics: Metrics, draining: Callable[[], bool], stalled: Callable[[], str]) -> Flask:
-        place, rules = self._place, admission(self._place.settings)
-        rules["doorman"].ended = self._kept(SignedOut(place.link("sessions"), place.keys))
-        pages = self._make_pages()
-        return create_app(
-            self._make_port(),
-            **rules,
-            health_hosts=place.hosts,
-            letters=self._letters,
-            delayed=self._delayed,
-            operations=self._operations,
-            metrics=metrics,
-            vitals=self._vitals,
-            pages=pages,
-            fields=self._fields,
-            messages=pages,
-            draining=draining,
-            stalled=stalled,
+    def _make_parts(self, reads: SharedLink) -> Parts:
+        place, settings, keys = self._place, self._place.settings, self._place.keys
+        field, sources, dispatcher = settings.work_ticket_field, settings.sources, self._leading.dispatcher
+        asker = self._kept(OwnerQuestion(place.hosts, settings.tls_ca))
+        status, letters, rules = (
+            StatusReader(reads, keys, sources, field),
+            DeadLetters(reads, keys),
+            LiveRules(reads, keys),
         )
-
-    def _make_port(self) -> ServicePort:
-        place, leading = self._place, self._leading
-        membership = self._kept(Membership(place.link("register"), place.keys, place.lease_ms))
-        look_now, lead = leading.roster.wake, leading.lead
-        window = place.settings.ticket_window
-        return ServicePort(
-            membership, self._status, leading.dispatcher, lead, self._all_services, window, look_now, self._feed
-        )
-
-    def _make_operations(self) -> Operations:
-        place, link, keys = self._place, self._place.link, self._place.keys
-        ask_owner = self._kept(OwnerQuestion(place.hosts, place.settings.tls_ca))
-        field, glance = place.settings.work_ticket_field, self._leading.dispatcher.glance
         explainer = Explainer(
-            link("explain"),
+            reads, keys, field, place.lease_ms, asker, dispatcher.glance, status.sources, settings.by_stream
+        )
+        orders = TicketOrders(reads, keys, lambda ticket_id: explainer.explain(ticket_id).document())
+        retention = retention_of(settings, work_stream=sources is not None)
+        return Parts(
             keys,
-            field,
-            place.lease_ms,
-            ask_owner,
-            glance,
-            self._status.sources,
-            place.settings.by_stream,
-        )
-        rules, actions = LiveRules(link("rules"), keys), ActionLog(link("actions"), keys)
-        return Operations(
-            keys.stream,
+            status,
+            StreamStatsReader(reads, keys, status.sources),
+            MessageFields(reads, keys, field, settings.shown_names),
+            letters,
+            DelayedView(reads, keys, settings.ticket_field, settings.by_stream),
             rules,
-            actions,
+            orders,
             explainer,
-            TicketOrders(link("orders"), keys),
-            self._status.consumers,
-            ask_owner.process,
-        )
-
-    def _make_pages(self) -> PagePort:
-        place, link, keys = self._place, self._place.link, self._place.keys
-        field = place.settings.work_ticket_field
-        pulse = LiveOverview(
-            link("pulse"), keys, field, place.lease_ms, self._sockets, self._leading.dispatcher.parked_of
-        )
-        bulk = BulkLetters(
-            DeadLetters(link("bulk"), keys), self._status.each, self._operations.order, self._operations.set_rule
-        )
-        self.services += [pulse, bulk]
-        story = self._kept(TicketHistory(link("story"), keys, field))
-        sources = place.settings.sources
-        retention = retention_of(place.settings, work_stream=sources is not None)
-        facts = self._kept(
-            SystemDiagnostics(link("facts"), keys, place.lease_ms, sources, retention, findings(place.settings))
-        )
-        charts = self._kept(ChartReader(link("charts-read"), keys))
-        return PagePort(
-            pulse,
-            self._status,
-            story,
-            self._letters,
-            bulk,
-            facts,
-            self._operations,
-            charts,
-            self._fields,
-            self._delayed,
+            ActionLog(reads, keys),
+            TicketHistory(reads, keys, field),
+            LiveOverview(place.link("pulse"), keys, field, place.lease_ms, self._sockets, dispatcher.parked_of),
+            BulkLetters(letters, status.each, orders.give, rules.set),
+            SystemDiagnostics(reads, keys, place.lease_ms, sources, retention, findings(settings)),
+            ChartReader(reads, keys),
+            asker.process,
         )
 
     def _make_router(self) -> StreamRouter:

@@ -5,7 +5,6 @@ All that a point goes by is in Redis, so a successor goes on where the former le
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -139,24 +138,19 @@ class ChartKeeper(Service):
 
 
 class ChartReader:
-    """Reads the points of one ticket stream. Safe for many threads, one at a time."""
+    """Reads the points of one ticket stream."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link  # guarded by the lock
+        self._link = link
         self._keys = keys
-        self._lock = threading.Lock()
 
     def read(self, span: ChartSpan) -> tuple[int, list[dict[str, Any]]]:
         """Return Redis' time in ms, and the points of this span up to then, oldest first. Raises RedisTrouble."""
-        with self._lock:
-            now_ms = redis_ms(self._link)
-            since_ms = now_ms - span.length_ms
-            values = self._link.call("HMGET", self._keys.charts, *charts.places(since_ms, now_ms))
+        now_ms = redis_ms(self._link)
+        since_ms = now_ms - span.length_ms
+        values = self._link.call("HMGET", self._keys.charts, *charts.places(since_ms, now_ms))
         steps: dict[int, list[dict[str, Any]]] = {}
         for one in filter(None, map(charts.decode, values)):
             if since_ms - MINUTE_MS < one["t"] <= now_ms:
                 steps.setdefault(one["t"] - one["t"] % span.step_ms, []).append(one)
         return now_ms, [charts.merge(begin_ms, of_step) for begin_ms, of_step in sorted(steps.items())]
-
-    def close(self) -> None:
-        self._link.close()

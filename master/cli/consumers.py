@@ -21,9 +21,7 @@ from usher.master.cli.options import (
 from usher.master.cli.shared import console, consumers_table, print_json, status_reader, table
 from usher.master.insight.status import StatusReader
 from usher.master.operations.live_rules import TooManyRules
-from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.policy.explain.explain import span
-from usher.master.web.operations_adapter import Operations
 
 
 @click.group(help="Look at the registered consumers and at what they run; drain and resume them.")
@@ -127,11 +125,10 @@ def resume(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
 
 def _change(flags: dict[str, Any], name: str, why: str, as_json: bool, what: str) -> None:
     with operator_context(flags) as at:
-        operations = Operations(at.keys.stream, at.rules, at.actions, at.explainer, TicketOrders(at.link, at.keys))
         step, nobody = (
-            (operations.drain, f"no consumer {name!r} is registered")
+            (at.rules.drain, f"no consumer {name!r} is registered")
             if what == "drain"
-            else (operations.resume, f"consumer {name!r} was not drained by an operator")
+            else (at.rules.resume, f"consumer {name!r} was not drained by an operator")
         )
         try:
             changed = step(name, caller(why))

@@ -295,12 +295,12 @@ class _OrderAsked(NamedTuple):
 
 
 def _give_one(at: OperatorContext, ticket_id: str, given: _OrderAsked) -> int:
-    orders = TicketOrders(at.link, at.keys)
-    result = orders.preview(given.order, ticket_id, lambda asked: _explained(at, asked))
+    orders = TicketOrders(at.link, at.keys, lambda asked: _explained(at, asked))
+    result = orders.preview(given.order, ticket_id)
     if result.outcome == "planned" and not given.is_preview:
         if given.order is not TicketOrder.RETRY:  # which harms nothing
             _ask(f"{result.note}: go on?", given)
-        result = orders.give(given.order, ticket_id, given.by, lambda asked: _explained(at, asked))
+        result = orders.give(given.order, ticket_id, given.by)
     if given.as_json:
         print_json(result.shown())
     else:
@@ -319,10 +319,10 @@ def _give_all(at: OperatorContext, wanted: TicketFilter, given: _OrderAsked) -> 
     if rows and not given.is_preview:
         name = given.order.value.replace("_", " ")
         _ask(f"{name} the first message of {pluralize(len(rows), 'ticket')}: go on?", given)
-        orders = TicketOrders(at.link, at.keys)
+        orders = TicketOrders(at.link, at.keys, lambda asked: _explained(at, asked))
         for row in rows:
-            told = row["ticket_id"], given.by, lambda asked: _explained(at, asked)
-            result = orders.give(given.order, *told, row["message_ids"][0] if row.get("message_ids") else "")
+            head = row["message_ids"][0] if row.get("message_ids") else ""
+            result = orders.give(given.order, row["ticket_id"], given.by, head)
             outcomes[result.outcome] += 1
             if result.outcome == "refused" and not given.as_json:
                 click.echo(escape_control(f"  {row['ticket_id']}: {result.note}"))

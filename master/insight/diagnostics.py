@@ -28,7 +28,7 @@ _LOSSES = 50
 
 
 class SystemDiagnostics:
-    """The doctor and the stream's readers, for the page. Safe for many threads, one at a time. ``retention``
+    """The doctor and the stream's readers, for the page. ``retention``
     and the findings ``of_master``: the master's."""
 
     def __init__(
@@ -80,15 +80,14 @@ class SystemDiagnostics:
     def streams(self) -> list[dict[str, Any]]:
         """Return one row for the ticket stream: its readers, what may be cut and why, and whose checkpoints there
         are."""
-        with self._lock:
-            facts = Trimming(self._link, self._keys).facts()
-            beside = {self._keys.runs: "run log", self._keys.dead: "dead letters"}
-            lengths = [("XLEN", name) for name in (self._keys.stream, *beside)]
-            streamer, length, *entries = self._link.all_of([("GET", LogKeys(self._keys.stream).leader), *lengths])
-            now_ms, memory = look_at_memory(self._link)
-            grows = read_growth(self._link, self._keys.stream, length, facts.span, now_ms, memory)
-            losses = parse_losses(*self._link.pipeline([losses_command(self._keys, _LOSSES)]))
-            last = self._link.pipeline([("XINFO", "STREAM", name) for name in beside])
+        facts = Trimming(self._link, self._keys).facts()
+        beside = {self._keys.runs: "run log", self._keys.dead: "dead letters"}
+        lengths = [("XLEN", name) for name in (self._keys.stream, *beside)]
+        streamer, length, *entries = self._link.all_of([("GET", LogKeys(self._keys.stream).leader), *lengths])
+        now_ms, memory = look_at_memory(self._link)
+        grows = read_growth(self._link, self._keys.stream, length, facts.span, now_ms, memory)
+        losses = parse_losses(*self._link.pipeline([losses_command(self._keys, _LOSSES)]))
+        last = self._link.pipeline([("XINFO", "STREAM", name) for name in beside])
         others = [
             {"name": name, "what": what, "entries": count, "last": _last(reply)}
             for (name, what), count, reply in zip(beside.items(), entries, last, strict=True)
@@ -121,9 +120,6 @@ class SystemDiagnostics:
                 "others": others,
             }
         ]
-
-    def close(self) -> None:
-        self._link.close()
 
 
 def _last(reply: Any) -> str | None:

@@ -7,7 +7,6 @@ master leads). Without an answer the explanation says what it does not know. Not
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,8 +52,7 @@ AskOwner = Callable[[str, str], OwnerTold | None]
 
 
 class Explainer:
-    """Explains tickets of one stream. Safe for many threads, one at a time; only the thread that asked waits for an
-    owner's answer."""
+    """Explains tickets of one stream; only the thread that asked waits for an owner's answer."""
 
     def __init__(
         self,
@@ -69,24 +67,22 @@ class Explainer:
     ) -> None:
         """Keep the parts. ``sources``: the progress of gathering (``StatusReader.sources``); ``by_stream``: tickets of
         several streams are called STREAM/ID."""
-        self._link = link  # guarded by self._lock
+        self._link = link
         self._keys = keys
         self._scripts = ScriptRunner(link)
-        self._letters = DeadLetters(link, keys)  # guarded as well
+        self._letters = DeadLetters(link, keys)
         self._ticket_field = ticket_field
         self._lease_ms = lease_ms
         self._ask_owner = ask_owner
         self._board = board
         self._sources = sources
         self._by_stream = by_stream
-        self._lock = threading.Lock()
 
     def explain(self, ticket_id: str) -> TicketExplanation:
         """Explain what the ticket waits for. Raises what ``Link.call`` raises."""
         ticket = ticket_id.encode("utf-8", "surrogateescape")
         board = self._board(ticket)
-        with self._lock:
-            found = self._read(ticket_id, ticket, board.tenant if board is not None else b"")
+        found = self._read(ticket_id, ticket, board.tenant if board is not None else b"")
         owner_url = found.pop("health_url")
         told = self._ask_owner(owner_url, ticket_id) if owner_url else None
         if not (found["kind"] or found["unread"] or found["parked"]):
@@ -101,14 +97,8 @@ class Explainer:
 
     def leader_url(self) -> str:
         """Return the leader's URL; "" when there is no leader."""
-        with self._lock:
-            held = self._link.call("GET", self._keys.leader)
+        held = self._link.call("GET", self._keys.leader)
         return parse_held(held).url or ""
-
-    def is_registered(self, name: str) -> bool:
-        """Return True when a consumer of that name is registered."""
-        with self._lock:
-            return self._link.call("HGET", self._keys.consumers, name) is not None
 
     def _read(self, ticket_id: str, ticket: bytes, tenant: bytes) -> dict[str, Any]:
         """Return all facts that Redis knows, as arguments of TicketFacts, and the owner's health URL. Makes few round
@@ -254,9 +244,6 @@ class Explainer:
         page = self._letters.where("ticket", ticket, 1, until_s - now_s())
         newest = next(iter(page.letters), None)
         return {"last_letter": newest, "letters_are_all": newest is not None or page.cursor is None}
-
-    def close(self) -> None:
-        self._link.close()
 
 
 def _record(value: Any) -> tuple[str, TicketRecord | None, int]:

@@ -96,7 +96,7 @@ class StreamStats:
 
 
 class StreamStatsReader:
-    """Reads StreamStats over a link of its own. Safe for many threads, one at a time. ``sources``: the progress of
+    """Reads StreamStats over a link of its own. ``sources``: the progress of
     gathering several ticket streams (``StatusReader.sources``); None: there is one stream."""
 
     def __init__(self, link: Link, keys: Keys, sources: Callable[[], dict[str, Any] | None] = lambda: None) -> None:
@@ -114,9 +114,6 @@ class StreamStatsReader:
                 vitals = self._read()
                 self._kept = (now_s(), vitals)
             return self._kept[1]
-
-    def close(self) -> None:
-        self._link.close()
 
     def _read(self) -> StreamStats:
         keys = self._keys

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -58,110 +57,105 @@ class FoundTickets(NamedTuple):
 
 
 class StatusReader:
-    """Reads the state of one ticket stream. Safe for many threads, one at a time."""
+    """Reads the state of one ticket stream."""
 
     def __init__(
         self, link: Link, keys: Keys, sources: SourceSelection | None = None, ticket_field: str = "ticket_id"
     ) -> None:
         self._ticket_field = ticket_field
-        self._link = link  # guarded by self._lock
+        self._link = link
         self._sources = SourcesReader(link, keys, sources) if sources is not None else None
         self._keys = keys
         self._stream = TicketStream(link, keys)
         self._scripts = ScriptRunner(link)
-        self._letters = DeadLetters(link, keys)  # guarded as well
+        self._letters = DeadLetters(link, keys)
         self._seen_sources: tuple[float, dict[str, Any]] | None = None
-        self._lock = threading.Lock()
 
     def overview(self) -> dict[str, Any]:
         """Return stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in
         processing and halted, dead letters, live rules; and what keeps Redis from writing."""
-        with self._lock:
-            keys = self._keys
-            sums = [
-                ("XLEN", keys.stream),
-                ("HLEN", keys.tickets),
-                ("XLEN", keys.dead),
-                ("GET", keys.leader),
-                ("HLEN", keys.rules),
-            ]
-            asked = [*sums, mishaps_command(keys), losses_command(keys, 1), ("HGETALL", LogKeys(keys.stream).behind)]
-            asked += waiting_commands(keys)
-            replies = self._link.pipeline(asked)
-            for reply in replies[: len(sums)]:
-                if isinstance(reply, Exception):
-                    raise reply
-            length, tickets, dead, leader, rules, mishaps, losses, behind, *delayed = replies
-            held = parse_held(leader)
-            trouble = write_trouble(*self._link.pipeline(INFO_COMMANDS))
-            seen: dict[str, Any] = {
-                "stream": keys.stream,
-                "group": keys.group,
-                "leader_url": held.url,
-                "epoch": held.epoch,
-                "entries": length,
-                "tickets": tickets,
-                "dead_letters": dead,
-                "rules": rules,
-                "behind": _behind(behind),
-                "delayed": waiting_of(*delayed)._asdict(),
-                "write_trouble": None if trouble is None else trouble.text,
-                "mishaps": parse_mishaps(mishaps)._asdict(),
-                "last_loss": next((told(loss) for loss in parse_losses(losses)), None),
-                "time_ms": time.time_ns() // 1_000_000,
-            }
-            try:
-                facts = self._stream.group_facts()
-                pending = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
-            except GroupMissing:
-                return seen | {
-                    "has_group": False,
-                    "lag": length,
-                    "lag_is_exact": True,
-                    "pending": 0,
-                    "read": None,
-                    "parked": 0,
-                    "halted": 0,
-                }
-            lag = lag_of(self._scripts, keys.stream, facts, length, _MOST_COUNTED)
-            by_name = {"parked": pending.get(MASTER, 0), "halted": pending.get(HALTED, 0)}
+        keys = self._keys
+        sums = [
+            ("XLEN", keys.stream),
+            ("HLEN", keys.tickets),
+            ("XLEN", keys.dead),
+            ("GET", keys.leader),
+            ("HLEN", keys.rules),
+        ]
+        asked = [*sums, mishaps_command(keys), losses_command(keys, 1), ("HGETALL", LogKeys(keys.stream).behind)]
+        asked += waiting_commands(keys)
+        replies = self._link.pipeline(asked)
+        for reply in replies[: len(sums)]:
+            if isinstance(reply, Exception):
+                raise reply
+        length, tickets, dead, leader, rules, mishaps, losses, behind, *delayed = replies
+        held = parse_held(leader)
+        trouble = write_trouble(*self._link.pipeline(INFO_COMMANDS))
+        seen: dict[str, Any] = {
+            "stream": keys.stream,
+            "group": keys.group,
+            "leader_url": held.url,
+            "epoch": held.epoch,
+            "entries": length,
+            "tickets": tickets,
+            "dead_letters": dead,
+            "rules": rules,
+            "behind": _behind(behind),
+            "delayed": waiting_of(*delayed)._asdict(),
+            "write_trouble": None if trouble is None else trouble.text,
+            "mishaps": parse_mishaps(mishaps)._asdict(),
+            "last_loss": next((told(loss) for loss in parse_losses(losses)), None),
+            "time_ms": time.time_ns() // 1_000_000,
+        }
+        try:
+            facts = self._stream.group_facts()
+            pending = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
+        except GroupMissing:
             return seen | {
-                "has_group": True,
-                "lag": lag.entries,
-                "lag_is_exact": lag.is_exact,
-                "pending": facts[b"pending"],
-                "read": facts.get(b"entries-read"),
-                **by_name,
+                "has_group": False,
+                "lag": length,
+                "lag_is_exact": True,
+                "pending": 0,
+                "read": None,
+                "parked": 0,
+                "halted": 0,
             }
+        lag = lag_of(self._scripts, keys.stream, facts, length, _MOST_COUNTED)
+        by_name = {"parked": pending.get(MASTER, 0), "halted": pending.get(HALTED, 0)}
+        return seen | {
+            "has_group": True,
+            "lag": lag.entries,
+            "lag_is_exact": lag.is_exact,
+            "pending": facts[b"pending"],
+            "read": facts.get(b"entries-read"),
+            **by_name,
+        }
 
     def sources(self) -> dict[str, Any] | None:
         """Return the progress of gathering several ticket streams (see SourcesReader), at most some seconds old; None
         when there is one stream, which is worked on as it is."""
         if self._sources is None:
             return None
-        with self._lock:
-            if self._seen_sources is None or now_s() - self._seen_sources[0] > _SOURCES_KEPT_S:
-                self._seen_sources = (now_s(), self._sources.overview())
-            return self._seen_sources[1]
+        if self._seen_sources is None or now_s() - self._seen_sources[0] > _SOURCES_KEPT_S:
+            self._seen_sources = (now_s(), self._sources.overview())
+        return self._seen_sources[1]
 
     def source_rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
         """Return rows of the sources that ``sources`` has counted (``SourcesReader.rows``)."""
         if self._sources is None or self.sources() is None:
             return [], 0
-        with self._lock:
-            return self._sources.rows(text, start, most)
+        return self._sources.rows(text, start, most)
 
     def consumers(self) -> list[dict[str, Any]]:
         """Return all registered consumers, and names in the group that still hold entries without being registered.
         ``state``: see ``state_of``."""
-        with self._lock:
-            members = read_registry(self._link, self._keys)
-            rules = read_rules(self._link, self._keys)
-            left_ms = read_left_ms(self._link, self._keys, members)
-            try:
-                group = {pair.name.decode(errors="replace"): pair.pending for pair in self._stream.group_consumers()}
-            except (GroupMissing, CommandRefused):
-                group = {}
+        members = read_registry(self._link, self._keys)
+        rules = read_rules(self._link, self._keys)
+        left_ms = read_left_ms(self._link, self._keys, members)
+        try:
+            group = {pair.name.decode(errors="replace"): pair.pending for pair in self._stream.group_consumers()}
+        except (GroupMissing, CommandRefused):
+            group = {}
         rows = [
             {
                 "name": member.registration.name,
@@ -190,10 +184,9 @@ class StatusReader:
     def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
         """Return about ``limit`` tickets in processing and the next cursor; ``cursor`` is "0" at first, None at the
         end."""
-        with self._lock:
-            found, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", limit)
-            rows = [ticket_row(ticket, value) for ticket, value in pairs(flat).items()]
-            add_ticket_states(self._link, self._keys, rows)
+        found, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", limit)
+        rows = [ticket_row(ticket, value) for ticket, value in pairs(flat).items()]
+        add_ticket_states(self._link, self._keys, rows)
         following = bytes(found).decode()
         return {"tickets": rows, "cursor": None if following == "0" else following}
 
@@ -227,27 +220,23 @@ class StatusReader:
 
     def told(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return rows of the index (``ticket_row``) with what their tickets are doing (``ticket_states``)."""
-        with self._lock:
-            add_ticket_states(self._link, self._keys, rows)
+        add_ticket_states(self._link, self._keys, rows)
         return rows
 
     def parked(self, most: int) -> ParkedRows:
         """Return tickets without an owner that have parked messages: held by a rule, or waiting for a consumer
         (``ticket_states.parked_rows``)."""
-        with self._lock:
-            return parked_rows(self._link, self._scripts, self._keys, self._ticket_field, most)
+        return parked_rows(self._link, self._scripts, self._keys, self._ticket_field, most)
 
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
         """Return a ticket in processing, or None."""
-        with self._lock:
-            value = self._link.call("HGET", self._keys.tickets, ticket_id)
-            if value is None:
-                return None
-            row = ticket_row(ticket_id.encode(), value)
-            add_ticket_states(self._link, self._keys, [row])
+        value = self._link.call("HGET", self._keys.tickets, ticket_id)
+        if value is None:
+            return None
+        row = ticket_row(ticket_id.encode(), value)
+        add_ticket_states(self._link, self._keys, [row])
         if row["state"] == TicketState.HALTED:
-            with self._lock:
-                letter = self._letters.parked_of(ticket_id.encode(), _LOOK_S)
+            letter = self._letters.parked_of(ticket_id.encode(), _LOOK_S)
             row |= {} if letter is None else {"dead_letter": letter.row()}
         return row
 
@@ -255,8 +244,7 @@ class StatusReader:
         """Return the rows; those of halted tickets with the dead letter that they wait for (``dead_letter``), if it is
         among the newest, and its error where none is noted."""
         halted = [row["ticket_id"].encode() for row in rows if row["state"] == TicketState.HALTED]
-        with self._lock:
-            found = self._letters.parked_for(halted) if halted else {}
+        found = self._letters.parked_for(halted) if halted else {}
         for row in rows:
             letter = found.get(row["ticket_id"].encode())
             if letter is not None:
@@ -269,26 +257,20 @@ class StatusReader:
     def audit(self) -> dict[str, Any] | None:
         """Return the summary of the last audit (``usher.master.audit.output.report.summary``); None when there was
         none, or the stored summary cannot be read."""
-        with self._lock:
-            return _document(self._link.call("GET", self._keys.audit))
+        return _document(self._link.call("GET", self._keys.audit))
 
     def history(self) -> dict[str, Any] | None:
         """Return what of history is proven, and what is not, by the last proof from the archive (``spans``,
         ``unproven``); None when there was none, or it cannot be read."""
-        with self._lock:
-            found = _document(self._link.call("HGET", self._keys.archived, "history"))
+        found = _document(self._link.call("HGET", self._keys.archived, "history"))
         spans = found.get("spans") if found else None
         is_known = isinstance(spans, list) and all(isinstance(one, list) and len(one) == 4 for one in spans)
         return found if is_known else None
 
     def proven_until_ms(self) -> int | None:
         """Return until when history is proven from the archive, by Redis' clock; None without a proof."""
-        with self._lock:
-            noted = self._link.call("HGET", self._keys.archived, "proven_until_ms")
+        noted = self._link.call("HGET", self._keys.archived, "proven_until_ms")
         return int(noted) if noted and noted.isdigit() else None
-
-    def close(self) -> None:
-        self._link.close()
 
 
 def _document(stored: bytes | None) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ for the next piece.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -66,17 +65,16 @@ class MessageExecutions(NamedTuple):
 
 
 class TicketHistory:
-    """Searches of one stream's history. Safe for many threads, one at a time."""
+    """Searches of one stream's history."""
 
     def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
-        self._link = link  # guarded by self._lock
+        self._link = link
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._field = ticket_field
-        self._letters = DeadLetters(link, keys)  # guarded as well
-        self._lock = threading.Lock()
+        self._letters = DeadLetters(link, keys)
 
-    def story(
+    def timeline(
         self, ticket_id: str, back: str | None = None, known: Sequence[str] = (), held: tuple[str, int] | None = None
     ) -> TicketHistoryPage:
         """Return one piece. ``known``: entries to list in the first piece, however old; ``held``: the ticket's present
@@ -110,8 +108,7 @@ class TicketHistory:
         key, at_once = (self._keys.stream, _ENTRIES_AT_ONCE) if what == "entries" else (self._keys.runs, _RUNS_AT_ONCE)
         found: list[bytes] = []
         while True:
-            with self._lock:
-                _, last, some, is_all = self._scripts.run(f"find_{what}", (key,), (*wanted, start, at_once))
+            _, last, some, is_all = self._scripts.run(f"find_{what}", (key,), (*wanted, start, at_once))
             found += some
             if is_all:
                 return found, END
@@ -121,8 +118,7 @@ class TicketHistory:
 
     def _letters_of(self, ticket: bytes) -> list[dict[str, Any]]:
         """Return the newest letters of the ticket, as far as one piece goes."""
-        with self._lock:
-            found = self._letters.where("ticket", ticket, _LETTERS, _FIRST_S).letters
+        found = self._letters.where("ticket", ticket, _LETTERS, _FIRST_S).letters
         rows = [letter.row() for letter in found]
         return [
             {"event": "dead_letter", "ms": row["written_ms"], "letter": row, "message_id": row["message_id"]}
@@ -131,8 +127,7 @@ class TicketHistory:
 
     def message(self, message_id: str) -> dict[str, Any] | None:
         """Return a message with its fields as pairs, long values cut; None when it is not in the stream."""
-        with self._lock:
-            rows = self._link.call("XRANGE", self._keys.stream, message_id, message_id)
+        rows = self._link.call("XRANGE", self._keys.stream, message_id, message_id)
         if not rows:
             return None
         flat = rows[0][1]
@@ -152,8 +147,7 @@ class TicketHistory:
         nor still to be read. ``is_there``: the stream has it."""
         keys = self._keys
         asked = ("XPENDING", keys.stream, keys.group, message_id, message_id, 1)
-        with self._lock:
-            groups, pending = self._link.pipeline([("XINFO", "GROUPS", keys.stream), asked])
+        groups, pending = self._link.pipeline([("XINFO", "GROUPS", keys.stream), asked])
         group = group_of(groups, keys.group)
         if group is not None and pending:
             return BY_OWNER.get(bytes(pending[0][1]), TicketState.HANDED_OVER)
@@ -166,13 +160,11 @@ class TicketHistory:
         sent_ms, ends_s = milliseconds(message_id.encode()), time.monotonic() + _PIECE_S
         start = f"({after}" if after else f"{max(0, sent_ms - _CLOCKS_MS)}-0"
         text, found, is_all = orjson.dumps(message_id), list[dict[str, Any]](), False
-        with self._lock:
-            first = self._link.call("XRANGE", self._keys.runs, "-", "+", "COUNT", 1)
+        first = self._link.call("XRANGE", self._keys.runs, "-", "+", "COUNT", 1)
         while not is_all and time.monotonic() <= ends_s and len(found) < _PIECE_EVENTS:
-            with self._lock:
-                _, last, some, is_all = self._scripts.run(
-                    "find_runs", (self._keys.runs,), (text, start, _RUNS_AT_ONCE, "XRANGE")
-                )
+            _, last, some, is_all = self._scripts.run(
+                "find_runs", (self._keys.runs,), (text, start, _RUNS_AT_ONCE, "XRANGE")
+            )
             found += [_execution(run) for record in some for run in decode(record) if run.id == message_id]
             start = f"({last.decode()}" if last else start
         begins_ms = milliseconds(first[0][0]) if first else None
@@ -185,14 +177,13 @@ class TicketHistory:
         """Return what is kept beside a message: its attempts and last error, when it was to be sent, of which message
         it is a redrive or replay, and which ones are of it, as far as one piece goes back."""
         keys, entry_id, ends_s = self._keys, message_id.encode(), time.monotonic() + _PIECE_S
-        with self._lock:
-            noted, (error, traceback), rows = self._link.all_of(
-                [
-                    ("HGET", keys.attempts, entry_id),
-                    ("HMGET", keys.errors, entry_id, TRACEBACK + entry_id),
-                    ("XRANGE", keys.stream, message_id, message_id),
-                ]
-            )
+        noted, (error, traceback), rows = self._link.all_of(
+            [
+                ("HGET", keys.attempts, entry_id),
+                ("HMGET", keys.errors, entry_id, TRACEBACK + entry_id),
+                ("XRANGE", keys.stream, message_id, message_id),
+            ]
+        )
         flat = rows[0][1] if rows else []
         due, uid, replayed = (first_value(flat, name) or b"" for name in (DUE_FIELD, UID_FIELD, REPLAY_OF))
         redriven = uid.decode(errors="replace")
@@ -229,8 +220,7 @@ class TicketHistory:
         found: dict[bytes, bytes] = {}
         count = most
         while True:
-            with self._lock:
-                reply, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "MATCH", pattern, "COUNT", count)
+            reply, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "MATCH", pattern, "COUNT", count)
             count = most if flat else 1000  # the rarer the matches, the more records per call
             found.update(zip(flat[::2], flat[1::2], strict=True))
             cursor = bytes(reply).decode()
@@ -238,9 +228,6 @@ class TicketHistory:
                 return list(found.items()), None
             if len(found) >= most or time.monotonic() > ends_s:
                 return list(found.items()), cursor
-
-    def close(self) -> None:
-        self._link.close()
 
 
 def _parse_back(back: str | None) -> tuple[str, str]:

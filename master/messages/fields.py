@@ -4,7 +4,6 @@ value in a field, among what is unfinished and the dead letters."""
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -63,20 +62,18 @@ class _SearchPosition(NamedTuple):
 
 
 class MessageFields:
-    """Reader of the messages of one ticket stream, and of its dead letters. ``names``: the fields that lists show. Safe
-    for many threads, one at a time. ``within_s``: what takes longer is not read, and said to be
-    left."""
+    """Reader of the messages of one ticket stream, and of its dead letters. ``names``: the fields that lists show.
+    ``within_s``: what takes longer is not read, and said to be left."""
 
     def __init__(
         self, link: Link, keys: Keys, ticket_field: str, names: Sequence[str] = (), within_s: float = _WITHIN_S
     ) -> None:
-        self._link = link  # guarded by self._lock
+        self._link = link
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._ticket_field = ticket_field
         self.names = tuple(names)
         self._within_s = within_s
-        self._lock = threading.Lock()
 
     def add(self, rows: Sequence[dict[str, Any]], id_of: IdOf, stream: str = "") -> list[dict[str, Any]]:
         """Return the rows, each with ``shown_fields`` of its message: texts by name, None for a field that it lacks.
@@ -107,8 +104,7 @@ class MessageFields:
         until_s, known, left = now_s() + self._within_s, dict[str, list[Any]](), list(ids)
         while left:
             some = left[:_READ_AT_ONCE]
-            with self._lock:
-                values = self._scripts.run("read_fields", (stream,), (SHOWN_BYTES, len(names), *names, *some))
+            values = self._scripts.run("read_fields", (stream,), (SHOWN_BYTES, len(names), *names, *some))
             known.update(zip(some, values, strict=False))
             left = left[len(values) :]
             if now_s() > until_s:
@@ -145,13 +141,10 @@ class MessageFields:
         """Return the last id that the group was given (None: there is no group), and how many entries there are to look
         at, with whether that is exact."""
         keys = self._keys
-        with self._lock:
-            groups, pending = self._link.pipeline(
-                [("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)]
-            )
-            length, dead = self._link.all_of([("XLEN", keys.stream), ("XLEN", keys.dead)])
-            group = group_of(groups, keys.group)
-            lag = lag_of(self._scripts, keys.stream, group, length, _MOST_COUNTED)
+        groups, pending = self._link.pipeline([("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)])
+        length, dead = self._link.all_of([("XLEN", keys.stream), ("XLEN", keys.dead)])
+        group = group_of(groups, keys.group)
+        lag = lag_of(self._scripts, keys.stream, group, length, _MOST_COUNTED)
         waiting = 0 if isinstance(pending, Exception) else int(pending[0])
         delivered = None if group is None else bytes(group[b"last-delivered-id"])
         return delivered, waiting + lag.entries + dead, lag.is_exact
@@ -164,10 +157,9 @@ class MessageFields:
         stream, group = (keys.dead if place.part == _DEAD else keys.stream), keys.group * (place.part == _PENDING)
         if (has_group or not group) and place.last != _HIGHEST:
             named = field.encode("utf-8", "surrogateescape")
-            with self._lock:
-                last, ids, number = self._scripts.run(
-                    "ticket_entries", (stream,), (named, value, b"(" + place.last, _FIND_AT_ONCE, group, "")
-                )
+            last, ids, number = self._scripts.run(
+                "ticket_entries", (stream,), (named, value, b"(" + place.last, _FIND_AT_ONCE, group, "")
+            )
         further = place._replace(looked_at=place.looked_at + number)
         if last:
             return ids, number, further._replace(last=last)
@@ -185,8 +177,7 @@ class MessageFields:
                 for one in named
             ]
         asked = [("XPENDING", keys.stream, keys.group, one, one, 1) for one in ids]
-        with self._lock:
-            replies = self._link.pipeline(asked)
+        replies = self._link.pipeline(asked)
         owners = [b"" if isinstance(reply, Exception) or not reply else bytes(reply[0][1]) for reply in replies]
         found = zip(named, owners, strict=True)
         kept = {one: owner for one, owner in found if owner or rank(one.encode()) > rank(delivered)}
@@ -203,9 +194,6 @@ class MessageFields:
         chosen = None if values is None else shown_fields(self.names, values[before:])
         nothing = {"message_id": None, "letter_id": None, "consumer_name": ""}
         return {**nothing, "ticket_id": ticket, "state": state, "shown_fields": chosen}
-
-    def close(self) -> None:
-        self._link.close()
 
 
 def _begin(cursor: str | None, delivered: bytes) -> _SearchPosition:

@@ -8,7 +8,6 @@ letters are logged when they have been done, one line per command or request.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -63,12 +62,11 @@ def chosen_letters(ids: Sequence[bytes]) -> str:
 
 
 class ActionLog:
-    """The action log of one ticket stream. May be used by many threads, one at a time."""
+    """The action log of one ticket stream."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link  # guarded by self._lock
+        self._link = link
         self._key = keys.actions
-        self._lock = threading.Lock()
 
     def note(self, action: OperatorAction, outcome: str) -> None:
         """Write a line. Never raises: the action has been done, and its log line must not make it look undone."""
@@ -84,8 +82,7 @@ class ActionLog:
         )
         line = (part.encode("utf-8", "surrogateescape") for part in action.line())
         try:
-            with self._lock:
-                self._link.call("XADD", self._key, "MAXLEN", "~", KEPT, "*", "outcome", outcome, *line)
+            self._link.call("XADD", self._key, "MAXLEN", "~", KEPT, "*", "outcome", outcome, *line)
         except (RedisTrouble, CommandRefused) as trouble:
             event(
                 log,
@@ -101,14 +98,10 @@ class ActionLog:
         if before is not None and not rank(before):
             return [], None  # nothing is below 0-0, and Redis would refuse to look
         end = b"+" if before is None else b"(" + before
-        with self._lock:
-            rows = self._link.call("XREVRANGE", self._key, end, "-", "COUNT", limit)
+        rows = self._link.call("XREVRANGE", self._key, end, "-", "COUNT", limit)
         return [_action_document(entry_id, flat) for entry_id, flat in rows], rows[-1][0].decode() if len(
             rows
         ) == limit else None
-
-    def close(self) -> None:
-        self._link.close()
 
 
 def _action_document(entry_id: bytes, flat: list[bytes]) -> dict[str, Any]:

@@ -185,9 +185,6 @@ class BulkLetters(Service):
         elif state == RUNNING:
             self._change(job, page)
 
-    def on_end(self) -> None:
-        self._letters.close()
-
     def _pages(self, job: BulkJob) -> Iterator[Sequence[DeadLetter | TicketItem]]:
         if isinstance(job.wanted, LetterFilter):
             return self._letters.all(job.wanted, job.until)

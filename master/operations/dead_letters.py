@@ -8,7 +8,6 @@ ticket that may move (``usher.master.dispatch.change_watch``).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -48,20 +47,18 @@ class LetterPage(NamedTuple):
 
 
 class DeadLetters:
-    """The dead letters of one ticket stream. May be used by many threads, one at a time."""
+    """The dead letters of one ticket stream."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link  # guarded by self._lock
+        self._link = link
         self._keys = keys
         self._scripts = ScriptRunner(link)
-        self._lock = threading.Lock()
         #: URL of the leader at the last redrive or drop; "": nobody led, so nothing moves before somebody does.
         self.leader_url = ""
 
     def last_id(self) -> bytes:
         """Return the id of the newest letter, ``0-0`` when there never was one: a bound for "all there are now"."""
-        with self._lock:
-            newest = self._link.call("XREVRANGE", self._keys.dead, "+", "-", "COUNT", 1)
+        newest = self._link.call("XREVRANGE", self._keys.dead, "+", "-", "COUNT", 1)
         return bytes(newest[0][0]) if newest else b"0-0"
 
     def page(self, wanted: LetterFilter, after: bytes | None, limit: int, until: bytes | None = None) -> LetterPage:
@@ -106,18 +103,14 @@ class DeadLetters:
         found: list[bytes] = []
         start, ends_s = "+", now_s() + within_s
         while len(found) < most:
-            with self._lock:
-                _, last, some, is_all = self._scripts.run(
-                    "find_entries", (self._keys.dead,), (f"usher-{field}", value, start, _FIND_AT_ONCE)
-                )
+            _, last, some, is_all = self._scripts.run(
+                "find_entries", (self._keys.dead,), (f"usher-{field}", value, start, _FIND_AT_ONCE)
+            )
             found += some
             start = f"({last.decode()}"
             if is_all or now_s() > ends_s:
                 break
-        with self._lock:
-            rows = self._scripts.run_each(
-                "read_letters", (self._keys.dead,), [(one, one, 1, "") for one in found[:most]]
-            )
+        rows = self._scripts.run_each("read_letters", (self._keys.dead,), [(one, one, 1, "") for one in found[:most]])
         letters = [parse_letter(letter_id, head) for _, row in rows for letter_id, head in row]
         return LetterPage(letters, None if is_all and len(found) <= most else last)
 
@@ -132,8 +125,7 @@ class DeadLetters:
 
     def _rows(self, start: bytes, end: bytes, count: int, newest: str) -> tuple[bool, list[DeadLetter]]:
         """Return whether there are no more, and up to ``count`` letters: fewer where they are large."""
-        with self._lock:
-            is_all, rows = self._scripts.run("read_letters", (self._keys.dead,), (start, end, count, newest))
+        is_all, rows = self._scripts.run("read_letters", (self._keys.dead,), (start, end, count, newest))
         return bool(is_all), [parse_letter(letter_id, head) for letter_id, head in rows]
 
     def all(self, wanted: LetterFilter, until: bytes) -> Iterator[list[DeadLetter]]:
@@ -149,8 +141,7 @@ class DeadLetters:
 
     def get(self, letter_id: bytes) -> tuple[DeadLetter, list[bytes]] | None:
         """Return a letter and its message's fields, as a flat list of names and values; None when it is not there."""
-        with self._lock:
-            found = self._link.call("XRANGE", self._keys.dead, letter_id, letter_id)
+        found = self._link.call("XRANGE", self._keys.dead, letter_id, letter_id)
         if not found:
             return None
         head, fields = split_letter(found[0][1])
@@ -159,8 +150,7 @@ class DeadLetters:
     def other_groups(self) -> list[str]:
         """Return the other groups of the stream: what a redrive adds to its end is new to each of them too."""
         try:
-            with self._lock:
-                found = self._link.call("XINFO", "GROUPS", self._keys.stream)
+            found = self._link.call("XINFO", "GROUPS", self._keys.stream)
         except CommandRefused as refused:
             if "no such key" in str(refused):
                 return []
@@ -208,8 +198,7 @@ class DeadLetters:
         results: list[LetterResult] = []
         while len(results) < len(ids):
             left = ids[len(results) :]
-            with self._lock:
-                leader, *answers = self._scripts.run(step, script_keys, (keys.group, *left))
+            leader, *answers = self._scripts.run(step, script_keys, (keys.group, *left))
             self.leader_url = bytes(leader).decode().partition(" ")[2]
             results += [
                 LetterResult(letter_id, word.decode().lower(), *rest)
@@ -220,6 +209,3 @@ class DeadLetters:
     def note(self, action: OperatorAction, outcome: str) -> None:
         """Write a line of the action log, over the same link."""
         ActionLog(self._link, self._keys).note(action, outcome)
-
-    def close(self) -> None:
-        self._link.close()

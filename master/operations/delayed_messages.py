@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import datetime
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -118,37 +117,32 @@ def check_due(due_ms: int, now_ms: int) -> None:
 
 
 class DelayedView:
-    """The delayed messages of one ticket stream. May be used by many threads, one at a time."""
+    """The delayed messages of one ticket stream."""
 
     def __init__(self, link: Link, keys: Keys, ticket_field: str, by_stream: bool = False) -> None:
         """Keep the parts. ``by_stream``: tickets of several streams are called STREAM/ID."""
-        self._link = link  # guarded by self._lock
+        self._link = link
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._log = LogKeys(keys.stream)
         self._field = ticket_field.encode()
         self._by_stream = by_stream
-        self._lock = threading.Lock()
 
     def waiting(self) -> Waiting:
-        with self._lock:
-            return waiting_of(*self._link.all_of(waiting_commands(self._keys)))
+        return waiting_of(*self._link.all_of(waiting_commands(self._keys)))
 
     def unsorted(self) -> int:
         """Count the messages that the leader has not put in order yet."""
-        with self._lock:
-            count, known = self._link.all_of([("XLEN", self._log.delayed), ("ZCARD", self._log.due)])
+        count, known = self._link.all_of([("XLEN", self._log.delayed), ("ZCARD", self._log.due)])
         return max(0, count - known)
 
     def ordered_until(self) -> str:
         """Return the id up to which the messages are in order; "" where none is."""
-        with self._lock:
-            return (self._link.call("GET", self._log.due_until) or b"").decode()
+        return (self._link.call("GET", self._log.due_until) or b"").decode()
 
     def now_ms(self) -> int:
         """Ask Redis for its time, by which messages are due."""
-        with self._lock:
-            return redis_ms(self._link)
+        return redis_ms(self._link)
 
     # -- lists
 
@@ -182,10 +176,9 @@ class DelayedView:
         time, entry_id = _parse_cursor(after)
         behind = (time, member_of(entry_id) if entry_id else "", most, _FIELDS_SHOWN, _BYTES_SHOWN)
         of_ticket = (self._field, ticket.encode("utf-8", "surrogateescape"), "1" if self._by_stream else "")
-        with self._lock:
-            is_all, *last, rows = self._scripts.run(
-                "read_delayed", (self._log.delayed, self._log.due), (*behind, *of_ticket, *members)
-            )
+        is_all, *last, rows = self._scripts.run(
+            "read_delayed", (self._log.delayed, self._log.due), (*behind, *of_ticket, *members)
+        )
         return bool(is_all), (last[0], last[1]), [_row(self._field, *row) for row in rows]
 
     def all(self, ticket: str | None = None) -> Iterator[Delayed]:
@@ -193,10 +186,9 @@ class DelayedView:
         message that stays is yielded once, or not at all."""
         seen = 0
         while True:
-            with self._lock:
-                page = self._link.call("ZRANGE", self._log.due, seen, seen + _PAGE - 1, "WITHSCORES")
-                members, scores = page[::2], page[1::2]
-                bodies = self._link.all_of([("XRANGE", self._log.delayed, member, member) for member in members])
+            page = self._link.call("ZRANGE", self._log.due, seen, seen + _PAGE - 1, "WITHSCORES")
+            members, scores = page[::2], page[1::2]
+            bodies = self._link.all_of([("XRANGE", self._log.delayed, member, member) for member in members])
             if not members:
                 return
             seen += len(members)
@@ -210,8 +202,7 @@ class DelayedView:
         """Yield the ids of all messages that wait, including those that are not in order yet."""
         start = "-"
         while True:
-            with self._lock:
-                page = self._link.call("XRANGE", self._log.delayed, start, "+", "COUNT", _PAGE)
+            page = self._link.call("XRANGE", self._log.delayed, start, "+", "COUNT", _PAGE)
             yield from (
                 entry_id.decode() for entry_id, flat in page if ticket is None or self._ticket_of(flat) == ticket
             )
@@ -232,8 +223,7 @@ class DelayedView:
         They keep their order wherever this ends: what comes earlier than before is moved from the front on, then what
         comes later from the back on."""
         at_ms = self.now_ms() if due_ms is None else due_ms
-        with self._lock:
-            scores = self._link.all_of([("ZSCORE", self._log.due, member_of(entry_id)) for entry_id in ids])
+        scores = self._link.all_of([("ZSCORE", self._log.due, member_of(entry_id)) for entry_id in ids])
         ordered = sorted(
             (float(score or 0), rank(entry_id.encode()), entry_id) for entry_id, score in zip(ids, scores, strict=True)
         )
@@ -253,19 +243,12 @@ class DelayedView:
 
     def _run(self, step: str, ids: Sequence[str], *first: str | int) -> list[DelayedResult]:
         log = self._log
-        with self._lock:
-            until, *words = self._scripts.run(
-                step, (log.delayed, log.due, log.due_until), (*first, *map(member_of, ids))
-            )
+        until, *words = self._scripts.run(step, (log.delayed, log.due, log.due_until), (*first, *map(member_of, ids)))
         return [_result(entry_id, word.decode().lower(), until) for entry_id, word in zip(ids, words, strict=False)]
 
     def note(self, action: OperatorAction, outcome: str) -> None:
         """Write a line of the action log, over the same link; it also wakes the leader (delayed_sender.py)."""
-        with self._lock:
-            ActionLog(self._link, self._keys).note(action, outcome)
-
-    def close(self) -> None:
-        self._link.close()
+        ActionLog(self._link, self._keys).note(action, outcome)
 
 
 def chosen_delayed(count: int, first: str, due_ms: int | None) -> str:

@@ -7,7 +7,6 @@ messages that were handed over before go on to their end.
 
 from __future__ import annotations
 
-import threading
 from typing import Any, NamedTuple
 
 from usher.common.base.clock import wall_ms
@@ -18,7 +17,7 @@ from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import TicketStream, pairs
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.action_log import KEPT, By, OperatorAction
-from usher.master.policy.rules import MOST_RULES, Rule, Rulebook, Target, dump, parse, rule_id, text_of
+from usher.master.policy.rules import MOST_RULES, Rule, RuleAction, Rulebook, Target, dump, parse, rule_id, text_of
 
 #: Age in ms from which a drain may give way to a new rule, if its consumer is gone; and how many such drains are tried.
 _GIVES_WAY_MS, _TRIED = 86_400_000, 3
@@ -94,18 +93,16 @@ def rulebook(stored: Any, version: bytes = b"") -> Rulebook:
 
 
 class LiveRules:
-    """The rules of one ticket stream. May be used by many threads, one at a time."""
+    """The rules of one ticket stream."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link  # guarded by self._lock
+        self._link = link
         self._keys = keys
         self._stream = TicketStream(link, keys)
         self._scripts = ScriptRunner(link)
-        self._lock = threading.Lock()
 
     def read(self) -> Rulebook:
-        with self._lock:
-            return read_rules(self._link, self._keys)
+        return read_rules(self._link, self._keys)
 
     def set(self, rule: Rule, by: By, what: str = "") -> RuleSetChange:
         """Make this the rule for its target. When there are too many, the oldest drain gives way that is more than a
@@ -127,9 +124,8 @@ class LiveRules:
             raise TooManyRules(
                 f"there are {MOST_RULES} rules already: lift some (`usher rules` lists them), or use a pattern"
             )
-        with self._lock:
-            held, is_exact = self._handed_over(rule)
-            stored = self._link.call("HGET", self._keys.rules, chosen)
+        held, is_exact = self._handed_over(rule)
+        stored = self._link.call("HGET", self._keys.rules, chosen)
         # Somebody may have lifted it at this moment.
         now = parse(chosen.encode(), stored) if stored is not None else None
         return RuleSetChange(
@@ -145,9 +141,20 @@ class LiveRules:
             None if reply[0] == b"NONE" else RuleSetChange("lifted", int(reply[1]), None, self._former(chosen, reply))
         )
 
+    def drain(self, name: str, by: By) -> RuleSetChange | None:
+        """Hand nothing more to the consumer ``name``, whatever its incarnation; None: no consumer of that name is
+        registered. It finishes the messages that it has; new ones go to others. Raises TooManyRules."""
+        if self._link.call("HGET", self._keys.consumers, name) is None:
+            return None
+        return self.set(Rule(Target.CONSUMER, name, RuleAction.PAUSE, None, by.why, by.who), by, "drain")
+
+    def resume(self, name: str, by: By) -> RuleSetChange | None:
+        """End an operator's drain; None: there was none. A consumer that drains because it shuts down goes on with
+        that."""
+        return self.lift(rule_id(Target.CONSUMER, name), by, "resume")
+
     def _one(self, chosen: str) -> Rule | None:
-        with self._lock:
-            stored = self._link.call("HGET", self._keys.rules, chosen)
+        stored = self._link.call("HGET", self._keys.rules, chosen)
         return None if stored is None else parse(chosen.encode(), stored)
 
     def _former(self, chosen: str, reply: list[bytes]) -> Rule | None:
@@ -157,17 +164,16 @@ class LiveRules:
         """Return drains of more than a day ago whose consumers are not registered, oldest first: id, stored value,
         consumer."""
         before_ms = wall_ms() - _GIVES_WAY_MS
-        with self._lock:
-            stored = [
-                (parse(field, value), field, value)
-                for field, value in pairs(self._link.call("HGETALL", self._keys.rules)).items()
-            ]
-            old = sorted(
-                (one for one in stored if one[0].target is Target.CONSUMER and one[0].set_ms < before_ms),
-                key=lambda one: one[0].set_ms,
-            )
-            names = [rule.value.encode("utf-8", "surrogateescape") for rule, _, _ in old]
-            there = self._link.call("HMGET", self._keys.consumers, *names) if names else []
+        stored = [
+            (parse(field, value), field, value)
+            for field, value in pairs(self._link.call("HGETALL", self._keys.rules)).items()
+        ]
+        old = sorted(
+            (one for one in stored if one[0].target is Target.CONSUMER and one[0].set_ms < before_ms),
+            key=lambda one: one[0].set_ms,
+        )
+        names = [rule.value.encode("utf-8", "surrogateescape") for rule, _, _ in old]
+        there = self._link.call("HMGET", self._keys.consumers, *names) if names else []
         found = zip(old, names, there, strict=True)
         return [(field, value, name) for (_, field, value), name, registered in found if registered is None][:_TRIED]
 
@@ -182,10 +188,9 @@ class LiveRules:
         keys = self._keys
         line = (part.encode("utf-8", "surrogateescape") for part in action.line())
         args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, *gives_way, "" if version is None else version, *line]
-        with self._lock:
-            return self._scripts.run(
-                "change_rules", (keys.rules, keys.counters, keys.changed, keys.actions, keys.consumers), args
-            )
+        return self._scripts.run(
+            "change_rules", (keys.rules, keys.counters, keys.changed, keys.actions, keys.consumers), args
+        )
 
     def _handed_over(self, rule: Rule) -> tuple[int, bool]:
         """Count the messages in processing that the rule is about; and whether that is all of them. Only the leader
@@ -211,6 +216,3 @@ class LiveRules:
             if number >= _MOST_COUNTED:
                 return count, False
         return count, True
-
-    def close(self) -> None:
-        self._link.close()

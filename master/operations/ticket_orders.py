@@ -10,13 +10,11 @@ waits for its time, which `retry` can cut short again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.registration import name_of, parse
 from usher.common.redis.client import Arg, Link
 from usher.common.redis.replies import TicketStream
 from usher.common.redis.scripts import ScriptRunner
@@ -48,25 +46,31 @@ Explain = Callable[[str], dict[str, Any]]
 
 
 class TicketOrders:
-    """The orders about tickets of one stream. May be used by many threads, one at a time."""
+    """The orders about tickets of one stream."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link  # guarded by self._lock
+    def __init__(self, link: Link, keys: Keys, explain: Explain) -> None:
+        self._explain = explain
+        self._link = link
         self._keys = keys
         self._stream = TicketStream(link, keys)
         self._scripts = ScriptRunner(link)
-        self._lock = threading.Lock()
 
-    def preview(self, order: TicketOrder, ticket_id: str, explain: Explain) -> OrderResult:
+    def preview(self, order: TicketOrder, ticket_id: str) -> OrderResult:
         """Return what the order would do now. Raises what ``Link.call`` raises."""
-        return _result(ticket_id, order, self._plan(order, ticket_id, explain), "planned")
+        return _result(ticket_id, order, self._plan(order, ticket_id, self._explain(ticket_id)), "planned")
 
-    def give(self, order: TicketOrder, ticket_id: str, by: By, explain: Explain, head: str = "") -> OrderResult:
+    def offers(self, explained: dict[str, Any]) -> list[OrderResult]:
+        """Return the orders that make sense for a ticket that was just explained."""
+        ticket_id = explained["ticket_id"]
+        planned = [(order, self._plan(order, ticket_id, explained)) for order in TicketOrder]
+        return [_result(ticket_id, order, plan, "planned") for order, plan in planned if not plan.refused]
+
+    def give(self, order: TicketOrder, ticket_id: str, by: By, head: str = "") -> OrderResult:
         """Give the order. ``head``: the message that it is about; "": whichever is the ticket's first unfinished one.
         Raises what ``Link.call`` raises."""
         planned = PlannedOrder()
         for _ in range(_TRIES):
-            planned = self._plan(order, ticket_id, explain)
+            planned = self._plan(order, ticket_id, self._explain(ticket_id))
             if head and not planned.refused and planned.message_id.decode() != head:
                 planned = planned._replace(refused=f"its first unfinished message is not {head} any more")
             if planned.refused:
@@ -77,22 +81,9 @@ class TicketOrders:
         refused = planned.refused or "the ticket moves from one owner to the next just now: ask again in a moment"
         return _result(ticket_id, order, planned._replace(refused=refused), "refused")
 
-    def _plan(self, order: TicketOrder, ticket_id: str, explain: Explain) -> PlannedOrder:
-        told = explain(ticket_id)
-        with self._lock:
-            [record] = self._stream.records_of([ticket_id.encode("utf-8", "surrogateescape")])
-            planned = plan_order(order, record, told)
-            if planned.owner and not self._takes_orders(planned.owner):
-                return PlannedOrder(f"{name_of(planned.owner)} is of a former version, which takes no orders")
-        return planned
-
-    def _takes_orders(self, owner: str) -> bool:
-        """Return whether an incarnation reads orders: one of a former version would stop at a record of that form."""
-        stored = self._link.call("HGET", self._keys.consumers, name_of(owner))
-        try:
-            return stored is None or parse(b"", stored).gives_back
-        except ValueError:
-            return False
+    def _plan(self, order: TicketOrder, ticket_id: str, explained: dict[str, Any]) -> PlannedOrder:
+        [record] = self._stream.records_of([ticket_id.encode("utf-8", "surrogateescape")])
+        return plan_order(order, record, explained)
 
     def _run(self, order: TicketOrder, ticket_id: str, planned: PlannedOrder, by: By) -> str:
         keys, ticket = self._keys, ticket_id.encode("utf-8", "surrogateescape")
@@ -102,11 +93,7 @@ class TicketOrders:
         action = OperatorAction(by, order.value, f"ticket {ticket_id}, message {planned.message_id.decode()}")
         line: list[Arg] = [part.encode("utf-8", "surrogateescape") for part in action.line()]
         about: list[Arg] = [keys.group, order.value, ticket, planned.believed, planned.message_id, KEPT, GIVEN_UP]
-        with self._lock:
-            return bytes(self._scripts.run("order", script_keys, [*about, *line])).decode()
-
-    def close(self) -> None:
-        self._link.close()
+        return bytes(self._scripts.run("order", script_keys, [*about, *line])).decode()
 
 
 def _result(ticket_id: str, order: TicketOrder, planned: PlannedOrder, outcome: str) -> OrderResult:

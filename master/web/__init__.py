@@ -1,20 +1,17 @@
 """The master's HTTP interface. ``usher.master.assembly.web_app`` puts its parts together.
 
-=======================  ===============================================================================================
-module                   content
-=======================  ===============================================================================================
-ports                    the requirements of the interface on the running master
-adapter                  the running master as ``ports`` wants it
-api                      routes for consumers, tickets, sources and the last audit
-dead_letters             routes of the dead letters
-delayed                  routes of the delayed messages
-operations               routes of explain, rules, drain and the action log
-operations_adapter       the running master as ``operations`` wants it
-follow                   the events of a ticket
-find                     search messages by a field
-documents                the documents that the routes answer, for the OpenAPI document
-pages                    the web page
-=======================  ===============================================================================================
+==============  ====================================================================================================
+module          content
+==============  ====================================================================================================
+parts           the running master, as the interface sees it
+api             routes for consumers, tickets and their events, sources and the last audit
+dead_letters    routes of the dead letters
+delayed         routes of the delayed messages
+messages        routes of one message, and of the search by a field
+operations      routes of explain, rules, drain, orders and the action log
+documents       the documents that the routes answer, for the OpenAPI document
+pages           the web page
+==============  ====================================================================================================
 
 ``python docs/reference.py http`` tells all routes, from their ``@tells``; ``GET /api/openapi.json`` does it for
 programs. Beside them: ``GET /, /tickets, ...``, the page (``usher.master.web.pages``), whose errors are pages too, and

@@ -1,5 +1,5 @@
-"""The routes of the master. Each reads strictly, asks the port once, and answers; ``usher.common.http.app`` shapes
-errors."""
+"""The routes for consumers, and those that show consumers and tickets. Each reads strictly, asks once, and answers;
+``usher.common.http.app`` shapes errors."""
 
 from __future__ import annotations
 
@@ -22,24 +22,34 @@ from usher.common.http.app import (
     read_model,
     unprocessable,
 )
-from usher.common.http.auth import must_be_for
+from usher.common.http.auth import caller, must_be_for
 from usher.common.http.credentials import Role
 from usher.common.http.fields import Fitting, PageLimit, TicketId
 from usher.common.http.openapi import tells
 from usher.common.http.rate_limits import rarely
-from usher.common.protocol.registration import MOST_SLOTS, NAME, NO_LOCK, RETRYING_HEADER, WINDOW_HEADER, name_of
+from usher.common.http.server.push_sockets import DETACH
+from usher.common.protocol.registration import (
+    MOST_SLOTS,
+    NAME,
+    NO_LOCK,
+    RETRYING_HEADER,
+    WINDOW_HEADER,
+    Registration,
+    name_of,
+)
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
+from usher.master.messages.fields import MessageFields
 from usher.master.operations.action_log import By
+from usher.master.policy.explain.ticket_events import parse_position
 from usher.master.web.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
-from usher.master.web.find import FieldsPort, with_fields
-from usher.master.web.ports import AckItem, AckReport, MasterPort, RegisterAnswer, RegisterRequest
-from usher.master.web.seen import seen
+from usher.master.web.parts import AckItem, AckReport, Desk
+from usher.master.web.seen import seen, with_fields
 
 log = logging.getLogger(__name__)
 
 #: The most bytes of a body. 64 KiB would not hold 500 messages of 500 tickets with ids of 256 bytes; this holds 1000.
 REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
-#: The most messages of one report.
+#: The most messages of one redesk.
 MOST_MESSAGES = 1000
 _LONGEST_TICKET_ID = 256
 _LARGEST_FENCE = 2**63 - 1
@@ -130,15 +140,40 @@ class _TicketsQuery(BaseModel):
     limit: PageLimit = _TICKETS_ON_A_PAGE
 
 
-def routes(port: MasterPort, health_hosts: HealthHosts, fields: FieldsPort | None = None) -> Blueprint:
+class TicketQuery(BaseModel):
+    """A ticket by query: in a path, an id that ends like a route (``x/explain``), or is nothing but dots, may be taken
+    for something else on the way."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: TicketId
+
+
+#: The values that ``parse_position`` takes, for the OpenAPI document.
+_POSITION = r"^([0-9]{1,20}-[0-9]{1,20}(_[0-9]{1,20}-[0-9]{1,20}){2}|0|)$"
+
+
+class _Position(BaseModel):
+    """The point where a broken subscription continues: the id of the last event seen, as in the header Last-Event-ID;
+    0: everything that is still there."""
+
+    last_event_id: str = Field("", pattern=_POSITION)
+
+
+class _FollowedTicket(_Position, TicketQuery):
+    """A ticket, and the point from which to follow it."""
+
+
+def routes(desk: Desk, health_hosts: HealthHosts, fields: MessageFields | None = None) -> Blueprint:
     """Return the routes for consumers, and those that show consumers and tickets; with ``fields`` of their messages."""
     api = Blueprint("api", __name__, url_prefix="/api")
-    _add_looks(api, port, fields)
-    _add_work(api, port, health_hosts)
+    _add_looks(api, desk, fields)
+    _add_work(api, desk, health_hosts)
+    _add_events(api, desk)
     return api
 
 
-def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> None:
+def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
     @api.post("/consumers/register")
     @tells(
         "Register a start of a consumer: 201 new, 200 the same start again.",
@@ -153,8 +188,12 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
     @rarely
     def register() -> Response:
         asked = _admitted(health_hosts)
-        given = port.register(asked)
-        return answer(_registered(given), 201 if given.created else 200)
+        given = desk.register(asked)
+        mine = given.registration
+        told = {"incarnation": mine.incarnation, "generation": mine.generation}
+        told |= {"lease_ms": given.lease_ms, "left_ms": given.left_ms}
+        told |= {"ticket_window": desk.ticket_window, "leader_url": desk.leader_url}
+        return answer(told, 201 if given.created else 200)
 
     @api.post("/consumers/deregister")
     @tells(
@@ -167,7 +206,7 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
     def deregister() -> Response:
         incarnation = read_json(_Deregistration, REGISTER_BODY).incarnation
         must_be_for(name_of(incarnation))
-        if not port.deregister(incarnation):
+        if not desk.deregister(incarnation):
             raise Problem(404, "unknown_incarnation")
         return answer({"incarnation": incarnation})
 
@@ -185,11 +224,11 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
         retrying = _retrying(request.headers.get(RETRYING_HEADER, ""))
         report = read_report(read_body(request, ACKNOWLEDGE_BODY), not minimal, retrying)
         must_be_for(name_of(report.incarnation))
-        results = port.acknowledge(report)
+        results = desk.acknowledge(report)
         if not minimal:
             return answer({"results": results})
         # The consumer reports again before half of what it may have is done, so that it need not wait for more.
-        window = {} if (messages := port.window(report.incarnation)) is None else {WINDOW_HEADER: str(messages)}
+        window = {} if (messages := desk.window(report.incarnation)) is None else {WINDOW_HEADER: str(messages)}
         taken = Response(status=204, headers={"Preference-Applied": _MINIMAL, **window})
         del taken.headers["Content-Type"]
         return taken
@@ -205,34 +244,34 @@ def _preferences() -> set[str]:
     return {one.partition(";")[0].strip().lower() for one in request.environ.get("HTTP_PREFER", "").split(",")}
 
 
-def _add_looks(api: Blueprint, port: MasterPort, fields: FieldsPort | None) -> None:
+def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None:
     def told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return rows if fields is None else with_fields(fields.add_to_tickets, rows)
 
     @api.get("/consumers")
     @tells("All registered consumers.", {200: Consumers})
     def consumers() -> Response:
-        return answer({"consumers": port.consumers()})
+        return answer({"consumers": desk.status.consumers()})
 
     @api.get("/sources")
     @tells("The progress of gathering several ticket streams; null when there is one.", {200: Sources})
     def sources() -> Response:
-        return answer({"sources": port.sources()})
+        return answer({"sources": desk.status.sources()})
 
     @api.get("/tickets")
     @tells("A page of tickets in processing, or one by its id.", {200: Tickets}, query=_TicketsQuery)
     def tickets() -> Response:
         asked = read_model(_TicketsQuery, request.args.to_dict())
         if asked.id is not None:
-            found = port.ticket(asked.id)
+            found = desk.ticket(asked.id)
             return answer(seen({"tickets": told([] if found is None else [found]), "cursor": None}))
-        page = port.tickets(asked.cursor or "0", min(asked.limit, _MOST_TICKETS_ON_A_PAGE))
+        page = desk.status.tickets(asked.cursor or "0", min(asked.limit, _MOST_TICKETS_ON_A_PAGE))
         return answer(seen(page | {"tickets": told(page["tickets"])}))
 
     @api.get("/tickets/<rest:ticket_id>")
     @tells("One ticket in processing.", {200: Ticket}, problems=TICKET_PROBLEMS)
     def ticket(ticket_id: str) -> Response:
-        found = port.ticket(read_ticket_id())
+        found = desk.ticket(read_ticket_id())
         if found is None:
             raise Problem(404, "unknown_ticket", "no ticket of that id is in processing")
         return answer(seen(told([found])[0]))
@@ -240,10 +279,60 @@ def _add_looks(api: Blueprint, port: MasterPort, fields: FieldsPort | None) -> N
     @api.get("/audit")
     @tells("The result of the last audit; null when there was none.", {200: Audit})
     def audit() -> Response:
-        return answer({"audit": port.audit()})
+        return answer({"audit": desk.status.audit()})
 
 
-def _admitted(health_hosts: HealthHosts) -> RegisterRequest:
+def _add_events(api: Blueprint, desk: Desk) -> None:
+    """Server-sent events of a ticket, for as long as the client stays. The request ends with the head of its answer;
+    the connection then belongs to the master's feed and holds no thread. Viewers get all but what messages say."""
+
+    @api.get("/tickets/<rest:ticket_id>/events")
+    @tells(
+        "The events of a ticket from now on, as server-sent events.",
+        {200: "text/event-stream"},
+        query=_Position,
+        problems=TICKET_PROBLEMS,
+    )
+    def follow(ticket_id: str) -> Response:
+        return _followed(desk, read_ticket_id(b"/events"))
+
+    @api.get("/events")
+    @tells(
+        "The events of a ticket of any id: in a path, some ids may be taken for something else.",
+        {200: "text/event-stream"},
+        query=_FollowedTicket,
+    )
+    def follow_by_query() -> Response:
+        return _followed(desk, read_model(_FollowedTicket, request.args.to_dict()).id)
+
+
+def _followed(desk: Desk, asked: str) -> Response:
+    position = _read_position()
+    detach, who = request.environ.get(DETACH), caller()
+    if detach is None or not desk.feed.has_room(who):
+        raise Problem(
+            503, "too_many_followers", "this master has no room for another subscription", headers={"Retry-After": "5"}
+        )
+    if request.method == "GET":
+        with_fields = g.role.may(Role.OPERATOR)
+        detach(lambda connection: desk.feed.follow(connection, who, asked.encode(), position, with_fields))
+    # The first bytes, so that the client knows at once that the subscription works.
+    return Response(iter([b": following\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+def _read_position() -> list[bytes] | None:
+    """Return the point where a broken subscription continues, from Last-Event-ID or the query's last_event_id. None:
+    from now on."""
+    given = request.headers.get("Last-Event-ID") or request.args.get("last_event_id")
+    if not given:
+        return None
+    try:
+        return parse_position(given)
+    except ValueError as wrong:
+        raise unprocessable([{"field": "last_event_id", "problem": str(wrong)}]) from None
+
+
+def _admitted(health_hosts: HealthHosts) -> Registration:
     """Return the registration of the current request. Raises Problem 400, 403, 422, which the log says too."""
     try:
         asked = _read_registration(health_hosts)
@@ -260,25 +349,14 @@ def _log_refusal(refused: Problem) -> None:
     event(log, "consumer_refused", level=logging.WARNING, status=status, address=address, why=why)
 
 
-def _registered(given: RegisterAnswer) -> dict[str, Any]:
-    return {
-        "incarnation": given.incarnation,
-        "generation": given.generation,
-        "lease_ms": given.lease_ms,
-        "left_ms": given.left_ms,
-        "ticket_window": given.ticket_window,
-        "leader_url": given.leader_url,
-    }
-
-
-def _read_registration(health_hosts: HealthHosts) -> RegisterRequest:
+def _read_registration(health_hosts: HealthHosts) -> Registration:
     asked = read_json(_Registration, REGISTER_BODY)
     try:
         health_hosts.check(asked.health_url)
     except UnfitUrl as unfit:
         raise unprocessable([{"field": "health_url", "problem": str(unfit)}]) from None
     # A client without a uuid is a new start each time it registers: only the end of the lease frees the name.
-    return RegisterRequest(
+    return Registration(
         asked.name, asked.uuid or uuid.uuid4().hex, asked.health_url, asked.slots, asked.capacity, asked.lock
     )
 
@@ -311,15 +389,6 @@ def by_caller(why: str = "") -> By:
     """Return the sender of this request: the authenticated credential, as the guard of the application has put it into
     ``flask.g.who``."""
     return By(str(g.get("who", "operator")), "http", why)
-
-
-class TicketQuery(BaseModel):
-    """A ticket by query: in a path, an id that ends like a route (``x/explain``), or is nothing but dots, may be taken
-    for something else on the way."""
-
-    model_config = ConfigDict(frozen=True)
-
-    id: TicketId
 
 
 def read_ticket_id(behind: bytes = b"", at: bytes = _TICKETS_PATH) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from flask import Blueprint, Response, g, request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -13,39 +13,20 @@ from usher.common.http.app import Problem, answer, read_json, read_model
 from usher.common.http.credentials import Role
 from usher.common.http.fields import OneLine, PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
-from usher.master.operations.action_log import FAILED, OperatorAction, chosen_letters, counted
-from usher.master.operations.dead_letters import AT_ONCE, LetterPage, LetterResult
+from usher.master.messages.fields import MessageFields
+from usher.master.operations.action_log import FAILED, ActionLog, OperatorAction, chosen_letters, counted
+from usher.master.operations.dead_letters import AT_ONCE, DeadLetters, LetterResult
 from usher.master.policy.letters import DeadLetter, LetterFilter
 from usher.master.policy.rules import LONGEST_REASON
 from usher.master.web.api import by_caller
 from usher.master.web.documents import LetterOutcomes, Letters, WholeLetter
-from usher.master.web.find import FieldsPort, with_fields
-from usher.master.web.seen import seen, sees_texts
+from usher.master.web.seen import seen, sees_texts, with_fields
 
 BODY = 32 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 200
 _MOST_IDS = 500
 
 
-class LetterPort(Protocol):
-    """The dead letters, seen from HTTP (``usher.master.operations.dead_letters.DeadLetters``). Safe for many threads.
-    All methods may raise RedisTrouble (503)."""
-
-    def last_id(self) -> bytes: ...
-
-    def page(self, wanted: LetterFilter, after: bytes | None, limit: int, until: bytes | None = None) -> LetterPage: ...
-
-    def get(self, letter_id: bytes) -> tuple[DeadLetter, list[bytes]] | None: ...
-
-    def redrive(self, ids: list[bytes]) -> list[LetterResult]: ...
-
-    def drop(self, ids: list[bytes]) -> list[LetterResult]: ...
-
-    def other_groups(self) -> list[str]: ...
-
-
-#: Writes an action and its outcome into the action log.
-LetterNote = Callable[[OperatorAction, str], None]
 _Age = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
 
 
@@ -110,8 +91,10 @@ class _Chosen(BaseModel):
         return self
 
 
-def letter_routes(letters: LetterPort, note: LetterNote | None = None, fields: FieldsPort | None = None) -> Blueprint:
-    """Return ``/api/dead-letters`` and the routes below it. ``note`` is called with each redrive and drop; ``fields``
+def letter_routes(
+    letters: DeadLetters, action_log: ActionLog | None = None, fields: MessageFields | None = None
+) -> Blueprint:
+    """Return ``/api/dead-letters`` and the routes below it. ``action_log``: takes each redrive and drop; ``fields``
     adds those of the messages."""
     api = Blueprint("dead_letters", __name__, url_prefix="/api/dead-letters")
 
@@ -143,23 +126,23 @@ def letter_routes(letters: LetterPort, note: LetterNote | None = None, fields: F
         body=_Chosen,
     )
     def redrive() -> Response:
-        return _change(letters, "redrive", letters.redrive, note)
+        return _change(letters, "redrive", letters.redrive, action_log)
 
     @api.post("/drop")
     @tells(
         "Throw dead letters away; a ticket that waits for one goes on without it.", {200: LetterOutcomes}, body=_Chosen
     )
     def drop() -> Response:
-        return _change(letters, "drop", letters.drop, note)
+        return _change(letters, "drop", letters.drop, action_log)
 
     return api
 
 
 def _change(
-    letters: LetterPort,
+    letters: DeadLetters,
     what: str,
     step: Callable[[list[bytes]], list[LetterResult]],
-    note: LetterNote | None,
+    action_log: ActionLog | None,
 ) -> Response:
     chosen = read_json(_Chosen, BODY)
     cursor = None
@@ -177,8 +160,8 @@ def _change(
             outcomes += step(ids[at : at + AT_ONCE])
         ended = ""
     finally:
-        if note is not None:
-            note(
+        if action_log is not None:
+            action_log.note(
                 OperatorAction(by_caller(chosen.reason), what, chosen_letters(ids)),
                 counted(outcome.word for outcome in outcomes) + ended,
             )

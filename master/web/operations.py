@@ -30,7 +30,7 @@ an explanation is in ``usher.master.policy.explain.explain``.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Protocol
+from typing import Annotated
 
 from flask import Blueprint, Response, request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -41,11 +41,8 @@ from usher.common.http.openapi import tells
 from usher.common.protocol.letter_policies import ACTION, STORED
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.registration import NAME
-from usher.master.operations.action_log import By
-from usher.master.operations.action_log import OperatorAction as Done
 from usher.master.operations.live_rules import RuleSetChange, TooManyRules
-from usher.master.operations.ticket_orders import OrderResult
-from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Rulebook, Target
+from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Target
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.web.api import TicketQuery, by_caller, read_ticket_id
 from usher.master.web.documents import (
@@ -57,48 +54,13 @@ from usher.master.web.documents import (
     RuleChange,
     Rules,
 )
+from usher.master.web.parts import Parts
 from usher.master.web.seen import seen
 
 BODY = 8 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 500
 _RULE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _EXPLAIN = b"/explain"
-
-
-class OperationsPort(Protocol):
-    """The master, seen from an operator (``usher.master.web.operations_adapter.Operations``). Safe for many threads.
-    All methods may raise RedisTrouble (503)."""
-
-    stream: str
-
-    def explain(self, ticket_id: str) -> dict[str, Any]: ...
-
-    def consumer(self, name: str) -> list[dict[str, Any]]:
-        """Return the rows of all incarnations of a consumer, with what each says of its ``process``, or None."""
-
-    def rules(self) -> Rulebook: ...
-
-    def set_rule(self, rule: Rule, by: By) -> RuleSetChange:
-        """Set the rule in place of the former one for its target. Raises TooManyRules."""
-
-    def lift_rule(self, chosen: str, by: By, version: int | None = None) -> RuleSetChange | None: ...
-
-    def drain(self, name: str, by: By) -> RuleSetChange | None:
-        """Drain a consumer; None: no consumer of that name is registered. Raises TooManyRules."""
-
-    def resume(self, name: str, by: By) -> RuleSetChange | None:
-        """End a drain; None: the consumer was not drained."""
-
-    def order(self, order: TicketOrder, ticket_id: str, by: By | None, head: str = "") -> OrderResult:
-        """Give an order about the first unfinished message of a ticket, if it is ``head`` or that is ""; without ``by``
-        only say what it would do."""
-
-    def offers(self, explained: dict[str, Any]) -> list[OrderResult]:
-        """Return the orders that make sense for a ticket that was just explained."""
-
-    def actions(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]: ...
-
-    def note(self, action: Done, outcome: str) -> None: ...
 
 
 _Reason = Annotated[OneLine, Field(max_length=LONGEST_REASON)]
@@ -163,7 +125,7 @@ class _Page(BaseModel):
     limit: PageLimit = _ON_A_PAGE
 
 
-def operation_routes(port: OperationsPort) -> Blueprint:
+def operation_routes(parts: Parts) -> Blueprint:
     """Return ``/api/tickets/{id}/explain``, ``/api/explain``, ``/api/rules``, ``/api/orders``,
     ``/api/consumers/{name}/process``, ``/drain`` and ``/resume``, ``/api/actions``."""
     api = Blueprint("operations", __name__, url_prefix="/api")
@@ -175,7 +137,7 @@ def operation_routes(port: OperationsPort) -> Blueprint:
         problems={422: "ticket ids have 1 to 256 bytes"},
     )
     def explain(ticket_id: str) -> Response:
-        return answer(seen(port.explain(read_ticket_id(_EXPLAIN))))
+        return answer(seen(parts.explainer.explain(read_ticket_id(_EXPLAIN)).document()))
 
     @api.get("/explain")
     @tells(
@@ -184,12 +146,12 @@ def operation_routes(port: OperationsPort) -> Blueprint:
         query=TicketQuery,
     )
     def explain_by_query() -> Response:
-        return answer(seen(port.explain(read_model(TicketQuery, request.args.to_dict()).id)))
+        return answer(seen(parts.explainer.explain(read_model(TicketQuery, request.args.to_dict()).id).document()))
 
     @api.get("/rules")
     @tells("The live rules.", {200: Rules})
     def rules() -> Response:
-        book = port.rules()
+        book = parts.rules.read()
         return answer({"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)})
 
     @api.post("/rules")
@@ -200,13 +162,13 @@ def operation_routes(port: OperationsPort) -> Blueprint:
         problems={409: "too_many_rules"},
     )
     def set_rule() -> Response:
-        changed = change_rule(port, read_json(NewRule, BODY))
+        changed = change_rule(parts, read_json(NewRule, BODY))
         return answer(changed.shown(), 201 if changed.outcome == "set" else 200)
 
     @api.delete("/rules/<rule_id>")
     @tells("Lift a rule.", {200: RuleChange}, query=_Why, problems={404: "unknown_rule"})
     def lift_rule(rule_id: str) -> Response:
-        changed = port.lift_rule(rule_id, by_caller(_why_of_query())) if _RULE_ID.fullmatch(rule_id) else None
+        changed = parts.rules.lift(rule_id, by_caller(_why_of_query())) if _RULE_ID.fullmatch(rule_id) else None
         if changed is None:
             raise Problem(404, "unknown_rule", "there is no rule with that id")
         return answer(changed.shown())
@@ -215,17 +177,17 @@ def operation_routes(port: OperationsPort) -> Blueprint:
     @tells("Actions of operators, newest first.", {200: Actions}, query=_Page)
     def actions() -> Response:
         asked = read_model(_Page, request.args.to_dict())
-        lines, cursor = port.actions(
+        lines, cursor = parts.action_log.page(
             None if asked.cursor is None else asked.cursor.encode(), min(asked.limit, _MOST_ON_A_PAGE)
         )
         return answer({"actions": lines, "cursor": cursor})
 
-    _add_orders(api, port)
-    _add_drain(api, port)
+    _add_orders(api, parts)
+    _add_drain(api, parts)
     return api
 
 
-def _add_orders(api: Blueprint, port: OperationsPort) -> None:
+def _add_orders(api: Blueprint, parts: Parts) -> None:
     @api.post("/orders")
     @tells(
         "Order something about the first unfinished message of a ticket: retry (due now), give_up (it becomes a dead"
@@ -236,14 +198,15 @@ def _add_orders(api: Blueprint, port: OperationsPort) -> None:
     )
     def order() -> Response:
         asked = read_json(_NewOrder, BODY)
-        by = None if asked.preview else by_caller(asked.reason)
-        result = port.order(TicketOrder(asked.order), asked.ticket_id, by)
+        about = (TicketOrder(asked.order), asked.ticket_id)
+        orders = parts.orders
+        result = orders.preview(*about) if asked.preview else orders.give(*about, by_caller(asked.reason))
         if result.outcome == "refused":
             raise Problem(409, "order_refused", result.note)
         return answer(result.shown())
 
 
-def _add_drain(api: Blueprint, port: OperationsPort) -> None:
+def _add_drain(api: Blueprint, parts: Parts) -> None:
     @api.get("/consumers/<name>/process")
     @tells(
         "One consumer: where it runs, and what it runs at this moment, as it says itself.",
@@ -251,10 +214,11 @@ def _add_drain(api: Blueprint, port: OperationsPort) -> None:
         problems={404: "unknown_consumer"},
     )
     def consumer(name: str) -> Response:
-        rows = port.consumer(name)
+        rows = [row for row in parts.status.consumers() if row["name"] == name]
         if not rows:
             raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
-        return answer({"consumers": rows})
+        asked = [row | {"process": parts.ask_process(str(row.get("health_url", "")))} for row in rows]
+        return answer({"consumers": asked})
 
     @api.post("/consumers/<name>/drain")
     @tells(
@@ -264,7 +228,7 @@ def _add_drain(api: Blueprint, port: OperationsPort) -> None:
         problems={404: "unknown_consumer", 409: "too_many_rules"},
     )
     def drain(name: str) -> Response:
-        changed = drained(port, name, read_json(_Why, BODY).reason)
+        changed = drained(parts, name, read_json(_Why, BODY).reason)
         if changed is None:
             raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
         return answer({"name": name} | changed.shown())
@@ -272,15 +236,15 @@ def _add_drain(api: Blueprint, port: OperationsPort) -> None:
     @api.post("/consumers/<name>/resume")
     @tells("End a drain.", {200: ConsumerRuleChange}, body=_Why, problems={404: "not_drained"})
     def resume(name: str) -> Response:
-        changed = port.resume(name, by_caller(read_json(_Why, BODY).reason))
+        changed = parts.rules.resume(name, by_caller(read_json(_Why, BODY).reason))
         if changed is None:
             raise Problem(404, "not_drained", "no consumer of that name was drained")
         return answer({"name": name} | changed.shown())
 
 
-def change_rule(port: OperationsPort, asked: NewRule) -> RuleSetChange:
+def change_rule(parts: Parts, asked: NewRule) -> RuleSetChange:
     """Set the rule that a document asks for. Raises Problem 409, 422."""
-    if asked.target == "stream" and asked.value != port.stream:
+    if asked.target == "stream" and asked.value != parts.keys.stream:
         raise unprocessable([{"field": "value", "problem": "must be the stream of this master"}])
     rule = Rule(
         Target(asked.target),
@@ -294,15 +258,15 @@ def change_rule(port: OperationsPort, asked: NewRule) -> RuleSetChange:
         to=asked.to,
     )
     try:
-        return port.set_rule(rule, by_caller(asked.reason))
+        return parts.rules.set(rule, by_caller(asked.reason))
     except TooManyRules as full:
         raise Problem(409, "too_many_rules", str(full)) from None
 
 
-def drained(port: OperationsPort, name: str, why: str) -> RuleSetChange | None:
+def drained(parts: Parts, name: str, why: str) -> RuleSetChange | None:
     """Drain a consumer; None: no consumer of that name is registered. Raises Problem 409."""
     try:
-        return port.drain(name, by_caller(why))
+        return parts.rules.drain(name, by_caller(why))
     except TooManyRules as full:
         raise Problem(409, "too_many_rules", str(full)) from None
 

@@ -3,12 +3,14 @@ texts and tracebacks too, which may hold what messages say."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from flask import g
 
 from usher.common.http.credentials import Role
 
+Rows = list[dict[str, Any]]
 #: What stands beside the text of an error, of which each has at least one: a start's, a letter's, a followed letter's.
 _OF_ERRORS = frozenset(("error_type", "traceback", "owner"))
 
@@ -21,6 +23,11 @@ def sees_texts() -> bool:
 def seen(document: Any) -> Any:
     """Return a document as the caller of the current request may see it."""
     return document if sees_texts() else without_texts(document)
+
+
+def with_fields(add: Callable[[Rows], Rows], rows: Rows) -> Rows:
+    """Return rows with fields of their messages, ``add``ed for who may see what messages say."""
+    return add(rows) if sees_texts() else rows
 
 
 def without_texts(document: Any) -> Any:

@@ -48,7 +48,7 @@ def letters(world: World) -> Callable[[int], list[str]]:
 @pytest.fixture
 def api(world: World) -> Iterator[Any]:
     app = web.create_app(__name__, doorman(otto=Identity(Role.OPERATOR, "otto")), 4096)
-    app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys), ActionLog(world.link, world.keys).note))
+    app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys), ActionLog(world.link, world.keys)))
     client = app.test_client()
     yield lambda what, **body: client.post(
         f"/api/dead-letters/{what}", json=body, headers={"Authorization": "Bearer otto"}

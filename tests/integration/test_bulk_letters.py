@@ -61,11 +61,7 @@ def turn_until(bulk: BulkLetters, job: BulkJob, state: str) -> None:
 
 
 def test_it_can_be_started_and_stopped_as_any_service(world: World) -> None:
-    class Closed(DeadLetters):
-        def close(self) -> None:
-            """The link is the test's."""
-
-    check_contract(lambda: BulkLetters(Closed(world.link, world.keys), *_NO_TICKETS))
+    check_contract(lambda: BulkLetters(DeadLetters(world.link, world.keys), *_NO_TICKETS))
 
 
 def test_nothing_is_done_before_somebody_says_so(bulk: BulkLetters, world: World, letters: int) -> None:

@@ -353,7 +353,6 @@ def test_tickets_of_several_streams_have_the_name_of_their_stream(world: World, 
     world.elect().due_delayed(10)
     view = DelayedView(Link(any_redis_url, "test:view"), world.keys, "ticket_id", by_stream=True)
     assert [(row.ticket_id, row.stream) for row in view.page(None, 10, "orders/A").rows] == [("orders/A", "orders")]
-    view.close()
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "5", "5_5", "-1_5-5", "1e5_5-5", "5_5-5\n", "nan_5-5"])

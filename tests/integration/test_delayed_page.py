@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -91,7 +90,7 @@ def test_chosen_messages_are_sent_now_after_a_preview(
 ) -> None:
     leader, ids = three
     with world.unchanged():
-        page = site.post("/delayed/preview", what="send_delayed_now", id=[ids[2], ids[0]]).text  # type: ignore[arg-type]
+        page = site.post("/delayed/run", dry="1", what="send_delayed_now", id=[ids[2], ids[0]]).text  # type: ignore[arg-type]
         assert "2 messages of ticket A will be sent now" in page
     assert _said(_run(site, page, "they wait")) == "2 messages to be sent now"
     send_due(world, leader)
@@ -102,7 +101,7 @@ def test_chosen_messages_are_sent_now_after_a_preview(
     again = site.post("/delayed/run", **_form(page))  # type: ignore[arg-type]
     assert "2 left alone: not waiting any more" in _said(site.get(again.headers["Location"]).text)
     assert (sent(world), left(world)) == ([b"A", b"A"], 1), "once"
-    assert "None of them waits any more" in site.post("/delayed/preview", what="drop_delayed", id=ids[0]).text
+    assert "None of them waits any more" in site.post("/delayed/run", dry="1", what="drop_delayed", id=ids[0]).text
 
 
 def test_one_that_is_sent_between_preview_and_answer_is_told(
@@ -111,7 +110,7 @@ def test_one_that_is_sent_between_preview_and_answer_is_told(
     three: tuple[LeaderScripts, list[str]],
 ) -> None:
     leader, ids = three
-    page = site.post("/delayed/preview", what="drop_delayed", id=ids).text  # type: ignore[arg-type]
+    page = site.post("/delayed/run", dry="1", what="drop_delayed", id=ids).text  # type: ignore[arg-type]
     list(DelayedView(world.link, world.keys, "ticket_id").move(ids[:1], None))
     send_due(world, leader)
     assert _said(_run(site, page)).startswith("2 messages dropped; 1 left alone: not waiting any more")
@@ -136,7 +135,7 @@ def test_a_time_is_of_the_zone_that_is_named(
     zone: str,
     due_ms: int,
 ) -> None:
-    page = site.post("/delayed/preview", what="move_delayed", id=three[1][1], at=at, zone=zone).text
+    page = site.post("/delayed/run", dry="1", what="move_delayed", id=three[1][1], at=at, zone=zone).text
     assert _form(page)["due_ms"] == [str(due_ms)]
     assert "1 message of ticket B will be due at" in page
     assert "1 message moved to 20" in _said(_run(site, page))
@@ -171,7 +170,7 @@ def test_a_time_that_cannot_be_is_refused_with_a_sentence(
     told: str,
 ) -> None:
     with world.unchanged():
-        answered = site.post("/delayed/preview", what="move_delayed", id=three[1][1], at=at, zone=zone)
+        answered = site.post("/delayed/run", dry="1", what="move_delayed", id=three[1][1], at=at, zone=zone)
     assert answered.status_code == 422
     assert told in answered.text
 
@@ -192,7 +191,7 @@ def test_all_of_a_ticket_are_dropped_but_what_came_after_the_preview(
     three: tuple[LeaderScripts, list[str]],
 ) -> None:
     leader, ids = three
-    page = site.post("/delayed/preview", what="drop_delayed", all="1", ticket="A").text
+    page = site.post("/delayed/run", dry="1", what="drop_delayed", all="1", ticket="A").text
     assert "2 messages of ticket A will be thrown away" in page
     later = delay(world, b"A", FUTURE).decode()
     leader.due_delayed(10)
@@ -210,7 +209,7 @@ def test_of_very_many_the_first_are_changed_and_the_rest_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("usher.master.web.pages.delayed_pages._MOST_AT_A_TIME", 2)
-    page = site.post("/delayed/preview", what="drop_delayed", all="1").text
+    page = site.post("/delayed/run", dry="1", what="drop_delayed", all="1").text
     assert "2 messages of tickets A, B will be thrown away" in page
     assert "More match" in page
     assert "more match: ask again" in _said(_run(site, page))
@@ -225,11 +224,8 @@ def test_so_many_that_the_rest_would_come_before_them_are_not_moved(
 ) -> None:
     monkeypatch.setattr("usher.master.web.pages.delayed_pages._MOST_AT_A_TIME", 2)
     with world.unchanged():
-        for path, more in (
-            ("preview", {"at": "2099-01-01T00:00", "zone": "UTC"}),
-            ("run", {"due_ms": "4070908800000"}),
-        ):
-            answer = site.post(f"/delayed/{path}", what="move_delayed", all="1", **more)
+        for more in ({"dry": "1", "at": "2099-01-01T00:00", "zone": "UTC"}, {"due_ms": "4070908800000"}):
+            answer = site.post("/delayed/run", what="move_delayed", all="1", **more)
             assert answer.status_code == 422
             assert "more match than can be moved at once" in answer.text
 
@@ -238,8 +234,8 @@ def test_so_many_that_the_rest_would_come_before_them_are_not_moved(
     "form", [{"what": "send_delayed_now"}, {"what": "x", "id": "1-1"}, {"what": "drop_delayed", "id": "x"}]
 )
 def test_a_form_without_a_choice_is_refused(site: Site, form: dict[str, str]) -> None:  # noqa: F811
-    for path in ("/delayed/preview", "/delayed/run"):
-        assert site.post(path, **form).status_code == 422
+    for dry in ("1", ""):
+        assert site.post("/delayed/run", dry=dry, **form).status_code == 422
 
 
 def test_viewers_see_when_but_not_what_and_can_do_nothing(
@@ -250,24 +246,23 @@ def test_viewers_see_when_but_not_what_and_can_do_nothing(
     sign_in(guarded, "look")
     page = guarded.get("/delayed").text
     assert three[1][0] in page
-    assert "&lt;i&gt;" not in page and "checkbox" not in page and "/delayed/preview" not in page
+    assert "&lt;i&gt;" not in page and "checkbox" not in page and "/delayed/run" not in page
     with world.unchanged():
-        for path in ("/delayed/preview", "/delayed/run"):
-            assert guarded.post(path, what="drop_delayed", id=three[1][0]).status_code == 403
+        for dry in ("1", ""):
+            assert guarded.post("/delayed/run", dry=dry, what="drop_delayed", id=three[1][0]).status_code == 403
 
 
 # ---- the routes ----
 
 
 @pytest.fixture
-def api(world: World, any_redis_url: str) -> Iterator[Client]:
+def api(world: World, any_redis_url: str) -> Client:
     view = DelayedView(Link(any_redis_url, "test:view"), world.keys, "ticket_id")
     app = web.create_app(
         __name__, doorman(look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto")), 4096
     )
     app.register_blueprint(delayed_routes(view))
-    yield app.test_client()
-    view.close()
+    return app.test_client()
 
 
 def _ask(api: Client, path: str, token: str = "act", **body: Any) -> Any:

@@ -4,6 +4,7 @@ any id."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from tests.integration.factories import LEASE_MS, World
 from usher.cli import usher
 from usher.common.http import app as web
 from usher.master.insight.explainer import Explainer
+from usher.master.insight.status import StatusReader
 from usher.master.membership.health_url import parse_hosts
 from usher.master.operations.action_log import ActionLog
 from usher.master.operations.dead_letters import DeadLetters
@@ -25,7 +27,6 @@ from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.web.api import routes
 from usher.master.web.dead_letters import letter_routes
 from usher.master.web.operations import operation_routes
-from usher.master.web.operations_adapter import Operations
 
 _CONTROL = (
     "a\r\nSet-Cookie: x=1",
@@ -50,17 +51,16 @@ class _Unused:
 @pytest.fixture
 def client(world: World) -> Client:
     link, keys = world.link, world.keys
-    operations = Operations(
-        keys.stream,
-        LiveRules(link, keys),
-        ActionLog(link, keys),
-        Explainer(link, keys, "ticket_id", LEASE_MS),
-        TicketOrders(link, keys),
+    explainer, log = Explainer(link, keys, "ticket_id", LEASE_MS), ActionLog(link, keys)
+    orders = TicketOrders(link, keys, lambda ticket_id: explainer.explain(ticket_id).document())
+    status = StatusReader(link, keys)
+    parts: Any = SimpleNamespace(
+        keys=keys, rules=LiveRules(link, keys), action_log=log, explainer=explainer, orders=orders, status=status
     )
     app = web.create_app(__name__, doorman(), 4096)
     app.register_blueprint(routes(_Unused(), parse_hosts("127.0.0.1")))  # type: ignore[arg-type]
-    app.register_blueprint(letter_routes(DeadLetters(link, keys), operations.note))
-    app.register_blueprint(operation_routes(operations))
+    app.register_blueprint(letter_routes(DeadLetters(link, keys), log))
+    app.register_blueprint(operation_routes(parts))
     return app.test_client()
 
 

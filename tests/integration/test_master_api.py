@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,18 +24,12 @@ from usher.common.base.errors import NotNow, ReplyUnknown
 from usher.common.base.log import configure, event
 from usher.common.http.server import server as serving
 from usher.common.http.server.watch import Liveness
+from usher.common.protocol.registration import Registration
 from usher.common.runtime.health import Health
 from usher.master.assembly.web_app import create_app
 from usher.master.membership.health_url import parse_hosts
-from usher.master.web.ports import (
-    AckReport,
-    IncarnationFenced,
-    NameHeld,
-    NotLeader,
-    RegisterAnswer,
-    RegisterRequest,
-    StartOver,
-)
+from usher.master.membership.registration import NameInUse, RegistrationOver, RegistrationResult
+from usher.master.web.parts import AckReport, IncarnationFenced, NotLeader
 
 CHILD = "from tests.integration.test_master_api import child; child()"
 _TOKEN = "a token - ä"
@@ -46,8 +41,11 @@ log = logging.getLogger("desk")
 class Desk:
     """A master whose answers the tests choose by name."""
 
+    ticket_window, leader_url = 512, _LEADER
+
     def __init__(self, how: dict[str, Any]) -> None:
         self._how = how
+        self.status = self
 
     def _trouble(self, name: str) -> None:
         if name.startswith("redis-away"):
@@ -57,14 +55,14 @@ class Desk:
         if name.startswith("bug"):
             raise KeyError("secret")
 
-    def register(self, asked: RegisterRequest) -> RegisterAnswer:
-        event(log, "asked", asked=vars(asked))
+    def register(self, asked: Registration) -> RegistrationResult:
+        event(log, "asked", asked={name: value for name, value in asdict(asked).items() if name != "generation"})
         self._trouble(asked.name)
         if asked.name == "held":
-            raise NameHeld(2.3)
+            raise NameInUse(2_300)
         if asked.name == "over":
-            raise StartOver
-        return RegisterAnswer(asked.uuid != "again", f"{asked.name}:7", 7, 10_000, 9_000, 512, _LEADER)
+            raise RegistrationOver
+        return RegistrationResult(asked.with_generation(7), asked.uuid != "again", 10_000, 9_000)
 
     def deregister(self, incarnation: str) -> bool:
         self._trouble(incarnation)
@@ -104,7 +102,7 @@ class Desk:
         return Health(tuple(self._how.get("reasons", ())))
 
     def leading(self) -> dict[str, Any]:
-        return {"leader": False, "leader_url": _LEADER, "epoch": None}
+        return {"role": "standby", "leader": False, "leader_url": _LEADER, "epoch": None}
 
 
 class Program:

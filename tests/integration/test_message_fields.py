@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -23,7 +24,7 @@ from usher.master.messages import fields as message_fields
 from usher.master.messages.fields import LONGEST_VALUE, FoundMessages, MessageFields
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.web.dead_letters import letter_routes
-from usher.master.web.find import find_routes
+from usher.master.web.messages import message_routes
 
 _NAMES = ("order", "payload.customer.id")
 _PAYLOAD = b'{"customer": {"id": 42}}'
@@ -159,7 +160,6 @@ def test_a_value_is_compared_as_it_is(filled: World, value: bytes) -> None:
     site = Site(filled)
     answered = site.get(f"/tickets?q=is%3D{quote(value, safe='')}")
     assert re.findall(r"/messages/([0-9-]+)", answered.text) == ["8-1"]
-    site.close()
 
 
 def test_a_stream_without_its_group_is_all_unread(world: World) -> None:
@@ -209,7 +209,6 @@ def test_lists_show_the_chosen_fields_to_operators_alone(filled: World, monkeypa
     )
     assert "of a letter" not in as_(site, "look", "/dead-letters").text
     assert "searched for them alone" in as_(site, "look", "/tickets?q=kind%3Dpaid").text
-    site.close()
 
 
 def test_the_page_says_how_far_a_search_came_and_goes_on(filled: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,14 +223,13 @@ def test_the_page_says_how_far_a_search_came_and_goes_on(filled: World, monkeypa
     assert "Exactly this id" not in second
     for bad in ("/tickets?q=a%3Db&at=x", "/tickets?q=usher-id%3D1", f"/tickets?q=a%3D{'b' * (LONGEST_VALUE + 1)}"):
         assert site.get(bad).status_code == 422, bad
-    site.close()
 
 
 def test_programs_search_too_if_they_may(filled: World) -> None:
     fields = reader(filled, "order")
     look, act = Identity(Role.VIEWER, "vera"), Identity(Role.OPERATOR, "otto")
     app = web.create_app(__name__, doorman(look=look, act=act), 4096)
-    app.register_blueprint(find_routes(fields))
+    app.register_blueprint(message_routes(SimpleNamespace(fields=fields)))  # type: ignore[arg-type]
     app.register_blueprint(letter_routes(DeadLetters(filled.link, filled.keys), fields=fields))
 
     def get(who: str, path: str) -> TestResponse:

@@ -4,7 +4,7 @@ one)."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from flask import Flask
@@ -24,10 +24,8 @@ from usher.master.membership.health_url import parse_hosts
 
 
 def _master_app() -> Flask:
-    parts: dict[str, Any] = {"letters": object()}
-    return create_app(
-        Desk({}), doorman=doorman(TOKEN), health_hosts=parse_hosts("127.0.0.1"), metrics=Metrics(), **parts
-    )  # type: ignore[arg-type]
+    hosts, nothing = parse_hosts("127.0.0.1"), Mock()
+    return create_app(Desk({}), doorman=doorman(TOKEN), health_hosts=hosts, metrics=Metrics(), parts=nothing)  # type: ignore[arg-type]
 
 
 def test_the_document_is_valid_and_has_every_route_with_its_role() -> None:

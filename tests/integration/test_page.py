@@ -21,11 +21,11 @@ from usher.common.http.credentials import Identity, Role
 from usher.common.http.rate_limits import GUESSES_AT_ONCE, RateLimits
 from usher.common.http.server.push_sockets import LiveSockets
 from usher.common.protocol.sources import SourceSelection
-from usher.common.redis.client import Link
 from usher.master.charts.keeper import ChartReader
 from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.explainer import Explainer
 from usher.master.insight.live_overview import LiveOverview
+from usher.master.insight.stats import StreamStatsReader
 from usher.master.insight.status import StatusReader
 from usher.master.insight.ticket_history import TicketHistory
 from usher.master.messages.fields import MessageFields
@@ -35,10 +35,9 @@ from usher.master.operations.dead_letters import DeadLetters, LetterResult
 from usher.master.operations.delayed_messages import DelayedView
 from usher.master.operations.live_rules import LiveRules
 from usher.master.operations.ticket_orders import TicketOrders
-from usher.master.web.message import message_routes
-from usher.master.web.operations_adapter import Operations
-from usher.master.web.pages.port import PagePort
+from usher.master.web.messages import message_routes
 from usher.master.web.pages.site import add_pages
+from usher.master.web.parts import Parts
 
 _PAGES = (
     "/",
@@ -71,35 +70,30 @@ class Site:
         link, keys = world.link, world.keys
         self.sockets = LiveSockets(10)
         self.pulse = LiveOverview(link, keys, "ticket_id", LEASE_MS, self.sockets, lambda ticket: None)
-        operations = Operations(
-            keys.stream,
-            LiveRules(link, keys),
-            ActionLog(link, keys),
-            Explainer(link, keys, "ticket_id", LEASE_MS),
-            TicketOrders(link, keys),
-        )
-        status = StatusReader(link, keys, sources)
-        self.bulk = BulkLetters(DeadLetters(link, keys), status.each, operations.order, operations.set_rule)
-        story, facts = (
-            TicketHistory(link, keys, "ticket_id"),
-            SystemDiagnostics(Link(link.url, "facts"), keys, LEASE_MS, sources),
-        )
-        self._facts = facts
-        port = PagePort(
-            self.pulse,
+        status, letters, rules = StatusReader(link, keys, sources), DeadLetters(link, keys), LiveRules(link, keys)
+        explainer = Explainer(link, keys, "ticket_id", LEASE_MS)
+        orders = TicketOrders(link, keys, lambda ticket_id: explainer.explain(ticket_id).document())
+        self.bulk = BulkLetters(letters, status.each, orders.give, rules.set)
+        parts = Parts(
+            keys,
             status,
-            story,
-            DeadLetters(link, keys),
-            self.bulk,
-            facts,
-            operations,
-            ChartReader(link, keys),
+            StreamStatsReader(link, keys),
             MessageFields(link, keys, "ticket_id", shown, 10.0),
+            letters,
             DelayedView(link, keys, "ticket_id"),
+            rules,
+            orders,
+            explainer,
+            ActionLog(link, keys),
+            TicketHistory(link, keys, "ticket_id"),
+            self.pulse,
+            self.bulk,
+            SystemDiagnostics(link, keys, LEASE_MS, sources),
+            ChartReader(link, keys),
         )
         self.app: Flask = web.create_app("test", doorman(**tokens), 4096, limits=RateLimits(1e6, _RARELY))
-        add_pages(self.app, port)
-        self.app.register_blueprint(message_routes(port))
+        add_pages(self.app, parts)
+        self.app.register_blueprint(message_routes(parts))
         self.client = Client(self.app)
 
     def look(self) -> None:
@@ -118,9 +112,6 @@ class Site:
             headers=_HTML | {"Origin": "http://localhost"},
         )
 
-    def close(self) -> None:
-        self._facts.close()
-
 
 @pytest.fixture
 def site(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
@@ -131,7 +122,6 @@ def site(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     made.pulse._looked_s = 1e18  # somebody looks all the time
     made.pulse.run_once()
     yield made
-    made.close()
 
 
 @pytest.fixture
@@ -146,7 +136,6 @@ def guarded(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         consume=Identity(Role.CONSUMER, "c*"),
     )
     yield made
-    made.close()
 
 
 def busy(world: World) -> list[str]:
@@ -461,7 +450,6 @@ def test_what_stands_behind_the_names_of_pages_is_there_before_anybody_has_seen_
     assert counts["Rules"] == "1"
     assert counts["Dead letters"] == "2"
     assert int(counts["Overview"]) >= 2
-    site.close()
 
 
 def test_a_consumer_is_drained_and_resumed(site: Site, world: World) -> None:

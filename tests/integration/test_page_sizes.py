@@ -57,7 +57,6 @@ def made(world: World, monkeypatch: pytest.MonkeyPatch, sources: SourceSelection
     site.pulse._looked_s = 1e18
     site.pulse.run_once()
     yield site
-    site.close()
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from tests.integration.actors import MasterActor, Stage
-from usher.master.web import adapter as service_port
-from usher.master.web.adapter import ServicePort
-from usher.master.web.ports import AckReport, IncarnationFenced, NotLeader
+from usher.master.web import parts as desk_module
+from usher.master.web.parts import AckReport, Desk, IncarnationFenced, NotLeader
 
 T = b"T"
 
@@ -29,9 +28,9 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def _port(m: MasterActor) -> ServicePort:
+def _desk(m: MasterActor) -> Desk:
     unused: Any = None
-    return ServicePort(unused, unused, m.dispatcher, m.lead, (), 1, lambda: None, unused)
+    return Desk(unused, unused, m.dispatcher, m.lead, (), 1, lambda: None, unused)
 
 
 def _waits(m: MasterActor, pool: ThreadPoolExecutor, report: AckReport) -> Future[list[list[str]]]:
@@ -45,7 +44,7 @@ def _waits(m: MasterActor, pool: ThreadPoolExecutor, report: AckReport) -> Futur
         return unread
 
     m.dispatcher.post = noted  # type: ignore[method-assign]
-    told = pool.submit(_port(m).acknowledge, report)
+    told = pool.submit(_desk(m).acknowledge, report)
     assert posted.wait(5)
     assert not told.done()
     m.dispatcher.post = post  # type: ignore[method-assign]
@@ -56,7 +55,7 @@ def test_nobody_waits_who_wants_no_answers_and_the_next_turn_frees(stage: Stage)
     m, a = stage.leader(), stage.consumer("a")
     ids = stage.send(T)
     m.settle()
-    assert _port(m).acknowledge(AckReport(a.incarnation, [(T, ids)], wants_answers=False)) == []
+    assert _desk(m).acknowledge(AckReport(a.incarnation, [(T, ids)], wants_answers=False)) == []
     assert m.board.in_flight == 1, "only the dispatcher's thread touches the board"
     m.turn()
     assert m.board.in_flight == 0
@@ -93,11 +92,11 @@ def test_a_dispatcher_that_does_not_keep_up_is_waited_for(
     stage: Stage, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that whoever reports more and more fills no memory."""
-    monkeypatch.setattr(service_port, "_MOST_UNREAD", 3)
+    monkeypatch.setattr(desk_module, "_MOST_UNREAD", 3)
     m, a = stage.leader(), stage.consumer("a")
     m.settle()
     report = AckReport(a.incarnation, [(T, [b"1-1"])], wants_answers=False)
-    assert [_port(m).acknowledge(report) for _ in range(2)] == [[], []]
+    assert [_desk(m).acknowledge(report) for _ in range(2)] == [[], []]
     told = _waits(m, pool, report)
     m.turn()
     assert told.result(5) == []
@@ -110,4 +109,4 @@ def test_a_standby_says_so(stage: Stage, wants_answers: bool) -> None:
     assert m.lead.epoch is not None
     m.lead.lost(m.lead.epoch)
     with pytest.raises(NotLeader):
-        _port(m).acknowledge(AckReport("a:1", [(T, [b"1-1"])], wants_answers))
+        _desk(m).acknowledge(AckReport("a:1", [(T, [b"1-1"])], wants_answers))

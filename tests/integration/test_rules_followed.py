@@ -98,7 +98,6 @@ def test_a_consumer_that_is_drained_while_a_rule_makes_dead_letters_is_handed_no
     assert a.link.call("XLEN", stage.keys.inbox(a.incarnation)) == 0, "handed over after the drain was answered"
     assert not m.board.consumers[a.incarnation].accepts
     assert len(stage.world.letter_ids()) == 1, "the rule holds all the same"
-    rules.close()
 
 
 def test_a_drain_is_followed_also_by_a_leader_whose_roster_was_read_before_the_consumer_came(stage: Stage) -> None:
@@ -116,4 +115,3 @@ def test_a_drain_is_followed_also_by_a_leader_whose_roster_was_read_before_the_c
         "handed over after the drain was answered"
     )
     assert not m.board.consumers[a.incarnation].accepts
-    rules.close()

@@ -7,7 +7,8 @@ import itertools
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import orjson
 import pytest
@@ -26,11 +27,12 @@ from usher.common.redis.client import Link
 from usher.common.router.router import StreamRouter
 from usher.master.insight import ticket_feed
 from usher.master.insight.ticket_feed import TicketFeed
+from usher.master.membership.health_url import parse_hosts
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.explain.ticket_events import parse_position
 from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
-from usher.master.web.follow import events_route
+from usher.master.web.api import routes
 
 _T = b"T"
 
@@ -130,17 +132,17 @@ def test_who_may_not_know_what_messages_say_is_told_all_the_rest(feed: TicketFee
 def test_what_messages_say_is_for_operators_and_not_for_viewers() -> None:
     told_fields = []
 
-    class Port:
-        def can_follow(self, who: str) -> bool:
+    class Feed:
+        def has_room(self, who: str) -> bool:
             return True
 
         def follow(
-            self, connection: socket.socket, who: str, ticket_id: str, position: list[bytes] | None, with_fields: bool
+            self, connection: socket.socket, who: str, ticket: bytes, position: list[bytes] | None, with_fields: bool
         ) -> None:
             told_fields.append(with_fields)
 
     app = web.create_app(__name__, doorman(look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto")), 0)
-    app.register_blueprint(events_route(cast("Any", Port())))
+    app.register_blueprint(routes(SimpleNamespace(feed=Feed(), status=None), parse_hosts("127.0.0.1")))  # type: ignore[arg-type]
     with socket.socket() as connection:
         for token in ("look", "act"):
             for path in ("/api/tickets/T/events", "/api/events?id=T"):

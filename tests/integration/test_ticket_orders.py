@@ -4,7 +4,6 @@ the ticket, and refused where they make no sense; on a real Redis."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.owner_words import RETURNED, is_waiting
-from usher.common.protocol.registration import GIVES_BACK
 from usher.common.redis.client import Link
 from usher.consumer.execution.ticket_state import describe_ticket
 from usher.consumer.policy.outcome import RetryPolicy
@@ -50,7 +48,7 @@ class Desk:
     def __init__(self, stage: Stage) -> None:
         self.link = Link(stage.url, "test:orders")
         self.keys = stage.keys
-        self.orders = TicketOrders(self.link, stage.keys)
+        self.orders = TicketOrders(self.link, stage.keys, self.explain)
         self.owner: ConsumerActor | None = None
         self._explainer = Explainer(
             self.link, stage.keys, FIELD, LEASE_MS, lambda url, ticket_id: self._told(ticket_id)
@@ -67,10 +65,10 @@ class Desk:
         return self._explainer.explain(ticket_id).document()
 
     def give(self, order: TicketOrder, ticket_id: str = "T") -> OrderResult:
-        return self.orders.give(order, ticket_id, By("alice", "cli", "why"), self.explain)
+        return self.orders.give(order, ticket_id, By("alice", "cli", "why"))
 
     def preview(self, order: TicketOrder) -> OrderResult:
-        return self.orders.preview(order, "T", self.explain)
+        return self.orders.preview(order, "T")
 
     def actions(self) -> list[tuple[str, str, str, str]]:
         lines, _ = ActionLog(self.link, self.keys).page(None, 10)
@@ -315,7 +313,7 @@ def test_a_ticket_that_has_moved_since_is_left_alone(stage: Stage, leader: Maste
     """The losing side: another owner has it by now, or its first message has ended."""
     a = consumer(stage, leader, desk)
     waiting(stage, leader, a)
-    planned = desk.orders._plan(RETRY, "T", desk.explain)
+    planned = desk.orders._plan(RETRY, "T", desk.explain("T"))
     by = By("alice", "cli")
     stage.link.call("HSET", stage.keys.tickets, T, "b:7 99 1-1 2-1")
     with stage.world.unchanged():
@@ -328,15 +326,6 @@ def test_a_ticket_that_has_moved_since_is_left_alone(stage: Stage, leader: Maste
     with stage.world.unchanged():
         assert desk.orders._run(GIVE_UP, "T", planned, by) == "LOST", "no inbox is made for who is dead"
     assert desk.give(RETRY).note.startswith("the ticket moves")
-
-
-def test_an_owner_of_a_former_version_gets_no_orders(stage: Stage, leader: MasterActor, desk: Desk) -> None:
-    a = consumer(stage, leader, desk)
-    waiting(stage, leader, a)
-    former = replace(a.registration, uuid=a.registration.uuid.removesuffix(GIVES_BACK))
-    stage.link.call("HSET", stage.keys.consumers, "a", former.dump())
-    with stage.world.unchanged():
-        assert desk.give(GIVE_UP).note == "a is of a former version, which takes no orders"
 
 
 def test_a_message_is_given_up_when_memory_is_full(stage: Stage, leader: MasterActor, desk: Desk) -> None:

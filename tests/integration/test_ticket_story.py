@@ -47,7 +47,7 @@ def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(
     )
     log(world, "a:1", Execution(T, b"5000-1", 7000 * 1024, 2, 8_000_000, 8_500_000))
     log(world, "b:1", Execution(T, b"6000-1", 9000 * 1024, 1, 9_100_000, 0), outcomes=("crashed",))
-    told = story.story(T.decode())
+    told = story.timeline(T.decode())
     assert [(one["event"], one["ms"]) for one in told.events] == [
         ("ran", 9100), ("handed", 9000), ("ran", 8500), ("ran", 7200), ("handed", 7000), ("sent", 6000), ("sent", 5000),
     ]  # fmt: skip
@@ -60,18 +60,18 @@ def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(
         "failed",
     )
     world.give_up(a, T, "skip")
-    assert story.story(T.decode()).events[0]["event"] == "dead_letter"
+    assert story.timeline(T.decode()).events[0]["event"] == "dead_letter"
 
 
 def test_who_has_the_ticket_now_is_told_before_anything_has_ended(world: World, story: TicketHistory) -> None:
     world.send(T, b"5000-1")
     held = ("a:1", 7000 * 1024)
-    assert [(one["event"], one["ms"]) for one in story.story(T.decode(), held=held).events] == [
+    assert [(one["event"], one["ms"]) for one in story.timeline(T.decode(), held=held).events] == [
         ("handed", 7000),
         ("sent", 5000),
     ]
     log(world, "a:1", Execution(T, b"5000-1", 7000 * 1024, 1, 7_100_000, 7_200_000))
-    assert [one["event"] for one in story.story(T.decode(), held=held).events] == ["ran", "handed", "sent"]
+    assert [one["event"] for one in story.timeline(T.decode(), held=held).events] == ["ran", "handed", "sent"]
 
 
 def test_what_is_known_to_be_unfinished_is_told_however_old_it_is(
@@ -82,9 +82,9 @@ def test_what_is_known_to_be_unfinished_is_told_however_old_it_is(
     monkeypatch.setattr(ticket_story, "_ENTRIES_AT_ONCE", 2)
     [old] = world.send(T, b"5-1")
     world.send_many([b"U"] * 5)
-    first = story.story(T.decode(), None, [old.decode()])
+    first = story.timeline(T.decode(), None, [old.decode()])
     assert [one["message_id"] for one in first.events] == ["5-1"]
-    assert story.story(T.decode(), first.back, [old.decode()]).events == []
+    assert story.timeline(T.decode(), first.back, [old.decode()]).events == []
 
 
 def test_a_long_story_comes_in_pieces_that_are_all_of_it(
@@ -99,7 +99,7 @@ def test_a_long_story_comes_in_pieces_that_are_all_of_it(
         log(world, "a:1", Execution(T, sent[0], 5, number + 1, 1, 2), outcomes=("failed",))
     found, back, pieces = [], None, 0
     while True:
-        told = story.story(T.decode(), back)
+        told = story.timeline(T.decode(), back)
         found += told.events
         pieces, back = pieces + 1, told.back
         if back is None:
@@ -114,7 +114,7 @@ def test_a_long_story_comes_in_pieces_that_are_all_of_it(
 @pytest.mark.parametrize("back", ["", "x", "_", "5-1_5-1", "(5_(5", "(x-1_end", "(5-1_(5-1_(5-1", "(5-1)_(5-1"])
 def test_a_place_that_no_piece_gave_is_refused(story: TicketHistory, back: str) -> None:
     with pytest.raises(ValueError, match="not a position"):
-        story.story("T", back)
+        story.timeline("T", back)
 
 
 def test_a_message_is_shown_with_all_its_fields_and_long_values_cut(world: World, story: TicketHistory) -> None:

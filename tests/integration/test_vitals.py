@@ -171,4 +171,3 @@ def test_entries_that_were_cut_unread_are_gone_and_wait_for_nobody(valkey_url: s
     reader = StreamStatsReader(link, keys)
     assert reader.read().lag == 0
     link.call("DEL", keys.stream)
-    reader.close()

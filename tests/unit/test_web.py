@@ -15,7 +15,7 @@ from usher.common.base.errors import SettingsError
 from usher.common.http.app import Problem, answer, create_app, parse_json, read_model
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, parse_hosts
 from usher.master.web.api import MOST_MESSAGES, read_report
-from usher.master.web.ports import AckReport
+from usher.master.web.parts import AckReport
 
 
 def _refused(call: Any, *arguments: Any) -> Problem:

@@ -1,10 +1,9 @@
 """The web page of a master: what is going on, what is stuck and why, and buttons to act. Any master serves it, leader
 or standby.
 
-``site`` puts it together (templates, files, headers, errors), ``views`` shows, ``actions`` acts, ``letter_filter``
-reads the filter of dead letters, ``notes`` keeps the messages about actions, ``port`` lists the parts of the master
-that the page needs; ``usher.master.insight.formatting`` formats values. Pages are made on the server and work without
-scripts; ``static/usher.js`` keeps them up to date.
+``site`` puts it together (templates, files, headers, errors), ``views`` shows, ``actions`` acts, ``delayed_pages`` does
+both for delayed messages, ``forms`` reads filters and reasons; ``usher.master.insight.formatting`` formats values. Pages
+are made on the server and work without scripts; ``static/usher.js`` keeps them up to date.
 
 Texts of producers, consumers and handlers are shown literally: Jinja escapes them, control characters are made visible
 (``formatting.visible``), and the Content-Security-Policy runs nothing but our own file. Buttons are for operators; the

@@ -28,17 +28,22 @@ from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.web.api import by_caller
 from usher.master.web.operations import NewRule, change_rule, drained
 from usher.master.web.pages.delayed_pages import add_delayed_actions
-from usher.master.web.pages.letter_filter import asked_filter, in_words
-from usher.master.web.pages.notes import FlashMessages
-from usher.master.web.pages.port import PagePort
-from usher.master.web.pages.reasons import read_why
-from usher.master.web.pages.ticket_filter import asked_tickets
+from usher.master.web.pages.forms import (
+    FlashMessages,
+    asked_filter,
+    asked_tickets,
+    in_words,
+    read_form_text,
+    read_why,
+    refused,
+)
 from usher.master.web.pages.views import STREAM_ID
+from usher.master.web.parts import Parts
 
 _MOST_CHOSEN = 200
 
 
-def action_routes(port: PagePort, notes: FlashMessages) -> Blueprint:
+def action_routes(parts: Parts, notes: FlashMessages) -> Blueprint:
     """Return every POST of the page but the log-in."""
     actions = Blueprint("actions", __name__)
 
@@ -50,24 +55,24 @@ def action_routes(port: PagePort, notes: FlashMessages) -> Blueprint:
             f"{parts.path}?{kept}&said={notes.put(said)}" if kept else f"{parts.path}?said={notes.put(said)}", 303
         )
 
-    _add_consumers(actions, port, go)
-    _add_letters(actions, port, go)
-    _add_jobs(actions, port, go)
-    _add_rules(actions, port, go)
-    _add_orders(actions, port, go)
-    add_delayed_actions(actions, port, go)
+    _add_consumers(actions, parts, go)
+    _add_letters(actions, parts, go)
+    _add_jobs(actions, parts, go)
+    _add_rules(actions, parts, go)
+    _add_orders(actions, parts, go)
+    add_delayed_actions(actions, parts, go)
     return actions
 
 
 Go = Callable[[str, str], AnyResponse]
 
 
-def _add_consumers(actions: Blueprint, port: PagePort, go: Go) -> None:
+def _add_consumers(actions: Blueprint, parts: Parts, go: Go) -> None:
     @actions.post("/consumers/drain")
     @needs(Role.OPERATOR)
     def drain() -> AnyResponse:
-        name = _read_form_text("name", 64)
-        changed = drained(port.operations, name, read_why())
+        name = read_form_text("name", 64)
+        changed = drained(parts, name, read_why())
         if changed is None:
             return go("/consumers", f"No consumer named {visible(name)} is registered")
         return go(
@@ -79,12 +84,12 @@ def _add_consumers(actions: Blueprint, port: PagePort, go: Go) -> None:
     @actions.post("/consumers/resume")
     @needs(Role.OPERATOR)
     def resume() -> AnyResponse:
-        name = _read_form_text("name", 64)
-        changed = port.operations.resume(name, by_caller(read_why()))
+        name = read_form_text("name", 64)
+        changed = parts.rules.resume(name, by_caller(read_why()))
         return go("/consumers", f"{visible(name)} was not drained" if changed is None else f"{name} gets work again")
 
 
-def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
+def _add_letters(actions: Blueprint, parts: Parts, go: Go) -> None:
     def change(what: str, step: Callable[[list[bytes]], list[LetterResult]]) -> AnyResponse:
         ids = [
             letter_id.encode()
@@ -94,7 +99,7 @@ def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
         back, by = request.form.get("back", "/dead-letters"), by_caller(read_why())
         if not ids:
             return go(back, "Nothing was chosen")
-        others = port.letters.other_groups() if what == REDRIVE else []
+        others = parts.letters.other_groups() if what == REDRIVE else []
         outcomes: list[LetterResult] = []
         ended = FAILED
         try:
@@ -103,30 +108,30 @@ def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
             ended = ""
         finally:
             told = counted(one.word for one in outcomes) + ended
-            port.operations.note(OperatorAction(by, what, chosen_letters(ids)), told)
+            parts.action_log.note(OperatorAction(by, what, chosen_letters(ids)), told)
         also = also_for(others) if any(one.word == "added" for one in outcomes) else ""
         return go(back, f"{'Redrive' if what == REDRIVE else 'Drop'}: {told}" + (f"; {also}" if also else ""))
 
     @actions.post("/dead-letters/redrive")
     @needs(Role.OPERATOR)
     def redrive() -> AnyResponse:
-        return change(REDRIVE, port.letters.redrive)
+        return change(REDRIVE, parts.letters.redrive)
 
     @actions.post("/dead-letters/drop")
     @needs(Role.OPERATOR)
     def drop() -> AnyResponse:
-        return change(DROP, port.letters.drop)
+        return change(DROP, parts.letters.drop)
 
 
-def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
+def _add_jobs(actions: Blueprint, parts: Parts, go: Go) -> None:
     @actions.post("/dead-letters/bulk")
     @needs(Role.OPERATOR)
     def bulk() -> AnyResponse:
         what = request.form.get("what", "")
         if what not in (REDRIVE, DROP):
-            raise Problem(422, "invalid_fields", "the field what must be redrive or drop")
+            raise refused("the field what must be redrive or drop")
         asked, wanted = asked_filter(request.form)
-        job = port.bulk.prepare(what, wanted, in_words(asked), g.who)
+        job = parts.bulk.prepare(what, wanted, in_words(asked), g.who)
         return redirect(f"/dead-letters/jobs/{job.id}", 303)
 
     @actions.post("/tickets/bulk")
@@ -134,20 +139,20 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
     def order_all() -> AnyResponse:
         what = request.form.get("what", "")
         if what not in (TicketOrder.RETRY.value, TicketOrder.GIVE_UP.value, *TICKET_RULES):
-            raise Problem(422, "invalid_fields", "the field what must be retry, give_up, pause or dead_letter")
+            raise refused("the field what must be retry, give_up, pause or dead_letter")
         _, wanted = asked_tickets(request.form)
         if wanted == TicketFilter():
-            raise Problem(422, "invalid_fields", "give a state, a consumer or an error")
-        job = port.bulk.prepare(what, wanted, wanted.told(), g.who)
+            raise refused("give a state, a consumer or an error")
+        job = parts.bulk.prepare(what, wanted, wanted.told(), g.who)
         return redirect(f"/dead-letters/jobs/{job.id}", 303)
 
     @actions.post("/dead-letters/jobs/<job_id>/run")
     @needs(Role.OPERATOR)
     def run(job_id: str) -> AnyResponse:
-        job = _job(port, job_id)
-        if not port.bulk.run(job, g.who, read_why()):
+        job = _job(parts, job_id)
+        if not parts.bulk.run(job, g.who, read_why()):
             return go(f"/dead-letters/jobs/{job_id}", f"It was not started: it is {job.state}")
-        port.operations.note(
+        parts.action_log.note(
             OperatorAction(by_caller(job.why), job.what, f"{job.counted}: {job.told}"),
             "begun",
         )
@@ -156,13 +161,13 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
     @actions.post("/dead-letters/jobs/<job_id>/stop")
     @needs(Role.OPERATOR)
     def stop(job_id: str) -> AnyResponse:
-        job, by = _job(port, job_id), by_caller(read_why())
-        port.bulk.stop_job(job)
-        port.operations.note(OperatorAction(by, f"stop {job.what}", job.told), counted(job.outcomes.elements()))
+        job, by = _job(parts, job_id), by_caller(read_why())
+        parts.bulk.stop_job(job)
+        parts.action_log.note(OperatorAction(by, f"stop {job.what}", job.told), counted(job.outcomes.elements()))
         return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
 
 
-def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
+def _add_rules(actions: Blueprint, parts: Parts, go: Go) -> None:
     @actions.post("/rules/set")
     @needs(Role.OPERATOR)
     def set_rule() -> AnyResponse:
@@ -173,49 +178,49 @@ def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
             form.get("action", ""),
             form.get("rate_per_second", "").strip(),
         )
-        value = {"stream": port.operations.stream, "everything": ""}.get(target, value)
+        value = {"stream": parts.keys.stream, "everything": ""}.get(target, value)
         rule: dict[str, Any] = {"target": target, "value": value, "action": action, "reason": read_why()}
         rule["to"] = form.get("to", "").strip()
         if rate:
             try:
                 rule["rate_per_second"] = float(rate)
             except ValueError:
-                raise Problem(422, "invalid_fields", "the rate must be a number") from None
-        changed = change_rule(port.operations, read_model(NewRule, rule))
+                raise refused("the rate must be a number") from None
+        changed = change_rule(parts, read_model(NewRule, rule))
         return go(form.get("back", "/rules"), changed.told)
 
     @actions.post("/rules/lift")
     @needs(Role.OPERATOR)
     def lift() -> AnyResponse:
-        by, chosen, until = by_caller(read_why()), _read_form_text("id", 64), request.form.get("until", "")
+        by, chosen, until = by_caller(read_why()), read_form_text("id", 64), request.form.get("until", "")
         if until and not re.fullmatch("[0-9]{1,16}", until):
-            raise Problem(422, "invalid_fields", "the field until must be the version of a rule")
+            raise refused("the field until must be the version of a rule")
         if until:  # all that are alike, but those that were set after the page was made
-            groups = alike(port.operations.rules().rules)
+            groups = alike(parts.rules.read().rules)
             some: list[Rule] = next((some for some in groups if chosen in {one.id for one in some}), [])
-            lifted = [port.operations.lift_rule(one.id, by, one.version) for one in some if one.version <= int(until)]
+            lifted = [parts.rules.lift(one.id, by, version=one.version) for one in some if one.version <= int(until)]
             told = counted("gone already" if one is None else one.outcome for one in lifted)
             told = told if lifted else "These rules have changed since the page was made: look again"
         else:
-            changed = port.operations.lift_rule(chosen, by)
+            changed = parts.rules.lift(chosen, by)
             told = "That rule is gone already" if changed is None else changed.told
         return go(request.form.get("back", "/rules"), told)
 
 
-def _add_orders(actions: Blueprint, port: PagePort, go: Go) -> None:
+def _add_orders(actions: Blueprint, parts: Parts, go: Go) -> None:
     @actions.post("/tickets/order")
     @needs(Role.OPERATOR)
     def order() -> AnyResponse:
-        ticket_id = _read_form_text("ticket_id", LONGEST_TICKET)
+        ticket_id = read_form_text("ticket_id", LONGEST_TICKET)
         asked = request.form.get("order", "")
         if asked not in [one.value for one in TicketOrder]:
-            raise Problem(422, "invalid_fields", "the field order must be retry, give_up or cancel")
-        result = port.operations.order(TicketOrder(asked), ticket_id, by_caller(read_why()))
+            raise refused("the field order must be retry, give_up or cancel")
+        result = parts.orders.give(TicketOrder(asked), ticket_id, by_caller(read_why()))
         return go(ticket_url(ticket_id), f"{label(asked)}: {result.outcome}: {result.note}")
 
 
-def _job(port: PagePort, job_id: str) -> BulkJob:
-    job = port.bulk.job(job_id)
+def _job(parts: Parts, job_id: str) -> BulkJob:
+    job = parts.bulk.job(job_id)
     if job is None:
         raise Problem(
             404,
@@ -223,10 +228,3 @@ def _job(port: PagePort, job_id: str) -> BulkJob:
             "this master does not know that bulk action; another one may run it, or this one has restarted since",
         )
     return job
-
-
-def _read_form_text(name: str, most: int) -> str:
-    value = request.form.get(name, "")
-    if not 0 < len(value) <= most:
-        raise Problem(422, "invalid_fields", f"{name} must be text of 1 to {most} characters")
-    return value

@@ -1,5 +1,5 @@
 """The page of the delayed messages: the list, the preview of an action, and the action. Nothing is remembered between
-them: the preview's form says again what was chosen."""
+them: the form of the preview says again what was chosen."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from usher.master.operations.delayed_messages import (
 )
 from usher.master.web.api import by_caller
 from usher.master.web.delayed import checked_due, shown
-from usher.master.web.pages.port import PagePort
-from usher.master.web.pages.reasons import read_why
+from usher.master.web.pages.forms import read_why, refused
 from usher.master.web.pages.views import render_page
+from usher.master.web.parts import Parts
 
 #: Messages on a page, chosen by hand, shown by a preview, and changed by one action on all that match.
 _ROWS, _MOST_CHOSEN, _PREVIEWED, _MOST_AT_A_TIME = 100, 200, 50, 5_000
@@ -61,53 +61,47 @@ class _Choice(NamedTuple):
     is_all: bool = True
 
 
-def delayed_views(port: PagePort) -> Blueprint:
-    """Return the list of delayed messages, and the preview of what a form asks for."""
+def delayed_views(parts: Parts) -> Blueprint:
+    """Return the list of delayed messages."""
     views = Blueprint("delayed_views", __name__)
 
     @views.get("/delayed")
     def delayed() -> str:
         ticket, after = request.args.get("ticket", ""), request.args.get("after") or None
         try:
-            page = port.delayed.page(after, _ROWS, _checked_ticket(ticket), _FIND_S)
+            page = parts.delayed.page(after, _ROWS, _checked_ticket(ticket), _FIND_S)
         except ValueError:
-            raise Problem(422, "invalid_fields", "after is not one from a page") from None
+            raise refused("after is not one from a page") from None
         following = page.cursor and "?" + urlencode({"ticket": ticket, "after": page.cursor})
         facts: dict[str, Any] = {"rows": [shown(row) for row in page.rows], "following": following, "asked": ticket}
-        facts |= {"waiting": port.delayed.waiting().messages, "unsorted": port.delayed.unsorted()}
+        facts |= {"waiting": parts.delayed.waiting().messages, "unsorted": parts.delayed.unsorted()}
         facts |= {"local_zone": _local_zone(), "has_streams": any(row.stream for row in page.rows)}
         return render_page("operations/delayed.html", "delayed", is_first=after is None, **facts)
-
-    @views.post("/delayed/preview")
-    @needs(Role.OPERATOR)
-    def preview() -> str:
-        until = port.delayed.ordered_until()
-        what, choice = _asked(port.delayed)
-        due_ms = checked_due(port.delayed, _asked_moment()) if what == MOVE else None
-        rows = choice.rows[:_PREVIEWED]
-        facts: dict[str, Any] = {"what": what, "verb": _WHAT[what], "due_ms": due_ms, "choice": choice._asdict()}
-        facts |= {"count": len(choice.rows), "gone": len(choice.ids) - len(choice.rows), "of": _of(choice.rows)}
-        facts |= {"rows": [shown(row) for row in rows], "until": until}
-        return render_page("operations/delayed_preview.html", "delayed", **facts)
 
     return views
 
 
-def add_delayed_actions(actions: Blueprint, port: PagePort, go: Callable[[str, str], AnyResponse]) -> None:
-    """Add the POST that does what a preview has shown."""
+def add_delayed_actions(actions: Blueprint, parts: Parts, go: Callable[[str, str], AnyResponse]) -> None:
+    """Add the POST that says what would be done (``dry``), or does it."""
 
     @actions.post("/delayed/run")
     @needs(Role.OPERATOR)
-    def run_delayed() -> AnyResponse:
-        what, choice = _asked(port.delayed)
-        due_ms = checked_due(port.delayed, _number("due_ms")) if what == MOVE else None
+    def run_delayed() -> AnyResponse | str:
+        until, is_dry = parts.delayed.ordered_until(), bool(request.form.get("dry"))
+        what, choice = _asked(parts.delayed)
+        due_ms = checked_due(parts.delayed, _asked_moment() if is_dry else _number("due_ms")) if what == MOVE else None
+        if is_dry:
+            rows = [shown(row) for row in choice.rows[:_PREVIEWED]]
+            facts: dict[str, Any] = {"what": what, "verb": _WHAT[what], "due_ms": due_ms, "choice": choice._asdict()}
+            facts |= {"gone": len(choice.ids) - len(choice.rows), "of": _of(choice.rows), "rows": rows, "until": until}
+            return render_page("operations/delayed.html", "delayed", is_dry=True, count=len(choice.rows), **facts)
         back = "/delayed" + (f"?{urlencode({'ticket': choice.ticket})}" if choice.ticket else "")
         if not choice.ids:
             return go(back, "Nothing was chosen, or what was chosen is gone" if choice.is_all else _NOT_FOUND)
         on = chosen_delayed(len(choice.ids), choice.ids[0], due_ms)
         on += f", of ticket {choice.ticket}" if choice.ticket else ", of all" if choice.is_of_filter else ""
         action = OperatorAction(by_caller(read_why()), what, on)
-        results = carry_out(port.delayed, what, choice.ids, due_ms, action)
+        results = carry_out(parts.delayed, what, choice.ids, due_ms, action)
         return go(back, _told(what, due_ms, [one.word for one in results], choice.is_all))
 
 
@@ -115,7 +109,7 @@ def _asked(delayed: DelayedView) -> tuple[str, _Choice]:
     """Return what a form asks for, and the messages that it is about. Raises Problem 422."""
     form, what = request.form, request.form.get("what", "")
     if what not in _WHAT:
-        raise Problem(422, "invalid_fields", f"the field what must be one of {', '.join(_WHAT)}")
+        raise refused(f"the field what must be one of {', '.join(_WHAT)}")
     ticket = _checked_ticket(form.get("ticket", ""))
     if form.get("all"):
         until = form.get("until", "")
@@ -127,7 +121,7 @@ def _asked(delayed: DelayedView) -> tuple[str, _Choice]:
         return what, choice
     ids = [one for one in dict.fromkeys(form.getlist("id")) if is_id(one)][:_MOST_CHOSEN]
     if not ids:
-        raise Problem(422, "invalid_fields", "nothing was chosen: go back, and choose messages in the first column")
+        raise refused("nothing was chosen: go back, and choose messages in the first column")
     return what, _Choice(ids, delayed.chosen(ids), ticket, is_of_filter=False)
 
 
@@ -148,7 +142,7 @@ def _all_of(delayed: DelayedView, ticket: str, until: str) -> _Choice:
 
 def _checked_ticket(ticket: str) -> str:
     if len(ticket.encode()) > 3 * LONGEST_TICKET:
-        raise Problem(422, "invalid_fields", "no ticket has an id of that length")
+        raise refused("no ticket has an id of that length")
     return ticket
 
 

@@ -19,11 +19,9 @@ from usher.master.insight.formatting import FILTERS, message_url, number, spark,
 from usher.master.policy.ticket_filter import LISTED, ORDERS
 from usher.master.web.pages.actions import action_routes
 from usher.master.web.pages.delayed_pages import delayed_views
-from usher.master.web.pages.message_page import message_views
-from usher.master.web.pages.notes import FlashMessages
-from usher.master.web.pages.port import PagePort
-from usher.master.web.pages.ticket_filter import group_url
+from usher.master.web.pages.forms import FlashMessages, group_url
 from usher.master.web.pages.views import view_routes
+from usher.master.web.parts import Parts
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
@@ -47,17 +45,16 @@ _NAV = (
 _LOGIN = "/login"
 
 
-def add_pages(app: Flask, port: PagePort) -> None:
+def add_pages(app: Flask, parts: Parts) -> None:
     """Add the page to a master's application."""
     files = _read_files()
     notes = FlashMessages()
     site = Blueprint("pages", __name__, template_folder="templates")
     _add_files(site, files)
     _add_login(site)
-    site.register_blueprint(view_routes(port))
-    site.register_blueprint(delayed_views(port))
-    site.register_blueprint(message_views(port))
-    site.register_blueprint(action_routes(port, notes))
+    site.register_blueprint(view_routes(parts))
+    site.register_blueprint(delayed_views(parts))
+    site.register_blueprint(action_routes(parts, notes))
     app.register_blueprint(site)
     guard: Doorman = app.extensions["usher_doorman"]
     guard.login_path = _LOGIN
@@ -74,7 +71,7 @@ def add_pages(app: Flask, port: PagePort) -> None:
     app.jinja_env.globals["root"] = guard.prefix
     app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.context_processor(lambda: _common(port, notes))
+    app.context_processor(lambda: _common(parts, notes))
 
     @app.after_request
     def for_people(response: Response) -> Response:
@@ -153,12 +150,12 @@ def _add_login(site: Blueprint) -> None:
         return response
 
 
-def _common(port: PagePort, notes: FlashMessages) -> dict[str, Any]:
+def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:
     """Return the values that every page may use."""
     role: Role = getattr(g, "role", Role.ANYBODY)
     may_look = role.may(Role.VIEWER)
     # Every page takes a snapshot, so that the counts beside the names of pages are up to date on all of them.
-    seen = port.pulse.snapshot() if may_look else {}
+    seen = parts.overview.snapshot() if may_look else {}
     counts = _counts(seen)
     theme = request.cookies.get("usher_theme")
     return {
@@ -166,7 +163,7 @@ def _common(port: PagePort, notes: FlashMessages) -> dict[str, Any]:
         "who": getattr(g, "who", ""),
         "may_look": may_look,
         "may_act": role.may(Role.OPERATOR),
-        "shown_names": port.fields.names if role.may(Role.OPERATOR) else (),
+        "shown_names": parts.fields.names if role.may(Role.OPERATOR) else (),
         "signed_in": may_look and bool(csrf_token()) and doorman().asks,
         "signed_on": g.get("signed_on", ""),
         "nav": [(name, href, label, counts.get(name, "")) for name, href, label in _NAV],

@@ -1,4 +1,4 @@
-"""Show the pages. Each view asks the port, bounded in size and time, and renders one template."""
+"""Show the pages. Each view asks the parts, bounded in size and time, and renders one template."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from usher.common.http.app import Problem
 from usher.common.http.auth import caller
 from usher.common.http.credentials import Role
 from usher.common.http.server.push_sockets import DETACH
+from usher.common.protocol.stream_id import is_id
 from usher.common.redis.client import CommandRefused
 from usher.master.charts.drawing import HEIGHT, WIDTH, draw, kinds, totals, turns
 from usher.master.insight.formatting import ticket_url
@@ -28,11 +29,10 @@ from usher.master.policy.letters import PARK, LetterFilter, Preview, also_for
 from usher.master.policy.rules import MOST_RULES, Target, alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.web.api import read_ticket_id
-from usher.master.web.find import find_messages, query_bytes, with_fields
-from usher.master.web.pages.letter_filter import AGES, asked_filter, in_words
-from usher.master.web.pages.port import PagePort
-from usher.master.web.pages.ticket_filter import asked_tickets
-from usher.master.web.seen import seen, sees_texts
+from usher.master.web.messages import find_messages, message_facts, query_bytes
+from usher.master.web.pages.forms import AGES, asked_filter, asked_tickets, in_words, refused
+from usher.master.web.parts import Parts
+from usher.master.web.seen import seen, sees_texts, with_fields
 
 _SCAN_CURSOR = re.compile(r"[0-9]{1,20}")
 STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
@@ -68,14 +68,15 @@ _OF_AN_AUDIT = (
 _SEVERITIES = ("bad", "warn", "unknown", "ok")
 
 
-def view_routes(port: PagePort) -> Blueprint:
+def view_routes(parts: Parts) -> Blueprint:
     """Return every GET of the page."""
     views = Blueprint("views", __name__)
-    _add_live(views, port)
-    _add_tickets(views, port)
-    _add_letters(views, port)
-    _add_charts(views, port)
-    _add_system(views, port)
+    _add_live(views, parts)
+    _add_tickets(views, parts)
+    _add_messages(views, parts)
+    _add_letters(views, parts)
+    _add_charts(views, parts)
+    _add_system(views, parts)
     return views
 
 
@@ -84,13 +85,13 @@ def render_page(template: str, page: str, **more: Any) -> str:
     return render_template(template, page=page, **{name: seen(part) for name, part in more.items()})
 
 
-def _add_live(views: Blueprint, port: PagePort) -> None:
-    letters = _NewestLetters(port)
+def _add_live(views: Blueprint, parts: Parts) -> None:
+    letters = _NewestLetters(parts)
 
     @views.get("/")
     def overview() -> str:
-        pulse = port.pulse.snapshot()
-        groups = with_fields(port.fields.add_to_groups, pulse["groups"])
+        pulse = parts.overview.snapshot()
+        groups = with_fields(parts.fields.add_to_groups, pulse["groups"])
         newest = letters.page() if pulse["dead_letters"] else LetterPage([], None)
         preview = Preview()
         preview.add(letter for letter in newest.letters if letter.policy != PARK)
@@ -98,7 +99,7 @@ def _add_live(views: Blueprint, port: PagePort) -> None:
             "system/overview.html",
             "overview",
             pulse=pulse | {"groups": groups},
-            history=port.pulse.history(),
+            history=parts.overview.history(),
             given_up=preview.groups[:_GROUPS_OF_OVERVIEW],
             looked_at=len(newest.letters),
             is_all=newest.cursor is None,
@@ -107,8 +108,8 @@ def _add_live(views: Blueprint, port: PagePort) -> None:
 
     @views.get("/consumers")
     def consumers() -> str:
-        rows, name = port.pulse.consumers(), request.args.get("name", "")
-        drained = {rule.value for rule in port.operations.rules().rules if rule.target is Target.CONSUMER}
+        rows, name = parts.overview.consumers(), request.args.get("name", "")
+        drained = {rule.value for rule in parts.rules.read().rules if rule.target is Target.CONSUMER}
         fitting = [row | {"drained": row["name"] in drained} for row in rows if name in row["name"]]
         fitting.sort(key=_attention)
         start = _after(fitting, request.args.get("after", ""))
@@ -122,20 +123,20 @@ def _add_live(views: Blueprint, port: PagePort) -> None:
         if topic not in (OVERVIEW, CONSUMERS):
             raise Problem(404)
         detach, who = request.environ.get(DETACH), caller()
-        if detach is None or not port.pulse.has_room(who):
+        if detach is None or not parts.overview.has_room(who):
             raise Problem(
                 503, "too_many_followers", "this master has no room for another live page", headers={"Retry-After": "5"}
             )
         if request.method == "GET":
-            detach(lambda connection: port.pulse.follow(connection, who, topic))
+            detach(lambda connection: parts.overview.follow(connection, who, topic))
         return Response(iter([b": live\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
 class _NewestLetters:
     """The letters that the overview counts, read once for all browsers."""
 
-    def __init__(self, port: PagePort) -> None:
-        self._port, self._lock = port, threading.Lock()
+    def __init__(self, parts: Parts) -> None:
+        self._port, self._lock = parts, threading.Lock()
         self._kept: tuple[float, LetterPage] | None = None
 
     def page(self) -> LetterPage:
@@ -164,24 +165,24 @@ def _after(rows: list[dict[str, Any]], incarnation: str) -> int:
 # -- tickets
 
 
-def _add_tickets(views: Blueprint, port: PagePort) -> None:
+def _add_tickets(views: Blueprint, parts: Parts) -> None:
     @views.get("/tickets")
     def tickets() -> str:
         if (named := request.args.get("id")) is not None:
-            return _ticket_page(port, named)
+            return _ticket_page(parts, named)
         asked = request.args.get("q", "").strip()
         cursor = request.args.get("cursor", "") or "0"
         if not _SCAN_CURSOR.fullmatch(cursor):
-            raise Problem(422, "invalid_fields", "the cursor is not one from a page")
+            raise refused("the cursor is not one from a page")
         if asked:
-            return _search(port, asked, cursor, _by_field(port))
+            return _search(parts, asked, cursor, _by_field(parts))
         given, wanted = asked_tickets(request.args)
         if wanted != TicketFilter() or given["sort"]:
-            return _filtered(port, given, wanted)
-        page = port.status.tickets(cursor, _ROWS)
+            return _filtered(parts, given, wanted)
+        page = parts.status.tickets(cursor, _ROWS)
         # They are not in the index, so they come first.
-        parked = port.status.parked(_ROWS) if cursor == "0" else ParkedRows([], True)
-        rows = _told(port, [*parked.rows, *page["tickets"]])
+        parked = parts.status.parked(_ROWS) if cursor == "0" else ParkedRows([], True)
+        rows = _told(parts, [*parked.rows, *page["tickets"]])
         return render_page(
             "tickets/tickets.html",
             "tickets",
@@ -194,17 +195,29 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
 
     @views.get("/tickets/<rest:ticket_id>")
     def ticket(ticket_id: str) -> str:
-        return _ticket_page(port, read_ticket_id(at=b"/tickets/"))
+        return _ticket_page(parts, read_ticket_id(at=b"/tickets/"))
 
 
-def _filtered(port: PagePort, given: dict[str, str], wanted: TicketFilter) -> str:
+def _add_messages(views: Blueprint, parts: Parts) -> None:
+    @views.get("/messages/<message_id>")
+    def message(message_id: str) -> str:
+        if not is_id(message_id):
+            raise Problem(404, "unknown_message", "no message has an id of that form")
+        after = request.args.get("after") or None
+        if after is not None and not is_id(after):
+            raise refused("after is not one from a page")
+        facts = message_facts(parts, message_id, after)
+        return render_page("tickets/message.html", "tickets", message_id=message_id, **facts)
+
+
+def _filtered(parts: Parts, given: dict[str, str], wanted: TicketFilter) -> str:
     """List the first tickets that fit, in an order."""
-    found = port.status.find(wanted, given["sort"] or "age", _ROWS, _FIND_S)
-    facts = {"rows": _told(port, found.rows), "number": found.number, "is_all": found.is_all}
+    found = parts.status.find(wanted, given["sort"] or "age", _ROWS, _FIND_S)
+    facts = {"rows": _told(parts, found.rows), "number": found.number, "is_all": found.is_all}
     return render_page("tickets/tickets.html", "tickets", q="", given=given, told=wanted.told(), **facts)
 
 
-def _by_field(port: PagePort) -> dict[str, Any]:
+def _by_field(parts: Parts) -> dict[str, Any]:
     """Return what is found for FIELD=VALUE, if it is that what the query asks for; the value may have any bytes."""
     given, cursor = query_bytes("q"), request.args.get("at")
     name, equals, value = given.lstrip().partition(b"=")
@@ -214,75 +227,75 @@ def _by_field(port: PagePort) -> dict[str, Any]:
     told = value.decode("utf-8", "backslashreplace")
     facts: dict[str, Any] = {"field": field, "value": told, "is_text": told.encode() == value, "goes_on": cursor}
     if sees_texts():
-        found = find_messages(port.fields, field, value, cursor)
+        found = find_messages(parts.fields, field, value, cursor)
         facts |= {"found": found, "further": found.cursor and f"{address}&at={found.cursor}"}
     return facts
 
 
-def _search(port: PagePort, asked: str, cursor: str, by_field: dict[str, Any]) -> str:
+def _search(parts: Parts, asked: str, cursor: str, by_field: dict[str, Any]) -> str:
     """Search everywhere by id: in processing, dead letters, stream."""
     is_longer = len(asked.encode()) > _LONGEST_ID
     if is_longer and not by_field:
-        raise Problem(422, "invalid_fields", f"ids have at most {_LONGEST_ID} bytes")
+        raise refused(f"ids have at most {_LONGEST_ID} bytes")
     if is_longer or by_field.get("goes_on"):
         return render_page("tickets/tickets.html", "tickets", q=asked, by_field=by_field, only_field=True)
-    found, following = port.story.containing(asked, _ROWS, cursor)
-    rows = _told(port, port.status.told([ticket_row(ticket, value) for ticket, value in found]))
-    letters = port.letters.where("ticket", asked.encode(), 20, _LOOK_S)
+    found, following = parts.history.containing(asked, _ROWS, cursor)
+    rows = _told(parts, parts.status.told([ticket_row(ticket, value) for ticket, value in found]))
+    letters = parts.letters.where("ticket", asked.encode(), 20, _LOOK_S)
     facts: dict[str, Any] = {
         "letters": [letter.row() for letter in letters.letters],
         "more_letters": letters.cursor is not None,
         "is_id": bool(STREAM_ID.fullmatch(asked)),
     }
     if facts["is_id"]:
-        found_letter = port.letters.get(asked.encode())
+        found_letter = parts.letters.get(asked.encode())
         of_id = (
             LetterPage([found_letter[0]], None)
             if found_letter
-            else port.letters.where("id", asked.encode(), 1, _LOOK_S)
+            else parts.letters.where("id", asked.encode(), 1, _LOOK_S)
         )
-        facts |= {"message": port.story.message(asked), "letter": of_id.letters[0].row() if of_id.letters else None}
+        facts |= {"message": parts.history.message(asked), "letter": of_id.letters[0].row() if of_id.letters else None}
         facts["all_letters"] = of_id.cursor is None
     return render_page(
         "tickets/tickets.html",
         "tickets",
         q=asked,
         rows=rows,
-        exact=port.status.ticket(asked),
+        exact=parts.status.ticket(asked),
         cursor=following,
         by_field=by_field,
         **facts,
     )
 
 
-def _ticket_page(port: PagePort, ticket_id: str) -> str:
+def _ticket_page(parts: Parts, ticket_id: str) -> str:
     if not 0 < len(ticket_id.encode()) <= _LONGEST_ID:
-        raise Problem(422, "invalid_fields", f"a ticket id has 1 to {_LONGEST_ID} bytes")
+        raise refused(f"a ticket id has 1 to {_LONGEST_ID} bytes")
     try:
-        explained = port.operations.explain(ticket_id)
+        explained = parts.explainer.explain(ticket_id).document()
         owner, known = explained["owner"], [entry["id"] for entry in explained["entries"]]
         held = (owner["incarnation"], explained["fence"]) if owner and explained["fence"] else None
-        story = port.story.story(ticket_id, request.args.get("back"), known, held)
+        timeline = parts.history.timeline(ticket_id, request.args.get("back"), known, held)
     except ValueError:
-        raise Problem(422, "invalid_fields", "back is not one from a page") from None
+        raise refused("back is not one from a page") from None
     entries = [entry | {"sent_ms": _ms(entry["id"])} for entry in explained["entries"]]
-    shown = with_fields(lambda some: port.fields.add(some, lambda row: row["id"]), entries[:_ENTRIES])
+    shown = with_fields(lambda some: parts.fields.add(some, lambda row: row["id"]), entries[:_ENTRIES])
     facts: dict[str, Any] = {"entries": shown, "more_entries": max(0, len(entries) - _ENTRIES)}
-    facts["orders"] = port.operations.offers(explained)
+    facts["orders"] = parts.orders.offers(explained)
     live = (
         ticket_url(ticket_id).replace("/tickets/", "/api/tickets/", 1) + "/events"
         if ticket_url(ticket_id).startswith("/tickets/")
         else ""
     )
-    facts |= {"story": story._asdict(), "explained": explained, "live": live}
+    facts |= {"timeline": timeline._asdict(), "explained": explained, "live": live}
     return render_page("tickets/ticket.html", "tickets", ticket_id=ticket_id, **facts)
 
 
-def _told(port: PagePort, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _told(parts: Parts, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rows of tickets with the age of their first messages, and the fields of these."""
     for row in rows:
         row["sent_ms"] = _ms(row["message_ids"][0]) if row.get("message_ids") else 0
-    return with_fields(port.fields.add_to_tickets, rows)
+    return with_fields(parts.fields.add_to_tickets, rows)
 
 
 def _ms(entry_id: str) -> int:
@@ -293,15 +306,15 @@ def _ms(entry_id: str) -> int:
 # -- dead letters
 
 
-def _add_letters(views: Blueprint, port: PagePort) -> None:
+def _add_letters(views: Blueprint, parts: Parts) -> None:
     @views.get("/dead-letters")
     def letters() -> str:
         asked, wanted = asked_filter(request.args)
         cursor = request.args.get("before") or None
         if cursor is not None and not STREAM_ID.fullmatch(cursor):
-            raise Problem(422, "invalid_fields", "before is not the id of a letter")
+            raise refused("before is not the id of a letter")
         # The letters on the first page are the first of those that are counted.
-        found = port.letters.newest(wanted, cursor and cursor.encode(), _LETTERS if cursor else _COUNTED, _LOOK_S)
+        found = parts.letters.newest(wanted, cursor and cursor.encode(), _LETTERS if cursor else _COUNTED, _LOOK_S)
         rows, preview = found.letters[:_LETTERS], Preview()
         preview.add(() if cursor else found.letters)
         page_cursor = rows[-1].id if len(rows) < len(found.letters) else found.cursor
@@ -313,9 +326,9 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
             "is_filtered": any(asked.values()),
             "told": in_words(asked),
             "ages": AGES,
-            "jobs": port.bulk.jobs[:5],
+            "jobs": parts.bulk.jobs[:5],
             "here": request.full_path.rstrip("?"),
-            "also": also_for(port.letters.other_groups()),
+            "also": also_for(parts.letters.other_groups()),
         }
         following = page_cursor and "/dead-letters?" + urlencode(
             {**{k: v for k, v in asked.items() if v}, "before": page_cursor.decode()}
@@ -323,26 +336,26 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
         return render_page(
             "letters/letters.html",
             "letters",
-            rows=with_fields(port.fields.add_to_letters, [one.row() for one in rows]),
+            rows=with_fields(parts.fields.add_to_letters, [one.row() for one in rows]),
             next_page=following,
             **facts,
         )
 
     @views.get("/dead-letters/<letter_id>")
     def letter(letter_id: str) -> str:
-        found = port.letters.get(letter_id.encode()) if STREAM_ID.fullmatch(letter_id) else None
+        found = parts.letters.get(letter_id.encode()) if STREAM_ID.fullmatch(letter_id) else None
         if found is None:
             raise Problem(
                 404, "unknown_dead_letter", "no dead letter has that id; it may have been redriven or dropped"
             )
         told = found[0].whole(found[1])
         fields = told["message_fields"] if g.role.may(Role.OPERATOR) else []
-        also = also_for(port.letters.other_groups())
+        also = also_for(parts.letters.other_groups())
         return render_page("letters/letter.html", "letters", letter=told, fields=fields, also=also)
 
     @views.get("/dead-letters/jobs/<job_id>")
     def job(job_id: str) -> str:
-        found = port.bulk.job(job_id)
+        found = parts.bulk.job(job_id)
         if found is None:
             raise Problem(
                 404,
@@ -350,21 +363,21 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
                 "this master does not know that bulk action; another one may run it, or this one has restarted since",
             )
         page = "tickets" if found.is_of_tickets else "letters"
-        room = MOST_RULES - len(port.operations.rules().rules) if found.what in TICKET_RULES else None
-        return render_page("letters/job.html", page, job=found, also=also_for(port.letters.other_groups()), room=room)
+        room = MOST_RULES - len(parts.rules.read().rules) if found.what in TICKET_RULES else None
+        return render_page("letters/job.html", page, job=found, also=also_for(parts.letters.other_groups()), room=room)
 
 
 # -- charts
 
 
-def _add_charts(views: Blueprint, port: PagePort) -> None:
+def _add_charts(views: Blueprint, parts: Parts) -> None:
     @views.get("/charts")
     def charts() -> str:
         asked = request.args
         span, of = asked.get("span", "1h"), {name: asked.get(name, "") for name in ("consumer", "tenant", "source")}
         if span not in SPANS or max(map(len, of.values())) > _LONGEST_ID:
-            raise Problem(422, "invalid_fields", "the span must be 1h or 24h")
-        now_ms, points = port.charts.read(SPANS[span])
+            raise refused("the span must be 1h or 24h")
+        now_ms, points = parts.charts.read(SPANS[span])
         facts: dict[str, Any] = {"spans": SPANS, "span": span, **of}
         facts |= {"drawn": [draw(kind, points, SPANS[span], now_ms) for kind in kinds(**of)]}
         facts |= {"by": {"Consumer": totals(points, BY_CONSUMER), "Source": totals(points, BY_SOURCE)}}
@@ -376,14 +389,14 @@ def _add_charts(views: Blueprint, port: PagePort) -> None:
 # -- the system
 
 
-def _add_system(views: Blueprint, port: PagePort) -> None:
+def _add_system(views: Blueprint, parts: Parts) -> None:
     @views.get("/streams")
     def streams() -> str:
         asked, given = request.args.get("source", "")[:_LONGEST_ID], request.args.get("from", "0")
         if not re.fullmatch("[0-9]{1,6}", given):
-            raise Problem(422, "invalid_fields", "from is not one from a page")
-        start, sources = int(given), port.status.sources()
-        rows, fitting = port.status.source_rows(asked, start, _ROWS)
+            raise refused("from is not one from a page")
+        start, sources = int(given), parts.status.sources()
+        rows, fitting = parts.status.source_rows(asked, start, _ROWS)
         end = start + len(rows)
         facts = {
             "rows": rows,
@@ -395,21 +408,21 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
         return render_page(
             "operations/streams.html",
             "streams",
-            pulse=port.pulse.snapshot(),
-            streams=port.facts.streams(),
+            pulse=parts.overview.snapshot(),
+            streams=parts.diagnostics.streams(),
             sources=sources,
             **facts,
         )
 
     @views.get("/audit")
     def audit() -> str:
-        found = port.status.audit()
+        found = parts.status.audit()
         known = None if found is None else dict.fromkeys(_OF_AN_AUDIT) | found
-        return render_page("system/audit.html", "audit", audit=known, history=port.status.history())
+        return render_page("system/audit.html", "audit", audit=known, history=parts.status.history())
 
     @views.get("/doctor")
     def doctor() -> str:
-        found = port.facts.doctor()
+        found = parts.diagnostics.doctor()
         findings = sorted(found["findings"], key=lambda one: _SEVERITIES.index(one["severity"]))
         return render_page("system/doctor.html", "doctor", doctor=found | {"findings": findings})
 
@@ -418,14 +431,14 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
         return render_page(
             "operations/rules.html",
             "rules",
-            alike=[[rule.shown() for rule in some] for some in alike(port.operations.rules().rules)],
-            stream=port.operations.stream,
+            alike=[[rule.shown() for rule in some] for some in alike(parts.rules.read().rules)],
+            stream=parts.keys.stream,
         )
 
     @views.get("/actions")
     def actions() -> str:
         before = request.args.get("before") or None
         if before is not None and not STREAM_ID.fullmatch(before):
-            raise Problem(422, "invalid_fields", "before is not one from a page")
-        rows, cursor = port.operations.actions(None if before is None else before.encode(), _ROWS)
+            raise refused("before is not one from a page")
+        rows, cursor = parts.action_log.page(None if before is None else before.encode(), _ROWS)
         return render_page("operations/actions.html", "actions", rows=rows, cursor=cursor)

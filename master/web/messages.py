@@ -1,44 +1,42 @@
 """``GET /api/messages/{id}``, and the facts of a message that its page shows too: from its entry and its executions to
-its dead letter, and what is not known any more. Any master answers, from Redis."""
+its dead letter, and what is not known any more. ``GET /api/find``: the messages with a value in a field, among what is
+unfinished and the dead letters; for operators, as what messages say is. Any master answers, from Redis."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from flask import Blueprint, Response, request
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from usher.common.http.app import Problem, answer, read_model
-from usher.common.http.fields import StreamId
+from usher.common.http.app import Problem, answer, read_model, unprocessable
+from usher.common.http.credentials import Role
+from usher.common.http.fields import PageLimit, StreamId
 from usher.common.http.openapi import tells
-from usher.master.insight.ticket_history import TicketHistory
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.operations.delayed_messages import DelayedView
+from usher.common.protocol.message import LONGEST_NAME, check_field_name
+from usher.master.messages.fields import LONGEST_VALUE, ROWS, FoundMessages, MessageFields
 from usher.master.web.delayed import shown
-from usher.master.web.documents import MessageShown
-from usher.master.web.operations import OperationsPort
+from usher.master.web.documents import Found, MessageShown
+from usher.master.web.parts import Parts
 from usher.master.web.seen import seen, sees_texts
 
+_MOST_ON_A_PAGE = 200
 #: Seconds that the search for its dead letter may take.
 _LOOK_S = 0.05
 #: Of an execution, what belongs to the message that is asked for.
 _OF_EXECUTIONS = ("ticket_id", "began_ms", "ended_ms", "took_ms", "outcome", "attempt", "fence", "owner")
 
 
-class MessageParts(Protocol):
-    """The parts of a master that know something of a message. All may raise RedisTrouble (503)."""
+class _FindQuery(BaseModel):
+    """A field and its value; the value may have any bytes, percent-encoded."""
 
-    @property
-    def story(self) -> TicketHistory: ...
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    @property
-    def letters(self) -> DeadLetters: ...
-
-    @property
-    def delayed(self) -> DelayedView: ...
-
-    @property
-    def operations(self) -> OperationsPort: ...
+    field: str = Field(min_length=1, max_length=LONGEST_NAME)
+    value: str = Field(max_length=LONGEST_VALUE)
+    cursor: str | None = Field(None, max_length=120)
+    limit: PageLimit = ROWS
 
 
 class _MessageQuery(BaseModel):
@@ -47,11 +45,24 @@ class _MessageQuery(BaseModel):
     cursor: StreamId | None = None
 
 
-def message_routes(parts: MessageParts) -> Blueprint:
-    """Return the route."""
-    api = Blueprint("messages", __name__, url_prefix="/api/messages")
+def message_routes(parts: Parts) -> Blueprint:
+    api = Blueprint("messages", __name__, url_prefix="/api")
 
-    @api.get("/<stream_id:message_id>")
+    @api.get("/find")
+    @tells(
+        "Messages with a value in a field, unfinished or dead: a page, and how far the search came.",
+        {200: Found},
+        query=_FindQuery,
+        role=Role.OPERATOR,
+    )
+    def find() -> Response:
+        asked = read_model(_FindQuery, request.args.to_dict())
+        most = min(asked.limit, _MOST_ON_A_PAGE)
+        found = find_messages(parts.fields, asked.field, query_bytes("value"), asked.cursor, most)
+        document = {"messages": found.rows, "looked_at": found.looked_at, "of": found.number}
+        return answer(document | {"of_is_exact": found.is_exact, "cursor": found.cursor})
+
+    @api.get("/messages/<stream_id:message_id>")
     @tells(
         "What is known of a message: where it is, its executions, error and dead letter; for operators what it says.",
         {200: MessageShown},
@@ -65,14 +76,42 @@ def message_routes(parts: MessageParts) -> Blueprint:
     return api
 
 
-def message_facts(parts: MessageParts, message_id: str, after: str | None) -> dict[str, Any]:
+def find_messages(
+    fields: MessageFields, field: str, value: bytes, cursor: str | None, most: int = ROWS
+) -> FoundMessages:
+    """Search. Raises Problem 422 for what cannot be looked for."""
+    wrong = []
+    try:
+        check_field_name(field)
+    except ValueError as why:
+        wrong.append({"field": "field", "problem": str(why)})
+    if len(value) > LONGEST_VALUE:
+        wrong.append({"field": "value", "problem": f"at most {LONGEST_VALUE:,} bytes can be looked for"})
+    if wrong:
+        raise unprocessable(wrong)
+    try:
+        return fields.find(field, value, cursor, most)
+    except ValueError:
+        raise unprocessable([{"field": "cursor", "problem": "must be a cursor from an earlier answer"}]) from None
+
+
+def query_bytes(name: str) -> bytes:
+    """Return a value of the query as it was sent: Flask's own text has a question mark for bytes that are not UTF-8."""
+    for part in request.query_string.split(b"&"):
+        key, _, value = part.replace(b"+", b" ").partition(b"=")
+        if unquote_to_bytes(key) == name.encode():
+            return unquote_to_bytes(value)
+    return b""
+
+
+def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str, Any]:
     """Return what the caller may see of a message, but for the texts of errors (``seen``); of its executions those
     behind ``after``. Raises Problem 404 when nothing is known of it."""
-    entry = parts.story.message(message_id)
+    entry = parts.history.message(message_id)
     # Before the letters: what is given up is no longer pending in the step that writes its letter.
-    standing = parts.story.standing(message_id, entry is not None)
+    standing = parts.history.standing(message_id, entry is not None)
     letters = parts.letters.where("id", message_id.encode(), 1, _LOOK_S)
-    waiting, runs = parts.delayed.chosen([message_id]), parts.story.executions(message_id, after)
+    waiting, runs = parts.delayed.chosen([message_id]), parts.history.executions(message_id, after)
     letter = letters.letters[0].row() if letters.letters else None
     if not (entry or letter or waiting or standing or runs.runs) and runs.more is None:
         raise Problem(
@@ -90,14 +129,14 @@ def message_facts(parts: MessageParts, message_id: str, after: str | None) -> di
     state = _state(letter, delayed, now) or standing or ("over" if entry else "gone")
     facts = {"ticket_id": ticket_id, "entry": entry, "letter": letter, "all_letters": is_known}
     facts |= {"delayed": delayed, "runs": runs._asdict(), "now": now, "fields": fields if sees_texts() else None}
-    return facts | {"message_state": state} | parts.story.beside(message_id)
+    return facts | {"message_state": state} | parts.history.beside(message_id)
 
 
-def _now(parts: MessageParts, ticket_id: str, message_id: str) -> dict[str, Any] | None:
+def _now(parts: Parts, ticket_id: str, message_id: str) -> dict[str, Any] | None:
     """Return what the explanation of its ticket says of an unfinished message, and the ticket's state; without one its
     ``state`` is "": it is done, or was given up."""
     try:
-        explained = parts.operations.explain(ticket_id)
+        explained = parts.explainer.explain(ticket_id).document()
     except ValueError:
         return None  # what is no ticket id
     row = next((one for one in explained["entries"] if one["id"] == message_id), None)

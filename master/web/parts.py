@@ -1,0 +1,176 @@
+"""The running master, as its HTTP interface sees it: ``Desk`` for consumers, ``Parts`` for operators and the page. Safe
+for many threads; all of it may raise RedisTrouble (503)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import UsherError
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import Registration
+from usher.common.protocol.ticket_states import TicketState
+from usher.common.runtime.health import Health, judge
+from usher.common.runtime.service import Service
+from usher.master.charts.keeper import ChartReader
+from usher.master.dispatch.dispatcher import Dispatcher
+from usher.master.dispatch.events import Report
+from usher.master.insight.diagnostics import SystemDiagnostics
+from usher.master.insight.explainer import Explainer
+from usher.master.insight.live_overview import LiveOverview
+from usher.master.insight.stats import StreamStatsReader
+from usher.master.insight.status import StatusReader
+from usher.master.insight.ticket_feed import TicketFeed
+from usher.master.insight.ticket_history import TicketHistory
+from usher.master.leader.elector import Lead
+from usher.master.membership.registration import Membership, RegistrationResult
+from usher.master.messages.fields import MessageFields
+from usher.master.operations.action_log import ActionLog
+from usher.master.operations.bulk_letters import BulkLetters
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.delayed_messages import DelayedView
+from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.ticket_orders import TicketOrders
+
+#: Seconds that a report waits for the dispatcher's next turn; then it is answered "not leader" and comes again.
+_ANSWER_S = 2.0
+#: The most unread reports for which a sender that wants no answers is let go at once.
+_MOST_UNREAD = 16
+#: A ticket and the ids of its acknowledged messages, in stream order.
+AckItem = tuple[bytes, list[bytes]]
+
+
+@dataclass(frozen=True)
+class AckReport:
+    """An incarnation's acknowledged messages. They are freed by id and incarnation: doubled, late and reordered reports
+    change nothing.
+
+    ``wants_answers``: False when the sender only needs to know that the report was taken. ``retrying``: tickets of it
+    that wait for a retry.
+    """
+
+    incarnation: str
+    items: list[AckItem]
+    wants_answers: bool = True
+    retrying: int = 0
+
+
+class NotLeader(UsherError):
+    """This master is a standby. ``leader_url`` is None when there is no leader at the moment."""
+
+    def __init__(self, leader_url: str | None) -> None:
+        self.leader_url = leader_url
+        super().__init__()
+
+
+class IncarnationFenced(UsherError):
+    """The leader does not know this incarnation: its lease has ended, or it was never registered. It must stop and
+    register as a new one."""
+
+
+class Desk:
+    """The master's side of what consumers ask. ``ticket_window``: most messages of one ticket that are handed over at a
+    time. ``look_now``: makes the leader look at the registry at once."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        status: StatusReader,
+        dispatcher: Dispatcher,
+        lead: Lead,
+        services: Sequence[Service],
+        ticket_window: int,
+        look_now: Callable[[], None],
+        feed: TicketFeed,
+    ) -> None:
+        self._membership = membership
+        self.status = status
+        self._dispatcher = dispatcher
+        self._lead = lead
+        self._services = services
+        self.ticket_window = ticket_window
+        self._look_now = look_now
+        self.feed = feed
+
+    def register(self, asked: Registration) -> RegistrationResult:
+        """Raises NameInUse, RegistrationOver."""
+        registered = self._membership.register(asked)
+        self._look_now()
+        return registered
+
+    def deregister(self, incarnation: str) -> bool:
+        """Take a consumer's goodbye; False: the incarnation is unknown. Redis knows whether it has left; this only
+        makes the leader look at once."""
+        if not self._dispatcher.leads:
+            raise NotLeader(self.leader_url)
+        known = incarnation in self._dispatcher.board.consumers
+        self._look_now()
+        return known
+
+    def acknowledge(self, report: AckReport) -> list[list[str]]:
+        """Pass a report to the dispatcher; return ``ok``, ``gone`` or ``stale`` for each id of each item, if answers
+        are wanted. Raises NotLeader, IncarnationFenced.
+
+        A caller that wants no answers does not wait as long as the dispatcher keeps up and knows the incarnation: a
+        report is a hint, and losing one in a change of leader costs only speed."""
+        known = not report.wants_answers and report.incarnation in self._dispatcher.board.consumers
+        if not self._dispatcher.leads:
+            raise NotLeader(self.leader_url)
+        posted = Report(report.incarnation, report.items, report.wants_answers, retrying=report.retrying)
+        if self._dispatcher.post(posted) < _MOST_UNREAD and known:
+            return []
+        posted.answered.wait(_ANSWER_S)
+        if posted.answers is None:
+            raise NotLeader(self.leader_url)
+        if posted.fenced:
+            raise IncarnationFenced
+        return posted.answers
+
+    def window(self, incarnation: str) -> int | None:
+        """Return how many messages the leader gives this incarnation at a time, at the moment; None: not known."""
+        return self._dispatcher.window(incarnation)
+
+    def ticket(self, ticket_id: str) -> dict[str, Any] | None:
+        """Return the ticket from the index; on the leader also what it has parked of the ticket, where memory has all
+        of it. None: it is not in processing."""
+        found = self.status.ticket(ticket_id)
+        known = self._dispatcher.parked_of(ticket_id.encode())
+        if found is None and (known is None or not known.messages):
+            return None
+        parked = known.messages if known is not None and known.is_exact else None
+        return (found or {"ticket_id": ticket_id, "state": TicketState.WAITING, "message_ids": []}) | {"parked": parked}
+
+    def health(self) -> Health:
+        return judge(self._services, now_s())
+
+    @property
+    def leader_url(self) -> str | None:
+        return self._lead.leader_url
+
+    def leading(self) -> dict[str, Any]:
+        """From memory, so that health answers when Redis does not."""
+        role = "leader" if self._dispatcher.leads else "standby"
+        return {"role": role, "leader": role == "leader", "leader_url": self.leader_url, "epoch": self._lead.epoch}
+
+
+class Parts(NamedTuple):
+    """What operators look at and act with. ``ask_process``: asks the consumer with a health URL what it runs."""
+
+    keys: Keys
+    status: StatusReader
+    stats: StreamStatsReader
+    fields: MessageFields
+    letters: DeadLetters
+    delayed: DelayedView
+    rules: LiveRules
+    orders: TicketOrders
+    explainer: Explainer
+    action_log: ActionLog
+    history: TicketHistory
+    overview: LiveOverview
+    bulk: BulkLetters
+    diagnostics: SystemDiagnostics
+    charts: ChartReader
+    ask_process: Callable[[str], dict[str, Any] | None] = lambda health_url: None
