@@ -2,8 +2,8 @@
 or standby.
 
 ``site`` puts it together (templates, files, headers, errors), ``views`` shows, ``actions`` acts, ``delayed_pages`` does
-both for delayed messages, ``forms`` reads filters and reasons; ``usher.master.insight.formatting`` formats values. Pages
-are made on the server and work without scripts; ``static/usher.js`` keeps them up to date.
+both for delayed messages, ``forms`` reads filters and reasons, ``usher.master.insight.formatting`` formats values.
+Pages are made on the server and work without scripts; ``static/usher.js`` keeps them up to date.
 
 Texts of producers, consumers and handlers are shown literally: Jinja escapes them, control characters are made visible
 (``formatting.visible``), and the Content-Security-Policy runs nothing but our own file. Buttons are for operators; the
