@@ -23,7 +23,6 @@ from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.startup_check import check_at_start
 from usher.common.runtime.settings import load, options
 from usher.consumer.handlers.loader import load_handler
-from usher.consumer.lifecycle.cpu_pinning import pin_to_cpu
 from usher.consumer.program import ConsumerProgram, name_what_ran
 from usher.consumer.settings import ConsumerSettings
 
@@ -45,8 +44,6 @@ def main(flags: dict[str, Any]) -> None:
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
         check_at_start(redis_url, {"USHER_LEASE_SECONDS": settings.lease_seconds})
-        if settings.pin_cpu:
-            pin_to_cpu(settings.consumer_name)
         ends = WorkerEnds(partial(name_what_ran, settings))
         program = partial(ConsumerProgram, settings, redis_url, lambda why: leave(why=why), end_program, ends)
         serve(

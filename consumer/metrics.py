@@ -41,10 +41,7 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     yield counter(
         "stale_acknowledgements", "Tickets whose acknowledgement came after another owner had them.", acker.stale
     )
-    text = (
-        "Done messages that could be reported to no master; the leader finds them by itself, up to"
-        " USHER_RECONCILE_SECONDS later."
-    )
+    text = "Done messages that could be reported to no master; the leader finds them by itself, up to 5 s later."
     yield counter("unreported_messages", text, incarnation.reporter.dropped)
     yield histogram(
         "handler_seconds",

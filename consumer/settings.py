@@ -72,22 +72,6 @@ class ConsumerSettings(CommonSettings):
             " acknowledgement."
         ),
     )
-    flush_ms: float = Field(
-        20.0,
-        ge=0,
-        le=1000,
-        description=(
-            "Shortest time between acknowledgements of a few finished messages each; a quarter of it where tickets wait"
-            " for them (USHER_ACK_MODE=strict, USHER_TICKET_WINDOW below 256)."
-        ),
-    )
-    pin_cpu: bool = Field(
-        False,
-        description=(
-            "Keep this process on one CPU, consumer-3 on the third, for `def` handlers that wait in many slots"
-            " (docs/handlers.md)."
-        ),
-    )
     handler_seconds: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="Longest a handler may run; its process is ended then. 0: no limit."
     )
@@ -105,7 +89,6 @@ class ConsumerSettings(CommonSettings):
     retry_seconds: float = Field(
         0.2, ge=0, le=3600, description="Wait before the second attempt; doubles with each further one."
     )
-    retry_cap_seconds: float = Field(60.0, ge=0, le=86_400, description="Longest wait between attempts.")
     drain_seconds: float = Field(20.0, ge=0, le=3600, description="At a stop: time for running handlers to finish.")
     run_log_length: int = Field(
         10_000,

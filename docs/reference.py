@@ -90,43 +90,21 @@ PROGRAMS: dict[str, type[CommonSettings]] = {
 }
 TEN = "redis_url ticket_stream group handler concurrency max_attempts handler_seconds dead_letter_policy lease_seconds"
 TEN += " api_token"
-#: Every setting is under one topic.
-TOPICS = {
-    "Redis and streams": "redis_url redis_server state_dir ticket_stream ticket_scope group ticket_field"
-    " longest_message_bytes discover_seconds trim_seconds trim_keep trim_memory_share"
-    " trim_archived backlog_limit tenant_backlog_limit",
-    "Page": "shown_fields",
-    "Handlers": "handler concurrency max_attempts handler_seconds retry_seconds retry_cap_seconds drain_seconds"
-    " pin_cpu",
-    "Dead letters": "dead_letter_policy dead_letter_webhook webhook_secret",
-    "Turns of tenants and urgent tickets": "tenant_field tenant_weights priority_field read_ahead",
-    "Leases and recovery": "lease_seconds leader_lease_seconds roster_seconds health_seconds health_failures"
-    " health_hosts sweep_seconds reconcile_seconds",
-    "How much at a time": "hand_over_seconds ticket_window batch_size capacity capacity_bytes ack_mode flush_ms"
-    " run_log_length",
-    "Names and addresses": "consumer_name master_urls bind advertise_url path_prefix health_url hosts proxies",
-    "Who may do what": "api_token operator_token consumer_token viewer_token tokens_file tls_cert tls_key"
-    " tls_ca insecure sign_on_proxies sign_on_header sign_on_operators sign_on_viewers",
-    "Limits of HTTP": "requests_per_second registers_per_minute requests_in_flight connections connections_per_address"
-    " followers_limit",
-    "Log": "log_level log_format",
-    "Outbox": "outbox_url outbox_name outbox_refused_policy outbox_bind outbox_wait_replicas outbox_wait_aof",
-    "Audit": "audit_streams audit_dir audit_every_minutes audit_prove_minutes audit_settle_seconds audit_idle_seconds"
-    " audit_parked_seconds audit_deliveries audit_clock_seconds audit_memory_mib audit_engine audit_spark_master"
-    " audit_py_files audit_sink_url audit_sink_name",
-}
 
 
 def settings_page() -> str:
-    """Tell every setting: the ten that matter, then all, by topic. Raises LookupError for one that has no topic."""
-    listed = " ".join(TOPICS.values()).split()
-    known = {field for cls in PROGRAMS.values() for field in cls.model_fields}
-    if set(listed) != known or len(listed) != len(set(listed)):
-        raise LookupError(f"TOPICS of docs/reference.py: not once each: {sorted({*listed} ^ known) or listed}")
-    text = _SETTINGS
-    for topic, fields in {"The ten that matter": TEN, **TOPICS}.items():
-        rows = [row for field in fields.split() for row in list(_setting_rows(field))[: 1 if fields is TEN else None]]
-        text += f"\n## {topic}\n\n" + _table("setting | default | | read by", rows)
+    """Tell every setting: the ten that matter, then all, by the program that reads them."""
+    seen = set[str]()
+    text = _SETTINGS + "\n## The ten that matter\n\n"
+    text += _table("setting | default | | read by", [next(_setting_rows(field)) for field in TEN.split()])
+    for title, cls in {
+        "All programs": CommonSettings,
+        **{f"usher {name}": cls for name, cls in PROGRAMS.items()},
+    }.items():
+        fields = [field for field in cls.model_fields if field not in seen]
+        seen.update(fields)
+        text += f"\n## {title}\n\n"
+        text += _table("setting | default | | read by", [row for field in fields for row in _setting_rows(field)])
     return text
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+import click
 from pydantic import AfterValidator, Field
 
-from usher.common.base.durations import check_duration
+from usher.common.base.durations import duration_s
 from usher.common.http.path_prefix import check_path_prefix
 from usher.common.http.proxies import parse_networks
 from usher.common.http.sign_on import SignOn, check_header, parse_names
@@ -21,6 +22,15 @@ def _networks(value: str) -> str:
 
 def _names(value: str) -> str:
     parse_names(value)
+    return value
+
+
+def _keep(value: str) -> str:
+    if value != "forever":
+        try:
+            duration_s(value)
+        except click.BadParameter as wrong:
+            raise ValueError(wrong.message) from None
     return value
 
 
@@ -47,34 +57,6 @@ class MasterSettings(CommonSettings):
         description="Path at which a proxy in front serves this master, e.g. /ops/usher; it may strip it or not. Empty:"
         " none.",
     )
-    leader_lease_seconds: float = Field(
-        5.0,
-        ge=0.5,
-        le=LONGEST_LEASE_S,
-        description="Life of the leader lease: a standby takes over this long after the leader died.",
-    )
-    batch_size: int = Field(1000, ge=1, le=2000, description="Most entries read, and handed over, by one script call.")
-    ticket_window: int = Field(
-        512, ge=1, le=10_000, description="Most entries of one ticket handed over at a time; more wait."
-    )
-    hand_over_seconds: float = Field(
-        1.0,
-        ge=0.05,
-        le=3600,
-        description=(
-            "How much work a consumer is given at a time, in seconds: as many messages as it was seen to finish in"
-            " them, up to its capacity, and at least two tickets per slot."
-        ),
-    )
-    read_ahead: int = Field(
-        100_000,
-        ge=1,
-        le=10_000_000,
-        description=(
-            "Most waiting entries in the master's memory (and 64 MiB of ids); of long tickets Redis keeps the rest. At"
-            " this many it stops reading."
-        ),
-    )
     backlog_limit: int = Field(
         0,
         ge=0,
@@ -91,37 +73,19 @@ class MasterSettings(CommonSettings):
         le=2**31,
         description="Size of an entry, all fields together, above which it becomes a dead letter unread; 0: no limit.",
     )
-    roster_seconds: float = Field(0.5, ge=0.05, le=60, description="How often leases are read.")
-    health_seconds: float = Field(
-        2.0, ge=0.1, le=600, description="How often each consumer's health URL is asked; in all at most 100 a second."
-    )
-    health_failures: int = Field(
-        5, ge=1, le=1000, description="Failed health answers in a row before a consumer's lease is revoked."
-    )
     health_hosts: str = Field(
         "127.0.0.1,::1", description="Hosts that health URLs may point to: addresses, networks, names; comma separated."
     )
-    sweep_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often the leader looks for idle messages.")
-    reconcile_seconds: float = Field(
-        5.0, ge=0.2, le=3600, description="How often memory is compared with the index in Redis."
+    leader_lease_seconds: float = Field(
+        5.0,
+        ge=0.5,
+        le=LONGEST_LEASE_S,
+        description="Life of the leader lease: a standby takes over this long after the leader died.",
     )
-    trim_seconds: float = Field(
-        10.0,
-        ge=0,
-        le=86_400,
-        description="How often entries that no reader needs are cut off each ticket stream. 0: never.",
-    )
-    trim_keep: Annotated[str, AfterValidator(check_duration)] = Field(
-        "24h", description="How long entries are kept that no reader needs, while memory allows: 90m, 24h, 7d."
-    )
-    trim_memory_share: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="Share of Redis' memory in use (of maxmemory, else of the machine) above which they go earlier.",
-    )
-    discover_seconds: float = Field(
-        30.0, ge=0.5, le=86_400, description="How often SCAN looks for streams that match a pattern."
+    trim_keep: Annotated[str, AfterValidator(_keep)] = Field(
+        "24h",
+        description="How long entries are kept that no reader needs, while memory allows: 90m, 24h, 7d. forever: never"
+        " cut any.",
     )
     trim_archived: bool = Field(
         False, description="Cut only entries that are archived too (see `usher trim`); not for a work stream."

@@ -151,7 +151,6 @@ def hot(
 @click.option(
     "--slots", type=click.IntRange(1, 1024), default=64, show_default=True, help="Handlers of each that wait at a time."
 )
-@click.option("--pin-cpu", is_flag=True, help="Each consumer on one CPU (USHER_PIN_CPU).")
 @RUNS
 @VOLATILE
 @JSON
@@ -160,12 +159,11 @@ def scale(
     messages: int | None,
     consumers: int | None,
     slots: int,
-    pin_cpu: bool,
     runs: int,
     no_aof: bool,
     as_json: bool,
 ) -> None:
-    settings = {"USHER_PIN_CPU": "on" if pin_cpu else "off", "USHER_CONCURRENCY": str(slots)}
+    settings = {"USHER_CONCURRENCY": str(slots)}
 
     def run() -> dict[str, Any]:
         if handlers == "compute":

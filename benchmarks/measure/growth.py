@@ -1,5 +1,5 @@
 """Measure whether Redis' memory stays flat over days of load, and whether something was cut that was needed. Days are
-short ones: USHER_TRIM_KEEP, USHER_TRIM_SECONDS and the run log are as much smaller; all else is as by default."""
+short ones: USHER_TRIM_KEEP and the run log are as much smaller; all else is as by default."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def growth(
         load = _Traffic(rig, [STREAM] if streams == 1 else [f"{STREAM}:{number}" for number in range(streams)])
         settings = {
             "USHER_TRIM_KEEP": f"{day_s:g}s",
-            "USHER_TRIM_SECONDS": f"{day_s / 60:g}",
             "USHER_RUN_LOG_LENGTH": "500",
             "USHER_MAX_ATTEMPTS": "1",
             "USHER_DEAD_LETTER_POLICY": "halt",

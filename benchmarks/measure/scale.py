@@ -97,7 +97,6 @@ def _run(
             "messages": messages,
             "consumers": consumers,
             "appendonly": durable,
-            "pinned": settings["USHER_PIN_CPU"] == "on",
             "messages_per_second": round(messages / seconds, 1),
             "seconds": round(seconds, 3),
             "cpu_seconds": cpu,

@@ -24,15 +24,6 @@ def duration_s(text: str) -> float:
     return float(found[1]) * _UNITS_S[found[2]]
 
 
-def check_duration(text: str) -> str:
-    """Return ``text`` if it is a duration. Raises ValueError."""
-    try:
-        duration_s(text)
-    except click.BadParameter as wrong:
-        raise ValueError(wrong.message) from None
-    return text
-
-
 class Number(click.FloatRange):
     """A number in a range. Every range of click's contains ``nan``, and one without an end ``inf``: a rule with such a
     rate cannot be read again, and an unreadable rule pauses everything."""

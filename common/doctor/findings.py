@@ -36,7 +36,7 @@ _OF_SOURCES: Mapping[str, tuple[str, str]] = {
         ),
     ),
     "not_trimmed": (
-        ("it is not trimmed (USHER_TRIM_SECONDS) until a person has looked, so it grows; it is still gathered"),
+        ("it is not trimmed until a person has looked, so it grows; it is still gathered"),
         "do what its words say; `usher trim --ticket-stream SOURCE` shows who reads it, and takes --forget",
     ),
     "refused": ("Redis does not let its entries be moved", "allow the command that its words name to this user"),

@@ -272,7 +272,7 @@ def _growth(stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
     room = "" if left is None else f"; Redis has room for {left:,.1f} days of it"
     do = ""
     if stream.trims_after_s is None:
-        means, do = "no leader trims: what is done stays", "set USHER_TRIM_SECONDS of the masters, or `usher trim`"
+        means, do = "no leader trims: what is done stays", "set USHER_TRIM_KEEP of the masters, or `usher trim`"
     elif stream.trim_held_back:
         means, do = f"it is not trimmed: {stream.trim_held_back}", "`usher trim` shows who needs what"
     else:

@@ -28,8 +28,6 @@ from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SourceSelection
 PREFIX = "USHER_"
 #: Names that belong to a command and not to a settings class; the look-alike check must not call them mistyped.
 COMMAND_NAMES = frozenset({"USHER_CONSUMERS", "USHER_MASTERS", "USHER_PORT"})
-#: Settings of one program that look like another setting of one that gets the same environment.
-_ELSEWHERE = frozenset({"USHER_HANDLER_SECONDS", "USHER_HAND_OVER_SECONDS"})  # a consumer, a master
 
 T = TypeVar("T", bound="CommonSettings")
 
@@ -349,7 +347,7 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
         field = name[len(PREFIX) :].lower()
         if field in cls.model_fields:
             values[field] = value
-        elif name not in COMMAND_NAMES | _ELSEWHERE:
+        elif name not in COMMAND_NAMES:
             close = difflib.get_close_matches(name, [name_of(known) for known in cls.model_fields], n=1, cutoff=0.88)
             if close:
                 problems.append(f"{name} is not a setting; did you mean {close[0]}?")

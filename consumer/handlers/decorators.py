@@ -135,7 +135,7 @@ def handler(
 
     ``max_attempts``: starts before the message becomes a dead letter (USHER_MAX_ATTEMPTS). ``backoff_s``: wait in
     seconds before the second start, doubled for each further one (USHER_RETRY_SECONDS), up to ``backoff_cap_s``
-    (USHER_RETRY_CAP_SECONDS). ``deadline_s``: longest that the handler may run before its process is ended; 0: no limit
+    (60). ``deadline_s``: longest that the handler may run before its process is ended; 0: no limit
     (USHER_HANDLER_SECONDS). ``dead_letter_policy``: what a ticket does after a dead letter: skip, halt or tail
     (USHER_DEAD_LETTER_POLICY). ``rate``: messages of each ticket that start per second, evenly spaced; others go on
     meanwhile, and a message that is tried again waits for its turn too. Not with ``@batch``. ``body``: what a typed

@@ -44,7 +44,7 @@ from usher.master.dispatch.change_watch import ChangeWatch
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
 from usher.master.leader.elector import Elector, Lead
-from usher.master.leader.limits import limits_of
+from usher.master.leader.limits import TICKET_WINDOW, limits_of
 from usher.master.membership.registration import Membership
 from usher.master.membership.registry import read_registry
 from usher.master.operations.dead_letters import DeadLetters
@@ -163,7 +163,7 @@ class Kit:
         self._lease_ms = lease_ms
         self._lease = OwnLease(lease_ms / 1000, now_s())
         self._lanes = lanes = Lanes(settings.marks)
-        reporter = _DirectReports(name, slots, settings.capacity, masters.ticket_window, self._dispatcher.post)
+        reporter = _DirectReports(name, slots, settings.capacity, TICKET_WINDOW, self._dispatcher.post)
         self._acker = Acker(
             link, self._steps, lanes, reporter, name, Linger(0.0, 1), settings.run_log_length, self._broken.append
         )

@@ -25,6 +25,7 @@ from usher.master.insight.stats import StreamStatsReader
 from usher.master.insight.status import StatusReader
 from usher.master.insight.ticket_feed import TicketFeed
 from usher.master.insight.ticket_history import TicketHistory
+from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.owner_question import OwnerQuestion
 from usher.master.membership.registration import Membership
 from usher.master.messages.fields import MessageFields
@@ -81,7 +82,7 @@ class HttpServices:
         rules = admission(settings)
         rules["doorman"].ended = SignedOut(self._reads, keys)
         membership = Membership(self._kept(link("register")), keys, place.lease_ms)
-        window, look_now = settings.ticket_window, leading.roster.wake
+        window, look_now = TICKET_WINDOW, leading.roster.wake
         desk = Desk(membership, parts.status, leading.dispatcher, lead, all_services, window, look_now, self._feed)
         facts: dict[str, Any] = {"metrics": metrics, "draining": draining, "stalled": stalled}
         self.app = create_app(desk, **rules, health_hosts=place.hosts, parts=parts, **facts)

@@ -25,10 +25,14 @@ from usher.master.membership.consumer_http import ConsumerHttpClient
 from usher.master.membership.health_checker import BOUNDS, HealthChecker
 from usher.master.membership.registry import ConsumerRegistry, RegisteredConsumer
 from usher.master.operations.delayed_sender import DelayedMessages
-from usher.master.operations.trimming import Trimmer, retention_of
+from usher.master.operations.trimming import TRIM_S, Trimmer, retention_of
 from usher.master.recovery.janitor import Janitor
 
 _TRIM_WORK_S = 2.0
+#: Seconds between two looks at the leases, and between two questions to each consumer's health URL.
+ROSTER_S, HEALTH_S = 0.5, 2.0
+#: Failed answers in a row before a lease is revoked: 10 s, as long as a lease lives.
+HEALTH_FAILURES = 5
 
 
 class LeaderServices:
@@ -39,19 +43,16 @@ class LeaderServices:
         self._place = place
         self.lead = Lead()
         notifier = StreamNotifier(link("notifier", 0.5), keys.stream)
+        limits = limits_of(settings)
         dispatch_link = link("dispatch", max(1.0, settings.leader_lease_seconds / 2))
-        self.dispatcher = Dispatcher(dispatch_link, keys, self.lead, limits_of(settings), notifier)
-        self.roster = ConsumerRegistry(
-            link("roster"), keys, self.lead, settings.roster_seconds, self.dispatcher.post, place.lease_ms
-        )
+        self.dispatcher = Dispatcher(dispatch_link, keys, self.lead, limits, notifier)
+        self.roster = ConsumerRegistry(link("roster"), keys, self.lead, ROSTER_S, self.dispatcher.post, place.lease_ms)
         asker = ConsumerHttpClient(place.hosts, BOUNDS, settings.tls_ca)
-        self.health = HealthChecker(
-            link("health"), keys, self.lead, settings.health_seconds, settings.health_failures, asker, self._members
-        )
+        self.health = HealthChecker(link("health"), keys, self.lead, HEALTH_S, HEALTH_FAILURES, asker, self._members)
         self._bell = DeadLetterNotifier(metrics, settings, "master", keys)
         changes = ChangeWatch(link("changes"), keys.changed, self.dispatcher.post, self.roster.wake)
         janitor = Janitor(
-            link("reap"), keys, self.lead, settings.sweep_seconds, lambda name: name in self.dispatcher.board.consumers
+            link("reap"), keys, self.lead, limits.sweep_s, lambda name: name in self.dispatcher.board.consumers
         )
         tracer = telemetry.tracer()
         self._spans = None if tracer is None else HandOverSpans(tracer, link("spans", 1.0), keys)
@@ -67,7 +68,8 @@ class LeaderServices:
             ChartKeeper(link("charts"), keys, self.lead, self.dispatcher.tenants, settings.by_stream),
             *self._bell.services,
         ]
-        trim_s, is_work = settings.trim_seconds, settings.sources is not None
+        is_work = settings.sources is not None
+        trim_s = 0.0 if settings.trim_keep == "forever" else TRIM_S
         if is_work:  # no one else trims it
             trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)
         self.services.append(

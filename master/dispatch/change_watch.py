@@ -3,7 +3,7 @@
 A consumer that halts its ticket, and an operator who redrives or drops a dead letter, write the ticket's name there; so
 do changes of rules and registrations of consumers. ``ChangeWatch`` waits with a plain XREAD (nothing is consumed) and
 posts the names to the dispatcher, which reads their records in its next turn. So the leader knows after one round trip;
-if a name gets lost, after USHER_RECONCILE_SECONDS.
+if a name gets lost, after limits.RECONCILE_S.
 """
 
 from __future__ import annotations

@@ -8,6 +8,20 @@ from dataclasses import dataclass
 from usher.common.protocol.marks import NO_FIELDS, MarkFields, parse_weights
 from usher.master.settings import MasterSettings
 
+#: Most entries read, and handed over, by one script call: Redis answers nobody else for about two milliseconds.
+BATCH = 1000
+#: Most entries of one ticket handed over at a time: with half of them done the leader hears of it in time for more.
+TICKET_WINDOW = 512
+#: Seconds of work that a consumer is given at a time, as it was seen to finish: less, and it waits for round trips;
+#: more, and a drain or a new consumer finds little to move.
+WORK_S = 1.0
+#: Most waiting entries in memory (and 64 MiB of ids); of long tickets Redis keeps the rest. At this many reading stops.
+READ_AHEAD = 100_000
+#: Seconds between two comparisons of memory with the index: the bound for a lost notification.
+RECONCILE_S = 5.0
+#: Seconds between two looks for idle messages.
+SWEEP_S = 5.0
+
 
 @dataclass(frozen=True)
 class LeaderLimits:
@@ -29,12 +43,12 @@ class LeaderLimits:
 def limits_of(settings: MasterSettings) -> LeaderLimits:
     marks = settings.marks
     return LeaderLimits(
-        batch=settings.batch_size,
-        ticket_window=settings.ticket_window,
-        work_s=settings.hand_over_seconds,
-        read_ahead=settings.read_ahead,
-        reconcile_s=settings.reconcile_seconds,
-        sweep_s=settings.sweep_seconds,
+        batch=BATCH,
+        ticket_window=TICKET_WINDOW,
+        work_s=WORK_S,
+        read_ahead=READ_AHEAD,
+        reconcile_s=RECONCILE_S,
+        sweep_s=SWEEP_S,
         min_idle_ms=int(2000 * settings.lease_seconds),
         ticket_field=settings.work_ticket_field,
         longest_message=settings.longest_message_bytes,

@@ -25,7 +25,7 @@ from usher.master.policy.liveness import judge
 log = logging.getLogger(__name__)
 
 #: Consumers asked in one turn, and in a second: a thousand are not all asked at once, nor all within
-#: USHER_HEALTH_SECONDS.
+#: the time of a round.
 _SLICE, _PER_SECOND = 40, 100
 #: Least time between two log lines that most consumers are silent.
 _TELL_AGAIN_S = 300.0

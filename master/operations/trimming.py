@@ -1,7 +1,7 @@
 """Trimming: asks Redis which entries each reader needs, lets policy/trim.py decide, and cuts with a script that checks
 again.
 
-``Trimmer`` does it from time to time in the leading master (USHER_TRIM_SECONDS); ``usher trim`` does it by hand.
+``Trimmer`` does it from time to time in the leading master; ``usher trim`` does it by hand.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ AT_ONCE, AT_ONCE_FOR_MEMORY = 20_000, 1_000
 #: Most entries that are counted to say how many would go.
 COUNTED = 1_000_000
 _PAGE = 1_000
+#: Seconds between two turns: a page goes at a time, so that Redis answers others in between.
+TRIM_S = 10.0
+#: Share of Redis' memory (of maxmemory, else of the machine) above which entries go earlier than they should: half is
+#: left for a rewrite of the append-only file.
+MEMORY_SHARE = 0.5
 #: Seconds between lines of the log about what was cut.
 _TELL_EVERY_S = 3_600
 #: Seconds between two turns of a trimmer that trims nothing.
@@ -169,11 +174,9 @@ def _facts(
 
 def retention_of(settings: MasterSettings, *, work_stream: bool) -> Retention:
     """Return what is kept beside what readers need. A work stream is ours: nobody else looks at it, or archives it."""
-    if work_stream:
+    if work_stream or settings.trim_keep == "forever":
         return Retention()
-    return Retention(
-        duration_s(settings.trim_keep), settings.trim_memory_share, settings.trim_archived, heeds_archive=True
-    )
+    return Retention(duration_s(settings.trim_keep), MEMORY_SHARE, settings.trim_archived, heeds_archive=True)
 
 
 def cut_call(

@@ -21,7 +21,8 @@ from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.tracking import TrackingLink
 from usher.common.runtime.service import Service
-from usher.master.operations.trimming import retention_of
+from usher.master.leader.limits import BATCH
+from usher.master.operations.trimming import TRIM_S, retention_of
 from usher.master.settings import MasterSettings
 from usher.master.sources.change_listeners import PollListener, PushListener
 from usher.master.sources.discovery import Discovery, SourceWatch
@@ -30,6 +31,8 @@ from usher.master.sources.shards import ShardAssigner
 from usher.master.sources.trimmer import SourceTrimmer
 
 _TIMEOUT_S = 5.0
+#: Seconds between two SCANs for streams that match a pattern, beside what Redis notifies of.
+DISCOVER_S = 30.0
 #: Most troubles that a master reports to the others.
 _SHOWN = 20
 
@@ -49,20 +52,20 @@ class SourceServices:
         self._setting = f"{settings.ticket_stream} (tickets: {settings.ticket_field} per {settings.ticket_scope})"
         self._gathers_all = settings.ticket_scope == "group"  # lua/sources/share.lua looks at it
         holder = uuid.uuid4().hex[:12]
-        plan = GatherPlan(settings.ticket_field, settings.ticket_scope, settings.batch_size)
+        plan = GatherPlan(settings.ticket_field, settings.ticket_scope, BATCH)
         self._gatherer = gatherer = Gatherer(make_link("gather"), keys, holder, sources, plan)
         lease_ms = int(settings.leader_lease_seconds * 1000)
         sharer = ShardAssigner(make_link("share"), keys, holder, self.says, lease_ms, gatherer.hold)
-        discovery = Discovery(make_link("discover"), keys, sources, gatherer, settings.discover_seconds)
+        discovery = Discovery(make_link("discover"), keys, sources, gatherer, DISCOVER_S)
         listener = PushListener(TrackingLink(redis_url, "master:watch", _TIMEOUT_S), sources.prefixes())
         self._watch = SourceWatch(
             listener, lambda: PollListener(make_link("watch"), gatherer.mine), sources, gatherer, discovery.scan_now
         )
         self._trimmers = []
-        if settings.trim_seconds:
+        if settings.trim_keep != "forever":
             trim = make_link("trim-sources")
             retention = retention_of(settings, work_stream=False)
-            self._trimmers = [SourceTrimmer(trim, keys.group, gatherer, settings.trim_seconds, retention)]
+            self._trimmers = [SourceTrimmer(trim, keys.group, gatherer, TRIM_S, retention)]
         self.services: list[Service] = [
             gatherer,
             self._watch,

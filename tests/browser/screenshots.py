@@ -39,8 +39,8 @@ _PAGES = {
 }
 #: So many tickets are stuck in all sorts of ways, and none is given up while one looks; more are mostly halted, and none
 #: is tried again.
-_FEW, _OF_FEW = 100, {"USHER_RETRY_SECONDS": "3", "USHER_RETRY_CAP_SECONDS": "3600"}
-_OF_MANY = {"USHER_DEAD_LETTER_POLICY": "halt", "USHER_RETRY_SECONDS": "3600", "USHER_RETRY_CAP_SECONDS": "3600"}
+_FEW, _OF_FEW = 100, {"USHER_RETRY_SECONDS": "3"}
+_OF_MANY = {"USHER_DEAD_LETTER_POLICY": "halt", "USHER_RETRY_SECONDS": "3600"}
 _WIDTHS, _SCHEMES, _TICKETS = (1280, 400), ("light", "dark"), (0, 40, 100_000)
 #: Nothing may be wider than the page, but what says that it scrolls.
 _OVERFLOWS = """document.documentElement.scrollWidth > document.documentElement.clientWidth"""

@@ -71,13 +71,15 @@ def varied(plan: Plan, seed: int) -> Shape:
         return plan.shape
     environ = {
         "USHER_ACK_MODE": rng.choice(("pipelined", "pipelined", "strict")),
-        "USHER_TICKET_WINDOW": rng.choice(("2", "8", "512")),
         "USHER_CAPACITY": rng.choice(("12", "60", "2000")),
-        "USHER_BATCH_SIZE": rng.choice(("3", "50", "1000")),
-        "USHER_FLUSH_MS": rng.choice(("0", "5", "20")),
         "USHER_HANDLER": rng.choice((HANDLER, HANDLER, f"{HANDLER}_async")),
     }
-    return replace(plan.shape, environ={**environ, **plan.shape.environ})
+    tuned = {
+        "TICKET_WINDOW": rng.choice((2, 8, 512)),
+        "BATCH": rng.choice((3, 50, 1000)),
+        "FLUSH_S": rng.choice((0, 0.005, 0.02)),
+    }
+    return replace(plan.shape, environ={**environ, **plan.shape.environ}, tuned={**tuned, **plan.shape.tuned})
 
 
 def run(plan: Plan, seed: int, seconds: float, folder: Path, system: type[Cluster] = Cluster) -> Verdict:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import orjson
 import pytest
@@ -44,15 +45,16 @@ def world(link: Link) -> Gathered:
 
 
 @contextlib.contextmanager
-def running(url: str, streams: str = "t:*", **settings: Any) -> Iterator[SourceServices]:
+def running(
+    url: str, streams: str = "t:*", *, discover_s: float = 3600, trim_s: float = 10, batch: int = 1000, **settings: Any
+) -> Iterator[SourceServices]:
     """A master's gathering, started; it ends as a master that is stopped does."""
-    given = MasterSettings(
-        ticket_stream=streams, group="g", **({"leader_lease_seconds": 1.0, "discover_seconds": 3600} | settings)
-    )
+    given = MasterSettings(ticket_stream=streams, group="g", **({"leader_lease_seconds": 1.0} | settings))
     assert given.sources is not None
-    made = SourceServices(
-        given, given.sources, Keys(given.work_stream, "g"), url, lambda role: Link(url, f"master:{role}")
-    )
+    with mock.patch.multiple("usher.master.sources.services", DISCOVER_S=discover_s, TRIM_S=trim_s, BATCH=batch):
+        made = SourceServices(
+            given, given.sources, Keys(given.work_stream, "g"), url, lambda role: Link(url, f"master:{role}")
+        )
     for service in made.services:
         service.start()
     try:
@@ -126,7 +128,7 @@ def test_sources_that_were_deleted_while_no_master_ran_are_forgotten_and_no_othe
 @pytest.mark.usefixtures("unswept")
 def test_a_master_forgets_deleted_sources_of_other_masters_too(world: Gathered, link: Link, redis_url: str) -> None:
     world.share("another")
-    with running(redis_url, discover_seconds=0.5) as gathering:
+    with running(redis_url, discover_s=0.5) as gathering:
         names = [f"t:{number}" for number in range(200)]
         for name in names:
             world.send(name, "5-1")
@@ -184,7 +186,7 @@ def test_a_flood_in_one_source_does_not_keep_another_ones_message_waiting(
     for _ in range(0, flood, 1000):
         link.pipeline([("XADD", "flood", "*", "ticket_id", "T", "body", "x")] * 1000)
     world.stream.create_group(b"0-0")
-    with running(redis_url, "flood,quiet", batch_size=500):
+    with running(redis_url, "flood,quiet", batch=500):
         until(lambda: len(world.read(100)) > 0)
         quiet = world.send("quiet")
         read = 0
@@ -202,7 +204,7 @@ def test_a_server_that_tells_of_no_changes_is_asked_instead(
     scheme, _, rest = redis_url.partition("://")
     old = world.send("t:old")
     try:
-        with running(f"{scheme}://plain:pw@{rest.rpartition('@')[2]}", "t:*,listed", discover_seconds=0.5) as made:
+        with running(f"{scheme}://plain:pw@{rest.rpartition('@')[2]}", "t:*,listed", discover_s=0.5) as made:
             until(lambda: service(made, "watch").mode == "polling")
             until(lambda: world.moved("t:old") == old)
             for count in range(2, 7):

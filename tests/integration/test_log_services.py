@@ -49,9 +49,9 @@ def test_the_trimmer(redis_url: str) -> None:
 
 
 def test_a_master_trims_only_when_it_is_told_to(redis_url: str) -> None:
-    def trimmers(**given: float) -> int:
+    def trimmers(**given: str) -> int:
         return sum(
             isinstance(service, Trimmer) for service in MasterProgram(MasterSettings(**given), redis_url)._services
         )  # type: ignore[arg-type]
 
-    assert (trimmers(trim_seconds=0), trimmers()) == (1, 1)
+    assert (trimmers(trim_keep="forever"), trimmers()) == (1, 1)

@@ -553,12 +553,12 @@ def test_a_master_trims_what_it_gathers_unless_it_must_not_and_tells_what_it_can
     world: Gathered, link: Link, redis_url: str
 ) -> None:
     link.call("DEL", world.keys.shares)
-    with running(redis_url, trim_seconds=0) as off:
+    with running(redis_url, trim_keep="forever") as off:
         assert "trim-sources" not in [one.name for one in off.services]
     link.call("HSET", LogKeys("t:2").checkpoints, "c", "1 999-1 1700000000000")
     for name in ("t:1", "t:2"):
         world.send(name, *_ids(1, 100))
-    with running(redis_url, trim_seconds=0.1, trim_keep="0s") as made:
+    with running(redis_url, trim_s=0.1, trim_keep="0s") as made:
         until(lambda: _left(world, "t:1") == (10, b"91-1"))
         until(lambda: orjson.loads(made.says())["troubles"] != [])
         [(source, kind, words)] = orjson.loads(made.says())["troubles"]

@@ -1,5 +1,5 @@
 """USHER_ACK_MODE=strict: what a ticket waits for is written at once when nothing else can run, however long
-USHER_FLUSH_MS is."""
+the wait before a flush is."""
 
 from __future__ import annotations
 

@@ -37,11 +37,12 @@ def test_messages_are_handled_in_order_and_acknowledged(usher_kit: Make, usher_r
 
 
 def test_retries_pass_on_the_kits_own_clock(usher_kit: Make) -> None:
+    @handler(backoff_cap_s=25)
     def handle(one: Message) -> None:
         if one.fields["n"] == "1" and one.attempt < 4:
             raise ValueError(f"attempt {one.attempt}")
 
-    kit = usher_kit(handle, retry_seconds=10, retry_cap_seconds=25, max_attempts=5)
+    kit = usher_kit(handle, retry_seconds=10, max_attempts=5)
     first, second = kit.send("42", n=1), kit.send("42", n=2)
     began_s = time.monotonic()
     kit.run()

@@ -33,6 +33,7 @@ from tests.hands import (
     rank,
 )
 from tests.process.machine import USHER, environ_for, kill_all_of, processes_of, until
+from tests.tuned import TUNED, VARIABLE
 from usher import Link
 
 KEYS = Keys("ticket_stream", "concurrency_stream_group")
@@ -132,7 +133,7 @@ class Crew:
     def _start(self, name: str, *words: str, stderr: int | None = None, **environ: str) -> None:
         with (self.logs / name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [*USHER, *words],
+                [*(TUNED if VARIABLE in self._environ else USHER), *words],
                 env=self._environ | environ,
                 cwd=self._home,
                 stdin=subprocess.DEVNULL,

@@ -19,6 +19,7 @@ from redis.retry import Retry
 from tests.commands import usher
 from tests.process.crew import KEYS, Crew, out_of_order
 from tests.process.machine import USHER, environ_for, until
+from tests.tuned import tuned
 from usher.common.base.errors import NotNow
 from usher.common.protocol.keys import LogKeys
 from usher.common.redis.acl import AclProgram, acl_file, commands_of, programs, scripts_for_others
@@ -192,7 +193,7 @@ def test_a_whole_system_works_under_these_users(emptied: Guarded, tmp_path: Path
     (tmp_path / "guarded.py").write_text(_HANDLERS)
     policy = {"USHER_DEAD_LETTER_POLICY": "park"}
     producer = redis.Redis(port=emptied.port, username="producer", password="pw-producer", protocol=2)
-    with Crew(tmp_path, emptied.url("master"), USHER_TRIM_SECONDS="1") as crew:
+    with Crew(tmp_path, emptied.url("master"), **tuned(TRIM_S=1)) as crew:
         crew.start(2, ["c1", "c2"], "guarded:handle", USHER_REDIS_URL=emptied.url("consumer"), **policy)
         sent = [
             producer.xadd(KEYS.stream, {"ticket_id": f"T{number % 11}", "body": "x"}).decode() for number in range(200)

@@ -225,12 +225,12 @@ def test_a_folder_with_certificates_speaks_https_everywhere(folder: Path) -> Non
         words, env=environ_for(folder) | tls, cwd=folder, capture_output=True, text=True, check=False, timeout=60
     )
     assert refused.returncode == 2 and "name them https://" in refused.stderr
-    host = one_host(folder, scheme="https", **tls, USHER_HEALTH_SECONDS="0.2")
+    host = one_host(folder, scheme="https", **tls)
     host.start()
     until(lambda: host.logs().count(" consumer_registered consumer=") == 2, 60, "both consumers have come")
     [line] = re.findall(r"^for url in .*$", (ROOT / "deploy" / "runbook.md").read_text(), re.MULTILINE)
     assert host.sh(line).count('"status":"ok"') == len(host.settings["USHER_MASTER_URLS"].split(","))
-    time.sleep(3)  # for more than USHER_HEALTH_FAILURES questions
+    time.sleep(12)  # for more than HEALTH_FAILURES questions
     assert "silent" not in host.logs() and "revoked" not in host.logs()
     assert host.stop() == 0
 

@@ -14,11 +14,13 @@ import requests
 from tests.hands import Keys
 from tests.process.crew import Crew
 from tests.process.machine import USHER, environ_for
+from tests.tuned import tuned
 from usher import Link
 
 pytestmark = pytest.mark.process
 
 _KEYS = Keys("usher:{g}", "g")
+_QUICKLY = tuned(TRIM_S=0.5)
 _SETTING = {"USHER_TICKET_STREAM": "orders,tenant:*", "USHER_GROUP": "g"}
 _HANDLER = """
 import os, pathlib
@@ -41,7 +43,7 @@ def test_each_streams_tickets_are_its_own_and_all_is_told(folder: Path, link: Li
     seen = folder / "seen"
     (folder / "watching.py").write_text(_HANDLER)
     redis_url, sent = link.url, dict[str, list[str]]()
-    with Crew(folder, redis_url, SEEN=str(seen), USHER_TRIM_SECONDS="0.5", USHER_TRIM_KEEP="0s", **_SETTING) as crew:
+    with Crew(folder, redis_url, SEEN=str(seen), USHER_TRIM_KEEP="0s", **_QUICKLY, **_SETTING) as crew:
         crew.start(2, ["c1", "c2"], "watching:handle", PYTHONPATH=str(folder))
         for _ in range(30):
             for name, reply in zip(

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from tests.hands import Keys, pairs
 from tests.process.crew import KEYS, Crew, Producer, out_of_order, overlaps
 from tests.process.machine import until
+from tests.tuned import tuned
 from usher import Link
 from usher.cli import usher as usher_command
 
@@ -81,12 +82,7 @@ class Api:
 
 @pytest.fixture
 def crew(folder: Path, link: Link) -> Iterator[Crew]:
-    environ = {
-        "USHER_DEMO_WORK_MS": "1",
-        "USHER_RECONCILE_SECONDS": "1",
-        "USHER_TICKET_WINDOW": "20",
-        "USHER_READ_AHEAD": "100",
-    }
+    environ = {"USHER_DEMO_WORK_MS": "1"} | tuned(RECONCILE_S=1, TICKET_WINDOW=20, READ_AHEAD=100)
     with Crew(folder, link.url, **environ) as made:
         made.start(2, ["c1", "c2"], "slowly:handle")
         yield made

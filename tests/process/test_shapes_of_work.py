@@ -3,13 +3,11 @@ ticket, no master at all."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.hands import Keys, pairs
@@ -77,21 +75,7 @@ options = LoopOptions(block_s=0.2, idle_s=1.0, claim_every_s=0.2, max_attempts=2
 with MessageReadingLoop(sys.argv[1], "payments", "billing", handle, options) as loop:
     loop.wait(60)
 """
-_CPUS = """
-import os
-import subprocess
-import sys
-import time
-
-
-def handle(message):
-    time.sleep(0.01)
-    child = "import os; print(*sorted(os.sched_getaffinity(0)))"
-    cpus = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout
-    with open(os.environ["SEEN"], "a") as seen:
-        seen.write(f"{os.getpid()} {len(os.sched_getaffinity(0))} {cpus}")
-"""
-FILES = {"shapes.py": _HANDLERS, "reader.py": _READER, "cpus.py": _CPUS}
+FILES = {"shapes.py": _HANDLERS, "reader.py": _READER}
 
 
 def send(link: Link, *messages: dict[str, str]) -> list[str]:
@@ -173,32 +157,3 @@ def test_one_message_that_kills_readers_is_given_up_and_its_neighbours_are_handl
     )
     assert pairs(link.call("XINFO", "GROUPS", keys.stream)[0])[b"last-delivered-id"] == ids[-1].encode()
     assert link.call("EXISTS", keys.attempts) == 0
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux can")
-@pytest.mark.parametrize("pinned", ["on", pytest.param("off", marks=pytest.mark.slow)])
-def test_consumers_that_are_to_keep_to_one_cpu_do_and_masters_do_not(folder: Path, link: Link, pinned: str) -> None:
-    """All threads of them, and what their handlers start; and the worker that follows one that was killed."""
-    allowed, seen = os.sched_getaffinity(0), folder / "seen"
-    with Crew(folder, link.url, USHER_PIN_CPU=pinned, USHER_CONCURRENCY="4", SEEN=str(seen)) as crew:
-        crew.start(1, ["c1", "c2"], "cpus:handle")
-
-        def cpus_of(name: str) -> set[tuple[int, ...]]:
-            worker = psutil.Process(crew.worker_of(name))
-            return {tuple(sorted(os.sched_getaffinity(thread.id))) for thread in worker.threads()}
-
-        ordered = sorted(allowed)
-        own = (
-            {"c1": (ordered[0],), "c2": (ordered[1 % len(ordered)],)}
-            if pinned == "on"
-            else dict.fromkeys(("c1", "c2"), tuple(ordered))
-        )
-        send(link, *({"ticket_id": f"T{n}"} for n in range(40)))
-        until(lambda: seen.exists() and len(seen.read_text().splitlines()) == 40, 30, "all are handled")
-        assert {name: cpus_of(name) for name in own} == {name: {cpus} for name, cpus in own.items()}
-        crew.kill_worker("c1")
-        crew.until(lambda: cpus_of("c1") == {own["c1"]}, 30, "its successor keeps to the same")
-        masters = [process for name, process in crew.processes.items() if name not in own]
-        assert [os.sched_getaffinity(master.pid) for master in masters] == [allowed]
-    told = {tuple(int(cpu) for cpu in line.split()[2:]) for line in seen.read_text().splitlines()}
-    assert told == set(own.values()), "a program that a handler starts is where its consumer is"

@@ -15,6 +15,7 @@ import requests
 from tests.process.crew import KEYS, Crew, Producer
 from tests.process.machine import until
 from tests.tls_front import Papers, TlsFront
+from tests.tuned import tuned
 from usher.common.base.errors import NotNow, SettingsError, StartRefused
 from usher.common.http.tls import ServerTls
 from usher.common.redis.client import Link
@@ -52,7 +53,7 @@ def running(folder: Path, papers: Papers) -> Iterator[tuple[Crew, str, Link]]:
     }
     with (
         EmbeddedRedis(folder / "redis", port=None, durable=False) as server,
-        Crew(folder, server.url, USHER_HEALTH_SECONDS="0.3", **tls) as crew,
+        Crew(folder, server.url, **tuned(HEALTH_S=0.3), **tls) as crew,
     ):
         crew.run("master-1", "master", USHER_BIND=f"127.0.0.1:{port}")
         consumer = {

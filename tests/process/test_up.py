@@ -283,7 +283,7 @@ def test_the_exit_code_of_a_stop_is_the_same_whenever_it_comes(folder: Path, whe
         (["--handler", "broken:f"], {}, "USHER_HANDLER"),
         (["--handler", "leaving:f"], {}, "USHER_HANDLER"),
         (["--consumers", "0"], {}, "USHER_CONSUMERS"),
-        ([], {"USHER_CONCURRENCY": "none", "USHER_BATCH_SIZE": "0"}, "USHER_CONCURRENCY"),
+        ([], {"USHER_CONCURRENCY": "none", "USHER_BACKLOG_LIMIT": "-1"}, "USHER_CONCURRENCY"),
         ([], {"USHER_CONCURENCY": "4"}, "did you mean USHER_CONCURRENCY"),
         (["--redis-url", "redis://:hush@127.0.0.1:1/0"], {}, "USHER_REDIS_URL"),
         (["--redis-url", "http://127.0.0.1"], {}, "USHER_REDIS_URL"),
@@ -322,7 +322,7 @@ def test_one_message_names_every_bad_setting_of_usher_up_and_of_its_programs(fol
         "USHER_CONCURENCY": "3",
         "USHER_LEASE_SECOND": "3",
         "USHER_MAX_ATTEMPTS": "x",
-        "USHER_BATCH_SIZE": "0",
+        "USHER_BACKLOG_LIMIT": "-1",
         "USHER_GROUP": "a b",
     }
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), **bad)

@@ -436,8 +436,8 @@ def test_rare_flags_are_listed_when_all_are_asked_for() -> None:
     listed = CliRunner().invoke(cli.usher, ["consumer", "--help-all"])
     everything = listed.stdout
     assert listed.exit_code == 0
-    assert "--flush-ms" not in usual and "--tls-cert" not in usual and "--concurrency" in usual
-    assert "--flush-ms" in everything and "--tls-cert" in everything and "--api-token" not in everything
+    assert "--ack-mode" not in usual and "--tls-cert" not in usual and "--concurrency" in usual
+    assert "--ack-mode" in everything and "--tls-cert" in everything and "--api-token" not in everything
     rare = set(re.findall(r"^  (--[\w-]+)", everything, re.MULTILINE)) - set(
         re.findall(r"^  (--[\w-]+)", usual, re.MULTILINE)
     )

@@ -171,15 +171,15 @@ def test_the_state_folder_is_in_the_home_of_the_user(monkeypatch: pytest.MonkeyP
 
 @given(
     lease=st.floats(0.5, 3600),
-    batch=st.integers(1, 2000),
+    most=st.integers(0, 2000),
     insecure=st.booleans(),
     stream=st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="{},*?"), min_size=1, max_size=50),
 )
 def test_what_is_handed_to_a_child_program_reads_back_the_same(
-    lease: float, batch: int, insecure: bool, stream: str
+    lease: float, most: int, insecure: bool, stream: str
 ) -> None:
     settings = MasterSettings(
-        lease_seconds=lease, batch_size=batch, insecure=insecure, ticket_stream=stream, state_dir=Path("/x y")
+        lease_seconds=lease, backlog_limit=most, insecure=insecure, ticket_stream=stream, state_dir=Path("/x y")
     )
     assert load(MasterSettings, environment(settings)) == settings
 
@@ -215,7 +215,6 @@ def _help(cls: type[CommonSettings]) -> str:
     ("cls", "told"),
     [
         (MasterSettings, "--lease-seconds SECONDS Life"),
-        (MasterSettings, "--batch-size INTEGER Most"),
         (MasterSettings, "--requests-per-second NUMBER Most"),
         (
             MasterSettings,
@@ -231,7 +230,6 @@ def _help(cls: type[CommonSettings]) -> str:
         ),
         (MasterSettings, "--tokens-file PATH File"),
         (MasterSettings, "--bind HOST:PORT Where"),
-        (ConsumerSettings, "--flush-ms MILLISECONDS Shortest"),
         (ConsumerSettings, "--handler MODULE:FUNCTION The"),
         (ConsumerSettings, "--consumer-name TEXT This"),
         (AuditSettings, "--audit-every-minutes MINUTES Time"),

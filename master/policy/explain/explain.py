@@ -338,7 +338,7 @@ def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] 
         text = f"{what} waits for its turn: {facts.board.turn}"
         return Reason("waits_for_turn", text), "its turn", facts.board.due_ms
     if where == TicketState.UNREAD and facts.board is not None and facts.board.is_full:
-        text = f"{what} is not read yet: so many messages wait already that the leader reads no more (USHER_READ_AHEAD)"
+        text = f"{what} is not read yet: so many messages wait already that the leader reads no more"
         return Reason("waiting_limit", text), "others to be done", 0
     if facts.crowd.room <= 0:
         text = (

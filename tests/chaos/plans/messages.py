@@ -69,7 +69,7 @@ PLANS: tuple[Plan, ...] = (
         hot_and_stuck,
         ("parked", "hot"),
         strict=True,
-        shape=Shape(environ={"USHER_TICKET_WINDOW": "8"}),
+        shape=Shape(tuned={"TICKET_WINDOW": 8}),
         load=Load(rate=100, work_ms=10),
         extra=others_go_on,
         seconds=4.0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -25,11 +24,12 @@ from tests.chaos.rig.redis_server import RedisServer
 from tests.chaos.rig.sink import Sink
 from tests.chaos.rig.wire import Refused, Unknown
 from tests.hands import free_port
+from tests.tuned import TUNED, tuned
 
 ROOT = Path(__file__).resolve().parents[3]
-USHER = [sys.executable, str(ROOT / "usher" / "__main__.py")]
 HANDLER = "tests.chaos.rig.handler:handle"
 _READY_S = 30.0
+_QUICK: dict[str, Any] = {"SWEEP_S": 0.4, "RECONCILE_S": 0.5, "ROSTER_S": 0.2, "HEALTH_S": 0.5, "RETRY_CAP_S": 0.3}
 _S = 1_000_000_000
 
 
@@ -50,6 +50,7 @@ class Shape:
         True  # consumers prove by their lock file that a predecessor is dead; else each start has a folder of its own
     )
     environ: Mapping[str, str] = field(default_factory=dict)
+    tuned: Mapping[str, Any] = field(default_factory=dict)  # constants of the product, as tests/tuned.py sets them
     handlers: tuple[str, ...] = ()  # of the first, second ... consumer, from the first one again; else all have one
     log_pipes: bool = False  # the log goes through pipes, which somebody may cease to read
     is_shipped: bool = False  # Redis is the server that people get with Usher, not the oldest
@@ -149,6 +150,7 @@ class Cluster:
             "USHER_GROUP": GROUP,
             "USHER_LEASE_SECONDS": str(shape.lease_s),
             "USHER_LOG_FORMAT": "json",
+            **tuned(**_QUICK | dict(shape.tuned)),
             **shape.environ,
         }
 
@@ -163,10 +165,6 @@ class Cluster:
         environ = {
             "USHER_BIND": bind,
             "USHER_LEADER_LEASE_SECONDS": str(self.shape.leader_lease_s),
-            "USHER_ROSTER_SECONDS": "0.2",
-            "USHER_HEALTH_SECONDS": "0.5",
-            "USHER_SWEEP_SECONDS": "0.4",
-            "USHER_RECONCILE_SECONDS": "0.5",
         }
         return self._program(name, "master", environ | self._environ(name))
 
@@ -185,7 +183,6 @@ class Cluster:
             "USHER_CONCURRENCY": str(self.shape.slots),
             "USHER_MAX_ATTEMPTS": str(self.shape.max_attempts),
             "USHER_RETRY_SECONDS": "0.05",
-            "USHER_RETRY_CAP_SECONDS": "0.3",
             "USHER_DRAIN_SECONDS": str(self.shape.drain_s),
         }
         if handlers := self.shape.handlers:
@@ -196,7 +193,7 @@ class Cluster:
 
     def _program(self, name: str, kind: str, environ: Mapping[str, str]) -> Program:
         log = self.folder / f"{name}.log"
-        return Program(name, [*USHER, kind], environ, log, pipe=LogPipe(log) if self.shape.log_pipes else None)
+        return Program(name, [*TUNED, kind], environ, log, pipe=LogPipe(log) if self.shape.log_pipes else None)
 
     # ---- a run ---------------------------------------------------------------------------------------------------------------
 
