@@ -16,9 +16,11 @@ from usher.common.base.log import event
 from usher.common.http.server.watch import LEAST_SILENCE_S, LOOK_S, Liveness
 from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
+from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.marks import parse_weights
 from usher.common.redis.client import Link, SameServer
+from usher.common.redis.replies import Order
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.fork_guard import call_in_children
 from usher.common.runtime.health import stalled
@@ -39,19 +41,70 @@ from usher.consumer.handlers.loader import Handler, with_spans
 from usher.consumer.handlers.message import OwnLease, message_type
 from usher.consumer.isolation.values import ProcessSpec
 from usher.consumer.isolation.worker import SuspectWorker, most_children
-from usher.consumer.lifecycle.heartbeat import Heartbeat
+from usher.consumer.lifecycle.heartbeat import Heartbeat, LeaseGuard, ProgressWatch
 from usher.consumer.lifecycle.journal import Journal
-from usher.consumer.lifecycle.lease_guard import LeaseGuard
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
 from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
 from usher.consumer.lifecycle.process_ending import ProcessEnding
-from usher.consumer.lifecycle.progress_watch import ProgressWatch
 from usher.consumer.lifecycle.registrar import Taken
-from usher.consumer.orders import Orders
 from usher.consumer.policy.acks import linger
-from usher.consumer.policy.outcome import RetryPolicy
-from usher.consumer.policy.ticket_pace import TicketPace
+from usher.consumer.policy.outcome import RetryPolicy, TicketPace
 from usher.consumer.settings import ConsumerSettings
+
+
+class Orders:
+    """The one who carries orders out, on the reader's thread."""
+
+    def __init__(self, executor: Executor, journal: Journal, ending: ProcessEnding) -> None:
+        self._executor = executor
+        self._lanes = executor.lanes
+        self._journal = journal
+        self._ending = ending
+
+    def obey(self, order: Order) -> None:
+        """Carry the order out, or say in the log that there is nothing to do."""
+        steps = {"retry": self._retry, "give_up": self._give_up, "cancel": self._cancel}
+        step = steps.get(order.what)
+        is_done = step is not None and step(order)
+        event(
+            log,
+            "order_obeyed" if is_done else "order_without_effect",
+            level=logging.WARNING,
+            ticket=order.ticket.decode(),
+            id=order.id,
+            what=order.what,
+        )
+
+    def _retry(self, order: Order) -> bool:
+        return self._lanes.hasten(order.ticket, order.id)
+
+    def _give_up(self, order: Order) -> bool:
+        """Have the message become a dead letter in its turn: at once if it waits, else when its run has failed."""
+        with self._lanes.locked() as board:
+            is_held = order.id in board.held_ids
+            queued, _, _ = board.look(order.ticket)
+            for message in queued:
+                if message.stream_id == order.id:
+                    message.failures, message.plain = GIVEN_UP, False
+            if is_held:
+                board.given_up.add(order.id)
+        self._lanes.hasten(order.ticket, order.id)
+        return is_held
+
+    def _cancel(self, order: Order) -> bool:
+        """End what runs: its child process, or this process, in which other messages are cut off too."""
+        with self._lanes.locked() as board:  # before what runs: a child that ends in between is not this process
+            lane = board.lanes.get(order.ticket)
+            is_apart = lane is not None and lane.apart
+        runs = [one for one in self._journal.running(order.ticket) if one.stream_id == order.id]
+        if not runs:
+            return False
+        if is_apart:
+            self._executor.cancelled.add(order.id)
+        else:
+            self._ending.end(runs, "an operator cancelled a run", "an operator ended its run")
+        return True
+
 
 log = logging.getLogger(__name__)
 

@@ -50,7 +50,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "common/observability/metrics.py",
         "master/insight/metrics.py",
         "master/streamer/metrics.py",
-        "consumer/metrics.py",
+        "consumer/web.py",
     ),
     "gunicorn": ("common/http/server/*.py",),
     # An extra: only imported where somebody else has imported it before.

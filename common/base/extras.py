@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
 
 def version() -> str:
     """Return the version that pyproject.toml states."""
+    import importlib.metadata  # slow, and wanted by few programs
+
     try:
         return importlib.metadata.version("usher-streams")
     except importlib.metadata.PackageNotFoundError:

@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -23,18 +23,45 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import OwnershipLost, ReplyUnknown
 from usher.common.base.log import event
 from usher.common.protocol.letter_policies import letter_policy
-from usher.common.protocol.run_log import encode
+from usher.common.protocol.run_log import DONE, encode
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
+from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.common.runtime.service import Service
-from usher.consumer.execution.counters import HandlerCounters
 from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts, ms_until
-from usher.consumer.policy.acks import AckBatch, AckLedger, FailedAttempt, Finished, Linger, Success
+from usher.consumer.policy.acks import AckBatch, AckLedger, FailedAttempt, Linger, Success
 from usher.consumer.policy.lanes import Recalled
 from usher.consumer.policy.outcome import OPERATOR, Bury
+
+#: The waiting time is taken from the first execution of a batch, and from every so many-th after it.
+_EVERY = 64
+
+
+class HandlerCounters:
+    """The counts of one consumer since its start."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, int] = {DONE: 0}
+        self.handlers = DurationHistogram()
+        self.waits = DurationHistogram(LONG_US)
+
+    def done(self, runs: Sequence[Success]) -> None:
+        """Count executions that Redis has acknowledged, or refused as stale."""
+        self.outcomes[DONE] += len(runs)
+        self.handlers.add([run.end_us - run.start_us for run in runs])
+        self.waits.add(
+            [run.start_us - 1000 * int(run.stream_id.partition(b"-")[0]) for run in runs[::_EVERY] if run.attempt == 1]
+        )
+
+    def failed(self, failures: Sequence[FailedAttempt]) -> None:
+        """Count executions that did not end in success."""
+        for failure in failures:
+            self.outcomes[failure.outcome] = self.outcomes.get(failure.outcome, 0) + 1
+        self.handlers.add([failure.run.end_us - failure.run.start_us for failure in failures])
+
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +104,6 @@ class GivenUp(NamedTuple):
     bury: Bury
     policy: str
     in_doubt: bool = False
-
-
-def _columns(failures: list[FailedAttempt]) -> tuple[list[Finished], list[str]]:
-    """Return the executions, and the outcome of each."""
-    return [item.run for item in failures], [item.outcome for item in failures]
 
 
 def _letter(item: GivenUp) -> Letter:
@@ -147,6 +169,8 @@ class Acker(Service):
         #: Whether the leader knows of tickets that wait.
         self.can_put_off: Callable[[], bool] = lambda: False
         self.on_dead_letter: Callable[[Letter], None] = lambda letter: None
+        #: Called when messages were acknowledged.
+        self.on_progress: Callable[[], None] = lambda: None
         self.counts = HandlerCounters()
         self.acknowledged = 0
         self.stale = 0
@@ -304,7 +328,8 @@ class Acker(Service):
         while self._failed and len(self._noting) < BATCH:
             self._noting.append(self._failed[0])
             self._failed.popleft()
-        record = encode(self._incarnation, *_columns(self._noting)) if self._run_log_length else b""
+        runs, outcomes = [item.run for item in self._noting], [item.outcome for item in self._noting]
+        record = encode(self._incarnation, runs, outcomes) if self._run_log_length else b""
         try:
             attempts = {item.run.stream_id: item.attempts for item in self._noting}
             errors = {item.run.stream_id: item.error for item in self._noting if item.error is not None}
@@ -324,6 +349,7 @@ class Acker(Service):
         with self._lanes.locked() as board:
             board.done(done)
         self.acknowledged += len(done)
+        self.on_progress()
         if answer.stale:
             self.stale += len(answer.stale)
             event(

@@ -14,7 +14,7 @@ from usher.common.base.clock import now_s
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import MessageLane
-from usher.consumer.execution.stacks import task_stack, thread_stack
+from usher.consumer.execution.watchdog import task_stack, thread_stack
 from usher.consumer.handlers.loader import check_ran
 from usher.consumer.handlers.message import Message
 

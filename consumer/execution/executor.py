@@ -27,9 +27,8 @@ from usher.consumer.handlers.error_trace import has_cause, own_line, traced, typ
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.acks import FailedAttempt, Finished, Success
 from usher.consumer.policy.batches import TriedTogether
-from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, TryAgain, decide, unended
+from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, TicketPace, TryAgain, decide, unended
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
-from usher.consumer.policy.ticket_pace import TicketPace
 
 log = logging.getLogger(__name__)
 

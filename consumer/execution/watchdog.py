@@ -12,22 +12,74 @@ A process that stands still for good is ended by its arbiter (common/http/server
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
 
 from usher.common.base.log import event
 from usher.common.protocol.attempts import RAN_PAST
 from usher.common.redis.client import Link
 from usher.common.runtime.service import Service
-from usher.consumer.execution.stacks import thread_stack
 from usher.consumer.handlers.message import Message
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.lifecycle.process_ending import ProcessEnding
 from usher.consumer.policy.quarantine import Left
+
+_HERE = f"{Path(__file__).parent}/"
+_HEAD = "Stack (most recent call last):\n"
+
+
+def thread_stack(message: Message) -> str:
+    """Return the calls of the thread that runs the handler of ``message``, from the handler on; "" if none does."""
+    for top in list(sys._current_frames().values()):
+        frames = [top, *_callers(top)]
+        ours = next((at for at, frame in enumerate(frames) if _runs(frame, message)), 0)
+        if ours:
+            return _told(frames[ours - 1 :: -1])
+    return ""
+
+
+def task_stack(task: asyncio.Task[Any]) -> str:
+    """Return the calls of a task that waits: those of the coroutines that it awaits, one within the other."""
+    frames: list[FrameType] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is not None and not frame.f_code.co_filename.startswith(_HERE):
+            frames.append(frame)
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    return _told(frames)
+
+
+def _callers(frame: FrameType) -> Iterator[FrameType]:
+    while (caller := frame.f_back) is not None:
+        yield caller
+        frame = caller
+
+
+def _runs(frame: FrameType, message: Message) -> bool:
+    """Return whether the frame is the one of a runner of ours that has called a handler with ``message``."""
+    if not frame.f_code.co_filename.startswith(_HERE):
+        return False
+    held = frame.f_locals
+    return held.get("message") is message or message in getattr(held.get("call"), "messages", ())
+
+
+def _told(frames: list[FrameType]) -> str:
+    """Return the frames as text, the outermost first."""
+    if not frames:
+        return ""
+    walked = ((frame, frame.f_lineno) for frame in frames)
+    return _HEAD + "".join(traceback.StackSummary.extract(walked).format())
+
 
 log = logging.getLogger(__name__)
 

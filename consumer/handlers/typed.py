@@ -7,16 +7,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Callable
-from typing import Any, get_args, is_typeddict
-
-import typing_extensions
-from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
+from typing import TYPE_CHECKING, Any, get_args, is_typeddict
 
 from usher.common.base.errors import GiveUp, HandlerUnusable, Invalid, RetryLater
 from usher.common.base.extras import how_to_install
 from usher.common.protocol.message import BODY_FIELD, EntryView, first_value
+
+if TYPE_CHECKING:  # pydantic is imported by who asks for a type: each process for a suspect would pay for it
+    from pydantic import TypeAdapter, ValidationError
 
 #: Most fields of a message, and characters in all, that an error names.
 _MOST_NAMED, _LONGEST = 20, 2000
@@ -85,12 +85,14 @@ def asked_type(target: Callable[..., Any]) -> tuple[Any, bool]:
 
 
 def _is_model(found: Any) -> bool:
-    return inspect.isclass(found) and (
-        issubclass(found, BaseModel)
-        or dataclasses.is_dataclass(found)
-        or is_typeddict(found)
-        or typing_extensions.is_typeddict(found)
-    )
+    if not inspect.isclass(found):
+        return False
+    if dataclasses.is_dataclass(found) or is_typeddict(found):
+        return True
+    # what nobody has imported has made no type
+    pydantic, extensions = sys.modules.get("pydantic"), sys.modules.get("typing_extensions")
+    is_pydantic = pydantic is not None and issubclass(found, pydantic.BaseModel)
+    return is_pydantic or (extensions is not None and bool(extensions.is_typeddict(found)))
 
 
 _ONE_ARGUMENT = "it must take exactly one argument, the message, or a typed value and the message"
@@ -117,12 +119,27 @@ def is_async(target: Callable[..., Any]) -> bool:
 
 def _reader(asked: Any, body: str | Callable[[bytes], Any]) -> Reader:
     """Return the function that makes a value of type ``asked`` of a message. It raises Invalid."""
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic.errors import PydanticUserError
+
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(asked)
         if hasattr(adapter, "rebuild"):  # since pydantic 2.10
             adapter.rebuild(raise_errors=True)
     except (PydanticUserError, NameError, TypeError) as problem:
         raise HandlerUnusable(f"pydantic cannot check {asked!r}: {str(problem).splitlines()[0]}") from None
+    make = _maker(adapter, body)
+
+    def read(message: Any) -> Any:
+        try:
+            return make(message)
+        except ValidationError as wrong:
+            raise Invalid(_told(wrong)) from None
+
+    return read
+
+
+def _maker(adapter: TypeAdapter[Any], body: str | Callable[[bytes], Any]) -> Reader:
     validate, of_json = adapter.validate_python, adapter.validate_json
     makers: dict[str, Reader] = {
         "": lambda message: of_json(message.body) if _has_body(message) else validate(message.fields),
@@ -130,21 +147,13 @@ def _reader(asked: Any, body: str | Callable[[bytes], Any]) -> Reader:
         "fields": lambda message: validate(message.fields),
         "bytes": lambda message: validate(message.body),
     }
-    if callable(body):
-        decode = body
-    elif body == "msgpack":
-        decode = _msgpack()
-    elif body in makers:
-        return functools.partial(_read, makers[body], None)
-    else:
+    if isinstance(body, str) and body in makers:
+        return makers[body]
+    if body != "msgpack" and not callable(body):
         raise HandlerUnusable(f"body must be json, msgpack, bytes, fields or a function of bytes (it is {body!r})")
-    return functools.partial(_read, validate, decode)
+    decode = body if callable(body) else _msgpack()
 
-
-def _read(validate: Reader, decode: Reader | None, message: Any) -> Any:
-    try:
-        if decode is None:
-            return validate(message)
+    def decoded(message: Any) -> Any:
         try:
             value = decode(message.body)
         except (GiveUp, RetryLater):
@@ -152,13 +161,14 @@ def _read(validate: Reader, decode: Reader | None, message: Any) -> Any:
         except Exception as problem:
             raise Invalid(f"its body cannot be decoded: {type(problem).__name__}: {problem}") from None
         return validate(value)
-    except ValidationError as wrong:
-        raise Invalid(_told(wrong)) from None
+
+    return decoded
 
 
 def _told(wrong: ValidationError) -> str:
     """Name the fields that do not fit, without their values, which a log must not have.
 
+    >>> from pydantic import TypeAdapter, ValidationError
     >>> try:
     ...     TypeAdapter(dict[str, int]).validate_python({"a": "x"})
     ... except ValidationError as wrong:

@@ -7,7 +7,6 @@ SQLite connection that was opened at import, a signal handler) fail here as they
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import faulthandler
@@ -20,7 +19,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
@@ -50,6 +49,9 @@ from usher.consumer.isolation.values import (
     ProcessSpec,
 )
 from usher.consumer.policy.batches import judge
+
+if TYPE_CHECKING:
+    import asyncio
 
 _PR_SET_PDEATHSIG = 1
 #: Longest wait in seconds that an answer may give: JSON has no infinity.
@@ -121,6 +123,8 @@ class Slot(Service):
         handler = self._handler
         given_to: Any = [message] if handler.batch is not None else message
         if handler.is_async:
+            import asyncio  # which a suspect's process would load for nothing, in the third of its start
+
             if self._event_loop is None:
                 self._event_loop = asyncio.new_event_loop()
                 asyncio.set_event_loop(self._event_loop)
@@ -182,7 +186,6 @@ def ended(raised: BaseException | None, seconds: float) -> CallResult:
 
 
 def answer(asker: socket.socket, document: dict[str, Any]) -> None:
-    """Send the document to the process that asked."""
     asker.sendall(orjson.dumps(document) + b"\n")
 
 

@@ -44,7 +44,6 @@ class ProcessSpec:
     group: str = ""
 
     def document(self) -> dict[str, Any]:
-        """Return the spec as a document for the wire."""
         return asdict(self)
 
 
@@ -109,11 +108,9 @@ class CallResult:
 
     @property
     def is_taken(self) -> bool:
-        """Return True when the message would be done."""
         return self.how == DONE
 
     def document(self) -> dict[str, Any]:
-        """Return the result as a document for the wire, and for programs."""
         return asdict(self)
 
     def told(self) -> str:

@@ -12,6 +12,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
 from usher.common.redis.client import Link
+from usher.common.runtime.process_state import ProcessState
 from usher.common.runtime.service import Service
 from usher.consumer.handlers.message import OwnLease
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
@@ -72,3 +73,103 @@ class Heartbeat(Service):
 
     def on_end(self) -> None:
         self._link.close()
+
+
+#: Time between looks, as a part of the lease; it also looks when the lease ends. The clock of our waits stands still
+#: while the machine sleeps, the lease's clock does not.
+_LOOK_PART = 0.1
+
+
+class LeaseGuard(Service):
+    """The service that watches the end of the lease. The heartbeat may hang in a call to Redis for longer than the
+    lease; handlers must not run on beside a new owner."""
+
+    name = "guard"
+
+    def __init__(self, lease: OwnLease, on_lost: Callable[[str], None]) -> None:
+        super().__init__()
+        self._lease = lease
+        self._on_lost = on_lost
+
+    def run_once(self) -> float:
+        look_s, left_s = self._lease.lease_s * _LOOK_PART, self._lease.ends_s - now_s()
+        if left_s > 0:
+            return min(look_s, left_s)
+        self._lease.end()
+        self._on_lost("the lease could not be renewed in time")
+        return look_s
+
+
+#: No handler ended for so long: that is worth a word, unless it is usual here. It is told again at twice the time.
+LONG_S = 60.0
+#: Times the longest pause that ended by itself: so much longer is unusual.
+_UNUSUAL = 3
+
+
+class HandlerProgress:
+    """The progress of one consumer's handlers, as it was seen. Long ones are legitimate: nothing is done about them."""
+
+    def __init__(self, now_s: float) -> None:
+        self._ended = 0
+        self._since_s = now_s
+        self._usual_s = 0.0
+        self._told_s = 0.0
+        self.still_s = 0.0  # for how long no handler has ended, while some ran
+
+    def seen(self, ended: int, running: int, now_s: float) -> None:
+        """Take a look: how many handlers have ended so far, and how many run."""
+        if ended != self._ended:
+            self._usual_s = max(self._usual_s, self.still_s)
+        if ended != self._ended or not running:
+            self._ended, self._since_s, self._told_s = ended, now_s, 0.0
+        self.still_s = now_s - self._since_s
+
+    @property
+    def is_unusual(self) -> bool:
+        return self.still_s >= max(LONG_S, _UNUSUAL * self._usual_s)
+
+    def is_to_be_told(self) -> bool:
+        """Return whether it is time to tell that no handler ends."""
+        if not self.is_unusual or self.still_s < 2 * self._told_s:
+            return False
+        self._told_s = self.still_s
+        return True
+
+
+_LOOK_S = 1.0
+
+
+class ProgressWatch(Service):
+    """The service that looks at the handlers from outside. ``handlers``: how many have ended so far, and how many
+    run."""
+
+    name = "progress"
+
+    def __init__(self, handlers: Callable[[], tuple[int, int]], state: ProcessState) -> None:
+        super().__init__()
+        self._handlers = handlers
+        self._state = state
+        self._progress = HandlerProgress(now_s())
+
+    @property
+    def still_s(self) -> float:
+        """Return for how long no handler has ended, while some ran."""
+        return self._progress.still_s
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what health says of it."""
+        if not self._progress.is_unusual:
+            return ()
+        return (f"no handler has ended for {self.still_s:.0f} s; {self._handlers()[1]} run",)
+
+    def run_once(self) -> float:
+        for what in self._state.take_back():
+            event(log, "process_state_taken_back", level=logging.WARNING, what=what)
+        ended, running = self._handlers()
+        self._progress.seen(ended, running, now_s())
+        if self._progress.is_to_be_told():
+            way_out = "see what they wait for (py-spy dump, usher tickets explain); USHER_HANDLER_SECONDS bounds it"
+            for_s = round(self.still_s)
+            event(log, "handlers_stand_still", level=logging.WARNING, for_s=for_s, running=running, way_out=way_out)
+        return _LOOK_S

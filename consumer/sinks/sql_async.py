@@ -26,7 +26,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from usher.common.base.log import event
 from usher.common.runtime.fork_guard import ForkGuard
-from usher.consumer.sinks.errors import Away
 from usher.consumer.sinks.outcomes import Marked, SinkMisused, is_rehearsal
 from usher.consumer.sinks.sql import (
     ENDED_INSIDE,
@@ -34,6 +33,7 @@ from usher.consumer.sinks.sql import (
     PRUNE_AT_ONCE,
     PRUNE_EVERY,
     WEEK_S,
+    Away,
     check_done,
     plain_errors,
 )

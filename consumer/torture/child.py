@@ -12,15 +12,20 @@ import ctypes
 import functools
 import importlib
 import inspect
+import linecache
 import os
 import select
 import signal
+import site
 import socket
+import sys
+import sysconfig
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import orjson
@@ -31,9 +36,86 @@ from usher.common.protocol.attempts import Attempts
 from usher.consumer.handlers.loader import Handler, check_ran, load_handler
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.batches import judge
-from usher.consumer.torture.effects import to_json_value
-from usher.consumer.torture.line_stops import LineStops
 from usher.consumer.torture.scenarios import AFTER
+
+
+class LineStops:
+    """A counter of the lines that a call runs. It calls ``act(place in words)`` before the ``at``-th line (from 0);
+    with ``at`` None it only counts."""
+
+    def __init__(self, always: str, at: int | None, act: Callable[[str], None]) -> None:
+        self._always = always  # the handler's own file
+        self._at = at
+        self._act = act
+        self.count = 0
+
+    def call(self, run: Callable[[], Any]) -> Any:
+        """Return the result of ``run()``, traced on this thread."""
+        sys.settrace(self._entered)
+        try:
+            return run()
+        finally:
+            sys.settrace(None)
+
+    def _entered(self, frame: FrameType, event: str, arg: Any) -> Any:
+        file = frame.f_code.co_filename
+        return self._line if file == self._always or is_users(file) else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            reached, self.count = self.count, self.count + 1
+            if reached == self._at:
+                self._act(describe_line(frame.f_code.co_filename, frame.f_lineno))
+        return self._line
+
+
+def describe_line(file: str, line: int) -> str:
+    """Return a line in words, like ``orders.py:12: total += 1``."""
+    return f"{Path(file).name}:{line}: {linecache.getline(file, line).strip()[:80]}"
+
+
+@functools.cache
+def is_users(file: str) -> bool:
+    """Return whether a source file is the user's own."""
+    if file.startswith("<"):
+        return False
+    path = Path(file).resolve()
+    return not any(path.is_relative_to(folder) for folder in _others())
+
+
+@functools.cache
+def _others() -> tuple[Path, ...]:
+    paths = sysconfig.get_paths()
+    libraries = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    # Each folder by itself: in a checkout they are links to folders beside the user's.
+    own = [Path(__file__).resolve().parents[2] / name for name in ("common", "master", "consumer", "usher")]
+    places: list[str | Path] = [*libraries, *site.getsitepackages(), site.getusersitepackages(), *own]
+    return tuple(Path(place).resolve() for place in places)
+
+
+#: The range in which JSON integers travel as themselves.
+_LARGEST = 2**63 - 1
+
+
+def to_json_value(value: Any) -> Any:
+    """Return ``value`` as numbers, texts, lists and mappings. Rows become lists, sets sorted lists; anything else
+    becomes its ``repr``.
+
+    >>> to_json_value({"rows": [(1, "a")], "seen": {2, 1}})
+    {'rows': [[1, 'a']], 'seen': [1, 2]}
+    """
+    if value is None or isinstance(value, (bool, float, str)):
+        return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+    if isinstance(value, int):
+        return value if abs(value) <= _LARGEST else str(value)
+    if isinstance(value, Mapping):
+        return {to_json_value(str(name)): to_json_value(inner) for name, inner in value.items()}
+    if isinstance(value, Set):
+        return sorted((to_json_value(inner) for inner in value), key=repr)
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        return [to_json_value(inner) for inner in value]
+    return repr(value)
+
 
 _LEASE_S = 3600.0
 _PR_SET_PDEATHSIG = 1

@@ -36,8 +36,7 @@ from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.policy.acks import FailedAttempt, Linger, Success
-from usher.consumer.policy.outcome import Bury
-from usher.consumer.policy.ticket_pace import TicketPace
+from usher.consumer.policy.outcome import Bury, TicketPace
 from usher.consumer.settings import ConsumerSettings
 from usher.deploy.testkit.messages import encoded
 from usher.master.dispatch.change_watch import ChangeWatch

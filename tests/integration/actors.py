@@ -39,8 +39,7 @@ from usher.consumer.isolation.worker import SuspectWorker
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
-from usher.consumer.lifecycle.process_ending import ProcessEnding
-from usher.consumer.orders import Orders
+from usher.consumer.lifecycle.process_ending import Orders, ProcessEnding
 from usher.consumer.policy.acks import Linger
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.policy.quarantine import is_unseen

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.actors import ConsumerActor, Stage
 from tests.integration.factories import FIELD, fetch, plan
 from usher.common.base.errors import RetryLater
-from usher.consumer.policy.reads import FIRST_PAGE
+from usher.consumer.execution.inbox_reader import FIRST_PAGE
 
 _SIZE = 1_000_000
 _MOST = 5 * _SIZE

@@ -16,8 +16,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import Link
 from usher.common.runtime.health import judge
-from usher.consumer.execution.inbox_reader import InboxReader
-from usher.consumer.policy.reads import FIRST_PAGE
+from usher.consumer.execution.inbox_reader import FIRST_PAGE, InboxReader
 from usher.master.policy.board.plans import NOTHING
 
 T = b"T"

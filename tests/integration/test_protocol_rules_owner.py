@@ -20,8 +20,8 @@ from tests.integration.factories import plan
 from usher.common.base.errors import GiveUp, OwnershipLost, ReplyUnknown
 from usher.common.protocol.stream_id import from_rank
 from usher.common.redis.replies import parse_own, read_own_command
+from usher.consumer.execution.inbox_reader import OwnRead
 from usher.consumer.handlers.message import Message
-from usher.consumer.policy.reads import OwnRead
 
 T, U = b"T", b"U"
 

@@ -304,7 +304,7 @@ def test_a_database_that_stays_away_is_asked_ever_less_by_all_tickets_together(
 ) -> None:
     """Time is ours here; each try is a real one."""
     now = 1000.0
-    monkeypatch.setattr("usher.consumer.sinks.errors.now_s", lambda: now, raising=False)
+    monkeypatch.setattr("usher.consumer.sinks.sql.now_s", lambda: now, raising=False)
     sink = SqlSink(f"postgresql+psycopg://postgres@/x?host={tmp_path_short}")
     handle = sink.exactly_once(add)
     due = [(now + n / 1000, f"T{n}") for n in range(tickets)]

@@ -19,9 +19,8 @@ from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.owner_words import RETURNED, is_waiting
 from usher.common.redis.client import Link
-from usher.consumer.execution.ticket_state import describe_ticket
-from usher.consumer.policy.outcome import RetryPolicy
-from usher.consumer.policy.ticket_pace import TicketPace
+from usher.consumer.policy.outcome import RetryPolicy, TicketPace
+from usher.consumer.program import describe_ticket
 from usher.master.insight.explainer import Explainer
 from usher.master.membership.owner_question import read_answer
 from usher.master.operations.action_log import ActionLog, By

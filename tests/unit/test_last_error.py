@@ -11,7 +11,7 @@ import pytest
 
 from usher.common.protocol.attempts import CUT_OFF, NEVER, Attempts
 from usher.common.protocol.last_error import LastError, decode, encode
-from usher.consumer.execution.stacks import thread_stack
+from usher.consumer.execution.watchdog import thread_stack
 from usher.consumer.handlers.error_trace import own_line, traced
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.batches import TriedTogether

@@ -14,7 +14,7 @@ from usher.common.observability.metrics import Metrics, histogram
 from usher.common.protocol.run_log import FAILED, GAVE_UP
 from usher.common.redis.client import CommandRefused, Troubles
 from usher.common.runtime.histograms import DurationHistogram
-from usher.consumer.execution.counters import HandlerCounters
+from usher.consumer.execution.acker import HandlerCounters
 from usher.consumer.policy.acks import FailedAttempt, Finished
 from usher.master.dispatch.rules import RULE
 from usher.master.insight.metrics import MOST_CONSUMERS, _consumers

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.rules import ROOT
+from usher.consumer.torture.child import LineStops, is_users
 from usher.consumer.torture.findings import CaseFailure, Expected, ScenarioResult, explain, summary, trouble_with_effect
 from usher.consumer.torture.harness import default_fields
-from usher.consumer.torture.line_stops import LineStops, is_users
 from usher.consumer.torture.scenarios import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, RunStep, WakeStep, places
 
 _SUMS = Expected((0, 1, 11, 111))

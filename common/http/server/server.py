@@ -12,8 +12,8 @@ open connections, then work ends         has returned, so nobody takes a drainin
 SIGINT, SIGQUIT, SIGHUP: work is cut     the same drain as SIGTERM; a second SIGINT or SIGQUIT shortens the rest to 2 s
 the arbiter is killed: the worker ends   within about 2 s HTTP ends, since a successor needs the port; then the drain
                                          runs, for ``graceful_s``
-a worker that dies at once is started    not sooner than after a pause that grows to 10 s
-again at once
+a worker that dies at once is started    so here too, but after 5 early deaths in a row without any progress: then
+again at once                            not sooner than after a pause that grows to 10 s
 the worker unwinds the arbiter's stack   it ends where it was forked: no ``finally`` or ``atexit`` of the parent runs
                                          twice
 a worker that stands still is killed     when it is silent for longer than it said it might be (``watch.py``); and what
@@ -90,8 +90,9 @@ _LAST_ANSWERS_S = 1
 #: Seconds within which a process that ends says so, and its output is flushed; the rest is lost.
 _LAST_WORDS_S = 1.5
 _ARBITER_EXTRA_S = 3
-#: A worker that ended sooner than this is not started again at once, the second time.
+#: A worker that ended sooner than this, and has done nothing, died early. So many in a row are started again at once.
 _SHORT_LIFE_S = 5.0
+_MOST_AT_ONCE = 5
 #: Objects that came and stayed before the collector looks at them.
 _NEW_OBJECTS = 20_000
 #: The signals that end a program, all in the same way; and those that mean more workers, fewer, or a second arbiter,
@@ -358,7 +359,7 @@ class _Program(BaseApplication):
         self._asked = False  # a signal has come; a worker that is forked then sees it too
         self._rng = random.Random()
         self._started_s = -math.inf
-        self._short_lives = 0
+        self._early_deaths = 0  # in a row
         # In the worker.
         self._served: Served | None = None
         self._drain: _Drain | None = None
@@ -424,10 +425,20 @@ class _Program(BaseApplication):
 
     def _pre_fork(self, _arbiter: Any, _worker: Any) -> None:
         now = time.monotonic()
-        self._short_lives = self._short_lives + 1 if now - self._started_s < _SHORT_LIFE_S else 0
-        if self._short_lives > 1:
-            ends_s = now + backoff_s(self._short_lives - 1, 0.5, 10.0, self._rng)
-            while not self._asked and time.monotonic() < ends_s:
+        if self._started_s > -math.inf:
+            is_early = now - self._started_s < _SHORT_LIFE_S and not self._ends.has_progressed
+            self._early_deaths = self._early_deaths + 1 if is_early else 0
+            too_many = self._early_deaths - _MOST_AT_ONCE
+            pause_s = backoff_s(too_many, 0.5, 10.0, self._rng) if too_many > 0 else 0.0
+            event(
+                log,
+                "worker_started_again",
+                level=logging.WARNING,
+                program=self._program,
+                in_s=round(pause_s, 1),
+                early_deaths=self._early_deaths,
+            )
+            while not self._asked and time.monotonic() < now + pause_s:
                 time.sleep(0.05)
         self._started_s = time.monotonic()
         self._ends.begin()

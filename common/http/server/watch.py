@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import mmap
 import os
 import struct
 import time
@@ -83,12 +84,22 @@ class WorkerEnds:
         """``running`` names what ran in a worker that stood still, for the log."""
         self._running = running
         self._kills: int | None = None
+        self._progress = mmap.mmap(-1, 1)  # which a worker shares with its arbiter
         #: The last one was ended by SIGKILL, and neither by its arbiter nor by the kernel, for want of memory.
         self.is_from_outside = False
 
     def begin(self) -> None:
         """Note that a worker begins."""
         self._kills = oom_kills()
+        self._progress[0] = 0
+
+    def progressed(self) -> None:
+        """Note that this worker has done something that need not be done again. Called in the worker."""
+        self._progress[0] = 1
+
+    @property
+    def has_progressed(self) -> bool:
+        return self._progress[0] != 0
 
     def note(self, worker: Any, program: str, is_killed: bool) -> None:
         """Note that a worker has ended."""
