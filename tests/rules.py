@@ -138,7 +138,6 @@ PURE = (
     "consumer/policy/*.py",
     "*/findings.py",
     "*/selection.py",
-    "common/router/sizing.py",
     "common/protocol/*.py",
 )
 IMPURE = frozenset(

@@ -3,6 +3,7 @@ subscriptions, in both modes."""
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 import subprocess
@@ -19,7 +20,6 @@ from benchmarks.programs.router_reader import stream_name
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.router.options import RouterOptions
-from usher.common.router.sizing import longest_wait_s, readers_wanted
 from usher.deploy.bench import machine
 from usher.deploy.bench.rig import BenchFailed, redis_version
 
@@ -116,11 +116,7 @@ def _run(
 def _formula_s(streams: int) -> float:
     """Return the longest wait in seconds that the portable mode promises, with the readers it will have."""
     options = RouterOptions()
-    block_s, per_read = options.block_s, options.xread_streams
-    readers = readers_wanted(
-        streams, per_read, block_s, options.round_millis / 1000, options.min_workers, options.worker_count
-    )
-    return longest_wait_s(streams, per_read, block_s, readers)
+    return math.ceil(math.ceil(streams / options.xread_streams) / options.worker_count) * options.block_s
 
 
 def _fill(link: Link, streams: int) -> None:

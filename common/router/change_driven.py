@@ -10,6 +10,7 @@ which reveals a dead connection.
 from __future__ import annotations
 
 import logging
+import math
 import selectors
 import socket
 from collections import deque
@@ -24,7 +25,6 @@ from usher.common.redis.tracking import HUNG_UP, KeysChanged, TrackingLink, Trac
 from usher.common.router.coordinator import RouterCoordinator, as_found, last_id_command
 from usher.common.router.options import RouterOptions
 from usher.common.router.schedule import LastIdCheck, Read, ReadSchedule
-from usher.common.router.sizing import sweep_slice
 from usher.common.runtime.service import Service, ServiceEnded
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ _MOST_UNANNOUNCED = 3
 #: pauses between them, so that a restarting server, or an operator who kills connections, is not taken for it.
 _MOST_HUNG_UP = 5
 _REPLY_S = 5.0
+#: Streams of one step of the slow pass, and the shortest time between two steps.
+_AT_ONCE, _SHORTEST_S = 250, 0.05
 
 
 class ChangeDrivenReader(Service):
@@ -219,12 +221,12 @@ class ChangeDrivenReader(Service):
                 self._refused = f"{self._lost} changes were not announced"
         with self._desk.lock:
             book = self._desk.book
-            portion = sweep_slice(len(book.streams), self._options.sweep_seconds)
-            if book.sweep(portion.size, self._pass_checks):
+            size, every_s = sweep_slice(len(book.streams), self._options.sweep_seconds)
+            if book.sweep(size, self._pass_checks):
                 self._pass_checks = now >= self._next_check_s
                 if self._pass_checks:
                     self._next_check_s = now + self._options.check_seconds
-        self._next_sweep_s = now + max(portion.every_s, 0.05)
+        self._next_sweep_s = now + max(every_s, _SHORTEST_S)
 
     # -- requests
 
@@ -283,3 +285,18 @@ class ChangeDrivenReader(Service):
         for asked in places:
             self._asked.append(lambda reply, asked=asked: self._desk.placed([asked], [reply]))  # type: ignore[misc]
         return [last_id_command(stream) for stream, _ in places]
+
+
+def sweep_slice(streams: int, pass_s: float) -> tuple[int, float]:
+    """Return how many streams to look at, and how often (s), for a pass over all streams in ``pass_s``: a little once a
+    second; of many streams, a few hundred at a time, because changed ones wait meanwhile.
+
+    >>> sweep_slice(600, 60.0), sweep_slice(60_000, 60.0)
+    ((10, 1.0), (250, 0.25))
+    """
+    per_second = streams / pass_s
+    if per_second <= _AT_ONCE:
+        size = max(1, min(streams, math.ceil(per_second)))
+        return size, min(1.0, pass_s * size / max(1, streams))
+    every_s = max(_SHORTEST_S, _AT_ONCE / per_second)
+    return math.ceil(per_second * every_s), every_s

@@ -1,26 +1,20 @@
 """The portable mode: every reader takes the streams whose turn it is, asks for all of them with one XREAD, and puts
-them back at the end of the queue. It needs only XREAD; its price is that an entry waits until its stream's turn comes
-(``sizing.longest_wait_s``)."""
+them back at the end of the queue. It needs only XREAD; its price is that an entry waits until its stream's turn
+comes."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble
-from usher.common.base.log import event
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.router.coordinator import RouterCoordinator, as_found, last_id_command
 from usher.common.router.options import RouterOptions
 from usher.common.router.schedule import LastIdCheck, Read
-from usher.common.router.sizing import readers_wanted
 from usher.common.runtime.service import Service
 
-log = logging.getLogger(__name__)
-
-_KEEPER_EVERY_S = 0.5
 #: Pause of a reader that does not block, or has nothing to read, in seconds.
 _IDLE_S = 0.05
 
@@ -35,11 +29,16 @@ class PollingReader(Service):
         self._desk = desk
         self._options = options
         self._connections = 0
+        self._check_at_s = now_s() + options.check_seconds
+
+    ring = Service.wake
 
     def run_once(self) -> float:
-        if self._link.connections != self._connections:
+        # Behind another connection may be another server, with fewer entries.
+        if self._link.connections != self._connections or now_s() >= self._check_at_s:
             self._connections = self._link.connections
-            self._desk.check_all()  # it may be another server, with fewer entries
+            self._check_at_s = now_s() + self._options.check_seconds
+            self._desk.check_all()
         self._place()
         reads = self._desk.take(self._options.xread_streams)
         if not reads:
@@ -96,69 +95,3 @@ class PollingReader(Service):
             self._desk.not_placed([stream for stream, _ in asked])
             raise
         self._desk.placed(asked, replies)
-
-
-class PollingReaderPool(Service):
-    """A pool that keeps as many readers as the number of streams asks for, between the bounds."""
-
-    name = "router-pool"
-
-    def __init__(self, make_link: Callable[[str], Link], desk: RouterCoordinator, options: RouterOptions) -> None:
-        super().__init__()
-        self._make_link = make_link
-        self._desk = desk
-        self._options = options
-        self._readers: list[PollingReader] = []  # guarded by the coordinator's lock
-        self._made = 0
-        self._check_at_s = 0.0
-        self.most_readers = 0
-
-    def ring(self) -> None:
-        """Tell the readers that there is work."""
-        for reader in self._readers:
-            reader.wake()
-
-    def begin(self) -> None:
-        """Make the schedule read every stream in turn from now on. Call before ``start``."""
-        with self._desk.lock:
-            self._desk.book.in_turn = True
-            self._desk.book.want_all()
-        self._check_at_s = now_s() + self._options.check_seconds
-
-    def run_once(self) -> float:
-        options = self._options
-        with self._desk.lock:
-            streams = len(self._desk.book.streams)
-            if now_s() >= self._check_at_s:
-                self._check_at_s = now_s() + options.check_seconds
-                self._desk.book.check_all()
-        wanted = readers_wanted(
-            streams,
-            options.xread_streams,
-            options.block_s,
-            options.round_millis / 1000,
-            options.min_workers,
-            options.worker_count,
-        )
-        while len(self._readers) < wanted:
-            self._made += 1
-            reader = PollingReader(f"router-{self._made}", self._make_link(f"router-{self._made}"), self._desk, options)
-            self._readers = [*self._readers, reader]
-            reader.start()
-        surplus, self._readers = self._readers[wanted:], self._readers[:wanted]
-        for reader in surplus:
-            reader.stop()
-        if surplus or wanted > self.most_readers:
-            event(log, "router_readers", level=logging.DEBUG, readers=wanted, streams=streams)
-        self.most_readers = max(self.most_readers, wanted)
-        return _KEEPER_EVERY_S
-
-    @property
-    def readers(self) -> int:
-        return len(self._readers)
-
-    def on_end(self) -> None:
-        for reader in self._readers:
-            reader.stop()
-        for reader in self._readers:
-            reader.join(5.0)

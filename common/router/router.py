@@ -9,8 +9,8 @@
             print(entry.id, entry.fields)
 
 Two modes. *change-driven*: one connection, on which Redis says which keys have changed (CLIENT TRACKING, BCAST); one
-read brings just those: the time to delivery does not depend on how many streams there are. *portable*: a pool of
-readers asks for all streams in turn. Unless told otherwise the router tries the first, and falls back to the second,
+read brings just those: the time to delivery does not depend on how many streams there are. *portable*: a few
+readers ask for all streams in turn. Unless told otherwise the router tries the first, and falls back to the second,
 with a line in the log, where Redis does not know it, or where changes turn out not to be announced.
 
 What a subscription may rely on
@@ -38,7 +38,6 @@ import threading
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Any
 
 from usher.common.base.callables import unawaitable_reason
 from usher.common.base.errors import RedisTrouble, UsherError
@@ -50,8 +49,9 @@ from usher.common.redis.tracking import TrackingLink
 from usher.common.router.change_driven import ChangeDrivenReader
 from usher.common.router.coordinator import RouterCoordinator
 from usher.common.router.options import RouterOptions
-from usher.common.router.polling import PollingReaderPool
+from usher.common.router.polling import PollingReader
 from usher.common.router.subscription import Callback, End, SlowPolicy, Subscription, SubscriptionEnded
+from usher.common.runtime.service import Service
 
 __all__ = ["NOW", "End", "Mode", "RouterOptions", "SlowPolicy", "StreamRouter", "Subscription", "SubscriptionEnded"]
 
@@ -108,22 +108,25 @@ class StreamRouter:
         #: The mode in use, and the reason when it is not the requested one.
         self.mode = Mode.PORTABLE if mode is Mode.PORTABLE else Mode.CHANGE_DRIVEN
         self.why = ""
-        self._reader: ChangeDrivenReader | PollingReaderPool = (
-            self._change_reader() if self.mode is Mode.CHANGE_DRIVEN else self._pool()
+        self._readers: list[ChangeDrivenReader] | list[PollingReader] = (
+            [self._change_reader()] if self.mode is Mode.CHANGE_DRIVEN else self._polling_readers()
         )
-        self._desk.on_work = self._reader.ring
+        self._desk.on_work = self._ring
 
     def start(self) -> None:
         with self._lock:
-            self._reader.start()
+            for reader in self._readers:
+                reader.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End all subscriptions and threads. May be called twice."""
         with self._lock:
             self._stopped = True
-            reader = self._reader
-        reader.stop()
-        reader.join(timeout_s)
+            readers = self._readers
+        for reader in readers:
+            reader.stop()
+        for reader in readers:
+            reader.join(timeout_s)
         self._desk.close_all(End.ROUTER_STOPPED)
 
     def __enter__(self) -> StreamRouter:
@@ -197,17 +200,12 @@ class StreamRouter:
         ``resets``, ``ended_...``; and current values: ``streams``, ``queued``, ``connections``."""
         with self._desk.lock:
             now = {"streams": len(self._desk.book.streams), "queued": self._desk.book.queued}
-            return {**self._desk.counters, **now, "connections": self.connections}
+            return {**self._desk.counters, **now, "connections": len(self._readers)}
 
     @property
-    def connections(self) -> int:
-        """Return the number of connections in use."""
-        return self._reader.readers if isinstance(self._reader, PollingReaderPool) else 1
-
-    @property
-    def services(self) -> tuple[Any, ...]:
-        """Return the services that health watches."""
-        return (self._reader,)
+    def services(self) -> tuple[Service, ...]:
+        """The services that health watches."""
+        return tuple(self._readers)
 
     # -- inside
 
@@ -241,10 +239,18 @@ class StreamRouter:
         link = TrackingLink(self._url, f"{self._name}:router", timeout_s=5.0)
         return ChangeDrivenReader(link, self._desk, self._options, self._prefixes, self._fall_back)
 
-    def _pool(self) -> PollingReaderPool:
-        pool = PollingReaderPool(lambda name: Link(self._url, f"{self._name}:{name}"), self._desk, self._options)
-        pool.begin()
-        return pool
+    def _polling_readers(self) -> list[PollingReader]:
+        with self._desk.lock:
+            self._desk.book.in_turn = True
+            self._desk.book.want_all()
+        names = [f"router-{number + 1}" for number in range(self._options.worker_count)]
+        return [
+            PollingReader(name, Link(self._url, f"{self._name}:{name}"), self._desk, self._options) for name in names
+        ]
+
+    def _ring(self) -> None:
+        for reader in self._readers:
+            reader.ring()
 
     def _fall_back(self, why: str) -> None:
         """Switch to the portable mode. Called on the thread of the change-driven reader, which has ended."""
@@ -257,7 +263,6 @@ class StreamRouter:
                 self._desk.close_all(End.REFUSED)
                 return
             event(log, "router_fell_back_to_polling", level=logging.WARNING, mode=Mode.PORTABLE.value, why=why)
-            pool = self._pool()
-            self._reader, self.mode = pool, Mode.PORTABLE
-            self._desk.on_work = pool.ring
-            pool.start()
+            self._readers, self.mode = self._polling_readers(), Mode.PORTABLE
+            for reader in self._readers:
+                reader.start()

@@ -33,7 +33,7 @@ def _live(url: str) -> LiveSockets:
 
 
 def _router(url: str) -> ChangeDrivenReader:
-    reader = StreamRouter(url)._reader
+    reader = StreamRouter(url)._readers[0]
     assert isinstance(reader, ChangeDrivenReader)
     return reader
 

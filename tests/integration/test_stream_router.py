@@ -169,7 +169,7 @@ def test_a_callback_gets_entries_in_order_however_many_readers_there_are(redis_u
         go_on.wait(PATIENCE_S)
 
     add_many(link, [("XADD", "slow", "1-1", "f", "v"), ("XADD", "s", "1-1", "f", "v")])
-    router = StreamRouter(redis_url, mode=Mode.PORTABLE, options=RouterOptions(min_workers=2))
+    router = StreamRouter(redis_url, mode=Mode.PORTABLE, options=RouterOptions(worker_count=2))
     router.subscribe("slow", on_entries=slow)
     router.subscribe("s", on_entries=calls)
     router.start()

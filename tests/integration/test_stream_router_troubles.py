@@ -205,20 +205,6 @@ def test_announced_changes_are_never_taken_for_lost_ones(redis_url: str, link: L
         assert router.counters()["unannounced"] == 0
 
 
-def test_the_pool_grows_and_shrinks_with_the_streams(redis_url: str, link: Link) -> None:
-    with running(redis_url, Mode.PORTABLE, xread_streams=10, round_millis=200, worker_count=3) as router:
-        subscriptions = router.subscribe_all([f"s{number}" for number in range(200)])
-        until(lambda: router.connections == 3)
-        add_many(link, [("XADD", f"s{number}", "1-1", "f", "v") for number in range(200)])
-        for subscription in subscriptions:
-            assert taken(subscription, 1) == [b"1-1"]
-        for subscription in subscriptions[5:]:
-            subscription.close()
-        until(lambda: router.connections == 1)
-        add(link, "s0", "2-1")
-        assert taken(subscriptions[0], 1) == [b"2-1"]
-
-
 def test_reading_without_waiting_finds_entries_too(redis_url: str, link: Link) -> None:
     with running(redis_url, Mode.PORTABLE, xread_block_millis=None) as router:
         subscription = router.subscribe("s")

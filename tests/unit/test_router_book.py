@@ -8,9 +8,9 @@ import pytest
 
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.replies import Entry
+from usher.common.router.change_driven import sweep_slice
 from usher.common.router.options import RouterOptions
 from usher.common.router.schedule import LastIdCheck, Read, ReadPosition, ReadSchedule
-from usher.common.router.sizing import readers_wanted, sweep_slice
 
 _COUNT = 3
 
@@ -312,26 +312,18 @@ def test_beginning_at_the_end_means_at_the_last_id_and_without_a_stream_at_the_b
     assert plot.got == {there: [b"8-0"], absent: [b"1-0"]}
 
 
-def test_the_pool_follows_the_streams_between_its_bounds() -> None:
-    def wanted(streams: int) -> int:
-        return readers_wanted(streams, per_read=500, block_s=0.1, round_s=1.0, lowest=1, highest=4)
-
-    assert [wanted(streams) for streams in (0, 1, 5000, 5001, 12_000, 1_000_000)] == [1, 1, 1, 2, 3, 4]
-
-
 def test_a_sweep_takes_its_time_and_never_much_at_once() -> None:
     for streams in (0, 1, 59, 1000, 30_000, 1_000_000):
-        portion = sweep_slice(streams, 60.0)
-        assert 1 <= portion.size <= max(250, streams // 1000)
-        assert portion.every_s <= 1.0
-        assert portion.size / portion.every_s * 60.0 >= streams * 0.999
+        size, every_s = sweep_slice(streams, 60.0)
+        assert 1 <= size <= max(250, streams // 1000)
+        assert every_s <= 1.0
+        assert size / every_s * 60.0 >= streams * 0.999
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         {"worker_count": 0},
-        {"min_workers": 0},
         {"xread_streams": 0},
         {"xread_block_millis": 0},
         {"sweep_seconds": 0},
