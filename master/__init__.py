@@ -20,7 +20,7 @@ Threads and what they own
     gather    sources/gatherer.py           with several ticket streams: moves their new entries to the work stream
     watch     sources/discovery.py          helps ``gather``: learns which sources have changed
     discover  sources/discovery.py          helps ``gather``: finds sources that match a pattern
-    share     sources/shards.py             helps ``gather``: shares the sources among the masters
+    share     sources/services.py           helps ``gather``: shares the sources among the masters
     trim-sources  sources/trimmer.py        cuts gathered entries that no reader needs (off by default)
     pulse     insight/live_overview.py      looks at the whole system for the page, once for all who look
     feed      insight/ticket_feed.py        tells followers what happens to their tickets
@@ -42,8 +42,7 @@ consumers' slots. So the entries of all of them are gathered into one work strea
 from that. Every master gathers its share, also a standby; gathering needs no lead, because each step is one script that
 adds the entries and moves the source's group past them: done twice, or by two at a time, it moves nothing twice.
 Fairness is in the turns (policy/fair_queue.py), and in that the work stream takes no more than the leader reads next: a
-flood waits in its own stream. A ticket belongs to its source (USHER_TICKET_SCOPE), and handlers see the producer's own
-ids. Where it does not (group), one master gathers all sources, and merges what is there by id.
+flood waits in its own stream. A ticket belongs to its source, and handlers see the producer's own ids.
 
 One epoch
 ---------
@@ -65,8 +64,7 @@ the leader dies                     a standby is elected when the leader lease e
 the leader is paused                its first call after waking is answered FENCED
 a reply of Redis is lost            a new epoch refuses the late command; everything is read again
 a report over HTTP is lost          the reconciler reads the records of quiet tickets, and frees them
-a master that gathers dies          its shards are free when its time in the shares ends (the leader lease), and are
-                                    taken by the others
+a master that gathers dies          the others gather its part when its note in the shares ends (the leader lease)
 a source's group is destroyed       it is made again exactly where it was (the hash ``gathered``); nothing is lost or
                                     repeated
 a source is deleted                 it is forgotten; when it comes back, it is taken in from its beginning

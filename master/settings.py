@@ -193,7 +193,7 @@ class StreamerSettings(CommonSettings):
 
     UNREAD: ClassVar[frozenset[str]] = (
         CommonSettings.UNREAD - {"log_level", "log_format", "tls_cert", "tls_key", "insecure"}
-    ) | {"lease_seconds", "ticket_scope", "tenant_field", "tenant_weights", "priority_field"}
+    ) | {"lease_seconds", "tenant_field", "tenant_weights", "priority_field"}
 
     outbox_url: OutboxUrl = ""
     outbox_bind: MaybeAddress = Field(

@@ -130,10 +130,7 @@ def judge_gathering(facts: DoctorFacts) -> Iterator[DoctorFinding]:
             "masters of one group disagree on what to gather: streams that only some of them know wait where others"
             " have their shard"
         )
-        do = (
-            "give all masters the same USHER_TICKET_STREAM, USHER_TICKET_FIELD and USHER_TICKET_SCOPE, or another"
-            " USHER_GROUP"
-        )
+        do = "give all masters the same USHER_TICKET_STREAM and USHER_TICKET_FIELD, or another USHER_GROUP"
         yield DoctorFinding("sources", DoctorSeverity.BAD, told, means, do)
     else:
         yield DoctorFinding("sources", DoctorSeverity.OK, told, "they are gathered into the work stream")

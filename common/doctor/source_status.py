@@ -4,7 +4,6 @@ what needs a person."""
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +11,9 @@ import orjson
 
 from usher.common.base.errors import GroupMissing
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SourceSelection, shard_of
+from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SHARDS, SourceSelection, running_masters, shard_of
 from usher.common.redis.client import Link
-from usher.common.redis.replies import pairs
+from usher.common.redis.replies import pairs, redis_ms
 from usher.common.redis.scripts import ScriptRunner
 
 #: Most sources that are looked at; and of one call.
@@ -49,7 +48,7 @@ class SourcesReader:
     def overview(self) -> dict[str, Any]:
         """Return the number of sources that were gathered from or are listed, the entries not gathered yet (``lag``; of
         at most ``looked_at`` of them), the worst, the masters, and troubles by source."""
-        masters, holders = self._masters()
+        masters, urls = self._masters()
         names = self._names()
         looks = [look for at in range(0, len(names), _PAGE) for look in self._look(names[at : at + _PAGE])]
         worst = sorted((look for look in looks if look.lag), key=lambda look: -look.lag)[:_WORST]
@@ -62,7 +61,7 @@ class SourcesReader:
         looked_at = {_decode_source(look.source) for look in looks}
         others = [_Look(name.encode(), "not_gathered", 0, False) for name in troubles if name not in looked_at]
         rows = [
-            self._row(look, holders) | {"state": look.state, "trouble": troubles.get(_decode_source(look.source), "")}
+            self._row(look, urls) | {"state": look.state, "trouble": troubles.get(_decode_source(look.source), "")}
             for look in (*looks, *others)
         ]
         self._rows = sorted(rows, key=lambda row: (not row["trouble"], -row["lag"], row["source"]))
@@ -72,7 +71,7 @@ class SourcesReader:
             "looked_at": len(looks),
             "lag": sum(look.lag for look in looks),
             "lag_is_exact": not any(look.is_more for look in looks) and len(looks) < _MOST_LOOKED_AT,
-            "worst": [self._row(look, holders) for look in worst],
+            "worst": [self._row(look, urls) for look in worst],
             "masters": masters,
             "troubles": troubles,
         }
@@ -126,35 +125,25 @@ class SourcesReader:
         for source, state, lag, more in zip(sources, flat[::3], flat[1::3], flat[2::3], strict=True):
             yield _Look(source, state.decode(), lag, bool(more))
 
-    def _masters(self) -> tuple[list[dict[str, Any]], dict[int, str]]:
-        """Return the masters that run, with the number of their shards, and the holder of each shard. A dead master
-        stays noted until another one takes its share."""
-        (seconds, micros), flat = self._link.all_of([("TIME",), ("HGETALL", self._keys.shares)])
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
-        stored = pairs(flat)
-        holders = {
-            int(field.split(b" ")[1]): value.decode() for field, value in stored.items() if field.startswith(b"shard ")
-        }
-        count = Counter(holders.values())
-        masters, urls = [], {}
-        for field, value in sorted(stored.items()):
-            until_ms, _, told = value.partition(b" ")
-            if field.startswith(b"master ") and int(until_ms) > now_ms:
-                holder = field.split(b" ")[1].decode()
-                says = orjson.loads(told)
-                urls[holder] = says["url"]
-                shown = {name: says[name] for name in ("url", "setting", "sources", "mode", "moved", "troubles")}
-                masters.append({**shown, "shards": count[holder]})
-        return masters, {shard: urls.get(holder, "") for shard, holder in holders.items()}
+    def _masters(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the masters that run, with the number of their shards; and their URLs in the order in which they share
+        the shards. A dead master stays noted until another one removes it."""
+        notes = pairs(self._link.call("HGETALL", self._keys.shares))
+        masters = []
+        running = running_masters(notes, redis_ms(self._link))
+        for at, holder in enumerate(running):
+            says = orjson.loads(notes[holder].partition(b" ")[2])
+            shown = {name: says[name] for name in ("url", "setting", "sources", "mode", "moved", "troubles")}
+            masters.append({**shown, "shards": len(range(at, SHARDS, len(running)))})
+        return masters, [master["url"] for master in masters]
 
     @staticmethod
-    def _row(look: _Look, holders: dict[int, str]) -> dict[str, Any]:
-        source = look.source
+    def _row(look: _Look, urls: list[str]) -> dict[str, Any]:
         return {
-            "source": _decode_source(source),
+            "source": _decode_source(look.source),
             "lag": look.lag,
             "lag_is_exact": not look.is_more,
-            "master": holders.get(shard_of(source), ""),
+            "master": urls[shard_of(look.source) % len(urls)] if urls else "",
         }
 
 

@@ -215,8 +215,8 @@ class Keys:
 
     @property
     def shares(self) -> str:
-        """Hash, where several streams are gathered: ``shard <n>`` -> the master that gathers it, ``master <id>`` ->
-        the time until which it counts as running. Written by share."""
+        """Hash, where several streams are gathered: master -> the time until which it counts as running, and what it
+        says of itself (JSON). See common/protocol/sources.py: running_masters."""
         return self.prefix + "shares"
 
     @property

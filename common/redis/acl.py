@@ -251,7 +251,7 @@ _MASTER = (
     "read_delayed",
 )
 _AUDITOR = ("count_above", "count_between", "find_entries", "find_runs", "look_again", "read_field", "read_letters")
-_GATHERING = ("gather", "share", "look_at_sources")
+_GATHERING = ("gather", "look_at_sources")
 _MASTER_SENDS = (
     "xread",
     "xrange",

@@ -145,14 +145,6 @@ class CommonSettings(BaseModel):
             " separated."
         ),
     )
-    ticket_scope: str = Field(
-        "stream",
-        pattern=r"^(stream|group)$",
-        description=(
-            "With several streams. stream: the same ticket id in two of them is two tickets. group: it is one ticket,"
-            " with its messages in the order of their ids, as far as they are there."
-        ),
-    )
     group: str = Field(
         "concurrency_stream_group",
         pattern=r"^[A-Za-z0-9._-]{1,128}$",
@@ -293,7 +285,7 @@ class CommonSettings(BaseModel):
     @property
     def by_stream(self) -> bool:
         """True if the tickets of several streams are told apart, by names of the form STREAM/ID."""
-        return self.sources is not None and self.ticket_scope == "stream"
+        return self.sources is not None
 
     @property
     def marks(self) -> MarkFields:

@@ -71,7 +71,7 @@ def many_streams(
     """Run once: the same messages of the same tickets, first in one ticket stream, then in ``streams``, all there
     before the clock starts."""
     names = zipf_tickets(messages, tickets, _SEED)
-    given = {"USHER_RUN_LOG_LENGTH": "1000" if run_log else "0", "USHER_TICKET_SCOPE": "group"}
+    given = {"USHER_RUN_LOG_LENGTH": "1000" if run_log else "0"}
     one = _drained(1, names, payload, consumers, durable, environ, given)
     many = _drained(streams, names, payload, consumers, durable, environ, given)
     return {

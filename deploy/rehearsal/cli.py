@@ -52,7 +52,7 @@ _LAST = 100
 _NOTHING_SAID = 2
 _FILTERS = ("reason", "error", "older_than", "younger_than")
 #: Flags with which a following command finds the same letters.
-_WHERE = ("redis_url", "state_dir", "ticket_stream", "ticket_scope", "group")
+_WHERE = ("redis_url", "state_dir", "ticket_stream", "group")
 _HELP = """Call HANDLER (module:function) with existing messages, and say how each call ends: a dry run. Redis is only
 read: nothing is acknowledged, counted or redriven, no master is needed, and whatever runs goes on.
 

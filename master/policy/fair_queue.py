@@ -4,9 +4,6 @@ Every source that may have new entries has a turn, one after the other, and in a
 flood in one waits in its own stream. A source has news when Redis announced a change, or when its last turn did not
 bring everything; it is only *looked at* when nothing was announced (it was just found, its shard was just taken over,
 or it is time for a sweep).
-
-Where a ticket may have entries in several sources, a call has the others too, as many as fit, so that it can merge what
-is there by id.
 """
 
 from __future__ import annotations
@@ -36,7 +33,6 @@ class TurnOutcome(Enum):
     OVER = "OVER"
     MORE = "MORE"
     FULL = "FULL"
-    NOT_MINE = "NOT_MINE"
     GONE = "GONE"
     NOT_A_STREAM = "NOT_A_STREAM"
     BEFORE = "BEFORE"
@@ -105,10 +101,9 @@ class _Queue:
 class Rounds:
     """All known sources, and those of our shards that wait for a turn."""
 
-    def __init__(self, batch: int, is_merged: bool = False) -> None:
-        """Make empty rounds. ``batch``: about this many entries are moved by one call. ``is_merged``: by id."""
+    def __init__(self, batch: int) -> None:
+        """Make empty rounds. ``batch``: about this many entries are moved by one call."""
         self._batch = batch
-        self._is_merged = is_merged
         self._shards: frozenset[int] = frozenset()
         self._known: dict[bytes, int] = {}
         self._doubted: set[bytes] = set()  # see ``doubt``
@@ -203,8 +198,6 @@ class Rounds:
             sources = [source for source in popped if self._known.get(source) in self._shards]
             self._swept.difference_update(popped.keys() - sources)  # these are another master's by now, or gone
             if sources:
-                if self._is_merged:
-                    sources = list(dict.fromkeys((*sources, *self.mine)))[:_MOST_SOURCES]
                 quantum = max(_SMALLEST_QUANTUM, min(_LARGEST_QUANTUM, self._batch // waiting))
                 return Turn(tuple(sources), quantum)
         return None
@@ -228,8 +221,6 @@ class Rounds:
                 self._news.add(source)
             elif one.outcome is TurnOutcome.FULL:
                 unserved.append(source)
-            elif one.outcome is TurnOutcome.NOT_MINE:
-                self._shards -= {shard_of(source)}  # should we get the shard again, we look at its sources
             elif one.outcome in _NO_SOURCE and source not in listed and source not in self._news:
                 self._forget(source)
                 self._doubted.discard(source)

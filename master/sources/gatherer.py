@@ -2,8 +2,8 @@
 lua/sources/gather.lua).
 
 Each call is one atomic step that leaves each source's group where the moved entries end. So a call whose reply was lost
-is simply made again, two masters that believe they have the same shard break nothing, and a master that dies in the
-middle leaves nothing half done.
+is simply made again, two masters that gather the same source move nothing twice, and a master that dies in the middle
+leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
-from usher.common.protocol.sources import SourceSelection, shards_of
-from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.protocol.sources import SourceSelection
+from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.losses import LossBook
@@ -38,32 +37,22 @@ _MADE = "made "
 _UNREAD = "unread "
 
 
-@dataclass(frozen=True)
-class GatherPlan:
-    """Parameters of a gather call. ``batch`` is the number of entries that the leader reads at once."""
-
-    ticket_field: str
-    scope: str
-    batch: int
-
-
 class Gatherer(Service):
     """Service that owns the rounds. Other threads talk to it through ``found``, ``doubt``, ``changed``, ``hold``, which
-    any thread may call."""
+    any thread may call. ``batch`` is the number of entries that the leader reads at once."""
 
     name = "gather"
 
-    def __init__(self, link: Link, keys: Keys, holder: str, sources: SourceSelection, plan: GatherPlan) -> None:
+    def __init__(self, link: Link, keys: Keys, sources: SourceSelection, ticket_field: str, batch: int) -> None:
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._losses = LossBook(link, keys)
-        self._holder = holder
-        self._sources = sources
-        self._plan = plan
+        self._ticket_field = ticket_field
+        self._most = _BATCHES_AHEAD * batch
         self._lock = threading.Lock()
-        self._rounds = Rounds(_BATCHES_AHEAD * plan.batch, plan.scope == "group")  # guarded by self._lock
+        self._rounds = Rounds(self._most)  # guarded by self._lock
         self._listed = frozenset(name.encode() for name in sources.names)
         self._rounds.found(self._listed)
         self._swept_s = now_s()
@@ -175,28 +164,18 @@ class Gatherer(Service):
         return is_full, given, first + second
 
     def _call(self, turn: Turn) -> tuple[bool, bytes, list[TurnResult]]:
-        keys, plan = self._keys, self._plan
+        keys = self._keys
         groups = (LogKeys(source.decode()).groups for source in turn.sources)
         script_keys: tuple[str | bytes, ...] = (
             keys.stream,
-            keys.shares,
             keys.gathered,
             keys.dead,
             keys.counters,
             *turn.sources,
             *groups,
         )
-        most = _BATCHES_AHEAD * plan.batch
-        of_all: tuple[Arg, ...] = (
-            keys.group,
-            self._holder,
-            plan.ticket_field,
-            LONGEST_TICKET,
-            plan.scope,
-            most,
-            turn.quantum,
-        )
-        is_full, given, *flat = self._scripts.run("gather", script_keys, (*of_all, *shards_of(turn.sources)))
+        args = (keys.group, self._ticket_field, LONGEST_TICKET, self._most, turn.quantum)
+        is_full, given, *flat = self._scripts.run("gather", script_keys, args)
         told = [
             TurnResult(TurnOutcome(flat[at].decode()), flat[at + 1], flat[at + 2].decode(errors="replace"))
             for at in range(0, len(flat), 3)

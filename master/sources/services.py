@@ -1,7 +1,7 @@
 """Intake over many ticket streams: the services that a master runs in addition when USHER_TICKET_STREAM names several
 streams, or a pattern.
 
-Each source has the same group as the work stream. Masters share the sources (``shards``), learn of new entries
+Each source has the same group as the work stream. Masters share the sources, learn of new entries
 (``discovery``), and move them (``gatherer``) to the end of the work stream, which is the ticket stream for everything
 that follows: one leader, one board, and consumers that read one inbox and one stream with one batched read, woken by
 Redis, whether there is one source or a hundred thousand. The leader cuts finished entries off the work stream; the
@@ -10,15 +10,19 @@ master that gathers a source cuts it too, if asked to (``trimmer``).
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable
 from itertools import islice
 
 import orjson
 
+from usher.common.base.errors import RedisTrouble, ReplyUnknown
+from usher.common.base.log import event
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.sources import SourceSelection
+from usher.common.protocol.sources import SHARDS, SourceSelection, running_masters
 from usher.common.redis.client import Link
+from usher.common.redis.replies import pairs, redis_ms
 from usher.common.redis.tracking import TrackingLink
 from usher.common.runtime.service import Service
 from usher.master.leader.limits import BATCH
@@ -26,15 +30,73 @@ from usher.master.operations.trimming import TRIM_S, retention_of
 from usher.master.settings import MasterSettings
 from usher.master.sources.change_listeners import PollListener, PushListener
 from usher.master.sources.discovery import Discovery, SourceWatch
-from usher.master.sources.gatherer import Gatherer, GatherPlan
-from usher.master.sources.shards import ShardAssigner
+from usher.master.sources.gatherer import Gatherer
 from usher.master.sources.trimmer import SourceTrimmer
+
+log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 5.0
 #: Seconds between two SCANs for streams that match a pattern, beside what Redis notifies of.
 DISCOVER_S = 30.0
+_LONGEST_BEAT_S = 1.0
 #: Most troubles that a master reports to the others.
 _SHOWN = 20
+
+
+class SourceSharer(Service):
+    """Service that notes that this master runs, and tells ``hold`` which shards are its own: an even part for each
+    master that runs, whether it leads or stands by. ``says``: what the note tells of it.
+
+    Shares only spread the work: to gather a source twice moves nothing twice, so masters may disagree for a beat. Those
+    of a master that dies go to the others when its note ends, those of one that stops at once.
+    """
+
+    name = "share"
+
+    def __init__(
+        self,
+        link: Link,
+        shares: str,
+        says: Callable[[], str],
+        lease_ms: int,
+        hold: Callable[[frozenset[int]], None],
+        name: str = "",
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._shares = shares
+        self._says = says
+        self._lease_ms = lease_ms
+        self._hold = hold
+        self._me = (name or uuid.uuid4().hex[:12]).encode()
+        self._held: frozenset[int] = frozenset()
+
+    def run_once(self) -> float:
+        now_ms = redis_ms(self._link)
+        note = f"{now_ms + self._lease_ms} {self._says()}"
+        _, flat = self._link.all_of([("HSET", self._shares, self._me, note), ("HGETALL", self._shares)])
+        notes = pairs(flat)
+        masters = running_masters(notes, now_ms)
+        if gone := notes.keys() - masters:
+            self._link.call("HDEL", self._shares, *gone)
+        shards = frozenset(range(masters.index(self._me), SHARDS, len(masters)))
+        if shards != self._held:
+            event(log, "shards_assigned", count=len(shards), before=len(self._held))
+            self._held = shards
+        self._hold(shards)
+        return min(_LONGEST_BEAT_S, self._lease_ms / 3000)
+
+    def on_end(self) -> None:
+        self._hold(frozenset())
+        try:
+            try:
+                self._link.call("HDEL", self._shares, self._me)
+            except ReplyUnknown:  # a connection that broke while it was idle is noticed only now
+                self._link.call("HDEL", self._shares, self._me)
+        except RedisTrouble as trouble:  # the others find out when the note ends
+            event(log, "shards_not_released", level=logging.WARNING, problem=str(trouble))
+        finally:
+            self._link.close()
 
 
 class SourceServices:
@@ -49,13 +111,10 @@ class SourceServices:
         make_link: Callable[[str], Link],
     ) -> None:
         self.url = settings.advertise_url
-        self._setting = f"{settings.ticket_stream} (tickets: {settings.ticket_field} per {settings.ticket_scope})"
-        self._gathers_all = settings.ticket_scope == "group"  # lua/sources/share.lua looks at it
-        holder = uuid.uuid4().hex[:12]
-        plan = GatherPlan(settings.ticket_field, settings.ticket_scope, BATCH)
-        self._gatherer = gatherer = Gatherer(make_link("gather"), keys, holder, sources, plan)
+        self._setting = f"{settings.ticket_stream} (tickets: {settings.ticket_field})"
+        self._gatherer = gatherer = Gatherer(make_link("gather"), keys, sources, settings.ticket_field, BATCH)
         lease_ms = int(settings.leader_lease_seconds * 1000)
-        sharer = ShardAssigner(make_link("share"), keys, holder, self.says, lease_ms, gatherer.hold)
+        sharer = SourceSharer(make_link("share"), keys.shares, self.says, lease_ms, gatherer.hold)
         discovery = Discovery(make_link("discover"), keys, sources, gatherer, DISCOVER_S)
         listener = PushListener(TrackingLink(redis_url, "master:watch", _TIMEOUT_S), sources.prefixes())
         self._watch = SourceWatch(
@@ -82,5 +141,5 @@ class SourceServices:
             found = {source: ("not_trimmed", why) for source, why in trimmer.troubles()} | found
         shown = [(source.decode(errors="replace"), *told) for source, told in islice(found.items(), _SHOWN)]
         told = {"url": self.url, "setting": self._setting, "mode": self._watch.mode, "moved": self._gatherer.moved}
-        told |= {"gathers_all": self._gathers_all, "sources": known, "troubles": shown}
+        told |= {"sources": known, "troubles": shown}
         return orjson.dumps(told).decode()

@@ -1,4 +1,4 @@
-"""What tests of gathering share: sources, a work stream, and one holder of all shards, in an empty Redis."""
+"""What tests of gathering share: sources and a work stream, in an empty Redis."""
 
 from __future__ import annotations
 
@@ -6,30 +6,25 @@ from collections.abc import Sequence
 
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
-from usher.common.protocol.sources import SHARDS, shards_of
 from usher.common.redis.client import Link
-from usher.common.redis.replies import Entry, TicketStream
+from usher.common.redis.replies import Entry, TicketStream, redis_ms
 from usher.common.redis.scripts import MOST_ROOM, ScriptRunner
 from usher.master.policy.fair_queue import TurnOutcome, TurnResult
-
-HOLDER = "m1"
 
 
 class Gathered:
     """Sources of the group ``g``, gathered into ``keys.stream``."""
 
-    def __init__(self, link: Link, scope: str = "stream", stream: str = "usher:{g}") -> None:
+    def __init__(self, link: Link, stream: str = "usher:{g}") -> None:
         self.link = link
         self.scripts = ScriptRunner(link)
         self.keys = Keys(stream, "g")
         self.stream = TicketStream(link, self.keys)
-        self._scope = scope
         self.ticket_field = "ticket_id"
-        self.share()
 
-    def share(self, holder: str = HOLDER, lease_ms: int = 60_000) -> set[int]:
-        _, *shards = self.scripts.run("share", (self.keys.shares,), (holder, lease_ms, SHARDS, "{}", 600_000))
-        return set(map(int, shards))
+    def share(self, master: str = "m1", for_ms: int = 60_000, says: bytes = b"{}") -> None:
+        """Note a master that runs."""
+        self.link.call("HSET", self.keys.shares, master, b"%d %b" % (redis_ms(self.link) + for_ms, says))
 
     def send(self, source: str, *ids: str, ticket: str = "42") -> list[bytes]:
         return [
@@ -41,7 +36,6 @@ class Gathered:
         *sources: str,
         most: int = 1000,
         quantum: int = 1000,
-        holder: str = HOLDER,
         link: Link | None = None,
         text: str = "",
     ) -> list[TurnResult]:
@@ -49,8 +43,8 @@ class Gathered:
         keys = self.keys
         names = [name.encode() for name in sources]
         groups = [LogKeys(name).groups for name in sources]
-        script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, keys.counters, *names, *groups)
-        args = (keys.group, holder, self.ticket_field, LONGEST_TICKET, self._scope, most, quantum, *shards_of(names))
+        script_keys = (keys.stream, keys.gathered, keys.dead, keys.counters, *names, *groups)
+        args = (keys.group, self.ticket_field, LONGEST_TICKET, most, quantum)
         if text:
             _, _, *flat = self.link.call("EVAL", text, len(script_keys), *script_keys, *args, MOST_ROOM)
         else:

@@ -23,10 +23,10 @@ from usher.common.doctor.collector import collect, startup_findings
 from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
 from usher.common.doctor.findings import examine
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.sources import SHARDS, SourceSelection
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, free_port
-from usher.common.redis.scripts import ScriptRunner
+from usher.common.redis.replies import redis_ms
 from usher.master.__main__ import log_doctor_findings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -301,7 +301,6 @@ def test_of_several_ticket_streams_it_tells_what_is_not_taken_in_and_that_nobody
     found = {finding.check: finding for finding in examine(collect(link, keys, 10_000, sources))}
     assert found["sources"].severity is DoctorSeverity.WARN and "no master runs" in found["sources"].means
     assert found["source not_a_stream"].severity is DoctorSeverity.BAD and "text" in found["source not_a_stream"].seen
-    scripts = ScriptRunner(link)
     for holder, setting in (("m1", "orders,text,t:*"), ("m2", "orders")):
         says = orjson.dumps(
             {
@@ -313,7 +312,7 @@ def test_of_several_ticket_streams_it_tells_what_is_not_taken_in_and_that_nobody
                 "troubles": [["t:1", "before", ""]],
             }
         )
-        scripts.run("share", (keys.shares,), (holder, 60_000, SHARDS, says, 600_000))
+        link.call("HSET", keys.shares, holder, b"%d %b" % (redis_ms(link) + 60_000, says))
     found = {finding.check: finding for finding in examine(collect(link, keys, 10_000, sources))}
     assert found["sources"].severity is DoctorSeverity.BAD and "USHER_TICKET_STREAM" in found["sources"].do
     assert "until nothing is pending" in found["source before"].do

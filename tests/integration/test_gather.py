@@ -68,11 +68,10 @@ def test_no_producer_can_name_another_ones_ticket(world: Gathered) -> None:
     ]
 
 
-@pytest.mark.parametrize(("scope", "tickets"), [("stream", [b"a/42", b"b/42"]), ("group", [b"42", b"42"])])
-def test_the_same_ticket_id_in_two_sources_is_two_tickets_or_one_and_handlers_see_their_own(
-    link: Link, scope: str, tickets: list[bytes]
+def test_the_same_ticket_id_in_two_sources_is_two_tickets_and_handlers_see_their_own(
+    world: Gathered, link: Link
 ) -> None:
-    world = Gathered(link, scope)
+    tickets = [b"a/42", b"b/42"]
     link.call("XADD", "a", "1-1", "ticket_id", "42", "uid", "u")
     link.call("XADD", "b", "1-1", "ticket_id", "42")
     world.gather("a", "b")
@@ -188,13 +187,6 @@ def test_large_entries_come_a_few_at_a_time_because_redis_stands_still_meanwhile
         assert len(calls) < 20
     assert max(moved for _, moved in calls) <= 17
     assert world.moved("a") == sent
-
-
-def test_who_does_not_hold_the_shard_moves_nothing(world: Gathered) -> None:
-    world.send("a")
-    assert outcomes(world.gather("a", holder="m2")) == [("NOT_MINE", 0)]
-    assert world.entries() == []
-    assert world.link.call("XINFO", "GROUPS", "a") == []
 
 
 def test_an_entry_with_more_fields_than_fit_becomes_a_dead_letter_and_the_others_go_on(world: Gathered) -> None:

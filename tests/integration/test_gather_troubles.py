@@ -14,9 +14,9 @@ from usher.master.operations.trimming import StillNeeded, Trimming
 from usher.master.policy.trim import Cut, Refused, decide
 
 
-@pytest.fixture(params=["stream", "group"])
-def world(link: Link, request: pytest.FixtureRequest) -> Gathered:
-    return Gathered(link, request.param)
+@pytest.fixture
+def world(link: Link) -> Gathered:
+    return Gathered(link)
 
 
 def _state(world: Gathered, *sources: str) -> list[object]:
@@ -42,7 +42,7 @@ def test_at_full_memory_nothing_moves_and_it_goes_on_when_there_is_room(world: G
     assert world.moved("a") == sent
 
 
-@pytest.mark.parametrize("spoilt", ["stream", "shares", "gathered", "dead"])
+@pytest.mark.parametrize("spoilt", ["stream", "gathered", "dead"])
 def test_a_key_of_another_type_stops_it_before_anything_has_changed(world: Gathered, link: Link, spoilt: str) -> None:
     world.send("a", "1-1")
     link.call("XGROUP", "CREATE", "a", "g", "0")
@@ -52,7 +52,6 @@ def test_a_key_of_another_type_stops_it_before_anything_has_changed(world: Gathe
         world.gather("a")
     assert world.position("a") == b"0-0"
     link.call("DEL", key)
-    world.share()
     world.gather("a")
     assert world.moved("a") == [b"1-1"]
 

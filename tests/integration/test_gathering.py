@@ -26,7 +26,7 @@ from usher.common.doctor.facts import DoctorSeverity
 from usher.common.doctor.findings import examine
 from usher.common.doctor.source_status import SourcesReader
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.sources import SourceSelection
+from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
@@ -34,7 +34,7 @@ from usher.master.settings import MasterSettings
 from usher.master.sources import change_listeners as source_ears
 from usher.master.sources import gatherer as gatherer_module
 from usher.master.sources.change_listeners import PollListener
-from usher.master.sources.services import SourceServices
+from usher.master.sources.services import SourceServices, SourceSharer
 
 
 @pytest.fixture
@@ -111,7 +111,6 @@ def test_connections_that_break_in_the_middle_lose_nothing_and_repeat_nothing(
 def test_sources_that_were_deleted_while_no_master_ran_are_forgotten_and_no_others(
     world: Gathered, link: Link, redis_url: str
 ) -> None:
-    world.share()
     for name in ("t:gone", "t:here", "elsewhere"):
         world.send(name, "5-1")
         world.gather(name)
@@ -347,7 +346,6 @@ def test_a_work_stream_that_redis_refuses_is_not_laid_on_the_sources(
 
 def test_how_far_each_source_is(world: Gathered, link: Link) -> None:
     """look_at_sources.lua"""
-    world.share()
     for name in ("new", "done", "behind", "ahead"):
         world.send(name, *(f"{number}-1" for number in range(1, 11)))
     world.gather("done", "ahead")
@@ -364,6 +362,48 @@ def test_how_far_each_source_is(world: Gathered, link: Link) -> None:
         (b"not_a_stream", 0, 0),
         (b"gone", 0, 0),
     ]
+
+
+class Sharing:
+    """What each of some masters holds, beat by beat."""
+
+    def __init__(self, world: Gathered, redis_url: str, count: int) -> None:
+        self.held: dict[int, frozenset[int]] = {}
+        self.masters = []
+        for number in range(count):
+
+            def hold(shards: frozenset[int], number: int = number) -> None:
+                self.held[number] = shards
+
+            link = Link(redis_url, f"test:share-{number}")
+            self.masters.append(SourceSharer(link, world.keys.shares, lambda: "{}", 60_000, hold))
+
+    def beat(self) -> None:
+        for master in self.masters:
+            master.run_once()
+
+    @property
+    def counts(self) -> list[int]:
+        """How many shards each has; none is missing, and none has two masters."""
+        assert sorted(shard for held in self.held.values() for shard in held) == list(range(SHARDS))
+        return sorted(map(len, self.held.values()))
+
+
+@pytest.mark.parametrize("masters", [1, 2, 3, 5])
+def test_every_master_has_an_even_part_and_one_that_is_gone_none(world: Gathered, redis_url: str, masters: int) -> None:
+    world.share("dead", -1)
+    world.share("of a clock that was set back", 7_200_000)
+    sharing = Sharing(world, redis_url, masters)
+    sharing.beat()
+    sharing.beat()
+    assert max(sharing.counts) - min(sharing.counts) <= 1
+    assert world.link.call("HLEN", world.keys.shares) == masters
+    sharing.masters.pop().on_end()
+    assert sharing.held.pop(masters - 1) == frozenset()
+    if sharing.masters:
+        sharing.beat()
+        assert sum(sharing.counts) == SHARDS
+    assert world.link.call("HLEN", world.keys.shares) == masters - 1
 
 
 def test_what_goes_on_is_told_by_source(world: Gathered, link: Link, redis_url: str) -> None:
@@ -391,7 +431,7 @@ def test_what_goes_on_is_told_by_source(world: Gathered, link: Link, redis_url: 
 def test_a_master_that_died_is_told_to_gather_no_longer_than_its_lease(world: Gathered, link: Link) -> None:
     reader = SourcesReader(link, world.keys, SourceSelection.parse("a,b"))
     says = {"url": "http://m", "setting": "a,b", "sources": 2, "mode": "polling", "moved": 0, "troubles": []}
-    world.scripts.run("share", (world.keys.shares,), ("m1", 500, 64, orjson.dumps(says)))
+    world.share("m1", 500, orjson.dumps(says))
     assert [(one["url"], one["shards"]) for one in reader.overview()["masters"]] == [("http://m", 64)]
     until(lambda: reader.overview()["masters"] == [])
     assert {row["master"] for row in reader.rows("", 0, 10)[0]} == {""}
@@ -400,7 +440,6 @@ def test_a_master_that_died_is_told_to_gather_no_longer_than_its_lease(world: Ga
 def test_a_work_stream_that_grows_behind_one_ticket_is_a_trouble(
     world: Gathered, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.share()
     monkeypatch.setattr(source_status, "_MOST_KEPT", 50)
     sources = SourceSelection.parse("a,b")
     reader = SourcesReader(link, world.keys, sources)

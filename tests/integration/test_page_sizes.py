@@ -13,8 +13,9 @@ from tests.integration.factories import NO_LOCK, World
 from tests.integration.test_page import Site
 from usher.common.protocol.keys import LogKeys
 from usher.common.protocol.registration import Registration
-from usher.common.protocol.sources import SHARDS, SourceSelection, shards_of
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
+from usher.common.redis.replies import redis_ms
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.live_overview import CONSUMERS
 from usher.master.policy.explain.ticket_groups import SHOWN
@@ -86,15 +87,13 @@ def test_three_hundred_sources_are_paged_searched_and_told_with_their_troubles(
         "moved": 0,
         "troubles": [["shop:far", "before", "why"]],
     }
-    world.scripts.run("share", (keys.shares,), ("m1", 60_000, SHARDS, orjson.dumps(says), 600_000))
+    link.call("HSET", keys.shares, "m1", b"%d %b" % (redis_ms(link) + 60_000, orjson.dumps(says)))
     link.pipeline([("XADD", name, "*", "ticket_id", "42") for name in names for _ in range(2)])
     for at in range(0, len(names), 100):
         some = [name.encode() for name in names[at : at + 100]]
         groups = [LogKeys(name.decode()).groups for name in some]
-        script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, keys.counters, *some, *groups)
-        ScriptRunner(link).run(
-            "gather", script_keys, (keys.group, "m1", "ticket_id", 256, "stream", 1000, 1, *shards_of(some))
-        )
+        script_keys = (keys.stream, keys.gathered, keys.dead, keys.counters, *some, *groups)
+        ScriptRunner(link).run("gather", script_keys, (keys.group, "ticket_id", 256, 1000, 1))
     link.call("DEL", "shop:007")
     link.call("SET", "shop:007", "no stream")
     link.call("XADD", "shop:123", "*", "ticket_id", "42")

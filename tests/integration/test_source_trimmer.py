@@ -27,7 +27,7 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.trimming import cut_call
 from usher.master.policy.trim import Retention
 from usher.master.sources import trimmer as trimmer_module
-from usher.master.sources.gatherer import Gatherer, GatherPlan
+from usher.master.sources.gatherer import Gatherer
 from usher.master.sources.trimmer import SourceTrimmer
 
 #: Entries of a node of a stream: whole nodes are cut.
@@ -44,7 +44,7 @@ def world(link: Link) -> Iterator[Gathered]:
 
 
 class Master:
-    """What gathers and trims, turn by turn. ``holder``: of all shards, as it believes."""
+    """What gathers and trims all sources, turn by turn."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Master:
         self.gatherer = Gatherer(
             Link(url, "test:gather"),
             world.keys,
-            "m1",
             SourceSelection.parse("t:*"),
-            GatherPlan("ticket_id", "stream", 1000),
+            "ticket_id",
+            1000,
         )
         self.gatherer.hold(ALL)
         self.gatherer.found(name.encode() for name in sources)
@@ -501,13 +501,10 @@ def test_nodes_that_hold_more_than_a_call_cuts_go_too(world: Gathered, redis_url
         link.call("CONFIG", "SET", "stream-node-max-bytes", 4096)
 
 
-def test_two_masters_that_trim_the_same_and_one_that_lost_its_shards_lose_nothing(
-    world: Gathered, redis_url: str
-) -> None:
+def test_masters_that_gather_and_trim_the_same_lose_nothing(world: Gathered, redis_url: str) -> None:
     names = [f"t:{number}" for number in range(20)]
     sent: dict[str, list[bytes]] = {name: [] for name in names}
     masters = [Master(world, redis_url, names) for _ in range(3)]
-    masters[2].gatherer._holder = "another"  # believes to have them, and only trims
     stop = threading.Event()
     failed: list[BaseException] = []
 

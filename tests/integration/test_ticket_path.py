@@ -6,8 +6,6 @@ import json
 import random
 from typing import Any
 
-import pytest
-
 from tests.integration.factories import World
 from tests.integration.gathered import Gathered
 from usher.common.protocol.message import LONGEST_TICKET, ticket_value
@@ -118,13 +116,11 @@ def test_all_scripts_of_the_leader_read_it(world: World) -> None:
     assert world.scripts.run("ticket_entries", (world.keys.stream,), (_PATH, "42", "-", 10, "", ""))[1] == [entry_id]
 
 
-@pytest.mark.parametrize("scope", ["stream", "group"])
-def test_gathered_streams_too(link: Link, scope: str) -> None:
-    gathered = Gathered(link, scope)
+def test_gathered_streams_too(link: Link) -> None:
+    gathered = Gathered(link)
     gathered.ticket_field = _PATH
     link.call("XADD", "orders", "*", "payload", b'{"order": {"id": 42}}')
     link.call("XADD", "orders", "*", "payload", b'{"order": {"id": 1.5}}')
     gathered.gather("orders")
-    prefix = b"orders/" if scope == "stream" else b""
     named = [ticket_value(flat, b"usher_ticket") for _, flat in link.call("XRANGE", gathered.keys.stream, "-", "+")]
-    assert named == [prefix + b"42", None]
+    assert named == [b"orders/42", None]

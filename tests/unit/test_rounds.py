@@ -155,13 +155,6 @@ def test_only_our_shards_have_turns_and_a_shard_that_comes_back_is_looked_at() -
     assert taken(of).sources == (b"a",)
 
 
-def test_a_shard_that_was_lost_unnoticed_is_looked_at_when_it_is_ours_again() -> None:
-    of = rounds(b"a")
-    of.answered(taken(of), [told(TurnOutcome.NOT_MINE)])
-    of.hold(ALL)
-    assert taken(of).sources == (b"a",)
-
-
 def test_a_key_that_a_pattern_meets_and_that_is_no_stream_is_forgotten_and_no_trouble() -> None:
     of = rounds(b"text", b"listed")
     of.answered(taken(of), [told(TurnOutcome.NOT_A_STREAM)] * 2, frozenset([b"listed"]))
@@ -336,16 +329,3 @@ def test_only_what_is_known_and_ours_has_more_to_cut_and_all_of_a_shard_that_was
     of.doubt(frozenset())
     of.forget_doubted()
     assert of._grown == set()
-
-
-def test_where_sources_are_merged_a_call_has_the_others_too_as_many_as_fit() -> None:
-    of = Rounds(1000, is_merged=True)
-    of.hold(ALL)
-    of.found([b"a", b"b", b"c"])
-    of.answered(taken(of), [told(TurnOutcome.OVER)] * 3)
-    of.changed([b"c"])
-    assert taken(of).sources == (b"c", b"a", b"b")
-    of.found([b"s%d" % number for number in range(100)])
-    of.changed([b"s99"])
-    turn = taken(of)
-    assert (turn.sources[0], len(turn.sources), len(set(turn.sources))) == (b"s99", 64, 64)

@@ -1,15 +1,14 @@
--- gather: move new entries of source streams, in order, to the end of the work stream; each entry exactly once. With
---         the scope group, where several sources may have entries of a ticket, what is there is merged by id.
--- KEYS: 1 work stream, 2 shares, 3 gathered (source -> the last id moved), 4 dead, 5 counters, then the sources, then
---       of each the saved positions of its groups
--- ARGV: 1 group, 2 holder, 3 ticket field, 4 longest ticket in bytes, 5 scope (stream or group), 6 most entries in the
---       work stream that its group has not been given, 7 most entries of one source (scope stream), then the shard of
---       each source
+-- gather: move new entries of source streams, in order, to the end of the work stream; each entry exactly once, whoever
+--         asks and however often.
+-- KEYS: 1 work stream, 2 gathered (source -> the last id moved), 3 dead, 4 counters, then the sources, then of each the
+--       saved positions of its groups
+-- ARGV: 1 group, 2 ticket field, 3 longest ticket in bytes, 4 most entries in the work stream that its group has not
+--       been given, 5 most entries of one source
 -- Returns: {1 if the work stream was full, else 0, the last id that its group was given, then for each source: outcome,
 --          number of entries moved, remark}. Outcomes: OVER (nothing is left), MORE (something may be left), FULL
---          (not looked at: the work stream is full), NOT_MINE (another holder has its shard), GONE (there is no such
---          stream), NOT_A_STREAM, BEFORE (the group has pending entries of the time before the source was gathered),
---          AHEAD (the group is beyond the stream's last id), REFUSED (Redis' words). Remark: "made <id>" when the
+--          (not looked at: the work stream is full), GONE (there is no such stream), NOT_A_STREAM, BEFORE (the group
+--          has pending entries of the time before the source was gathered), AHEAD (the group is beyond the stream's
+--          last id), REFUSED (Redis' words). Remark: "made <id>" when the
 --          group was not there and was made to go on behind that id, with the id before which entries may have been
 --          trimmed that were never moved, if any; "cut <n>" when n entries had too many fields and became dead letters;
 --          "unread <n>" when n entries were cut from the source before they were moved, as far as that is known (each
@@ -26,13 +25,12 @@
 --- @include letter
 --- @include numbers
 --- @include ticket_of
-local work, group, holder, field, longest = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local is_scoped, most, quantum = ARGV[5] == 'stream', tonumber(ARGV[6]), tonumber(ARGV[7])
+local work, group, field, longest = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local most, quantum = tonumber(ARGV[4]), tonumber(ARGV[5])
 -- More values than MOST_VALUES do not fit on Lua's stack.
 local MOST_VALUES, OURS = 7000, {usher_from = true, usher_ticket = true}
-redis.call('HSETNX', KEYS[3], '', '')
-redis.call('XLEN', KEYS[4])
-redis.call('HLEN', KEYS[2])
+redis.call('HSETNX', KEYS[2], '', '')
+redis.call('XLEN', KEYS[3])
 
 -- Return the facts of the group; nil, and Redis' words if it has any, where it is not.
 local function group_of(stream)
@@ -78,7 +76,7 @@ end
 -- its size in bytes.
 local function gathered(source, id, fields)
   local ticket, size = ticket_of(fields, field, longest, 0)
-  local prefix = is_scoped and ticket and ticket ~= '' and source .. '/' or ''
+  local prefix = ticket and ticket ~= '' and source .. '/' or ''
   local entry, n = {'usher_from', id .. ' ' .. #prefix .. ' ' .. source}, 2
   if ticket then entry[3], entry[4], n = 'usher_ticket', prefix .. ticket, 4 end
   for at = 1, #fields, 2 do
@@ -93,7 +91,7 @@ end
 -- Note how far the source is moved; trimmers need it too, should its group be gone for a moment.
 local function note(of)
   if not of.last then return end
-  redis.call('HSET', KEYS[3], of.source, of.last)
+  redis.call('HSET', KEYS[2], of.source, of.last)
   redis.call('HSET', of.groups, group, of.last)
 end
 
@@ -106,29 +104,27 @@ local function use_up(id)
   end
 end
 
--- Add entries {id, fields, source}, which the groups of their sources are past.
-local function add(entries)
+-- Add entries of a source, which its group is past, up to one that is refused.
+local function add(of, entries)
   for _, found in ipairs(entries) do
-    local id, of = found[1], found[3]
-    if not of.refused then
-      local entry, size = gathered(of.source, id, found[2])
-      local new, added = numbered(ms, seq + 1), {}
-      if #entry > MOST_VALUES then
-        local ticket = entry[3] == 'usher_ticket' and entry[4] or ''
-        bury(KEYS[4], new, ticket, 'too_many_fields', '', '0', 'master', now, now, entry)
-        use_up(new)
-        of.cut = of.cut + 1
-      else
-        added = redis.pcall('XADD', work, new, unpack(entry))
-      end
-      if type(added) == 'table' and added.err then
-        redis.call('XGROUP', 'SETID', of.source, group, just_below(id))
-        of.refused = added.err
-      else
-        seq, bytes, moved_in_all = seq + 1, bytes + size, moved_in_all + 1
-        of.moved, of.last = of.moved + 1, id
-      end
+    local id = found[1]
+    local entry, size = gathered(of.source, id, found[2])
+    local new, added = numbered(ms, seq + 1), {}
+    if #entry > MOST_VALUES then
+      local ticket = entry[3] == 'usher_ticket' and entry[4] or ''
+      bury(KEYS[3], new, ticket, 'too_many_fields', '', '0', 'master', now, now, entry)
+      use_up(new)
+      of.cut = of.cut + 1
+    else
+      added = redis.pcall('XADD', work, new, unpack(entry))
     end
+    if type(added) == 'table' and added.err then
+      redis.call('XGROUP', 'SETID', of.source, group, just_below(id))
+      of.refused = added.err
+      return
+    end
+    seq, bytes, moved_in_all = seq + 1, bytes + size, moved_in_all + 1
+    of.moved, of.last = of.moved + 1, id
   end
 end
 
@@ -141,7 +137,7 @@ end
 
 -- The group is not there: the first time, or it was destroyed, or the stream was deleted and came back.
 local function make_group(source, groups)
-  local start, moved, last = '0-0', redis.call('HGET', KEYS[3], source), last_id(source)
+  local start, moved, last = '0-0', redis.call('HGET', KEYS[2], source), last_id(source)
   if moved and not is_above(moved, last) and not is_another(source, moved) then start = moved end
   local made = redis.pcall('XGROUP', 'CREATE', source, group, start)
   if type(made) == 'table' and made.err then return nil, made.err end
@@ -159,7 +155,7 @@ end
 
 -- Before the first entry is moved: what the group has pending was not given to us.
 local function is_of_before(source)
-  if redis.call('HEXISTS', KEYS[3], source) == 1 then return false end
+  if redis.call('HEXISTS', KEYS[2], source) == 1 then return false end
   local pending = redis.pcall('XPENDING', source, group)
   return not pending.err and pending[1] > 0
 end
@@ -173,15 +169,15 @@ local function open(of)
   local saved = redis.pcall('HGET', of.groups, group) -- what is no hash fails here, before anything has changed
   if type(saved) == 'table' and saved.err then return ends(of, 'REFUSED', saved.err) end
   if is_of_before(of.source) then return ends(of, 'BEFORE') end
-  of.facts, of.why = group_of(of.source)
-  local gone = of.facts and count_cut(KEYS[5], of.source, of.facts) or 0 -- as far as nobody was told yet
+  of.facts = group_of(of.source)
+  local gone = of.facts and count_cut(KEYS[4], of.source, of.facts) or 0 -- as far as nobody was told yet
   if gone > 0 then of.unread = 'unread ' .. gone end
 end
 
 -- Make the group that is not there.
 local function begin(of)
   if redis.call('EXISTS', of.source) == 0 then
-    redis.call('HDEL', KEYS[3], of.source)
+    redis.call('HDEL', KEYS[2], of.source)
     redis.call('HDEL', of.groups, group)
     return ends(of, 'GONE')
   end
@@ -216,8 +212,7 @@ local function take(of)
     local entries = read(of, count)
     if not entries then break end
     local before = bytes
-    for _, entry in ipairs(entries) do entry[3] = of end
-    add(entries)
+    add(of, entries)
     note(of)
     room = room - EACH * #entries - 2 * (bytes - before) -- read and written
     -- As in each_entry.
@@ -226,95 +221,19 @@ local function take(of)
   end
 end
 
--- Return the id as text that sorts as ids do; equal ones sort by the names of their sources.
-local function sortable(id, source)
-  local high, low = string.match(id, '^(%d+)-(%d+)$')
-  return string.rep('0', 20 - #high) .. high .. string.rep('0', 20 - #low) .. low .. source
-end
-
--- See what comes next of a source behind what was seen of it: one entry, then more and more.
-local function see(of)
-  of.look, of.seen, of.at = math.min(4 * of.look, CHUNK), {}, 1
-  local is_all, _, last = each_entry('XRANGE', of.source, '(' .. of.position, '+', of.look, function(id, fields)
-    local size = size_of(fields)
-    of.seen[#of.seen + 1] = {id, fields, of, size, sortable(id, of.source)}
-    return size
-  end)
-  of.is_all, of.position = is_all, last or of.position
-end
-
--- Return the entries that are there by id, up to where it is not known what comes next; `of.count` are the source's.
-local function merged(all)
-  local entries = {}
-  for _, of in ipairs(all) do
-    of.count, of.look, of.seen, of.at = 0, 1 / 4, {}, 1
-    if has_room() then see(of) end
-  end
-  while #entries < space and (#entries == 0 or has_room()) do
-    local lowest
-    for _, of in ipairs(all) do
-      local head = of.seen[of.at]
-      if head and not (lowest and lowest[5] < head[5]) then lowest = head end
-    end
-    if not lowest then break end
-    local of = lowest[3]
-    entries[#entries + 1], of.count, of.at = lowest, of.count + 1, of.at + 1
-    spend(2 * lowest[4]) -- read once more, and written
-    if of.at > #of.seen and not of.is_all then
-      if not has_room() then break end
-      see(of)
-    end
-  end
-  return entries
-end
-
--- Move what comes next of several sources.
-local function merge(opened)
-  local all = {}
-  for _, of in ipairs(opened) do
-    if not of.facts then
-      if string.find(of.why or '', 'WRONGTYPE', 1, true) then ends(of, 'NOT_A_STREAM') else begin(of) end
-    end
-    if not of.outcome then
-      of.position = (of.facts or group_of(of.source))['last-delivered-id']
-      all[#all + 1] = of
-    end
-  end
-  local entries = merged(all)
-  for _, of in ipairs(all) do
-    if of.count > 0 and not read(of, of.count) then of.refused = of.words end
-  end
-  add(entries)
-  for _, of in ipairs(all) do
-    note(of)
-    if of.refused or (of.is_all and not of.seen[of.at]) then
-      if not of.outcome then finish(of) end
-    else
-      of.outcome = 'MORE'
-    end
-  end
-end
-
-local sources, opened, held, count, is_full = {}, {}, {}, (#KEYS - 5) / 2, 0
+local sources, count, is_full = {}, (#KEYS - 4) / 2, 0
 for at = 1, count do
-  local shard = ARGV[at + 7]
-  if held[shard] == nil then held[shard] = redis.call('HGET', KEYS[2], 'shard ' .. shard) == holder end
-  local of = {source = KEYS[at + 5], groups = KEYS[at + 5 + count], moved = 0, cut = 0, made = '', unread = ''}
+  local of = {source = KEYS[at + 4], groups = KEYS[at + 4 + count], moved = 0, cut = 0, made = '', unread = ''}
   sources[at] = of
-  if not held[shard] then
-    of.outcome = 'NOT_MINE'
-  elseif moved_in_all >= space then
+  if moved_in_all >= space then
     of.outcome, is_full = 'FULL', 1
   elseif not has_room() then
     of.outcome = 'MORE'
   else
     open(of)
-    if of.outcome then -- its turn is over
-    elseif is_scoped then take(of)
-    else opened[#opened + 1] = of end
+    if not of.outcome then take(of) end
   end
 end
-if #opened == 1 then take(opened[1]) elseif #opened > 1 then merge(opened) end
 
 local reply = {is_full, given}
 for _, of in ipairs(sources) do
