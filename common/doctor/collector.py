@@ -53,7 +53,6 @@ _LOSSES = 5
 
 
 def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | None = None) -> DoctorFacts:
-    """Return all facts. Raises RedisTrouble when Redis cannot be reached."""
     refused: dict[str, str] = {}
     # Connecting takes several round trips, and it is unknown which one carries the time: do that first.
     _time(link, {})
@@ -86,7 +85,6 @@ def startup_findings(link: Link) -> list[DoctorFinding]:
 
 
 def _server(link: Link, refused: dict[str, str]) -> DoctorFacts:
-    """Ask for INFO, CONFIG and the servers around it."""
     info, sentinels, *settings = link.pipeline(
         [("INFO",), ("PUBSUB", "NUMSUB", _SENTINEL_CHANNEL), *(("CONFIG", "GET", name) for name in _SETTINGS)]
     )
@@ -111,7 +109,6 @@ def _mode(url: str) -> str:
 
 
 def _settings(replies: list[Any], refused: dict[str, str]) -> dict[str, str] | None:
-    """Return names and values of CONFIG GET; None when it is forbidden."""
     found: dict[str, str] = {}
     for reply in replies:
         if not _is_told(reply, "CONFIG GET", refused):

@@ -152,11 +152,9 @@ class DoctorFacts:
     gathering: Mapping[str, Any] | None = None
 
     def told(self, name: str) -> str | None:
-        """Return a value of INFO."""
         return None if self.info is None else self.info.get(name)
 
     def number(self, name: str) -> int | None:
-        """Return a whole number of INFO."""
         value = self.told(name)
         return int(value) if value is not None and value.lstrip("-").isdecimal() else None
 
@@ -165,5 +163,4 @@ class DoctorFacts:
         return None if self.config is None else self.config.get(name)
 
     def why_not(self, question: str) -> str:
-        """Return Redis' words on why the question was not answered."""
         return self.refused.get(question, "not told")

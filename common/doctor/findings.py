@@ -56,12 +56,10 @@ def examine(facts: DoctorFacts) -> list[DoctorFinding]:
 
 
 def examine_server(facts: DoctorFacts) -> list[DoctorFinding]:
-    """Run the checks that need no stream."""
     return [*judge_server(facts), *judge_topology(facts)]
 
 
 def worst(findings: Iterable[DoctorFinding]) -> DoctorSeverity:
-    """Return the worst severity; OK when there is no finding."""
     return max((finding.severity for finding in findings), key=_ORDER.index, default=DoctorSeverity.OK)
 
 
@@ -111,7 +109,6 @@ def promise(facts: DoctorFacts) -> list[Holds]:
 
 
 def judge_gathering(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    """Yield the findings; none when there is one ticket stream."""
     seen = facts.gathering
     if seen is None:
         return

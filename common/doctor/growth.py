@@ -45,12 +45,10 @@ def info_lines(reply: bytes) -> dict[str, str]:
 
 
 def info_of(*replies: Any) -> dict[str, str]:
-    """Return the lines of replies of INFO; of one that is an error, none."""
     return {name: value for reply in replies if isinstance(reply, bytes) for name, value in info_lines(reply).items()}
 
 
 def memory_of(*replies: Any) -> MemoryUse | None:
-    """Return what replies of INFO say of memory; None when they do not say enough."""
     info = info_of(*replies)
     used, uncounted, limit, machine = (
         int(info.get(name) or 0)
@@ -60,7 +58,6 @@ def memory_of(*replies: Any) -> MemoryUse | None:
 
 
 def memory_share(*replies: Any) -> float | None:
-    """Return the share of the memory that is used; None: not known."""
     memory = memory_of(*replies)
     return None if memory is None else memory.share
 

@@ -14,7 +14,6 @@ _BUSY_MS = 5000
 
 
 def judge_server(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    """Yield all findings about the server itself."""
     yield from _version(facts)
     yield from _append_only_file(facts)
     yield from _disk(facts)

@@ -4,14 +4,14 @@ what needs a person."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
 from usher.common.base.errors import GroupMissing
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SHARDS, SourceSelection, running_masters, shard_of
+from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SHARDS, SourceSelection, shard_of
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs, redis_ms
 from usher.common.redis.scripts import ScriptRunner
@@ -21,6 +21,9 @@ _MOST_LOOKED_AT, _PAGE = 5000, 100
 #: Most entries of one source that are counted where Redis does not know their number.
 _MOST_COUNTED = 100
 _WORST = 5
+#: A note that seems to hold for longer was made before Redis' clock was set back, and its master may be dead: no lease
+#: is longer.
+_LONGEST_NOTE_MS = 600_000
 #: States that need a person. A listed stream that does not exist yet is none of them.
 _BAD = frozenset({"not_a_stream", "ahead"})
 #: Number of finished entries of the work stream that cannot be cut, because one below them is pending, from which on a
@@ -145,6 +148,17 @@ class SourcesReader:
             "lag_is_exact": not look.is_more,
             "master": urls[shard_of(look.source) % len(urls)] if urls else "",
         }
+
+
+def running_masters(notes: Mapping[bytes, bytes], now_ms: int) -> list[bytes]:
+    """Return the masters that share the sources, in the order in which they do: those that noted so for a time to come
+    (``<until when, in ms> <what it says>``). A shard belongs to the one at its number, modulo their number.
+
+    >>> running_masters({b"b": b"2000 {}", b"a": b"2000 {}", b"dead": b"900 {}"}, 1000)
+    [b'a', b'b']
+    """
+    until_ms = {master: int(note.partition(b" ")[0]) for master, note in notes.items()}
+    return sorted(master for master, until in until_ms.items() if now_ms < until <= now_ms + _LONGEST_NOTE_MS)
 
 
 def _decode_source(source: bytes) -> str:

@@ -35,7 +35,6 @@ _FASTER = (
 
 
 def judge_stream(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    """Yield all findings about the configured ticket stream."""
     stream = facts.stream
     if stream is None:
         why = facts.why_not("stream")
@@ -264,7 +263,6 @@ def _losses(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFin
 
 
 def _growth(stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
-    """Judge how fast the stream grows, and what ends that."""
     if stream.grows is None and not stream.trim_held_back:
         return
     left = None if stream.grows is None else stream.grows.days_left
@@ -297,7 +295,6 @@ def _idle(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFindi
 
 
 def judge_proof(facts: ProofFacts) -> Iterator[DoctorFinding]:
-    """Yield whether the proof will have holes."""
     held = f"the run log holds {facts.held_ms / 1000:,.0f} s"
     is_slow = _SPARE * facts.took_ms > facts.held_ms
     took = f"; it took {facts.took_ms / 1000:,.0f} s" if is_slow else ""

@@ -23,7 +23,6 @@ _NUMBERS_PER_MS = 1024
 
 
 def judge_topology(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    """Yield findings on role, replicas, failover and clock."""
     yield from _role(facts)
     yield from judge_replicas(facts)
     yield from _failover(facts)

@@ -29,8 +29,6 @@ _FIRST_PAGE, _GROWTH = 16, 4
 
 
 class Loss(enum.Enum):
-    """Reasons why a checkpoint's entry is missing."""
-
     ABOVE_END = "checkpoint_above_end"
     BELOW_START = "checkpoint_below_start"
     GONE = "checkpoint_entry_gone"

@@ -40,8 +40,6 @@ class Refusal(NamedTuple):
 
 
 class RefusedRow(NamedTuple):
-    """A row in refused_log_records. ``at``: when it was refused."""
-
     id: int
     reason: str
     at: str
@@ -116,7 +114,6 @@ def check_uid(uid: bytes) -> bytes:
 
 
 def _has_ticket(row: Row) -> bool:
-    """Return True when there is a ticket whose rows are to be kept in order."""
     try:
         check_ticket(_bytes("ticket_id", row.ticket_id))
     except MessageUndecodable:

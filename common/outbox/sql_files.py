@@ -13,7 +13,6 @@ _NAME = re.compile(r"^-- name: (\w+)(?: \[([\w, ]+)\])?$")
 
 @functools.cache
 def queries(dialect: str) -> dict[str, str]:
-    """Return name -> query of queries.sql, for one dialect."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in _read("queries.sql").splitlines():
@@ -28,7 +27,6 @@ def queries(dialect: str) -> dict[str, str]:
 
 
 def schema(dialect: str) -> str:
-    """Return all that makes the tables in an empty database."""
     return _read(f"schema_{dialect}.sql")
 
 

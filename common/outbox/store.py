@@ -68,7 +68,6 @@ class OutboxStore:
         return hashlib.sha256(where.encode()).hexdigest()[:12]
 
     def check(self) -> None:
-        """Raise StartRefused unless the outbox can be used."""
         check_schema(self._engine, self._setting)
 
     def migrate(self) -> bool:
@@ -148,7 +147,6 @@ class OutboxStore:
             return int(connection.scalar(self._queries["parked"]) or 0)
 
     def waiting(self) -> tuple[int, int]:
-        """Return how many rows are staged, and how many were refused. Raises SqlTrouble."""
         with sql_trouble("counting the outbox"), self._engine.connect() as connection:
             staged, refused = connection.execute(self._queries["waiting"]).one()
             return int(staged), int(refused)

@@ -147,7 +147,6 @@ def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
 
 
 def _style(connection: Any) -> str | None:
-    """Return how the driver writes a named value."""
     if hasattr(connection, "in_atomic_block"):  # Django's
         return "%({})s" if connection.vendor in DIALECTS else None
     module = type(connection).__module__.partition(".")[0]

@@ -216,7 +216,7 @@ class Keys:
     @property
     def shares(self) -> str:
         """Hash, where several streams are gathered: master -> the time until which it counts as running, and what it
-        says of itself (JSON). See common/protocol/sources.py: running_masters."""
+        says of itself (JSON). See common/doctor/source_status.py: running_masters."""
         return self.prefix + "shares"
 
     @property

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,9 +21,6 @@ SCOPED_TICKET_FIELD = b"usher_ticket"
 #: Number of shards in which the sources are spread over the masters.
 SHARDS = 64
 
-#: A note that seems to hold for longer was made before Redis' clock was set back, and its master may be dead: no lease
-#: is longer.
-_LONGEST_NOTE_MS = 600_000
 _LONGEST_NAME = 512
 _TAG = re.compile(r"\{([^{}]+)\}")
 #: Streams that Usher keeps for itself beside a ticket stream (common/protocol/keys.py), those that gathering writes,
@@ -141,17 +137,6 @@ def shard_of(source: bytes) -> int:
     46
     """
     return zlib.crc32(source) % SHARDS
-
-
-def running_masters(notes: Mapping[bytes, bytes], now_ms: int) -> list[bytes]:
-    """Return the masters that share the sources, in the order in which they do: those that noted so for a time to come
-    (``<until when, in ms> <what it says>``). A shard belongs to the one at its number, modulo their number.
-
-    >>> running_masters({b"b": b"2000 {}", b"a": b"2000 {}", b"dead": b"900 {}"}, 1000)
-    [b'a', b'b']
-    """
-    until_ms = {master: int(note.partition(b" ")[0]) for master, note in notes.items()}
-    return sorted(master for master, until in until_ms.items() if now_ms < until <= now_ms + _LONGEST_NOTE_MS)
 
 
 def _as_regex(pattern: str) -> bytes:

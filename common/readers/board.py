@@ -38,7 +38,6 @@ class ReadingBoard:
 
     @property
     def room(self) -> int:
-        """Return the number of messages that may be read now."""
         return 0 if self._closed else max(0, self._most - len(self._held))
 
     def add(self, messages: Iterable[StreamMessage]) -> int:
@@ -137,7 +136,6 @@ class ReadingBoard:
     # ---- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Start nothing any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

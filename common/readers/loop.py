@@ -281,7 +281,6 @@ class MessageReadingLoop:
     # ---- what is known ---------------------------------------------------------------------------
 
     def health(self) -> Health:
-        """Return the health of all threads: do they make progress."""
         return judge(self._services, now_s())
 
     def metrics(self) -> dict[str, float]:

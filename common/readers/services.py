@@ -28,8 +28,6 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """Options of a reading loop. Times in seconds."""
-
     batch: int = 100  # messages of one read
     block_s: float = 2.0  # longest wait for new messages
     threads: int = 8  # handlers at the same time
@@ -69,8 +67,6 @@ class LoopMetrics:
 
 @dataclass
 class Shared:
-    """The state that the threads of one loop share."""
-
     options: LoopOptions
     board: ReadingBoard
     metrics: LoopMetrics = field(default_factory=LoopMetrics)

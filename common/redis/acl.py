@@ -35,8 +35,6 @@ _CONNECT = ("client|setname", "select", "ping", "info", "cluster|slots", "acl|wh
 
 
 class Grant(NamedTuple):
-    """Commands that are allowed on keys of these patterns."""
-
     commands: tuple[str, ...]
     keys: tuple[str, ...]
 
@@ -54,12 +52,10 @@ class AclProgram:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """All commands of the program, as an ACL names them."""
         return tuple(sorted({*self._plain, *(command for grant in self.grants for command in grant.commands)}))
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All patterns of its keys, the stream first."""
         return tuple(dict.fromkeys(key for grant in self.grants for key in grant.keys))
 
     @property
@@ -169,7 +165,6 @@ def _consumer(keys: Keys) -> tuple[Grant, ...]:
 
 
 def _senders(given: Sequence[str], log: LogKeys) -> tuple[AclProgram, ...]:
-    """Return the programs that add messages to the streams ``given``."""
     return (
         AclProgram(
             "producer",
@@ -204,102 +199,108 @@ def _beside(source: LogKeys) -> tuple[str, ...]:
 
 
 _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
-_MASTER = (
-    "peek",
-    "read_parked",
-    "reject",
-    "end_tail",
-    "hand_over",
-    "recall",
-    "take_back",
-    "free_tickets",
-    "restore",
-    "sweep",
-    "save_position",
-    "note_behind",
-    "note_repeats",
-    "note_chart",
-    "rejoin",
-    "revoke",
-    "reap",
-    "forget_attempts",
-    "elect",
-    "hold_lead",
-    "resign",
-    "next_generation",
-    "register",
-    "redrive",
-    "drop_letters",
-    "read_letters",
-    "count_above",
-    "count_between",
-    "trim",
-    "change_rules",
-    "order",
-    "end_by_rule",
-    "ticket_entries",
-    "find_entries",
-    "find_runs",
-    "pending_heads",
-    "send",
-    "read_field",
-    "read_fields",
-    "due_delayed",
-    "send_delayed",
-    "move_delayed",
-    "drop_delayed",
-    "read_delayed",
+_MASTER = tuple(
+    [
+        "peek",
+        "read_parked",
+        "reject",
+        "end_tail",
+        "hand_over",
+        "recall",
+        "take_back",
+        "free_tickets",
+        "restore",
+        "sweep",
+        "save_position",
+        "note_behind",
+        "note_repeats",
+        "note_chart",
+        "rejoin",
+        "revoke",
+        "reap",
+        "forget_attempts",
+        "elect",
+        "hold_lead",
+        "resign",
+        "next_generation",
+        "register",
+        "redrive",
+        "drop_letters",
+        "read_letters",
+        "count_above",
+        "count_between",
+        "trim",
+        "change_rules",
+        "order",
+        "end_by_rule",
+        "ticket_entries",
+        "find_entries",
+        "find_runs",
+        "pending_heads",
+        "send",
+        "read_field",
+        "read_fields",
+        "due_delayed",
+        "send_delayed",
+        "move_delayed",
+        "drop_delayed",
+        "read_delayed",
+    ]
 )
 _AUDITOR = ("count_above", "count_between", "find_entries", "find_runs", "look_again", "read_field", "read_letters")
 _GATHERING = ("gather", "look_at_sources")
-_MASTER_SENDS = (
-    "xread",
-    "xrange",
-    "xrevrange",
-    "xlen",
-    "xpending",
-    "xinfo|stream",
-    "xinfo|groups",
-    "xinfo|consumers",
-    "xgroup|create",
-    "memory|usage",
-    "client|tracking",
-    "get",
-    "mget",
-    "pttl",
-    "exists",
-    "hget",
-    "hgetall",
-    "hmget",
-    "hscan",
-    "hlen",
-    "hdel",
-    "pexpire",
-    "xadd",
-    "time",
-    "zrange",
-    "zcard",
-    "zscore",
-    "xdel",
-    "zrem",
+_MASTER_SENDS = tuple(
+    [
+        "xread",
+        "xrange",
+        "xrevrange",
+        "xlen",
+        "xpending",
+        "xinfo|stream",
+        "xinfo|groups",
+        "xinfo|consumers",
+        "xgroup|create",
+        "memory|usage",
+        "client|tracking",
+        "get",
+        "mget",
+        "pttl",
+        "exists",
+        "hget",
+        "hgetall",
+        "hmget",
+        "hscan",
+        "hlen",
+        "hdel",
+        "pexpire",
+        "xadd",
+        "time",
+        "zrange",
+        "zcard",
+        "zscore",
+        "xdel",
+        "zrem",
+    ]
 )
-_AUDITOR_READS = (
-    "type",
-    "xrange",
-    "xrevrange",
-    "xlen",
-    "xpending",
-    "xinfo|stream",
-    "xinfo|groups",
-    "xinfo|consumers",
-    "get",
-    "pttl",
-    "exists",
-    "hget",
-    "hgetall",
-    "hmget",
-    "hscan",
-    "hlen",
+_AUDITOR_READS = tuple(
+    [
+        "type",
+        "xrange",
+        "xrevrange",
+        "xlen",
+        "xpending",
+        "xinfo|stream",
+        "xinfo|groups",
+        "xinfo|consumers",
+        "get",
+        "pttl",
+        "exists",
+        "hget",
+        "hgetall",
+        "hmget",
+        "hscan",
+        "hlen",
+    ]
 )
 _HEAD = """\
 # Users of Redis for Usher, with the rights that each kind of program needs and no more. Made by
@@ -362,7 +363,6 @@ def acl_file(
 
 
 def _entry(password: str) -> str:
-    """Return the words that set how the user logs in."""
     return f"on resetpass #{hashlib.sha256(password.encode()).hexdigest()}" if password else "off resetpass"
 
 

@@ -79,8 +79,6 @@ NOT_YET = _NotYet.NOT_YET
 
 
 class Troubles:
-    """Counts of this process' troubles with Redis by kind, for its metrics."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}  # guarded by self._lock
@@ -501,5 +499,4 @@ def _asked(connection: Any, section: str) -> dict[str, str]:
 
 
 def _info(reply: bytes) -> dict[str, str]:
-    """Parse the ``name:value`` lines of an INFO reply."""
     return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)

@@ -173,12 +173,10 @@ def _note_holder(lock_fd: int, pid: int) -> None:
 
 
 def has_selectors(binary: Path) -> bool:
-    """Return True if this redis-server knows rights by key (Redis 7)."""
     return _version_below_7(binary) is None
 
 
 def _version_below_7(binary: Path) -> str | None:
-    """Return the version of a redis-server before 7; None for any other."""
     told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
     version = told.partition("v=")[2].split(" ", 1)[0]
     major = version.partition(".")[0]
@@ -301,14 +299,12 @@ class EmbeddedRedis:
 
     @property
     def pid(self) -> int:
-        """The process id of the running server."""
         if self._process is None:
             raise RuntimeError("this embedded Redis is not running")
         return self._process.pid
 
     @property
     def folder(self) -> Path:
-        """The folder of its files."""
         return self._state_folder.absolute() / "redis"
 
     def __enter__(self) -> EmbeddedRedis:

@@ -99,7 +99,6 @@ def in_reach(url: str, key: bytes) -> bool:
 
 
 def is_fixed(url: str) -> bool:
-    """Return True if the URL always means the same address."""
     return mode(url) not in (SENTINEL, CLUSTER)
 
 
@@ -149,7 +148,6 @@ def _check_options(parts: Any) -> None:
 
 @functools.cache
 def _known_options() -> frozenset[str]:
-    """Return the names that redis-py accepts in a URL."""
     kinds: tuple[Any, ...] = (redis.SSLConnection, redis.UnixDomainSocketConnection, redis.BlockingConnectionPool)
     named = {name for kind in kinds for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters}
     return frozenset(named | set(URL_QUERY_ARGUMENT_PARSERS)) - {"self", "args", "kwargs"}
@@ -333,7 +331,6 @@ def _tls(parts: Any) -> dict[str, Any] | None:
 
 
 def _hosts(parts: Any) -> list[tuple[str, int]]:
-    """Parse the host:port pairs after the credentials. Raises ValueError."""
     found = []
     for part in parts.netloc.rpartition("@")[2].split(","):
         host, colon, port = part.rpartition(":")
@@ -350,7 +347,6 @@ def _credentials(parts: Any) -> dict[str, Any]:
 
 
 def _service(parts: Any) -> tuple[str, int]:
-    """Parse name and database number of ``/service[/db]``. Raises ValueError."""
     service, _, database = parts.path.strip("/").partition("/")
     if not service:
         raise ValueError("the service is missing: redis+sentinel://host:port/SERVICE")
@@ -374,7 +370,6 @@ def _sentinel_client(parts: Any, timeout_s: float, tls: dict[str, Any] | None, h
 
 
 def _sentinel_master(parts: Any, make: Callable[[str, int], Any], host: str, port: int) -> _Told:
-    """Ask a sentinel for the address of the master."""
     service, _ = _service(parts)
     client = make(host, port)
     trouble: object

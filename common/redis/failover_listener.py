@@ -43,8 +43,6 @@ def listen(url: str, clients: Sequence[Callable[[], Any]], service: str, hear: H
 
 
 class FailoverListener(Service):
-    """Service that listens at one sentinel."""
-
     name = "failovers"
     stalls_after_s = 2 * _WAIT_S
 
@@ -56,7 +54,6 @@ class FailoverListener(Service):
         self._hear = hear
 
     def run_once(self) -> float:
-        """Listen until the connection breaks."""
         client = self._make()
         try:
             with client.pubsub(ignore_subscribe_messages=True) as heard:

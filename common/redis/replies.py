@@ -156,7 +156,6 @@ def read_own_command(keys: Keys, incarnation: str, after: bytes, count: int) -> 
 
 
 def range_command(stream: str, entry_id: bytes) -> tuple[Any, ...]:
-    """Return the XRANGE of one entry."""
     return ("XRANGE", stream, entry_id, entry_id)
 
 
@@ -167,7 +166,6 @@ def news_command(stream: str, after: bytes, count: int, block_ms: int) -> tuple[
 
 
 def parse_own(reply: Any) -> list[Entry]:
-    """Parse the entries of a reply of XREAD or XREADGROUP on one stream; none for an empty reply."""
     return [Entry(entry_id, fields) for entry_id, fields in reply[0][1]] if reply else []
 
 
@@ -181,7 +179,6 @@ def trim_inbox_command(inbox: str, first_kept: bytes) -> tuple[Any, ...]:
 
 
 def redis_ms(link: Link) -> int:
-    """Ask for the time of Redis' clock, in milliseconds since the epoch."""
     seconds, micros = link.call("TIME")
     return int(seconds) * 1000 + int(micros) // 1000
 
@@ -237,7 +234,6 @@ class TicketStream:
             yield "ENTRIESREAD", int(facts[b"entries-added"] - facts[b"length"])
 
     def saved_position(self) -> GroupPosition | None:
-        """Return the position that save_position noted last, or None."""
         saved = pairs(self._link.call("HGETALL", self._keys.position))
         if b"delivered" not in saved:
             return None
@@ -276,7 +272,6 @@ class TicketStream:
         return facts
 
     def group_consumers(self) -> list[GroupConsumer]:
-        """Return all consumers in the group."""
         return group_consumers_of(self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group))
 
     def records(self, count: int = 1000) -> Iterator[tuple[bytes, TicketRecord | None]]:
@@ -309,7 +304,6 @@ def group_of(groups: Any, name: str) -> dict[bytes, Any] | None:
 
 
 def group_consumers_of(reply: Any) -> list[GroupConsumer]:
-    """Parse the consumers in a reply of XINFO CONSUMERS."""
     return [GroupConsumer(row[b"name"], row[b"pending"]) for row in map(pairs, reply)]
 
 

@@ -50,7 +50,6 @@ REST_S = 60.0
 
 @functools.cache
 def source(name: str) -> str:
-    """Return the text of step ``name`` with its includes."""
     return _INCLUDE.sub(
         lambda found: _files()[found[1]].read_text(encoding="utf-8"), _files()[name].read_text(encoding="utf-8")
     )
@@ -184,7 +183,6 @@ class ScriptRunner:
             self._rooms[name] = following
 
     def run_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Run step ``name``, which changes nothing, once per argument list, in one batch. Raises the first error."""
         answers = self.try_each(name, keys, each)
         for answer in answers:
             if isinstance(answer, Exception):

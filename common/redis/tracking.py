@@ -56,7 +56,6 @@ class TrackingLink:
 
     @property
     def socket(self) -> socket.socket:
-        """The socket, to wait on."""
         sock: socket.socket = self._socket
         return sock
 
@@ -102,7 +101,6 @@ class TrackingLink:
                 raise TrackingRefused(f"{command[0]!s} {command[1]!s}: {reply}")
 
     def send(self, commands: Sequence[Sequence[Arg]]) -> None:
-        """Send these commands. Raises ReplyUnknown."""
         try:
             for packed in self._connection.pack_commands(commands):
                 self._socket.sendall(packed)

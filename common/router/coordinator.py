@@ -78,7 +78,6 @@ class RouterCoordinator:
             return self.book.take(most)
 
     def read_command(self, reads: Sequence[Read], block_ms: int | None = None) -> tuple[Arg, ...]:
-        """Return the XREAD command for all of these."""
         block = () if block_ms is None else ("BLOCK", block_ms)
         self.counters["reads"] += 1
         return (
@@ -125,7 +124,6 @@ class RouterCoordinator:
             self.book.check_all()
 
     def failed(self, reads: Iterable[Read]) -> None:
-        """Queue these reads again: no reply came."""
         with self.lock:
             for read in reads:
                 self.book.failed(read)
@@ -248,7 +246,6 @@ class RouterCoordinator:
 
 
 def last_id_command(stream: Stream) -> tuple[Arg, ...]:
-    """Return the command that tells the last id a stream gave out, or that there is no stream."""
     return ("XINFO", "STREAM", stream.key)
 
 

@@ -20,8 +20,6 @@ _IDLE_S = 0.05
 
 
 class PollingReader(Service):
-    """A reader of the portable mode: one connection, one turn after the other."""
-
     def __init__(self, name: str, link: Link, desk: RouterCoordinator, options: RouterOptions) -> None:
         super().__init__()
         self.name = name

@@ -71,8 +71,6 @@ NOW = _Now.NOW
 
 
 class Mode(Enum):
-    """Ways in which the router learns of new entries."""
-
     AUTOMATIC = "automatic"
     CHANGE_DRIVEN = "change-driven"
     PORTABLE = "portable"
@@ -204,7 +202,6 @@ class StreamRouter:
 
     @property
     def services(self) -> tuple[Service, ...]:
-        """The services that health watches."""
         return tuple(self._readers)
 
     # -- inside

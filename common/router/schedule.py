@@ -39,8 +39,6 @@ _AGAIN, _CHECK, _SWEPT = int(StreamMark.AGAIN), int(StreamMark.CHECK), int(Strea
 
 
 class Stream:
-    """A stream with at least one subscription."""
-
     __slots__ = ("key", "marks", "places")
 
     def __init__(self, key: bytes) -> None:
@@ -144,7 +142,6 @@ class ReadSchedule:
             self._want(stream, _CHECK)
 
     def check_all(self) -> None:
-        """Check the last id of every stream when it is read next."""
         for stream in self.streams.values():
             stream.marks |= _CHECK
 
@@ -182,7 +179,6 @@ class ReadSchedule:
 
     @property
     def queued(self) -> int:
-        """Return the number of queued streams; one may be counted twice."""
         return len(self._urgent) + len(self._queue)
 
     # -- what a reply means
@@ -217,7 +213,6 @@ class ReadSchedule:
             self._want(stream, 0)
 
     def failed(self, read: Read) -> None:
-        """Queue the same read again: no reply came."""
         stream = read.stream
         stream.marks &= ~(_READING | _AGAIN)
         self._want(stream, _CHECK if read.check else 0)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 class SlowPolicy(Enum):
-    """Policies for a subscription whose channel is full."""
-
     #: Stop reading for it until it has taken half of its channel. Redis keeps the rest (unless the stream is trimmed).
     WAIT = "wait"
     #: Drop the oldest entry in the channel; ``dropped`` counts them.
@@ -33,8 +31,6 @@ class SlowPolicy(Enum):
 
 
 class End(Enum):
-    """Reasons for the end of a subscription."""
-
     CLOSED = "it was closed"
     ROUTER_STOPPED = "the router was stopped"
     SLOW = "its reader was too slow"

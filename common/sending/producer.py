@@ -349,7 +349,6 @@ def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:
 
 
 def _is_set_up(facts: Mapping[bytes, Any], dedup_s: float) -> bool:
-    """Return True when XINFO STREAM shows that the server remembers uids for at least ``dedup_s`` seconds."""
     return facts.get(b"idmp-duration", 0) >= dedup_s and facts.get(b"idmp-maxsize", 0) >= _IDMP_SIZE
 
 

@@ -126,7 +126,6 @@ class CsvSource:
 
     @property
     def columns(self) -> list[str]:
-        """Return the names in the header."""
         return list(self._header)
 
     @property
@@ -140,7 +139,6 @@ class CsvSource:
 
     @property
     def position(self) -> int:
-        """Return the bytes of ``size`` that have been read so far."""
         try:
             return self._raw.tell()
         except (OSError, ValueError):

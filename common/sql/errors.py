@@ -85,8 +85,6 @@ class PassingCause(enum.Enum):
 
 
 class Passing(NamedTuple):
-    """An error that passes: its cause, and the database's words."""
-
     why: PassingCause
     told: str
 
@@ -127,7 +125,6 @@ def driver_message(error: BaseException) -> str:
 
 
 def mysql_number(error: sa.exc.DBAPIError) -> int | None:
-    """Return the error number of MySQL's drivers, None for an error of another database."""
     number = next(iter(getattr(error.orig, "args", ())), None)
     return number if isinstance(number, int) else None
 

@@ -79,7 +79,6 @@ class Gatherer(Service):
             self._rounds.doubt(self._listed)
 
     def forget_doubted(self) -> None:
-        """Forget the streams that were not found since ``doubt``."""
         with self._lock:
             self._rounds.forget_doubted()
 
@@ -91,20 +90,17 @@ class Gatherer(Service):
             self.wake()
 
     def look_at_all(self) -> None:
-        """Look at every source: anything may have changed."""
         with self._lock:
             self._rounds.look_at_all()
         self.wake()
 
     def hold(self, shards: frozenset[int]) -> None:
-        """Take over these shards as ours, instead of the former ones."""
         with self._lock:
             has_more = self._rounds.hold(shards)
         if has_more:
             self.wake()
 
     def mine(self) -> list[bytes]:
-        """Return the sources of our shards."""
         with self._lock:
             return self._rounds.mine
 
@@ -114,7 +110,6 @@ class Gatherer(Service):
             return self._rounds.known, list(self._rounds.troubles.items())
 
     def holds(self, source: bytes) -> bool:
-        """Return whether the source belongs to our shards."""
         with self._lock:
             return self._rounds.holds(source)
 
@@ -199,7 +194,6 @@ class Gatherer(Service):
     # ---- what people are told ----------------------------------------------------------------------------------------
 
     def _news(self, turn: Turn, told: list[TurnResult]) -> list[tuple[bytes, TurnResult]]:
-        """Return what was not logged before."""
         known = self._rounds.troubles
         return [
             (source, one)

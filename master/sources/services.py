@@ -19,8 +19,9 @@ import orjson
 
 from usher.common.base.errors import RedisTrouble, ReplyUnknown
 from usher.common.base.log import event
+from usher.common.doctor.source_status import running_masters
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.sources import SHARDS, SourceSelection, running_masters
+from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs, redis_ms
 from usher.common.redis.tracking import TrackingLink

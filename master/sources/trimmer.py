@@ -39,8 +39,6 @@ _MOST_TROUBLES = 1000
 
 
 class SourceTrimmer(Service):
-    """Service that trims the sources of ``gatherer`` from time to time."""
-
     name = "trim-sources"
 
     def __init__(self, link: Link, group: str, gatherer: Gatherer, every_s: float, retention: Retention) -> None:

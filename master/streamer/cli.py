@@ -99,7 +99,6 @@ def _serve(settings: StreamerSettings) -> None:
 
 
 def run(program: StreamerProgram) -> int:
-    """Run until a signal comes, and return the exit code."""
     with StopRequest() as stop:
         look_for_steps()
         program.start()

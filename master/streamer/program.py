@@ -95,7 +95,6 @@ class StreamerProgram:
 
     @property
     def alive(self) -> bool:
-        """Return whether every thread runs; a supervisor restarts a program whose thread has died."""
         return all(service.alive for service in self.services)
 
     @property

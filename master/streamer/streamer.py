@@ -273,8 +273,6 @@ class Streamer(Service):
 
 
 class CommitWatcher(Service):
-    """Service that wakes the streamer at commits."""
-
     name = "bell"
 
     def __init__(self, bell: CommitNotifier, streamer: Streamer) -> None:
