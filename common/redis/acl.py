@@ -198,109 +198,28 @@ def _beside(source: LogKeys) -> tuple[str, ...]:
     return (source.groups, source.checkpoints, source.archived)
 
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
-_MASTER = tuple(
-    [
-        "peek",
-        "read_parked",
-        "reject",
-        "end_tail",
-        "hand_over",
-        "recall",
-        "take_back",
-        "free_tickets",
-        "restore",
-        "sweep",
-        "save_position",
-        "note_behind",
-        "note_repeats",
-        "note_chart",
-        "rejoin",
-        "revoke",
-        "reap",
-        "forget_attempts",
-        "elect",
-        "hold_lead",
-        "resign",
-        "next_generation",
-        "register",
-        "redrive",
-        "drop_letters",
-        "read_letters",
-        "count_above",
-        "count_between",
-        "trim",
-        "change_rules",
-        "order",
-        "end_by_rule",
-        "ticket_entries",
-        "find_entries",
-        "find_runs",
-        "pending_heads",
-        "send",
-        "read_field",
-        "read_fields",
-        "due_delayed",
-        "send_delayed",
-        "move_delayed",
-        "drop_delayed",
-        "read_delayed",
-    ]
+_MASTER = _words(
+    "peek read_parked reject end_tail hand_over recall take_back free_tickets restore sweep save_position "
+    "note_behind note_repeats note_chart rejoin revoke reap forget_attempts elect hold_lead resign "
+    "next_generation register redrive drop_letters read_letters count_above count_between trim change_rules "
+    "order end_by_rule ticket_entries find_entries find_runs pending_heads send read_field read_fields "
+    "due_delayed send_delayed move_delayed drop_delayed read_delayed"
 )
 _AUDITOR = ("count_above", "count_between", "find_entries", "find_runs", "look_again", "read_field", "read_letters")
 _GATHERING = ("gather", "look_at_sources")
-_MASTER_SENDS = tuple(
-    [
-        "xread",
-        "xrange",
-        "xrevrange",
-        "xlen",
-        "xpending",
-        "xinfo|stream",
-        "xinfo|groups",
-        "xinfo|consumers",
-        "xgroup|create",
-        "memory|usage",
-        "client|tracking",
-        "get",
-        "mget",
-        "pttl",
-        "exists",
-        "hget",
-        "hgetall",
-        "hmget",
-        "hscan",
-        "hlen",
-        "hdel",
-        "pexpire",
-        "xadd",
-        "time",
-        "zrange",
-        "zcard",
-        "zscore",
-        "xdel",
-        "zrem",
-    ]
+_MASTER_SENDS = _words(
+    "xread xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers xgroup|create memory|usage "
+    "client|tracking get mget pttl exists hget hgetall hmget hscan hlen hdel pexpire xadd time zrange zcard "
+    "zscore xdel zrem"
 )
-_AUDITOR_READS = tuple(
-    [
-        "type",
-        "xrange",
-        "xrevrange",
-        "xlen",
-        "xpending",
-        "xinfo|stream",
-        "xinfo|groups",
-        "xinfo|consumers",
-        "get",
-        "pttl",
-        "exists",
-        "hget",
-        "hgetall",
-        "hmget",
-        "hscan",
-        "hlen",
-    ]
+_AUDITOR_READS = _words(
+    "type xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers get pttl exists hget hgetall "
+    "hmget hscan hlen"
 )
 _HEAD = """\
 # Users of Redis for Usher, with the rights that each kind of program needs and no more. Made by
