@@ -28,8 +28,7 @@ from usher.master.cli.shared import (
     tickets_table,
     unblock_hint,
 )
-from usher.master.insight.status import StatusReader
-from usher.master.insight.ticket_states import LOOKED_AT
+from usher.master.insight.status import LOOKED_AT, StatusReader
 from usher.master.operations.action_log import By, counted
 from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.policy.explain.outbox_rows import with_outbox

@@ -1,11 +1,18 @@
-"""GroupLag: how many entries of a ticket stream its group has not read."""
+"""How a ticket stream stands: how many entries its group has not read, and its other sums."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from usher.common.base.clock import wall_ms
+from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
+from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
+from usher.common.redis.client import Link
+from usher.common.redis.replies import group_of, pairs
 from usher.common.redis.scripts import ScriptRunner
+from usher.master.leader.elector import parse_held
+from usher.master.operations.delayed_messages import waiting_commands, waiting_of
 
 #: Entries counted by one call, where Redis does not know the lag (before 7.0).
 _PAGE = 2000
@@ -32,3 +39,55 @@ def lag_of(scripts: ScriptRunner, stream: str, group: Mapping[bytes, Any] | None
         if is_all:
             return GroupLag(counted, True)
     return GroupLag(counted, False)
+
+
+def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dict[str, Any]:
+    """Read the sums of a stream in one round trip, plus those that it takes to count the lag up to ``most`` where Redis
+    does not know it. ``by_name``: pending entries of each name in the group; ``oldest``: the id of the first one;
+    ``behind``: who has so much waiting that producers are told to wait, ``<group>`` or ``<group>/<tenant>``."""
+    counts = [
+        ("XLEN", keys.stream),
+        ("HLEN", keys.tickets),
+        ("XLEN", keys.dead),
+        ("HLEN", keys.attempts),
+        ("HLEN", keys.errors),
+        ("HLEN", keys.rules),
+        ("GET", keys.leader),
+    ]
+    of_group = [("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)]
+    more = [mishaps_command(keys), ("HGETALL", LogKeys(keys.stream).behind), *waiting_commands(keys)]
+    replies = link.pipeline([*counts, *of_group, *more])
+    for reply in replies[: len(counts)]:
+        if isinstance(reply, Exception):
+            raise reply
+    entries, tickets, dead, retrying, errors, rules, leader, groups, pending, mishaps, behind, *delayed = replies
+    group, held = group_of(groups, keys.group), parse_held(leader)
+    total, lowest, _, owners = (0, None, None, ()) if isinstance(pending, Exception) else pending
+    by_name = {bytes(name): int(count) for name, count in owners or ()}
+    lag = lag_of(scripts, keys.stream, group, entries, most)
+    told = {} if isinstance(behind, Exception) else pairs(behind)
+    return {
+        "time_ms": wall_ms(),
+        "stream": keys.stream,
+        "group": keys.group,
+        "has_group": group is not None,
+        "leader_url": held.url,
+        "epoch": held.epoch,
+        "entries": entries,
+        "lag": lag.entries,
+        "lag_is_exact": lag.is_exact,
+        "read": (group or {}).get(b"entries-read"),
+        "pending": total,
+        "parked": by_name.get(MASTER, 0),
+        "halted": by_name.get(HALTED, 0),
+        "by_name": by_name,
+        "oldest": bytes(lowest) if lowest else None,
+        "tickets": tickets,
+        "retrying": retrying,
+        "errors": errors,
+        "dead_letters": dead,
+        "rules": rules,
+        "delayed": waiting_of(*delayed)._asdict(),
+        "mishaps": parse_mishaps(mishaps)._asdict(),
+        "behind": {name.decode(errors="replace"): int(number) for name, number in told.items()},
+    }

@@ -16,28 +16,22 @@ from typing import Any
 
 import orjson
 
-from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.clock import now_s
 from usher.common.doctor.growth import memory_share
 from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
 from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
-from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
-from usher.common.protocol.mishaps import Mishaps, losses_command, mishaps_command, parse_losses, parse_mishaps
+from usher.common.protocol.keys import MASTER, Keys
+from usher.common.protocol.mishaps import Mishaps, losses_command, parse_losses
 from usher.common.protocol.mishaps import told as told_of
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import Link
-from usher.common.redis.replies import group_of
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
-from usher.master.insight.lag import lag_of
+from usher.master.insight.lag import stream_sums
+from usher.master.insight.status import consumer_rows
 from usher.master.insight.stuck_tickets import MOST, StuckTickets
-from usher.master.leader.elector import parse_held
 from usher.master.membership.registry import (
     STATES,
-    RegisteredConsumer,
-    read_left_ms,
-    read_registry,
-    state_of,
-    strangers,
 )
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.views import Parked
@@ -192,98 +186,36 @@ class LiveOverview(Service):
         self._link.close()
 
     def _take_sample(self, most_counted: int) -> dict[str, Any]:
-        """Read the sums in one round trip, plus those that it takes to count up to ``most_counted`` entries where Redis
-        does not know the lag."""
-        keys = self._keys
-        replies = self._link.pipeline(
-            [
-                ("XLEN", keys.stream),
-                ("HLEN", keys.tickets),
-                ("XLEN", keys.dead),
-                ("HLEN", keys.attempts),
-                ("HLEN", keys.errors),
-                ("GET", keys.leader),
-                ("XINFO", "GROUPS", keys.stream),
-                ("XPENDING", keys.stream, keys.group),
-                ("XLEN", LogKeys(keys.stream).delayed),
-                mishaps_command(keys),
-            ]
-        )
-        for reply in replies[:6]:
-            if isinstance(reply, Exception):
-                raise reply
-        entries, tickets, dead, retrying, errors, leader, groups, pending, delayed, mishaps = replies
-        group = group_of(groups, keys.group)
-        total, lowest, _, owners = (0, None, None, ()) if isinstance(pending, Exception) else pending
-        by_name = {bytes(name): int(count) for name, count in owners or ()}
-        lag = lag_of(self._scripts, keys.stream, group, entries, most_counted)
-        sample = Sample(
-            wall_ms(), entries, lag.entries if lag.is_exact else None, total, (group or {}).get(b"entries-read")
-        )
-        self._samples.append(sample)
+        seen = stream_sums(self._link, self._scripts, self._keys, most_counted)
+        del seen["rules"], seen["behind"]
+        self._by_name = seen.pop("by_name")
+        lag, lowest = seen["lag"] if seen["lag_is_exact"] else None, seen.pop("oldest")
+        self._samples.append(Sample(seen["time_ms"], seen["entries"], lag, seen["pending"], seen.pop("read")))
         sent, done = rates(list(self._samples))
-        oldest_ms = milliseconds(bytes(lowest)) if lowest else None
-        self._history.append(point(sample.time_ms, sent, done, lag.entries, oldest_ms))
-        held = parse_held(leader)
-        self._by_name = by_name
-        return {
-            "time_ms": sample.time_ms,
-            "stream": keys.stream,
-            "group": keys.group,
-            "has_group": group is not None,
-            "leader_url": held.url,
-            "epoch": held.epoch,
-            "entries": entries,
-            "lag": lag.entries,
-            "lag_is_exact": lag.is_exact,
-            "pending": total,
-            "parked": by_name.get(MASTER, 0),
-            "halted": by_name.get(HALTED, 0),
-            "tickets": tickets,
-            "retrying": retrying,
-            "errors": errors,
-            "dead_letters": dead,
-            "delayed": 0 if isinstance(delayed, Exception) else delayed,
-            "mishaps": parse_mishaps(mishaps)._asdict(),
-            "oldest_ms": oldest_ms,
-            "sent_per_second": sent,
-            "done_per_second": done,
-        }
+        oldest_ms = milliseconds(lowest) if lowest else None
+        self._history.append(point(seen["time_ms"], sent, done, seen["lag"], oldest_ms))
+        told = {"oldest_ms": oldest_ms, "sent_per_second": sent, "done_per_second": done}
+        return seen | told | {"delayed": seen["delayed"]["messages"]}
 
     def _look_at_consumers(self, seen: dict[str, Any]) -> dict[str, str]:
         """Return states by incarnation; keep the rows, and add sums to ``seen``."""
-        members = read_registry(self._link, self._keys)
         rules = self._rules = read_rules(self._link, self._keys)
         of_tickets = [rule for rule in rules.rules if rule.target is not Target.CONSUMER]
-        seen["rules"], seen["broad_rules"] = (
-            len(of_tickets),
-            [rule.told() for rule in of_tickets if rule.target in _BROAD],
-        )
-        owned_by = self._tickets.owned_by
+        broad = [rule.told() for rule in of_tickets if rule.target in _BROAD]
         held = {name.decode(errors="replace"): count for name, count in self._by_name.items()}
-        left_ms = read_left_ms(self._link, self._keys, members)
         rows = {}
-        for incarnation, member in members.items():
-            row = self._row(incarnation, member, left_ms[incarnation])
-            holds = {"pending": held.get(incarnation, 0), "tickets": owned_by(incarnation)}
-            rows[incarnation] = row | {"state": state_of(member, rules)} | holds
-        for incarnation, count in strangers(held, members).items():
-            rows[incarnation] = _stranger(incarnation, count, owned_by(incarnation))
+        for row in consumer_rows(self._link, self._keys, rules, held):
+            left_ms, is_alive = row.pop("lease_ms"), row["state"] != "lost"
+            row.pop("health_url", None)
+            beat_ms = max(0, self._lease_ms - left_ms) if is_alive else None
+            rows[row["incarnation"]] = {"slots": None, "capacity": None} | row | {"beat_ms": beat_ms}
+            rows[row["incarnation"]]["tickets"] = self._tickets.owned_by(row["incarnation"])
         self._rows = rows
         states = {incarnation: str(row["state"]) for incarnation, row in rows.items()}
+        seen["rules"], seen["broad_rules"] = len(of_tickets), broad
         seen["consumers"] = {state: list(states.values()).count(state) for state in STATES}
         seen["living"] = sum(seen["consumers"][state] for state in ("live", "paused", "draining"))
         return states
-
-    def _row(self, incarnation: str, member: RegisteredConsumer, left_ms: int) -> dict[str, Any]:
-        asked = member.registration
-        return {
-            "name": asked.name,
-            "incarnation": incarnation,
-            "beat_ms": max(0, self._lease_ms - left_ms) if member.alive else None,
-            "slots": asked.slots,
-            "capacity": asked.capacity,
-        }
 
     # -- events
 
@@ -334,18 +266,4 @@ def _nothing_yet(keys: Keys) -> dict[str, Any]:
         "stuck": [],
         "groups": [],
         "alarms": [],
-    }
-
-
-def _stranger(incarnation: str, count: int, tickets: int | None) -> dict[str, Any]:
-    """Return the row of an incarnation that holds entries and is not registered."""
-    return {
-        "name": incarnation.rpartition(":")[0],
-        "incarnation": incarnation,
-        "state": "lost",
-        "beat_ms": None,
-        "pending": count,
-        "tickets": tickets,
-        "slots": None,
-        "capacity": None,
     }

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -14,10 +13,12 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing
 from usher.common.doctor.source_status import SourcesReader
 from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
-from usher.common.protocol.attempts import NEVER
-from usher.common.protocol.keys import MASTER, Keys, LogKeys
+from usher.common.protocol.attempts import NEVER, decode
+from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.last_error import LastError
-from usher.common.protocol.mishaps import losses_command, mishaps_command, parse_losses, parse_mishaps, told
+from usher.common.protocol.last_error import decode as decode_error
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.protocol.mishaps import losses_command, parse_losses, told
 from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL, due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.sources import SourceSelection
@@ -30,14 +31,12 @@ from usher.common.redis.replies import (
     parse_record,
 )
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.insight.lag import lag_of
-from usher.master.insight.ticket_states import LOOKED_AT, ParkedRows, add_ticket_states, parked_rows
-from usher.master.leader.elector import parse_held
+from usher.master.insight.lag import stream_sums
 from usher.master.membership.registry import read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.dead_letters import DeadLetters
-from usher.master.operations.delayed_messages import waiting_commands, waiting_of
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.explain.tried import tried
+from usher.master.policy.rules import Rule, RuleAction, Rulebook
 from usher.master.policy.ticket_filter import ORDERS, TicketFilter
 
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
@@ -46,6 +45,16 @@ _MOST_COUNTED = 100_000
 _LOOK_S = 0.5
 #: Seconds for which the state of many sources is kept: they are looked at one by one.
 _SOURCES_KEPT_S = 2.0
+#: The most parked messages that are looked at for their tickets, the oldest ones.
+LOOKED_AT = 200
+
+
+class ParkedRows(NamedTuple):
+    """Rows of tickets with parked messages. ``is_all``: False when tickets, or messages of the listed ones, may be
+    missing: more is parked than was looked at, or was asked for."""
+
+    rows: list[dict[str, Any]]
+    is_all: bool
 
 
 class FoundTickets(NamedTuple):
@@ -74,62 +83,13 @@ class StatusReader:
     def overview(self) -> dict[str, Any]:
         """Return stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in
         processing and halted, dead letters, live rules; and what keeps Redis from writing."""
-        keys = self._keys
-        sums = [
-            ("XLEN", keys.stream),
-            ("HLEN", keys.tickets),
-            ("XLEN", keys.dead),
-            ("GET", keys.leader),
-            ("HLEN", keys.rules),
-        ]
-        asked = [*sums, mishaps_command(keys), losses_command(keys, 1), ("HGETALL", LogKeys(keys.stream).behind)]
-        asked += waiting_commands(keys)
-        replies = self._link.pipeline(asked)
-        for reply in replies[: len(sums)]:
-            if isinstance(reply, Exception):
-                raise reply
-        length, tickets, dead, leader, rules, mishaps, losses, behind, *delayed = replies
-        held = parse_held(leader)
-        trouble = write_trouble(*self._link.pipeline(INFO_COMMANDS))
-        seen: dict[str, Any] = {
-            "stream": keys.stream,
-            "group": keys.group,
-            "leader_url": held.url,
-            "epoch": held.epoch,
-            "entries": length,
-            "tickets": tickets,
-            "dead_letters": dead,
-            "rules": rules,
-            "behind": _behind(behind),
-            "delayed": waiting_of(*delayed)._asdict(),
-            "write_trouble": None if trouble is None else trouble.text,
-            "mishaps": parse_mishaps(mishaps)._asdict(),
-            "last_loss": next((told(loss) for loss in parse_losses(losses)), None),
-            "time_ms": time.time_ns() // 1_000_000,
-        }
-        try:
-            facts = self._stream.group_facts()
-            pending = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
-        except GroupMissing:
-            return seen | {
-                "has_group": False,
-                "lag": length,
-                "lag_is_exact": True,
-                "pending": 0,
-                "read": None,
-                "parked": 0,
-                "halted": 0,
-            }
-        lag = lag_of(self._scripts, keys.stream, facts, length, _MOST_COUNTED)
-        by_name = {"parked": pending.get(MASTER, 0), "halted": pending.get(HALTED, 0)}
-        return seen | {
-            "has_group": True,
-            "lag": lag.entries,
-            "lag_is_exact": lag.is_exact,
-            "pending": facts[b"pending"],
-            "read": facts.get(b"entries-read"),
-            **by_name,
-        }
+        seen = stream_sums(self._link, self._scripts, self._keys, _MOST_COUNTED)
+        for name in ("by_name", "oldest"):
+            del seen[name]
+        losses, *told_of = self._link.pipeline([losses_command(self._keys, 1), *INFO_COMMANDS])
+        trouble = write_trouble(*told_of)
+        last_loss = next((told(loss) for loss in parse_losses(losses)), None)
+        return seen | {"write_trouble": None if trouble is None else trouble.text, "last_loss": last_loss}
 
     def sources(self) -> dict[str, Any] | None:
         """Return the progress of gathering several ticket streams (see SourcesReader), at most some seconds old; None
@@ -147,39 +107,13 @@ class StatusReader:
         return self._sources.rows(text, start, most)
 
     def consumers(self) -> list[dict[str, Any]]:
-        """Return all registered consumers, and names in the group that still hold entries without being registered.
-        ``state``: see ``state_of``."""
-        members = read_registry(self._link, self._keys)
-        rules = read_rules(self._link, self._keys)
-        left_ms = read_left_ms(self._link, self._keys, members)
+        """Return all registered consumers, and names in the group that still hold entries without being registered
+        (``consumer_rows``)."""
         try:
             group = {pair.name.decode(errors="replace"): pair.pending for pair in self._stream.group_consumers()}
         except (GroupMissing, CommandRefused):
             group = {}
-        rows = [
-            {
-                "name": member.registration.name,
-                "incarnation": incarnation,
-                "state": state_of(member, rules),
-                "lease_ms": left_ms[incarnation],
-                "pending": group.get(incarnation, 0),
-                "slots": member.registration.slots,
-                "capacity": member.registration.capacity,
-                "health_url": member.registration.health_url,
-            }
-            for incarnation, member in members.items()
-        ]
-        for incarnation, pending in strangers(group, members).items():
-            rows.append(
-                {
-                    "name": name_of(incarnation),
-                    "incarnation": incarnation,
-                    "state": "lost",
-                    "lease_ms": 0,
-                    "pending": pending,
-                }
-            )
-        return sorted(rows, key=lambda row: str(row["incarnation"]))
+        return consumer_rows(self._link, self._keys, read_rules(self._link, self._keys), group)
 
     def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
         """Return about ``limit`` tickets in processing and the next cursor; ``cursor`` is "0" at first, None at the
@@ -273,6 +207,29 @@ class StatusReader:
         return int(noted) if noted and noted.isdigit() else None
 
 
+def consumer_rows(link: Link, keys: Keys, rules: Rulebook, pending: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return a row for each registered consumer, and with less in it for each name in the group that holds entries
+    without being registered. ``state``: see ``state_of``; ``lease_ms``: what is left of its lease."""
+    members = read_registry(link, keys)
+    left_ms = read_left_ms(link, keys, members)
+    rows: list[dict[str, Any]] = []
+    for incarnation, member in members.items():
+        asked = member.registration
+        row: dict[str, Any] = {"name": asked.name, "incarnation": incarnation, "state": state_of(member, rules)}
+        row |= {"lease_ms": left_ms[incarnation], "pending": pending.get(incarnation, 0)}
+        rows.append(row | {"slots": asked.slots, "capacity": asked.capacity, "health_url": asked.health_url})
+    for incarnation, count in strangers(pending, members).items():
+        row = {
+            "name": name_of(incarnation),
+            "incarnation": incarnation,
+            "state": "lost",
+            "lease_ms": 0,
+            "pending": count,
+        }
+        rows.append(row)
+    return sorted(rows, key=lambda row: str(row["incarnation"]))
+
+
 def _document(stored: bytes | None) -> dict[str, Any] | None:
     try:
         found = orjson.loads(stored or b"null")
@@ -307,8 +264,64 @@ def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
     }
 
 
-def _behind(reply: Any) -> dict[str, int]:
-    """Return who has so much waiting that producers are told to wait: ``<group>`` or ``<group>/<tenant>``."""
-    if isinstance(reply, Exception):
-        return {}
-    return {name.decode(errors="replace"): int(number) for name, number in pairs(reply).items()}
+def add_ticket_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) -> None:
+    """Add to the tickets of a page what they are doing, in the words of explain, as far as one look at Redis for the
+    whole page can tell: the owner alone knows whether a handler runs at this moment, and is not asked.
+
+    Set the state of rows of the index: ``retrying``, by their owner or in a while; ``recovering``, when the lease of
+    the owner has ended; ``paused`` (with ``why``), when the ticket was given back and a rule holds it. Add how often
+    the first message was tried, and its last error. Makes one round trip for all rows, and one for the rules if any
+    ticket was given back."""
+    heads = {row["message_ids"][0]: row for row in rows if row.get("message_ids")}
+    if heads:
+        owners = list(dict.fromkeys(row["owner"] for row in heads.values() if "owner" in row))
+        noted, errors, *leases = link.all_of(
+            [
+                ("HMGET", keys.attempts, *heads),
+                ("HMGET", keys.errors, *heads),
+                *(("EXISTS", keys.lease(owner)) for owner in owners),
+            ]
+        )
+        alive = {owner for owner, there in zip(owners, leases, strict=True) if there}
+        for row, value, error in zip(heads.values(), noted, errors, strict=True):
+            known = NEVER if value is None else decode(value)
+            row |= tried(known, decode_error(error))
+            if row["state"] == TicketState.HANDED_OVER and row["owner"] not in alive:
+                row["state"] = TicketState.RECOVERING
+            elif (row["state"] == TicketState.HANDED_OVER and known != NEVER) or (
+                row["state"] == TicketState.PUT_OFF and known.failures
+            ):
+                row["state"] = TicketState.RETRYING
+    if returned := [row for row in rows if row["state"] == TicketState.RETURNED]:
+        book = read_rules(link, keys)
+        for row in returned:
+            row |= _held(book.of(row["ticket_id"].encode("utf-8", "surrogateescape")), TicketState.RETURNED)
+
+
+def parked_rows(link: Link, scripts: ScriptRunner, keys: Keys, ticket_field: str, most: int) -> ParkedRows:
+    """Return tickets without an owner that have parked messages, the oldest first: ``paused`` by a rule (``why``), or
+    ``waiting``. They have no record in the index; of very many parked messages only the oldest are looked at."""
+    is_all, flat = scripts.run(
+        "pending_heads", (keys.stream,), (keys.group, MASTER, LOOKED_AT + 1, ticket_field, LONGEST_TICKET)
+    )
+    ids: dict[bytes, list[str]] = {}
+    for entry_id, ticket in zip(flat[::2], flat[1::2], strict=True):
+        ids.setdefault(ticket, []).append(entry_id.decode())
+    if not ids:
+        return ParkedRows([], bool(is_all))
+    records = link.call("HMGET", keys.tickets, *ids)
+    alone = [ticket for ticket, record in zip(ids, records, strict=True) if record is None]
+    book = read_rules(link, keys)
+    rows = [
+        {"ticket_id": one.decode(errors="replace"), "message_ids": ids[one], **_held(book.of(one), TicketState.WAITING)}
+        for one in alone[:most]
+    ]
+    return ParkedRows(rows, bool(is_all) and len(alone) <= most)
+
+
+def _held(rule: Rule | None, where: TicketState) -> dict[str, str]:
+    return (
+        {"state": TicketState.PAUSED, "why": rule.told()}
+        if rule is not None and rule.action is RuleAction.PAUSE
+        else {"state": where}
+    )

@@ -28,7 +28,7 @@ from usher.common.redis.replies import Entry, pairs
 from usher.common.router.router import StreamRouter, Subscription
 from usher.common.runtime.service import Service
 from usher.master.insight.status import ticket_row
-from usher.master.operations.rule_cache import RuleWatch
+from usher.master.operations.live_rules import read_rules
 from usher.master.policy.explain.ticket_events import (
     SOURCES,
     Event,
@@ -41,6 +41,7 @@ from usher.master.policy.explain.ticket_events import (
     ruled,
     without_fields,
 )
+from usher.master.policy.rules import Rule, Rulebook
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,39 @@ class Follower:
         self.behind: set[int] = set()
         self.greeted = False
         self.waits = False
+
+
+class RuleWatch:
+    """The rules of one ticket stream, read anew and matched anew only when they have changed. Belongs to one thread."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+        self._book = Rulebook()
+        # By ticket: a thousand patterns are not matched several times a second.
+        self._known: dict[bytes, Rule | None] = {}
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command that asks for the version, to be sent along with another one."""
+        return ("HGET", self._keys.counters, "rules")
+
+    def heard(self, version: bytes | None) -> None:
+        """Note the version that ``command`` returned, and read the rules if it is new. Raises what ``Link.call``
+        raises."""
+        if (version or b"") != self._book.version:
+            self._book = read_rules(self._link, self._keys)
+            self._known.clear()
+
+    def of(self, ticket: bytes) -> Rule | None:
+        """Return the rule that holds for a ticket, or None."""
+        if ticket not in self._known:
+            self._known[ticket] = self._book.of(ticket)
+        return self._known[ticket]
+
+    def forget(self, ticket: bytes) -> None:
+        """Forget a ticket that is no longer looked at."""
+        self._known.pop(ticket, None)
 
 
 Posted = tuple[str, Any, Any]

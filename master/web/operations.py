@@ -1,30 +1,9 @@
 """The routes for operators: explain, rules, drain, orders about a ticket, the action log. Any master answers, leader or
 standby.
 
-A rule, everywhere::
-
-    {"id": "71f1ef5259c5", "target": "ticket" | "pattern" | "tenant" | "stream" | "everything" | "consumer",
-     "value": "42",
-     "action": "pause" | "slow" | "dead_letter" | "route" | "dead_letter_policy", "rate_per_second": 2.5 | null,
-     "concurrency": 4 | null, "weight": 3 | null, "to": "c3" | "halt" | "", "reason": "...", "who": "alice",
-     "version": 1829384756123, "set_ms": 1790000000000}
-
-A change of the rules answers::
-
-    {"outcome": "set" | "replaced" | "lifted", "version": 1829384756123, "rule": {...} | null, "former": {...} | null,
-     "handed_over": 3, "handed_over_is_exact": true, "note": "set; 3 already handed over will finish"}
-
-After this answer nothing is handed over by the former rules; ``handed_over`` messages had been before, and run to their
-end.
-
-An order about the first unfinished message of a ticket, and its answer (refused: problem 409)::
-
-    {"ticket_id": "42", "order": "retry" | "give_up" | "cancel", "reason": "...", "preview": false}
-    {"ticket_id": "42", "order": "retry", "outcome": "planned" | "asked" | "done", "message_id": "17-0",
-     "consumer": "c3" | null, "note": "..."}
-
-An action: ``{"id", "time_ms", "who", "via": "http" | "cli", "what", "on", "why", "outcome", "version"?}``. The form of
-an explanation is in ``usher.master.policy.explain.explain``.
+The forms of rules, orders and actions are in ``usher.master.web.documents``, that of an explanation in
+``usher.master.policy.explain.facts``. After a change of the rules is answered, nothing is handed over by the former
+ones; ``handed_over`` messages had been before, and run to their end.
 """
 
 from __future__ import annotations

@@ -181,11 +181,11 @@ def test_tickets_that_may_be_missing_are_told(world: World, monkeypatch: pytest.
 
     leader, a = world.elect(), world.join("a")
     parked = [*world.parked(leader, b"much"), *world.parked(leader, b"much"), *world.parked(leader, b"hidden")]
-    monkeypatch.setattr("usher.master.insight.ticket_states.LOOKED_AT", 1)
+    monkeypatch.setattr("usher.master.insight.status.LOOKED_AT", 1)
     tickets, more, told = listed("9")
     assert (tickets, more) == (["much"], True)
     assert "more is waiting" in told
-    monkeypatch.setattr("usher.master.insight.ticket_states.LOOKED_AT", 3)
+    monkeypatch.setattr("usher.master.insight.status.LOOKED_AT", 3)
     assert listed("9")[:2] == (["much", "hidden"], False)
     assert listed("1")[:2] == (["much"], True)
     world.link.call("XACK", world.keys.stream, world.keys.group, *parked)

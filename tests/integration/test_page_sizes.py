@@ -184,6 +184,6 @@ def test_tickets_that_may_be_missing_behind_what_is_parked_are_told(
     world.parked(leader, b"much")
     world.parked(leader, b"hidden")
     assert "More is waiting" not in site.get("/tickets").text
-    monkeypatch.setattr("usher.master.insight.ticket_states.LOOKED_AT", 1)
+    monkeypatch.setattr("usher.master.insight.status.LOOKED_AT", 1)
     assert "More is waiting" in site.get("/tickets").text
     assert "More is waiting" not in site.get("/tickets?cursor=5").text

@@ -14,9 +14,8 @@ from tests.integration.routers import PATIENCE_S, until
 from usher.common.base.clock import wall_ms
 from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
 from usher.common.redis.client import Link
-from usher.master.insight import live_overview as pulse_module
-from usher.master.insight.index_scan import IndexScan
 from usher.master.insight.live_overview import CONSUMERS, OVERVIEW, LiveOverview
+from usher.master.insight.stuck_tickets import IndexScan
 from usher.master.policy.board.views import Parked
 
 
@@ -125,7 +124,7 @@ def test_what_is_parked_under_an_id_from_the_future_is_stuck_since_it_was_seen(
 ) -> None:
     world.parked(world.elect(), b"T", b"%d-1" % (1000 * wall_ms()))
     assert look(pulse)["stuck"] == []
-    monkeypatch.setattr(pulse_module, "wall_ms", lambda: wall_ms() + 10_000)
+    monkeypatch.setattr("usher.master.insight.lag.wall_ms", lambda: wall_ms() + 10_000)
     [row] = look(pulse)["stuck"]
     assert (row["ticket_id"], row["state"]) == ("T", "waiting")
     assert pulse.last["alarms"][0]["level"] != "ok"

@@ -20,8 +20,7 @@ from usher.common.redis.client import CommandRefused
 from usher.master.charts.drawing import HEIGHT, WIDTH, draw, kinds, totals, turns
 from usher.master.insight.formatting import ticket_url
 from usher.master.insight.live_overview import CONSUMERS, OVERVIEW
-from usher.master.insight.status import ticket_row
-from usher.master.insight.ticket_states import ParkedRows
+from usher.master.insight.status import ParkedRows, ticket_row
 from usher.master.operations.bulk_letters import TICKET_RULES
 from usher.master.operations.dead_letters import LetterPage
 from usher.master.policy.charts import BY_CONSUMER, BY_SOURCE, NAMES, SPANS
