@@ -48,7 +48,7 @@ def create_app(
     app.register_blueprint(routes(desk, health_hosts, parts and parts.fields))
     if parts is not None:
         app.register_blueprint(letter_routes(parts.letters, parts.action_log, parts.fields))
-        app.register_blueprint(delayed_routes(parts.delayed))
+        app.register_blueprint(delayed_routes(parts.delayed, parts.action_log))
         app.register_blueprint(operation_routes(parts))
         app.register_blueprint(message_routes(parts))
         _add_lag(app, parts.stats)

@@ -17,7 +17,7 @@ from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.options import caller, why_option
 from usher.master.cli.shared import configured, console, print_json, table
 from usher.master.insight.formatting import moment
-from usher.master.operations.action_log import OperatorAction
+from usher.master.operations.action_log import ActionLog, OperatorAction
 from usher.master.operations.delayed_messages import (
     DONE,
     DROP,
@@ -26,7 +26,6 @@ from usher.master.operations.delayed_messages import (
     SEND_NOW,
     Delayed,
     DelayedView,
-    carry_out,
     check_due,
 )
 from usher.master.policy.explain.explain import span
@@ -171,7 +170,9 @@ def _act(
                 _checked(due_ms, view)  # the answer may have taken long
         on = "delayed messages" + (f" of {ticket}" if ticket is not None else f" {', '.join(ids[:5])}" if ids else "")
         on += f" to {moment(due_ms)} UTC" if due_ms is not None else ""
-        outcomes = Counter(one.word for one in carry_out(view, what, chosen, due_ms, OperatorAction(by, what, on)))
+        action, log = OperatorAction(by, what, on), ActionLog(link, keys)
+        results = log.carry_out(action, view.change(what, chosen, due_ms)) if chosen else []
+        outcomes = Counter(one.word for one in results)
     done = sum(outcomes[word] for word in DONE)
     if as_json:
         print_json({word: outcomes[word] for word in MEANS if outcomes[word] or word in _ALWAYS_TOLD[what]})

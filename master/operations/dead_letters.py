@@ -189,6 +189,12 @@ class DeadLetters:
         """Delete these letters; a ticket that waits for one goes on without it. At most ``AT_ONCE`` letters."""
         return self._run("drop_letters", ids)
 
+    def change(self, what: str, ids: Sequence[bytes]) -> Iterator[LetterResult]:
+        """``redrive`` or ``drop`` any number of letters."""
+        step = self.redrive if what == "redrive" else self.drop
+        for at in range(0, len(ids), AT_ONCE):
+            yield from step(ids[at : at + AT_ONCE])
+
     def _run(self, step: str, ids: Sequence[bytes]) -> list[LetterResult]:
         assert len(ids) <= AT_ONCE
         keys = self._keys

@@ -16,7 +16,6 @@ from usher.common.protocol.stream_id import ZERO, from_rank, is_id, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import redis_ms
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.operations.action_log import FAILED, ActionLog, OperatorAction, counted
 
 #: Messages read by one call.
 _PAGE = 200
@@ -241,35 +240,20 @@ class DelayedView:
         for at in range(0, len(ids), AT_ONCE):
             yield from self._run("drop_delayed", ids[at : at + AT_ONCE])
 
+    def change(self, what: str, ids: Sequence[str], due_ms: int | None) -> Iterator[DelayedResult]:
+        """Do ``what`` to these messages: ``SEND_NOW``, ``MOVE`` to that time, ``DROP``."""
+        return self.drop(ids) if what == DROP else self.move(ids, due_ms if what == MOVE else None)
+
     def _run(self, step: str, ids: Sequence[str], *first: str | int) -> list[DelayedResult]:
         log = self._log
         until, *words = self._scripts.run(step, (log.delayed, log.due, log.due_until), (*first, *map(member_of, ids)))
         return [_result(entry_id, word.decode().lower(), until) for entry_id, word in zip(ids, words, strict=False)]
-
-    def note(self, action: OperatorAction, outcome: str) -> None:
-        """Write a line of the action log, over the same link; it also wakes the leader (delayed_sender.py)."""
-        ActionLog(self._link, self._keys).note(action, outcome)
 
 
 def chosen_delayed(count: int, first: str, due_ms: int | None) -> str:
     """Describe the messages that an action was done to, and the time to which they were moved."""
     moved = "" if due_ms is None else datetime.datetime.fromtimestamp(due_ms / 1000, datetime.UTC).isoformat()
     return f"{pluralize(count, 'delayed message')}, from {first}" + (f", to {moved}" if moved else "")
-
-
-def carry_out(
-    view: DelayedView, what: str, ids: Sequence[str], due_ms: int | None, action: OperatorAction
-) -> list[DelayedResult]:
-    """Do ``what`` to these messages. The action log records it even when Redis fails in the middle."""
-    results, ended = list[DelayedResult](), FAILED
-    try:
-        for one in view.drop(ids) if what == DROP else view.move(ids, due_ms if what == MOVE else None):
-            results.append(one)
-        ended = ""
-    finally:
-        if ids:
-            view.note(action, counted(one.word for one in results) + ended)
-    return results
 
 
 def _result(entry_id: str, word: str, until: bytes) -> DelayedResult:

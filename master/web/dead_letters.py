@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from flask import Blueprint, Response, g, request
@@ -14,7 +13,7 @@ from usher.common.http.credentials import Role
 from usher.common.http.fields import OneLine, PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
 from usher.master.messages.fields import MessageFields
-from usher.master.operations.action_log import FAILED, ActionLog, OperatorAction, chosen_letters, counted
+from usher.master.operations.action_log import ActionLog, OperatorAction, chosen_letters
 from usher.master.operations.dead_letters import AT_ONCE, DeadLetters, LetterResult
 from usher.master.policy.letters import DeadLetter, LetterFilter
 from usher.master.policy.rules import LONGEST_REASON
@@ -91,9 +90,7 @@ class _Chosen(BaseModel):
         return self
 
 
-def letter_routes(
-    letters: DeadLetters, action_log: ActionLog | None = None, fields: MessageFields | None = None
-) -> Blueprint:
+def letter_routes(letters: DeadLetters, action_log: ActionLog, fields: MessageFields | None = None) -> Blueprint:
     """Return ``/api/dead-letters`` and the routes below it. ``action_log``: takes each redrive and drop; ``fields``
     adds those of the messages."""
     api = Blueprint("dead_letters", __name__, url_prefix="/api/dead-letters")
@@ -126,24 +123,19 @@ def letter_routes(
         body=_Chosen,
     )
     def redrive() -> Response:
-        return _change(letters, "redrive", letters.redrive, action_log)
+        return _change(letters, "redrive", action_log)
 
     @api.post("/drop")
     @tells(
         "Throw dead letters away; a ticket that waits for one goes on without it.", {200: LetterOutcomes}, body=_Chosen
     )
     def drop() -> Response:
-        return _change(letters, "drop", letters.drop, action_log)
+        return _change(letters, "drop", action_log)
 
     return api
 
 
-def _change(
-    letters: DeadLetters,
-    what: str,
-    step: Callable[[list[bytes]], list[LetterResult]],
-    action_log: ActionLog | None,
-) -> Response:
+def _change(letters: DeadLetters, what: str, action_log: ActionLog) -> Response:
     chosen = read_json(_Chosen, BODY)
     cursor = None
     if chosen.ids is not None:
@@ -154,17 +146,8 @@ def _change(
         page = letters.page(chosen.filter.meant(), _bytes(chosen.cursor), chosen.limit, letters.last_id())
         ids, cursor = [letter.id for letter in page.letters], page.cursor
     others = letters.other_groups() if what == "redrive" else []  # before: an error here must not hide what was done
-    outcomes, ended = [], FAILED
-    try:
-        for at in range(0, len(ids), AT_ONCE):
-            outcomes += step(ids[at : at + AT_ONCE])
-        ended = ""
-    finally:
-        if action_log is not None:
-            action_log.note(
-                OperatorAction(by_caller(chosen.reason), what, chosen_letters(ids)),
-                counted(outcome.word for outcome in outcomes) + ended,
-            )
+    action = OperatorAction(by_caller(chosen.reason), what, chosen_letters(ids))
+    outcomes = action_log.carry_out(action, letters.change(what, ids))
     added = any(outcome.word == "added" for outcome in outcomes)
     return answer(
         {

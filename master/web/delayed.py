@@ -12,14 +12,13 @@ from usher.common.http.credentials import Role
 from usher.common.http.fields import OneLine, PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
 from usher.common.sending.producer import LATEST_MS
-from usher.master.operations.action_log import OperatorAction
+from usher.master.operations.action_log import ActionLog, OperatorAction
 from usher.master.operations.delayed_messages import (
     DROP,
     MOVE,
     SEND_NOW,
     DelayedRow,
     DelayedView,
-    carry_out,
     check_due,
     chosen_delayed,
 )
@@ -56,7 +55,7 @@ class _MovedDelayed(_ChosenDelayed):
     due_ms: int = Field(ge=0, lt=LATEST_MS)
 
 
-def delayed_routes(delayed: DelayedView) -> Blueprint:
+def delayed_routes(delayed: DelayedView, action_log: ActionLog) -> Blueprint:
     """Return ``/api/delayed`` and the routes below it."""
     api = Blueprint("delayed", __name__, url_prefix="/api/delayed")
 
@@ -78,7 +77,7 @@ def delayed_routes(delayed: DelayedView) -> Blueprint:
         body=_ChosenDelayed,
     )
     def send() -> Response:
-        return _change(delayed, SEND_NOW, read_json(_ChosenDelayed, _BODY))
+        return _change(delayed, action_log, SEND_NOW, read_json(_ChosenDelayed, _BODY))
 
     @api.post("/move")
     @tells(
@@ -89,20 +88,22 @@ def delayed_routes(delayed: DelayedView) -> Blueprint:
     def move() -> Response:
         asked = read_json(_MovedDelayed, _BODY)
         checked_due(delayed, asked.due_ms)
-        return _change(delayed, MOVE, asked, asked.due_ms)
+        return _change(delayed, action_log, MOVE, asked, asked.due_ms)
 
     @api.post("/drop")
     @tells("Throw delayed messages away, for every group of the stream.", {200: DelayedOutcomes}, body=_ChosenDelayed)
     def drop() -> Response:
-        return _change(delayed, DROP, read_json(_ChosenDelayed, _BODY))
+        return _change(delayed, action_log, DROP, read_json(_ChosenDelayed, _BODY))
 
     return api
 
 
-def _change(delayed: DelayedView, what: str, asked: _ChosenDelayed, due_ms: int | None = None) -> Response:
+def _change(
+    delayed: DelayedView, action_log: ActionLog, what: str, asked: _ChosenDelayed, due_ms: int | None = None
+) -> Response:
     ids = list(dict.fromkeys(asked.ids))
     action = OperatorAction(by_caller(asked.reason), what, chosen_delayed(len(ids), ids[0], due_ms))
-    results = carry_out(delayed, what, ids, due_ms, action)
+    results = action_log.carry_out(action, delayed.change(what, ids, due_ms))
     return answer({"results": [{"id": one.id, "outcome": one.word} for one in results]})
 
 

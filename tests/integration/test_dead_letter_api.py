@@ -17,6 +17,7 @@ from usher.common.http.credentials import Identity, Role
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.consumer.lifecycle.owner_scripts import Buried
+from usher.master.operations.action_log import ActionLog
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.web.dead_letters import BODY, letter_routes
 
@@ -27,7 +28,7 @@ T = b"T"
 @pytest.fixture
 def client(world: World) -> Iterator[Client]:
     app = web.create_app(__name__, doorman(), 4096)
-    app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys)))
+    app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys), ActionLog(world.link, world.keys)))
     yield app.test_client()
 
 
@@ -89,7 +90,7 @@ def test_what_its_message_says_is_for_operators_and_not_for_viewers(world: World
     app = web.create_app(
         __name__, doorman(look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto")), 4096
     )
-    app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys)))
+    app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys), ActionLog(world.link, world.keys)))
     seen = {}
     for token in ("look", "act"):
         heads = {"Authorization": f"Bearer {token}"}
@@ -178,7 +179,8 @@ def test_what_is_no_question_at_all(client: Client) -> None:
 
 def test_a_redis_that_is_away_is_503() -> None:
     app = web.create_app(__name__, doorman(), 4096)
-    app.register_blueprint(letter_routes(DeadLetters(Link("redis://127.0.0.1:1/0", "nobody"), Keys("s", "g"))))
+    link, keys = Link("redis://127.0.0.1:1/0", "nobody"), Keys("s", "g")
+    app.register_blueprint(letter_routes(DeadLetters(link, keys), ActionLog(link, keys)))
     client = app.test_client()
     for answered in (
         client.get(_PATH),

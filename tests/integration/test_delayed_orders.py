@@ -17,12 +17,11 @@ from tests.integration.test_delayed_service import _led, _running, _until
 from tests.proxy import Proxy
 from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.redis.client import CommandRefused, Link
-from usher.master.operations.action_log import By, OperatorAction
+from usher.master.operations.action_log import ActionLog, By, OperatorAction
 from usher.master.operations.delayed_messages import (
     AT_ONCE,
     DelayedResult,
     DelayedView,
-    carry_out,
     check_due,
     member_of,
 )
@@ -31,10 +30,8 @@ _LATER = FUTURE + 1_000_000
 
 
 @pytest.fixture
-def view(world: World, any_redis_url: str) -> Iterator[DelayedView]:
-    made = DelayedView(Link(any_redis_url, "test:view"), world.keys, "ticket_id")
-    yield made
-    made.close()
+def view(world: World, any_redis_url: str) -> DelayedView:
+    return DelayedView(Link(any_redis_url, "test:view"), world.keys, "ticket_id")
 
 
 def _words(results: Iterator[DelayedResult]) -> list[str]:
@@ -207,15 +204,7 @@ def test_beside_the_sender_each_is_sent_once_and_what_is_told_is_true(
     def operate(what: str, some: list[str]) -> None:
         own = DelayedView(Link(any_redis_url, "test:operator"), world.keys, "ticket_id")
         for at in range(0, len(some), 10):
-            told.update(
-                {
-                    one.id: one.word
-                    for one in carry_out(
-                        own, what, some[at : at + 10], _LATER, OperatorAction(By("o", "cli"), what, "some")
-                    )
-                }
-            )
-        own.close()
+            told.update({one.id: one.word for one in own.change(what, some[at : at + 10], _LATER)})
 
     with _running(any_redis_url, world, _led(leader)):
         _until(lambda: world.link.call("ZCARD", log_keys(world).due) > 0 or left(world) < 1000)
@@ -259,8 +248,7 @@ def test_replies_that_get_lost_neither_lose_nor_double_what_is_sent_now(
                     continue
                 assert set(words) <= {"moved", "gone"}
                 break
-        own.close()
-        view.note(OperatorAction(By("otto", "http"), "send_delayed_now", "60"), "moved")
+        ActionLog(world.link, world.keys).note(OperatorAction(By("otto", "http"), "send_delayed_now", "60"), "moved")
         _until(lambda: left(world) == 0)
     assert Counter(sent(world)) == {b"%d" % number: 1 for number in range(60)}
     assert lost, "no reply was lost"
@@ -275,7 +263,7 @@ def test_the_leader_hears_at_once_of_what_is_to_be_sent_now(
     with _running(any_redis_url, world, _led(world.elect())):
         _until(lambda: b"cmd=xread" in world.link.call("CLIENT", "LIST"))
         assert _words(view.move([entry_id], None)) == ["moved"]
-        view.note(OperatorAction(By("otto", "http"), "send_delayed_now", "it"), "moved 1")
+        ActionLog(world.link, world.keys).note(OperatorAction(By("otto", "http"), "send_delayed_now", "it"), "moved 1")
         _until(lambda: sent(world) == [b"A"])
         for ticket in (b"B", b"C"):  # and of what comes as before
             delay(world, ticket, PAST)

@@ -261,7 +261,7 @@ def api(world: World, any_redis_url: str) -> Client:
     app = web.create_app(
         __name__, doorman(look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto")), 4096
     )
-    app.register_blueprint(delayed_routes(view))
+    app.register_blueprint(delayed_routes(view, ActionLog(world.link, world.keys)))
     return app.test_client()
 
 

@@ -238,7 +238,6 @@ def test_while_a_slot_is_moving_the_status_says_so_and_tells_nothing_that_it_doe
         assert refused.value.kind == "ASK"
 
     cluster.move_slot_of(STREAM, cluster.another_than(cluster.owner_of(STREAM)), half_way)
-    reader.close()
 
 
 def test_a_node_that_has_not_heard_of_the_move_is_asked_in_vain_for_a_moment_only(cluster: Cluster) -> None:

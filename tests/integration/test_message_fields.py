@@ -22,6 +22,7 @@ from usher.common.protocol.message import SHOWN_BYTES
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.messages import fields as message_fields
 from usher.master.messages.fields import LONGEST_VALUE, FoundMessages, MessageFields
+from usher.master.operations.action_log import ActionLog
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.web.dead_letters import letter_routes
 from usher.master.web.messages import message_routes
@@ -230,7 +231,9 @@ def test_programs_search_too_if_they_may(filled: World) -> None:
     look, act = Identity(Role.VIEWER, "vera"), Identity(Role.OPERATOR, "otto")
     app = web.create_app(__name__, doorman(look=look, act=act), 4096)
     app.register_blueprint(message_routes(SimpleNamespace(fields=fields)))  # type: ignore[arg-type]
-    app.register_blueprint(letter_routes(DeadLetters(filled.link, filled.keys), fields=fields))
+    app.register_blueprint(
+        letter_routes(DeadLetters(filled.link, filled.keys), ActionLog(filled.link, filled.keys), fields)
+    )
 
     def get(who: str, path: str) -> TestResponse:
         return app.test_client().get(path, headers={"Authorization": f"Bearer {who}"})

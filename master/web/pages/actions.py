@@ -18,9 +18,8 @@ from usher.common.http.auth import local_path, needs
 from usher.common.http.credentials import Role
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.master.insight.formatting import ticket_url, visible
-from usher.master.operations.action_log import FAILED, OperatorAction, chosen_letters, counted
+from usher.master.operations.action_log import OperatorAction, chosen_letters, counted
 from usher.master.operations.bulk_letters import DROP, REDRIVE, TICKET_RULES, BulkJob
-from usher.master.operations.dead_letters import AT_ONCE, LetterResult
 from usher.master.policy.letters import also_for
 from usher.master.policy.rules import Rule, alike
 from usher.master.policy.ticket_filter import TicketFilter
@@ -90,7 +89,7 @@ def _add_consumers(actions: Blueprint, parts: Parts, go: Go) -> None:
 
 
 def _add_letters(actions: Blueprint, parts: Parts, go: Go) -> None:
-    def change(what: str, step: Callable[[list[bytes]], list[LetterResult]]) -> AnyResponse:
+    def change(what: str) -> AnyResponse:
         ids = [
             letter_id.encode()
             for letter_id in dict.fromkeys(request.form.getlist("id"))
@@ -100,27 +99,21 @@ def _add_letters(actions: Blueprint, parts: Parts, go: Go) -> None:
         if not ids:
             return go(back, "Nothing was chosen")
         others = parts.letters.other_groups() if what == REDRIVE else []
-        outcomes: list[LetterResult] = []
-        ended = FAILED
-        try:
-            for at in range(0, len(ids), AT_ONCE):
-                outcomes += step(ids[at : at + AT_ONCE])
-            ended = ""
-        finally:
-            told = counted(one.word for one in outcomes) + ended
-            parts.action_log.note(OperatorAction(by, what, chosen_letters(ids)), told)
+        action = OperatorAction(by, what, chosen_letters(ids))
+        outcomes = parts.action_log.carry_out(action, parts.letters.change(what, ids))
+        told = counted(one.word for one in outcomes)
         also = also_for(others) if any(one.word == "added" for one in outcomes) else ""
         return go(back, f"{'Redrive' if what == REDRIVE else 'Drop'}: {told}" + (f"; {also}" if also else ""))
 
     @actions.post("/dead-letters/redrive")
     @needs(Role.OPERATOR)
     def redrive() -> AnyResponse:
-        return change(REDRIVE, parts.letters.redrive)
+        return change(REDRIVE)
 
     @actions.post("/dead-letters/drop")
     @needs(Role.OPERATOR)
     def drop() -> AnyResponse:
-        return change(DROP, parts.letters.drop)
+        return change(DROP)
 
 
 def _add_jobs(actions: Blueprint, parts: Parts, go: Go) -> None:

@@ -31,7 +31,6 @@ from usher.master.operations.delayed_messages import (
     SEND_NOW,
     DelayedRow,
     DelayedView,
-    carry_out,
     chosen_delayed,
 )
 from usher.master.web.api import by_caller
@@ -101,7 +100,7 @@ def add_delayed_actions(actions: Blueprint, parts: Parts, go: Callable[[str, str
         on = chosen_delayed(len(choice.ids), choice.ids[0], due_ms)
         on += f", of ticket {choice.ticket}" if choice.ticket else ", of all" if choice.is_of_filter else ""
         action = OperatorAction(by_caller(read_why()), what, on)
-        results = carry_out(parts.delayed, what, choice.ids, due_ms, action)
+        results = parts.action_log.carry_out(action, parts.delayed.change(what, choice.ids, due_ms))
         return go(back, _told(what, due_ms, [one.word for one in results], choice.is_all))
 
 
