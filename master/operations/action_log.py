@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
@@ -27,16 +27,6 @@ log = logging.getLogger(__name__)
 KEPT = 10_000
 #: Appended to the outcome of what was done by then; the outcome of the last step is unknown.
 FAILED = ", then Redis failed"
-
-
-class Result(Protocol):
-    """What became of one of those that an action is about, in a word."""
-
-    @property
-    def word(self) -> str: ...
-
-
-R = TypeVar("R", bound=Result)
 
 
 class By(NamedTuple):
@@ -103,9 +93,9 @@ class ActionLog:
                 why=str(trouble),
             )
 
-    def carry_out(self, action: OperatorAction, steps: Iterable[R]) -> list[R]:
-        """Return the results of these steps. The log has them even when Redis fails in the middle."""
-        results, ended = list[R](), FAILED
+    def carry_out(self, action: OperatorAction, steps: Iterable[Any]) -> list[Any]:
+        """Return the results of these steps, each of which has a ``word``. The log has them even when Redis fails in the middle."""
+        results, ended = list[Any](), FAILED
         try:
             for one in steps:
                 results.append(one)
