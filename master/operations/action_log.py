@@ -94,7 +94,8 @@ class ActionLog:
             )
 
     def carry_out(self, action: OperatorAction, steps: Iterable[Any]) -> list[Any]:
-        """Return the results of these steps, each of which has a ``word``. The log has them even when Redis fails in the middle."""
+        """Return the results of these steps, each with a ``word``. The log has them even when Redis fails in the
+        middle."""
         results, ended = list[Any](), FAILED
         try:
             for one in steps:
