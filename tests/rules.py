@@ -178,7 +178,7 @@ THREADS_IN = (
     ),
     "common/runtime/fork_guard.py",  # of a process that ends: what it writes last must not hold it up
     "common/sending/producer.py",  # of an AsyncProducer: the event loop's threads are the application's
-    "common/base/log_writer.py",  # of lines that nobody reads: whoever logs must not wait
+    "common/base/log.py",  # of lines that nobody reads: whoever logs must not wait
 )
 #: Entry points; and the demo's handler, which is configured as any user's handler is.
 ENVIRONMENT_IN = (

@@ -12,23 +12,35 @@ logs them. A line that repeats is left out after a few times; the next one after
 
 A handler's code logs through here too, and sets up logging as it likes. A line never raises, whatever it was given; and
 our events are written whatever becomes of the loggers of this process, since they do not go through them.
+
+Nobody waits for a log. A line is written at once, by the thread that logs it, as far as there is room: it is there
+whatever becomes of the process next. What finds no room waits in memory for a thread (``_Backlog``), and so does every
+record for the logging handlers that others have added: they never run on a thread that logs. Beyond a bound, lines are
+dropped and counted.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import fcntl
 import json
 import logging
+import os
+import queue
 import re
+import stat
 import sys
-from collections.abc import Iterable
-from contextvars import ContextVar
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar, copy_context
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import orjson
 
-from usher.common.base.log_writer import LineWriter
+from usher.common.base.clock import now_s
 from usher.common.base.text import escape_control, format_error
 
 _log = logging.getLogger(__name__)
@@ -47,6 +59,13 @@ _MOST_ALIKE, _WHILE_S, _MOST_KNOWN = 10, 10.0, 1000
 _SHORTEST_SECRET = 4
 #: How long a flush waits for a reader that is behind.
 _FLUSH_S = 0.5
+#: Bytes that wait for the reader of stderr, and records that wait for the handlers of others.
+_MOST_BYTES, _MOST_RECORDS = 1 << 20, 1000
+#: Seconds between two lines that say how many records those handlers lack.
+_TELL_EVERY_S = 10.0
+#: Our own descriptor of stderr has at least this number: programs that "close everything" begin at 3.
+_NUMBER = 100
+_Lock = contextlib.AbstractContextManager[object]
 
 
 class HasFacts(Protocol):
@@ -131,12 +150,133 @@ class _Repeats:
             self._seen = {}
 
 
+class _Backlog:
+    """What waits for a thread that may be slow, or stand still for ever: up to ``most``; more is dropped and counted.
+    ``lock`` guards it, and is not held while ``do`` runs. ``on_empty`` hears how many were dropped."""
+
+    def __init__(self, lock: _Lock, do: Callable[[Any], None], most: int, on_empty: Callable[[int], None]) -> None:
+        self._lock, self._do, self._most, self._on_empty = lock, do, most, on_empty
+        self.dropped = 0
+        self._told = 0
+        self._anew()
+
+    def _anew(self) -> None:
+        self._pid, self.size = os.getpid(), 0
+        self._queue: queue.SimpleQueue[tuple[Any, int]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the thread that asks is the one that works this off."""
+        return threading.current_thread() is self._thread
+
+    def waits(self) -> bool:
+        if os.getpid() != self._pid:  # a forked child: what waits is its parent's, and so is the thread
+            self._anew()
+        return self.size > 0
+
+    def put(self, thing: Any, size: int = 1) -> None:
+        """Let it wait, or drop it. The caller holds the lock."""
+        if self.waits() and self.size + size > self._most:
+            self.dropped += 1
+            return
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="log", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no thread to be had, or the interpreter ends
+                self.dropped += 1
+                return
+            self._thread = thread
+        self.size += size
+        self._queue.put((thing, size))
+
+    def _run(self) -> None:
+        while True:
+            thing, size = self._queue.get()
+            with contextlib.suppress(BaseException):  # whatever a handler of others raises
+                self._do(thing)
+            with self._lock:
+                self.size -= size
+            if not self.size and (untold := self.untold()):
+                self._on_empty(untold)
+
+    def untold(self) -> int:
+        """How many were dropped since this was asked."""
+        untold, self._told = self.dropped - self._told, self.dropped
+        return untold
+
+    def flush(self, within_s: float) -> bool:
+        """Wait until nothing waits; False where something still does."""
+        until_s = time.monotonic() + within_s
+        while self.waits():
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(0.005)
+        return True
+
+
+class _Stderr:
+    """The log's own descriptor. ``write`` is called with ``lock`` held, and never waits."""
+
+    def __init__(self, lock: _Lock, on_flow: Callable[[int], None]) -> None:
+        self.backlog = _Backlog(lock, self._write_on, _MOST_BYTES, on_flow)
+        self._descriptor, self._file = -1, os.stat_result([0] * 10)
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed before this program began
+            number = sys.stderr.fileno()
+            try:
+                self._descriptor = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _NUMBER)
+            except OSError:  # so few are allowed
+                self._descriptor = os.dup(number)
+            self._file = os.fstat(self._descriptor)
+        self._takes_all = stat.S_ISREG(self._file.st_mode)
+        self._flag = getattr(os, "RWF_NOWAIT", 0)  # 0: the system cannot write without waiting
+
+    def write(self, line: bytes) -> None:
+        rest = line
+        if not self.backlog.waits():
+            try:
+                rest = line[self._write(line, may_wait=False) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self.backlog.dropped += 1
+                return
+        if rest:
+            self.backlog.put(rest, len(rest))
+
+    def _write(self, line: bytes, may_wait: bool) -> int:
+        if self._descriptor < 0 or not os.path.samestat(os.fstat(self._descriptor), self._file):
+            raise OSError("closed, and the number may be somebody else's")
+        if may_wait or self._takes_all:
+            return os.write(self._descriptor, line)
+        try:
+            return os.pwritev(self._descriptor, [line], -1, self._flag) if self._flag else 0
+        except (BlockingIOError, BrokenPipeError):
+            raise
+        except OSError:  # not for this kind of file, or not on this kernel
+            self._flag = 0
+            return 0
+
+    def _write_on(self, line: bytes) -> None:
+        """Write a line that waits, as its reader takes it."""
+        try:
+            while line:
+                try:
+                    line = line[self._write(line, may_wait=True) :]
+                except BlockingIOError:  # it was opened so by others
+                    time.sleep(0.05)
+        except OSError:
+            self.backlog.dropped += 1
+
+
 class LogHandler(logging.Handler):
     """The handler of all records of this process: those of others come through the root logger, our events do not."""
 
     def __init__(self, program: str, threshold: int, style: str) -> None:
         super().__init__()
         assert self.lock is not None
+        self._lock: _Lock = self.lock  # which is new in a forked child
         self._program = program
         self._line = self._json if style == "json" else self._human
         self.threshold = threshold
@@ -144,7 +284,9 @@ class LogHandler(logging.Handler):
         self._is_replaced = False  # and the log says so
         # Not the stream itself: a handler may close it, and a thread that is forked away may hold its lock for ever.
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-        self.writer = LineWriter(_descriptor(), self.lock, _tell_dropped)
+        self.stderr = _Stderr(self._lock, lambda lines: _tell_dropped(lines, "nobody read the log"))
+        self.others = _Backlog(self._lock, self._hand_on, _MOST_RECORDS, self._tell_missed)
+        self._told_s = -_TELL_EVERY_S
 
     def tell(self, log: logging.Logger, record: logging.LogRecord) -> None:
         """Write an event of ours, and pass it on to the handlers that others have added."""
@@ -154,29 +296,50 @@ class LogHandler(logging.Handler):
             way_out = "add a handler to the root logger where the events are wanted too (docs/handlers.md)"
             what = "logging was set up anew in this process: other lines go where that says, events still come here"
             event(_log, "logging_replaced", level=logging.WARNING, what=what, way_out=way_out)
-        with contextlib.suppress(Exception):  # of a handler of theirs
-            if log.isEnabledFor(record.levelno) and log.hasHandlers():
-                record.usher_written = True
-                log.handle(record)
+        if log.isEnabledFor(record.levelno):
+            self.pass_on(log, record)
+
+    def pass_on(self, log: logging.Logger, record: logging.LogRecord) -> None:
+        """Have a record handled by the handlers of others, on a thread of its own. What these log themselves, or
+        libraries that they use, is passed on to nobody: it would never end."""
+        if self.others.is_here or all(handler is self for handler in _handlers_of(log)):
+            return
+        with self._lock:
+            before = self.others.dropped
+            self.others.put((copy_context(), log, record))
+            is_missed = self.others.dropped > before and now_s() - self._told_s >= _TELL_EVERY_S
+        if is_missed:
+            self._tell_missed(self.others.untold())
+
+    def _hand_on(self, given: tuple[Any, logging.Logger, logging.LogRecord]) -> None:
+        context, log, record = given
+        for handler in list(_handlers_of(log)):
+            if handler is not self and record.levelno >= handler.level:
+                with contextlib.suppress(Exception):
+                    context.run(handler.handle, record)
+
+    def _tell_missed(self, lines: int) -> None:
+        self._told_s = now_s()
+        _tell_dropped(lines, "logging handlers of this process take longer than lines come; these are all in this log")
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Write a record of others. Neither it nor their filters can make this raise."""
-        kept: Any = not getattr(record, "usher_written", False)
-        if kept:
-            with contextlib.suppress(Exception):
-                kept = self.filter(record)
+        kept: Any = True
+        with contextlib.suppress(Exception):
+            kept = self.filter(record)
         if kept:
             self._write_safely(kept if isinstance(kept, logging.LogRecord) else record)
         return bool(kept)
 
     def flush(self) -> None:
         """Write what waits for a reader, for as long as may be."""
-        with self._locked():
-            self.writer.flush(_FLUSH_S)
+        self.stderr.backlog.flush(_FLUSH_S)
 
-    def _locked(self) -> contextlib.AbstractContextManager[object]:
-        assert self.lock is not None
-        return self.lock
+    def end(self) -> None:
+        """End the process's logging: as Python does at an exit, but for what would wait for ever."""
+        if self.others.flush(_FLUSH_S):
+            logging.shutdown()
+        self.flush()
 
     def _write_safely(self, record: logging.LogRecord) -> None:
         try:
@@ -188,13 +351,13 @@ class LogHandler(logging.Handler):
         facts = _facts(record)
         message = record.getMessage()
         alike = (record.name, record.levelno, message, _shown(repr, facts))
-        with self._locked():
+        with self._lock:
             left_out = self._repeats.left_out(alike, record.created)
         if left_out is not None:
             line = self._line(record, message, {**facts, "left_out": left_out} if left_out else facts)
             encoded = f"{line}\n".encode(self._encoding, "backslashreplace")
-            with self._locked():
-                self.writer.write(encoded)
+            with self._lock:
+                self.stderr.write(encoded)
 
     def _tell_unreadable(self, record: logging.LogRecord, problem: Exception) -> None:
         """Say that a line could not be made of a record, and what is known of it. Python would print a traceback."""
@@ -203,7 +366,7 @@ class LogHandler(logging.Handler):
             why = format_error(problem)
             event(_log, "log_line_unreadable", level=logging.WARNING, said=said, where=where, why=why)
         except Exception:  # without memory or stack
-            self.writer.dropped += 1
+            self.stderr.backlog.dropped += 1
 
     def _human(self, record: logging.LogRecord, message: str, facts: dict[Any, Any]) -> str:
         clock = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
@@ -267,17 +430,29 @@ def _format_value(value: Any) -> str:
     return text if _PLAIN.fullmatch(text) else orjson.dumps(text).decode() if text.isprintable() else ascii(text)
 
 
-def _descriptor() -> int | None:
-    """Return the descriptor of stderr; None if it was closed before this program began."""
-    try:
-        return sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):
-        return None
+def _tell_dropped(lines: int, why: str) -> None:
+    event(_log, "log_lines_dropped", level=logging.WARNING, lines=lines, why=why)
 
 
-def _tell_dropped(lines: int) -> None:
-    event(_log, "log_lines_dropped", level=logging.WARNING, lines=lines)
+def _handlers_of(log: logging.Logger) -> Iterator[logging.Handler]:
+    """Yield the handlers that a logger's records go to."""
+    at: logging.Logger | None = log
+    while at is not None:
+        yield from at.handlers
+        at = at.parent if at.propagate else None
 
+
+def _call_handlers(self: logging.Logger, record: logging.LogRecord) -> None:
+    """``Logger.callHandlers`` of our programs: only our own handler runs on the thread that logs."""
+    if _ours is None or not self.hasHandlers():
+        _plain_call_handlers(self, record)
+        return
+    if _ours in _handlers_of(self) and record.levelno >= _ours.level:
+        _ours.handle(record)
+    _ours.pass_on(self, record)
+
+
+_plain_call_handlers = logging.Logger.callHandlers
 
 #: The handler of this process; None in programs that are not ours.
 _ours: LogHandler | None = None
@@ -289,9 +464,16 @@ def flush() -> None:
         _ours.flush()
 
 
+def _end() -> None:
+    if _ours is not None:
+        _ours.end()
+
+
 def log_state() -> tuple[int, bool]:
     """Return how many lines of this process were dropped, and whether lines wait now since nobody reads the log."""
-    return (_ours.writer.dropped, _ours.writer.is_blocked) if _ours is not None else (0, False)
+    if _ours is None:
+        return 0, False
+    return _ours.stderr.backlog.dropped + _ours.others.dropped, _ours.stderr.backlog.waits()
 
 
 def configure(program: str, level: str, style: str, secrets: Iterable[str] = ()) -> None:
@@ -304,5 +486,9 @@ def configure(program: str, level: str, style: str, secrets: Iterable[str] = ())
     root.setLevel(level.upper())
     _ours = LogHandler(program, root.level, style)
     root.handlers[:] = [_ours]
+    logging.Logger.callHandlers = _call_handlers  # type: ignore[method-assign]
+    atexit.unregister(logging.shutdown)  # it waits for the lock of a handler that stands still
+    atexit.unregister(_end)
+    atexit.register(_end)
     for chatty in ("urllib3", "gunicorn.error"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

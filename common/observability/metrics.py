@@ -136,7 +136,7 @@ def service_metrics(services: Sequence[Service]) -> Iterable[Metric]:
 
 
 def _log_lines() -> Iterable[Metric]:
-    text = "Lines that are not in the log: nobody read it for long, or it was closed."
+    text = "Lines that are lost: nobody read the log for long, it was closed, or a handler of logging took too long."
     yield counter("log_lines_dropped", text, log_state()[0])
 
 
