@@ -49,7 +49,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "prometheus_client": (
         "common/observability/metrics.py",
         "master/insight/metrics.py",
-        "master/streamer/metrics.py",
+        "master/streamer/web.py",
         "consumer/web.py",
     ),
     "gunicorn": ("common/http/server/*.py",),

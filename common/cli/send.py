@@ -22,9 +22,8 @@ from usher.common.protocol.message import DUE_FIELD, FOR_FIELD
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options
-from usher.common.sending.limit_sign import LimitSign
 from usher.common.sending.pipelined import RecognisedSender, Sender, SendingStopped, batches, paced
-from usher.common.sending.producer import LATEST_MS, Producer
+from usher.common.sending.producer import LATEST_MS, LimitSign, Producer
 from usher.common.sending.workload import CsvSource, NewMessage, WorkloadUnusable, incidents, numbered
 
 #: Seconds between two looks of --wait.

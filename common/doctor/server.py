@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
-from usher.common.doctor.growth import NEARLY_FULL
+from usher.common.doctor.growth import NEARLY_FULL, info_of
 from usher.common.doctor.topology import judge_replicas
 
 OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
 #: Redis' default of busy-reply-threshold, in ms.
 _BUSY_MS = 5000
+#: The commands whose replies ``write_trouble`` reads. One section each: only Redis 7 takes several in one command.
+INFO_COMMANDS = (("INFO", "persistence"), ("INFO", "memory"), ("INFO", "replication"))
+
+
+class WriteTrouble(NamedTuple):
+    """A reason against writing. ``is_certain``: Redis refuses writes; else it does so only with a setting that INFO
+    does not show."""
+
+    text: str
+    is_certain: bool
 
 
 def judge_server(facts: DoctorFacts) -> Iterator[DoctorFinding]:
@@ -28,6 +39,18 @@ def refused_writes(facts: DoctorFacts) -> DoctorFinding | None:
     checks = (*_disk(facts), *_memory(facts), *judge_replicas(facts))
     stops = (finding for finding in checks if finding.severity is BAD or finding.seen.startswith("rdb_last_bgsave"))
     return next(stops, None)
+
+
+def write_trouble(*replies: Any) -> WriteTrouble | None:
+    """Return what the replies of ``INFO_COMMANDS`` say against writing; None when they say nothing, or Redis does not
+    tell this user."""
+    told = info_of(*replies)
+    found = refused_writes(DoctorFacts(info=told)) if told else None
+    return (
+        WriteTrouble(f"Redis, {found.check}: {found.means}; {found.do}", found.severity is BAD)
+        if found is not None
+        else None
+    )
 
 
 def version_of(info: Mapping[str, str]) -> tuple[str, tuple[int, ...]] | None:

@@ -61,7 +61,7 @@ from usher.common.outbox.database import (
     open_engine,
     sql_trouble,
 )
-from usher.common.outbox.log_reader import DirectLog, Log, LogLost, RoutedLog
+from usher.common.outbox.log_reader import LogLost, StreamLog
 from usher.common.outbox.payload import as_json
 from usher.common.outbox.rows import LONGEST_UID
 from usher.common.outbox.sql_files import queries
@@ -69,11 +69,12 @@ from usher.common.protocol.message import UID_FIELD, as_mapping, first_value
 from usher.common.protocol.sources import FROM_FIELD
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.replies import Entry
+from usher.common.router.router import StreamRouter
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.signals import UntilSignal
 from usher.common.sql.alchemy import sa
 
-__all__ = ["LogConsumer", "LogLost", "Record", "RoutedLog"]
+__all__ = ["LogConsumer", "LogLost", "Record"]
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class LogConsumer:
 
     ``sql``: URL or SQLAlchemy engine of a database with the outbox' tables. ``batch``: most records per transaction,
     fewer where they are large. ``remember``: how many records back a repeat is recognised (None: all, in a table that
-    only grows). ``reader`` (RoutedLog) replaces the connection to ``redis_url``.
+    only grows). ``router``: waits for entries of many streams over one connection.
     """
 
     def __init__(
@@ -147,14 +148,14 @@ class LogConsumer:
         start: bytes = ZERO,
         batch: int = 1000,
         remember: int | None = 100_000,
-        reader: Log | None = None,
+        router: StreamRouter | None = None,
     ) -> None:
         self._name, self._stream = name, stream
         self._engine = open_engine(sql, "LogConsumer(sql)") if isinstance(sql, str) else sql
         self._owns_engine = isinstance(sql, str)
         check_dialect(self._engine)
         check_schema(self._engine, "LogConsumer(sql)")
-        self._log = reader or DirectLog(redis_url, stream, name)
+        self._log = StreamLog(redis_url, stream, name, router)
         self._start, self._batch, self._remember = start, batch, remember
         self._sql = {key: sa.text(query) for key, query in queries(self._engine.dialect.name).items()}
         self._me = {"name": name, "stream": stream}

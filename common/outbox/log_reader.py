@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from typing import Protocol
 
 from usher.common.base.errors import UsherError
 from usher.common.protocol.keys import LogKeys
@@ -74,42 +73,20 @@ def _size(entries: list[Entry]) -> int:
     return sum(len(part) for entry in entries for part in entry.fields or ())
 
 
-class Log(Protocol):
-    """The one seam between log consumers and the reading of a stream."""
+class StreamLog:
+    """A stream as a log, over a connection of its own; used by one thread. With a ``router`` it waits through that: log
+    consumers of many streams in one process block no connection each, and wake when Redis announces a change. Entries
+    to handle are read here all the same: a router's delivery proves no continuity."""
+
+    def __init__(self, redis_url: str, stream: str, name: str, router: StreamRouter | None = None) -> None:
+        self._link = Link(near(redis_url, stream), f"log:{name}")
+        self._scripts = ScriptRunner(self._link)
+        self._keys = LogKeys(stream)
+        self._router = router
 
     def read(self, name: str, last_id: bytes, count: int) -> list[Entry]:
         """Return entries above ``last_id``, at most ``count``, fewer where they are large; at once. Raises LogLost, and
         what ``Link.call`` raises."""
-
-    def wait(self, last_id: bytes, wait_s: float) -> bool:
-        """Return True when there is an entry above ``last_id``, waiting up to ``wait_s`` seconds."""
-
-    def place(self, wanted: bytes) -> bytes:
-        """Return the highest id in the stream that is not above ``wanted`` (b"+": the end); the one just below the
-        first entry when there is none, 0-0 when the stream is empty."""
-
-    def back_from(self, last_id: bytes, page: int) -> Iterator[Entry]:
-        """Yield the entries from ``last_id`` back to the first one, read in pages of ``page`` entries, fewer where they
-        are large."""
-
-    def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
-        """Tell trimmers that everything from ``last_id`` on is needed; return False when a later version is noted."""
-
-    def noted(self, name: str) -> int | None:
-        """Return the version of the last note; None when Redis has none of this name."""
-
-    def close(self) -> None: ...
-
-
-class DirectLog:
-    """A log over a connection of its own; used by one thread."""
-
-    def __init__(self, redis_url: str, stream: str, name: str) -> None:
-        self._link = Link(near(redis_url, stream), f"log:{name}")
-        self._scripts = ScriptRunner(self._link)
-        self._keys = LogKeys(stream)
-
-    def read(self, name: str, last_id: bytes, count: int) -> list[Entry]:
         page, room = min(count, _FIRST_PAGE), _ENOUGH_BYTES
         found = entries = self._page(name, last_id, page)
         while len(found) == page:
@@ -142,10 +119,19 @@ class DirectLog:
         return [Entry(*entry) for entry in self._link.call("XRANGE", self._keys.stream, start, "+", "COUNT", count)]
 
     def wait(self, last_id: bytes, wait_s: float) -> bool:
+        """Return True when there is an entry above ``last_id``, waiting up to ``wait_s`` seconds."""
+        if self._router is not None:
+            subscription = self._router.subscribe(self._keys.stream, last_id, capacity=1)
+            try:
+                return bool(subscription.take(1, wait_s))
+            finally:
+                subscription.close()
         command = ("XREAD", "COUNT", 1, "BLOCK", max(1, int(wait_s * 1000)), "STREAMS", self._keys.stream, last_id)
         return self._link.call(*command, block_s=wait_s) is not None
 
     def place(self, wanted: bytes) -> bytes:
+        """Return the highest id in the stream that is not above ``wanted`` (b"+": the end); the one just below the
+        first entry when there is none, 0-0 when the stream is empty."""
         below = self._link.call("XREVRANGE", self._keys.stream, wanted, "-", "COUNT", 1)
         if below:
             return bytes(below[0][0])
@@ -153,6 +139,8 @@ class DirectLog:
         return before(first[0][0]) if first else ZERO
 
     def back_from(self, last_id: bytes, page: int) -> Iterator[Entry]:
+        """Yield the entries from ``last_id`` back to the first one, in pages of ``page``, fewer where they are
+        large."""
         most, page = page, min(page, _FIRST_PAGE)
         while found := [
             Entry(*entry) for entry in self._link.call("XREVRANGE", self._keys.stream, last_id, "-", "COUNT", page)
@@ -162,6 +150,7 @@ class DirectLog:
             page = max(1, min(most, _next_page(page, _ENOUGH_BYTES, found)))
 
     def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
+        """Tell trimmers that everything from ``last_id`` on is needed; return False when a later version is noted."""
         return bool(
             self._scripts.run(
                 "note_checkpoint", (self._keys.checkpoints,), (name, version, last_id, "1" if replace else "")
@@ -175,25 +164,3 @@ class DirectLog:
 
     def close(self) -> None:
         self._link.close()
-
-
-class RoutedLog(DirectLog):
-    """A log that waits through a stream router: log consumers of many streams in one process block no connection each,
-    and wake when Redis announces a change. Entries to handle are read here all the same, from the checkpoint's entry
-    on: a router's delivery proves no continuity.
-
-    ::
-
-        LogConsumer("totals", stream, sql, reader=RoutedLog(router, redis_url, stream, "totals"))
-    """
-
-    def __init__(self, router: StreamRouter, redis_url: str, stream: str, name: str) -> None:
-        super().__init__(redis_url, stream, name)
-        self._router = router
-
-    def wait(self, last_id: bytes, wait_s: float) -> bool:
-        subscription = self._router.subscribe(self._keys.stream, last_id, capacity=1)
-        try:
-            return bool(subscription.take(1, wait_s))
-        finally:
-            subscription.close()

@@ -13,8 +13,6 @@ from usher.common.redis.client import CommandRefused, Link
 
 #: Stricter than lua/includes/records.lua: records that this accepts are accepted there too.
 _RECORD = re.compile(rb"[^\s]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})+")
-#: What follows a ticket in an inbox record of a former version.
-_FORMER = re.compile(rb"[0-9]+(?: [0-9]{1,20}-[0-9]{1,20})+")
 
 
 _ORDER = [b"order", b"ticket", b"id"]
@@ -114,15 +112,12 @@ def parse_inbox(reply: Any) -> Iterator[InboxRecord]:
         elif fields[:2] == [b"recall", b"1"]:
             yield InboxRecord(record_id, [], {}, recalled=list(_hand_overs([b"fence", b"", *fields[2:]])))
         else:
-            knows_waits = _is_current(fields) and fields[6] == b"ids+waits"
+            knows_waits = _is_known(fields) and fields[6] == b"ids+waits"
             yield InboxRecord(record_id, list(_hand_overs(fields)), _bodies(fields), knows_waits=knows_waits)
 
 
 def _hand_overs(fields: list[bytes]) -> Iterator[HandOver]:
-    if not _is_current(fields):  # written by a leader of a former version: ticket, "fence id id", ticket, ...
-        for at in range(0, len(fields), 2) if all(map(_FORMER.fullmatch, fields[1::2])) else ():
-            fence, *ids = fields[at + 1].split(b" ")
-            yield HandOver(fields[at], int(fence), ids)
+    if not _is_known(fields):
         return
     given, between, tickets, lines = fields[1:8:2]
     of_call = int(given or 0)
@@ -131,13 +126,13 @@ def _hand_overs(fields: list[bytes]) -> Iterator[HandOver]:
         yield HandOver(ticket, of_call if b"-" in ids[0] else int(ids.pop(0)), ids)
 
 
-def _is_current(fields: list[bytes]) -> bool:
+def _is_known(fields: list[bytes]) -> bool:
     return len(fields) >= 8 and fields[0] == b"fence" and fields[3].startswith(b"\n")
 
 
 def _bodies(fields: list[bytes]) -> dict[bytes, list[bytes]]:
     bodies, at = {}, 8
-    while at < len(fields) and _is_current(fields):
+    while at < len(fields) and _is_known(fields):
         begin = at + 2
         bodies[fields[at]], at = fields[begin : begin + int(fields[at + 1])], begin + int(fields[at + 1])
     return bodies

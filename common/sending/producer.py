@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
+import math
 import os
 import random
 import threading
@@ -37,7 +38,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import now_s
-from usher.common.base.errors import NotNow, ReplyUnknown
+from usher.common.base.errors import Behind, NotNow, ReplyUnknown
 from usher.common.observability.tracing import context_fields, sending
 from usher.common.protocol.keys import LogKeys, uid_key
 from usher.common.protocol.marks import MarkFields
@@ -45,7 +46,6 @@ from usher.common.protocol.message import DUE_FIELD, UID_FIELD, check_ticket
 from usher.common.redis.client import Arg, ClientLink, CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
-from usher.common.sending.limit_sign import LimitSign
 
 T = TypeVar("T")
 Value = str | bytes | int | float
@@ -69,6 +69,8 @@ _SECONDS = range(10**9, 10**10)
 _IDMP_SIZE, _IDMP_PRODUCERS = 10_000, 256
 #: Seconds between two questions whether the stream is set up for IDMP.
 _ASK_S = 10.0
+#: Seconds until a sign that was up is looked at again.
+_AGAIN_S = 0.5
 
 
 class Outgoing(NamedTuple):
@@ -326,6 +328,40 @@ class AsyncProducer:
         )
         run = contextvars.copy_context().run  # the caller's trace
         return asyncio.get_running_loop().run_in_executor(thread, run, call, *given)
+
+
+class LimitSign:
+    """The sign of masters that too much waits (USHER_BACKLOG_LIMIT) for ``stream``, as the last look told: read along
+    with what is sent, asked for only while it is up."""
+
+    def __init__(self, link: Link, stream: str) -> None:
+        self._link = link
+        self.key = LogKeys(stream).behind
+        self.command = ("HGETALL", self.key)
+        self._stream = stream
+        self._behind: dict[bytes, int] = {}  # by tenant; b"": the stream
+        self._asked_s = -math.inf
+
+    def learn(self, reply: Any) -> None:
+        """Take in a reply of ``command``. Raises what it is, when it is an error."""
+        if isinstance(reply, Exception):
+            raise reply
+        self._behind = {}
+        for name, number in pairs(reply).items():
+            tenant = name.partition(b"/")[2]
+            self._behind[tenant] = max(int(number), self._behind.get(tenant, 0))
+        self._asked_s = now_s()
+
+    def check(self, tenants: Iterable[bytes]) -> None:
+        """Raise Behind when too much waits for one of these. Asks Redis the first time, and while the sign is up."""
+        if self._asked_s == -math.inf or (self._behind and now_s() - self._asked_s > _AGAIN_S):
+            try:
+                self.learn(self._link.call(*self.command))
+            except ReplyUnknown as lost:  # a look: nothing was sent
+                raise NotNow("CONNECT", str(lost)) from lost
+        for tenant in (b"", *tenants):
+            if tenant in self._behind:
+                raise Behind(self._stream, tenant.decode(errors="replace"), self._behind[tenant])
 
 
 def linked(place: Link | str | Any) -> Link:

@@ -18,7 +18,7 @@ import orjson
 
 from usher.common.base.clock import now_s
 from usher.common.doctor.growth import memory_share
-from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
+from usher.common.doctor.server import INFO_COMMANDS, write_trouble
 from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.mishaps import Mishaps, losses_command, parse_losses

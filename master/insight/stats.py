@@ -14,7 +14,7 @@ from typing import Any
 
 from usher.common.base.clock import now_s
 from usher.common.doctor.growth import memory_share
-from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
+from usher.common.doctor.server import INFO_COMMANDS, write_trouble
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.mishaps import Mishaps, mishaps_command, parse_mishaps
 from usher.common.protocol.registration import Registration, parse

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from prometheus_client.core import Metric
 
 from usher.common.base.clock import now_s
 from usher.common.http import app as web
 from usher.common.http.auth import looked_at
 from usher.common.http.server.watch import Liveness
-from usher.common.observability.metrics import Metrics
+from usher.common.observability.metrics import Metrics, counters, gauges, service_metrics
 from usher.common.runtime.health import Health, judge, stalled
 from usher.common.runtime.service import Service
 from usher.common.runtime.settings import is_loopback
 from usher.master.settings import StreamerSettings
-from usher.master.streamer.metrics import behind_s, streamer_metrics
 from usher.master.streamer.program import StreamerProgram
 
 _LOOK_S = 1.0
@@ -92,3 +93,34 @@ class _Watch(Service):
         if not self._program.alive and not self.stopping:
             self._leave("a thread of the streamer has died")
         return _LOOK_S
+
+
+def behind_s(program: StreamerProgram) -> float:
+    """Return the seconds since a look at the outbox last found no more than was sent then; 0 for a streamer that stands
+    by, or cannot know whether it leads."""
+    return max(0.0, now_s() - program.streamer.caught_up_s) if program.lead.holds else 0.0
+
+
+def streamer_metrics(program: StreamerProgram, outbox: str) -> Iterable[Metric]:
+    """Yield the metrics of a streamer, for ``usher.common.observability.metrics.Metrics``. ``outbox``: its name."""
+    streamer = program.streamer
+
+    def told(value: float) -> dict[str, float]:
+        return {outbox: value}
+
+    text = (
+        "1 for the streamer that sends. 0 for one that stands by, and when its lease has ended: it does not reach"
+        " Redis, or its database fails."
+    )
+    yield gauges("outbox_streams", text, "outbox", told(program.lead.holds))
+    yield counters("outbox_sent_rows", "Rows that became messages and left the outbox.", "outbox", told(streamer.sent))
+    text = "Rows that could become no message and were set aside, with the reason, in refused_log_records."
+    yield counters("outbox_refused_rows", text, "outbox", told(streamer.refused))
+    text = "Tickets whose rows wait in the outbox for a refused one (USHER_OUTBOX_REFUSED_POLICY)."
+    yield gauges("outbox_parked_tickets", text, "outbox", told(streamer.parked))
+    text = (
+        "Since the outbox was last sent to its end; an empty one is looked at twice a second. A new"
+        " leader begins with 0."
+    )
+    yield gauges("outbox_behind_seconds", text, "outbox", told(behind_s(program)))
+    yield from service_metrics(program.services)

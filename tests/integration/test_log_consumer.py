@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from tests.outboxes import STREAM, Outbox, add, noted_id, read_all, send, until
 from usher.common.base.errors import NotNow, SqlTrouble
 from usher.common.outbox.database import OutboxMisused
-from usher.common.outbox.log_consumer import LogConsumer, LogLost, Record, RoutedLog
+from usher.common.outbox.log_consumer import LogConsumer, LogLost, Record
 from usher.common.outbox.log_reader import Loss
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import EntryView
@@ -329,9 +329,7 @@ def test_log_consumers_of_many_streams_wait_on_one_router(
     with contextlib.ExitStack() as stack:
         stack.callback(router.stop)
         consumers = [
-            stack.enter_context(
-                LogConsumer("one", stream, sqlite_outbox.engine, reader=RoutedLog(router, redis_url, stream, "one"))
-            )
+            stack.enter_context(LogConsumer("one", stream, sqlite_outbox.engine, redis_url=redis_url, router=router))
             for stream in streams
         ]
         for consumer in consumers:

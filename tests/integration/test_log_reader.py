@@ -15,7 +15,7 @@ from tests.outboxes import STREAM, Outbox, add, read_all, send
 from usher.common.base.errors import RedisTrouble
 from usher.common.outbox.database import open_engine
 from usher.common.outbox.log_consumer import LogConsumer
-from usher.common.outbox.log_reader import DirectLog, LogLost
+from usher.common.outbox.log_reader import LogLost, StreamLog
 from usher.common.outbox.writer import write_to_outbox
 from usher.common.redis.client import Link
 
@@ -73,7 +73,7 @@ def test_what_is_cut_between_two_pages_of_a_batch_is_told_by_the_next_read(
     redis_url: str, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = send(link, *(f"u{number}" for number in range(100)))
-    log = DirectLog(redis_url, STREAM, "one")
+    log = StreamLog(redis_url, STREAM, "one")
     read, cut = log._range, [ids[60]]
 
     def reading(start: bytes, count: int) -> Any:

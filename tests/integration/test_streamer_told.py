@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.test_streamer_trouble import _program, _program_settings
-from tests.outboxes import Hand, Outbox, made_outbox, until
+from tests.integration.test_streamer_trouble import _program
+from tests.outboxes import STREAM, Hand, Outbox, made_outbox, until
 from usher.common.base.clock import now_s
 from usher.common.base.errors import SqlTrouble
 from usher.common.redis.client import Link
 from usher.common.runtime.settings import load
 from usher.master.leader.elector import Elector
 from usher.master.settings import StreamerSettings
-from usher.master.streamer.metrics import streamer_metrics
 from usher.master.streamer.streamer import Pace
-from usher.master.streamer.web import ServedStreamer
+from usher.master.streamer.web import ServedStreamer, streamer_metrics
 
 _LONG_S = 1000.0
 
@@ -134,7 +133,7 @@ def test_an_outbox_whose_name_another_one_has_is_unwell(
 ) -> None:
     other = made_outbox(f"sqlite:///{tmp_path_short}/other.db")
     first = _program(sqlite_outbox.url, redis_url)
-    served = ServedStreamer(_program_settings(other.url), redis_url, lambda why: None)
+    served = ServedStreamer(StreamerSettings(outbox_url=other.url, ticket_stream=STREAM), redis_url, lambda why: None)
     client = served.app.test_client()
     try:
         first.start()
@@ -153,7 +152,9 @@ def test_an_outbox_whose_name_another_one_has_is_unwell(
 
 def test_a_dead_thread_has_the_process_begin_anew(sqlite_outbox: Outbox, redis_url: str) -> None:
     left: list[str] = []
-    served = ServedStreamer(_program_settings(sqlite_outbox.url), redis_url, left.append)
+    served = ServedStreamer(
+        StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM), redis_url, left.append
+    )
     served.start(0, "")
     try:
         time.sleep(0.1)

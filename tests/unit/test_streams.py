@@ -43,15 +43,6 @@ def test_a_call_that_gave_no_fence_names_those_that_stay() -> None:
     ]
 
 
-def test_a_record_of_a_leader_of_a_former_version_is_read_also_with_tickets_of_our_names() -> None:
-    assert _read(b"T", b"7 1-1 1-2", b"U", b"8 2-1") == [
-        HandOver(b"T", 7, [b"1-1", b"1-2"]),
-        HandOver(b"U", 8, [b"2-1"]),
-    ]
-    names = [b"fence", b"between", b"tickets", b"ids"]
-    assert [part.ticket for part in _read(*(field for name in names for field in (name, b"7 1-1")))] == names
-
-
 @given(_TICKETS)
 def test_a_recall_names_each_ticket_under_its_fence_with_its_ids(tickets: list[bytes]) -> None:
     between = separator(tickets)
@@ -68,8 +59,6 @@ def test_a_record_says_whether_its_leader_knows_of_tickets_that_wait() -> None:
         fields[6] = name
         [record] = parse_inbox([[b"inbox", [[b"5-0", fields]]]])
         assert (record.knows_waits, record.parts) == (knows, [HandOver(b"T", 7, [b"1-1"])])
-    [former] = parse_inbox([[b"inbox", [[b"5-0", [b"T", b"7 1-1"]]]]])
-    assert not former.knows_waits
 
 
 def test_a_record_of_a_form_that_is_not_known_names_nothing_and_stops_nobody() -> None:
@@ -124,17 +113,3 @@ def test_each_record_of_a_reply_has_its_own_bodies() -> None:
         (b"7-0", {b"2-1": [b"c", b"d"]}),
     ]
     assert all(record.parts == _PARTS for record in found)
-
-
-@given(
-    st.lists(
-        st.sampled_from([b"fence", b"between", b"tickets", b"ids", b"\n", b"1-1", b"2"]) | st.binary(max_size=4),
-        min_size=1,
-        unique=True,
-    )
-)
-def test_a_record_of_a_former_version_brings_nothing_however_many_tickets_it_names(tickets: list[bytes]) -> None:
-    fields = [field for n, ticket in enumerate(tickets) for field in (ticket, b"7 %d-1 %d-2" % (n, n))]
-    assert _record(*fields) == InboxRecord(
-        b"5-0", [HandOver(t, 7, [b"%d-1" % n, b"%d-2" % n]) for n, t in enumerate(tickets)], {}
-    )
