@@ -32,9 +32,8 @@ inbox         the log of hand-overs to one incarnation; it also wakes the incarn
 notifier      tells the leader that a stream has new entries
 cursor        how far the leader has read a stream
 lane          a consumer's queue for one ticket
-tail          a ticket's unfinished entries, oldest first
 parked        on the leader's board and with no consumer: pending under ``master``, or only peeked at yet; people read
-              *waiting*. (The dead-letter policy ``park``, shown as *halt*, is another thing: it halts the ticket)
+              *waiting*
 tenant        whose a message is; tenants take turns. Its tenant and its priority are a message's *marks*
 halted        a ticket whose given-up message, pending under ``halted``, waits for an operator
 take back     dead incarnation -> ``master``; after a change of leader the *takeover* rebuilds the leader's state
@@ -46,8 +45,8 @@ redrive       put a dead letter back
 rehearsal     a dry run: one call of a handler with an existing message, without effects: sinks roll back, and Redis
               is only read
 drain         stop taking work, finish what runs, give back the rest
-rule          an operator's order for a ticket, a pattern, a tenant or everything: pause, slow or dead_letter; for a
-              consumer: pause, which is a drain by an operator, and the consumer is then *paused*
+rule          an operator's order for a ticket, a pattern, a tenant or everything: pause or slow; for a consumer:
+              pause, which is a drain by an operator, and the consumer is then *paused*
 action        an operator's deed, with who, what and why; all of them are in the *action log*
 explain       say what a ticket waits for, and until when
 lag           the entries not yet read, in the sources too; *unfinished* adds the pending ones

@@ -168,7 +168,7 @@ class Incarnation:
             ack_link, steps(ack_link), self.lanes, self.reporter, name, waits, settings.run_log_length, on_lost
         )
         self.bell = DeadLetterNotifier(metrics, settings, settings.consumer_name, keys)
-        self.acker.policy = handler.options.stored_policy or settings.dead_letter_policy
+        self.acker.policy = handler.options.dead_letter_policy or settings.dead_letter_policy
         self.acker.on_dead_letter = self._ring
         policy, limit_s = terms(settings, handler.options)
         self._limit_s = limit_s or math.inf

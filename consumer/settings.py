@@ -6,7 +6,7 @@ import re
 import socket
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from usher.common.base.errors import StartRefused
 from usher.common.http.credentials import reach_problems
@@ -14,11 +14,6 @@ from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import Address, CommonSettings, ConsumerName, HttpUrls, is_loopback
 
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
-
-
-def _stored_policy(value: str) -> str:
-    """Return the policy by the word that Redis keeps (lua/owner/dead_letter.lua)."""
-    return "park" if value == "halt" else value
 
 
 def _named(value: str) -> str:
@@ -78,13 +73,10 @@ class ConsumerSettings(CommonSettings):
     max_attempts: int = Field(
         5, ge=1, le=1000, description="Starts of a handler for one message before it becomes a dead letter."
     )
-    dead_letter_policy: Annotated[str, AfterValidator(_stored_policy)] = Field(
+    dead_letter_policy: str = Field(
         "skip",
-        pattern=r"^(skip|halt|park|tail)$",
-        description=(
-            "After a dead letter its ticket goes on (skip), waits for `usher dead` (halt; park is the same), or loses"
-            " its pending tail (tail)."
-        ),
+        pattern=r"^(skip|halt)$",
+        description="After a dead letter its ticket goes on (skip) or waits for `usher dead` (halt).",
     )
     retry_seconds: float = Field(
         0.2, ge=0, le=3600, description="Wait before the second attempt; doubles with each further one."

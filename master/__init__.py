@@ -10,12 +10,12 @@ Threads and what they own
                                             over, recovers; between its turns it waits on the stream notifier
                                             (stream_notifier.py), which Redis notifies of new entries and other threads
                                             set; the stream cursor (stream_cursor.py) decides when it peeks at new
-                                            entries (leader/peeked.py)
+                                            entries (leader/entries.py)
     roster    membership/registry.py        reads registrations and leases
     health    membership/health_checker.py  asks every consumer's health URL
-    reap      recovery/janitor.py           forgets dead incarnations
+    reap      recovery/repairs.py           forgets dead incarnations
     delayed   operations/delayed_sender.py  adds delayed messages to the stream when they are due
-    changes   dispatch/change_watch.py      learns of tickets and rules that others have changed, and of new consumers
+    changes   dispatch/events.py            learns of tickets and rules that others have changed, and of new consumers
     trim      operations/trimming.py        cuts old entries that no reader needs
     gather    sources/gatherer.py           with several ticket streams: moves their new entries to the work stream
     watch     sources/discovery.py          helps ``gather``: learns which sources have changed
@@ -30,10 +30,10 @@ Threads and what they own
                                             acknowledged in Redis
 
 Only ``dispatch`` touches the board; the others post events to it (dispatch/events.py). The work of its turns is in
-files without a thread: stream_cursor.py, halted_tickets.py, rules.py and position_saver.py in dispatch/, takeover.py,
-recoverer.py, idle_sweep.py and reconciler.py in recovery/, and leader/validation.py, which checks entries that were
-read; leader/leader_scripts.py calls the scripts. Every thread has a connection of its own. Every step that changes
-anything carries the epoch, so a thread that acts on old knowledge is refused by Redis, not by hope.
+files without a thread: stream_cursor.py in dispatch/, takeover.py and repairs.py in recovery/, and leader/entries.py,
+which checks entries that were read; leader/leader_scripts.py calls the scripts. Every thread has a connection of its
+own. Every step that changes anything carries the epoch, so a thread that acts on old knowledge is refused by Redis, not
+by hope.
 
 Several ticket streams
 ----------------------

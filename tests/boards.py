@@ -71,7 +71,7 @@ def freed(board: Board, incarnation: str, ticket: bytes, entry_ids: Iterable[byt
 
 def held_back(board: Board) -> list[BoardTicket]:
     """Name the tickets that rules hold back."""
-    return [*board._gate.paused(), *board._gate.slowed_or_condemned()]
+    return [*board._gate.paused(), *board._gate.slowed()]
 
 
 def may_plan(board: Board) -> bool:
@@ -85,7 +85,7 @@ def wait_once(board: Board) -> None:
     queue = board._queue
     runnable = queue.waiting() if isinstance(queue, FairQueue) else queue._runnable
     waiting = [*runnable, *queue._unassigned, *held_back(board)]
-    waiting += [asked.ticket for asked in board._ownership.recalls.asked.values() if asked.holds]
+    waiting += [asked.ticket for asked in board.asked_back.asked.values() if asked.holds]
     waiting += [ticket for consumer in board.consumers.values() for ticket in consumer.waiting]
     names = [ticket.name for ticket in waiting]
     assert len(set(map(id, waiting))) == len(waiting), f"twice: {names}"

@@ -9,24 +9,21 @@ from collections.abc import Callable, Iterable
 
 from tests.redis_model import HALTED, MASTER, PAGE, RedisModel
 from usher.common.protocol.registration import name_of
-from usher.master.dispatch.halted_tickets import HaltedTickets
-from usher.master.leader.leader_scripts import GroupMoved, Rejected, RulesMoved
-from usher.master.leader.marks import NO_MARKS
-from usher.master.leader.peeked import NewEntries, PeekedEntry
+from usher.master.leader.entries import NO_MARKS, NewEntries, PeekedEntry, Rejected
+from usher.master.leader.leader_scripts import GroupMoved, RulesMoved
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, HandOverPlan, ReplyFollowUp
-from usher.master.recovery.recoverer import Recoverer
+from usher.master.recovery.repairs import Recoverer, read_again
 
 
-class _HaltSteps:
-    """The steps that HaltedTickets asks for."""
+class _PageSteps:
+    """The steps that ``read_again`` asks for."""
 
     marks = NO_MARKS
 
     def __init__(self, redis: RedisModel) -> None:
         self.read_parked = redis.parked_page
-        self.end_tail = redis.end_tail
 
 
 class Leader:
@@ -40,7 +37,6 @@ class Leader:
         self.recoverer = Recoverer()
         self.unsure: set[bytes] = set()
         self.rejected: list[Rejected] = []
-        self.halted_tickets = HaltedTickets()
         self.heard = len(redis.changed)
         self.now_s = 0.0
 
@@ -48,7 +44,7 @@ class Leader:
     def adopt(cls, redis: RedisModel, window: int) -> Leader:
         """A new epoch, as ``usher.master.recovery.takeover`` begins it."""
         leader = cls(redis, window)
-        leader.board.learn_time(redis.clock_ms, leader.now_s)
+        leader.board.waits.learn_time(redis.clock_ms, leader.now_s)
         leader.look_at(redis.roster())
         board, dead = leader.board, set()
         for ticket, record in list(redis.index.items()):
@@ -129,12 +125,12 @@ class Leader:
         self.heard = len(self.redis.changed)
 
     def reopen(self) -> bool:
-        """One page of what was not kept of a halted ticket, and of what ends."""
-        return self.halted_tickets.turn(self.board, _HaltSteps(self.redis), self.unsure)  # type: ignore[arg-type]
+        """One page of what was not kept of a halted ticket."""
+        return read_again(self.board, _PageSteps(self.redis), self.unsure)  # type: ignore[arg-type]
 
     def read_records(self, names: Iterable[bytes]) -> None:
         """Memory follows the index."""
-        self.board.learn_time(self.redis.clock_ms, self.now_s)
+        self.board.waits.learn_time(self.redis.clock_ms, self.now_s)
         for name in names:
             self.unsure.discard(name)
             record = self.redis.index.get(name)

@@ -13,10 +13,9 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.owner_words import due_ms_of, is_given_back, is_waiting
 from usher.common.protocol.registration import GIVES_BACK, Registration, name_of
 from usher.common.protocol.stream_id import ZERO, rank
+from usher.master.leader.entries import NO_MARKS, NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import Freed, GroupMoved, ParkedPage, TakenPage
 from usher.master.leader.losses import LossBook
-from usher.master.leader.marks import NO_MARKS
-from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply, TargetReply, TicketPlan
 
@@ -57,6 +56,7 @@ class RedisModel:
     """
 
     marks = NO_MARKS
+    time_goes_on = True
     losses = LossBook(None, Keys("stream", "group"))  # type: ignore[arg-type]  # there are none
 
     def __init__(self, claiming_drops_the_bodiless: bool = True) -> None:
@@ -118,7 +118,7 @@ class RedisModel:
     def recorded(self, ticket: bytes) -> set[bytes]:
         """The ids in a ticket's record."""
         record = self.index.get(ticket)
-        return set(record.ids) if record is not None and record.owner != "tail" else set()
+        return set(record.ids) if record is not None else set()
 
     def lives(self, incarnation: str) -> bool:
         return incarnation in self.leases
@@ -175,7 +175,7 @@ class RedisModel:
         self.changed.append(ticket)
 
     def park(self, incarnation: str, ticket: bytes) -> None:
-        """dead_letter.lua with policy park, for the first message of a ticket."""
+        """dead_letter.lua with policy halt, for the first message of a ticket."""
         record = self._its_own(incarnation, ticket)
         first, *rest = record.ids
         is_gone = first in self.bodiless
@@ -187,22 +187,6 @@ class RedisModel:
         self._write(
             ticket, Record("returned" if is_gone else HALTED, record.fence, left if is_gone else [first, *left])
         )
-        self.changed.append(ticket)
-
-    def end(self, incarnation: str, ticket: bytes) -> None:
-        """dead_letter.lua with policy tail, for the first message of a ticket."""
-        record = self._its_own(incarnation, ticket)
-        first, *rest = record.ids
-        self.finish(first)
-        if first in self.bodiless:
-            self._write(
-                ticket,
-                Record("returned", record.fence, [entry_id for entry_id in rest if self._claim(entry_id, MASTER)]),
-            )
-        else:
-            for entry_id in rest:
-                self.finish(entry_id)
-            self._write(ticket, Record("tail", record.fence, [self.delivered]))
         self.changed.append(ticket)
 
     def redrive(self, ticket: bytes) -> None:
@@ -421,18 +405,6 @@ class RedisModel:
         return ParkedPage(
             page[-1] if page else None, found, [entry_id for entry_id in page if entry_id not in self.pending]
         )
-
-    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> int | None:
-        """end_tail.lua."""
-        record = self.index.get(ticket)
-        if record is None or record.head != believed:
-            return None
-        for entry_id in ids:
-            if self.pending.get(entry_id) == MASTER:
-                self.finish(entry_id)
-        if is_last:
-            del self.index[ticket]
-        return len(ids)
 
     def read_parked(self) -> list[tuple[bytes, bytes]]:
         """read_parked.lua, all pages at once."""

@@ -31,8 +31,8 @@ from pathlib import Path
 from tests.boards import may_plan
 from tests.leader_model import Leader
 from tests.redis_model import RedisModel
+from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
 from usher.master.leader.leader_scripts import TakenPage
-from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 from usher.master.policy.board.tickets import BoardTicket, Standing
 

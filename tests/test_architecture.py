@@ -295,6 +295,7 @@ _READS_LITTLE = {
     "hand_over": "what a peek saw, or a notification brought",
     "send_delayed": "what due_delayed named",
     "look_again": "one entry",
+    "dead_letter": "one entry; those behind it are read only where nothing is left of them",
 }
 
 

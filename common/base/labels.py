@@ -8,14 +8,13 @@ _LABELS = {
     "ok": "OK",
     "unknown": "Unknown",
     "clean": "OK",
-    "park": "halt",
 }
 
 
 def label(word: str) -> str:
-    """Return the word that is shown for a severity, a policy or a state.
+    """Return the word that is shown for a severity or a state.
 
-    >>> label("bad"), label("park"), label("handed_over")
-    ('Critical', 'halt', 'handed over')
+    >>> label("bad"), label("handed_over")
+    ('Critical', 'handed over')
     """
     return _LABELS.get(word, word.replace("_", " "))

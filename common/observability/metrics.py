@@ -30,7 +30,6 @@ DEAD_LETTER_REASONS = (
     "gave_up",
     "invalid",
     "body_gone",
-    "rule",
     "too_large",
     "no_ticket_id",
     "empty_ticket_id",

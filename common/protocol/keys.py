@@ -163,7 +163,7 @@ class Keys:
 
     @property
     def dead(self) -> str:
-        """Stream: dead letters (lua/includes/letter.lua). Written by dead_letter (owner), reject and end_tail (leader);
+        """Stream: dead letters (lua/includes/letter.lua). Written by dead_letter (owner), reject (leader);
         redrive and drop remove entries."""
         return self.prefix + "dead"
 

@@ -8,8 +8,6 @@ import re
 RETURNED = b"returned"
 #: The ticket waits for an operator.
 HALTED = b"halted"
-#: The ticket's tail goes to the dead letters.
-TAIL = b"tail"
 
 _WAITS = re.compile(rb"waits@([0-9]{1,16})")
 

@@ -25,7 +25,6 @@ class TicketState(enum.StrEnum):
     RETRYING = "retrying"  # its first message was tried, and is tried again, by its consumer or in a while
     RECOVERING = "recovering"  # its consumer is lost; it is taken back
     HALTED = "halted"  # by a dead letter, until an operator acts
-    ENDING = "ending"  # what waits of it becomes dead letters
     RETURNED = "returned"  # given back, by a drain, a recall or a redrive; waits for a new owner
     PUT_OFF = "put_off"  # given back until a time that its handler asked for; it has not failed
     UNREADABLE = "unreadable"  # its record in Redis is none

@@ -160,7 +160,6 @@ def _consumer(keys: Keys) -> tuple[Grant, ...]:
         Grant(("xread", "xrange", "xtrim"), (inbox,)),
         Grant(("xadd", "xdel", "xlen"), (keys.runs, keys.dead, keys.changed)),
         Grant(("hget", "hdel"), (keys.consumers,)),
-        Grant(("hgetall",), (keys.rules,)),
     )
 
 
@@ -204,10 +203,10 @@ def _words(text: str) -> tuple[str, ...]:
 
 _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
 _MASTER = _words(
-    "peek read_parked reject end_tail hand_over recall take_back free_tickets restore sweep save_position "
+    "peek read_parked reject hand_over recall take_back free_tickets restore sweep save_position "
     "note_behind note_repeats note_chart rejoin revoke reap forget_attempts elect hold_lead resign "
     "next_generation register redrive drop_letters read_letters count_above count_between trim change_rules "
-    "order end_by_rule ticket_entries find_entries find_runs pending_heads send read_field read_fields "
+    "order ticket_entries find_entries find_runs pending_heads send read_field read_fields "
     "due_delayed send_delayed move_delayed drop_delayed read_delayed"
 )
 _AUDITOR = ("count_above", "count_between", "find_entries", "find_runs", "look_again", "read_field", "read_letters")

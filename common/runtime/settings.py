@@ -59,7 +59,7 @@ def _webhook(value: str) -> str:
     return value
 
 
-#: A lease with a longer life in Redis comes from a clock that was set back (master/membership/lease_clamp.py).
+#: A lease with a longer life in Redis comes from a clock that was set back (master/membership/registry.py).
 LONGEST_OWNER_LEASE_S = 3600
 #: The pattern of a field with a few choices.
 _CHOICES = re.compile(r"\^\(([a-z|]+)\)\$")

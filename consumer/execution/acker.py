@@ -22,10 +22,8 @@ from typing import NamedTuple
 from usher.common.base.clock import now_s
 from usher.common.base.errors import OwnershipLost, ReplyUnknown
 from usher.common.base.log import event
-from usher.common.protocol.letter_policies import letter_policy
 from usher.common.protocol.run_log import DONE, encode
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import pairs
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.common.runtime.service import Service
 from usher.consumer.execution.lanes import Lanes, MessageLane
@@ -74,8 +72,6 @@ _LETTERS, _LETTER_BYTES = 50, 1 << 22
 _GIVE_BACKS = 50
 #: The policy under which a ticket goes on after a dead letter.
 SKIP = "skip"
-#: The policy is looked up when the dead letter is written.
-UNDECIDED = ""
 #: Reasons of dead letters after which a ticket goes on under any policy.
 _GOES_ON = ("body_gone", OPERATOR)
 
@@ -196,9 +192,7 @@ class Acker(Service):
 
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
         """Give a message up; its lane is held."""
-        # Nothing waits behind a message without a ticket id, so there is nothing to halt.
-        goes_on = bury.reason in _GOES_ON or not message.ticket_id
-        self._given_up.append(GivenUp(lane, message, bury, SKIP if goes_on else UNDECIDED))
+        self._given_up.append(GivenUp(lane, message, bury, SKIP if bury.reason in _GOES_ON else self.policy))
         self._write_now.set()
         self.wake()
 
@@ -279,7 +273,7 @@ class Acker(Service):
         """Write everything that is there now: first failures, then successes, then what comes after them in their
         lanes, tickets to be given back and dead letters. Leave what comes meanwhile to the next turn: handlers that ask
         to be called again at once always bring one more failure."""
-        self._decide_policies()
+        self._take_given_up()
         while self._to_give_back:
             self._giving_back.append(self._to_give_back[0])
             self._to_give_back.popleft()
@@ -299,28 +293,16 @@ class Acker(Service):
         if refused is not None:
             raise refused
 
-    def _decide_policies(self) -> None:
-        """Look under which policies the messages that were given up become dead letters: a live rule stands above ours.
-        If its ticket does not simply go on, its queued messages are not ours from now on: the script takes them back,
-        and they may be handed to us again before we have seen its answer."""
-        given_up = [*self._given_up]
-        rules = self._rules() if any(item.policy == UNDECIDED for item in given_up) else {}
-        for item in given_up:
-            if item.policy == UNDECIDED:
-                ticket = item.message.ticket.decode()
-                item = item._replace(policy=letter_policy(rules, ticket) or self.policy)
+    def _take_given_up(self) -> None:
+        """Take over the messages that were given up. If its ticket does not simply go on, its queued messages are not
+        ours from now on: the script takes them back, and they may be handed to us again before we have seen its
+        answer."""
+        for item in [*self._given_up]:
             if item.policy != SKIP:
                 with self._lanes.locked() as board:
                     board.close_fence(item.message.ticket, item.message.fence, item.message.stream_id)
             self._burying.append(item)
             self._given_up.popleft()
-
-    def _rules(self) -> dict[bytes, bytes]:
-        try:
-            return pairs(self._link.call("HGETALL", self._steps.rules_key))
-        except CommandRefused as refused:  # the Redis user lacks this right, which is newer than many a user
-            event(log, "letter_policies_not_read", level=logging.WARNING, why=str(refused))
-            return {}
 
     def _note_failures(self) -> None:
         """Write one batch of failures. If a message failed more than once, Redis gets its last count, and the run log
@@ -425,17 +407,11 @@ class Acker(Service):
         self._lanes.resume([item.lane])
         # The call before, whose answer was lost, wrote it, and its ticket has gone on since.
         was_written = item.in_doubt and answer in (Buried.GONE, Buried.STALE)
-        if was_written or answer in (Buried.OK, Buried.HALTED, Buried.ENDED):
+        if was_written or answer in (Buried.OK, Buried.HALTED):
             self.dead_letters += 1
             self.on_dead_letter(letter)
-        if answer in (Buried.HALTED, Buried.ENDED):
-            event(
-                log,
-                "ticket_halted" if answer is Buried.HALTED else "ticket_tail_ended",
-                level=logging.ERROR,
-                ticket=message.ticket,
-                id=message.id,
-            )
+        if answer is Buried.HALTED:
+            event(log, "ticket_halted", level=logging.ERROR, ticket=message.ticket, id=message.id)
         if item.policy != SKIP or answer is Buried.STALE:
             return  # the leader hears of it from Redis
         self._reporter.add([(message.ticket, message.fence, [message.stream_id])])

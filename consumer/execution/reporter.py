@@ -55,7 +55,7 @@ class Reporter(Service):
     ``slots``: messages that run at a time. While half of those that it may have beyond these wait to be reported, the
     others keep it busy; the leader says how many these are, and one of a former version gives up to ``capacity``.
     ``ticket_window``: most messages of one ticket here; the leader hands over more of it when half
-    of them are done (master/policy/board/ownership.py). ``retrying``: counts the tickets that wait for a retry. They
+    of them are done (master/policy/board/board.py). ``retrying``: counts the tickets that wait for a retry. They
     keep no handler busy: the leader hands over others, so it is told of them even if nothing has ended.
     """
 

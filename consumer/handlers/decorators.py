@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Never, TypeVar
 
-from usher.common.protocol.letter_policies import STORED
-
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -101,15 +99,10 @@ class HandlerOptions:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= 86_400):
                 raise ValueError(f"{name} must be seconds from 0 to 86400 (it is {value!r})")
-        if self.dead_letter_policy not in (None, *STORED):
-            raise ValueError(f"dead_letter_policy must be skip, halt or tail (it is {self.dead_letter_policy!r})")
+        if self.dead_letter_policy not in (None, "skip", "halt"):
+            raise ValueError(f"dead_letter_policy must be skip or halt (it is {self.dead_letter_policy!r})")
         if self.rate is not None and not (isinstance(self.rate, (int, float)) and 0.001 <= self.rate <= 1_000_000):
             raise ValueError(f"rate must be messages per second, from 0.001 to 1000000 (it is {self.rate!r})")
-
-    @property
-    def stored_policy(self) -> str | None:
-        """The dead letter policy by the word that Redis keeps."""
-        return None if self.dead_letter_policy is None else STORED[self.dead_letter_policy]
 
     def terms(self) -> bool:
         """Return whether any setting is overridden."""
@@ -136,7 +129,7 @@ def handler(
     ``max_attempts``: starts before the message becomes a dead letter (USHER_MAX_ATTEMPTS). ``backoff_s``: wait in
     seconds before the second start, doubled for each further one (USHER_RETRY_SECONDS), up to ``backoff_cap_s``
     (60). ``deadline_s``: longest that the handler may run before its process is ended; 0: no limit
-    (USHER_HANDLER_SECONDS). ``dead_letter_policy``: what a ticket does after a dead letter: skip, halt or tail
+    (USHER_HANDLER_SECONDS). ``dead_letter_policy``: what a ticket does after a dead letter: skip or halt
     (USHER_DEAD_LETTER_POLICY). ``rate``: messages of each ticket that start per second, evenly spaced; others go on
     meanwhile, and a message that is tried again waits for its turn too. Not with ``@batch``. ``body``: what a typed
     handler's value is made of: ``json`` or ``msgpack`` of the field ``body``, its ``bytes``, all ``fields``, or a

@@ -38,13 +38,12 @@ class AckAnswer(NamedTuple):
 
 
 class Buried(enum.Enum):
-    """The result of the script dead_letter. HALTED: the ticket waits for an operator; ENDED: its tail goes too;
-    RETURNED: nothing was left to halt, the ticket went back to ``master``; GONE: the message is not in processing any
+    """The result of the script dead_letter. HALTED: the ticket waits for an operator; RETURNED: nothing was
+    left to halt, the ticket went back to ``master``; GONE: the message is not in processing any
     more; STALE: another owner has its ticket."""
 
     OK = b"OK"
     HALTED = b"HALTED"
-    ENDED = b"ENDED"
     RETURNED = b"RETURNED"
     GONE = b"GONE"
     STALE = b"STALE"
@@ -80,8 +79,7 @@ class Given(enum.Enum):
 
 
 class Letter(NamedTuple):
-    """The record of a message that is given up. Times in milliseconds since the epoch. ``policy``: skip, park or
-    tail."""
+    """The record of a message that is given up. Times in milliseconds since the epoch. ``policy``: skip or halt."""
 
     ticket: bytes
     id: bytes
@@ -106,7 +104,6 @@ class OwnerScripts:
         self._keys = keys
         self._registration = registration
         self.incarnation = self._incarnation = registration.incarnation
-        self.rules_key = keys.rules
         self._lease = keys.lease(registration.incarnation)
 
     def renew(self, lease_ms: int, start: bytes = b"-") -> Renewal:

@@ -14,7 +14,7 @@ from usher.common.protocol.message import REPLAY_OF, UID_FIELD, check_ticket, fi
 from usher.common.protocol.run_log import RunRecord
 from usher.common.protocol.stream_id import is_id, rank
 from usher.consumer.isolation.values import NOT_RUN, CallResult, Piece
-from usher.master.policy.letters import PARK, DeadLetter
+from usher.master.policy.letters import DeadLetter
 
 #: Reasons of letters whose message no handler was ever given, nor would be if it were redriven.
 _FOR_NOBODY = frozenset({"no_ticket_id", "empty_ticket_id", "ticket_id_too_long", "ticket_id_not_utf8"})
@@ -86,7 +86,7 @@ def of_letter(letter: DeadLetter, ticket: bytes) -> Candidate:
     """Make a candidate of a dead letter. It would be redriven with attempts that begin anew."""
     reason = letter.reason.replace("_", " ")
     why = f"{reason}: {letter.error}" if letter.error else reason
-    before = Before(DEAD, f"{why} (halted)" if letter.policy == PARK else why)
+    before = Before(DEAD, f"{why} (halted)" if letter.policy == "halt" else why)
     unfit = _NOBODY.format(letter.reason) if letter.reason in _FOR_NOBODY else unfit_of(letter.ticket or None)
     return Candidate(letter.message_id, ticket, before, letter, letter.fence, NEVER, unfit)
 

@@ -39,9 +39,8 @@ from usher.consumer.policy.acks import FailedAttempt, Linger, Success
 from usher.consumer.policy.outcome import Bury, TicketPace
 from usher.consumer.settings import ConsumerSettings
 from usher.deploy.testkit.messages import encoded
-from usher.master.dispatch.change_watch import ChangeWatch
 from usher.master.dispatch.dispatcher import Dispatcher
-from usher.master.dispatch.events import Report
+from usher.master.dispatch.events import ChangeWatch, Report
 from usher.master.leader.elector import Elector, Lead
 from usher.master.leader.limits import TICKET_WINDOW, limits_of
 from usher.master.membership.registration import Membership
@@ -166,7 +165,7 @@ class Kit:
         self._acker = Acker(
             link, self._steps, lanes, reporter, name, Linger(0.0, 1), settings.run_log_length, self._broken.append
         )
-        self._acker.policy = self.handler.options.stored_policy or settings.dead_letter_policy
+        self._acker.policy = self.handler.options.dead_letter_policy or settings.dead_letter_policy
         policy, limit_s = terms(settings, self.handler.options)
         self._executor = Executor(
             lanes,

@@ -26,7 +26,7 @@ from usher.master.insight.status import StatusReader
 from usher.master.insight.ticket_feed import TicketFeed
 from usher.master.insight.ticket_history import TicketHistory
 from usher.master.leader.limits import TICKET_WINDOW
-from usher.master.membership.owner_question import OwnerQuestion
+from usher.master.membership.consumer_http import OwnerQuestion
 from usher.master.membership.registration import Membership
 from usher.master.messages.fields import MessageFields
 from usher.master.operations.action_log import ActionLog

@@ -14,11 +14,11 @@ from usher.common.redis.acl import scripts_for_others
 from usher.common.runtime.service import Service
 from usher.master.assembly.context import MasterContext
 from usher.master.charts.keeper import ChartKeeper
-from usher.master.dispatch.change_watch import ChangeWatch
 from usher.master.dispatch.dispatcher import Dispatcher
+from usher.master.dispatch.events import ChangeWatch
 from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.elector import Elector, Lead
-from usher.master.leader.leader_scripts import Rejected
+from usher.master.leader.entries import Rejected
 from usher.master.leader.limits import limits_of
 from usher.master.leader.tracing import HandOverSpans
 from usher.master.membership.consumer_http import ConsumerHttpClient
@@ -26,7 +26,7 @@ from usher.master.membership.health_checker import BOUNDS, HealthChecker
 from usher.master.membership.registry import ConsumerRegistry, RegisteredConsumer
 from usher.master.operations.delayed_sender import DelayedMessages
 from usher.master.operations.trimming import TRIM_S, Trimmer, retention_of
-from usher.master.recovery.janitor import Janitor
+from usher.master.recovery.repairs import Janitor
 
 _TRIM_WORK_S = 2.0
 #: Seconds between two looks at the leases, and between two questions to each consumer's health URL.

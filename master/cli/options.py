@@ -57,7 +57,7 @@ _REASON, _ERROR, _OLDER, _YOUNGER = OF_LETTERS
 _POLICY = click.option(
     "--policy",
     default="",
-    type=click.Choice(["", "park", "skip", "tail"]),
+    type=click.Choice(["", "halt", "skip"]),
     help="Only those written under this policy.",
 )
 _TICKET = click.option("--ticket", metavar="ID", help="Only those of this ticket.")

@@ -13,7 +13,6 @@ import click
 from usher.common.base.durations import Number
 from usher.common.base.text import escape_control
 from usher.common.protocol.message import LONGEST_TICKET
-from usher.common.protocol.registration import NAME
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.options import OperatorContext, caller, operator_context, print_rule_set_change, why_option
 from usher.master.cli.shared import console, print_json, table
@@ -60,7 +59,7 @@ def _target(ticket: str | None, pattern: str | None, tenant: str | None, everyth
 
 
 @click.group(
-    help="Show live rules, lift them, and turn tickets into dead letters. Without a command: list the rules.",
+    help="Show live rules, and lift them. Without a command: list the rules.",
     invoke_without_command=True,
 )
 @click.pass_context
@@ -84,17 +83,13 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
         limits = [f"{rule.rate_per_second:g}/s"] if rule.rate_per_second else []
         limits += [f"{rule.concurrency} at a time"] if rule.concurrency else []
         limits += [f"weight {rule.weight}"] if rule.weight else []
-        limits += [rule.to] if rule.to else []
         rate, since = ", ".join(limits), span(now_ms - rule.set_ms) if rule.set_ms else ""
         rows.append((rule.id, rule.target.value, rule.value, rule.action.value, rate, rule.who, since, rule.reason))
     console().print(
-        table("Rules", ("id", "target", "value", "action", "rate or to", "who", "since", "reason"), rows, ids=("id",))
+        table("Rules", ("id", "target", "value", "action", "rate", "who", "since", "reason"), rows, ids=("id",))
     )
     click.echo(
-        "  none"
-        if not rows
-        else "  the strongest one holds: pause, then dead_letter, then the slowest; and one route and one policy;"
-        " `usher rules lift ID` ends one"
+        "  none" if not rows else "  the strongest one holds: pause, then the slowest; `usher rules lift ID` ends one"
     )
 
 
@@ -115,50 +110,6 @@ def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -
             click.echo(f"{chosen}: {'there is no such rule' if changed is None else changed.told}")
     if None in changes.values():
         sys.exit(1)
-
-
-@rules.command(
-    "dead-letter",
-    help=(
-        "Turn the messages of tickets into dead letters (reason `rule`), in order, from now on until the rule is"
-        " lifted. Messages already handed over run to their end. Afterwards `usher dead redrive` turns the letters"
-        " into messages again."
-    ),
-)
-@_targets
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@_WHY
-@_JSON
-@options(CommonSettings)
-def dead_letter(flags: dict[str, Any], yes: bool, why: str, as_json: bool, **chosen: Any) -> None:
-    target, value = _target(**chosen)
-    if not yes:
-        if as_json:
-            raise click.UsageError("--json does not ask: pass --yes too")
-        if not sys.stdin.isatty():
-            raise click.UsageError("stdin is not a terminal: pass --yes")
-        if not click.confirm(f"make dead letters of {value or 'everything'}?"):
-            sys.exit(1)
-    _set(flags, Rule(target, value, RuleAction.DEAD_LETTER, None, why, caller().who), as_json)
-
-
-@rules.command(
-    "dead-letter-policy",
-    help=(
-        "Say what tickets do after a dead letter, until the rule is lifted: go on (skip), wait for `usher dead` (halt),"
-        " or lose their pending tail (tail). It stands above the handler's and the setting's policy."
-    ),
-)
-@_targets
-@click.option("--to", type=click.Choice(["skip", "halt", "tail"]), required=True, help="The policy.")
-@_WHY
-@_JSON
-@options(CommonSettings)
-def dead_letter_policy(flags: dict[str, Any], to: str, why: str, as_json: bool, **chosen: Any) -> None:
-    target, value = _target(**chosen)
-    if target is Target.TENANT:
-        raise click.UsageError("a dead letter policy is not for a tenant: consumers need not know it")
-    _set(flags, Rule(target, value, RuleAction.LETTER_POLICY, None, why, caller().who, to=to), as_json)
 
 
 @click.command(
@@ -218,25 +169,6 @@ def slow(
     _set(flags, rule, as_json)
 
 
-@click.command(
-    help=(
-        "Route tickets to one consumer: they go to it while it takes work, however busy it is, and to any other one"
-        " while it does not. What another consumer has already runs to its end there first. This holds until the rule"
-        " is lifted (`usher rules lift`)."
-    )
-)
-@_targets
-@click.option("--to", required=True, metavar="NAME", help="The consumer's name.")
-@_WHY
-@_JSON
-@options(CommonSettings)
-def route(flags: dict[str, Any], to: str, why: str, as_json: bool, **chosen: Any) -> None:
-    if not NAME.fullmatch(to):
-        raise click.UsageError("the name of a consumer is 1 to 64 of A-Z a-z 0-9 . _ -")
-    target, value = _target(**chosen)
-    _set(flags, Rule(target, value, RuleAction.ROUTE, None, why, caller().who, to=to), as_json)
-
-
 def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
     with operator_context(flags) as at:
         try:
@@ -244,7 +176,7 @@ def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
         except TooManyRules as full:
             raise click.ClickException(str(full)) from full
         if not as_json:
-            _tell_others(at, rule.target, rule.value, rule.action)
+            _tell_others(at, rule.target, rule.value)
 
 
 @click.command(
@@ -273,11 +205,11 @@ def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> Non
         sys.exit(1)
 
 
-def _tell_others(at: OperatorContext, target: Target, value: str, action: RuleAction = RuleAction.PAUSE) -> None:
+def _tell_others(at: OperatorContext, target: Target, value: str) -> None:
     """Print the other rules that fit: of several rules the strongest holds."""
     if target is Target.TICKET:
         for rule in at.rules.read().all_of(value.encode("utf-8", "surrogateescape")):
-            if rule.id != rule_id(target, value, action):
+            if rule.id != rule_id(target, value):
                 click.echo(
                     escape_control(f"another rule fits it too: it is {rule.told()}; `usher rules lift {rule.id}`")
                 )

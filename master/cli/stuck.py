@@ -75,7 +75,7 @@ def _ways(group: dict[str, Any]) -> list[str]:
     error = f" --error {shlex.quote(group['error'])}" if group["error"] else ""
     ways = [f"usher tickets list --state {group['state']}{error}"]
     if group["state"] == "halted" and error:
-        ways.append(f"usher dead redrive --all{error} --policy park   # runs them again, after the fix")
+        ways.append(f"usher dead redrive --all{error} --policy halt   # runs them again, after the fix")
     elif group["state"] == "retrying":
         ways.append(f"usher tickets retry --state retrying{error}   # now, after the fix")
     return ways

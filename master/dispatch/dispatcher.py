@@ -29,26 +29,24 @@ from usher.common.redis.replies import TicketStream, parse_record, redis_ms
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.dispatch.events import ChangedElsewhere, DispatcherEvent, Report
-from usher.master.dispatch.halted_tickets import HaltedTickets
-from usher.master.dispatch.position_saver import PositionSaver
-from usher.master.dispatch.rules import RuleWork
-from usher.master.dispatch.stream_cursor import IDLE_READ_S, StreamCursor, TicketEntry
+from usher.master.dispatch.stream_cursor import IDLE_READ_S, PositionSaver, StreamCursor, TicketEntry
 from usher.master.dispatch.stream_notifier import StreamNotifier
-from usher.master.leader.counters import LeaderCounters
 from usher.master.leader.elector import Lead
-from usher.master.leader.leader_scripts import GroupMoved, LeaderScripts, NotificationMismatch, Rejected, RulesMoved
+from usher.master.leader.entries import NO_NEW_ENTRIES, MarkReader, NewEntries, Rejected, partition_entries
+from usher.master.leader.leader_scripts import (
+    GroupMoved,
+    LeaderCounters,
+    LeaderScripts,
+    NotificationMismatch,
+    RulesMoved,
+)
 from usher.master.leader.limits import LeaderLimits
-from usher.master.leader.marks import MarkReader
-from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
-from usher.master.leader.validation import partition_entries
 from usher.master.membership.registry import RegisteredConsumer
+from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import NOTHING, HandOverPlan, HandOverReply, is_given_back_head
-from usher.master.policy.board.views import BoardFacts, Parked
-from usher.master.recovery.idle_sweep import IdleSweep
-from usher.master.recovery.pending_check import PendingCheck
-from usher.master.recovery.reconciler import PAGE, Reconciler
-from usher.master.recovery.recoverer import Recoverer
+from usher.master.policy.board.plans import NOTHING, BoardFacts, HandOverPlan, HandOverReply, Parked, is_given_back_head
+from usher.master.policy.rules import Target
+from usher.master.recovery.repairs import PAGE, IdleSweep, PendingCheck, Reconciler, Recoverer, read_again
 from usher.master.recovery.takeover import rejoin, sort_again, take_over
 
 log = logging.getLogger(__name__)
@@ -102,10 +100,8 @@ class Dispatcher(Service):
         self.board = self._new_board()
         self.counts = LeaderCounters()
         self._recoverer = Recoverer(self.counts)
-        self._halted_tickets = HaltedTickets()
-        self._rule_work = RuleWork(link, keys, bool(limits.marks.tenant))
         self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
-        self._cursor = StreamCursor(limits, notifier)
+        self._cursor = StreamCursor(limits.batch, limits.read_ahead, notifier)
         self._marks = MarkReader(limits.marks)
         self._unsure: set[bytes] = set()  # tickets whose records must be read again
         self._rules_due = False  # the rules may have changed since they were read
@@ -272,12 +268,11 @@ class Dispatcher(Service):
         # 4. Records of unsure tickets: after 1 and 2, which name most of them, and before they are planned.
         self._read_records()
         # 5. Older entries: those that memory did not keep of tickets that go on.
-        reopening = self._halted_tickets.turn(self.board, self._steps, self._unsure)
+        reopening = read_again(self.board, self._steps, self._unsure)
         # 6. Entries on the board get the free slots before new ones.
         handed = self._hand_over()
-        # 7. Make room: write the dead letters that a rule asks for, and drop from memory what Redis alone can keep.
-        #    After 6, since what was handed over needs no room; before 8, which peeks at nothing if too much is parked.
-        ruling = self._rule_work.turn(self.board, self._steps, self._unsure, self.on_rejected, self._follow_rules)
+        # 7. Make room: drop from memory what Redis alone can keep. After 6, since what was handed over needs no room;
+        #    before 8, which peeks at nothing if too much is parked.
         self._unload()
         # 8. New entries. Older ones are on the board by now, or the board knows that they are yet to be read. If there
         #    are none, some may be asked back for consumers that have nothing to do.
@@ -296,7 +291,7 @@ class Dispatcher(Service):
         #     keep 9 and 10 from their turn.
         if not more:
             self._recall()
-        found_more = more or handed or ruling or sweeping or reopening or checking or self._rejected
+        found_more = more or handed or sweeping or reopening or checking or self._rejected
         if found_more or self._recoverer.is_busy or self._events or self._unsure or self._rules_due:
             return 0.0
         # 12. Ask for a notification, if 8 did not: only when nothing is left to do, so under load nobody waits for one.
@@ -352,9 +347,23 @@ class Dispatcher(Service):
         """Read the rules, which may have changed. They include the consumers that an operator has drained."""
         assert self._steps is not None
         self._rules_due = True  # stays True until it has worked: the change is announced once
-        self._rule_work.read(self.board, self._steps)
+        self._read_rules(self._steps)
         self._follow_roster(self._members)
         self._rules_due = False
+
+    def _read_rules(self, steps: LeaderScripts) -> None:
+        rules = read_rules(self._link, self._keys)
+        if rules.version != steps.rules_version:
+            event(log, "rules_loaded", count=len(rules.rules), version=rules.version)
+            for rule in rules.rules:
+                if not rule.version:
+                    why = "everything is paused until it is lifted"
+                    event(log, "rule_unreadable", level=logging.ERROR, rule=rule.id, why=why)
+                elif rule.target is Target.TENANT and not self._limits.marks.tenant:
+                    why = "no tenants without USHER_TENANT_FIELD"
+                    event(log, "rule_without_effect", level=logging.WARNING, rule=rule.id, why=why)
+        self.board.follow(rules)
+        steps.rules_version = rules.version
 
     def _lose(self, incarnation: str) -> bool:
         """Begin to recover a consumer whose lease was seen to have ended.
@@ -386,7 +395,9 @@ class Dispatcher(Service):
         names = list(self._unsure)[:PAGE]
         if not names:
             names, was_all = self._reconciler.page(self.board, now)
-            self._rules_due |= was_all and self._rule_work.has_moved(self._steps)
+            if was_all:  # an announcement of new rules may get lost
+                version = self._link.call("HGET", self._keys.counters, "rules") or b""
+                self._rules_due |= version != self._steps.rules_version
             self._pending_check.look_at(names, self._steps)
         if not names:
             return
@@ -398,7 +409,7 @@ class Dispatcher(Service):
         ]
         self._pending_check.look_at_resumed(resumed, self._steps)
         if any(value is not None and is_waiting(value.partition(b" ")[0]) for value in values):
-            self.board.learn_time(redis_ms(self._link), now_s())
+            self.board.waits.learn_time(redis_ms(self._link), now_s())
         for name, value in zip(names, values, strict=True):
             self._unsure.discard(name)
             if value is None:
@@ -413,7 +424,7 @@ class Dispatcher(Service):
             to_recover = self.board.set_record(name, record.owner, record.fence, record.ids, now)
             if to_recover is not None:
                 self._recoverer.add(to_recover)
-        if back := self.board.take_came_back():
+        if back := self.board.asked_back.take_came_back():
             self.counts.came_back += back
             event(log, "tickets_recalled", count=back)
 

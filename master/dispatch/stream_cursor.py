@@ -1,20 +1,24 @@
-"""Stream cursor: keeps how far the leader is in the stream, and decides when it peeks at the next entries."""
+"""How far the leader is in the stream: when it peeks at the next entries, and the group's position, saved outside of
+the group, so that a group that is lost begins again where it was. Neither has a thread: the dispatcher gives them
+turns."""
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from usher.common.base.clock import now_s
 from usher.common.base.log import event
+from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import ZERO, from_rank, rank
+from usher.common.redis.replies import TicketStream
 from usher.master.dispatch.stream_notifier import StreamNotifier
-from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.limits import LeaderLimits
-from usher.master.leader.peeked import NewEntries, notification_limit
+from usher.master.leader.entries import NewEntries, notification_limit
+from usher.master.leader.leader_scripts import LeaderScripts, PositionLook
 from usher.master.policy.board.board import Board
-from usher.master.policy.read_ahead import read_ahead_room
+from usher.master.policy.group_loss import Memory
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +27,12 @@ log = logging.getLogger(__name__)
 IDLE_READ_S = 2.0
 #: Entries under ``master`` at which nothing more is read: a takeover reads them all.
 _MOST_UNDER_MASTER = 2_000_000
+#: Read-ahead: most bytes of ids, of tickets and of entries, in memory.
+_BYTES = 64 * 1024 * 1024
+_LONGEST_ID = 41
+_LONGEST = LONGEST_TICKET + _LONGEST_ID
+#: Seconds between saves: at most this much comes again when the group is lost.
+_SAVE_POSITION_S = 1.0
 
 #: An entry with a usable ticket: (id, ticket).
 TicketEntry = tuple[bytes, bytes]
@@ -51,8 +61,9 @@ class StreamCursor:
     they are peeked at again (``retry``).
     """
 
-    def __init__(self, limits: LeaderLimits, notifier: StreamNotifier | None) -> None:
-        self._limits = limits
+    def __init__(self, batch: int, read_ahead: int, notifier: StreamNotifier | None) -> None:
+        """``batch``: most entries peeked at once. ``read_ahead``: see ``read_ahead_room``."""
+        self._batch, self._read_ahead = batch, read_ahead
         self._notifier = notifier
         self._no_more_since_s = 0.0
         self._may_have_more = True  # the stream, as far as we know
@@ -161,12 +172,63 @@ class StreamCursor:
         """Return how many more entries there is space for, in memory and under ``master``."""
         if self.under_master >= _MOST_UNDER_MASTER:
             return 0
-        return read_ahead_room(self._limits.read_ahead, board.parked, board.tickets)
+        return read_ahead_room(self._read_ahead, board.parked, board.tickets)
 
     def _room(self, board: Board) -> int:
         may_read = self.may_read(board)
         if not may_read and not self.is_full:
             event(log, "waiting_limit_reached", level=logging.WARNING, parked=board.parked)
         # It is told once, and again when a tenth had been free meanwhile.
-        self.is_full = not may_read or (self.is_full and may_read < self._limits.read_ahead // 10)
-        return min(self._limits.batch, may_read, board.room)
+        self.is_full = not may_read or (self.is_full and may_read < self._read_ahead // 10)
+        return min(self._batch, may_read, board.room)
+
+
+def read_ahead_room(most: int, parked: int, tickets: Iterable[bytes]) -> int:
+    """Return how many more entries may be read, so that no more than ``most`` are parked, and their ids fit into 64
+    MiB. ``tickets``: names of all tickets in memory; looked at only where the bytes could be too many."""
+    room = most - parked
+    if room > 0 and (parked + 1) * _LONGEST > _BYTES:
+        room = min(room, (_BYTES - parked * _LONGEST_ID - sum(map(len, tickets))) // _LONGEST)
+    return max(0, room)
+
+
+class PositionSaver:
+    """Saver of the group's position, on the dispatcher's thread. ``memory``: what this master knows of the group, also
+    between two epochs."""
+
+    def __init__(self, stream: TicketStream, look_s: float) -> None:
+        """Make a saver that looks every ``look_s`` seconds although nothing moves."""
+        self._stream = stream
+        self._look_s = look_s
+        self.memory = Memory()
+        self._was_open = False  # the last saved position had something pending
+        self._saved_s = 0.0
+
+    def follow(self) -> None:
+        """Learn, on a standby, what the leader saved last, in case that is lost together with all the other data in
+        Redis."""
+        saved = self._stream.saved_position()
+        if saved is not None:
+            self.memory = self.memory.followed(saved)
+
+    def begin(self, last_delivered: bytes) -> None:
+        """Begin to lead: the group has been given everything up to ``last_delivered``."""
+        self.memory = self.memory.found(last_delivered)
+
+    def remember(self, new: NewEntries) -> None:
+        """Remember that these entries were taken."""
+        self.memory = self.memory.read(new.found[0].id, new.found[-1].id)
+
+    def turn(self, board: Board, steps: LeaderScripts, last_read: bytes) -> PositionLook | None:
+        """Save the position, once a second while it moves. Return what Redis told with it; None when it was not
+        asked."""
+        now = now_s()
+        is_open = bool(board.in_flight or board.parked)
+        noted = self.memory.noted
+        has_moved = noted is None or noted.delivered != last_read or is_open or self._was_open
+        if now - self._saved_s < (_SAVE_POSITION_S if has_moved else self._look_s):
+            return None
+        look = steps.save_position(board.takeable())
+        self.memory = Memory(look.position)
+        self._was_open, self._saved_s = is_open, now
+        return look

@@ -16,7 +16,7 @@ from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.last_error import TRACEBACK
 from usher.common.protocol.last_error import decode as decode_error
-from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL, due_ms_of
+from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import CommandRefused, Link
@@ -28,7 +28,7 @@ from usher.master.membership.registry import RegisteredConsumer, members_of, sta
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import member_of
 from usher.master.operations.live_rules import rulebook
-from usher.master.policy.board.views import BoardFacts
+from usher.master.policy.board.plans import BoardFacts
 from usher.master.policy.explain.explain import explain
 from usher.master.policy.explain.facts import (
     ConsumerTotals,
@@ -45,7 +45,7 @@ _PAGE, _PAGES = 200, 25
 _LOOK_S = 0.05
 #: Clocks that differ by less count as one clock.
 _CLOCKS_AGREE_MS = 1000
-_KINDS = {RETURNED: "returned", HALTED: "halted", TAIL: "tail"}
+_KINDS = {RETURNED: "returned", HALTED: "halted"}
 
 #: Asks the owner at this health URL what it does with a ticket; None: no answer.
 AskOwner = Callable[[str, str], OwnerTold | None]
@@ -147,7 +147,7 @@ class Explainer:
         found["parked"], found["parked_is_exact"] = (), True
         if delivered is not None and pending.get(MASTER):
             parked, found["parked_is_exact"] = self._find(keys.stream, ticket, b"-", keys.group, until_s)
-            known = {*ids} if kind != "tail" else set()
+            known = {*ids}
             found["parked"] = tuple(entry_id for entry_id in parked if entry_id not in known)
         if not (kind or found["unread"] or found["parked"]):
             found |= self._delayed(ticket, until_s)

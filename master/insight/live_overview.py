@@ -34,7 +34,7 @@ from usher.master.membership.registry import (
     STATES,
 )
 from usher.master.operations.live_rules import read_rules
-from usher.master.policy.board.views import Parked
+from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.alarms import BAD, Alarm, alarms
 from usher.master.policy.rates import Sample, is_still, point, rates
 from usher.master.policy.rules import Rulebook, Target

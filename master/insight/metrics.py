@@ -20,7 +20,7 @@ from usher.common.redis.client import CommandRefused
 from usher.common.runtime.service import Service
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.insight.stats import ConsumerStats, StreamStats, StreamStatsReader
-from usher.master.leader.counters import LeaderCounters
+from usher.master.leader.leader_scripts import LeaderCounters
 from usher.master.membership.health_checker import HealthChecker
 from usher.master.membership.registry import STATES
 

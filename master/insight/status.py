@@ -19,7 +19,7 @@ from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.mishaps import losses_command, parse_losses, told
-from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL, due_ms_of
+from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.ticket_states import TicketState
@@ -252,8 +252,6 @@ def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
         return row | {"state": TicketState.PUT_OFF, "due_ms": due_ms, "fence": record.fence, "message_ids": ids}
     if record.owner == HALTED:
         return row | {"state": TicketState.HALTED, "fence": record.fence, "message_ids": ids}
-    if record.owner == TAIL:
-        return row | {"state": TicketState.ENDING, "fence": record.fence, "message_ids": []}
     owner = record.owner.decode(errors="replace")
     return row | {
         "state": TicketState.HANDED_OVER,

@@ -15,7 +15,7 @@ from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.formatting import ticket_url, visible
-from usher.master.policy.board.views import Parked
+from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.stuck import (
     Head,
     StuckContext,

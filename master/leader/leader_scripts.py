@@ -6,7 +6,7 @@ Every method raises Fenced when the leader key no longer holds our epoch, and wh
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -19,12 +19,63 @@ from usher.common.protocol.stream_id import GroupPosition
 from usher.common.redis.client import Meanwhile
 from usher.common.redis.replies import Entry, separator
 from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argument
-from usher.master.leader.counters import LeaderCounters
+from usher.common.runtime.histograms import LONG_US, DurationHistogram
+from usher.master.leader.entries import (
+    LONGEST_MARK,
+    NO_MARKS,
+    NO_NEW_ENTRIES,
+    EntryParser,
+    MarkReader,
+    NewEntries,
+    PeekedEntry,
+    Rejected,
+    digest_of,
+)
 from usher.master.leader.losses import LossBook
-from usher.master.leader.marks import NO_MARKS, MarkReader
-from usher.master.leader.peeked import LONGEST_MARK, NO_NEW_ENTRIES, EntryParser, NewEntries, PeekedEntry, digest_of
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TargetReply, TicketPlan
-from usher.master.policy.board.rule_gate import Condemned
+
+#: Messages per batch whose waiting time is measured, so that a batch of a thousand costs no more than one of ten.
+_SAMPLED = 16
+
+
+class LeaderCounters:
+    """Counts of what a leader did, since the start of the process, over all epochs in which it led. The dispatcher's
+    thread keeps them, at a few additions per batch; any thread may read them."""
+
+    def __init__(self) -> None:
+        self.adoptions = 0
+        self.handed_over = 0
+        self.batches = 0
+        self.lost = 0
+        self.recalled = 0
+        self.came_back = 0
+        self.calls = DurationHistogram()
+        self.waits = DurationHistogram(LONG_US)
+        self.recoveries = DurationHistogram(LONG_US)
+        #: Called with the plan that was handed over and the time at which the call began (nanoseconds since the epoch):
+        #: for tracing, if it is on.
+        self.on_handed_over: Callable[[HandOverPlan, int], None] | None = None
+
+    def hand_over(self, plan: HandOverPlan, reply: HandOverReply, began_ns: int) -> None:
+        """Count a hand_over call that was answered."""
+        now_ns = time.time_ns()
+        parts = [
+            part
+            for target, answer in zip(plan.targets, reply.targets, strict=True)
+            if answer.state == "OK"
+            for part in target.parts
+        ]
+        self.handed_over += sum(len(part.ids) for part in parts)
+        self.batches += 1
+        self.calls.add([(now_ns - began_ns) // 1000])
+        step = len(parts) // _SAMPLED + 1
+        self.waits.add([now_ns // 1000 - 1000 * int(part.ids[0].partition(b"-")[0]) for part in parts[::step]])
+        if self.on_handed_over is not None:
+            self.on_handed_over(plan, began_ns)
+
+    def recovered(self, seconds: float) -> None:
+        """Count a lost consumer whose entries are back, this many seconds after its loss was noticed."""
+        self.recoveries.add([int(seconds * 1_000_000)])
 
 
 class RulesMoved(UsherError):
@@ -109,14 +160,6 @@ class DueLook(NamedTuple):
     wait_ms: int | None
     due: list[Due]
     unreadable: list[tuple[bytes, bytes]]
-
-
-class Rejected(NamedTuple):
-    """An entry that can be handed to no consumer. ``shown``: the part of its ticket id that may be shown."""
-
-    id: bytes
-    shown: bytes
-    reason: str
 
 
 def _found(flat: Sequence[Any], step: int = 2) -> list[PeekedEntry]:
@@ -224,14 +267,6 @@ class LeaderScripts:
         args = [part for entry in entries for part in entry]
         return int(self._run("reject", (keys.stream, keys.leader, keys.dead), args)[1])
 
-    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> int | None:
-        """Make dead letters of the entries parked behind a given-up one; the ticket is free again after the last.
-        Return how many of the ids, from the first one, are over now; None when its record is not the one believed."""
-        keys = self._keys
-        args = (ticket, believed, int(is_last), *ids)
-        state, ended = self._run("end_tail", (keys.stream, keys.leader, keys.tickets, keys.dead), args)
-        return int(ended) if state == b"OK" else None
-
     def hand_over(
         self, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES, meanwhile: Meanwhile | None = None
     ) -> HandOverReply:
@@ -284,26 +319,6 @@ class LeaderScripts:
         between = separator([ticket for ticket, _ in tickets])
         args = (incarnation, between, *chain.from_iterable(tickets))
         return list(self._run("recall", script_keys, args)[1])
-
-    def end_by_rule(self, condemned: Sequence[Condemned]) -> tuple[list[Condemned], list[bytes]]:
-        """Make dead letters of the messages that a rule condemns. Return those that are over now, and the tickets whose
-        records are not as believed, which are among the former, without ids. Where bodies are large, not all of them
-        are. Raises RulesMoved."""
-        keys = self._keys
-        args: list[Any] = [self.rules_version]
-        for doomed in condemned:
-            why = f"{doomed.rule.reason} " if doomed.rule.reason else ""
-            error = f"{why}(rule {doomed.rule.id} of {doomed.rule.who or 'somebody'})"
-            args += (doomed.ticket, doomed.believed, error.encode("utf-8", "surrogateescape"), b" ".join(doomed.ids))
-        script_keys = (keys.stream, keys.leader, keys.tickets, keys.dead, keys.attempts, keys.counters)
-        state, ended = self._run("end_by_rule", script_keys, args)
-        if state == b"RULES":
-            raise RulesMoved
-        told = list(zip(condemned, ended, strict=True))
-        return (
-            [doomed._replace(ids=doomed.ids[: max(0, count)]) for doomed, count in told if count],
-            [doomed.ticket for doomed, count in told if count < 0],
-        )
 
     def take_back(self, incarnation: str, count: int) -> TakenPage:
         """Bring one page of a dead incarnation's entries to ``master``."""

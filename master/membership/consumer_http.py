@@ -14,13 +14,16 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
+import orjson
 import urllib3
 from urllib3.util import parse_url
 
-from usher.common.base.clock import now_s
+from usher.common.base.clock import now_s, wall_ms
 from usher.common.http.tls import ClientTls
 from usher.master.membership.health_url import HealthHosts, UnfitUrl
+from usher.master.policy.explain.facts import OwnEntry, OwnerTold
 
 #: How often requests that take too long in all are looked for.
 _LOOK_S = 0.5
@@ -28,6 +31,9 @@ _AT_ONCE = 16
 #: Most consumers to which a connection is kept, and for how long, at least, after the last request. Each start of a
 #: consumer is another port: without an end there would be a descriptor for every incarnation that ever answered.
 _MOST_KEPT, _KEPT_S = 5000, 60.0
+_HEALTH, _TICKETS, _RUNNING = "/api/health", "/api/tickets/", "/api/running"
+#: Characters of a name that a consumer tells.
+_LONGEST = 300
 
 
 class RequestBounds(NamedTuple):
@@ -38,6 +44,10 @@ class RequestBounds(NamedTuple):
     read_s: float
     whole_s: float
     most_bytes: int
+
+
+#: Bounds of a question to an owner.
+_ASK = RequestBounds(connect_s=0.5, read_s=1.0, whole_s=1.5, most_bytes=64 * 1024)
 
 
 class ConsumerAnswer(NamedTuple):
@@ -182,3 +192,77 @@ class _Asking(urllib3.PoolManager):
 
 def _resolve(name: str, port: int) -> list[str]:
     return [str(found[4][0]) for found in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
+
+
+class OwnerQuestion:
+    """Question to a ticket's owner: what it does with a ticket, or what it runs; facts that are written down nowhere.
+    Many threads may call it. The request goes beside the health endpoint; the answer is parsed strictly, and anything
+    odd counts as no answer."""
+
+    def __init__(self, hosts: HealthHosts, ca: Path | None = None) -> None:
+        self._asker = ConsumerHttpClient(hosts, _ASK, ca)
+
+    def __call__(self, health_url: str, ticket_id: str) -> OwnerTold | None:
+        """Ask the owner with this health URL what it does with the ticket. Return None when it did not say, or when its
+        health URL is not one that we ask."""
+        if not health_url.endswith(_HEALTH):
+            return None
+        # Dots are quoted too: clients and proxies remove a part of a path that is "." or "..".
+        path = _TICKETS + quote(ticket_id.encode("utf-8", "surrogateescape"), safe="").replace(".", "%2E")
+        answer = self._asker.ask({"owner": health_url}, end=_HEALTH, instead=path)["owner"]
+        return read_answer(answer.body, wall_ms()) if answer.status == 200 else None
+
+    def process(self, health_url: str) -> dict[str, Any] | None:
+        """Ask the consumer with this health URL what its process is and runs. Return None when it did not say."""
+        if not health_url.endswith(_HEALTH):
+            return None
+        answer = self._asker.ask({"owner": health_url}, end=_HEALTH, instead=_RUNNING)["owner"]
+        return read_process(answer.body, wall_ms()) if answer.status == 200 else None
+
+    def close(self) -> None:
+        self._asker.close()
+
+
+def read_answer(body: bytes, now_ms: int) -> OwnerTold | None:
+    """Parse the answer in a body; None when it is none. Its times are moved to our clock: ``time_ms`` says when it was
+    made by the other one."""
+    try:
+        document: dict[str, Any] = orjson.loads(body)
+        ahead_ms = int(document["time_ms"]) - now_ms
+        entries = tuple(_entry(entry, ahead_ms) for entry in document["entries"])
+        return OwnerTold(entries, int(document["max_attempts"]))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def read_process(body: bytes, now_ms: int) -> dict[str, Any] | None:
+    """Parse what a consumer tells of its process; None when it is not that. Its times are moved to our clock."""
+    try:
+        document: dict[str, Any] = orjson.loads(body)
+        ahead_ms, memory = int(document["time_ms"]) - now_ms, document["memory_bytes"]
+        running = [
+            {
+                "ticket_id": str(one["ticket_id"]),
+                "id": str(one["id"]),
+                "attempt": int(one["attempt"]),
+                "started_ms": int(one["started_ms"]) - ahead_ms,
+            }
+            for one in document["running"]
+        ]
+        told = {name: str(document[name])[:_LONGEST] for name in ("incarnation", "host", "version", "handler")}
+        numbers = {"pid": int(document["pid"]), "memory_bytes": None if memory is None else int(memory)}
+        return {**told, **numbers, "running": running, "runs": int(document["runs"])}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _entry(entry: dict[str, Any], ahead_ms: int) -> OwnEntry:
+    started_ms, due_ms = int(entry["started_ms"] or 0), int(entry["due_ms"] or 0)
+    return OwnEntry(
+        str(entry["id"]).encode(),
+        str(entry["state"]),
+        int(entry["attempt"]),
+        started_ms and max(1, started_ms - ahead_ms),
+        due_ms and max(1, due_ms - ahead_ms),
+        bool(entry.get("apart")),
+    )

@@ -2,12 +2,17 @@
 
 Revoking is not killing: the lease can no longer be renewed and ends by itself. Recovery begins when it has ended, as
 after any death, so that a consumer that still works in the meantime is never overlapped.
+
+The lease in Redis is the authority on life; the health check finds processes that live but do not work or cannot be
+reached. It can be wrong in one big way: when the master's own network is the trouble, every consumer looks dead. So
+most are never revoked at once.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced
@@ -20,7 +25,6 @@ from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.membership.consumer_http import ConsumerHttpClient, RequestBounds
 from usher.master.membership.registry import RegisteredConsumer
-from usher.master.policy.liveness import judge
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,36 @@ _SLICE, _PER_SECOND = 40, 100
 _TELL_AGAIN_S = 300.0
 #: Bounds of a health request.
 BOUNDS = RequestBounds(connect_s=1.0, read_s=2.0, whole_s=3.0, most_bytes=1024)
+
+
+@dataclass(frozen=True)
+class HealthVerdict:
+    """Incarnations whose lease is to be revoked now, and whether the silence of most was put down to our own
+    network."""
+
+    revoke: tuple[str, ...]
+    own_network: bool
+
+
+def judge(failures: Mapping[str, int], limit: int) -> HealthVerdict:
+    """Decide from the number of health answers in a row that each living incarnation failed to give.
+
+    ==============================  =======================================
+    silent (failures >= limit)      verdict
+    ==============================  =======================================
+    none                            nothing
+    at most half of all             revoke them
+    the only consumer there is      revoke it (nothing to compare with)
+    more than half                  nothing; our own network is the suspect
+    ==============================  =======================================
+
+    >>> judge({"a:1": 5, "b:1": 0}, 5).revoke
+    ('a:1',)
+    """
+    silent = tuple(sorted(name for name, count in failures.items() if count >= limit))
+    if len(silent) > max(1, len(failures) // 2):
+        return HealthVerdict((), True)
+    return HealthVerdict(silent, False)
 
 
 class HealthChecker(Service):

@@ -112,7 +112,7 @@ class Membership:
                 keys.unproven(new.incarnation),
                 keys.unproven(before),
             ),
-            (asked.name, stored, new.dump(), self.lease_ms, "1" if proven_dead else "0", generation),
+            (asked.name, stored, new.dump(), self.lease_ms, "1" if proven_dead else "0"),
         )
         if reply[0] == b"HELD":
             raise NameInUse(reply[1])

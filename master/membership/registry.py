@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,10 @@ from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import Registration, parse
-from usher.common.redis.client import Link
+from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import leases_command, pairs, parse_leases
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
-from usher.master.membership.lease_clamp import clamp_leases
 from usher.master.policy.rules import Rulebook
 
 log = logging.getLogger(__name__)
@@ -89,6 +88,40 @@ def strangers(pending: Mapping[str, int], members: Container[str]) -> dict[str, 
     """Return the names in the group that hold entries and are not on the roster, with the number of entries.
     ``pending``: all names in the group."""
     return {name: count for name, count in pending.items() if count and name not in members and ":" in name}
+
+
+def clamp_leases(link: Link, keys: Keys, registrations: Sequence[Registration], lease_ms: int) -> None:
+    """Shorten the leases of these registrations, which were read before, that last longer than any that was given: the
+    clock of Redis was set back since. ``lease_ms``: the lease that this master gives. Raises what ``Link.call`` raises.
+
+    A living consumer renews its lease soon, so this is for one that died just before: its tickets, and its name, would
+    wait for as long as the clock was set back. Shortening is right whoever does it and whatever happens meanwhile:
+    nobody trusts the lease for longer than it was given for, and from now on that time runs. So it needs no script and
+    no epoch.
+    """
+    if not registrations:
+        return
+    # The longest lease was noted before these were registered, and only grows.
+    commands = [
+        ("HGET", keys.counters, "lease"),
+        *(("PTTL", keys.lease(one.incarnation)) for one in registrations),
+    ]
+    noted, *left = link.all_of(commands)
+    longest_ms = max(int(noted or 0), lease_ms)
+    for registration, left_ms in zip(registrations, left, strict=True):
+        if left_ms > longest_ms:
+            event(
+                log,
+                "lease_too_long",
+                level=logging.WARNING,
+                consumer=registration.incarnation,
+                left_ms=left_ms,
+                longest_ms=longest_ms,
+            )
+            try:
+                link.call("PEXPIRE", keys.lease(registration.incarnation), longest_ms)
+            except CommandRefused:  # this user lacks the right
+                return
 
 
 class ConsumerRegistry(Service):

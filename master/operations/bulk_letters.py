@@ -27,7 +27,7 @@ from usher.master.operations.action_log import counted as outcome_of
 from usher.master.operations.dead_letters import AT_ONCE, DeadLetters, LetterResult
 from usher.master.operations.live_rules import RuleSetChange, TooManyRules
 from usher.master.operations.ticket_orders import OrderResult
-from usher.master.policy.letters import PARK, DeadLetter, LetterFilter, Preview
+from usher.master.policy.letters import HALT, DeadLetter, LetterFilter, Preview
 from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
@@ -39,8 +39,8 @@ _REMEMBERED, _NAMED = 20, 200
 _IDLE_S = 5.0
 COUNTING, READY, RUNNING, DONE, STOPPED = "counting", "ready", "running", "done", "stopped"
 REDRIVE, DROP = "redrive", "drop"
-#: Rules that a bulk action can set, one for each ticket.
-TICKET_RULES = (RuleAction.PAUSE.value, RuleAction.DEAD_LETTER.value)
+#: Rule that a bulk action can set, one for each ticket.
+PAUSE = RuleAction.PAUSE.value
 #: Outcomes after which the letter is no longer where it was.
 _GOOD = frozenset({"resumed", "added", "released", "dropped", "asked", "done", "set", "replaced"})
 
@@ -52,7 +52,7 @@ class TicketItem(NamedTuple):
     id: bytes
     group: tuple[str, str, str, str]
     head: str
-    policy: str = PARK
+    policy: str = HALT
 
 
 #: Yields the rows of all tickets that fit; gives an order about one, and its first unfinished message; sets a rule.
@@ -206,11 +206,11 @@ class BulkLetters(Service):
     def _outcomes(self, job: BulkJob, ids: list[bytes]) -> Iterable[LetterResult]:
         if not job.is_of_tickets:
             return self._letters.redrive(ids) if job.what == REDRIVE else self._letters.drop(ids)
-        by, step = By(job.who, "http", job.why), self._ruled if job.what in TICKET_RULES else self._ordered
+        by, step = By(job.who, "http", job.why), self._ruled if job.what == PAUSE else self._ordered
         return (LetterResult(one, step(job, one, by)) for one in ids if job.state == RUNNING)
 
     def _is_meant(self, job: BulkJob, item: TicketItem) -> bool:
-        return item.id in job.heads and (job.what in TICKET_RULES or job.heads[item.id] == item.head)
+        return item.id in job.heads and (job.what == PAUSE or job.heads[item.id] == item.head)
 
     def _ordered(self, job: BulkJob, ticket: bytes, by: By) -> str:
         order = TicketOrder(job.what)

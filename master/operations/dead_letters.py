@@ -3,7 +3,7 @@ commands: it needs no leader.
 
 Every step is one script (``redrive.lua``, ``drop_letters.lua``) that takes the letter out together with its effect, so
 a call whose reply was lost may be repeated: letters that were done are ``gone`` then. A leader learns from Redis of a
-ticket that may move (``usher.master.dispatch.change_watch``).
+ticket that may move (``usher.master.dispatch.events``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.action_log import ActionLog, OperatorAction
-from usher.master.policy.letters import PARK, DeadLetter, LetterFilter, parse_letter, split_letter
+from usher.master.policy.letters import HALT, DeadLetter, LetterFilter, parse_letter, split_letter
 
 #: Letters read, redriven or dropped by one script call.
 PAGE = 200
@@ -167,7 +167,7 @@ class DeadLetters:
         for _ in range(_MOST_LOOKED_AT // PAGE if missing else 0):
             is_all, letters = self._rows(b"-", end, PAGE, "newest")
             for letter in letters:
-                if letter.policy == PARK and letter.ticket in missing:
+                if letter.policy == HALT and letter.ticket in missing:
                     missing.remove(letter.ticket)
                     found[letter.ticket] = letter
             if is_all or not missing:
@@ -178,7 +178,7 @@ class DeadLetters:
     def parked_of(self, ticket: bytes, within_s: float) -> DeadLetter | None:
         """Return the letter that one halted ticket waits for, if it is found within ``within_s`` seconds."""
         letters = self.where("ticket", ticket, _OF_A_TICKET, within_s).letters
-        return next((letter for letter in letters if letter.policy == PARK), None)
+        return next((letter for letter in letters if letter.policy == HALT), None)
 
     def redrive(self, ids: Sequence[bytes]) -> list[LetterResult]:
         """Make messages of these letters again, in this order. At most ``AT_ONCE`` letters, which is one script

@@ -23,7 +23,8 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
-from usher.master.leader.leader_scripts import Due, DueLook, LeaderScripts, Rejected
+from usher.master.leader.entries import Rejected
+from usher.master.leader.leader_scripts import Due, DueLook, LeaderScripts
 
 log = logging.getLogger(__name__)
 

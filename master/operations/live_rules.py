@@ -61,8 +61,7 @@ class RuleSetChange(NamedTuple):
         if rule is None:
             return self.note
         what = "drain" if rule.target is Target.CONSUMER else rule.action.value
-        to = f" to {rule.to}" if rule.to else ""
-        return f"{f'{what} {rule.target.value} {escape_control(rule.value)}'.rstrip()}{to}: {self.note}"
+        return f"{f'{what} {rule.target.value} {escape_control(rule.value)}'.rstrip()}: {self.note}"
 
     def shown(self) -> dict[str, Any]:
         """Return the change for programs."""
@@ -108,10 +107,9 @@ class LiveRules:
         """Make this the rule for its target. When there are too many, the oldest drain gives way that is more than a
         day old and whose consumer is not registered. Raises TooManyRules, and what ``Link.call`` raises; after
         ReplyUnknown it is safe to ask again."""
-        chosen = rule_id(rule.target, rule.value, rule.action)
-        on = f"{rule.target.value} {rule.value}".rstrip() + (
-            f" at {rule.rate_per_second:g}/s" if rule.rate_per_second else f" to {rule.to}" if rule.to else ""
-        )
+        chosen = rule_id(rule.target, rule.value)
+        on = f"{rule.target.value} {rule.value}".rstrip()
+        on += f" at {rule.rate_per_second:g}/s" if rule.rate_per_second else ""
         on += f", {rule.concurrency} at a time" if rule.concurrency else ""
         on += f", weight {rule.weight}" if rule.weight else ""
         action = OperatorAction(by, what or rule.action.value, on)

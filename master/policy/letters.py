@@ -12,7 +12,7 @@ from usher.common.protocol.last_error import error_name, told
 from usher.common.protocol.stream_id import milliseconds
 
 #: Policy of a letter whose ticket waits for it.
-PARK = "park"
+HALT = "halt"
 #: A name and a place of an error, as they are told.
 _PLACED = re.compile(r".+ in .+:[0-9]+")
 #: Most groups that are named one by one.
@@ -237,7 +237,7 @@ class Preview:
         for letter in letters:
             self._counts[letter.group] += 1
             self.count += 1
-            self.adds += letter.policy != PARK
+            self.adds += letter.policy != HALT
 
     @property
     def groups(self) -> list[Group]:

@@ -1,24 +1,16 @@
 """Live rules: an operator's orders for tickets, in force at once, without a deploy. Pure: the time is an argument.
 
-==================  ================================================================================================
-rule                effect
-==================  ================================================================================================
-pause               nothing more of the ticket is handed over; what its owner has already goes on to its end
-slow                at most ``rate_per_second`` messages of each ticket are handed over per second
-dead_letter         what is parked of the ticket becomes dead letters (reason ``rule``), in order, once its owner is
-                    done with what it has
-route               the ticket goes to the consumer named ``to`` while that one takes work, however busy it is, and
-                    to any other one while it does not; a former owner first finishes what it has
-dead_letter_policy  after a dead letter the ticket does what ``to`` says (skip, halt, tail), whatever its consumer's
-                    handler and settings say; consumers read it when they write a dead letter
-==================  ================================================================================================
+=====  ==========================================================================================
+rule   effect
+=====  ==========================================================================================
+pause  nothing more of the ticket is handed over; what its owner has already goes on to its end
+slow   at most ``rate_per_second`` messages of each ticket are handed over per second
+=====  ==========================================================================================
 
 A rule is for one ticket, for those whose ids match a pattern (``*``, ``?``, ``[a-z]``), for those of a tenant, for the
-stream, or for everything. There is one rule for a target, and beside it one route and one dead letter policy: a second
-one replaces it. Of several that match a ticket the strongest holds: pause, then dead_letter, then the slowest; and one
-route: that of the ticket, else of a pattern, else of its tenant, the newest first; and one policy in the same way, but
-none of a tenant: consumers need not know it. A rule for a ``consumer`` pauses it: it is handed nothing more, also after
-a restart under the same name.
+stream, or for everything. There is one rule for a target: a second one replaces it. Of several that match a ticket the
+strongest holds: pause, then the slowest. A rule for a ``consumer`` pauses it: it is handed nothing more, also after a
+restart under the same name.
 
 A tenant that is slowed has one limit for all of its tickets together: ``rate_per_second`` messages, or
 ``concurrency`` of them at a time, over all consumers; or another ``weight`` among the tenants. What slows its tickets
@@ -36,14 +28,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from usher.common.protocol.letter_policies import ACTION
-
 #: Most rules at a time: each pattern is tried for every ticket that is planned.
 MOST_RULES = 1000
 LONGEST_REASON = 500
 #: Rules that were set within so many ms, and are equal but for the ticket, are shown as one.
 _AT_ONCE_MS = 60_000
-_FIELDS = ("target", "value", "action", "rate_per_second", "reason", "who", "concurrency", "weight", "to")
+_FIELDS = ("target", "value", "action", "rate_per_second", "reason", "who", "concurrency", "weight")
 
 
 class Target(enum.Enum):
@@ -58,23 +48,13 @@ class Target(enum.Enum):
 class RuleAction(enum.Enum):
     PAUSE = "pause"
     SLOW = "slow"
-    DEAD_LETTER = "dead_letter"
-    ROUTE = "route"
-    LETTER_POLICY = ACTION
-
-
-#: Actions that hold nothing back: such a rule stands beside another one for the same target.
-BESIDE = (RuleAction.ROUTE, RuleAction.LETTER_POLICY)
-_STRENGTH = {RuleAction.PAUSE: 2, RuleAction.DEAD_LETTER: 1, RuleAction.SLOW: 0} | dict.fromkeys(BESIDE, -1)
-_EXACT = {Target.TICKET: 3, Target.PATTERN: 2, Target.TENANT: 1}
 
 
 @dataclass(frozen=True)
 class Rule:
     """A live rule. ``value``: the ticket id, pattern, tenant, stream or consumer name; "" for everything.
     ``rate_per_second``: for slow, else None; ``concurrency`` and ``weight``: of a tenant that is slowed, else None.
-    ``to``: for route, the consumer's name; for dead_letter_policy, the policy. ``version``: the number of the change
-    that set it; ``set_ms``: when, in milliseconds since the epoch."""
+    ``version``: the number of the change that set it; ``set_ms``: when, in milliseconds since the epoch."""
 
     target: Target
     value: str
@@ -87,14 +67,11 @@ class Rule:
     id: str = ""
     concurrency: int | None = None
     weight: int | None = None
-    to: str = ""
 
     @property
-    def strength(self) -> tuple[float, ...]:
+    def strength(self) -> tuple[bool, float]:
         """Strength of the rule: of two, the higher one holds."""
-        if self.action in BESIDE:
-            return _STRENGTH[self.action], _EXACT.get(self.target, 0), self.set_ms
-        return _STRENGTH[self.action], -(self.rate_per_second or 0.0)
+        return self.action is RuleAction.PAUSE, -(self.rate_per_second or 0.0)
 
     def fits(self, ticket: str, tenant: bytes = b"") -> bool:
         """Return whether the rule is about the ticket, of this tenant if that is known."""
@@ -120,13 +97,7 @@ class Rule:
 
     def told(self) -> str:
         """Describe the rule for people: ``paused by alice: the customer asked (rule 3f2a, everything)``."""
-        words = {
-            RuleAction.PAUSE: "paused",
-            RuleAction.DEAD_LETTER: "made dead letters",
-            RuleAction.ROUTE: f"routed to {self.to}",
-            RuleAction.LETTER_POLICY: f"under the policy {self.to}",
-        }
-        does = words.get(self.action) or self._slowed()
+        does = "paused" if self.action is RuleAction.PAUSE else self._slowed()
         has_value = self.target in (Target.PATTERN, Target.STREAM, Target.TENANT)
         of = self.target.value + (f" {self.value}" if has_value else "")
         why = f": {self.reason}" if self.reason else ""
@@ -140,15 +111,13 @@ class Rule:
         return " and ".join(limits + [f"given the weight {self.weight}"] * bool(self.weight))
 
 
-def rule_id(target: Target, value: str, action: RuleAction = RuleAction.PAUSE) -> str:
-    """Return the id of the rule for a target: always the same one, and others for its route and its dead letter
-    policy.
+def rule_id(target: Target, value: str) -> str:
+    """Return the id of the rule for a target: always the same one.
 
     >>> rule_id(Target.EVERYTHING, "")
     '71f1ef5259c5'
     """
-    kind = f"{action.value}\0" if action in BESIDE else ""
-    return hashlib.sha256(f"{kind}{target.value}\0{value}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return hashlib.sha256(f"{target.value}\0{value}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def dump(rule: Rule) -> bytes:
@@ -165,20 +134,19 @@ def parse(field: bytes, stored: bytes) -> Rule:
         facts: dict[str, Any] = json.loads(text)
         target, action = Target(facts["target"]), RuleAction(facts["action"])
         value, reason, who, rate = (facts[name] for name in ("value", "reason", "who", "rate_per_second"))
-        to = facts.get("to", "")  # rules of former versions have none
-        if not all(type(text) is str for text in (value, reason, who, to)):
+        if not all(type(text) is str for text in (value, reason, who)):
             raise ValueError("not text")
         limits = {}
         if action is not RuleAction.SLOW:
             rate = None
         elif target is Target.TENANT:
-            limits = {name: _whole(facts.get(name)) for name in ("concurrency", "weight")}
+            limits = {name: _whole(facts[name]) for name in ("concurrency", "weight")}
             rate = None if rate is None and any(limits.values()) else float(rate)
         else:
             rate = float(rate)
         if rate is not None and not 0 < rate < float("inf"):
             raise ValueError("no rate")
-        return Rule(target, value, action, rate, reason, who, int(version), int(set_ms), shown_id, to=to, **limits)
+        return Rule(target, value, action, rate, reason, who, int(version), int(set_ms), shown_id, **limits)
     except (ValueError, TypeError, KeyError, RecursionError):
         why = f"the rule {shown_id} cannot be read, so nothing moves: lift it (`usher rules lift {shown_id}`)"
         return Rule(Target.EVERYTHING, "", RuleAction.PAUSE, reason=why, id=shown_id)
@@ -209,36 +177,50 @@ def alike(rules: Iterable[Rule]) -> list[list[Rule]]:
     return groups
 
 
-class _Matches:
-    """Rules of one kind, by what they are for: a ticket, a pattern, a tenant, or all tickets (``broad``)."""
+class Rulebook:
+    """All rules of a stream, ready for look-ups. ``version``: what hand_over compares with Redis; "" while there never
+    was a rule."""
 
-    def __init__(self) -> None:
-        self._exact: dict[bytes, Rule] = {}
+    def __init__(self, rules: Iterable[Rule] = (), version: bytes = b"") -> None:
+        self.version = version
+        self.rules = sorted(rules, key=lambda rule: (rule.set_ms, rule.id))
+        self._consumers: dict[str, Rule] = {}
+        self._tickets: dict[bytes, Rule] = {}
         self._patterns: list[tuple[re.Pattern[str], Rule]] = []
         self._tenants: dict[bytes, Rule] = {}
-        self.broad: Rule | None = None
-
-    def add(self, rule: Rule) -> None:
-        if rule.target is Target.TICKET:
-            self._exact[_encode(rule.value)] = rule
-        elif rule.target is Target.PATTERN:
-            self._patterns.append((re.compile(fnmatch.translate(rule.value)), rule))
-        elif rule.target is Target.TENANT:
-            self._tenants[_encode(rule.value)] = rule
-        else:
-            self.broad = _stronger(self.broad, rule)
-
-    @property
-    def has_tenants(self) -> bool:
-        return bool(self._tenants)
+        self._broad: Rule | None = None  # for the stream, or for everything
+        #: Limits of tenants, which hold for all of their tickets together.
+        self.tenant_limits: dict[bytes, Rule] = {}
+        for rule in self.rules:
+            if rule.target is Target.CONSUMER:
+                self._consumers[rule.value] = rule
+            elif rule.target is Target.TENANT:
+                tenants = self.tenant_limits if rule.action is RuleAction.SLOW else self._tenants
+                tenants[_encode(rule.value)] = rule
+            elif rule.target is Target.TICKET:
+                self._tickets[_encode(rule.value)] = rule
+            elif rule.target is Target.PATTERN:
+                self._patterns.append((re.compile(fnmatch.translate(rule.value)), rule))
+            else:
+                self._broad = _stronger(self._broad, rule)
 
     @property
     def is_empty(self) -> bool:
-        return not (self._exact or self._patterns or self._tenants or self.broad)
+        """Return whether no rule holds tickets back one by one."""
+        return not (self._tickets or self._patterns or self._tenants or self._broad)
 
-    def of(self, ticket: bytes, tenant: bytes) -> Rule | None:
-        """Return the strongest of the rules that match a ticket of this tenant, or None."""
-        found = _stronger(self.broad, self._exact.get(ticket))
+    @property
+    def holds_tenants(self) -> bool:
+        """Return whether some rule holds the tickets of a tenant back, one by one."""
+        return bool(self._tenants)
+
+    @property
+    def pauses_all(self) -> bool:
+        return self._broad is not None and self._broad.action is RuleAction.PAUSE
+
+    def of(self, ticket: bytes, tenant: bytes = b"") -> Rule | None:
+        """Return the rule that holds a ticket of this tenant back, or None."""
+        found = _stronger(self._broad, self._tickets.get(ticket))
         if self._tenants:
             found = _stronger(found, self._tenants.get(tenant))
         if self._patterns:
@@ -247,57 +229,6 @@ class _Matches:
                 if pattern.match(text):
                     found = _stronger(found, rule)
         return found
-
-
-class Rulebook:
-    """All rules of a stream, ready for look-ups. ``version``: what hand_over compares with Redis; "" while there never
-    was a rule."""
-
-    def __init__(self, rules: Iterable[Rule] = (), version: bytes = b"") -> None:
-        self.version = version
-        self.rules = sorted(rules, key=lambda rule: (rule.set_ms, rule.id))
-        self._holding, self._routes = _Matches(), _Matches()
-        self._consumers: dict[str, Rule] = {}
-        #: Limits of tenants, which hold for all of their tickets together.
-        self.tenant_limits: dict[bytes, Rule] = {}
-        for rule in self.rules:
-            if rule.target is Target.CONSUMER:
-                self._consumers[rule.value] = rule
-            elif rule.action is RuleAction.ROUTE:
-                self._routes.add(rule)
-            elif rule.target is Target.TENANT and rule.action is RuleAction.SLOW:
-                self.tenant_limits[_encode(rule.value)] = rule
-            elif rule.action not in BESIDE:
-                self._holding.add(rule)
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether no rule holds tickets back one by one."""
-        return self._holding.is_empty
-
-    @property
-    def holds_tenants(self) -> bool:
-        """Return whether some rule holds the tickets of a tenant back, one by one."""
-        return self._holding.has_tenants
-
-    @property
-    def has_routes(self) -> bool:
-        """Return whether some rule is a route."""
-        return not self._routes.is_empty
-
-    @property
-    def pauses_all(self) -> bool:
-        broad = self._holding.broad
-        return broad is not None and broad.action is RuleAction.PAUSE
-
-    def of(self, ticket: bytes, tenant: bytes = b"") -> Rule | None:
-        """Return the rule that holds a ticket of this tenant back, or None."""
-        return self._holding.of(ticket, tenant)
-
-    def route_of(self, ticket: bytes, tenant: bytes = b"") -> str:
-        """Return the name of the consumer that is to have a ticket of this tenant, or ""."""
-        route = self._routes.of(ticket, tenant)
-        return route.to if route is not None else ""
 
     def all_of(self, ticket: bytes, tenant: bytes = b"") -> list[Rule]:
         """Return every rule that matches a ticket, of this tenant if that is known, the one that holds first."""

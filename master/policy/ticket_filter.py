@@ -21,7 +21,6 @@ LISTED = (
     TicketState.PAUSED,
     TicketState.RETURNED,
     TicketState.PUT_OFF,
-    TicketState.ENDING,
     TicketState.UNREADABLE,
 )
 

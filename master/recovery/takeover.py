@@ -17,16 +17,16 @@ from usher.common.base.errors import GroupMissing
 from usher.common.base.log import event
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.mishaps import DeclaredLoss, format_id_range
-from usher.common.protocol.owner_words import HALTED, TAIL, is_given_back
+from usher.common.protocol.owner_words import HALTED, is_given_back
 from usher.common.protocol.stream_id import ZERO, Span, before, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream, redis_ms
+from usher.master.leader.entries import partition_entries
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.validation import partition_entries
 from usher.master.membership.registry import RegisteredConsumer, read_registry
 from usher.master.policy.board.board import Board
 from usher.master.policy.group_loss import IndexedIdRange, Memory, reached, repeats, restart, set_back
-from usher.master.recovery.recoverer import PAGE
+from usher.master.recovery.repairs import PAGE
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def take_over(
     Raises Fenced, and what Link.call raises.
     """
     was_there = _ensure_group(stream, keys, steps, memory, made_progress)
-    board.learn_time(redis_ms(link), now_s())
+    board.waits.learn_time(redis_ms(link), now_s())
     span = stream.span() or Span(None, ZERO)
     delivered = stream.last_delivered()
     again, lost = set_back(memory, delivered, span.last_generated) if was_there else (None, None)
@@ -182,8 +182,6 @@ def _load_index(
             # Entries that come as new are not parked under ``master``. Those that are neither are found to be over when
             # they are handed over.
             ids = [entry_id for entry_id in ids if rank(entry_id) <= last_read]
-        if record.owner == TAIL:
-            ids = ids[:1]  # the others are under ``master``, and read there
         owner = board.set_record(ticket, record.owner, record.fence, ids, now)
         if owner is not None:
             dead.add(owner)
@@ -305,7 +303,7 @@ def sort_again(
     named = {
         (ticket, entry_id)
         for ticket, record in zip(tickets, stream.records_of(tickets), strict=True)
-        if record is not None and not (is_given_back(record.owner) or record.owner in (HALTED, TAIL))
+        if record is not None and not (is_given_back(record.owner) or record.owner == HALTED)
         for entry_id in record.ids
     }
     held = [

@@ -38,7 +38,7 @@ class _Filter(BaseModel):
     id: StreamId | None = None
     older_than_s: _Age | None = None
     younger_than_s: _Age | None = None
-    policy: Annotated[str, Field(pattern="^(skip|park|tail)?$")] = ""
+    policy: Annotated[str, Field(pattern="^(skip|halt)?$")] = ""
 
     def meant(self) -> LetterFilter:
         now_ms = time.time_ns() // 1_000_000

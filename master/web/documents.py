@@ -113,7 +113,7 @@ class ErrorRow(TypedDict):
 
 class TicketRow(TypedDict):
     """A ticket. ``state``: processing, retrying (its first message has failed before), recovering (its owner is lost),
-    returned, put_off (given back until ``due_ms``), paused (given back, and a rule holds it: ``why``), halted, ending,
+    returned, put_off (given back until ``due_ms``), paused (given back, and a rule holds it: ``why``), halted,
     waiting or unreadable. ``dead_letter``: the one that a halted ticket waits for, if half a second finds it.
     ``attempts``: the starts of its first message, of which ``charged`` count against ``max_attempts``; ``last_error``:
     null if none is known. ``shown_fields``: for operators, the fields of its first message that USHER_SHOWN_FIELDS
@@ -300,8 +300,7 @@ class Explanation(TypedDict):
 
 class RuleRow(TypedDict):
     """A live rule. ``target``: ticket, pattern, tenant, stream, everything or consumer. ``action``: pause, slow (with
-    ``rate_per_second``; of a tenant also with ``concurrency`` or ``weight``), dead_letter, route (``to`` a consumer) or
-    dead_letter_policy (``to``: skip, halt, tail; not of a tenant)."""
+    ``rate_per_second``; of a tenant also with ``concurrency`` or ``weight``)."""
 
     id: str
     target: str
@@ -312,7 +311,6 @@ class RuleRow(TypedDict):
     weight: int | None
     reason: str
     who: str
-    to: str
     version: int
     set_ms: int
 

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from usher.common.http.app import Problem, answer, read_json, read_model, unprocessable
 from usher.common.http.fields import OneLine, PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
-from usher.common.protocol.letter_policies import ACTION, STORED
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.registration import NAME
 from usher.master.operations.live_rules import RuleSetChange, TooManyRules
@@ -50,12 +49,11 @@ class NewRule(BaseModel):
 
     target: Annotated[str, Field(pattern="^(ticket|pattern|tenant|stream|everything|consumer)$")]
     value: str = ""
-    action: Annotated[str, Field(pattern="^(pause|slow|dead_letter|route|dead_letter_policy)$")]
+    action: Annotated[str, Field(pattern="^(pause|slow)$")]
     rate_per_second: Annotated[float, Field(ge=0.001, le=1_000_000, allow_inf_nan=False)] | None = None
     concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     weight: Annotated[int, Field(ge=1, le=1000)] | None = None
     reason: _Reason = ""
-    to: str = ""
 
     @model_validator(mode="after")
     def _fits_together(self) -> NewRule:
@@ -64,13 +62,6 @@ class NewRule(BaseModel):
             raise ValueError("concurrency and weight are for a tenant that is slowed")
         if (self.action == "slow") != (of_tenant or self.rate_per_second is not None):
             raise ValueError("give rate_per_second with slow, and only then")
-        fits = {"route": NAME.fullmatch(self.to) is not None, ACTION: self.to in STORED}
-        if not fits.get(self.action, self.to == ""):
-            raise ValueError(
-                "give to with route (a consumer's name) or dead_letter_policy (skip, halt, tail), and only then"
-            )
-        if self.target == "tenant" and self.action == ACTION:
-            raise ValueError("a dead letter policy is not for a tenant: consumers need not know it")
         if (self.target == "everything") != (self.value == ""):
             raise ValueError("give value, except with the target everything")
         if len(self.value.encode("utf-8", "surrogatepass")) > LONGEST_TICKET:
@@ -234,7 +225,6 @@ def change_rule(parts: Parts, asked: NewRule) -> RuleSetChange:
         by_caller().who,
         concurrency=asked.concurrency,
         weight=asked.weight,
-        to=asked.to,
     )
     try:
         return parts.rules.set(rule, by_caller(asked.reason))

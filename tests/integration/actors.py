@@ -43,14 +43,13 @@ from usher.consumer.lifecycle.process_ending import Orders, ProcessEnding
 from usher.consumer.policy.acks import Linger
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.policy.quarantine import is_unseen
-from usher.master.dispatch.change_watch import ChangeWatch
 from usher.master.dispatch.dispatcher import Dispatcher
-from usher.master.dispatch.events import Report
+from usher.master.dispatch.events import ChangeWatch, Report
 from usher.master.leader.elector import Elector, Lead
 from usher.master.leader.limits import LeaderLimits
 from usher.master.membership.registration import Membership
 from usher.master.membership.registry import read_registry
-from usher.master.recovery.janitor import Janitor
+from usher.master.recovery.repairs import Janitor
 
 #: Starts of a handler for one message.
 MAX_ATTEMPTS = 3

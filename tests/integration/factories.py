@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from usher.common.protocol.keys import HALTED, MASTER, Keys
-from usher.common.protocol.owner_words import TAIL, is_given_back
+from usher.common.protocol.owner_words import is_given_back
 from usher.common.protocol.registration import GIVES_BACK, NO_LOCK, Registration
 from usher.common.redis.client import Link
 from usher.common.redis.replies import (
@@ -29,8 +29,8 @@ from usher.common.redis.replies import (
 )
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Given, Letter, OwnerScripts
+from usher.master.leader.entries import NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.peeked import NewEntries, PeekedEntry
 from usher.master.membership.registration import Membership
 from usher.master.policy.board.plans import (
     NOBODY,
@@ -337,8 +337,6 @@ class World:
             except ValueError:
                 found.append(f"the record of {ticket!r} cannot be read: {value!r}")
                 continue
-            if record.owner == TAIL:
-                continue  # it names no entry
             if not record.ids:
                 found.append(f"{ticket!r} has a record without ids")
             for entry_id in record.ids:

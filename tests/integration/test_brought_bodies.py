@@ -12,8 +12,8 @@ from tests.integration.actors import ConsumerActor, Stage, Trouble
 from tests.integration.factories import FIELD, hear, plan
 from usher.common.protocol.attempts import Attempts
 from usher.consumer.handlers.message import Message
+from usher.master.leader.entries import NewEntries
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.peeked import NewEntries
 from usher.master.policy.board.plans import NOTHING
 
 _HIGHEST = b"18446744073709551615-18446744073709551615"

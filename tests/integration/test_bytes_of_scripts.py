@@ -12,14 +12,12 @@ from usher.common.readers.reliable_stream import ReliableStream
 from usher.common.redis import scripts
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import MOST_ROOM
-from usher.consumer.lifecycle.owner_scripts import Buried
-from usher.master.leader.leader_scripts import LeaderScripts, Rejected
+from usher.master.leader.entries import Rejected
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.rule_gate import Condemned
 from usher.master.policy.group_loss import Memory
 from usher.master.policy.letters import LetterFilter
-from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.recovery.takeover import take_over
 
 T = b"T"
@@ -80,73 +78,6 @@ def test_unusable_entries_become_letters_a_few_at_a_time(world: World) -> None:
         del left[:over]
     assert [letter[0] for letter in world.state().letters()] == ids
     assert world.pending() == {}
-
-
-def test_a_rule_ends_a_few_at_a_time_in_order(world: World) -> None:
-    leader = world.elect()
-    ids, rule = parked(world, leader), Rule(Target.TICKET, "T", RuleAction.DEAD_LETTER)
-    left = list(ids)
-    while left:
-        [written], refused = leader.end_by_rule([Condemned(T, b"", left, rule), Condemned(b"U", b"", left, rule)][:1])
-        assert (written.ids, refused) == (left[: len(written.ids)], [])
-        assert len(written.ids) <= _WRITTEN
-        del left[: len(written.ids)]
-    assert [letter[0] for letter in world.state().letters()] == ids
-    first, second = parked(world, leader, 4, 20), [b"99-9"]
-    some, refused = leader.end_by_rule([Condemned(T, b"", first, rule), Condemned(b"U", b"", second, rule)])
-    assert ([one.ticket for one in some], refused) == ([T], []), "the second one was not reached"
-
-
-def test_a_tail_ends_a_few_at_a_time_and_its_record_goes_with_the_last(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    world.owned(leader, a, T, b"1-1")
-    ids = parked(world, leader, 7, 2)
-    assert world.give_up(a, T, "tail") is Buried.ENDED
-    left, head = list(ids), world.head(T)
-    while left:
-        ended = leader.end_tail(T, head, left, True)
-        assert ended in range(1, _WRITTEN + 1)
-        del left[:ended]
-        assert (world.record(T) is None) == (not left)
-    assert [letter[0] for letter in world.state().letters()] == [b"1-1", *ids]
-
-
-def test_what_is_too_large_to_end_with_its_owner_ends_by_the_leader(world: World) -> None:
-    """The record says tail in the same step: a crash in between lets nothing of it run."""
-    leader = world.elect()
-    ids, a = owned(world, leader)
-    assert world.give_up(a, T, "tail") is Buried.ENDED
-    written = [letter[0] for letter in world.state().letters()]
-    rest = ids[len(written) :]
-    assert written == ids[: len(written)]
-    assert len(written) <= _READ
-    assert world.pending() == {b"master": rest}
-    record = world.record(T)
-    assert record is not None
-    assert (record.owner, record.ids) == (b"tail", [ids[-1], *rest])
-    board = Board(512)
-    board.set_record(T, record.owner, record.fence, record.ids, 0.0)
-    for _ in ids:
-        page = board.ending_page(500)
-        if page is None:
-            break
-        ticket, asked, is_last = page
-        count = leader.end_tail(ticket.name, ticket.believed, asked, is_last)
-        assert count
-        board.ended(ticket, asked[:count], is_last and count == len(asked))
-    assert [letter[0] for letter in world.state().letters()] == ids
-    assert (world.state().index, world.pending()) == ({}, {})
-    assert board.parked == 0
-
-
-def test_a_successor_ends_the_tail_too(world: World) -> None:
-    leader = world.elect()
-    ids, a = owned(world, leader)
-    world.give_up(a, T, "tail")
-    found = adopt(world, world.link, leader)
-    page = found.ending_page(500)
-    assert page is not None
-    assert page[1] == ids[len(world.dead()) :]
 
 
 def test_strays_are_found_a_few_at_a_time_and_the_others_stay_where_they_are(world: World) -> None:

@@ -223,8 +223,7 @@ def test_where_the_group_is_not_there_the_group_is_blamed_and_not_redis(
 @pytest.mark.parametrize(
     "words",
     [
-        ("pause", "T"), ("slow", "T", "--rate", "1"), ("resume", "T"), ("rules", "lift", "x"), ("rules", "dead-letter", "T", "--yes"),
-        ("route", "T", "--to", "a"), ("rules", "dead-letter-policy", "T", "--to", "halt"),
+        ("pause", "T"), ("slow", "T", "--rate", "1"), ("resume", "T"), ("rules", "lift", "x"),
         ("consumers", "drain", "a"), ("consumers", "resume", "a"), ("delayed", "drop", "1-1", "--yes"),
     ],
 )  # fmt: skip
@@ -247,9 +246,7 @@ def test_what_is_no_id_of_a_letter_is_refused_in_one_line(world: World, what: st
     assert "is not the id of a letter" in refused.output
 
 
-@pytest.mark.parametrize(
-    "words", [("pause", "42"), ("rules", "dead-letter", "42", "--yes"), ("dead", "redrive", "--all", "--yes")]
-)
+@pytest.mark.parametrize("words", [("pause", "42"), ("dead", "redrive", "--all", "--yes")])
 def test_what_the_user_of_the_url_may_not_do_is_told_in_one_line(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
@@ -274,15 +271,6 @@ def test_a_rate_that_is_no_number_is_refused_and_makes_no_rule(world: World) -> 
     refused = shown(world, "slow", "42", "--rate", "nan")
     assert (refused.exit_code, world.link.call("EXISTS", world.keys.rules)) == (2, 0)
     assert "Invalid value for '--rate': 'nan' is not a number" in refused.output
-
-
-def test_a_policy_for_a_tenant_is_refused_and_a_rule_beside_another_one_is_told(world: World) -> None:
-    refused = shown(world, "rules", "dead-letter-policy", "--tenant", "acme", "--to", "halt")
-    assert (refused.exit_code, world.link.call("EXISTS", world.keys.rules)) == (2, 0)
-    assert "not for a tenant" in refused.output
-    assert "another rule" not in shown(world, "route", "42", "--to", "c3").output
-    assert "it is routed to c3" in shown(world, "slow", "42", "--rate", "5").output
-    assert "to c3" in shown(world, "route", "--tenant", "acme", "--to", "c3").output
 
 
 def test_ids_of_messages_incarnations_and_rules_stay_whole(world: World) -> None:

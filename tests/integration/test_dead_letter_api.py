@@ -40,7 +40,7 @@ def letters(world: World) -> list[str]:
     for number in range(5):
         assert world.give_up(a, b"U", "skip", error=f"E{number % 2}: \x1b[31m<img>") is Buried.OK
     world.owned(leader, a, T, b"7-1", b"8-1")
-    assert world.give_up(a, T, "park") is Buried.HALTED
+    assert world.give_up(a, T, "halt") is Buried.HALTED
     return [letter_id.decode() for letter_id in world.letter_ids()]
 
 
@@ -58,7 +58,7 @@ def test_letters_come_in_pages_without_the_fields_of_their_messages(client: Clie
     assert rest["cursor"] is None
     assert rest["dead_letters"][-1] | {"id": "", "owner": "", "written_ms": 0, "fence": 0} == {
         "id": "", "message_id": "7-1", "ticket_id": "T", "reason": "gave_up", "error": "ValueError: x", "error_type": "ValueError", "at": "", "attempts": 3,
-        "owner": "", "first_ms": 1, "last_ms": 2, "written_ms": 0, "policy": "park", "fence": 0, "fields": 2, "cut": False,
+        "owner": "", "first_ms": 1, "last_ms": 2, "written_ms": 0, "policy": "halt", "fence": 0, "fields": 2, "cut": False,
     }  # fmt: skip
 
 

@@ -133,7 +133,7 @@ def test_what_comes_again_of_a_ticket_that_left_memory(stage: Stage) -> None:
 
 def test_what_comes_again_of_a_halted_ticket(stage: Stage) -> None:
     """The message that it waits for stays halted; all else waits behind it in order."""
-    a, m = stage.consumer("a", policy="park"), stage.leader()
+    a, m = stage.consumer("a", policy="halt"), stage.leader()
     stage.send(T, *DONE)
     stage.finish(m, [a])
     stage.send(T, *WAITING)

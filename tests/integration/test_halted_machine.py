@@ -14,7 +14,7 @@ from tests.integration.actors import ConsumerActor
 from tests.integration.test_protocol_machine import ProtocolMachine
 from usher.common.protocol.keys import HALTED
 from usher.master.operations.dead_letters import DeadLetters
-from usher.master.policy.letters import PARK, LetterFilter
+from usher.master.policy.letters import HALT, LetterFilter
 
 
 class HaltingMachine(ProtocolMachine):
@@ -29,11 +29,11 @@ class HaltingMachine(ProtocolMachine):
         self._ends = False
 
     def _parking(self, *args: Any, **settings: Any) -> ConsumerActor:
-        return self._made(*args, **settings) if self._ends else self._made(*args, **settings, policy=PARK)
+        return self._made(*args, **settings) if self._ends else self._made(*args, **settings, policy=HALT)
 
     @rule(some=st.integers(0, 60), how=st.sampled_from(["redrive", "redrive", "drop"]), heard=st.booleans())
     def an_operator_ends_a_halt(self, some: int, how: str, heard: bool) -> None:
-        parked = [letter for letter in self.letters.page(LetterFilter(), None, 1000).letters if letter.policy == PARK]
+        parked = [letter for letter in self.letters.page(LetterFilter(), None, 1000).letters if letter.policy == HALT]
         if parked:
             letter = parked[some % len(parked)]
             [outcome] = getattr(self.letters, how)([letter.id])
@@ -48,7 +48,7 @@ class HaltingMachine(ProtocolMachine):
     def a_handler_gives_up_and_it_is_written(self, some: int) -> None:
         self.several_turns(some)
         for consumer in self.living:
-            consumer.acker.policy = PARK
+            consumer.acker.policy = HALT
         self.a_consumer_reads_and_starts(some, 2, None, "")
         self.handlers_end([(some, "gives up")])
         self.a_consumer_writes(some, "ack", None)
@@ -69,7 +69,7 @@ class HaltingMachine(ProtocolMachine):
         super().long_silence(some)
         if self._ends:
             for page in self.letters.all(LetterFilter(), self.letters.last_id()):
-                self.letters.redrive([letter.id for letter in page if letter.policy == PARK])
+                self.letters.redrive([letter.id for letter in page if letter.policy == HALT])
             assert HALTED not in self.stage.world.pending()
 
 
@@ -78,7 +78,7 @@ def test_the_promise_is_kept_with_tickets_that_wait_for_an_operator(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "usher.master.dispatch.position_saver._SAVE_POSITION_S", 0.0
+        "usher.master.dispatch.stream_cursor._SAVE_POSITION_S", 0.0
     )  # a turn must not depend on the clock: examples are run again
     is_long = settings.get_current_profile_name() == "long"  # registered in tests/conftest.py
     size = settings.default if is_long else settings(max_examples=6, stateful_step_count=40)

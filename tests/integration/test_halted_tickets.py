@@ -9,7 +9,6 @@ import pytest
 
 from tests.integration.actors import ConsumerActor, MasterActor, Stage, Trouble
 from usher.common.base.errors import GiveUp, GroupMissing, ReplyUnknown
-from usher.common.protocol.stream_id import rank
 from usher.master.operations.dead_letters import DeadLetters
 
 T, U = b"T", b"U"
@@ -47,7 +46,7 @@ def test_a_redriven_message_runs_first_and_then_all_that_came_after_it(
     stage: Stage, letters: DeadLetters, heard: bool
 ) -> None:
     """Also by a leader that has not heard of it: then it compares memory with the index."""
-    m, a, b = stage.leader(reconcile_s=0.0), stage.consumer("a", policy="park"), stage.consumer("b", policy="park")
+    m, a, b = stage.leader(reconcile_s=0.0), stage.consumer("a", policy="halt"), stage.consumer("b", policy="halt")
     if not heard:
         m.changes._tell = lambda tickets: None
     ids = [*stage.send(T), *stage.send(T), *stage.send(T)]
@@ -71,7 +70,7 @@ def test_a_redriven_message_runs_first_and_then_all_that_came_after_it(
 
 
 def test_a_dropped_message_is_skipped(stage: Stage, letters: DeadLetters) -> None:
-    m, a = stage.leader(), stage.consumer("a", policy="park")
+    m, a = stage.leader(), stage.consumer("a", policy="halt")
     ids = [*stage.send(T), *stage.send(T)]
     m.settle()
     _fails(a)
@@ -86,7 +85,7 @@ def test_a_dropped_message_is_skipped(stage: Stage, letters: DeadLetters) -> Non
 def test_a_ticket_of_which_nothing_else_is_there_is_forgotten_when_its_message_is_dropped(
     stage: Stage, letters: DeadLetters
 ) -> None:
-    m, a = stage.leader(), stage.consumer("a", policy="park")
+    m, a = stage.leader(), stage.consumer("a", policy="halt")
     stage.send(T)
     m.settle()
     _fails(a)
@@ -99,13 +98,10 @@ def test_a_ticket_of_which_nothing_else_is_there_is_forgotten_when_its_message_i
     assert stage.world.state() == ({}, {}, [])
 
 
-@pytest.mark.parametrize("policy", ["park", "tail"])
-def test_what_the_inbox_still_names_is_not_run_after_its_ticket_was_parked(
-    stage: Stage, letters: DeadLetters, policy: str
-) -> None:
+def test_what_the_inbox_still_names_is_not_run_after_its_ticket_was_parked(stage: Stage, letters: DeadLetters) -> None:
     """Handed over and not read yet when the ticket halts: under that fence nothing of it is this consumer's any
     more."""
-    m, a = stage.leader(), stage.consumer("a", policy=policy)
+    m, a = stage.leader(), stage.consumer("a", policy="halt")
     ids = stage.send(T)
     m.settle()
     _fails(a)
@@ -119,17 +115,16 @@ def test_what_the_inbox_still_names_is_not_run_after_its_ticket_was_parked(
     with a.lanes.locked() as board:
         assert not board.closed_fences(), "and that is forgotten once the inbox has been read"
     _stands_still(stage, m, a)
-    if policy == "park":
-        letters.redrive(stage.world.letter_ids())
-        stage.finish(m, [a])
-        stage.check_done(T, [ids[0], *ids])
+    letters.redrive(stage.world.letter_ids())
+    stage.finish(m, [a])
+    stage.check_done(T, [ids[0], *ids])
 
 
 @pytest.mark.parametrize("trouble", [Trouble.REPLY_LOST, Trouble.NEVER_SENT])
 def test_it_comes_back_to_the_same_consumer_before_that_has_seen_the_answer(
     stage: Stage, letters: DeadLetters, trouble: Trouble
 ) -> None:
-    m, a = stage.leader(), stage.consumer("a", policy="park")
+    m, a = stage.leader(), stage.consumer("a", policy="halt")
     ids = [*stage.send(T), *stage.send(T)]
     m.settle()
     _fails(a)
@@ -153,7 +148,7 @@ def test_it_comes_back_to_the_same_consumer_before_that_has_seen_the_answer(
 
 
 def test_its_owner_dies_and_the_leader_changes_and_it_still_waits(stage: Stage, letters: DeadLetters) -> None:
-    m, a = stage.leader(), stage.consumer("a", policy="park")
+    m, a = stage.leader(), stage.consumer("a", policy="halt")
     ids = [*stage.send(T), *stage.send(T), *stage.send(T)]
     m.settle()
     _fails(a)
@@ -162,7 +157,7 @@ def test_its_owner_dies_and_the_leader_changes_and_it_still_waits(stage: Stage, 
     a.crash()
     stage.end_lead()
     m.crash()
-    other, b = stage.leader("m2"), stage.consumer("b", policy="park")
+    other, b = stage.leader("m2"), stage.consumer("b", policy="halt")
     ids += stage.send(T)
     _stands_still(stage, other, b)
     other.reap()
@@ -174,7 +169,7 @@ def test_its_owner_dies_and_the_leader_changes_and_it_still_waits(stage: Stage, 
 
 
 def test_redriven_and_given_up_again_it_waits_again(stage: Stage, letters: DeadLetters) -> None:
-    m, a = stage.leader(), stage.consumer("a", policy="park", max_attempts=2)
+    m, a = stage.leader(), stage.consumer("a", policy="halt", max_attempts=2)
     ids = [*stage.send(T), *stage.send(T)]
     m.settle()
     a.read()
@@ -199,7 +194,7 @@ def test_redriven_and_given_up_again_it_waits_again(stage: Stage, letters: DeadL
 def test_a_halted_ticket_costs_neither_memory_nor_room_however_much_comes_for_it(
     stage: Stage, letters: DeadLetters
 ) -> None:
-    m, a = stage.leader(window=50), stage.consumer("a", policy="park")
+    m, a = stage.leader(window=50), stage.consumer("a", policy="halt")
     stage.send(T)
     m.settle()
     first = _fails(a)
@@ -227,60 +222,10 @@ def test_a_halted_ticket_costs_neither_memory_nor_room_however_much_comes_for_it
     assert not m.board.tickets
 
 
-def test_the_pending_tail_goes_to_the_dead_letters_and_what_comes_later_does_not(
-    stage: Stage, letters: DeadLetters
-) -> None:
-    m, a = stage.leader(window=2), stage.consumer("a", policy="tail", capacity=4)
-    ids = [entry_id for _ in range(6) for entry_id in stage.send(T)]
-    m.settle()
-    assert len(stage.world.pending()[b"master"]) == 4, "more than the consumer has"
-    _fails(a)
-    a.flush()
-    later = [*stage.send(T), *stage.send(T)]
-    stage.finish(m, [a])
-    assert stage.history.ids(T) == [ids[0], *later]
-    assert sorted((letter[0] for letter in stage.world.state().letters()), key=rank) == ids
-    assert {letter[b"usher-policy"] for letter in stage.world.dead()} == {b"tail"}
-    assert (stage.world.pending(), stage.world.state().index, m.board.tickets) == ({}, {}, {})
-
-
-def test_a_tail_is_ended_by_the_next_leader_if_the_first_one_dies(stage: Stage) -> None:
-    m, a = stage.leader(window=1), stage.consumer("a", policy="tail")
-    ids = [entry_id for _ in range(3) for entry_id in stage.send(T)]
-    m.settle()
-    _fails(a)
-    a.flush()
-    stage.end_lead()
-    m.crash()
-    other = stage.leader("m2")
-    stage.finish(other, [a])
-    assert [letter[0] for letter in stage.world.state().letters()] == ids
-    assert (stage.world.pending(), stage.world.state().index, other.board.tickets) == ({}, {}, {})
-
-
-def test_a_tail_that_somebody_took_out_of_the_index_is_not_forgotten(stage: Stage) -> None:
-    m, a = stage.leader(window=1), stage.consumer("a", policy="tail")
-    ids = [entry_id for _ in range(3) for entry_id in stage.send(T)]
-    m.settle()
-    _fails(a)
-    a.flush()
-    ended: list[int] = []
-
-    def taken_out(step: str) -> None:
-        if step == "end_tail" and not ended:
-            ended.append(stage.link.call("HDEL", stage.keys.tickets, T))
-
-    m.link.before = taken_out
-    stage.finish(m, [a])
-    assert ended == [1]
-    stage.check_done(T, ids)
-    assert m.dispatcher.counts.adoptions == 2, "memory and index differed: everything was read again"
-
-
 def test_when_the_group_is_lost_what_a_ticket_waits_for_goes_back_to_its_place(
     stage: Stage, letters: DeadLetters
 ) -> None:
-    m, a = stage.leader(), stage.consumer("a", policy="park")
+    m, a = stage.leader(), stage.consumer("a", policy="halt")
     ids = [*stage.send(T), *stage.send(T)]
     m.settle()
     _fails(a)
@@ -297,7 +242,7 @@ def test_when_the_group_is_lost_what_a_ticket_waits_for_goes_back_to_its_place(
 
 
 def test_while_the_group_is_missing_no_letter_is_written(stage: Stage) -> None:
-    m, a = stage.leader(), stage.consumer(policy="park")
+    m, a = stage.leader(), stage.consumer(policy="halt")
     m.settle()
     stage.send(T)
     stage.send(T)
@@ -313,7 +258,7 @@ def test_while_the_group_is_missing_no_letter_is_written(stage: Stage) -> None:
 
 
 def test_while_the_group_is_missing_nothing_is_redriven(stage: Stage, letters: DeadLetters) -> None:
-    m, a = stage.leader(), stage.consumer(policy="park")
+    m, a = stage.leader(), stage.consumer(policy="halt")
     m.settle()
     stage.send(T)
     stage.send(T)

@@ -14,8 +14,8 @@ from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, Owner,
 from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced, NotNow
 from usher.common.redis.replies import Entry, HandOver, pairs, parse_own
+from usher.master.leader.entries import NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import GroupMoved, LeaderScripts, NotificationMismatch, RulesMoved
-from usher.master.leader.peeked import NewEntries, PeekedEntry
 from usher.master.policy.board.plans import NOTHING
 
 _HIGHEST = b"18446744073709551615-18446744073709551615"

@@ -13,8 +13,8 @@ from tests.integration.conftest import SYSTEM_SERVER
 from tests.integration.factories import World, plan
 from usher.common.redis.embedded import SERVER_VARIABLE
 from usher.common.redis.replies import pairs
+from usher.master.leader.entries import NewEntries
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.peeked import NewEntries
 from usher.master.policy.board.plans import NOTHING, HandOverPlan
 
 _OTHER = "read"  # the group that is read with XREADGROUP

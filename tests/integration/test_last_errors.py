@@ -137,7 +137,7 @@ def test_who_only_asks_to_be_called_later_has_no_error_unless_there_was_one(stag
 
 
 def test_a_halted_ticket_keeps_its_error_until_it_goes_on(stage: Stage, m: MasterActor) -> None:
-    a = stage.consumer(max_attempts=1, policy="park")
+    a = stage.consumer(max_attempts=1, policy="halt")
     given(stage, m, a, T, U, T)
     for _ in range(2):
         fail(begin(a))

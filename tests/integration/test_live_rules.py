@@ -1,4 +1,4 @@
-"""change_rules.lua and end_by_rule.lua: once a rule is set, nothing is handed over, and nothing ended, by the former
+"""change_rules.lua: once a rule is set, nothing is handed over by the former
 rules.
 
 Also what hand_over.lua says to a leader that knows the former ones; the action log; and ticket_entries.lua, by which
@@ -7,25 +7,25 @@ explain looks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, World, plan
+from tests.integration.factories import FIELD, NASTY_TICKETS, World, plan
 from tests.integration.test_scripts_at_full_memory import _full
-from usher.common.base.errors import Fenced
+from usher.common.protocol.marks import MarkFields
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import pairs
 from usher.master.cli.consumers import consumers
-from usher.master.dispatch.rules import RuleWork
-from usher.master.leader.leader_scripts import LeaderScripts, RulesMoved
+from usher.master.dispatch.dispatcher import Dispatcher
+from usher.master.leader.elector import Lead
+from usher.master.leader.leader_scripts import RulesMoved
+from usher.master.leader.limits import LeaderLimits
 from usher.master.operations.action_log import ActionLog, By
 from usher.master.operations.action_log import OperatorAction as Done
-from usher.master.operations.live_rules import LiveRules, RuleSetChange, TooManyRules, read_rules
-from usher.master.policy.board.board import Board
-from usher.master.policy.board.rule_gate import Condemned
+from usher.master.operations.live_rules import LiveRules, RuleSetChange, TooManyRules
 from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
 
 _ALICE = By("alice", "cli", "why \N{SNOWMAN}")
@@ -48,16 +48,6 @@ def made_older(world: World, value: str, days: int) -> None:
             world.link.call(
                 "HSET", world.keys.rules, field, b"%s %d %s" % (version, int(set_ms) - days * 86_400_000, text)
             )
-
-
-def end(rules: LiveRules, world: World, leader: LeaderScripts, ticket: bytes = b"T") -> Rule:
-    """A rule that ends the ticket, which the leader knows."""
-    changed = rules.set(
-        Rule(Target.TICKET, ticket.decode(), RuleAction.DEAD_LETTER, None, "poison", "bob"), By("bob", "http")
-    )
-    leader.rules_version = read_rules(world.link, world.keys).version
-    assert changed.rule is not None
-    return changed.rule
 
 
 class TestChange:
@@ -213,17 +203,6 @@ class TestChange:
         with world.unchanged(), pytest.raises(CommandRefused):
             pause(rules)
 
-    def test_tickets_are_paused_and_go_on_although_memory_is_full(self, world: World, rules: LiveRules) -> None:
-        leader = world.elect()
-        ids = world.parked(leader, b"T", b"1-1", b"2-1")
-        rule = end(rules, world, leader)
-        with _full(world):
-            pause(rules, b"U")
-            leader.rules_version = rules.read().version
-            assert leader.end_by_rule([Condemned(b"T", b"", ids, rule)])[1] == []
-            assert rules.lift(rule_id(Target.TICKET, "U"), _ALICE) is not None
-        assert len(world.dead()) == 2
-
 
 class TestTheLeader:
     def test_a_hand_over_by_the_former_rules_is_refused_whole(self, world: World, rules: LiveRules) -> None:
@@ -247,79 +226,6 @@ class TestTheLeader:
         world.link.call("HDEL", world.keys.counters, "rules")
         with pytest.raises(RulesMoved):
             leader.hand_over(plan(a, {b"T": ids}))
-
-    def test_what_a_rule_ends_becomes_letters_in_order_with_its_reason_and_attempts(
-        self, world: World, rules: LiveRules
-    ) -> None:
-        leader = world.elect()
-        ids = world.parked(leader, b"T", *TRICKY_IDS)
-        world.link.call("HSET", world.keys.attempts, ids[0], "3 2 0 0")
-        rule = end(rules, world, leader)
-        assert leader.end_by_rule([Condemned(b"T", b"", ids, rule)])[1] == []
-        assert world.state().letters() == [(entry_id, b"T", b"rule") for entry_id in ids]
-        first = world.dead()[0]
-        assert first[b"usher-error"] == f"poison (rule {rule.id} of bob)".encode()
-        assert (first[b"usher-attempts"], first[b"usher-policy"], first[b"body"]) == (
-            b"3",
-            b"skip",
-            b"body of " + ids[0],
-        )
-        assert (world.pending(), world.link.call("HLEN", world.keys.attempts)) == ({}, 0)
-        with world.unchanged():
-            assert leader.end_by_rule([Condemned(b"T", b"", ids, rule)])[1] == [], "the same call again writes nothing"
-
-    def test_a_rule_that_was_lifted_a_moment_ago_ends_nothing(self, world: World, rules: LiveRules) -> None:
-        leader = world.elect()
-        ids = world.parked(leader, b"T")
-        rule = end(rules, world, leader)
-        rules.lift(rule.id, _ALICE)
-        with world.unchanged(), pytest.raises(RulesMoved):
-            leader.end_by_rule([Condemned(b"T", b"", ids, rule)])
-
-    def test_a_deposed_leader_ends_nothing(
-        self, world: World, rules: LiveRules, depose: Callable[[LeaderScripts], None]
-    ) -> None:
-        leader = world.elect()
-        ids = world.parked(leader, b"T")
-        rule = end(rules, world, leader)
-        depose(leader)
-        with world.unchanged(), pytest.raises(Fenced):
-            leader.end_by_rule([Condemned(b"T", b"", ids, rule)])
-
-    def test_what_an_owner_has_or_an_operator_is_to_decide_is_refused(self, world: World, rules: LiveRules) -> None:
-        leader, a = world.elect(), world.join("a")
-        owned = world.owned(leader, a, b"T", b"1-1")
-        later = world.parked(leader, b"T", b"2-1")
-        rule = end(rules, world, leader)
-        with world.unchanged():
-            assert leader.end_by_rule([Condemned(b"T", b"", later, rule)])[1] == [b"T"]
-            assert leader.end_by_rule([Condemned(b"T", world.head(b"T"), later, rule)])[1] == [b"T"]
-        world.give_up(a, b"T", "park", owned[0])
-        with world.unchanged():
-            assert leader.end_by_rule([Condemned(b"T", world.head(b"T"), later, rule)])[1] == [b"T"]
-
-    def test_a_returned_ticket_loses_what_was_ended_from_its_record(self, world: World, rules: LiveRules) -> None:
-        leader, a = world.elect(), world.join("a")
-        first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
-        a.steps.drain(60_000)
-        world.give_back(a, {b"T": [first, second]})
-        rule = end(rules, world, leader)
-        head = world.head(b"T")
-        assert head.startswith(b"returned ")
-        assert leader.end_by_rule([Condemned(b"T", head, [first], rule)])[1] == []
-        record = world.record(b"T")
-        assert record is not None
-        assert record.ids == [second]
-        assert leader.end_by_rule([Condemned(b"T", head, [second], rule)])[1] == []
-        assert (world.record(b"T"), world.pending()) == (None, {})
-
-    def test_one_whose_body_is_gone_is_a_letter_too(self, world: World, rules: LiveRules) -> None:
-        leader = world.elect()
-        ids = world.parked(leader, b"T", b"1-1", b"2-1")
-        world.delete(b"1-1")
-        rule = end(rules, world, leader)
-        leader.end_by_rule([Condemned(b"T", b"", ids, rule)])
-        assert [reason for _, _, reason in world.state().letters()] == [b"body_gone", b"rule"]
 
 
 class TestTicketEntries:
@@ -371,6 +277,8 @@ def test_a_rule_for_a_tenant_says_so_where_there_are_no_tenants(
     world: World, rules: LiveRules, caplog: pytest.LogCaptureFixture, has_tenants: bool
 ) -> None:
     rules.set(Rule(Target.TENANT, "a", RuleAction.PAUSE, None), _ALICE)
-    RuleWork(world.link, world.keys, has_tenants).read(Board(8), world.elect())
+    marks = MarkFields("tenant" if has_tenants else "")
+    limits = LeaderLimits(10, 8, math.inf, 100, 1e9, 1e9, 1000, FIELD, marks=marks)
+    Dispatcher(world.link, world.keys, Lead(), limits)._read_rules(world.elect())
     said = [line.getMessage() for line in caplog.records if "rule_without_effect" in line.getMessage()]
     assert bool(said) != has_tenants

@@ -10,9 +10,8 @@ import pytest
 from tests.integration.factories import FIELD, World
 from tests.integration.test_hand_over_heard import hear
 from usher.common.protocol.marks import Mark, MarkFields
+from usher.master.leader.entries import LONGEST_MARK, MarkReader, PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.marks import MarkReader
-from usher.master.leader.peeked import LONGEST_MARK, PeekedEntry
 
 _FIELDS = MarkFields("customer", "priority")
 

@@ -50,7 +50,7 @@ def filled(world: World) -> World:
     for entry_id, ticket, _ in said:
         if ticket != b"W":
             leader.hand_over(plan(a, {ticket: [entry_id]}, {ticket: world.head(ticket)}))
-    world.give_up(a, b"H", "park")
+    world.give_up(a, b"H", "halt")
     world.give_up(a, b"L", "skip")
     assert a.steps.ack({b"DONE": [b"6-1"]}, b"", 0).done
     world.add(b"7-1", "ticket_id", "U", "kind", "paid")

@@ -53,7 +53,7 @@ def test_a_consumer_that_an_operator_drained_is_paused_for_everybody(world: Worl
 def test_what_waits_behind_a_halted_message_is_told_alike(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     sent = world.owned(leader, a, b"T", *[b"%d-1" % number for number in (1000, 1001, 1002)])
-    world.give_up(a, b"T", "park")
+    world.give_up(a, b"T", "halt")
     for later in (0, 1, 2):
         if later:
             sent += world.parked(leader, b"T", b"%d-1" % (2000 + later))

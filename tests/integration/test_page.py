@@ -146,7 +146,7 @@ def busy(world: World) -> list[str]:
     world.owned(leader, a, b"D", b"4-1")
     world.give_up(a, b"D", "skip")
     world.owned(leader, a, b"H", b"5-1")
-    world.give_up(a, b"H", "park", error="ValueError: <b>")
+    world.give_up(a, b"H", "halt", error="ValueError: <b>")
     world.send(b"unread", b"6-1")
     summary = b'{"run":"r","started_ms":1,"seconds":2.5,"verdict":"warn","findings":{"stray":3},"unproven":0,"pending":1,"executions":2,"repeated":0}'
     world.link.call("SET", world.keys.audit, summary)

@@ -85,11 +85,11 @@ def test_what_was_given_up_is_on_the_overview_by_error_two_clicks_from_running_a
         world.owned(leader, a, b"S%d" % number, b"%d-1" % (number + 1))
         world.give_up(a, b"S%d" % number, "skip")
     world.owned(leader, a, b"H", b"9-1")
-    world.give_up(a, b"H", "park")
+    world.give_up(a, b"H", "halt")
     site.pulse.run_once()
     section = site.get("/").text.partition('id="given-up"')[2].partition("</section>")[0]
     assert re.search(r'class="n">3</td>.*ValueError</a>.*>skip</td>', section)
-    assert "park" not in section, "what halts a ticket is among the stuck ones"
+    assert "halt" not in section, "what halts a ticket is among the stuck ones"
     fields = dict(re.findall(r'name="(error|reason|policy)" value="([^"]*)"', section))
     job = site.post("/dead-letters/bulk", what="redrive", **fields).headers["Location"]
     while site.bulk.jobs[0].state == "counting":
@@ -109,7 +109,7 @@ def test_the_overview_says_how_many_letters_it_looked_at_and_reads_them_once_for
     monkeypatch.setattr("usher.master.web.pages.views._COUNTED_ON_OVERVIEW", 1)
     monkeypatch.setattr("usher.master.web.pages.views._LETTERS_KEPT_S", 600.0)
     leader, a = world.elect(), world.join("a")
-    for number, policy in enumerate(("skip", "park")):
+    for number, policy in enumerate(("skip", "halt")):
         world.owned(leader, a, b"S%d" % number, b"%d-1" % (number + 1))
         world.give_up(a, b"S%d" % number, policy)
     site.pulse.run_once()

@@ -11,8 +11,8 @@ from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced, GroupMissing, NotNow
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import rank
+from usher.master.leader.entries import NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.peeked import NewEntries, PeekedEntry
 
 _BEGIN = b"0-0"
 

@@ -137,7 +137,7 @@ def test_what_a_living_consumer_has_is_pending_for_it_again(
 def test_what_is_halted_is_pending_for_that_again_and_goes_on_when_it_is_redriven(
     stage: Stage, take_out: Callable[[Stage, str], None]
 ) -> None:
-    m, a = stage.leader(reconcile_s=0.0), stage.consumer("a", policy="park")
+    m, a = stage.leader(reconcile_s=0.0), stage.consumer("a", policy="halt")
     ids = [*stage.send(T), *stage.send(T)]
     m.settle()
     a.read()
@@ -160,7 +160,7 @@ def test_what_stands_behind_a_halted_message_is_claimed_again_when_that_is_redri
     stage: Stage, take_out: Callable[[Stage, str], None]
 ) -> None:
     """The index names it, and memory does not keep it."""
-    m, a = stage.leader(reconcile_s=0.0), stage.consumer("a", policy="park")
+    m, a = stage.leader(reconcile_s=0.0), stage.consumer("a", policy="halt")
     ids = [*stage.send(T), *stage.send(T)]
     m.settle()
     a.read()

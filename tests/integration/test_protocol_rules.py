@@ -246,13 +246,11 @@ def _ids(planned: HandOverPlan | None) -> list[tuple[str, list[bytes]]]:
 @rule(
     mutant(
         "the owner enters memory with the reply",
-        CodeEdit("usher.master.policy.board.ownership:Ownership._take", "if ticket.owner is None:", "if False:"),
+        CodeEdit("usher.master.policy.board.board:Board._take", "if ticket.owner is None:", "if False:"),
     ),
     mutant(
         "the ids enter memory with the reply",
-        CodeEdit(
-            "usher.master.policy.board.ownership:Ownership._take", "ticket.running.update(dict.fromkeys(ids))", "pass"
-        ),
+        CodeEdit("usher.master.policy.board.board:Board._take", "ticket.running.update(dict.fromkeys(ids))", "pass"),
     ),
 )
 def test_a_plan_is_in_memory_before_it_is_carried_out(stage: Stage) -> None:
@@ -364,7 +362,7 @@ def _memory_keeps_what_runs(stage: Stage, m: MasterActor) -> None:
 _BY_COUNT = mutant(
     "a report frees as many as it names",
     CodeEdit(
-        "usher.master.policy.board.ownership:Ownership.free",
+        "usher.master.policy.board.board:Board.free",
         "running.pop(entry_id, None)",
         "running.pop(next(iter(running), None), None)",
     ),
@@ -372,7 +370,7 @@ _BY_COUNT = mutant(
 _BY_ANYBODY = mutant(
     "a report frees whoever sends it",
     CodeEdit(
-        "usher.master.policy.board.ownership:Ownership.free",
+        "usher.master.policy.board.board:Board.free",
         "self.consumers.get(incarnation)",
         "next(iter(self.consumers.values()), None)",
     ),
@@ -469,7 +467,7 @@ def test_a_late_sweep_of_a_deposed_master_moves_nothing(stage: Stage) -> None:
 @rule(
     mutant(
         "what the sweep finds is told later",
-        CodeEdit("usher.master.recovery.idle_sweep:IdleSweep.turn", "board.take_in(usable)", "pass"),
+        CodeEdit("usher.master.recovery.repairs:IdleSweep.turn", "board.take_in(usable)", "pass"),
     )
 )
 def test_what_the_sweep_finds_is_known_before_a_later_entry_of_its_ticket_is_handed_over(stage: Stage) -> None:

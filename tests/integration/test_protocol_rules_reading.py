@@ -11,8 +11,8 @@ from tests.integration.actors import Stage, Trouble
 from tests.integration.test_protocol_rules import T
 from usher.common.base.errors import NotNow
 from usher.common.protocol.message import LONGEST_TICKET
+from usher.master.leader.entries import NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.peeked import NewEntries, PeekedEntry
 
 
 def _plain_read(steps: LeaderScripts, count: int) -> NewEntries:

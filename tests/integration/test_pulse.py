@@ -16,7 +16,7 @@ from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
 from usher.common.redis.client import Link
 from usher.master.insight.live_overview import CONSUMERS, OVERVIEW, LiveOverview
 from usher.master.insight.stuck_tickets import IndexScan
-from usher.master.policy.board.views import Parked
+from usher.master.policy.board.plans import Parked
 
 
 @pytest.fixture

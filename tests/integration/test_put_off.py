@@ -10,9 +10,7 @@ from tests.integration.test_rejoin import lose_the_group
 from usher.common.redis.replies import redis_ms
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.rule_gate import Condemned
 from usher.master.policy.group_loss import Memory
-from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.recovery.takeover import Takeover, sort_again, take_over
 
 HOUR_MS = 3_600_000
@@ -72,14 +70,6 @@ class TestOthersWhoReadTheIndex:
         assert leader.restore([(b"T", ())]) == [b"1-1"]
         assert world.pending() == {b"master": [b"1-1", b"2-1"]}
 
-    def test_a_rule_may_end_it(self, world: World) -> None:
-        leader = world.elect()
-        head = put_off(world, leader, b"T", redis_ms(world.link) + HOUR_MS, b"1-1", b"2-1")
-        doomed = Condemned(b"T", head, [b"1-1"], Rule(Target.TICKET, "T", RuleAction.DEAD_LETTER, id="r"))
-        assert leader.end_by_rule([doomed]) == ([doomed], [])
-        assert world.head(b"T") == head
-        assert world.pending() == {b"master": [b"2-1"]}
-
     def test_set_back_entries_of_it_are_not_in_processing(self, world: World) -> None:
         leader = world.elect()
         put_off(world, leader, b"T", redis_ms(world.link) + HOUR_MS, b"1-1")
@@ -96,7 +86,7 @@ class TestTakeover:
         board, now_s = found.board, due_ms / 1000
         assert (found.taken_back, board.in_flight, board.parked) == (0, 0, 2)
         assert set(board.consumers) == {a.incarnation}, "no incarnation of that name is to be recovered"
-        board.learn_time(redis_ms(world.link), now_s)
+        board.waits.learn_time(redis_ms(world.link), now_s)
         planned = board.plan(100, now_s)
         assert (planned is None) == (after_ms > 0)
         assert (board.next_due_s() is None) == (after_ms < 0)

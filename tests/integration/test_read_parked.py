@@ -9,8 +9,8 @@ import pytest
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch
 from usher.common.base.errors import Fenced
 from usher.common.protocol.message import LONGEST_TICKET
+from usher.master.leader.entries import PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.peeked import PeekedEntry
 
 
 def _all(leader: LeaderScripts, count: int) -> list[bytes]:

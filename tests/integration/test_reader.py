@@ -13,9 +13,9 @@ from tests.integration.factories import FIELD, World
 from tests.integration.test_protocol_rules import T
 from usher.common.protocol.stream_id import ZERO
 from usher.master.dispatch.stream_cursor import IDLE_READ_S, StreamCursor
+from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
 from usher.master.leader.leader_scripts import LeaderScripts, NotificationMismatch
 from usher.master.leader.limits import LeaderLimits
-from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING
 

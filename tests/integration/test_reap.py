@@ -11,7 +11,7 @@ from tests.integration.factories import Owner, World
 from usher.common.base.errors import Fenced
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.recovery.janitor import Janitor
+from usher.master.recovery.repairs import Janitor
 
 
 def _reap(leader: LeaderScripts, owner: Owner, stored: bytes | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""dead_letter.lua with policies park and tail, end_tail.lua, redrive.lua, drop_letters.lua and read_letters.lua: a
+"""dead_letter.lua with the policy halt, redrive.lua, drop_letters.lua and read_letters.lua: a
 ticket that waits for an operator, and what the operator does."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from tests.integration.factories import NASTY_TICKETS, Owner, World, fetch, plan, states
 from usher.cli import usher
-from usher.common.base.errors import Fenced, NotNow, OwnershipLost
+from usher.common.base.errors import NotNow, OwnershipLost
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import pairs
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
@@ -36,7 +36,7 @@ def _halted(world: World) -> tuple[LeaderScripts, Owner, list[bytes], bytes]:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, T, b"1-1", b"2-1", b"3-1")
     fence = world.head(T).split()[1]
-    assert world.give_up(a, T, "park") is Buried.HALTED
+    assert world.give_up(a, T, "halt") is Buried.HALTED
     return leader, a, ids + world.parked(leader, T, b"4-1"), fence
 
 
@@ -83,7 +83,7 @@ def test_a_parked_message_keeps_its_place_and_its_owner_keeps_nothing_of_the_tic
     assert world.pending() == {b"halted": ids[:1], b"master": ids[1:]}
     assert world.state().index == {T: b"halted " + fence + b" 1-1 2-1 3-1"}
     assert world.state().letters() == [(b"1-1", T, b"gave_up")]
-    assert world.dead()[0][b"usher-policy"] == b"park"
+    assert world.dead()[0][b"usher-policy"] == b"halt"
     assert _changed(world) == [T]
     assert a.steps.ack({T: ids[1:3]}, b"", 0).stale == [T], "what its owner still runs of it is not its own any more"
     assert a.steps.deregister(), "and it can leave"
@@ -93,13 +93,13 @@ def test_the_same_call_again_writes_no_second_letter(world: World) -> None:
     _, a, ids, fence = _halted(world)
     with world.unchanged():
         assert (
-            a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence), "", "", "park")) is Buried.HALTED
+            a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence), "", "", "halt")) is Buried.HALTED
         )
         assert (
-            a.steps.dead_letter(Letter(T, ids[1], "gave_up", "", 3, 1, 2, int(fence), "", "", "park")) is Buried.STALE
+            a.steps.dead_letter(Letter(T, ids[1], "gave_up", "", 3, 1, 2, int(fence), "", "", "halt")) is Buried.STALE
         )
         assert (
-            a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence) + 1, "", "", "park"))
+            a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence) + 1, "", "", "halt"))
             is Buried.STALE
         )
 
@@ -111,28 +111,26 @@ def test_who_has_the_ticket_anew_parks_nothing_by_a_call_of_before(world: World,
     assert states(leader.hand_over(plan(a, {T: ids[:1]}, {T: world.head(T)}))) == ["OK"]
     with world.unchanged():
         assert (
-            a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence), "", "", "park")) is Buried.STALE
+            a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence), "", "", "halt")) is Buried.STALE
         )
 
 
-@pytest.mark.parametrize("policy", ["park", "tail"])
-def test_without_a_lease_or_by_another_owner_nothing_is_parked(world: World, policy: str) -> None:
+def test_without_a_lease_or_by_another_owner_nothing_is_parked(world: World) -> None:
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     world.owned(leader, a, T, b"1-1", b"2-1")
     with world.unchanged():
-        assert world.give_up(b, T, policy) is Buried.STALE
+        assert world.give_up(b, T, "halt") is Buried.STALE
     world.end_lease(a)
     with world.unchanged(), pytest.raises(OwnershipLost):
-        world.give_up(a, T, policy)
+        world.give_up(a, T, "halt")
 
 
-@pytest.mark.parametrize("policy", ["park", "tail"])
-def test_where_there_is_nothing_to_park_the_rest_goes_back(world: World, policy: str) -> None:
+def test_where_there_is_nothing_to_park_the_rest_goes_back(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, T, b"1-1", b"2-1", b"3-1")
     fence = world.head(T).split()[1]
     world.delete(ids[0], ids[1])
-    assert world.give_up(a, T, policy) is Buried.RETURNED
+    assert world.give_up(a, T, "halt") is Buried.RETURNED
     assert world.record(T) is not None
     assert world.pending()[b"master"][-1] == ids[2]
     assert world.head(T) == b"returned " + fence
@@ -164,7 +162,7 @@ def test_a_halted_ticket_is_nobodys(world: World) -> None:
 def test_a_ticket_is_any_bytes(world: World, letters: DeadLetters, ticket: bytes) -> None:
     leader, a = world.elect(), world.join("a")
     first, second = world.owned(leader, a, ticket, b"1-1", b"2-1")
-    assert world.give_up(a, ticket, "park") is Buried.HALTED
+    assert world.give_up(a, ticket, "halt") is Buried.HALTED
     assert [outcome.word for outcome in letters.redrive(world.letter_ids())] == ["resumed"]
     assert world.pending() == {b"master": [first, second]}
     assert _changed(world) == [ticket, ticket]
@@ -348,36 +346,6 @@ def test_a_dropped_letter_of_a_message_that_was_skipped_is_just_gone(world: Worl
 # ---- tail ----
 
 
-def test_the_tail_goes_with_it_and_the_leader_ends_what_it_has_parked(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    ids = world.owned(leader, a, T, b"1-1", b"2-1")
-    more = world.parked(leader, T, b"3-1", b"4-1")
-    fence = world.head(T).split()[1]
-    assert world.give_up(a, T, "tail") is Buried.ENDED
-    assert world.state().index == {T: b"tail " + fence + b" 4-1"}
-    assert world.state().letters() == [(ids[0], T, b"gave_up"), (ids[1], T, b"behind_dead_letter")]
-    later = world.parked(leader, T, b"5-1")
-    assert leader.hand_over(plan(a, {T: more}, {T: world.head(T)})).targets[0].refused == [T]
-    with world.unchanged():
-        assert leader.end_tail(T, b"tail 1", more, True) is None
-    assert leader.end_tail(T, world.head(T), more[:1], False) == 1
-    assert leader.end_tail(T, world.head(T), more, True) == len(more)
-    assert (world.pending(), world.state().index) == ({b"master": later}, {})
-    assert [letter[0] for letter in world.state().letters()] == ids + more
-    with world.unchanged():
-        assert leader.end_tail(T, b"tail " + fence, later, True) is None
-
-
-def test_a_master_that_does_not_lead_ends_nothing(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    world.owned(leader, a, T, b"1-1")
-    more = world.parked(leader, T, b"3-1")
-    world.give_up(a, T, "tail")
-    world.elect("http://two", succeed=str(leader.epoch))
-    with world.unchanged(), pytest.raises(Fenced):
-        leader.end_tail(T, world.head(T), more, True)
-
-
 # ---- many, full, and wrong ----
 
 
@@ -435,23 +403,20 @@ def test_a_full_server_refuses_to_redrive_and_lets_drop(world: World, letters: D
     assert world.pending() == {b"master": ids[1:]}
 
 
-@pytest.mark.parametrize("policy", ["park", "tail"])
-def test_a_full_server_lets_park(world: World, policy: str) -> None:
+def test_a_full_server_lets_park(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, T, b"1-1", b"2-1")
     world.link.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
     world.link.call("CONFIG", "SET", "maxmemory", 1)
     try:
-        assert world.give_up(a, T, policy) is {"park": Buried.HALTED, "tail": Buried.ENDED}[policy]
-        if policy == "tail":
-            leader.end_tail(T, world.head(T), [], True)
+        assert world.give_up(a, T, "halt") is Buried.HALTED
     finally:
         world.link.call("CONFIG", "SET", "maxmemory", 0)
-    assert world.pending() == ({b"halted": ids[:1], b"master": ids[1:]} if policy == "park" else {})
+    assert world.pending() == {b"halted": ids[:1], b"master": ids[1:]}
 
 
 @pytest.mark.parametrize("key", ["stream", "tickets", "attempts", "changed"])
-@pytest.mark.parametrize("step", ["park", "redrive", "drop"])
+@pytest.mark.parametrize("step", ["halt", "redrive", "drop"])
 def test_a_key_of_another_type_stops_the_step_before_it_has_changed_anything(
     world: World, letters: DeadLetters, key: str, step: str
 ) -> None:
@@ -467,10 +432,10 @@ def test_a_key_of_another_type_stops_the_step_before_it_has_changed_anything(
     world.link.call("RENAME", name, "aside{ticket_stream}") if world.link.call("EXISTS", name) else None
     world.link.call("SET", name, "somebody else's")
     before = world.link.call("XLEN", world.keys.dead)
-    letter = Letter(b"U", b"8-1", "gave_up", "", 1, 1, 2, record.fence, "", "", "park")
+    letter = Letter(b"U", b"8-1", "gave_up", "", 1, 1, 2, record.fence, "", "", "halt")
     there = world.letter_ids()
     steps = {
-        "park": lambda: b.steps.dead_letter(letter),
+        "halt": lambda: b.steps.dead_letter(letter),
         "redrive": lambda: letters.redrive(there),
         "drop": lambda: letters.drop(there),
     }

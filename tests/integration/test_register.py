@@ -357,7 +357,7 @@ def test_who_is_proven_dead_keeps_his_lease_when_the_call_fails(world: World) ->
 def test_who_asks_again_at_a_master_that_gives_longer_leases_gets_none_that_is_longer_than_what_is_noted(
     world: World,
 ) -> None:
-    """What lasts longer than that is shortened, as of another clock (master/membership/lease_clamp.py)."""
+    """What lasts longer than that is shortened, as of another clock (master/membership/registry.py)."""
     asked = _asked()
     assert world.members.register(asked).lease_ms == LEASE_MS
     assert Membership(world.link, world.keys, 10 * LEASE_MS).register(asked).lease_ms == LEASE_MS

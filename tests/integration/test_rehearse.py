@@ -258,7 +258,7 @@ def test_what_a_former_owner_was_refused_is_not_how_it_ended(world: World, capfd
 def test_a_letter_is_known_by_its_message_too_and_a_message_says_if_it_is_a_letter(
     world: World, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (letter,) = buried(world, b"T", policy="park")
+    (letter,) = buried(world, b"T", policy="halt")
     [(message_id, _)] = world.link.call("XRANGE", world.keys.stream, "-", "+")
     for option, named in (("--letter", message_id.decode()), ("--message", message_id.decode()), ("--letter", letter)):
         _, found = document(capfd, "shop:mended", option, named)

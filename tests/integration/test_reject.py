@@ -10,9 +10,8 @@ from tests.integration.factories import FIELD, World, fetch
 from usher.common.base.errors import Fenced
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.redis.client import CommandRefused
-from usher.master.leader.leader_scripts import LeaderScripts, Rejected
-from usher.master.leader.peeked import PeekedEntry
-from usher.master.leader.validation import partition_entries
+from usher.master.leader.entries import PeekedEntry, Rejected, partition_entries
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
 def test_a_rejected_entry_is_acknowledged_and_kept_with_its_reason_and_its_fields(world: World) -> None:

@@ -16,13 +16,11 @@ from usher.common.protocol.registration import Registration
 from usher.common.redis.client import Link
 from usher.master.assembly.context import MasterContext
 from usher.master.assembly.leader_services import LeaderServices
-from usher.master.dispatch.change_watch import ChangeWatch
-from usher.master.dispatch.events import ChangedElsewhere
+from usher.master.dispatch.events import ChangedElsewhere, ChangeWatch
 from usher.master.leader.elector import Lead
 from usher.master.membership import registry as roster
-from usher.master.membership.lease_clamp import clamp_leases
 from usher.master.membership.registration import Membership
-from usher.master.membership.registry import ConsumerRegistry, RegisteredConsumer, read_registry
+from usher.master.membership.registry import ConsumerRegistry, RegisteredConsumer, clamp_leases, read_registry
 from usher.master.settings import MasterSettings
 
 
@@ -259,16 +257,3 @@ def test_a_lease_that_another_master_gave_for_longer_is_left_alone(world: World)
     before = roster.read_left_ms(world.link, world.keys, [given.incarnation])[given.incarnation]
     clamp_leases(world.link, world.keys, [first, given], LEASE_MS)
     assert before - 1000 < roster.read_left_ms(world.link, world.keys, [given.incarnation])[given.incarnation] <= before
-
-
-def test_what_a_master_of_a_former_version_gave_may_be_as_long_as_any(world: World) -> None:
-    """It did not note it."""
-    old = world.join("a").registration
-    world.link.call("HDEL", world.keys.counters, "lease", "lease_since")
-    new = world.join("b").registration
-    for one in (old, new):
-        world.link.call("PEXPIRE", world.keys.lease(one.incarnation), _TWO_HOURS_MS)
-    clamp_leases(world.link, world.keys, [old, new], LEASE_MS)
-    left = roster.read_left_ms(world.link, world.keys, [old.incarnation, new.incarnation])
-    assert LEASE_MS < left[old.incarnation] <= 3_600_000
-    assert left[new.incarnation] <= LEASE_MS

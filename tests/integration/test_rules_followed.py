@@ -11,7 +11,7 @@ from usher.common.base.errors import NotNow
 from usher.common.redis.client import Link
 from usher.master.membership.registry import read_registry
 from usher.master.operations.action_log import By
-from usher.master.operations.live_rules import LiveRules, RuleSetChange
+from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.rules import Rule, RuleAction, Target
 
 _ALICE = By("alice", "cli")
@@ -74,30 +74,6 @@ def test_rules_whose_news_got_lost_are_read_when_memory_is_compared(stage: Stage
     for _ in range(2):
         m.turn()  # it has heard of nothing
     assert not m.board.rules.pauses_all
-
-
-def test_a_consumer_that_is_drained_while_a_rule_makes_dead_letters_is_handed_nothing_more(stage: Stage) -> None:
-    m, a = stage.leader(), stage.consumer()
-    rules = LiveRules(Link(stage.url, "operator"), stage.keys)
-    rules.set(Rule(Target.TICKET, "X", RuleAction.DEAD_LETTER), _ALICE)
-    m.settle()
-    stage.world.add(b"1-0", "ticket_id", "X")
-    drained: list[RuleSetChange] = []
-
-    def drain(step: str) -> None:
-        if step == "end_by_rule" and not drained:
-            drained.append(rules.set(Rule(Target.CONSUMER, a.registration.name, RuleAction.PAUSE), _ALICE, "drain"))
-
-    m.link.before = drain
-    m.turn()
-    m.turn()
-    assert [change.handed_over for change in drained] == [0]
-    stage.world.add(b"2-0", "ticket_id", "Y")
-    m.turn()
-    m.turn()
-    assert a.link.call("XLEN", stage.keys.inbox(a.incarnation)) == 0, "handed over after the drain was answered"
-    assert not m.board.consumers[a.incarnation].accepts
-    assert len(stage.world.letter_ids()) == 1, "the rule holds all the same"
 
 
 def test_a_drain_is_followed_also_by_a_leader_whose_roster_was_read_before_the_consumer_came(stage: Stage) -> None:

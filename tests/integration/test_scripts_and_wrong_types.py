@@ -15,10 +15,8 @@ from usher.consumer.lifecycle.crash_report import note_crash
 from usher.consumer.lifecycle.journal import Former
 from usher.consumer.lifecycle.owner_scripts import Letter
 from usher.consumer.policy.quarantine import Left
-from usher.master.leader.leader_scripts import LeaderScripts, Rejected
-from usher.master.leader.peeked import NewEntries, PeekedEntry
-from usher.master.policy.board.rule_gate import Condemned
-from usher.master.policy.rules import Rule, RuleAction, Target
+from usher.master.leader.entries import NewEntries, PeekedEntry, Rejected
+from usher.master.leader.leader_scripts import LeaderScripts
 
 _KEYS = (
     "stream",
@@ -75,9 +73,6 @@ _CALLS: dict[str, _Call] = {
     "hand_over": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"W": [b"7-1"]})),
     "hand_over, going on": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"T": [b"7-1"]}, {b"T": head})),
     "hand_over, body gone": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"W": [b"7-1", b"8-1"]})),
-    "end_by_rule": lambda w, leader, a, b, head: leader.end_by_rule(
-        [Condemned(b"W", b"", [b"7-1"], Rule(Target.TICKET, "W", RuleAction.DEAD_LETTER))]
-    ),
     "take_back": lambda w, leader, a, b, head: leader.take_back(b.incarnation, 10),
     "free_tickets": lambda w, leader, a, b, head: leader.free_tickets("x:1", [b"U"]),
     "sweep": lambda w, leader, a, b, head: leader.sweep([a.incarnation], 0, b"0-0", 100),

@@ -16,8 +16,8 @@ from tests.integration.factories import LEASE_MS, Owner, World, fetch, plan
 from usher.common.base.errors import NotNow
 from usher.common.redis.scripts import source
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter
-from usher.master.leader.leader_scripts import Freed, LeaderScripts, Rejected
-from usher.master.leader.peeked import PeekedEntry
+from usher.master.leader.entries import PeekedEntry, Rejected
+from usher.master.leader.leader_scripts import Freed, LeaderScripts
 
 
 @contextlib.contextmanager
@@ -262,7 +262,6 @@ def _leader_calls(leader: LeaderScripts, a: Owner) -> list[Callable[[], object]]
         "hold_lead",
         "take_back",
         "reject",
-        "end_tail",
         "drop_letters",
         "read_letters",
     ],

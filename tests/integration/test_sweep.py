@@ -10,8 +10,8 @@ import pytest
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch
 from tests.integration.rewound import set_back
 from usher.common.base.errors import Fenced, GroupMissing
+from usher.master.leader.entries import PeekedEntry
 from usher.master.leader.leader_scripts import Freed, LeaderScripts, Swept
-from usher.master.leader.peeked import PeekedEntry
 
 _IDLE_MS = 100_000
 _LIMIT_MS = 50_000

@@ -9,8 +9,8 @@ import pytest
 
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World
 from usher.common.base.errors import Fenced
+from usher.master.leader.entries import PeekedEntry
 from usher.master.leader.leader_scripts import Freed, LeaderScripts, TakenPage
-from usher.master.leader.peeked import PeekedEntry
 
 
 def _take_all(leader: LeaderScripts, owner: Owner, count: int) -> list[PeekedEntry]:

@@ -22,7 +22,7 @@ from usher.common.redis.client import Link
 from usher.consumer.policy.outcome import RetryPolicy, TicketPace
 from usher.consumer.program import describe_ticket
 from usher.master.insight.explainer import Explainer
-from usher.master.membership.owner_question import read_answer
+from usher.master.membership.consumer_http import read_answer
 from usher.master.operations.action_log import ActionLog, By
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
@@ -162,7 +162,7 @@ def test_what_is_asked_twice_is_done_once(stage: Stage, leader: MasterActor, des
     started(a).succeed()
 
 
-@pytest.mark.parametrize("policy", ["skip", "park", "tail"])
+@pytest.mark.parametrize("policy", ["skip", "halt"])
 def test_the_first_message_is_given_up_in_order_and_the_ticket_goes_on(
     stage: Stage, leader: MasterActor, desk: Desk, policy: str
 ) -> None:
@@ -437,7 +437,7 @@ def test_a_halted_message_that_an_operator_gave_up_is_an_ordinary_one_when_it_is
     stage: Stage, leader: MasterActor, desk: Desk
 ) -> None:
     """The order came while its letter was on its way. A redriven message keeps its id: the order is over."""
-    a = consumer(stage, leader, desk, policy="park")
+    a = consumer(stage, leader, desk, policy="halt")
     stage.send(T, b"1-1")
     leader.settle()
     a.read()

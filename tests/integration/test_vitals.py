@@ -86,7 +86,7 @@ def test_what_waits_for_somebody_does_not_make_the_oldest_that_should_move_older
     hour_ago, minute_ago = (int(time.time() - age_s) * 1000 for age_s in (3600, 60))
     world.owned(leader, a, b"T", b"%d-1" % hour_ago)
     assert 3590 < StreamStatsReader(world.link, world.keys).read().oldest_unheld_s < 3700
-    world.give_up(a, b"T", "park")
+    world.give_up(a, b"T", "halt")
     world.parked(leader, b"T", b"%d-2" % hour_ago)
     seen = StreamStatsReader(world.link, world.keys).read()
     assert (seen.halted, seen.parked, seen.oldest_s > 3590, seen.oldest_unheld_s) == (1, 1, True, 0.0)

@@ -191,7 +191,7 @@ def _usher(folder: Path, url: str, *words: str, code: int = 0) -> Any:
 
 def test_a_whole_system_works_under_these_users(emptied: Guarded, tmp_path: Path) -> None:
     (tmp_path / "guarded.py").write_text(_HANDLERS)
-    policy = {"USHER_DEAD_LETTER_POLICY": "park"}
+    policy = {"USHER_DEAD_LETTER_POLICY": "halt"}
     producer = redis.Redis(port=emptied.port, username="producer", password="pw-producer", protocol=2)
     with Crew(tmp_path, emptied.url("master"), **tuned(TRIM_S=1)) as crew:
         crew.start(2, ["c1", "c2"], "guarded:handle", USHER_REDIS_URL=emptied.url("consumer"), **policy)

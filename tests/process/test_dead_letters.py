@@ -77,7 +77,7 @@ def running(hook: str) -> Iterator[tuple[Crew, Link]]:
         with EmbeddedRedis(folder / "redis", port=None, durable=False) as server:
             link = Link(server.url, "test")
             settings = {
-                "USHER_DEAD_LETTER_POLICY": "park",
+                "USHER_DEAD_LETTER_POLICY": "halt",
                 "USHER_DEAD_LETTER_WEBHOOK": hook,
                 "USHER_LONGEST_MESSAGE_BYTES": "100000",
             }
@@ -146,7 +146,7 @@ def test_parked_tickets_wait_and_go_on_in_stream_order_when_they_are_redriven(ru
     told = json.loads(_usher(crew, "dead", "redrive", "--all", "--error", "broken", "--yes", "--json"))
     assert (told["matched"], told["outcomes"]) == (_TICKETS, {"resumed": _TICKETS})
     assert told["groups"] == [
-        {"reason": "gave_up", "error_type": "GiveUp", "at": "fragile.py:10", "policy": "park", "count": _TICKETS}
+        {"reason": "gave_up", "error_type": "GiveUp", "at": "fragile.py:10", "policy": "halt", "count": _TICKETS}
     ]
     crew.wait_until_handled([entry_id for mine in ids.values() for entry_id in mine], within_s=60)
     crew.wait_until_settled(link, within_s=30)
@@ -202,7 +202,7 @@ def test_any_master_redrives_over_http_and_the_bell_has_rung(running: tuple[Crew
     (crew._home / "repaired").touch()
     for url in crew.masters:  # the leader, and a standby
         [letter] = requests.get(f"{url}/api/dead-letters", params={"ticket": "H"}, timeout=20).json()["dead_letters"]
-        assert (letter["message_id"], letter["policy"]) == (first, "park")
+        assert (letter["message_id"], letter["policy"]) == (first, "halt")
     whole = requests.get(f"{url}/api/dead-letters/{letter['id']}", timeout=20).json()
     assert whole["message_fields"] == [["ticket_id", "H"], ["broken", "1"]]
     assert "GiveUp: it is broken" in whole["traceback"]

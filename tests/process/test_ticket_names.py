@@ -23,8 +23,8 @@ from usher.cli import usher
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.master.cli.follow import follow
+from usher.master.membership.consumer_http import OwnerQuestion
 from usher.master.membership.health_url import parse_hosts
-from usher.master.membership.owner_question import OwnerQuestion
 
 pytestmark = pytest.mark.process
 

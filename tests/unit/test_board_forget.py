@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, held_back, ids, planned
-from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL
+from usher.common.protocol.owner_words import HALTED, RETURNED
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.tickets import Standing
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 
 #: (ticket, number of the id) of news, in id order: several of one ticket, the tickets by turns; A is what a board here
@@ -132,13 +131,6 @@ def _returned() -> Board:
     return board
 
 
-def _ending() -> Board:
-    board = board_with("c1")
-    arrive(board, b"A", 1, 2)
-    board.set_record(b"A", TAIL, 5, ids(70), NOW)
-    return board
-
-
 def _halted() -> Board:
     board = board_with("c1")
     board.set_record(b"A", HALTED, 5, ids(1, 2), NOW)
@@ -197,24 +189,10 @@ def _unloaded() -> Board:
     return board
 
 
-def _condemned() -> Board:
-    board = board_with("c1")
-    board.follow(_rule(RuleAction.DEAD_LETTER))
-    arrive(board, b"A", 1, 2)
-    hand_over(board)
-    return board
-
-
-def _condemned_and_new() -> Board:
-    board = board_with("c1")
-    board.follow(_rule(RuleAction.DEAD_LETTER))
-    return board
-
-
 _BOARDS = [
     *(_empty, _nobody, _runs, _full_window, _half_window, _runnable, _unassigned, _no_room, _one_is_full, _draining),
-    *(_recovering, _recovered, _unsure, _returned, _ending, _halted, _hidden, _being_read, _slowed, _slowed_and_new),
-    *(_paused, _paused_and_new, _unloaded, _condemned, _condemned_and_new),
+    *(_recovering, _recovered, _unsure, _returned, _halted, _hidden, _being_read, _slowed, _slowed_and_new),
+    *(_paused, _paused_and_new, _unloaded),
 ]
 
 
@@ -234,15 +212,15 @@ def _facts(board: Board) -> dict[str, Any]:
     return {"tickets": tickets, "order": list(tickets), "consumers": consumers, "sums": (board.parked, board.in_flight)}
 
 
-def _plans(board: Board) -> tuple[list[dict[tuple[str, bytes], list[bytes]]], int, list[object]]:
-    """All that the board would plan from now on, what room there is then, and what would be dead letters."""
+def _plans(board: Board) -> tuple[list[dict[tuple[str, bytes], list[bytes]]], int]:
+    """All that the board would plan from now on, and what room there is then."""
     board, made = copy.deepcopy(board), []
     for now_s in (NOW, NOW, NOW + 0.5, NOW + 60):
         plan = board.plan(1000, now_s)
         made.append(planned(plan))
         if plan is not None:
             board.confirm(plan, answer(plan))
-    return made, board.room, [(doomed.ticket, doomed.ids) for doomed in board.condemned(1000)]
+    return made, board.room
 
 
 def _see(board: Board, limit: int) -> Callable[[], None]:
@@ -284,9 +262,7 @@ def test_what_was_forgotten_comes_again_as_for_the_first_time(make: Callable[[],
     assert _plans(board) == _plans(once)
 
 
-@pytest.mark.parametrize(
-    "make", [_empty, _runs, _one_is_full, _slowed_and_new, _paused_and_new, _condemned_and_new, _hidden]
-)
+@pytest.mark.parametrize("make", [_empty, _runs, _one_is_full, _slowed_and_new, _paused_and_new, _hidden])
 def test_there_is_the_same_room_once_something_was_planned_again(make: Callable[[], Board]) -> None:
     """Until then nothing is read, which is as well: every turn plans before it reads."""
     board = make()
@@ -309,17 +285,16 @@ def test_what_is_freed_after_the_news_were_forgotten_goes_with_its_ticket() -> N
 
 def test_tickets_that_were_only_seen_are_nowhere_when_the_rules_are_lifted_or_memory_is_full() -> None:
     """They were put aside for a rule, and the board must not come back to them."""
-    for make in (_slowed_and_new, _paused_and_new, _condemned_and_new):
+    for make in (_slowed_and_new, _paused_and_new):
         board = make()
         _see(board, 1000)()
         board.unload()
-        assert board.condemned(1000) == []
         board.follow(Rulebook())
         assert board.plan(1000, NOW + 60) is None
         assert (board.tickets, board.parked, board.in_flight, board.room) == ({}, 0, 0, 100)
 
 
-@pytest.mark.parametrize("make", [_slowed_and_new, _paused_and_new, _condemned_and_new])
+@pytest.mark.parametrize("make", [_slowed_and_new, _paused_and_new])
 def test_tickets_that_were_only_seen_do_not_pile_up_behind_a_rule(make: Callable[[], Board]) -> None:
     board = make()
     held = len(held_back(board))
@@ -373,18 +348,6 @@ def test_only_what_is_last_of_its_ticket_is_forgotten() -> None:
     arrive(board, b"A", 3)
     board.forget([(b"2-0", b"A"), (b"3-0", b"A"), (b"9-0", b"A"), (b"9-0", b"Z")])
     assert (list(board.tickets[b"A"].running), list(board.tickets[b"A"].parked), board.parked) == (ids(1, 2), [], 0)
-
-
-def test_a_ticket_that_is_unsure_stays_so_without_its_news() -> None:
-    board = board_with("c1")
-    board.follow(_rule(RuleAction.DEAD_LETTER))
-    board.set_record(b"A", RETURNED, 5, ids(1), NOW)
-    hand_over(board)
-    board.buried(board.condemned(10), [])
-    assert board.tickets[b"A"].standing is Standing.UNSURE
-    before = _facts(board)
-    _see(board, 1000)()
-    assert _facts(board) == before
 
 
 def test_a_ticket_of_which_all_is_stray_keeps_its_owner() -> None:

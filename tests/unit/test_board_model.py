@@ -167,7 +167,7 @@ class BoardMachine(RuleBasedStateMachine):
 
     def _facts(self) -> Facts:
         """Tickets that are due by now may go on, whether the leader has looked or not."""
-        self.board._ownership.wake_due(self.leader.now_s)
+        self.board._wake_due(self.leader.now_s)
         return [
             (t.name, list(t.running), list(t.parked), t.owner, t.believed, t.standing)
             for t in self.board.tickets.values()
@@ -242,12 +242,6 @@ class BoardMachine(RuleBasedStateMachine):
         owned = self._owned()
         self.redis.park(*owned[some % len(owned)])
 
-    @precondition(lambda self: self._owned())
-    @rule(some=some)
-    def an_owner_ends_a_tail(self, some: int) -> None:
-        owned = self._owned()
-        self.redis.end(*owned[some % len(owned)])
-
     # ---- recalls ---------------------------------------------------------------------------------------------------------------
 
     @rule()
@@ -296,9 +290,9 @@ class BoardMachine(RuleBasedStateMachine):
     def the_leader_hears_of_it(self) -> None:
         self.leader.hear()
 
-    @precondition(lambda self: self.board.to_read() or self.board.ending_page(1))
+    @precondition(lambda self: self.board.to_read())
     @rule()
-    def a_page_is_read_again_or_ended(self) -> None:
+    def a_page_is_read_again(self) -> None:
         self.leader.reopen()
 
     # ---- consumers come and go -----------------------------------------------------------------------------------------------
@@ -410,7 +404,7 @@ class BoardMachine(RuleBasedStateMachine):
         board = copy.deepcopy(self.board)
         if type(board._queue) is RunQueue:
             board._queue._append = board._queue._runnable.append  # a method of a deque is not copied
-        board._queue.retry(board._ownership.recalls.release(math.inf))  # what was asked back is held for a moment
+        board._queue.retry(board.asked_back.release(math.inf))  # what was asked back is held for a moment
         while (plan := board.plan(1000, 0.0)) is not None:
             for target in plan.targets:
                 assert board.consumers[target.incarnation].accepts
@@ -451,7 +445,7 @@ class BoardMachine(RuleBasedStateMachine):
         self.leader.take_in(self.redis.sweep(self._ownerless()))
         for ticket in self._waiting():
             (self.redis.drop if self.redis.index[ticket].ids[0] in self.redis.bodiless else self.redis.redrive)(ticket)
-        for ticket in self._put_off()[::2]:  # the others wait for their times
+        for ticket in self._put_off()[:: 2 if self.redis.time_goes_on else 1]:  # the others wait for their times
             self.redis.retry(ticket)
         for _ in range(30 + 2 * self.last_id):
             if not (self.redis.pending or self.redis.unread or self.redis.index or self.board.tickets):
@@ -558,7 +552,6 @@ class Walk:
                 lambda: machine.a_report_of_somebody_else_changes_nothing(some(), "c1:0"),
             ),
             (2, machine._owned, lambda: machine.an_owner_parks_a_message(some())),
-            (1, machine._owned, lambda: machine.an_owner_ends_a_tail(some())),
             (4, always, machine.the_leader_recalls),
             (
                 6,
@@ -569,7 +562,7 @@ class Walk:
             (1, machine._put_off, lambda: machine.an_operator_ends_a_wait(some())),
             (3, machine._waiting, lambda: machine.an_operator_ends_a_halt(some(), rng.random() < 0.3)),
             (3, lambda: machine.leader.has_news, machine.the_leader_hears_of_it),
-            (4, lambda: machine.board.to_read() or machine.board.ending_page(1), machine.a_page_is_read_again_or_ended),
+            (4, lambda: machine.board.to_read(), machine.a_page_is_read_again),
             (2, machine._free_names, lambda: machine.a_consumer_starts(some(), rng.randint(1, 5))),
             (
                 2,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from usher.master.policy.board.placement import Affinity, OpenConsumers
-from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad
-from usher.master.policy.board.work_pace import WorkPace
+from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad, WorkPace
 
 BEST, SECOND, THIRD = Affinity(["c1", "c2", "c3"]).ranking(b"42")
 

@@ -220,19 +220,6 @@ class TestRecords:
         board.was_read([(entry_id, b"T") for entry_id in ids(5, 8)], None)
         assert (list(board.tickets[b"T"].running), list(board.tickets[b"T"].parked)) == (ids(5), ids(8))
 
-    def test_of_a_ticket_that_ends_go_all_up_to_its_last_id_and_what_came_later_goes_on(self) -> None:
-        board = board_with("c1")
-        arrive(board, b"T", 1, 2, 3, 4, 5)
-        board.set_record(b"T", b"tail", 7, ids(4), NOW)
-        assert hand_over(board) == {}
-        for expected, is_last in ((ids(1, 2), False), (ids(3, 4), True)):
-            page = board.ending_page(2)
-            assert page is not None
-            assert (page[0].name, *page[1:]) == (b"T", expected, is_last)
-            board.ended(*page)
-        assert board.ending_page(2) is None
-        assert hand_over(board) == {("c1:1", b"T"): ids(5)}
-
     def test_a_given_back_ticket_of_which_redis_has_nothing_is_read_again(self) -> None:
         """Its entries were deleted; its record would stay for ever."""
         board = board_with("c1")

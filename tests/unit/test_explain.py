@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.ticket_states import TicketState
-from usher.master.membership.owner_question import read_answer
-from usher.master.policy.board.views import BoardFacts
+from usher.master.membership.consumer_http import read_answer
+from usher.master.policy.board.plans import BoardFacts
 from usher.master.policy.explain.explain import explain, span
 from usher.master.policy.explain.facts import (
     ConsumerTotals,
@@ -34,11 +34,11 @@ A, B, C = b"12-0", b"17-0", b"18-0"
 LEADER = LeaderFacts("http://m1")
 OWNER = OwnerFacts("c3:7", "live", 4000)
 LETTER = DeadLetter(
-    b"99-0", A, b"T", "attempts_exhausted", "no disk", "OSError", "", 5, "c3:7", NOW, NOW, "park", 8, 1, False
+    b"99-0", A, b"T", "attempts_exhausted", "no disk", "OSError", "", 5, "c3:7", NOW, NOW, "halt", 8, 1, False
 )
 CROWD = ConsumerTotals(live=2, room=10)
 PAUSE = Rule(Target.EVERYTHING, "", RuleAction.PAUSE, None, "maintenance", "alice", 1, NOW, "71f1")
-SLOW, ENDS = replace(PAUSE, action=RuleAction.SLOW, rate_per_second=2.0), replace(PAUSE, action=RuleAction.DEAD_LETTER)
+SLOW = replace(PAUSE, action=RuleAction.SLOW, rate_per_second=2.0)
 
 
 def ticket(**facts: Any) -> TicketFacts:
@@ -172,13 +172,6 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         ),
         "12-0 waits 0.5 s more: the ticket is slowed to 2/s by alice: maintenance (rule 71f1, everything)",
     ),
-    "parked, ends by rule": (
-        *(ticket(parked=(A,), rules=(ENDS,)), "waiting", "rule_dead_letter"),
-        (
-            "12-0 becomes a dead letter within moments: the ticket is made dead letters by alice: maintenance (rule"
-            " 71f1, everything)"
-        ),
-    ),
     "parked, the leader is in doubt": (
         *(ticket(parked=(A,), board=BoardFacts("unsure", 1, True)), "waiting", "leader_unsure"),
         "12-0 waits while the leader finds out who has the ticket (unsure)",
@@ -247,13 +240,6 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     "halted, its letter is old": (
         *(ticket(kind="halted", fence=8, ids=(A,)), "halted", "halted"),
         "halted: 12-0 became a dead letter, which is not among the newest ones; the ticket waits for an operator",
-    ),
-    "ending": (
-        *(ticket(kind="tail", fence=8, ids=(B,), parked=(A, C)), "ending", "tail_ends"),
-        (
-            "a message of the ticket was given up with the policy `tail`: those waiting up to 17-0 become dead letters"
-            " too, then the ticket is free"
-        ),
     ),
     "unreadable": (
         *(ticket(kind="unreadable"), "unreadable", "record_unreadable"),
@@ -387,7 +373,7 @@ _entries = st.builds(OwnEntry, st.sampled_from([A, B, b"", b"odd"]), _doings, *[
 _facts = st.builds(
     TicketFacts,
     *(_texts, _numbers),
-    kind=st.sampled_from(["", "owned", "returned", "put_off", "halted", "tail", "unreadable"]),
+    kind=st.sampled_from(["", "owned", "returned", "put_off", "halted", "unreadable"]),
     fence=_numbers,
     ids=st.one_of(_ids, st.just((A, B))),
     owner=st.one_of(st.none(), _owners),

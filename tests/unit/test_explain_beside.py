@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.test_explain import FENCE, LEADER, LETTER, NOW, OWNER, PAUSE, RUNS, SLOW, A, B, C, owned, ticket
-from usher.master.policy.board.views import BoardFacts
+from usher.master.policy.board.plans import BoardFacts
 from usher.master.policy.explain.explain import explain
 from usher.master.policy.explain.facts import (
     ConsumerTotals,
@@ -148,19 +148,13 @@ class TestWhatElseIsSaid:
         assert expected in self.sentences(ticket(by_stream=True))
         assert expected not in self.sentences(replace(ticket(by_stream=True), ticket_id="shop:3/T"))
 
-    @pytest.mark.parametrize(
-        "facts", [ticket(kind="halted", ids=(A,)), ticket(kind="tail", ids=(A,)), ticket(delayed=1, due_ms=NOW + 1)]
-    )
+    @pytest.mark.parametrize("facts", [ticket(kind="halted", ids=(A,)), ticket(delayed=1, due_ms=NOW + 1)])
     def test_that_nobody_leads_is_said_where_it_matters_later(self, facts: TicketFacts) -> None:
         told = [[reason.code for reason in explain(replace(facts, leader=leader)).reasons] for leader in (LEADER, None)]
         assert ["no_leader" in codes for codes in told] == [False, True]
 
     def test_a_rule_that_waits_for_a_ticket_can_be_lifted(self) -> None:
         assert explain(ticket(rules=(PAUSE,))).commands == (("lifts the rule of everything", "usher rules lift 71f1"),)
-
-    def test_what_ends_with_its_ticket_and_what_does_not(self) -> None:
-        told = explain(ticket(kind="tail", ids=(B,), parked=(A, B, C), unread=(b"19-0",)))
-        assert [row.state for row in told.entries] == ["ending", "ending", "waiting", "unread"]
 
     def test_a_halted_ticket_may_be_paused_too(self) -> None:
         told = explain(ticket(kind="halted", ids=(A,), rules=(PAUSE,)))

@@ -11,7 +11,7 @@ from usher.master.policy.letters import DeadLetter, LetterFilter, Preview, parse
 
 _HEAD = [
     b"usher-id", b"5-1", b"usher-ticket", b"T\xff", b"usher-reason", b"gave_up", b"usher-error", b"ValueError: Not Now", b"usher-attempts", b"3",
-    b"usher-owner", b"c1:7", b"usher-first-ms", b"1", b"usher-last-ms", b"2", b"usher-policy", b"park", b"usher-fence", b"9",
+    b"usher-owner", b"c1:7", b"usher-first-ms", b"1", b"usher-last-ms", b"2", b"usher-policy", b"halt", b"usher-fence", b"9",
     b"usher-error-type", b"ValueError", b"usher-traceback", b"at x", b"usher-fields", b"1",
 ]  # fmt: skip
 
@@ -83,7 +83,7 @@ def test_a_preview_counts_by_what_letters_have_in_common() -> None:
     preview.add([_letter(policy=b"skip")])
     assert preview.count == 4
     largest = preview.groups[0]
-    assert (largest.error_type, largest.policy, largest.count) == ("ValueError", "park", 2)
+    assert (largest.error_type, largest.policy, largest.count) == ("ValueError", "halt", 2)
     assert sorted(group.count for group in preview.groups) == [1, 1, 2]
 
 

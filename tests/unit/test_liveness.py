@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from usher.master.policy.liveness import HealthVerdict, judge
+from usher.master.membership.health_checker import HealthVerdict, judge
 
 
 @pytest.mark.parametrize(

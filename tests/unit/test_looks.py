@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from usher.master.leader.peeked import EntryParser, NewEntries, PeekedEntry, notification_limit
+from usher.master.leader.entries import EntryParser, NewEntries, PeekedEntry, notification_limit
 
 
 @given(st.integers(0, 100_000), st.integers(0, 10**12))

@@ -16,10 +16,9 @@ from usher.common.redis.client import CommandRefused, Troubles
 from usher.common.runtime.histograms import DurationHistogram
 from usher.consumer.execution.acker import HandlerCounters
 from usher.consumer.policy.acks import FailedAttempt, Finished
-from usher.master.dispatch.rules import RULE
 from usher.master.insight.metrics import MOST_CONSUMERS, _consumers
 from usher.master.insight.stats import ConsumerStats
-from usher.master.leader.validation import TOO_LARGE
+from usher.master.leader.entries import TOO_LARGE
 
 
 def _samples(metrics: Metrics) -> dict[tuple[str, str], float]:
@@ -88,7 +87,7 @@ def test_what_alerts_take_the_increase_of_is_told_before_it_happens() -> None:
     nobody."""
     seen = _samples(Metrics())
     reasons = {label for name, label in seen if name == "usher_dead_letters_total"}
-    assert {"attempts_exhausted", "gave_up", "body_gone", "no_ticket_id", TOO_LARGE, RULE} <= reasons
+    assert {"attempts_exhausted", "gave_up", "body_gone", "no_ticket_id", TOO_LARGE} <= reasons
     assert all(seen["usher_dead_letters_total", reason] == 0 for reason in reasons)
     assert {"oom", "misconf"} <= {label for name, label in seen if name == "usher_redis_errors_total"}
 

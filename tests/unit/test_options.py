@@ -55,8 +55,8 @@ def test_a_handler_says_what_its_tickets_do_after_a_dead_letter_and_how_fast_the
     @handler(dead_letter_policy="halt", rate=2.5)
     def handle(message: Message) -> None: ...
 
-    assert (options_of(handle).stored_policy, options_of(handle).rate) == ("park", 2.5)
-    assert HandlerOptions().stored_policy is None
+    assert (options_of(handle).dead_letter_policy, options_of(handle).rate) == ("halt", 2.5)
+    assert HandlerOptions().dead_letter_policy is None
     handler(rate=2.5)(batched := batch(most=7)(lambda messages: None))
     with pytest.raises(HandlerUnusable, match="slow the tickets"):
         load_handler_of(batched)

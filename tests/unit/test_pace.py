@@ -10,7 +10,7 @@ from tests.boards import answer
 from usher.common.protocol.owner_words import HALTED
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import HandOverPlan
-from usher.master.policy.board.work_pace import WorkPace
+from usher.master.policy.board.tickets import WorkPace
 
 SLOTS, CAPACITY = 8, 2000
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from usher.master.policy.board.board import Board
-from usher.master.recovery.reconciler import PAGE, Reconciler
+from usher.master.recovery.repairs import PAGE, Reconciler
 
 
 def board_with(tickets: int) -> Board:

@@ -38,7 +38,7 @@ def test_the_question_names_the_fence_and_the_ticket_comes_back_to_the_idle_one(
     [recall] = board.recalls(LATER)
     assert recall == ("a:1", [(b"T5", b"7")])
     board.set_record(b"T5", b"returned", 7, ids(5), LATER)
-    assert board.take_came_back() == 1
+    assert board.asked_back.take_came_back() == 1
     assert planned(board.plan(100, LATER)) == {("b:2", b"T5"): ids(5)}
 
 
@@ -51,13 +51,6 @@ def test_a_consumer_that_has_no_more_than_its_slots_is_never_asked(tickets: int)
 
 def test_one_of_a_former_version_is_never_asked() -> None:
     assert asked(loaded(12, gives_back=False)) == {}
-
-
-def test_a_routed_ticket_is_never_asked_back() -> None:
-    """It would be handed to the same consumer again."""
-    board = loaded(12)
-    board.follow(Rulebook([Rule(Target.PATTERN, "T1[0-2]", RuleAction.ROUTE, to="a")]))
-    assert asked(board) == {"a:1": [b"T9", b"T8", b"T7", b"T6", b"T5"]}
 
 
 def test_no_more_than_the_idle_one_can_run_and_have_ready() -> None:
@@ -173,7 +166,7 @@ def test_another_consumer_could_take_what_waits_for_room_and_what_would_be_recal
         arrive(board, b"T%d" % number, number)
     hand_over(board)
     assert (board.in_flight, board.parked, board.takeable()) == (5, 3, 6), "three wait for room, and three for slots"
-    board.learn_time(1_000, NOW)
+    board.waits.learn_time(1_000, NOW)
     board.set_record(b"W", b"waits@9000", 3, ids(20), NOW)
     board.set_record(b"H", b"halted", 3, ids(21), NOW)
     arrive(board, b"T1", 30)
@@ -226,18 +219,12 @@ def test_the_idle_one_gets_a_ticket_that_came_back_also_when_it_has_most_of_the_
     assert planned(board.plan(100, LATER)) == {("b:2", b"T106"): ids(106), ("b:2", b"T105"): ids(105)}
 
 
-@pytest.mark.parametrize("action", [RuleAction.PAUSE, RuleAction.SLOW, RuleAction.DEAD_LETTER])
+@pytest.mark.parametrize("action", [RuleAction.PAUSE, RuleAction.SLOW])
 def test_what_a_rule_holds_back_ends_where_it_is(action: RuleAction) -> None:
     """Else the rule would hold for what was handed over before it."""
     board = loaded(12)
     board.follow(Rulebook([Rule(Target.PATTERN, "T1[0-2]", action, 1.0)]))
     assert asked(board) == {"a:1": [b"T9", b"T8", b"T7", b"T6", b"T5"]}
-
-
-def test_a_route_to_a_consumer_that_is_not_there_keeps_nothing() -> None:
-    board = loaded(12)
-    board.follow(Rulebook([Rule(Target.EVERYTHING, "", RuleAction.ROUTE, to="gone")]))
-    assert len(asked(board)["a:1"]) == 6
 
 
 def test_what_goes_on_to_a_silent_owner_goes_on_at_once() -> None:
@@ -254,27 +241,13 @@ def test_what_goes_on_to_a_silent_owner_goes_on_at_once() -> None:
     assert board.next_due_s() is None
 
 
-def test_another_consumer_could_not_take_what_a_route_names_a_busy_one_for() -> None:
-    board = board_with("a", capacity=5)
-    board.follow(
-        Rulebook([Rule(Target.PATTERN, "R*", RuleAction.ROUTE, to="a"), Rule(Target.TICKET, "R9", RuleAction.PAUSE)])
-    )
-    for number in range(1, 10):
-        arrive(board, b"R%d" % number, number)
-        arrive(board, b"T%d" % number, 10 + number)
-    hand_over(board)
-    assert (
-        board.takeable() == sum(1 for one in board.tickets.values() if one.owner is None and one.name[:1] == b"T") > 0
-    )
-
-
 def test_where_nothing_may_be_asked_back_no_consumer_more_could_take_anything() -> None:
     board = loaded(400)
     assert board.takeable() > 0
     board.follow(Rulebook([Rule(Target.EVERYTHING, "", RuleAction.SLOW, 1.0)]))
     looked_at: list[bytes] = []
-    stays = board._ownership.recalls.stays
-    board._ownership.recalls.stays = lambda ticket: looked_at.append(ticket.name) or stays(ticket)  # type: ignore[func-returns-value]
+    stays = board.asked_back._stays
+    board.asked_back._stays = lambda ticket: looked_at.append(ticket.name) or stays(ticket)  # type: ignore[func-returns-value]
     assert asked(board) == {}
     assert board.takeable() == 0
     assert len(looked_at) == 100, "behind so many, no other is looked for"

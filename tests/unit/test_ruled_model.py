@@ -6,7 +6,7 @@ is full.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,47 +17,36 @@ from hypothesis.stateful import precondition, rule
 
 from tests.boards import seeds, wait_once
 from tests.leader_model import Leader
-from tests.redis_model import MASTER, RedisModel
+from tests.redis_model import RedisModel
 from tests.unit.test_board_model import TICKETS, BoardMachine, Walk
-from usher.common.protocol.owner_words import is_given_back
-from usher.common.protocol.stream_id import rank
+from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
 from usher.master.leader.leader_scripts import RulesMoved
-from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
-from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply
-from usher.master.policy.board.rule_gate import Condemned
+from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad, Standing
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, rule_id
 
 _TARGETS = [(Target.TICKET, name.decode()) for name in TICKETS] + [(Target.PATTERN, "T[12]"), (Target.EVERYTHING, "")]
 
 
-def ids_of(target: Target, value: str) -> list[str]:
-    """The ids of all rules for a target: routes and policies stand beside others."""
-    return sorted({rule_id(target, value, action) for action in RuleAction})
-
-
 def made_rule(target: Target, value: str, action: RuleAction) -> Rule:
     rate = 2.0 if action is RuleAction.SLOW else None
-    to = {RuleAction.ROUTE: "c1", RuleAction.LETTER_POLICY: "skip"}.get(action, "")
-    return Rule(target, value, action, rate, to=to, id=rule_id(target, value, action))
+    return Rule(target, value, action, rate, id=rule_id(target, value))
 
 
 class RuledRedis(RedisModel):
-    """Rules with a version, which hand_over and end_by_rule compare."""
+    """Rules with a version, which hand_over compares."""
 
     def __init__(self, **facts: Any) -> None:
         super().__init__(**facts)
         self.rules: dict[str, Rule] = {}
         self.version = 0
         self.known = 0  # the version that the leader who calls knows
-        self.letters: list[bytes] = []
 
     def change(self, target: Target, value: str, action: RuleAction | None) -> None:
         """change_rules.lua."""
         self.version += 1
         if action is None:
-            for lifted in ids_of(target, value):
-                self.rules.pop(lifted, None)
+            self.rules.pop(rule_id(target, value), None)
         else:
             made = made_rule(target, value, action)
             self.rules[made.id] = replace(made, version=self.version)
@@ -75,38 +64,6 @@ class RuledRedis(RedisModel):
                 if held is not None and held.action is not RuleAction.SLOW:
                     self.broken.append(f"{part} goes out although it is {held.told()}")
         return super().hand_over(plan, news)
-
-    def end_by_rule(self, condemned: Sequence[Condemned]) -> tuple[list[Condemned], list[bytes]]:
-        """end_by_rule.lua."""
-        if self.known != self.version:
-            raise RulesMoved
-        refused = []
-        for doomed in condemned:
-            record = self.index.get(doomed.ticket)
-            if (record.head if record is not None else NOBODY) != doomed.believed or (
-                record is not None and not is_given_back(record.owner.encode())
-            ):
-                refused.append(doomed.ticket)
-                continue
-            held = self.book.of(doomed.ticket)
-            if held is None or held.action is not RuleAction.DEAD_LETTER:
-                self.broken.append(f"{doomed} ends without a rule")
-            for entry_id in doomed.ids:
-                if self.pending.get(entry_id) == MASTER:
-                    self._note_letter(doomed.ticket, entry_id)
-                    self.finish(entry_id)
-            if record is not None:
-                record.ids = [entry_id for entry_id in record.ids if entry_id not in doomed.ids]
-                if not record.ids:
-                    del self.index[doomed.ticket]
-        return [doomed._replace(ids=[]) if doomed.ticket in refused else doomed for doomed in condemned], refused
-
-    def _note_letter(self, ticket: bytes, entry_id: bytes) -> None:
-        lower = [other for other, owner in self.pending.items() if owner == MASTER and rank(other) < rank(entry_id)]
-        before = [other for other in lower if self.ticket_of[other] == ticket]
-        if before:
-            self.broken.append(f"{entry_id!r} ends before {before}")
-        self.letters.append(entry_id)
 
 
 class RuledLeader(Leader):
@@ -135,19 +92,6 @@ class RuledLeader(Leader):
         self.settle(self.board.confirm(plan, reply))
         return plan
 
-    def end_by_rule(self) -> None:
-        """A turn of usher.master.dispatch.rules."""
-        condemned = self.board.condemned(3)
-        try:
-            if condemned:
-                self.unsure.update(self.board.buried(*self.redis.end_by_rule(condemned)))
-        except RulesMoved:
-            self.follow()
-
-    def turn(self) -> None:
-        super().turn()
-        self.end_by_rule()
-
 
 class RuledMachine(BoardMachine):
     redis_class = RuledRedis
@@ -165,10 +109,6 @@ class RuledMachine(BoardMachine):
         self.leader.follow()
 
     @rule()
-    def letters_are_written(self) -> None:
-        self.leader.end_by_rule()
-
-    @rule()
     def memory_is_full(self) -> None:
         """What paused and waiting tickets have parked leaves memory; no other ticket loses anything."""
         others = {
@@ -180,10 +120,7 @@ class RuledMachine(BoardMachine):
         assert others == {name: list(self.board.tickets[name].parked) for name in others}
 
     def _could_go(self, ticket: BoardTicket, chosen: dict[str, ConsumerLoad]) -> bool:
-        if self.board.rules.of(ticket.name) is not None or not super()._could_go(ticket, chosen):
-            return False
-        named = chosen.get(self.board.rules.route_of(ticket.name, ticket.tenant))
-        return named is None or (ticket.owner in (None, named) and named.room > 0)
+        return self.board.rules.of(ticket.name) is None and super()._could_go(ticket, chosen)
 
     def _room_is_told(self, there_is_room: bool, room: int) -> bool:
         return self.board.rules.pauses_all or super()._room_is_told(there_is_room, room)
@@ -198,9 +135,7 @@ class RuledMachine(BoardMachine):
                 and ticket.standing is Standing.OPEN
                 and (rule_of is None or rule_of.action is not RuleAction.PAUSE)
             ):
-                assert ticket.name in self.board._ownership._rereading._hidden, (
-                    "what memory does not have of it is read again"
-                )
+                assert ticket.name in self.board._rereading._hidden, "what memory does not have of it is read again"
 
     def teardown(self) -> None:
         for whom in _TARGETS:
@@ -223,15 +158,12 @@ class RuledWalk(Walk):
         def change() -> None:
             for whom in _TARGETS:  # else everything is paused before long
                 self.machine.redis.change(*whom, None)
-            machine.an_operator_changes_the_rules(
-                rng.choice(_TARGETS), rng.choice([*RuleAction, *[RuleAction.DEAD_LETTER] * 4])
-            )
+            machine.an_operator_changes_the_rules(rng.choice(_TARGETS), rng.choice([*RuleAction]))
 
         return [
             *super()._moves(),
             (4, lambda: True, change),
             (8, lambda: machine.redis.known != machine.redis.version, machine.the_leader_hears_of_the_rules),
-            (8, lambda: True, machine.letters_are_written),
             (2, lambda: True, machine.memory_is_full),
         ]
 

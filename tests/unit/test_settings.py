@@ -88,11 +88,6 @@ def test_a_handler_may_not_run_for_ever() -> None:
         load(ConsumerSettings, {"USHER_HANDLER": "a:b", "USHER_CONSUMER_NAME": "c", "USHER_HANDLER_SECONDS": "inf"})
 
 
-@pytest.mark.parametrize("given", ["halt", "park"])
-def test_the_policy_halt_has_park_as_its_alias_and_as_the_word_that_redis_keeps(given: str) -> None:
-    assert load(ConsumerSettings, _CONSUMER | {"USHER_DEAD_LETTER_POLICY": given}).dead_letter_policy == "park"
-
-
 def test_a_bad_value_is_shown_unless_it_may_hold_a_secret() -> None:
     with pytest.raises(SettingsError, match="it is 'soon'"):
         load(MasterSettings, {"USHER_LEASE_SECONDS": "soon"})

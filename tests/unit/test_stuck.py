@@ -9,8 +9,8 @@ import pytest
 
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.mishaps import Mishaps
-from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL
-from usher.master.policy.board.views import Parked
+from usher.common.protocol.owner_words import HALTED, RETURNED
+from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.alarms import alarms
 from usher.master.policy.explain.stuck import STUCK_MS, Head, StuckContext, behind, oldest, parse_head, stuck_rows
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
@@ -88,7 +88,6 @@ def test_a_halted_ticket_is_told_at_once() -> None:
         (b"", "waiting", "no consumer has it"),
         (b"c1:1", "handed_over", "handed over and not done yet"),
         (RETURNED, "returned", "waits for a new owner"),
-        (TAIL, "ending", "goes to the dead letters"),
         (b"c2:1", "handed_over", "drains"),
         (b"c3:1", "handed_over", "taken back when the lease ends"),
         (b"c9:1", "recovering", "is lost"),
@@ -137,7 +136,6 @@ def test_the_oldest_come_first_with_all_that_wait_behind() -> None:
         (RETURNED, 3, 5, 4),
         (b"", 3, 0, 2),
         (b"", 1, 7, 6),
-        (TAIL, 1, 5, 5),  # its record names no message, but how far it ends
     ],
 )
 def test_nobody_behind_is_counted_twice(owner: bytes, size: int, parked: int, expected: int) -> None:

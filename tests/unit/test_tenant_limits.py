@@ -132,20 +132,6 @@ def test_a_paused_tenant_waits_and_others_go_on_and_it_goes_on_in_order() -> Non
     assert sorted(feed.plan()) == sorted(names)
 
 
-def test_a_routed_tenant_goes_to_its_consumer_and_its_tickets_own_route_stands_above() -> None:
-    feed = Feed(_board(capacity=100))
-    feed.board.join("d:1", "d", 4, 100, True)
-    other = next(one.name for one in feed.board.consumers.values() if one.name != "d")
-    names = [feed.send(b"a")[0] for _ in range(9)]
-    own = Rule(Target.TICKET, names[0].decode(), RuleAction.ROUTE, to=other)
-    follow(feed.board, Rule(Target.TENANT, "a", RuleAction.ROUTE, to="d"), own)
-    strangers = [feed.send(b"b")[0] for _ in range(20)]
-    feed.plan()
-    owners = {name: ticket.owner.name for name, ticket in feed.board.tickets.items() if ticket.owner is not None}
-    assert [owners[name] for name in names] == [other, *["d"] * 8]
-    assert {owners[name] for name in strangers} == {"d", other}
-
-
 def test_it_is_told_why_a_ticket_does_not_have_its_turn() -> None:
     feed = Feed(_board(capacity=100))
     follow(feed.board, _limit(concurrency=2))

@@ -11,7 +11,7 @@ import pytest
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.ticket_states import TicketState
-from usher.master.policy.board.views import Parked
+from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.stuck import Head, StuckContext, describe
 from usher.master.policy.explain.ticket_groups import SHOWN, TicketGroups
 from usher.master.policy.ticket_filter import ORDERS, TicketFilter, parse_states

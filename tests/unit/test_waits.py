@@ -15,7 +15,7 @@ REDIS_MS = 1_790_000_000_000
 
 def _waiting(after_ms: int = 5_000, window: int = 512) -> Board:
     board = board_with("c", window=window)
-    board.learn_time(REDIS_MS, NOW)
+    board.waits.learn_time(REDIS_MS, NOW)
     board.set_record(b"T", b"waits@%d" % (REDIS_MS + after_ms), 5, ids(2, 1), NOW)
     return board
 
@@ -51,7 +51,7 @@ def test_a_refused_one_waits_until_its_record_is_read_again() -> None:
     assert plan is not None
     board.confirm(plan, answer(plan, refused=[b"T"]))
     assert board.tickets[b"T"].standing is Standing.UNSURE
-    board.learn_time(REDIS_MS + 4_900, NOW + 5)
+    board.waits.learn_time(REDIS_MS + 4_900, NOW + 5)
     board.set_record(b"T", b"waits@%d" % (REDIS_MS + 5_000), 5, ids(1, 2), NOW + 5)
     assert board.plan(100, NOW + 5.09) is None
     assert board.plan(100, NOW + 5.1) is not None
@@ -86,7 +86,7 @@ def test_full_memory_leaves_what_stands_behind_to_redis_until_it_is_due() -> Non
 def test_a_look_for_what_rules_hold_back_costs_nothing_for_tickets_that_wait() -> None:
     """It is taken while memory is full, which a hundred thousand of them can make it, and what runs goes on."""
     board = Board(4)
-    board.learn_time(REDIS_MS, NOW)
+    board.waits.learn_time(REDIS_MS, NOW)
     for number in range(20_000):
         board.set_record(b"T%d" % number, b"waits@%d" % (REDIS_MS + 3_600_000), 5, [b"%d-1" % (number + 1)], 0.0)
     assert _calls_of(board.unload) < 100
@@ -94,7 +94,7 @@ def test_a_look_for_what_rules_hold_back_costs_nothing_for_tickets_that_wait() -
 
 def test_many_that_are_due_at_once_go_on_in_their_order_at_no_cost_for_those_without_room() -> None:
     board = board_with("c", slots=2, capacity=10)
-    board.learn_time(REDIS_MS, NOW)
+    board.waits.learn_time(REDIS_MS, NOW)
     for number in range(20_000):
         board.set_record(b"T%d" % number, b"waits@%d" % (REDIS_MS + 5), 5, ids(number + 1), NOW)
     plan = board.plan(100, NOW + 1)

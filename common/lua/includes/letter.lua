@@ -1,6 +1,6 @@
 -- Write a dead letter: what happened, under names that begin with "usher-", then the original fields unchanged. The
 -- last of our names is "usher-fields", the number of original fields that follow: a producer may use our names too.
--- `fields` is the flat list of the entry, or nil when its body is gone. `more` may have: policy (skip, park, tail),
+-- `fields` is the flat list of the entry, or nil when its body is gone. `more` may have: policy (skip, halt),
 -- fence, error_type, traceback, at (file and line); and cut, true for an entry that is too large: the letter then keeps
 -- its first 100 fields, and of each name and value 1,024 bytes.
 -- Returns true when the letter has all of the fields.
@@ -80,7 +80,7 @@ local function place_of(stream, group, tickets_key, head)
   if record then owner, fence, ids = read_record(record) end
   local id = head['usher-id']
   if owner == 'halted' and string.match(ids, '^%S+') == id then return 'halted', fence, without(ids, {[id] = true}) end
-  if head['usher-policy'] ~= 'park' then return 'out' end -- and the group, which may be gone, is not asked
+  if head['usher-policy'] ~= 'halt' then return 'out' end -- and the group, which may be gone, is not asked
   if #redis.call('XPENDING', stream, group, id, id, 1, 'halted') == 0 then return 'out' end
   if record then return 'elsewhere' end
   return 'halted', string.match(head['usher-fence'] or '', '^%d+$') or '0', ''

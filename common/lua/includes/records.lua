@@ -1,8 +1,7 @@
 -- The index record of a ticket in processing: "<owner> <fence> <id> <id> ...", ids in the order of their hand-over.
 -- The owner is an incarnation, or one of the words `returned` (given back by a drain or a recall, or redriven),
--- `halted` (its first id waits for an operator, pending under `halted`; the others are under `master`) and `tail`
--- (its first id is the last one that is to be ended, the others are under `master`; see dead_letter), or
--- `waits@<ms>`: given back until that time, by Redis' clock.
+-- `halted` (its first id waits for an operator, pending under `halted`; the others are under `master`) and
+-- `waits@<ms>` (given back until that time, by Redis' clock).
 local function read_record(record)
   return string.match(record, '^(%S+) (%d+) (.*)$')
 end

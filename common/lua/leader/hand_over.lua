@@ -11,7 +11,7 @@
 --       10 the last id of the new entries, 11 those of them that are not in the plan, 12 those of the plan that are not
 --       new (both JSON)
 --       13 the digest of the new entries, if a notification brought them over another connection
---       (master/leader/peeked.py: digest_of); "" if a peek saw them
+--       (master/leader/entries.py: digest_of); "" if a peek saw them
 --       then the tickets, all target by target
 --       then for each target: its incarnation; how many of its tickets have no record, as the plan believes; how many
 --       have one (they stand behind the former); and for each of these the head of its record, as the plan believes:

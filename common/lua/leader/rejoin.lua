@@ -43,7 +43,7 @@ for at = 3, #ARGV, 2 do
   local names_it = owner and string.find(' ' .. ids .. ' ', ' ' .. id .. ' ', 1, true)
   -- The other ids of a halted ticket's record are under `master`.
   if owner == 'halted' then names_it = string.match(ids, '^%S+') == id end
-  if not owner or owner == 'tail' or is_given_back(owner) then
+  if not owner or is_given_back(owner) then
     over[#over + 1] = id -- the ticket has no owner: all its entries run again in order, under a new fence
   elseif names_it then
     redis.call('XCLAIM', KEYS[1], ARGV[1], owner, '0', id, 'JUSTID')

@@ -26,7 +26,7 @@ for at = 3, #ARGV, 2 do
   local record = redis.call('HGET', KEYS[3], ARGV[at])
   local owner, _, ids
   if record then owner, _, ids = read_record(record) end
-  if owner and owner ~= 'tail' then -- its id is only the end of a stretch
+  if owner then
     local name = is_given_back(owner) and 'master' or owner
     for id in string.gmatch(ids, '%S+') do
       ensure(id, name)

@@ -1,18 +1,15 @@
--- dead_letter: an owner gives up on a message; its ticket goes on (skip), halts (park), or ends with all its
---              pending entries (tail).
+-- dead_letter: an owner gives up on a message; its ticket goes on (skip) or halts (halt).
 -- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 attempts, 6 changed, 7 errors
 -- ARGV: 1 group, 2 incarnation, 3 ticket, 4 id, 5 reason, 6 error, 7 attempts, 8 first start in ms, 9 last start in ms,
---       10 fence, 11 error type, 12 traceback ("" = that of the noted error), 13 policy: skip | park | tail,
+--       10 fence, 11 error type, 12 traceback ("" = that of the noted error), 13 policy: skip | halt,
 --       14 file and line of the error, 15 the error as it stays noted while the ticket is halted ("" = the known one)
--- Returns: "OK", "HALTED" (park), "ENDED" (tail), "RETURNED" (park or tail, but there was nothing to park: what the
---          owner held of the ticket is under `master`), "LOST" (no lease), "STALE" (another owner has the ticket) or
---          "GONE" (it is not in processing any more). Unless the policy is skip, nothing of the ticket under this fence
---          is the caller's after any of them.
+-- Returns: "OK", "HALTED", "RETURNED" (to halt, but there was nothing to wait for: what the owner held of the ticket
+--          is under `master`), "LOST" (no lease), "STALE" (another owner has the ticket) or "GONE" (it is not in
+--          processing any more). Unless the policy is skip, nothing of the ticket under this fence is the caller's
+--          after any of them.
 -- Why Lua: letter, XACK and index are one step: a crash in between would lose the message or keep it in two places. A
---          parked message stays pending, under `halted`: its id is its place in the ticket's order. The ticket's later
+--          halted message stays pending, under `halted`: its id is its place in the ticket's order. The ticket's later
 --          entries of its owner go to `master` in the same step, and the index says `halted <fence> <id> <those ids>`.
---          `tail <fence> <last delivered id> <ids>` asks the leader to end the ticket's parked entries up to that id:
---          those that the caller had, and were too large to be ended here, are the <ids>.
 -- Memory: works when full
 --- @include util
 --- @include group
@@ -27,9 +24,8 @@ local stream, group, me, ticket, id, policy = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local record = redis.call('HGET', KEYS[3], ticket)
 if not record then return 'GONE' end
 local owner, fence, ids = read_record(record)
-if policy ~= 'skip' and owner and fence == ARGV[10] then -- the call is repeated
-  if owner == 'halted' and string.match(ids, '^%S+') == id then return 'HALTED' end
-  if owner == 'tail' then return 'ENDED' end
+if policy ~= 'skip' and owner == 'halted' and fence == ARGV[10] and string.match(ids, '^%S+') == id then
+  return 'HALTED' -- the call is repeated
 end
 if owner ~= me or (policy ~= 'skip' and fence ~= ARGV[10]) then return 'STALE' end
 local left = without(ids, {[id] = true})
@@ -47,12 +43,12 @@ at_full_memory(KEYS[3])
 local fields = is_there and body_of(stream, id)
 if not fields and policy ~= 'skip' then policy = 'return' end
 if is_there then
-  local kept_as = (policy == 'park' or policy == 'tail') and policy or 'skip'
+  local kept_as = policy == 'halt' and policy or 'skip'
   local traceback = ARGV[12] ~= '' and ARGV[12] or redis.call('HGET', KEYS[7], 't' .. id) or ''
   local more = {policy = kept_as, fence = fence, error_type = ARGV[11], traceback = traceback, at = ARGV[14]}
   local reason = fields and ARGV[5] or 'body_gone'
   bury(KEYS[4], id, ticket, reason, ARGV[6], ARGV[7], me, ARGV[8], ARGV[9], fields or nil, more)
-  if policy == 'park' then
+  if policy == 'halt' then
     redis.call('XCLAIM', stream, group, 'halted', '0', id, 'FORCE', 'JUSTID')
   else
     redis.call('XACK', stream, group, id)
@@ -60,7 +56,7 @@ if is_there then
   if policy == 'skip' then write_record(KEYS[3], ticket, owner, fence, left) end
   redis.call('HDEL', KEYS[5], id)
   redis.call('HDEL', KEYS[7], 't' .. id)
-  if policy ~= 'park' then
+  if policy ~= 'halt' then
     redis.call('HDEL', KEYS[7], id)
   elseif ARGV[15] ~= '' and redis.call('HLEN', KEYS[7]) < MOST_ERRORS then
     redis.call('HSET', KEYS[7], id, ARGV[15])
@@ -81,37 +77,15 @@ local function goes_back(behind)
   return false
 end
 
-if policy == 'tail' then
-  local for_leader = ''
-  for behind in string.gmatch(left, '%S+') do
-    if not has_room() then
-      if goes_back(behind) then for_leader = for_leader .. ' ' .. behind end
-    else
-      local body = body_of(stream, behind)
-      local more = {policy = 'tail', fence = fence}
-      local reason, now = body and 'behind_dead_letter' or 'body_gone', now_ms()
-      bury(KEYS[4], behind, ticket, reason, 'behind ' .. id, '0', me, now, now, body, more)
-      redis.call('XACK', stream, group, behind)
-      redis.call('HDEL', KEYS[5], behind)
-      redis.call('HDEL', KEYS[7], behind, 't' .. behind)
-      spend(body and size_of(body) or 0) -- written too
-    end
-  end
-  local delivered = group_facts(stream, group)['last-delivered-id']
-  redis.call('HSET', KEYS[3], ticket, 'tail ' .. fence .. ' ' .. delivered .. for_leader)
-  tell_leader(KEYS[6], ticket)
-  return 'ENDED'
-end
-
 local over = {}
 for behind in string.gmatch(left, '%S+') do
   if not goes_back(behind) then over[behind] = true end
 end
 left = without(left, over)
-if policy == 'park' then
+if policy == 'halt' then
   redis.call('HSET', KEYS[3], ticket, 'halted ' .. fence .. ' ' .. (left == '' and id or id .. ' ' .. left))
 else
   write_record(KEYS[3], ticket, 'returned', fence, left)
 end
 tell_leader(KEYS[6], ticket)
-return policy == 'park' and 'HALTED' or 'RETURNED'
+return policy == 'halt' and 'HALTED' or 'RETURNED'

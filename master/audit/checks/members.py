@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from usher.common.protocol.keys import HALTED, MASTER
-from usher.common.protocol.owner_words import TAIL, is_given_back
+from usher.common.protocol.owner_words import is_given_back
 from usher.common.protocol.registration import NAME
 from usher.master.audit.checks.findings import RESERVED, AuditThresholds, Example
 
@@ -75,5 +75,5 @@ def index_agrees(owner: str, recorded: str) -> bool:
     """Return True when a pending entry's owner is the one that its ticket's record allows."""
     if recorded == HALTED.decode():
         return owner in RESERVED
-    is_parked = recorded == TAIL.decode() or is_given_back(recorded.encode())
+    is_parked = is_given_back(recorded.encode())
     return owner == (MASTER.decode() if is_parked else recorded)

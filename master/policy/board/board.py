@@ -1,74 +1,88 @@
-"""Plan what the leader hands over next, given who owns what (``ownership``) and what rules hold back (``rule_gate``).
+"""The leader's board: every ticket in processing or parked, who owns it with which messages, and what is handed over
+next, given what rules hold back (``rule_gate``).
 
-Pure: no Redis, no clock; one thread owns a board. What a plan takes, it takes at once (``plan`` moves ids from parked
-to running); the script's reply then confirms or refuses it (``confirm``).
+Pure: no Redis, no clock; one thread owns a board. Memory is an index of the pending list, never more: a new epoch
+starts with nothing. What a plan takes, it takes at once (``plan`` moves ids from parked to running); the script's reply
+then confirms or refuses it (``confirm``).
+
+Of a halted ticket memory holds only the name and the message that the ticket waits for: entries that arrive meanwhile
+are under ``master`` in Redis, and are read again from there, in order and a page at a time, once the ticket may move
+(``was_read``). So a ticket that waits for an operator costs the others neither memory nor room.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from usher.common.protocol.marks import Mark
-from usher.common.protocol.owner_words import RETURNED
-from usher.master.policy.board.ownership import Ownership
-from usher.master.policy.board.plans import HandOverPlan, HandOverReply, ReplyFollowUp, TargetPlan, TicketPlan, span
-from usher.master.policy.board.recall import Recall
-from usher.master.policy.board.rule_gate import Condemned, RuleGate
-from usher.master.policy.board.tenant_limits import TenantLimits
-from usher.master.policy.board.tickets import OPEN, BoardTicket, RunQueue, Standing, TicketMarks
+from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of, is_given_back
+from usher.common.protocol.stream_id import ZERO, before, rank
+from usher.master.policy.board.placement import OpenConsumers
+from usher.master.policy.board.plans import (
+    NOBODY,
+    BoardFacts,
+    HandOverPlan,
+    HandOverReply,
+    Parked,
+    ReplyFollowUp,
+    TargetPlan,
+    TargetReply,
+    TicketPlan,
+    is_given_back_head,
+    span,
+)
+from usher.master.policy.board.recall import Asked, Recall, Recalls
+from usher.master.policy.board.rule_gate import RuleGate, TenantLimits
+from usher.master.policy.board.tickets import (
+    OPEN,
+    BoardTicket,
+    ConsumerLoad,
+    Rereading,
+    RunQueue,
+    Standing,
+    TicketMarks,
+    Waits,
+    WorkPace,
+)
 from usher.master.policy.board.turns import FairQueue
-from usher.master.policy.board.views import BoardFacts, Parked
 from usher.master.policy.rules import Rulebook
 
 #: Number of parked entries beyond a plan from which it pays to name the range of the plan's ids.
 _MUCH_MORE = 1000
 #: Most entries read ahead at a time: fewer would hide for longer what stands behind a flood.
 _AHEAD = 1000
+#: Standings of tickets that wait for a time or for somebody, whatever consumers do.
+_STILL = (Standing.WAITING, Standing.HALTED)
 
 
 class Board:
-    """The board: plans hand-overs, and keeps in step what a plan depends on: the ownership, the rule gate, and the
-    queue of tickets.
-
-    The ownership and the gate do not know each other: each method here concerns both.
-    """
+    """All tickets and consumers of one epoch. It keeps in step what a plan depends on: the owners, the rule gate, and
+    the queue of tickets."""
 
     def __init__(
         self, ticket_window: int, work_s: float = math.inf, weights: Mapping[bytes, float] | None = None
     ) -> None:
         """Make an empty board. ``work_s``: seconds of work that a consumer is given at a time (``WorkPace``).
         ``weights``: of tenants, which take turns; None: neither tenants nor priorities are configured."""
-        self._fair = None if weights is None else FairQueue(ticket_window, weights)
+        self._window = ticket_window
+        self._work_s = work_s
         self._weights, self._limits = weights or {}, TenantLimits()
+        self._fair = None if weights is None else FairQueue(ticket_window, weights)
         if self._fair is not None:
             self._fair.holds = self._limits.holds
         self._queue = self._fair or RunQueue(ticket_window)
         self._gate = RuleGate(ticket_window)
-        self._window = ticket_window
-        self._ownership = owned = Ownership(ticket_window, work_s, self._queue, self._gate.worth_keeping)
-        owned.recalls.stays = self._stays
-        self.tickets, self.consumers = owned.tickets, owned.consumers
-        # These are the ownership's own, for rules have no say in them. Bound, not forwarded: ``arrive`` runs for every
-        # message.
-        self.join, self.mark_lost, self.recovered = owned.join, owned.mark_lost, owned.recovered
-        self.arrive, self.take_in = owned.arrive, owned.take_in
-        self.free, self.acknowledged, self.note_retrying = owned.free, owned.acknowledged, owned.note_retrying
-        self.has, self.runs, self.quiet_since = owned.has, owned.runs, owned.quiet_since
-        self.clear_record, self.halt = owned.clear_record, owned.halt
-        self.to_read, self.was_read = owned.to_read, owned.was_read
-        self.ending_page, self.ended = owned.ending_page, owned.ended
-        self.learn_time, self.take_came_back = owned.waits.learn_time, owned.recalls.take_came_back
-
-    @property
-    def in_flight(self) -> int:
-        """Number of messages that consumers have."""
-        return self._ownership.in_flight
-
-    @property
-    def parked(self) -> int:
-        """Number of messages in memory that no consumer has."""
-        return self._ownership.parked
+        self.tickets: dict[bytes, BoardTicket] = {}
+        self.consumers: dict[str, ConsumerLoad] = {}
+        self.in_flight = 0  # messages that consumers have
+        self.parked = 0  # messages in memory that no consumer has
+        self.waits = Waits()
+        self.asked_back = Recalls(self._gate.holds)
+        self._rereading = Rereading()
+        self._open = OpenConsumers(())
+        self._untried: dict[str, int] = {}  # incarnation -> so many tickets that wait there may have room now
 
     # ---- plans -------------------------------------------------------------------------------------------------------
 
@@ -78,31 +92,31 @@ class Board:
         tenants take turns, what stands behind a flood is read all the same: a few at a time."""
         if self._gate.rules.pauses_all:
             return 0
-        room = 0 if self._queue.is_waiting else self._ownership.room
+        room = 0 if self._queue.is_waiting else self._open.room
         return room if self._fair is None else max(room, _AHEAD)
 
     def plan(self, limit: int, now_s: float) -> HandOverPlan | None:
         """Take up to ``limit`` ids for one hand_over call. Return None when nothing can be handed over now."""
-        owned, gate, queue, fair = self._ownership, self._gate, self._queue, self._fair
+        gate, queue, fair = self._gate, self._queue, self._fair
         if fair is not None:
             self._limits.begin(now_s)
             fair.begin(now_s)
         queue.retry(gate.take_due(now_s))
-        owned.wake_due(now_s)
-        owned.begin()
-        parked_before, size = owned.parked, 0
+        self._wake_due(now_s)
+        for incarnation in list(self._untried):  # of the tickets that wait where room is by now, as many as fit
+            self._retry_front(incarnation)
+        parked_before, size = self.parked, 0
         parts: dict[str, list[TicketPlan]] = {}
         # The bound follows from the load after this plan: with the load before it, all but the first ticket would
         # exceed it.
-        bound = owned.load_bound(min(limit, parked_before))
-        while size < limit and (ticket := owned.next_runnable()) is not None:
+        bound = self._open.bound(self.in_flight + min(limit, parked_before))
+        while size < limit and (ticket := self._next_runnable()) is not None:
             most = limit - size
             if fair is not None:
                 most = min(most, self._limits.room(ticket.tenant))
             if gate.has_rules and (most := gate.allow(ticket, most, now_s)) <= 0:
                 continue
-            route = gate.route(ticket) if gate.has_routes else ""
-            assigned = owned.assign(ticket, most, bound, now_s, route)
+            assigned = self._assign(ticket, most, bound, now_s)
             if assigned is None:
                 continue
             incarnation, part = assigned
@@ -119,22 +133,69 @@ class Board:
         lowest, highest = span(parts.values()) if much_more else (b"-", b"+")
         return HandOverPlan([TargetPlan(name, planned) for name, planned in parts.items()], size, lowest, highest)
 
+    # ---- plans -------------------------------------------------------------------------------------------------------
+
+    def _next_runnable(self) -> BoardTicket | None:
+        """Take out the next ticket that may be planned, also of those that wait at a consumer which has room left."""
+        while (ticket := self._queue.next_runnable()) is None and self._untried:
+            self._retry_front(next(iter(self._untried)))
+        return ticket
+
+    def _assign(self, ticket: BoardTicket, most: int, bound: int, now_s: float) -> tuple[str, TicketPlan] | None:
+        """Hand up to ``most`` parked ids of a ticket to its owner, or to a consumer chosen now, which becomes its
+        owner.
+
+        Return the incarnation and the part of the plan; None when the ticket has to wait.
+        """
+        consumer = ticket.owner or self._open.choose(ticket, bound)
+        if consumer is None:
+            self._queue.wait_unassigned(ticket)
+            return None
+        if not consumer.accepts:
+            return None
+        count = min(len(ticket.parked), self._window - len(ticket.running), most)
+        if count > (room := consumer.room_for(ticket)):
+            count = room
+            if count <= 0:
+                ticket.queued = True
+                consumer.waiting[ticket] = None
+                return None
+        if count <= 0:
+            return None
+        part = self._take(ticket, consumer, count, now_s)
+        if ticket.parked:
+            self._queue.add(ticket)
+        return consumer.incarnation, part
+
+    def _take(self, ticket: BoardTicket, consumer: ConsumerLoad, count: int, now_s: float) -> TicketPlan:
+        """Move ids from parked to running."""
+        if count == len(ticket.parked):  # the usual case: this runs for every ticket of every plan
+            ids = list(ticket.parked)
+            ticket.parked.clear()
+        else:
+            ids = [ticket.parked.popleft() for _ in range(count)]
+        self.parked -= count
+        ticket.running.update(dict.fromkeys(ids))
+        part = TicketPlan(ticket.name, ticket.believed, ids)
+        if ticket.owner is None:
+            ticket.owner, ticket.compared_s = consumer, now_s
+            consumer.tickets[ticket.name] = None
+        if not consumer.in_flight:
+            consumer.pace.began(now_s)
+        consumer.in_flight += count
+        self.in_flight += count
+        return part
+
     def recalls(self, now_s: float) -> list[Recall]:
         """Return the tickets to ask back now, for consumers that have nothing to do. They count as asked from now
         on."""
-        recalls = self._ownership.recalls
-        released = recalls.release(now_s) if recalls.asked else []
+        released = self.asked_back.release(now_s) if self.asked_back.asked else []
         again_s = now_s if released else math.inf  # at once: the plans of this turn have been made
         self._queue.retry(released)
         if self._queue.has_runnable:
-            recalls.pause(again_s)
+            self.asked_back.pause(again_s)
             return []
-        return recalls.choose(self.consumers, self.tickets, now_s)
-
-    def _stays(self, ticket: BoardTicket) -> bool:
-        """Return whether a rule speaks against asking a ticket back: it holds back what is handed over from now on, or
-        names the consumer."""
-        return self._gate.holds(ticket) or self._ownership.is_open(self._gate.route(ticket))
+        return self.asked_back.choose(self.consumers, self.tickets, now_s)
 
     def confirm(self, plan: HandOverPlan, reply: HandOverReply) -> ReplyFollowUp:
         """Update memory with the script's reply, and return what else it asks for."""
@@ -143,16 +204,40 @@ class Board:
         doubt = False
         for target, answer in zip(plan.targets, reply.targets, strict=True):
             if answer.state == "OK":
-                for part in self._ownership.granted(target, answer, reply.fence):
+                for part in self._granted(target, answer, reply.fence):
                     self._unspend(part)
                     unsure.append(part.ticket)
                 continue
             doubt = doubt or answer.state == "STRAY"
-            self._ownership.close(target.incarnation)
+            self.close(target.incarnation)
             self._undo(target.parts)
             if answer.state == "LOST":
                 lost.append(target.incarnation)
         return ReplyFollowUp(tuple(lost), tuple(unsure), doubt)
+
+    def _granted(self, target: TargetPlan, answer: TargetReply, fence: int) -> list[TicketPlan]:
+        """Update memory with the script's answer for a target. Return the parts that it refused: their records must be
+        read."""
+        refused, fresh = set(answer.refused), set(answer.fresh)
+        head = b"%s %d" % (target.incarnation.encode(), fence)
+        undone = []
+        for part in target.parts:
+            ticket = self.tickets[part.ticket]
+            if part.ticket in refused:
+                self._put_back(part)
+                ticket.standing = Standing.UNSURE
+                undone.append(part)
+            elif part.changes_owner or part.ticket in fresh:
+                ticket.believed = head
+        for part in target.parts if answer.gone else ():
+            ticket = self.tickets[part.ticket]
+            lost_bodies = [entry_id for entry_id in answer.gone if entry_id in ticket.running]
+            for entry_id in lost_bodies:
+                del ticket.running[entry_id]
+            if lost_bodies and ticket.owner is not None:
+                self._release(ticket.owner, len(lost_bodies))
+                self._finish(ticket)
+        return undone
 
     def withdraw(self, plan: HandOverPlan) -> None:
         """Undo a plan that certainly did not happen: its ids are parked again, where they were, and its tickets try
@@ -162,7 +247,7 @@ class Board:
 
     def _undo(self, parts: Iterable[TicketPlan]) -> None:
         for part in parts:
-            self._ownership.put_back(part)
+            self._put_back(part)
             self._unspend(part)
 
     def _unspend(self, part: TicketPlan) -> None:
@@ -171,7 +256,156 @@ class Board:
             self._fair.spend(self.tickets[part.ticket], -len(part.ids))
             self._limits.spend(self.tickets[part.ticket], -len(part.ids))
 
-    # ---- consumers and entries ---------------------------------------------------------------------------------------
+    def _put_back(self, part: TicketPlan) -> None:
+        """Park again the ids of a part that was not carried out, before what came later."""
+        ticket = self.tickets[part.ticket]
+        for entry_id in part.ids:
+            ticket.running.pop(entry_id, None)
+        ticket.parked.extendleft(reversed(part.ids))
+        self.parked += len(part.ids)
+        consumer = ticket.owner
+        if consumer is None:
+            return
+        if part.changes_owner:
+            self._unbind(ticket, consumer)
+        self._release(consumer, len(part.ids))
+        self._queue.add(ticket)
+
+    # ---- consumers ---------------------------------------------------------------------------------------------------
+
+    def join(
+        self, incarnation: str, name: str, slots: int, capacity: int, accepts: bool, gives_back: bool = False
+    ) -> ConsumerLoad:
+        """Add a living incarnation, or note that it accepts new work or no longer does. ``gives_back``: see
+        ConsumerLoad."""
+        if (consumer := self.consumers.get(incarnation)) is None:
+            pace = WorkPace(slots, capacity, self._work_s)
+            consumer = self.consumers[incarnation] = ConsumerLoad(incarnation, name, slots, capacity, accepts, pace)
+            self._rank()
+        elif consumer.accepts != accepts:
+            if (slots, capacity) != (consumer.slots, consumer.capacity):
+                consumer.pace = WorkPace(slots, capacity, self._work_s)
+            consumer.accepts, consumer.slots, consumer.capacity = accepts, slots, capacity
+            self._rank()
+        consumer.gives_back = gives_back
+        for ticket in [self.tickets[of_it] for of_it in consumer.tickets] if accepts else ():
+            self._queue.add(ticket)
+        return consumer
+
+    def close(self, incarnation: str) -> None:
+        """Hand nothing more to an incarnation until ``join`` says that it accepts work."""
+        self.consumers[incarnation].accepts = False
+        self._rank()
+
+    def mark_lost(self, incarnation: str) -> bool:
+        """Note that an incarnation's lease has ended: its tickets are recovered before anything of them is planned.
+
+        Return False if it is not known.
+        """
+        if (consumer := self.consumers.get(incarnation)) is None:
+            return False
+        consumer.accepts = False
+        for name in consumer.tickets:
+            self.tickets[name].standing = Standing.RECOVERING
+            self.asked_back.forget(name)
+        self._rank()
+        return True
+
+    def keep(self, incarnation: str) -> None:
+        """Keep an incarnation that was not lost after all. One that a rule has drained gets nothing new."""
+        consumer = self.consumers[incarnation]
+        for name in list(consumer.tickets):
+            self.tickets[name].standing = OPEN
+            self._finish(self.tickets[name])
+        # An incarnation that only a record named has no capacity here: it gets nothing before the roster knows it.
+        self.join(
+            incarnation,
+            consumer.name,
+            consumer.slots,
+            consumer.capacity,
+            consumer.capacity > 0 and self._gate.rules.of_consumer(consumer.name) is None,
+            consumer.gives_back,
+        )
+
+    def recovered(self, incarnation: str, others: Iterable[bytes] = ()) -> tuple[bytes, ...]:
+        """Free the tickets of a lost incarnation: all that it had is under ``master``.
+
+        Return those of ``others`` whose records must be read again.
+        """
+        if (consumer := self.consumers.pop(incarnation, None)) is None:
+            return ()
+        self.in_flight -= consumer.in_flight
+        unsure = set(others)
+        for name in list(consumer.tickets):
+            ticket = self.tickets[name]
+            ticket.running.clear()
+            ticket.owner, ticket.believed, ticket.home = None, NOBODY, consumer.name
+            ticket.standing = Standing.UNSURE if name in unsure else OPEN
+            self._finish(ticket)
+        self._queue.retry(consumer.waiting)
+        self._rank()
+        return tuple(name for name in unsure if name in self.tickets)
+
+    def _rank(self) -> None:
+        """Rank consumers anew, because those that may be chosen have changed. Tickets that found none try again."""
+        self._open = OpenConsumers(list(self.consumers.values()))
+        self.asked_back.changed()
+        self._queue.retry_unassigned()
+
+    # ---- entries -----------------------------------------------------------------------------------------------------
+
+    def arrive(self, entry_id: bytes, name: bytes) -> bool:
+        """Take in a new entry, above every id seen before: park it, or leave it to Redis' account if memory does not
+        have all of its ticket (``above``).
+
+        Return False if it is in processing already, or the one that its halted ticket waits for: the group was lost and
+        reads it again.
+        """
+        ticket = self.tickets.get(name)  # not by _ticket(): this line runs for every message
+        if ticket is None:
+            ticket = self.tickets[name] = BoardTicket(name)
+        elif entry_id in ticket.running:
+            return False
+        elif ticket.above is not None:
+            return entry_id != ticket.waits_for
+        ticket.parked.append(entry_id)
+        self.parked += 1
+        if not ticket.queued:
+            self._queue.add(ticket)
+        return True
+
+    def has(self, name: bytes, entry_id: bytes) -> bool:
+        """Return whether memory has the entry in processing, or as the one that its ticket waits for."""
+        ticket = self.tickets.get(name)
+        return ticket is not None and (entry_id in ticket.running or entry_id == ticket.waits_for)
+
+    def runs(self, name: bytes, entry_id: bytes) -> bool:
+        """Return whether memory has the entry in processing with a living owner, or as the one that its ticket waits
+        for."""
+        if (ticket := self.tickets.get(name)) is None:
+            return False
+        is_owned = ticket.owner is not None and ticket.standing is OPEN
+        return ticket.waits_for == entry_id or (is_owned and entry_id in ticket.running)
+
+    def take_in(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """Park entries, (id, ticket), that came to ``master`` from elsewhere: taken back, given back, stray, or found
+        at a takeover.
+
+        They come in id order; each goes to its place among the parked entries of its ticket.
+        """
+        by_ticket: dict[bytes, list[bytes]] = {}
+        for entry_id, name in entries:
+            by_ticket.setdefault(name, []).append(entry_id)
+        for name, ids in by_ticket.items():
+            ids.sort(key=rank)
+            ticket = self._ticket(name)
+            ran = [entry_id for entry_id in ids if entry_id in ticket.running]
+            for entry_id in ran:
+                del ticket.running[entry_id]
+            if ran and ticket.owner is not None:
+                self._release(ticket.owner, len(ran))
+            self._park(ticket, self._not_hidden(ticket, ids))
+            self._finish(ticket)
 
     def learn(self, marks: Iterable[Mark]) -> None:
         """Learn the tenants and priorities of entries that are on the board now, or in processing."""
@@ -182,34 +416,379 @@ class Board:
                 fair.learn(ticket, mark)
                 self._limits.began(ticket)
 
-    def set_record(self, name: bytes, owner: bytes, fence: int, ids: Sequence[bytes], now_s: float) -> str | None:
-        """Follow the index record of a ticket (``Ownership.set_record``). What it has in processing counts. What was
-        asked back has cost its tenant nothing, and does not wait for another turn."""
-        fair, ticket = self._fair, self.tickets.get(name)
-        if fair is not None and owner == RETURNED and ticket is not None and name in self._ownership.recalls.asked:
-            ticket.marks = ticket.marks or TicketMarks()
-            ticket.marks.since = (0.0, 0)
-            fair.spend(ticket, -len(ticket.running))
-            self._limits.spend(ticket, -len(ticket.running))
-        to_recover = self._ownership.set_record(name, owner, fence, ids, now_s)
-        if fair is not None:
-            self._limits.began(self.tickets[name])
-        return to_recover
+    def free(self, incarnation: str, items: Iterable[tuple[bytes, Sequence[bytes]]], now_s: float) -> None:
+        """Free the messages that a report says are done: these ids of these tickets.
 
-    def keep(self, incarnation: str) -> None:
-        """Keep an incarnation that was not lost after all. One that a rule has drained gets nothing new."""
-        self._ownership.keep(incarnation)
-        consumer = self.consumers[incarnation]
-        if self._gate.rules.of_consumer(consumer.name) is not None:
-            self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, False, consumer.gives_back)
+        By id and incarnation, never by counting: doubled, late or reordered reports change nothing, nor does the report
+        of a consumer that no longer has the ticket.
+        """
+        if (consumer := self.consumers.get(incarnation)) is None:
+            return
+        freed, touched = 0, []
+        for name, ids in items:
+            ticket = self.tickets.get(name)
+            if ticket is None or ticket.owner is not consumer:
+                continue
+            running = ticket.running
+            count = len(running)
+            for entry_id in ids:
+                running.pop(entry_id, None)
+            if len(running) < count:
+                freed += count - len(running)
+                touched.append(ticket)
+        if freed:
+            self._release(consumer, freed, now_s)
+        for ticket in touched:
+            if self.asked_back.asked:
+                self.asked_back.forget(ticket.name)
+            self._finish(ticket)
+
+    def note_retrying(self, incarnation: str, tickets: int) -> None:
+        """Note that so many tickets of a consumer wait for a retry: they keep none of its handlers busy."""
+        if (consumer := self.consumers.get(incarnation)) is not None and consumer.retrying != tickets:
+            consumer.retrying = tickets
+            self._release(consumer, 0)
+
+    def acknowledged(self, incarnation: str, name: bytes, ids: Sequence[bytes], now_s: float) -> list[str]:
+        """Free one ticket's ids, and answer for each.
+
+        Return for each id ``ok`` (freed), ``gone`` (not in processing: a repetition) or ``stale`` (another consumer has
+        the ticket).
+        """
+        ticket = self.tickets.get(name)
+        if ticket is not None and (ticket.owner is None or ticket.owner.incarnation != incarnation):
+            return ["stale" for _ in ids]
+        left = set(ticket.running) if ticket is not None else set()
+        answers = []
+        for entry_id in ids:
+            answers.append("ok" if entry_id in left else "gone")
+            left.discard(entry_id)
+        self.free(incarnation, [(name, ids)], now_s)
+        return answers
 
     def forget(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
         """Forget the entries, (id, ticket), that arrived last.
 
         They certainly were not taken from the stream, and will be seen there again.
         """
-        self._ownership.forget(entries)
+        for entry_id, name in reversed(entries):
+            ticket = self.tickets.get(name)
+            if ticket is not None and ticket.parked and ticket.parked[-1] == entry_id:
+                ticket.parked.pop()
+                self.parked -= 1
+                if not ticket.parked and not ticket.running:
+                    for consumer in self.consumers.values():
+                        if consumer.waiting.pop(ticket, ticket) is None:
+                            ticket.queued = False
+                    self._finish(ticket)
         self._gate.drop_empty()
+
+    def _release(self, consumer: ConsumerLoad, count: int, done_s: float | None = None) -> None:
+        """Take ``count`` messages off a consumer, which finished them at ``done_s``. Tickets that waited for room try
+        again."""
+        if done_s is not None:
+            consumer.pace.finished(count, done_s)
+        consumer.in_flight -= count
+        if consumer.room > 0:  # whether it had room before says little: callers may have taken a ticket off it by now
+            self._open.has_room_again(consumer)
+        self.in_flight -= count
+        self._queue.retry_unassigned()
+        self._retry_at(consumer)  # before those without an owner, which other consumers may have
+
+    def _retry_at(self, consumer: ConsumerLoad) -> None:
+        """Let the next plan try the tickets that wait at a consumer."""
+        if consumer.waiting:
+            self._untried[consumer.incarnation] = len(consumer.waiting)
+
+    def _retry_front(self, incarnation: str) -> None:
+        """Let those try that have waited longest at a consumer, as far as it has room."""
+        left, consumer = self._untried.pop(incarnation), self.consumers.get(incarnation)
+        most = 0 if consumer is None else min(left, consumer.room, len(consumer.waiting))
+        if consumer is not None and most > 0:
+            if left > most:
+                self._untried[incarnation] = left - most
+            self._queue.retry_first([consumer.waiting.popitem(last=False)[0] for _ in range(most)])
+
+    def _unbind(self, ticket: BoardTicket, owner: ConsumerLoad) -> None:
+        """Take a ticket from its owner. If it waits there, it tries again: it is no longer bound to that consumer."""
+        owner.tickets.pop(ticket.name, None)
+        ticket.owner = None
+        if ticket in owner.waiting:
+            del owner.waiting[ticket]
+            self._queue.retry_first([ticket])
+
+    def _finish(self, ticket: BoardTicket) -> None:
+        """Settle a ticket after ids have left it: free it if nothing runs, queue it if something waits, forget it if
+        nothing is left."""
+        owner = ticket.owner
+        if not ticket.running and ticket.standing is OPEN and owner is not None:
+            was_full = owner.busy_tickets == owner.pace.tickets
+            ticket.believed = NOBODY
+            self._unbind(ticket, owner)
+            if was_full:  # it may have one ticket more now
+                self._open.has_room_again(owner)
+                self._queue.retry_unassigned()
+                self._retry_at(owner)
+        if ticket.parked:
+            if not ticket.queued:
+                self._queue.add(ticket)
+        elif ticket.running or ticket.above is not None:
+            return
+        elif ticket.standing is OPEN or ticket.standing is Standing.RECOVERING:
+            if ticket.owner is not None:
+                ticket.owner.tickets.pop(ticket.name, None)
+            self.tickets.pop(ticket.name, None)
+
+    # ---- records -----------------------------------------------------------------------------------------------------
+
+    def set_record(self, name: bytes, owner: bytes, fence: int, ids: Sequence[bytes], now_s: float) -> str | None:
+        """Follow the index record of a ticket at takeover, after a refusal, and when reports may have been lost. What
+        it has in processing counts. What was asked back has cost its tenant nothing, and does not wait for another
+        turn."""
+        fair, ticket = self._fair, self.tickets.get(name)
+        if fair is not None and owner == RETURNED and ticket is not None and name in self.asked_back.asked:
+            ticket.marks = ticket.marks or TicketMarks()
+            ticket.marks.since = (0.0, 0)
+            fair.spend(ticket, -len(ticket.running))
+            self._limits.spend(ticket, -len(ticket.running))
+        to_recover = self._follow_record(name, owner, fence, ids, now_s)
+        if fair is not None:
+            self._limits.began(self.tickets[name])
+        return to_recover
+
+    def _follow_record(self, name: bytes, owner: bytes, fence: int, ids: Sequence[bytes], now_s: float) -> str | None:
+        ticket = self._ticket(name)
+        asked = self._disown(ticket)
+        ticket.believed = b"%s %d" % (owner, fence)
+        ticket.compared_s = now_s
+        if owner == HALTED:
+            self._hide(ticket, ids)
+            ticket.waits_for = ids[0]
+            return None
+        self._reopen(ticket)
+        if is_given_back(owner):
+            if (due_ms := due_ms_of(owner)) is None:
+                ticket.standing = OPEN
+                if asked is not None:
+                    self.asked_back.returned(asked)
+            else:
+                self.waits.begin(ticket, due_ms)
+            self._park(ticket, self._not_hidden(ticket, sorted(ids, key=rank)))
+            self._queue.add(ticket)
+            return None
+        incarnation = owner.decode()
+        if (consumer := self.consumers.get(incarnation)) is None:
+            consumer = self.join(incarnation, incarnation.rpartition(":")[0], 0, 0, False)
+        ticket.owner = consumer
+        consumer.tickets[name] = None
+        # Parked entries are under ``master`` for certain; the index still ascribes strays to their dead owner.
+        strays = set(ids).intersection(ticket.parked)
+        ticket.running = dict.fromkeys(entry_id for entry_id in ids if entry_id not in strays)
+        consumer.in_flight += len(ticket.running)
+        self.in_flight += len(ticket.running)
+        if not consumer.capacity or ticket.standing is Standing.RECOVERING:
+            ticket.standing = Standing.RECOVERING
+            return incarnation
+        ticket.standing = OPEN
+        self._queue.add(ticket)
+        return None
+
+    def clear_record(self, name: bytes) -> None:
+        """Follow the index, which has no record of the ticket: nothing of it is in processing."""
+        if (ticket := self.tickets.get(name)) is None or ticket.standing is Standing.RECOVERING:
+            return
+        self._disown(ticket)
+        self._reopen(ticket)
+        ticket.standing = OPEN
+        self._finish(ticket)
+
+    def halt(self, name: bytes, now_s: float) -> None:
+        """Halt a ticket whose record cannot be read: nothing of it moves until somebody has looked."""
+        ticket = self._ticket(name)
+        self._disown(ticket)
+        self._hide(ticket, (ZERO,))
+        ticket.compared_s = now_s
+
+    def _disown(self, ticket: BoardTicket) -> Asked | None:
+        """Forget who has a ticket. Return how it was asked back, if it was."""
+        asked = self.asked_back.forget(ticket.name)
+        consumer = ticket.owner
+        running = len(ticket.running)
+        ticket.running = {}
+        ticket.waits_for = b""
+        ticket.believed = NOBODY
+        if consumer is not None:
+            self._unbind(ticket, consumer)
+            self._release(consumer, running)
+        return asked
+
+    def quiet_since(self, limit_s: float) -> list[bytes]:
+        """Return the tickets in processing, waiting or halted that were last compared with the index before
+        ``limit_s``: their reports and announcements may have been lost."""
+        old = [ticket for ticket in self.tickets.values() if ticket.compared_s < limit_s]
+        return [one.name for one in old if one.standing in _STILL or (one.running and one.standing is OPEN)]
+
+    # ---- what is parked, in memory or in Redis' account alone --------------------------------------------------------
+
+    def _ticket(self, name: bytes) -> BoardTicket:
+        return self.tickets.get(name) or self.tickets.setdefault(name, BoardTicket(name))
+
+    def _park(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
+        """Put ids, in id order, in their places; usually all below or all above those there."""
+        if not ids:
+            return
+        parked, count = ticket.parked, len(ticket.parked)
+        if not parked or rank(ids[0]) > rank(parked[-1]):
+            parked.extend(ids)
+        elif rank(ids[-1]) < rank(parked[0]):
+            parked.extendleft(reversed(ids))
+        else:
+            ticket.parked = deque(sorted({*parked, *ids}, key=rank))
+        self.parked += len(ticket.parked) - count
+
+    def _wake_due(self, now_s: float) -> None:
+        """Let the tickets go on whose time has come."""
+        for ticket in self.waits.take_due(now_s):
+            ticket.standing = OPEN
+            self._finish(ticket)
+
+    def _hide(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
+        """Halt a ticket: from the lowest of ``ids`` on, only Redis keeps account of what is under ``master``."""
+        ticket.standing = Standing.HALTED
+        self._rereading.leave(ticket)
+        lowest = min((*ids, *list(ticket.parked)[:1]), key=rank)
+        if ticket.above is None or rank(lowest) <= rank(ticket.above):
+            ticket.above = before(lowest)
+        self._drop_parked(ticket)
+
+    def _drop_parked(self, ticket: BoardTicket) -> None:
+        self.parked -= len(ticket.parked)
+        ticket.parked.clear()
+        self._rereading.end(ticket)
+
+    def _unload(self, ticket: BoardTicket) -> bool:
+        """Leave all parked messages of a ticket to Redis' account until ``reread``. Return whether that was done."""
+        if not ticket.parked or ticket.standing is not OPEN:
+            return False
+        self._rereading.leave(ticket)
+        ticket.above = before(ticket.parked[0])
+        self._drop_parked(ticket)
+        return True
+
+    def _shorten(self, ticket: BoardTicket) -> None:
+        """Leave to Redis' account the parked messages of a ticket beyond those worth keeping."""
+        keeps = self._gate.worth_keeping(ticket)
+        beyond = len(ticket.parked) - keeps
+        if beyond <= 0 or ticket.standing not in (OPEN, Standing.WAITING):
+            return
+        self._rereading.leave(ticket)
+        kept = [ticket.parked.popleft() for _ in range(keeps)]
+        assert rank(kept[-1]) < rank(ticket.parked[0])
+        ticket.above, ticket.parked = kept[-1], deque(kept)
+        self.parked -= beyond
+        self._rereading.add(ticket)
+
+    def _reread(self, names: Iterable[bytes]) -> None:
+        """Have the unloaded messages of these tickets read from Redis again."""
+        for name in names:
+            ticket = self.tickets.get(name)
+            if ticket is not None and ticket.above is not None and ticket.standing is not Standing.HALTED:
+                self._rereading.add(ticket)
+
+    def _not_hidden(self, ticket: BoardTicket, ids: list[bytes]) -> list[bytes]:
+        """Return those of ``ids`` that memory is to know now; the others are read again from Redis."""
+        if ticket.above is None:
+            return ids
+        if ticket.standing is Standing.HALTED:
+            self._hide(ticket, ids)
+            return []
+        self._rereading.leave(ticket)
+        limit = rank(ticket.above)
+        return [entry_id for entry_id in ids if rank(entry_id) <= limit]
+
+    def _reopen(self, ticket: BoardTicket) -> None:
+        """End a halt: entries of the ticket that memory does not know are read again before it is planned."""
+        if ticket.above is not None:
+            self._rereading.add(ticket)
+
+    def to_read(self) -> bytes | None:
+        """Return the id above which to go on reading the entries under ``master``; None: nothing is to be read.
+
+        One reading is for all hidden tickets of which little is left in memory, however many they are.
+        """
+        return self._rereading.start(self._wants_more)
+
+    def _wants_more(self, ticket: BoardTicket) -> bool:
+        return ticket.standing is OPEN and 2 * len(ticket.parked) <= self._gate.worth_keeping(ticket)
+
+    def was_read(self, found: Iterable[tuple[bytes, bytes]], last: bytes | None) -> list[bytes]:
+        """Take in all entries, (id, ticket), that Redis has under ``master`` from ``to_read`` up to ``last``; None: to
+        the end.
+
+        Return tickets that have nothing there although their records say so: the records must be read again.
+        """
+        by_ticket: dict[bytes, list[bytes]] = {}
+        for entry_id, name in found:
+            if self._rereading.has(name):
+                by_ticket.setdefault(name, []).append(entry_id)
+        for name, ids in by_ticket.items():
+            self._add_read(self.tickets[name], ids)
+        if last is not None:
+            self._rereading.go_on(last)
+            return []
+        unsure = []
+        for ticket in self._rereading.finish():
+            if ticket.standing is not OPEN:
+                continue  # it is read once more when it may move
+            ticket.above = None
+            self._rereading.end(ticket)
+            if not ticket.parked and not ticket.running and is_given_back_head(ticket.believed):
+                unsure.append(ticket.name)
+            self._finish(ticket)
+        return unsure
+
+    def _add_read(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
+        above = rank(ticket.above or ZERO)
+        unknown = [entry_id for entry_id in ids if rank(entry_id) > above and entry_id not in ticket.running]
+        room = max(0, self._gate.worth_keeping(ticket) - len(ticket.parked)) if ticket.standing is OPEN else 0
+        taken = unknown[:room]
+        self._park(ticket, taken)
+        if len(taken) < len(unknown):
+            self._rereading.leave(ticket)
+        if taken:
+            ticket.above = taken[-1]
+        self._finish(ticket)
+
+    @property
+    def redis_has_more(self) -> bool:
+        """Return whether Redis has entries under ``master``, perhaps many, that memory does not know."""
+        return self._rereading.has_tickets or self._gate.has_unloaded
+
+    def unload(self) -> None:
+        """Drop from memory what rules hold back, because too much is parked: all messages of paused tickets, and of
+        others those beyond what is worth having. Redis keeps account of them, as of a halted ticket, until the ticket
+        may move (``was_read``)."""
+        for ticket in self._gate.paused():
+            if self._unload(ticket):
+                self._gate.was_unloaded(ticket)
+        for ticket in self._gate.slowed():
+            self._shorten(ticket)
+
+    def shorten_long(self) -> None:
+        """Leave to Redis' account what is parked of long tickets beyond their windows, also of such as wait, because
+        too much is parked. It looks at every ticket."""
+        for ticket in [one for one in self.tickets.values() if len(one.parked) > self._window]:
+            self._shorten(ticket)
+
+    def takeable(self) -> int:
+        """Count what another consumer could be given now: parked messages that wait for room alone, wherever it is, and
+        tickets that could be recalled. It looks at every ticket."""
+        held = {one.name for one in (*self._gate.paused(), *self._gate.slowed())}
+        held.update(one.name for consumer in self.consumers.values() for one in consumer.waiting)
+        tenants = set(self._fair.held) if self._fair is not None else set()
+        free = (one for one in self.tickets.values() if one.owner is None and one.standing is OPEN)
+        parked = sum(len(one.parked) for one in free if one.name not in held and one.tenant not in tenants)
+        return parked + self.asked_back.recallable(self.consumers.values())
 
     # ---- rules -------------------------------------------------------------------------------------------------------
 
@@ -226,75 +805,15 @@ class Board:
             given = {name: float(rule.weight) for name, rule in rules.tenant_limits.items() if rule.weight}
             self._fair.weigh({**self._weights, **given})
         self._queue.retry(released.tickets)
-        self._ownership.has_routes = self._gate.has_routes
-        self._ownership.recalls.changed()
-        self._ownership.retry_waiting()
-        self._ownership.reread(released.unloaded)
+        self.asked_back.changed()
+        self._reread(released.unloaded)
 
     def next_due_s(self) -> float | None:
         """Return when the next slowed or waiting ticket may go on, or tickets may be asked back; None: unless
         something happens, never."""
-        owned = self._ownership
         held = map(self._limits.due_s, self._fair.held) if self._fair is not None else ()
-        known = (self._gate.next_due_s(), owned.waits.next_due_s(), owned.recalls.next_due_s(), *held)
+        known = (self._gate.next_due_s(), self.waits.next_due_s(), self.asked_back.next_due_s(), *held)
         return min((due_s for due_s in known if due_s is not None and due_s < math.inf), default=None)
-
-    def condemned(self, most: int) -> list[Condemned]:
-        """Return up to ``most`` ids that become dead letters by a rule, each ticket's from its lowest one on."""
-        found, spared = self._gate.condemned(most)
-        self._queue.retry(spared)
-        return found
-
-    def buried(self, written: Iterable[Condemned], refused: Iterable[bytes]) -> list[bytes]:
-        """Forget the messages that are dead letters now: all of ``written`` except for the tickets that were refused.
-
-        Return the tickets whose records must be read again.
-        """
-        unsure = set(refused)
-        for doomed in written:
-            ticket = self._gate.acquit(doomed.ticket)
-            if doomed.ticket in unsure:
-                ticket.standing = Standing.UNSURE
-                continue
-            if self._ownership.bury(ticket, len(doomed.ids)):
-                unsure.add(doomed.ticket)
-            if ticket.parked:
-                self._gate.condemn(ticket)
-        return [name for name in unsure if name in self.tickets]
-
-    # ---- memory ------------------------------------------------------------------------------------------------------
-
-    @property
-    def redis_has_more(self) -> bool:
-        """Return whether Redis has entries under ``master``, perhaps many, that memory does not know."""
-        return self._ownership.has_hidden or self._gate.has_unloaded
-
-    def unload(self) -> None:
-        """Drop from memory what rules hold back, because too much is parked: all messages of paused tickets, and of
-        others those beyond what is worth having. Redis keeps account of them, as of a halted ticket, until the ticket
-        may move (``was_read``)."""
-        for ticket in self._gate.paused():
-            if self._ownership.unload(ticket):
-                self._gate.was_unloaded(ticket)
-        for ticket in self._gate.slowed_or_condemned():
-            self._ownership.shorten(ticket)
-
-    def shorten_long(self) -> None:
-        """Leave to Redis' account what is parked of long tickets beyond their windows, also of such as wait, because
-        too much is parked. It looks at every ticket."""
-        for ticket in [one for one in self.tickets.values() if len(one.parked) > self._window]:
-            self._ownership.shorten(ticket)
-
-    def takeable(self) -> int:
-        """Count what another consumer could be given now: parked messages that wait for room alone, wherever it is, and
-        tickets that could be recalled. It looks at every ticket."""
-        owned = self._ownership
-        held = {one.name for one in (*self._gate.paused(), *self._gate.slowed_or_condemned())}
-        held.update(one.name for consumer in self.consumers.values() for one in consumer.waiting)
-        tenants = set(self._fair.held) if self._fair is not None else set()
-        free = (one for one in self.tickets.values() if one.owner is None and one.standing is OPEN)
-        parked = sum(len(one.parked) for one in free if one.name not in held and one.tenant not in tenants)
-        return parked + owned.recalls.recallable(self.consumers.values())
 
     # ---- from other threads: what they see may be a moment old -------------------------------------------------------
 
@@ -311,8 +830,8 @@ class Board:
         due_ms = 0 if due_s is None else now_ms + int(1000 * (due_s - now_s))
         if ticket.standing is Standing.WAITING:
             due_ms = ticket.until
-        window_is_full = self._ownership.window_is_full(ticket)
-        asked = self._ownership.recalls.unanswered.get(name)
+        window_is_full = len(ticket.running) >= self._window
+        asked = self.asked_back.unanswered.get(name)
         turn, tenant = "", ticket.tenant
         if self._fair is not None and tenant in self._fair.held:
             turn, due_s = self._limits.told(tenant), self._limits.due_s(tenant)

@@ -120,21 +120,14 @@ class OpenConsumers:
         sum."""
         return load_bound(in_flight, len(self._by_name)) if self._by_name else 0
 
-    def has(self, name: str) -> bool:
-        """Return whether a consumer of this name accepts work."""
-        return name in self._by_name
-
-    def choose(self, ticket: BoardTicket, bound: int, route: str = "") -> ConsumerLoad | None:
+    def choose(self, ticket: BoardTicket, bound: int) -> ConsumerLoad | None:
         """Choose the ticket's former consumer after a crash, or who it was asked back for, else the best ranked below
         the bound, else the least loaded.
 
         Return None when no consumer has room. A consumer with a free handler slot is never over the bound: at low load,
-        tickets stay where they belong. Load is compared in seconds of work: by what each may have. The consumer named
-        ``route`` gets the ticket whatever its load, if it accepts work. An urgent one waits for no pace, only for
-        capacity: its consumer runs it next.
+        tickets stay where they belong. Load is compared in seconds of work: by what each may have. An urgent one
+        waits for no pace, only for capacity: its consumer runs it next.
         """
-        if route and self.has(route):
-            return self._by_name[route]
         names, found = self._affinity.ranking(ticket.name), self._by_name.get
         for name in (ticket.home, *names) if ticket.home else names:
             consumer = found(name)

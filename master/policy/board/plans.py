@@ -1,4 +1,4 @@
-"""Plans: the leader's requests to hand_over, and its replies, as plain values."""
+"""Plans, the replies of hand_over, and what readers outside are told of the leader's memory: plain values."""
 
 from __future__ import annotations
 
@@ -89,3 +89,28 @@ class ReplyFollowUp:
     lost: tuple[str, ...] = ()
     unsure: tuple[bytes, ...] = ()
     doubt: bool = False
+
+
+class Parked(NamedTuple):
+    """Number of a ticket's messages that are pending under ``master``. Not exact: at least this many."""
+
+    messages: int = 0
+    is_exact: bool = False
+
+
+@dataclass(frozen=True)
+class BoardFacts:
+    """A ticket as the leader remembers it, when it is this master. ``standing``: see master/policy/board/tickets.py.
+    ``due_ms``: when a slowed or waiting ticket goes on. ``recalled_for``: the consumer for which it was asked back.
+    ``turn``: why it does not have its turn, if that is known. ``is_full``: so many entries wait that no more are
+    read."""
+
+    standing: str
+    parked: int
+    has_all: bool
+    window_is_full: bool = False
+    due_ms: int = 0
+    recalled_for: str = ""
+    turn: str = ""
+    tenant: bytes = b""
+    is_full: bool = False

@@ -58,10 +58,11 @@ class Recall(NamedTuple):
 class Recalls:
     """The tickets that were asked back, oldest question first. ``unanswered``: those that may yet come back."""
 
-    def __init__(self) -> None:
+    def __init__(self, stays: Callable[[BoardTicket], bool]) -> None:
+        """``stays``: whether a rule speaks against asking a ticket back."""
         self.asked: dict[bytes, Asked] = {}
         self.unanswered: dict[bytes, Asked] = {}
-        self.stays: Callable[[BoardTicket], bool] = lambda ticket: False  # a rule speaks against asking it back
+        self._stays = stays
         self._came_back = 0
         self._look_s = 0.0  # no look before that
         self._again_s = math.inf  # when to look again, whatever happens meanwhile
@@ -173,7 +174,7 @@ class Recalls:
             ticket = tickets[name]
             if name in self.asked or ticket.standing is not OPEN or not ticket.running:
                 continue
-            if self.stays(ticket):
+            if self._stays(ticket):
                 self._in_vain, stay = True, stay + 1
                 if stay >= _MOST:
                     return

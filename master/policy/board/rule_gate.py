@@ -1,31 +1,23 @@
-"""Rule gate: holds back the tickets that live rules (``rules``) are about. Pure.
+"""Rule gate and tenant limits: hold back what live rules (``rules``) are about. Pure.
 
 A ticket that a rule holds back is put aside here when its turn to be planned comes, and tries again when the rules
 change, its time has come, or its owner is done. Tickets whose turn does not come cost nothing, and without rules no
-ticket does. The gate knows tickets only by what it holds of them; who owns them is not its business (``ownership``).
+ticket does. The gate knows tickets only by what it holds of them; who owns them is not its business.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from usher.master.policy.board.tickets import BoardTicket, Standing
+from usher.master.policy.board.tickets import BoardTicket
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, TicketTokenBuckets
 
 #: Seconds' worth of a slowed ticket's messages, at its rate, that are kept in memory when memory is full.
 _KEPT_S = 10.0
-
-
-class Condemned(NamedTuple):
-    """Parked ids that become dead letters, and the rule that says so. ``believed``: the head of the ticket's record."""
-
-    ticket: bytes
-    believed: bytes
-    ids: list[bytes]
-    rule: Rule
+_ANY = 1 << 31
 
 
 class Released(NamedTuple):
@@ -36,20 +28,18 @@ class Released(NamedTuple):
 
 
 class RuleGate:
-    """Gate that decides how much of a ticket may be planned, and keeps the tickets that may not: paused, slowed, or
-    condemned.
+    """Gate that decides how much of a ticket may be planned, and keeps the tickets that may not: paused or slowed.
 
     A ticket is kept in at most one of these places, and is ``queued`` while it is.
     """
 
     def __init__(self, ticket_window: int) -> None:
         self.rules = Rulebook()
-        self.has_rules = self.has_routes = False  # asked for every part of a plan
+        self.has_rules = False  # asked for every part of a plan
         self._window = ticket_window
         self._paused: deque[BoardTicket] = deque()
         self._slowed: list[tuple[float, int, BoardTicket]] = []  # a heap, by the time at which the ticket may go on
         self._order = 0
-        self._condemned: dict[bytes, BoardTicket] = {}
         # Paused tickets of which only Redis keeps account, and their tenants.
         self._unloaded: dict[bytes, bytes] = {}
         self._buckets = TicketTokenBuckets()
@@ -58,11 +48,10 @@ class RuleGate:
     def follow(self, rules: Rulebook) -> Released:
         """Follow these rules from now on. Every ticket that was held back tries again."""
         self.rules = rules
-        self.has_rules, self.has_routes = not rules.is_empty, rules.has_routes
-        held = [*self._paused, *self.slowed_or_condemned()]
+        self.has_rules = not rules.is_empty
+        held = [*self._paused, *self.slowed()]
         self._paused.clear()
         self._slowed.clear()
-        self._condemned.clear()
         unloaded = [name for name, tenant in self._unloaded.items() if not self._is_paused(name, tenant)]
         for name in unloaded:
             del self._unloaded[name]
@@ -88,20 +77,13 @@ class RuleGate:
                 ticket.queued = True
                 heapq.heappush(self._slowed, (self._buckets.due_s(ticket.name, rate), self._order, ticket))
             return min(most, tokens)
-        if rule.action is RuleAction.PAUSE:
-            ticket.queued = True
-            self._paused.append(ticket)
-        else:
-            self.condemn(ticket)
+        ticket.queued = True
+        self._paused.append(ticket)
         return 0
 
     def holds(self, ticket: BoardTicket) -> bool:
         """Return whether a rule holds the ticket back, or slows it."""
         return self.has_rules and self.rules.of(ticket.name, ticket.tenant) is not None
-
-    def route(self, ticket: BoardTicket) -> str:
-        """Return the name of the consumer that is to have the ticket by a rule, or ""."""
-        return self.rules.route_of(ticket.name, ticket.tenant) if self.has_routes else ""
 
     def spend(self, name: bytes, count: int) -> None:
         """Spend tokens for messages of a ticket that were planned after ``allow``."""
@@ -134,42 +116,6 @@ class RuleGate:
         """Return when this slowed ticket may go on; None: it is not slowed. For people: it searches all of them."""
         return next((due_s for due_s, _, ticket in list(self._slowed) if ticket.name == name), None)
 
-    # ---- dead letters by rule ----------------------------------------------------------------------------------------
-
-    def condemn(self, ticket: BoardTicket) -> None:
-        """Keep a ticket whose parked messages all become dead letters."""
-        ticket.queued = True
-        self._condemned[ticket.name] = ticket
-
-    def condemned(self, most: int) -> tuple[list[Condemned], list[BoardTicket]]:
-        """Return up to ``most`` ids that become dead letters, each ticket's from its lowest one on.
-
-        Tickets of which an owner still has something wait until it is done: letters are written in order. Also returned
-        are the tickets that are no longer condemned: they are taken out, and try again.
-        """
-        found: list[Condemned] = []
-        spared: list[BoardTicket] = []
-        for name, ticket in list(self._condemned.items()):
-            rule = self.rules.of(name, ticket.tenant)
-            may_end = ticket.standing is Standing.OPEN and ticket.parked
-            if rule is None or rule.action is not RuleAction.DEAD_LETTER or not may_end:
-                spared.append(self.acquit(name))
-                continue
-            if ticket.running:
-                continue
-            ids = [entry_id for entry_id, _ in zip(ticket.parked, range(most), strict=False)]
-            found.append(Condemned(name, ticket.believed, ids, rule))
-            most -= len(ids)
-            if most <= 0:
-                break
-        return found, spared
-
-    def acquit(self, name: bytes) -> BoardTicket:
-        """Take a condemned ticket out."""
-        ticket = self._condemned.pop(name)
-        ticket.queued = False
-        return ticket
-
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     @property
@@ -188,9 +134,9 @@ class RuleGate:
         """Return the tickets of which nothing needs to be in memory."""
         return self._paused
 
-    def slowed_or_condemned(self) -> list[BoardTicket]:
-        """Return the tickets of which only messages worth keeping need to be in memory: slowed and condemned ones."""
-        return [*(ticket for _, _, ticket in self._slowed), *self._condemned.values()]
+    def slowed(self) -> list[BoardTicket]:
+        """Return the tickets of which only messages worth keeping need to be in memory."""
+        return [ticket for _, _, ticket in self._slowed]
 
     def was_unloaded(self, ticket: BoardTicket) -> None:
         """Note that nothing of a paused ticket is in memory until it may move."""
@@ -198,9 +144,82 @@ class RuleGate:
 
     def drop_empty(self) -> None:
         """Drop tickets that have nothing parked any more: a rule may hold for long, and they would pile up."""
-        for ticket in (*self._paused, *self.slowed_or_condemned()):
+        for ticket in (*self._paused, *self.slowed()):
             ticket.queued = bool(ticket.parked)
         self._paused = deque(ticket for ticket in self._paused if ticket.parked)
         self._slowed = [slowed for slowed in self._slowed if slowed[2].parked]
         heapq.heapify(self._slowed)
-        self._condemned = {name: ticket for name, ticket in self._condemned.items() if ticket.parked}
+
+
+class TenantLimits:
+    """Live rules that bound what runs of a tenant, over all consumers together, and what was handed out under them.
+
+    ``rate_per_second``: so many messages are handed over per second. ``concurrency``: so many tickets are in processing
+    at a time; a ticket runs one message after the other, so no more messages run. The leader hands out both as tokens:
+    a tenant that has none left is skipped by the queue (``turns.FairQueue.holds``) until it has one again.
+    """
+
+    def __init__(self) -> None:
+        self._rules: dict[bytes, Rule] = {}
+        self._buckets = TicketTokenBuckets()
+        self._running: dict[bytes, dict[bytes, BoardTicket]] = {}  # of each tenant with a concurrency
+        self._now_s = 0.0
+
+    def follow(self, rules: Rulebook, tickets: Iterable[BoardTicket]) -> None:
+        """Follow these rules from now on. ``tickets``: all that may be in processing."""
+        self._rules = rules.tenant_limits
+        self._running = {name: {} for name, rule in self._rules.items() if rule.concurrency}
+        for ticket in tickets if self._running else ():
+            self.began(ticket)
+
+    def begin(self, now_s: float) -> None:
+        """Begin a plan."""
+        self._now_s = now_s
+
+    def holds(self, tenant: bytes) -> bool:
+        """Return whether nothing of the tenant may be planned now."""
+        return tenant in self._rules and self.room(tenant) <= 0
+
+    def room(self, tenant: bytes) -> int:
+        """Return how many messages of the tenant's next ticket may be planned now."""
+        rule = self._rules.get(tenant)
+        if rule is None:
+            return _ANY
+        if rule.concurrency:
+            held = self._running[tenant]
+            if len(held) >= rule.concurrency:
+                held = self._running[tenant] = {name: ticket for name, ticket in held.items() if ticket.running}
+            if len(held) >= rule.concurrency:
+                return 0
+        return self._buckets.tokens(tenant, rule.rate_per_second, self._now_s) if rule.rate_per_second else _ANY
+
+    def began(self, ticket: BoardTicket) -> None:
+        """Note that a ticket is in processing, if its tenant has a concurrency."""
+        if ticket.running and (held := self._running.get(ticket.tenant)) is not None:
+            held[ticket.name] = ticket
+
+    def spend(self, ticket: BoardTicket, messages: int) -> None:
+        """Note that so many messages of a ticket were planned; with less than 0, that they were not handed over."""
+        if (rule := self._rules.get(ticket.tenant)) is not None:
+            if rule.rate_per_second:
+                self._buckets.give_back(ticket.tenant, -messages)
+            self.began(ticket)
+
+    def due_s(self, tenant: bytes) -> float | None:
+        """Return when this held tenant may go on by its rate; None: it does not wait for a time."""
+        rule = self._rules.get(tenant)
+        if rule is None or not rule.rate_per_second or self._is_full(tenant, rule):
+            return None
+        return self._buckets.due_s(tenant, rule.rate_per_second, self._now_s)
+
+    def told(self, tenant: bytes) -> str:
+        """Describe for people what holds the tenant."""
+        if (rule := self._rules.get(tenant)) is None:
+            return ""
+        if self._is_full(tenant, rule):
+            return f"tenant {rule.value} has its {rule.concurrency} of {rule.concurrency}"
+        return f"tenant {rule.value} is {rule.told()}"
+
+    def _is_full(self, tenant: bytes, rule: Rule) -> bool:
+        running = sum(1 for ticket in list(self._running.get(tenant, {}).values()) if ticket.running)
+        return rule.concurrency is not None and running >= rule.concurrency

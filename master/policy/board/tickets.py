@@ -1,4 +1,5 @@
-"""Tickets and consumers in memory; the tickets whose turn comes next, and those to be read from Redis again.
+"""Tickets and consumers in memory; the tickets whose turn comes next, that wait for a time, or are to be read from
+Redis again. Pure.
 
 A ticket is in memory only while something of it is in processing or parked:
 
@@ -10,22 +11,22 @@ OPEN            may be planned: its parked ids go to its owner, or    -
 RECOVERING      its owner is dead; all is parked                      the recovery of the owner
 WAITING         it was given back until a time                        that time, by Redis' clock
 UNSURE          a hand-over was refused: memory and index differ      a new read of its record
-HALTED          it waits for an operator: a dead letter (park), or    redrive, drop, or a record that can be
+HALTED          it waits for an operator: a dead letter (halt), or    redrive, drop, or a record that can be
                 a record that cannot be read                          read: compared now and then
-ENDING          what is parked of it becomes dead letters             the last of them being written
 ==============  ====================================================  =====================================
 """
 
 from __future__ import annotations
 
 import enum
+import heapq
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.policy.board.plans import NOBODY
-from usher.master.policy.board.work_pace import WorkPace
 
 
 class Standing(enum.Enum):
@@ -34,13 +35,10 @@ class Standing(enum.Enum):
     WAITING = "waiting"
     UNSURE = "unsure"
     HALTED = "halted"
-    ENDING = "ending"
 
 
 #: For checks made with every message: a member of an enum costs a look-up in Python 3.11.
 OPEN = Standing.OPEN
-#: Standings of tickets of which more may be read from Redis.
-MOVING = (Standing.OPEN, Standing.ENDING)
 
 
 class BoardTicket:
@@ -48,11 +46,9 @@ class BoardTicket:
     only peeked at yet, in id order.
 
     ``above``: entries of the ticket above this id are under ``master`` too, and only Redis knows them; None: memory has
-    all. ``waits_for``: the message under ``halted``. ``until``: of an ending ticket, the rank of the last id that ends;
-    of a waiting one, when it is due, in ms of Redis' clock. ``queued``: it is runnable, or waits in one place, and in
-    no other, until it is tried again. ``marks``: None while neither tenants nor priorities are
-    configured.
-    """
+    all. ``waits_for``: the message under ``halted``. ``until``: of a waiting one, when it is due, in ms of Redis'
+    clock. ``queued``: it is runnable, or waits in one place, and in no other, until it is tried again. ``marks``: None
+    while neither tenants nor priorities are configured."""
 
     __slots__ = (
         "above",
@@ -129,11 +125,60 @@ class TicketMarks:
         return 0
 
 
+#: Tickets that a consumer may have per handler slot, however slow it is: one runs, one is ready to run.
+_TICKETS_PER_SLOT = 2
+#: Slow start: for each message that is finished, the window may grow by so many.
+_GROWTH = 3
+
+
+class WorkPace:
+    """How many messages a consumer is given at a time. What has been handed over stays where it is until it is done or
+    recalled, however many consumers start afterwards; so a consumer is given about as much as it finishes in ``work_s``
+    seconds, and never less than keeps its handlers busy.
+
+    The window of one consumer, which follows the rate at which it finishes messages while it has any.
+
+    The rate is the quotient of two sums that decay alike, with ``work_s`` as their time constant: messages finished,
+    and seconds with work.
+    """
+
+    __slots__ = ("_busy_s", "_capacity", "_finished", "_since_s", "_work_s", "tickets", "window")
+
+    def __init__(self, slots: int, capacity: int, work_s: float) -> None:
+        """Begin a pace. ``slots``: handlers that run at once. ``capacity``: most messages, whatever the rate.
+        ``work_s``: infinite for no other bound than the capacity."""
+        self.tickets = _TICKETS_PER_SLOT * slots
+        self._capacity = capacity
+        self._work_s = work_s
+        self._finished = self._busy_s = 0.0
+        self._since_s: float | None = None  # it has work whose begin nobody saw: at a takeover
+        #: Messages that the consumer may have.
+        self.window = capacity if work_s == math.inf else min(capacity, self.tickets)
+
+    def began(self, now_s: float) -> None:
+        """Note that the consumer, which had nothing, is given something: seconds before it count for nothing."""
+        self._since_s = now_s
+
+    def finished(self, count: int, now_s: float) -> None:
+        """Note that so many messages were finished since the last call, or since ``began``."""
+        if self._work_s == math.inf:
+            return
+        since_s, self._since_s = self._since_s, now_s
+        if since_s is None:
+            return
+        busy_s = max(0.0, now_s - since_s)
+        decay = math.exp(-busy_s / self._work_s)
+        self._finished = self._finished * decay + count
+        self._busy_s = self._busy_s * decay + busy_s
+        done_s = self._busy_s / self._finished  # per message
+        target = self._capacity if done_s * self._capacity <= self._work_s else int(self._work_s / done_s)
+        self.window = min(self._capacity, max(self.tickets, min(target, self.window + _GROWTH * count)))
+
+
 @dataclass(eq=False)
 class ConsumerLoad:
     """A consumer's incarnation in memory. ``gives_back``: tickets may be asked back from it. ``retrying``: tickets of
-    it that wait for a retry, as it says. ``waiting``: tickets that wait for room here, because it owns them or a route
-    names it, and those that it owns and a route keeps from it, until it is done with them."""
+    it that wait for a retry, as it says. ``waiting``: tickets of it that wait for room here."""
 
     incarnation: str
     name: str
@@ -243,6 +288,41 @@ class RunQueue:
             ticket.queued = False
             self.add(ticket)
         waiting.clear()
+
+
+class Waits:
+    """Timers of the tickets that were given back until a time (owner word ``waits@<ms>``). Their time is Redis' own:
+    hand_over, which refuses a ticket before it is due, has the last word, and a refused ticket is read again, with the
+    time."""
+
+    def __init__(self) -> None:
+        self._timers: list[tuple[int, int, BoardTicket]] = []  # a heap, by the time in ms
+        self._order = 0
+        self._behind_ms = 0.0  # what to subtract from Redis' time for ours
+
+    def learn_time(self, redis_ms: int, now_s: float) -> None:
+        """Note what Redis' clock says now."""
+        self._behind_ms = redis_ms - 1000 * now_s
+
+    def begin(self, ticket: BoardTicket, due_ms: int) -> None:
+        """Let a ticket wait until then. One whose wait has changed keeps its former timer, which does nothing."""
+        if ticket.standing is not Standing.WAITING or ticket.until != due_ms:
+            ticket.standing, ticket.until = Standing.WAITING, due_ms
+            self._order += 1
+            heapq.heappush(self._timers, (due_ms, self._order, ticket))
+
+    def take_due(self, now_s: float) -> list[BoardTicket]:
+        """Take out the tickets that may go on by now."""
+        due: list[BoardTicket] = []
+        while self._timers and self._timers[0][0] <= self._behind_ms + 1000 * now_s:
+            due_ms, _, ticket = heapq.heappop(self._timers)
+            if ticket.standing is Standing.WAITING and ticket.until == due_ms:
+                due.append(ticket)
+        return due
+
+    def next_due_s(self) -> float | None:
+        """Return when the next ticket may go on; None: none waits."""
+        return (self._timers[0][0] - self._behind_ms) / 1000 if self._timers else None
 
 
 class Rereading:

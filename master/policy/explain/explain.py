@@ -12,17 +12,16 @@ from dataclasses import replace
 
 from usher.common.base.text import pluralize, time_of_day
 from usher.common.protocol.attempts import NEVER, attempts_told
-from usher.common.protocol.stream_id import rank
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.explain.facts import EntryRow, OwnEntry, OwnerFacts, Reason, TicketExplanation, TicketFacts
 from usher.master.policy.explain.tried import last_error
-from usher.master.policy.rules import BESIDE, Rule, RuleAction, Target
+from usher.master.policy.rules import Rule, RuleAction, Target
 
 #: Words for a leader's lease plus the time to take over, within which a dead leader has a successor; not for decisions.
 _SOON = "within moments"
 #: States that end with a write to Redis, and not with a handler, a time, or an operator's action.
 _NEED_WRITES = frozenset(
-    map(TicketState, ("unread", "waiting", "returned", "put_off", "recovering", "ending")),
+    map(TicketState, ("unread", "waiting", "returned", "put_off", "recovering")),
 )
 
 
@@ -64,8 +63,6 @@ def _explained(facts: TicketFacts) -> TicketExplanation:
         return _unreadable(facts)
     if facts.kind == "halted":
         return _halted(facts)
-    if facts.kind == "tail":
-        return _ending(facts)
     if (
         facts.kind == "put_off"
         and facts.leader is not None
@@ -298,12 +295,6 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
         told = f"{crowd.starting} starting, {crowd.paused} paused, {crowd.draining} draining, {crowd.revoked} revoked"
         text = f"{what} waits for a consumer that takes work: of {crowd.all} none does ({told})"
         return Reason("none_accepts", text), "a consumer that takes work", 0
-    if rule is not None and rule.action is RuleAction.DEAD_LETTER:
-        return (
-            Reason("rule_dead_letter", f"{what} becomes a dead letter {_SOON}: the ticket is {rule.told()}"),
-            "the leader",
-            0,
-        )
     if rule is not None and rule.action is RuleAction.SLOW and facts.board is not None and facts.board.due_ms:
         due_ms = facts.board.due_ms
         return (
@@ -394,24 +385,6 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
     )
 
 
-def _ending(facts: TicketFacts) -> TicketExplanation:
-    until = f" up to {_id(facts.ids[0])}" if facts.ids else ""
-    text = (
-        f"a message of the ticket was given up with the policy `tail`: those waiting{until} become dead letters too,"
-        " then the ticket is free"
-    )
-    reasons = [Reason("tail_ends", text)] + ([_no_leader()] if facts.leader is None else [])
-    rows = tuple(
-        EntryRow(
-            entry_id,
-            TicketState.ENDING if facts.ids and rank(entry_id) <= rank(facts.ids[0]) else TicketState.WAITING,
-        )
-        for entry_id in facts.parked
-    )
-    rows += tuple(EntryRow(entry_id, TicketState.UNREAD) for entry_id in facts.unread)
-    return TicketExplanation(facts, TicketState.ENDING, tuple(reasons), rows, "the leader to write the letters")
-
-
 def _unreadable(facts: TicketFacts) -> TicketExplanation:
     text = (
         "the record of the ticket in the index cannot be read (was it written by hand?): the ticket does not move"
@@ -491,7 +464,7 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
 
 def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     """Explain what keeps later entries from following their ticket's owner."""
-    rule = next((rule for rule in facts.rules if rule.action not in BESIDE), None)
+    rule = facts.rules[0] if facts.rules else None
     if rule is not None:
         yield Reason(
             f"rule_{rule.action.value}", f"what is not handed over yet is {rule.told()}; what {owner.name} has goes on"
@@ -507,9 +480,6 @@ def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
             "owner_takes_nothing",
             f"the rest waits until {owner.name} is done with what it has, then others get it",
         )
-    beside = {rule.action: rule for rule in reversed(facts.rules) if rule.action in BESIDE}
-    for rule in beside.values():
-        yield Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}")
 
 
 def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:

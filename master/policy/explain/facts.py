@@ -28,7 +28,7 @@ from typing import Any
 
 from usher.common.protocol.attempts import NEVER, Attempts
 from usher.common.protocol.last_error import LastError
-from usher.master.policy.board.views import BoardFacts
+from usher.master.policy.board.plans import BoardFacts
 from usher.master.policy.explain.tried import tried
 from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Rule
@@ -106,7 +106,7 @@ class TicketFacts:
 
     ticket_id: str
     now_ms: int
-    kind: str = ""  # kind of its record: "" none, owned, returned, put_off, halted, tail, unreadable
+    kind: str = ""  # kind of its record: "" none, owned, returned, put_off, halted, unreadable
     fence: int = 0
     ids: tuple[bytes, ...] = ()
     owner: OwnerFacts | None = None

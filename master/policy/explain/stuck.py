@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from usher.common.base.text import time_of_day
 from usher.common.protocol.attempts import NEVER, Attempts, attempts_told
 from usher.common.protocol.last_error import LastError
-from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL, due_ms_of, is_given_back
+from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of, is_given_back
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import milliseconds, rank
 from usher.common.protocol.ticket_states import TicketState
-from usher.master.policy.board.views import Parked
+from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.tried import tried
 from usher.master.policy.rules import Rule, RuleAction, Rulebook
 
@@ -157,8 +157,6 @@ def _describe_head(head: Head, states: Mapping[str, str], attempts: Attempts, ru
             return {"state": TicketState.RETRYING, "consumer": "", "why": told}
         told = f"waits until {time_of_day(due_ms)}, asked for by its handler"
         return {"state": TicketState.PUT_OFF, "consumer": "", "why": told}
-    if head.owner == TAIL:
-        return {"state": TicketState.ENDING, "consumer": "", "why": "its tail goes to the dead letters"}
     owner = head.owner.decode(errors="replace")
     state = states.get(owner, "lost")
     why = {

@@ -2,7 +2,7 @@
 
 ``entry`` (it was added to the ticket stream), ``hand_over`` (to a consumer, under a fence), ``attempt`` (one that
 failed, or attempts that a message is charged), ``completed`` (with times, from the run log), ``dead_letter``, ``state``
-(handed_over, returned, put_off, paused, halted, ending, idle; with the ``rule`` that holds), ``gap`` (events in between
+(handed_over, returned, put_off, paused, halted, idle; with the ``rule`` that holds), ``gap`` (events in between
 are no longer there). ``time_ms`` of each: when it happened; when it was seen, if only the index tells; for a gap, the
 time from which something is missing.
 """

@@ -19,7 +19,7 @@ from usher.common.http.credentials import Role
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.master.insight.formatting import ticket_url, visible
 from usher.master.operations.action_log import OperatorAction, chosen_letters, counted
-from usher.master.operations.bulk_letters import DROP, REDRIVE, TICKET_RULES, BulkJob
+from usher.master.operations.bulk_letters import DROP, PAUSE, REDRIVE, BulkJob
 from usher.master.policy.letters import also_for
 from usher.master.policy.rules import Rule, alike
 from usher.master.policy.ticket_filter import TicketFilter
@@ -131,8 +131,8 @@ def _add_jobs(actions: Blueprint, parts: Parts, go: Go) -> None:
     @needs(Role.OPERATOR)
     def order_all() -> AnyResponse:
         what = request.form.get("what", "")
-        if what not in (TicketOrder.RETRY.value, TicketOrder.GIVE_UP.value, *TICKET_RULES):
-            raise refused("the field what must be retry, give_up, pause or dead_letter")
+        if what not in (TicketOrder.RETRY.value, TicketOrder.GIVE_UP.value, PAUSE):
+            raise refused("the field what must be retry, give_up or pause")
         _, wanted = asked_tickets(request.form)
         if wanted == TicketFilter():
             raise refused("give a state, a consumer or an error")
@@ -173,7 +173,6 @@ def _add_rules(actions: Blueprint, parts: Parts, go: Go) -> None:
         )
         value = {"stream": parts.keys.stream, "everything": ""}.get(target, value)
         rule: dict[str, Any] = {"target": target, "value": value, "action": action, "reason": read_why()}
-        rule["to"] = form.get("to", "").strip()
         if rate:
             try:
                 rule["rate_per_second"] = float(rate)

@@ -21,10 +21,10 @@ from usher.master.charts.drawing import HEIGHT, WIDTH, draw, kinds, totals, turn
 from usher.master.insight.formatting import ticket_url
 from usher.master.insight.live_overview import CONSUMERS, OVERVIEW
 from usher.master.insight.status import ParkedRows, ticket_row
-from usher.master.operations.bulk_letters import TICKET_RULES
+from usher.master.operations.bulk_letters import PAUSE
 from usher.master.operations.dead_letters import LetterPage
 from usher.master.policy.charts import BY_CONSUMER, BY_SOURCE, NAMES, SPANS
-from usher.master.policy.letters import PARK, LetterFilter, Preview, also_for
+from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
 from usher.master.policy.rules import MOST_RULES, Target, alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.web.api import read_ticket_id
@@ -93,7 +93,7 @@ def _add_live(views: Blueprint, parts: Parts) -> None:
         groups = with_fields(parts.fields.add_to_groups, pulse["groups"])
         newest = letters.page() if pulse["dead_letters"] else LetterPage([], None)
         preview = Preview()
-        preview.add(letter for letter in newest.letters if letter.policy != PARK)
+        preview.add(letter for letter in newest.letters if letter.policy != HALT)
         return render_page(
             "system/overview.html",
             "overview",
@@ -362,7 +362,7 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
                 "this master does not know that bulk action; another one may run it, or this one has restarted since",
             )
         page = "tickets" if found.is_of_tickets else "letters"
-        room = MOST_RULES - len(parts.rules.read().rules) if found.what in TICKET_RULES else None
+        room = MOST_RULES - len(parts.rules.read().rules) if found.what == PAUSE else None
         return render_page("letters/job.html", page, job=found, also=also_for(parts.letters.other_groups()), room=room)
 
 

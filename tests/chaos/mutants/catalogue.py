@@ -15,8 +15,8 @@ from usher.consumer.lifecycle.owner_scripts import AckAnswer, Buried, Letter, Ow
 from usher.consumer.policy.quarantine import Left
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
+from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 
 # ---- functions that take the place of ours ----
@@ -148,7 +148,7 @@ FREED_FIRST = mutant(
         "",
     ),
     CodeEdit(
-        "usher.master.recovery.recoverer:Recoverer.turn",
+        "usher.master.recovery.repairs:Recoverer.turn",
         "    page = steps.take_back(incarnation, PAGE)",
         """    consumer = board.consumers.get(incarnation)
     if consumer is not None:
@@ -222,7 +222,7 @@ BUGS = (
         mutant(
             "cursor dropped",
             CodeEdit(
-                "usher.master.recovery.idle_sweep:IdleSweep.turn",
+                "usher.master.recovery.repairs:IdleSweep.turn",
                 "self._cursor = swept.cursor",
                 "self._cursor = b'0-0'",
             ),
@@ -287,7 +287,7 @@ BUGS = (
                 "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then return 'PENDING' end",
                 "",
             ),
-            CodeEdit("usher.master.recovery.janitor:Janitor._reap", "names.get(incarnation, 0)\n            or ", ""),
+            CodeEdit("usher.master.recovery.repairs:Janitor._reap", "names.get(incarnation, 0)\n            or ", ""),
         ),
         _OWN + "nobody_is_forgotten_who_still_has_something",
         "K2",
@@ -331,7 +331,7 @@ BUGS = (
             "what waits is handed over at any time",
             LuaEdit("hand_over", "due_ms and due_ms <= tonumber(now_ms())", "due_ms"),
             CodeEdit(
-                "usher.master.policy.board.waits:Waits.take_due", "<= self._behind_ms + 1000 * now_s", "< math.inf"
+                "usher.master.policy.board.tickets:Waits.take_due", "<= self._behind_ms + 1000 * now_s", "< math.inf"
             ),
         ),
         _OWN + "what_waits_is_handed_over_at_its_time",

@@ -90,7 +90,7 @@ PLANS: tuple[Plan, ...] = (
         park_and_redrive,
         ("kill", "kill_leader", "broken", "letters_resumed", "repeated"),
         strict=True,
-        shape=Shape(max_attempts=2, environ={"USHER_DEAD_LETTER_POLICY": "park"}),
+        shape=Shape(max_attempts=2, environ={"USHER_DEAD_LETTER_POLICY": "halt"}),
         load=Load(rate=60),
         drain_s=12.0,
         varies=False,

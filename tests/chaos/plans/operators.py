@@ -138,7 +138,7 @@ PLANS: tuple[Plan, ...] = (
         delete_consumers,
         ("deleted_master", "deleted_owner", "deleted_halted", "broken", "kill"),
         often=("known_to_redis_only",),
-        shape=Shape(max_attempts=2, environ={"USHER_DEAD_LETTER_POLICY": "park"}, tuned={"TICKET_WINDOW": 2}),
+        shape=Shape(max_attempts=2, environ={"USHER_DEAD_LETTER_POLICY": "halt"}, tuned={"TICKET_WINDOW": 2}),
         load=Load(rate=60),
         drain_s=12.0,
         varies=False,

@@ -1,15 +1,26 @@
-"""Peeked entries: those that come next in a ticket stream above the group's position. Peeking changes nothing;
-``hand_over`` takes them."""
+"""Entries as the leader sees them, without their bodies: those that come next in a ticket stream above the group's
+position, and those found under ``master`` or a dead incarnation; which of them can be handed over; and what they tell
+of tenants and priorities. Peeking changes nothing; ``hand_over`` takes them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from usher.common.protocol.message import first_value
+from usher.common.base.errors import MessageUndecodable
+from usher.common.base.log import event
+from usher.common.protocol.marks import NO_FIELDS, Mark, MarkFields
+from usher.common.protocol.message import LONGEST_TICKET, check_ticket, first_value
 
+log = logging.getLogger(__name__)
+
+#: Most bytes shown of a ticket id that cannot be used.
+_SHOWN = 64
+#: The reason of entries above USHER_LONGEST_MESSAGE_BYTES.
+TOO_LARGE = "too_large"
 #: Mean size of small entries, in bytes: a notification may bring a few of them, bodies included.
 _SMALL = 1024
 #: Factor by which the next notification may bring more, and the most it may bring.
@@ -95,3 +106,63 @@ def notification_limit(seen: int, size: int) -> int:
     step. Where entries are large, a notification brings none and only says that there are some.
     """
     return max(1, min(_GROWTH * seen, _MOST)) if size <= _SMALL * seen else 1
+
+
+class Rejected(NamedTuple):
+    """An entry that can be handed to no consumer. ``shown``: the part of its ticket id that may be shown."""
+
+    id: bytes
+    shown: bytes
+    reason: str
+
+
+def partition_entries(found: Iterable[PeekedEntry]) -> tuple[list[tuple[bytes, bytes]], list[Rejected]]:
+    """Return (id, ticket) of the entries that can be handed over, and those that must become dead letters, each with
+    its reason."""
+    usable: list[tuple[bytes, bytes]] = []
+    rejected: list[Rejected] = []
+    for entry in found:
+        if entry.size:
+            rejected.append(Rejected(entry.id, (entry.ticket or b"")[:LONGEST_TICKET], TOO_LARGE))
+            continue
+        try:
+            usable.append((entry.id, check_ticket(entry.ticket)))
+        except MessageUndecodable as why:
+            rejected.append(Rejected(entry.id, (entry.ticket or b"")[:_SHOWN], why.reason))
+    return usable, rejected
+
+
+class MarkReader:
+    """Reader of the marks of entries (``common/protocol/marks.py``)."""
+
+    def __init__(self, fields: MarkFields) -> None:
+        self._fields = fields
+        self.fields = fields.names
+        self.tells_tenants = bool(fields.tenant)
+        self.unreadable = 0  # priorities, since the start of the process
+
+    def read(self, found: Iterable[PeekedEntry]) -> Sequence[Mark]:
+        """Return the marks of the entries; nothing when nobody asked for any. Priorities that cannot be read count as
+        the least, and are told."""
+        if self._fields.is_empty:
+            return ()
+        read = self._fields.read
+        marks = [read(one.id, one.ticket or b"", one.tenant, one.priority) for one in found]
+        unreadable = [mark for mark in marks if not mark.is_readable]
+        if unreadable:
+            self.unreadable += len(unreadable)
+            first = unreadable[0]
+            event(
+                log,
+                "priority_unreadable",
+                level=logging.WARNING,
+                count=len(unreadable),
+                first=first.id,
+                ticket=first.ticket,
+                why="not a number from 0 to 9: it counts as 0",
+            )
+        return marks
+
+
+#: Reader for those who need no marks.
+NO_MARKS = MarkReader(NO_FIELDS)

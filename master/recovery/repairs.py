@@ -1,0 +1,342 @@
+"""Repairs while a master leads: dead incarnations are recovered and reaped, and what nobody reported, what nobody works
+on and what somebody took out by hand is found.
+
+But for the janitor they have no threads: the dispatcher gives them turns, because they change the board. A sweep on a
+thread of its own, say, could bring a ticket's older entries to ``master`` unseen, while the dispatcher hands over a
+newer one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import Fenced, GroupMissing
+from usher.common.base.log import event
+from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.protocol.registration import name_of
+from usher.common.redis.client import Link
+from usher.common.redis.replies import TicketStream
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.service import Service
+from usher.master.leader.elector import Lead
+from usher.master.leader.entries import Rejected, partition_entries
+from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts
+from usher.master.membership.registry import read_registry
+from usher.master.policy.board.board import Board
+from usher.master.policy.board.tickets import Standing
+
+log = logging.getLogger(__name__)
+
+#: Entries taken back, read or restored by one script call; tickets whose records are compared with memory per turn;
+#: attempts, or errors, that the janitor looks at in one turn, roughly.
+PAGE = 500
+#: COUNT of XAUTOCLAIM, which looks at ten times as many entries per call; so the dispatcher stops for a millisecond,
+#: not for a second.
+_SWEPT = 100
+#: Least time between two steps: a million parked entries must not keep the dispatcher busy looking at them.
+_STEP_S = 0.02
+#: Seconds between two pages of the reconciler, in which others have their turn.
+_PAUSE_S = 0.02
+#: Ids that the pending check looks at in one turn.
+_CHECKED = 5000
+#: Tickets that go on looked at by one script call; the index may name a window of messages of each.
+_RESUMED = 20
+
+
+class Recoverer:
+    """Queue of the dead incarnations that are being recovered, first come first."""
+
+    def __init__(self, counts: LeaderCounters | None = None) -> None:
+        self._counts = counts or LeaderCounters()
+        self._queue: deque[str] = deque()
+        self._taken: dict[str, int] = {}
+        self._began_s: dict[str, float] = {}
+        self._unsure: list[bytes] = []
+        self._quiet: set[str] = set()
+
+    def add(self, incarnation: str, *, quietly: bool = False) -> None:
+        """Begin to recover an incarnation. ``quietly``: it left after a clean drain, so nothing is pending, and its
+        recovery is neither logged nor counted."""
+        if incarnation not in self._taken:
+            self._queue.append(incarnation)
+            self._taken[incarnation] = 0
+            self._began_s[incarnation] = now_s()
+            if quietly:
+                self._quiet.add(incarnation)
+
+    def has(self, incarnation: str) -> bool:
+        return incarnation in self._taken
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether an incarnation is to be recovered."""
+        return bool(self._queue)
+
+    def take_unsure(self) -> list[bytes]:
+        """Return the tickets whose records must be read again, each only once."""
+        unsure, self._unsure = self._unsure, []
+        return unsure
+
+    def turn(self, board: Board, steps: LeaderScripts, rejected: list[Rejected]) -> None:
+        """Recover one page of the first incarnation. Entries that can be handed to no consumer are added to
+        ``rejected``."""
+        if not self._queue:
+            return
+        incarnation = self._queue[0]
+        page = steps.take_back(incarnation, PAGE)
+        if page.alive:
+            self._forget(incarnation)
+            board.keep(incarnation)
+            return
+        usable, unusable = partition_entries(page.found)
+        board.take_in(usable)
+        board.learn(steps.marks.read(page.found))
+        rejected += unusable
+        self._taken[incarnation] += page.size
+        if page.size == 0:
+            self._end(incarnation, board, steps)
+
+    def _end(self, incarnation: str, board: Board, steps: LeaderScripts) -> None:
+        """End a recovery, when the incarnation's list is empty: its tickets are free, except those that a drain or a
+        successor has."""
+        consumer = board.consumers.get(incarnation)
+        freed = steps.free_tickets(incarnation, list(consumer.tickets) if consumer is not None else [])
+        if freed is None:
+            return  # it was handed something after all; the next turn takes it back
+        board.take_in(freed.parked)
+        steps.losses.restored(freed.restored)
+        if incarnation not in self._quiet:
+            seconds = now_s() - self._began_s[incarnation]
+            event(log, "consumer_recovered", consumer=incarnation, entries=self._taken[incarnation], seconds=seconds)
+            self._counts.recovered(seconds)
+        self._forget(incarnation)
+        self._unsure += board.recovered(incarnation, freed.others)
+
+    def _forget(self, incarnation: str) -> None:
+        self._queue.remove(incarnation)
+        self._quiet.discard(incarnation)
+        del self._taken[incarnation], self._began_s[incarnation]
+
+
+class IdleSweep:
+    """Finds pending entries that no living consumer works on, with XAUTOCLAIM, and takes them in: one step per turn; a
+    pass begins every ``every_s`` seconds."""
+
+    def __init__(self, min_idle_ms: int, every_s: float) -> None:
+        self._min_idle_ms = min_idle_ms
+        self._every_s = every_s
+        self._cursor = b"0-0"
+        self._next_s = 0.0
+
+    def turn(
+        self, board: Board, steps: LeaderScripts, known: Sequence[str], now_s: float, rejected: list[Rejected]
+    ) -> bool:
+        """Take one step, if one is due. Return True when it found something to plan. Entries that can be handed to no
+        consumer are added to ``rejected``."""
+        if now_s < self._next_s:
+            return False
+        swept = steps.sweep(known, self._min_idle_ms, self._cursor, _SWEPT)
+        self._cursor = swept.cursor
+        if swept.strays:
+            former = sorted({owner.decode(errors="replace") for _, owner in swept.strays})
+            event(
+                log, "orphaned_entries_found", level=logging.WARNING, count=len(swept.strays), former=",".join(former)
+            )
+            strays = [found for found, _ in swept.strays]
+            usable, unusable = partition_entries(strays)
+            board.take_in(usable)
+            board.learn(steps.marks.read(strays))
+            rejected += unusable
+        if swept.gone:
+            event(log, "pending_entries_deleted", level=logging.WARNING, count=len(swept.gone), first=swept.gone[0])
+        self._next_s = now_s + (self._every_s if swept.cursor == b"0-0" else _STEP_S)
+        return bool(swept.strays)
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until the next step is due."""
+        return max(0.0, self._next_s - now_s)
+
+
+def read_again(board: Board, steps: LeaderScripts, unsure: set[bytes]) -> bool:
+    """Read a page of the entries that memory did not keep of tickets that go on. Return False when there was nothing to
+    read. Tickets to read again are added to ``unsure``."""
+    start = board.to_read()
+    if start is None:
+        return False
+    page = steps.read_parked(start, PAGE)
+    usable, _ = partition_entries(page.found)  # unusable entries were rejected when they came
+    unsure.update(board.was_read(usable, page.last))
+    board.learn(steps.marks.read(page.found))
+    return True
+
+
+class Reconciler:
+    """Schedule of the quiet tickets, on which nobody has reported for a while: reports and announcements may have been
+    lost, so their records are read again; all of them every ``every_s`` seconds, page by page. They are found at once
+    for all pages: there may be a hundred thousand, and one that has moved on before its page comes is compared all the
+    same."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._names: deque[bytes] = deque()
+        self._next_s = 0.0
+
+    def begin(self, now_s: float) -> None:
+        """Begin a new epoch, which has just read everything."""
+        self._names.clear()
+        self._next_s = now_s + self._every_s
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until the next page."""
+        return max(0.0, self._next_s - now_s)
+
+    def page(self, board: Board, now_s: float) -> tuple[list[bytes], bool]:
+        """Return the tickets to compare now, and whether all have had their turn with them."""
+        if now_s < self._next_s:
+            return [], False
+        if not self._names:
+            self._names.extend(board.quiet_since(now_s - self._every_s))
+        names = [self._names.popleft() for _ in range(min(len(self._names), PAGE))]
+        self._next_s = now_s + (_PAUSE_S if self._names else self._every_s)
+        return names, not self._names
+
+
+class PendingCheck:
+    """Notices that somebody took entries out of the pending list by hand (XACK, XGROUP DELCONSUMER), and claims them
+    again. Two counts that Redis keeps anyway say when to look closer: with the position, once a second (``learn``).
+    What memory has under ``master`` is looked at by its ids then; what consumers have, and what is halted, by the
+    index, ticket by ticket, as these become quiet. ``suspects``: entries of consumers, or halted ones, may be missing
+    from the pending list."""
+
+    def __init__(self, every_s: float) -> None:
+        """Make a check that counts the halted tickets every ``every_s`` seconds: there may be many others."""
+        self._every_s = every_s
+        self._halted = 0
+        self._count_s = 0.0
+        self._names: deque[bytes] = deque()
+        self._known_missing = 0  # after a look: those that could not be claimed again, for their bodies are gone
+        self.suspects = False
+
+    def learn(self, board: Board, pending: Mapping[bytes, int], now_s: float) -> None:
+        """Compare the board with the numbers of pending entries, which are of this moment."""
+        if now_s >= self._count_s:
+            self._count_s = now_s + self._every_s
+            self._halted = sum(
+                one.standing is Standing.HALTED and bool(one.waits_for) for one in board.tickets.values()
+            )
+        in_flight = {name: consumer.in_flight for name, consumer in board.consumers.items()}
+        counts = {name.decode(errors="replace"): count for name, count in pending.items()}
+        # What memory has of a consumer can be more than is pending for a while, because acknowledgements come before
+        # their reports; what is under ``master`` can not: nobody but the leader ends it.
+        self.suspects = counts.get("halted", 0) < self._halted or any(
+            counts.get(name, 0) < number for name, number in in_flight.items()
+        )
+        if self._names:
+            return
+        missing = max(0, board.parked - counts.get("master", 0))
+        if missing > self._known_missing:
+            self._names.extend(name for name, ticket in board.tickets.items() if ticket.parked)
+        self._known_missing = missing
+
+    def turn(self, board: Board, steps: LeaderScripts) -> bool:
+        """Look at some of the ids that should be under ``master``. Return whether more are to be looked at."""
+        looked = 0
+        while self._names and looked < _CHECKED:
+            looked += 1 + self.restore(board, (self._names[0],), steps)
+            self._names.popleft()  # last: a call that Redis refuses for now is repeated
+        return bool(self._names)
+
+    def restore(self, board: Board, names: Sequence[bytes], steps: LeaderScripts) -> int:
+        """Claim again what is missing of these tickets' ids under ``master``. Return how many ids were looked at."""
+        looked = 0
+        for name in names:
+            ids = list(board.tickets[name].parked) if name in board.tickets else []
+            for at in range(0, len(ids), PAGE):
+                restored = steps.restore([(name, ids[at : at + PAGE])])
+                self._known_missing = max(0, self._known_missing - len(restored))
+                steps.losses.restored(restored)
+            looked += len(ids)
+        return looked
+
+    def look_at(self, names: Sequence[bytes], steps: LeaderScripts) -> None:
+        """Look at what the index says of these quiet tickets, if anything may be missing. Most turns have none."""
+        if names and self.suspects:
+            steps.losses.restored(steps.restore([(name, ()) for name in names]))
+
+    def look_at_resumed(self, names: Sequence[bytes], steps: LeaderScripts) -> None:
+        """Look at what the index says of tickets that go on, and of which memory did not keep all: while they waited,
+        no count would have told that something of it was taken out."""
+        for at in range(0, len(names), _RESUMED):
+            steps.losses.restored(steps.restore([(name, ()) for name in names[at : at + _RESUMED]]))
+
+
+class Janitor(Service):
+    """Service that forgets dead incarnations once nothing is pending for them, and the attempts and errors of messages
+    that ended without their owner, while this master leads. Otherwise Redis would keep a name in the group for every
+    restart there ever was, and a field for every such message. Its step carries the epoch, and a lost reply raises no
+    doubt: asking again gives the same answer."""
+
+    name = "reap"
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        lead: Lead,
+        every_s: float,
+        in_use: Callable[[str], bool] = lambda incarnation: False,
+    ) -> None:
+        """Make a janitor. ``in_use``: whether the dispatcher still works with an incarnation; its registration tells a
+        loss from a drain."""
+        super().__init__()
+        self._in_use = in_use
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._stream = TicketStream(link, keys)
+        self._keys = keys
+        self._lead = lead
+        self._every_s = every_s
+        self._cursor, self._noted, self._next_noted = b"0", keys.attempts, keys.errors
+        self.stalls_after_s = max(10.0, 4 * every_s)
+
+    def run_once(self) -> float:
+        epoch = self._lead.epoch
+        if epoch is not None:
+            try:
+                steps = LeaderScripts(self._scripts, self._keys, epoch, "")
+                self._reap(steps)
+                self._cursor, _ = steps.forget_attempts(self._noted, self._cursor, PAGE)
+                if self._cursor == b"0":
+                    self._noted, self._next_noted = self._next_noted, self._noted
+            except Fenced:
+                self._lead.lost(epoch)
+            except GroupMissing:
+                pass  # the dispatcher notices and makes it again
+        return self._every_s
+
+    def _reap(self, steps: LeaderScripts) -> None:
+        """Forget the incarnations that are over. Names that are no incarnation of ours are left to their owners; an
+        incarnation that died before its first message is in no group."""
+        members = read_registry(self._link, self._keys)
+        group = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
+        names = {
+            name.decode(errors="replace"): pending for name, pending in group.items() if name not in (MASTER, HALTED)
+        }
+        for incarnation in names.keys() | members.keys():
+            member = members.get(incarnation)
+            if (
+                names.get(incarnation, 0)
+                or ":" not in incarnation
+                or (member is not None and member.alive)
+                or self._in_use(incarnation)
+            ):
+                continue
+            stored = member.registration.dump() if member is not None else b""
+            if steps.reap(incarnation, name_of(incarnation), stored):
+                event(log, "consumer_reaped", consumer=incarnation)
+
+    def on_end(self) -> None:
+        self._link.close()
