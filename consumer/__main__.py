@@ -17,8 +17,9 @@ import click
 from usher.common.base.errors import HandlerUnusable, UsherError
 from usher.common.base.log import configure
 from usher.common.base.text import escape_control, format_error
-from usher.common.http.server.server import Certificate, check_address, end_program, leave, serve
-from usher.common.http.server.watch import START_S, WorkerEnds
+from usher.common.http.serve import check_address, leave, serve
+from usher.common.http.tls import server_tls
+from usher.common.http.watch import START_S, WorkerEnds
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.startup_check import check_at_start
 from usher.common.runtime.settings import load, options
@@ -45,13 +46,13 @@ def main(flags: dict[str, Any]) -> None:
         redis_url = resolve_redis_url(settings)
         check_at_start(redis_url, {"USHER_LEASE_SECONDS": settings.lease_seconds})
         ends = WorkerEnds(partial(name_what_ran, settings))
-        program = partial(ConsumerProgram, settings, redis_url, lambda why: leave(why=why), end_program, ends)
+        program = partial(ConsumerProgram, settings, redis_url, leave, partial(leave, for_good=True), ends)
         serve(
             program,
             settings.bind,
             settings.consumer_name,
             settings.drain_seconds + 5,
-            certificate=Certificate(settings.tls_cert, settings.tls_key),
+            tls=server_tls(settings.tls_cert, settings.tls_key),
             ends=ends,
         )
     except UsherError as refused:

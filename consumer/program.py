@@ -17,9 +17,10 @@ from typing import Any
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.extras import version
 from usher.common.base.log import event
-from usher.common.http.auth import looked_at
-from usher.common.http.server.server import url_of
-from usher.common.http.server.watch import LEAST_SILENCE_S, Liveness, WorkerEnds
+from usher.common.http.auth import Doorman
+from usher.common.http.credentials import Credentials
+from usher.common.http.serve import url_of
+from usher.common.http.watch import LEAST_SILENCE_S, Liveness, WorkerEnds
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import GIVES_BACK, MOST_SLOTS, NO_LOCK, Registration
@@ -151,7 +152,7 @@ def messages_at_once(calls: int, batch: BatchOptions | None) -> int:
 
 
 class ConsumerProgram:
-    """The consumer as usher.common.http.server.server runs it: web application, start, stop."""
+    """The consumer as usher.common.http.serve runs it: web application, start, stop."""
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class ConsumerProgram:
         self._metrics = Metrics()
         self._metrics.add(lambda: consumer_metrics(self._incarnation, settings.concurrency))
         self.app = create_app(
-            looked_at(settings.api_token, settings.viewer_token),
+            Doorman(Credentials(settings.api_token, settings.tokens_file)),
             self._health,
             self._facts,
             self._metrics,

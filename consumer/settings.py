@@ -97,8 +97,7 @@ class ConsumerSettings(CommonSettings):
         found = super().contradictions
         if not self.handler:
             found.append("USHER_HANDLER is not set (or give --handler)")
-        asked = bool(self.api_token or self.viewer_token)
-        found += reach_problems(self.bind, asked, self.insecure, self.tokens)
+        found += reach_problems(self.bind, self.api_token, self.tokens_file)
         if is_loopback(self.bind):
             return found
         if not self.health_url:

@@ -24,7 +24,7 @@ Threads and what they own
     trim-sources  sources/trimmer.py        cuts gathered entries that no reader needs (off by default)
     pulse     insight/live_overview.py      looks at the whole system for the page, once for all who look
     feed      insight/ticket_feed.py        tells followers what happens to their tickets
-                                            (over common/http/server/push_sockets.py)
+                                            (over common/http/push.py)
     bulk      operations/bulk_letters.py    redrives or drops all dead letters of a filter, as asked for on the page
     (web)     web/                          gunicorn's threads: registrations, look-ups, reports of what consumers have
                                             acknowledged in Redis

@@ -14,12 +14,12 @@ from usher.common.base.log import configure, event
 from usher.common.base.text import escape_control
 from usher.common.doctor.collector import startup_findings
 from usher.common.http.credentials import check_reach
-from usher.common.http.server.server import Bounds, Certificate, check_address, serve
+from usher.common.http.serve import check_address, serve
+from usher.common.http.tls import server_tls
 from usher.common.redis.client import Link
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.startup_check import check_at_start
 from usher.common.runtime.settings import load, options
-from usher.master.assembly.access import master_credentials
 from usher.master.assembly.program import MasterProgram
 from usher.master.settings import MasterSettings
 
@@ -37,26 +37,13 @@ def main(flags: dict[str, Any]) -> None:
     try:
         settings = load(MasterSettings, os.environ, flags)
         configure("master", settings.log_level, settings.log_format, settings.secrets)
-        check_reach(settings.bind, master_credentials(settings).asked, settings.insecure, settings.tokens)
+        check_reach(settings.bind, settings.api_token, settings.tokens_file)
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
         check_at_start(redis_url, {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})
         log_doctor_findings(redis_url)
-        bounds = Bounds(
-            settings.connections,
-            settings.connections_per_address,
-            settings.requests_in_flight,
-            settings.followers_limit,
-        )
-        certificate = Certificate(settings.tls_cert, settings.tls_key)
-        serve(
-            lambda: MasterProgram(settings, redis_url),
-            settings.bind,
-            "master",
-            graceful_s=10.0,
-            bounds=bounds,
-            certificate=certificate,
-        )
+        tls = server_tls(settings.tls_cert, settings.tls_key)
+        serve(lambda: MasterProgram(settings, redis_url), settings.bind, "master", graceful_s=10.0, tls=tls)
     except UsherError as refused:
         click.echo(escape_control(f"usher master: {refused}", kept="\n"), err=True)
         sys.exit(2)

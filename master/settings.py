@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import click
 from pydantic import AfterValidator, Field
 
 from usher.common.base.durations import duration_s
-from usher.common.http.path_prefix import check_path_prefix
 from usher.common.http.proxies import parse_networks
-from usher.common.http.sign_on import SignOn, check_header, parse_names
 from usher.common.runtime.settings import Address, CommonSettings, MaybeAddress
 
 
 def _networks(value: str) -> str:
     parse_networks(value)
-    return value
-
-
-def _names(value: str) -> str:
-    parse_names(value)
     return value
 
 
@@ -51,11 +43,6 @@ class MasterSettings(CommonSettings):
     bind: Address = Field("127.0.0.1:8700", description="Where the HTTP API and the page listen.")
     advertise_url: str = Field(
         "", description="URL under which consumers reach this master. Empty: made from USHER_BIND."
-    )
-    path_prefix: Annotated[str, AfterValidator(check_path_prefix)] = Field(
-        "",
-        description="Path at which a proxy in front serves this master, e.g. /ops/usher; it may strip it or not. Empty:"
-        " none.",
     )
     backlog_limit: int = Field(
         0,
@@ -90,37 +77,16 @@ class MasterSettings(CommonSettings):
     trim_archived: bool = Field(
         False, description="Cut only entries that are archived too (see `usher trim`); not for a work stream."
     )
-    operator_token: str = Field(
-        "", description="Bearer token that may look and act, but not speak for consumers. Empty: none."
-    )
-    consumer_token: str = Field(
-        "",
-        description="Bearer token that may speak for consumers, and nothing else: their USHER_API_TOKEN. Empty: none.",
-    )
-    tokens_file: Path | None = Field(
-        None, description="File with further tokens, one per line (`usher token new`); mode 0600; read again on change."
-    )
-    sign_on_proxies: Annotated[str, AfterValidator(_networks)] = Field(
-        "",
-        description=(
-            "Addresses and networks of proxies that sign people on, comma separated: whoever asks from there is"
-            " believed to be whom the header names. Empty: nobody is."
-        ),
-    )
-    sign_on_header: Annotated[str, AfterValidator(check_header)] = Field(
-        "X-Forwarded-User", description="The header; the proxy must delete it from what clients send."
-    )
-    sign_on_operators: Annotated[str, AfterValidator(_names)] = Field(
-        "", description="Names that may look and act, as the proxy sends them, comma separated; *: all that it names."
-    )
-    sign_on_viewers: Annotated[str, AfterValidator(_names)] = Field(
-        "", description="Names that may look, likewise. Who is in neither list is refused."
+    sign_on_header: str = Field(
+        "X-Forwarded-User",
+        pattern=r"^[A-Za-z][A-Za-z0-9-]{0,63}$",
+        description="Header in which USHER_PROXIES name people; they must delete it from what clients send.",
     )
     proxies: Annotated[str, AfterValidator(_networks)] = Field(
         "",
         description=(
-            "Addresses and networks of proxies in front, comma separated: limits and the log count by the address that"
-            " they name in X-Forwarded-For, not by theirs. Empty: by that of the connection."
+            "Addresses and networks of proxies in front, comma separated: whoever asks from there is believed of the"
+            " address, host, scheme and path prefix asked for (X-Forwarded-*), and of who asks (USHER_SIGN_ON_HEADER)."
         ),
     )
     hosts: str = Field(
@@ -129,27 +95,6 @@ class MasterSettings(CommonSettings):
             "Host names and addresses that requests may name, comma separated. Empty: any where tokens are asked"
             " for, else those of this machine (on loopback)."
         ),
-    )
-    requests_per_second: float = Field(
-        2000, ge=1, le=10**6, description="Most HTTP requests of one token from one address; 429 beyond."
-    )
-    registers_per_minute: float = Field(
-        600, ge=1, le=10**6, description="Most registrations of one token from one address; 429 beyond."
-    )
-    requests_in_flight: int = Field(
-        256, ge=1, le=100_000, description="Most HTTP requests that are being answered or wait for it; 503 beyond."
-    )
-    connections: int = Field(
-        1024, ge=16, le=100_000, description="Most HTTP connections open at a time, live subscriptions not counted."
-    )
-    connections_per_address: int = Field(
-        256,
-        ge=1,
-        le=100_000,
-        description="Most of these from one address; more are closed. Not counted for loopback, where a proxy may be.",
-    )
-    followers_limit: int = Field(
-        5000, ge=0, le=1_000_000, description="Most live subscriptions to tickets that are open at a time."
     )
 
     @property
@@ -161,38 +106,14 @@ class MasterSettings(CommonSettings):
             found.append("USHER_TENANT_BACKLOG_LIMIT: there are no tenants without USHER_TENANT_FIELD")
         if self.tenant_weights and not self.tenant_field:
             found.append("USHER_TENANT_WEIGHTS: there are no tenants without USHER_TENANT_FIELD")
-        return found + self._sign_on_problems()
-
-    def _sign_on_problems(self) -> list[str]:
-        names = self.sign_on_operators or self.sign_on_viewers
-        if not self.sign_on_proxies:
-            return ["USHER_SIGN_ON_PROXIES: nobody is signed on without proxies that are trusted"] if names else []
-        found = []
-        if not names:
-            found.append(
-                "USHER_SIGN_ON_PROXIES: name whom to admit in USHER_SIGN_ON_OPERATORS or USHER_SIGN_ON_VIEWERS"
-            )
-        if not any((*self.tokens.values(), self.tokens_file)):
-            found.append(
-                "USHER_SIGN_ON_PROXIES: without a token (USHER_API_TOKEN, USHER_TOKENS_FILE, ...) everybody is admitted"
-                " without sign-on, and with it consumers need one"
-            )
         return found
-
-    @property
-    def sign_on(self) -> SignOn | None:
-        """The sign-on by proxies; None if there is none."""
-        if not self.sign_on_proxies:
-            return None
-        names = parse_names(self.sign_on_operators), parse_names(self.sign_on_viewers)
-        return SignOn(self.sign_on_header, parse_networks(self.sign_on_proxies), *names)
 
 
 class StreamerSettings(CommonSettings):
     """Settings of a streamer."""
 
     UNREAD: ClassVar[frozenset[str]] = (
-        CommonSettings.UNREAD - {"log_level", "log_format", "tls_cert", "tls_key", "insecure"}
+        CommonSettings.UNREAD - {"log_level", "log_format", "tls_cert", "tls_key", "tokens_file"}
     ) | {"lease_seconds", "tenant_field", "tenant_weights", "priority_field"}
 
     outbox_url: OutboxUrl = ""

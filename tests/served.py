@@ -1,4 +1,4 @@
-"""Programs under ``usher.common.http.server.server``, as processes of their own that tests can ask, signal and kill."""
+"""Programs under ``usher.common.http.serve``, as processes of their own that tests can ask, signal and kill."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _SEED = 1
 _PATIENCE_S = 120.0
 _HANDLER = "usher.deploy.bench.handlers:noop"
 _LEASE_S = 5.0
-_MASTER = {"USHER_LEADER_LEASE_SECONDS": str(_LEASE_S), "USHER_REGISTERS_PER_MINUTE": "1000000"}
+_MASTER = {"USHER_LEADER_LEASE_SECONDS": str(_LEASE_S)}
 
 
 def measure_simulated(

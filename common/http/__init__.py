@@ -1,3 +1,3 @@
-"""HTTP rules for both programs: authentication, limits, problem documents, OpenAPI."""
+"""HTTP for all programs: serving, authentication, problem documents, OpenAPI."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The HTTP rules that both programs share: reading of JSON, problem documents, the token, health.
 
 Requests that gunicorn's parser refuses (framing, sizes of headers, time) never come here; see
-``usher.common.http.server.server``.
+``usher.common.http.serve``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from usher.common.base.log import event, log_state
 from usher.common.http.auth import Doorman, needed_role
 from usher.common.http.credentials import Role
 from usher.common.http.openapi import tells
-from usher.common.http.problem import Problem, TooManyBodies, answer, answer_problem
-from usher.common.http.rate_limits import RateLimits
+from usher.common.http.problem import Problem, answer, answer_problem
 from usher.common.observability.metrics import Metrics, counter
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.health import Health
 
 log = logging.getLogger(__name__)
 
+#: Most bytes of method, path and query, and of all header lines of a request.
+_REQUEST_LINE, _HEADERS = 2048, 8 * 1024
 #: Most wrong fields that an answer names.
 _MOST_NAMED = 20
 #: In place of a host's name: any address.
@@ -46,14 +47,12 @@ _EVENTS, _EVENT_STREAM = "/events", "text/event-stream"
 T = TypeVar("T")
 
 
-def create_app(
-    name: str, doorman: Doorman, max_body: int, hosts: Collection[str] = (), limits: RateLimits | None = None
-) -> Flask:
+def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str] = ()) -> Flask:
     """Create a Flask application that keeps the rules.
 
     ``doorman``: decides who may enter, see ``usher.common.http.auth``. ``max_body``: most bytes of a request's body,
     unless a view says otherwise. ``hosts``: names and addresses that requests may be addressed to (421 otherwise),
-    maybe ``ANY_ADDRESS``; empty: any. ``limits``: rate limits per caller (429 beyond them); None: no limits.
+    maybe ``ANY_ADDRESS``; empty: any.
     """
     app = Flask(name, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = max_body
@@ -64,10 +63,10 @@ def create_app(
 
     @app.before_request
     def keep_rules() -> AnyResponse | None:
+        _check_size(request.environ)
+        _check_form(request)
         _check_host(request, allowed)
         doorman.greet(request)
-        if limits is not None:
-            limits.count(app.view_functions.get(request.endpoint or ""))
         turned_away = doorman.check(request, needed_role(app, request.endpoint, request.method))
         _check_request(request)
         return turned_away
@@ -79,7 +78,7 @@ def create_app(
         if doorman.secure:
             response.headers["Strict-Transport-Security"] = _HTTPS_ONLY
         if (location := response.headers.get("Location", "")).startswith("/"):
-            response.headers["Location"] = doorman.prefix + location
+            response.headers["Location"] = request.script_root + location
             response.set_data(b"")  # a page with that link, for browsers of long ago
         return response
 
@@ -189,7 +188,7 @@ def add_metrics(app: Flask, metrics: Metrics) -> None:
         "Requests and log-ins with a token that is not known, or not looked up after many of these; the log names their"
         " addresses."
     )
-    metrics.add(lambda: [counter("refused_tokens", text, guard.refused_tokens)])
+    metrics.add(lambda: [counter("refused_tokens", text, guard.guesses.refused)])
 
 
 def read_body(asked: Request, limit: int) -> bytes:
@@ -205,13 +204,12 @@ def read_body(asked: Request, limit: int) -> bytes:
         raise Problem(415, detail="send application/json in UTF-8, not compressed", close=True)
     try:
         body: bytes = asked.environ["wsgi.input"].read(limit + 1)
-    except TooManyBodies:
-        why = "send fewer bodies at a time"
-        raise Problem(429, "too_many_bodies", why, headers={"Retry-After": "1"}, close=True) from None
-    except TimeoutError:
+    except (TimeoutError, BlockingIOError):
         raise Problem(408, detail="the body did not arrive in time", close=True) from None
-    except OSError:
+    except Exception:  # also the server's own, of chunks that are none
         raise Problem(400, detail="the body could not be read", close=True) from None
+    if len(body) < int(length or 0):
+        raise Problem(400, detail="the body is shorter than its Content-Length", close=True)
     if len(body) > limit:
         raise Problem(413, "content_too_large", f"at most {limit} bytes", close=True)
     return body
@@ -281,6 +279,23 @@ class _StreamId(BaseConverter):
         if not is_id(value):
             raise NoSuchPath
         return value
+
+
+def _check_size(environ: Mapping[str, Any]) -> None:
+    """gunicorn bounds each header line, and their number. It has dropped those whose name has an underscore."""
+    if len(environ["REQUEST_METHOD"]) + len(environ.get("RAW_URI", "")) + len("  HTTP/1.1") > _REQUEST_LINE:
+        raise Problem(414, "uri_too_long", close=True)
+    headers = ((name.removeprefix("HTTP_"), value) for name, value in environ.items() if name.startswith("HTTP_"))
+    if sum(len(name) + len(": \r\n") + len(value) for name, value in headers) > _HEADERS:
+        raise Problem(431, "request_header_fields_too_large", close=True)
+
+
+def _check_form(asked: Request) -> None:
+    """Half a form may say something else: werkzeug notices one, where the server does not say that it does."""
+    if "CONTENT_LENGTH" in asked.environ:
+        asked.environ.pop("wsgi.input_terminated", None)
+    elif asked.mimetype == "application/x-www-form-urlencoded" and "HTTP_TRANSFER_ENCODING" in asked.environ:
+        raise Problem(411, detail="send the form with a Content-Length", close=True)
 
 
 def _check_host(asked: Request, hosts: frozenset[str]) -> None:

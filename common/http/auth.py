@@ -1,16 +1,15 @@
-"""Authenticate and authorise requests: tokens in headers for programs, signed cookies for browsers, and people whom a
-proxy has signed on (``usher.common.http.sign_on``). Roles and tokens are in ``usher.common.http.credentials``. The
-first of these that a request has decides, in this order: ``Authorization``, the proxy's header, the cookie; what is
-wrong with it is not made up for by the next.
+"""Authenticate and authorise requests: tokens in headers for programs, signed cookies for browsers (``flask.session``),
+and people whom a proxy has signed on. The table of all of them is in ``usher.common.http.credentials``. The first of
+these that a request has decides, in this order: ``Authorization``, the proxy's header, the cookie; what is wrong with
+it is not made up for by the next.
 
 Every route requires a role: the one that ``needs`` sets at its view, else viewer for GET and operator for everything
 else. ``flask.g.who`` (a name for the action log) and ``flask.g.role`` are set in every view; in public views ``role``
 may be ``Role.ANYBODY``.
 
-A browser has a session: a signed cookie that names a token by a keyed hash, made by ``Doorman.sign_in`` for a user who
-knew that token. It ends after 12 hours, when its user signs out (``EndedSessions``: a copy of the cookie is worth
-nothing then), or when the token is taken out of the configuration. Its role is the present role of the token.
-Protection against foreign pages:
+A session names a token by a keyed hash, and is made for a user who knew that token. It ends after 12 hours, when its
+user signs out (``SignedOut``: a copy of the cookie is worth nothing then), or when the token is taken out of the
+configuration. Its role is the present role of the token. Protection against foreign pages:
 
 * The cookie is HttpOnly, SameSite=Strict, and Secure where TLS is used.
 * A request that changes something and comes with the cookie, or is of somebody whom a proxy has signed on, must have
@@ -19,10 +18,6 @@ Protection against foreign pages:
 * A request that changes something is refused when the browser says that it comes from another site
   (``Sec-Fetch-Site``, ``Origin``), even if no token is required. Pages must be sent with
   ``Referrer-Policy: same-origin``: with ``no-referrer``, browsers put ``null`` into Origin.
-
-Wrong tokens are counted and, few of many, logged with the address that sent them (``usher.common.http.proxies``), and
-an address that sends many is slowed (``usher.common.http.rate_limits.GuessLimit``): 429 in place of 401, and of 403 at
-the log-in. What needs no token is answered nevertheless.
 """
 
 from __future__ import annotations
@@ -32,23 +27,25 @@ import hmac
 import logging
 import math
 import secrets
+import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
-from flask import Flask, Request, current_app, g, redirect, request
-from itsdangerous import BadData, URLSafeTimedSerializer
+from flask import Flask, Request, current_app, g, redirect, request, session
+from flask.sessions import SecureCookieSessionInterface
 from werkzeug.wrappers import Response as AnyResponse
 
-from usher.common.base.clock import wall_ms
+from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
-from usher.common.http.credentials import NOBODY_ASKED, STRANGER, Credentials, Identity, Role, digest_of, fixed_tokens
+from usher.common.http.credentials import NOBODY_ASKED, PERSON, STRANGER, Credentials, Identity, Role, digest_of
 from usher.common.http.problem import Problem
-from usher.common.http.proxies import Network, address_of
-from usher.common.http.rate_limits import GuessLimit, Refusals
-from usher.common.http.sign_on import SignOn, UnfitName
-from usher.common.redis.client import CommandRefused
+from usher.common.http.proxies import FROM_PROXY, Network, behind_proxies
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import CommandRefused, Link
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +56,7 @@ _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 _FORM = "application/x-www-form-urlencoded"
 _UNFIT = "the proxy's header holds no name of 1 to 128 visible ASCII characters without a comma, or came twice"
 _UNHEARD = "from this address came too many wrong tokens; this one was not looked at, right or wrong"
-_NOT_ADMITTED = (
-    "the proxy has signed you on, but USHER_SIGN_ON_OPERATORS and USHER_SIGN_ON_VIEWERS do not have the name it gives"
-)
+_NOT_ADMITTED = "the proxy has signed you on, but USHER_TOKENS_FILE has no `sign-on` line with the name it gives"
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -86,14 +81,6 @@ def needed_role(app: Flask, endpoint: str | None, method: str) -> Role:
     return Role.VIEWER if method in _SAFE else Role.OPERATOR
 
 
-def looked_at(api_token: str, viewer_token: str) -> Doorman:
-    """Return the doorman of a read-only service: health is public, the rest requires a token."""
-    viewer, own = Identity(Role.VIEWER, "viewer-token"), Identity(Role.ALL, "api-token")
-    return Doorman(
-        Credentials(fixed_tokens({"USHER_API_TOKEN": (api_token, own), "USHER_VIEWER_TOKEN": (viewer_token, viewer)}))
-    )
-
-
 def doorman() -> Doorman:
     """Return the doorman of the application that handles the current request."""
     found: Doorman = current_app.extensions["usher_doorman"]
@@ -101,8 +88,8 @@ def doorman() -> Doorman:
 
 
 def csrf_token() -> str:
-    """Return the token that forms and scripts of a page send back (see above); empty without a session cookie."""
-    return doorman().csrf_token(request)
+    """Return the token that forms and scripts of a page send back (see above); empty without a session or sign-on."""
+    return doorman().csrf_token()
 
 
 def caller() -> str:
@@ -116,23 +103,80 @@ def must_be_for(consumer: str) -> None:
         raise Problem(403, "not_your_name", "this token is for another consumer")
 
 
-class EndedSessions(Protocol):
-    """The sessions whose users have signed out, at any of the programs that take the same cookies."""
+class SignedOut:
+    """The sessions whose users have signed out, noted in Redis, so that no master takes a copy of such a cookie. Raises
+    RedisTrouble."""
 
-    def end(self, session: str, for_s: int) -> None:
-        """Note the session for so many seconds. Raises RedisTrouble."""
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
 
-    def has(self, session: str) -> bool:
-        """Return True if the session was noted. Raises RedisTrouble."""
+    def end(self, name: str, for_s: int) -> None:
+        self._link.call("SET", self._keys.signed_out(name), "1", "PX", for_s * 1000)
+
+    def has(self, name: str) -> bool:
+        return bool(self._link.call("EXISTS", self._keys.signed_out(name)))
+
+
+class Guesses:
+    """Bounds guessed tokens: from an address that has sent 60 different wrong ones in a minute none is looked up until
+    the next, right or wrong, but for those that were before. So an old token, sent again and again, locks nobody out,
+    and who shares an address with others can go on guessing what these use: only their length protects them."""
+
+    MOST, LINES = 60, 10
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self._lock = threading.Lock()
+        self._right: set[tuple[str, str]] = set()
+        self._minute, self._wrong, self._lines = 0.0, dict[str, set[str]](), Counter[str]()
+
+    def wait_s(self, address: str, seal: str) -> float:
+        """Return for how long the token is not looked up."""
+        with self._lock:
+            if (minute := now_s() // 60) != self._minute or len(self._wrong) > 10_000:
+                self._minute, self._wrong, self._lines = minute, {}, Counter()
+            wrong = self._wrong.get(address, ())
+            heard = len(wrong) < self.MOST or seal in wrong or (address, seal) in self._right
+            return 0.0 if heard else 60.0 - now_s() % 60
+
+    def note(self, address: str, seal: str, *, is_right: bool) -> None:
+        with self._lock:
+            if is_right:
+                self._right.add((address, seal))
+                if len(self._right) > 10_000:
+                    self._right.clear()
+            else:
+                self._wrong.setdefault(address, set()).add(seal)
+
+    def count(self, address: str) -> bool:
+        """Count a refused token. Return True if the log is to tell of it: of few of an address, and of all."""
+        with self._lock:
+            self.refused += 1
+            self._lines[address] += 1
+            return self._lines[address] <= self.LINES and self._lines.total() <= 6 * self.LINES
+
+
+class _Sessions(SecureCookieSessionInterface):
+    """With these prefixes browsers accept the cookie over https only. __Host- is for this host, and for the path /
+    only, at which the other programs behind a proxy would get it too."""
+
+    digest_method = staticmethod(hashlib.sha256)
+
+    def get_cookie_name(self, app: Flask) -> str:
+        secure = app.config["SESSION_COOKIE_SECURE"]
+        return "usher" if not secure else "__Secure-usher" if request.script_root else "__Host-usher"
+
+    def get_cookie_path(self, _app: Flask) -> str:
+        return request.script_root or "/"
 
 
 class Doorman:
     """A guard that checks every request before its view, and makes sessions.
 
-    ``secure``: browsers reach this service by https only, so cookies say so. ``prefix``: the path at which they reach
-    it, see ``usher.common.http.path_prefix``. ``sign_on``: the proxies that may name people; it needs credentials that
-    ask for tokens. ``proxies``: those that are believed for whom they ask (``X-Forwarded-For``). ``login_path``: the
-    page, if there is one, to which a browser without a session is sent.
+    ``secure``: browsers reach this service by https only, so cookies say so. ``proxies``: those that are believed, and
+    may name people in ``sign_on_header``. ``login_path``: the page, if there is one, to which a browser without a
+    session is sent.
     """
 
     def __init__(
@@ -140,45 +184,38 @@ class Doorman:
         credentials: Credentials,
         *,
         secure: bool = False,
-        prefix: str = "",
-        sign_on: SignOn | None = None,
         proxies: Sequence[Network] = (),
+        sign_on_header: str = "X-Forwarded-User",
     ) -> None:
         self.login_path: str | None = None
-        self._credentials = credentials
-        self._sign_on = sign_on
-        self._proxies = proxies
-        self._guesses = GuessLimit()
-        self._signer = URLSafeTimedSerializer(
-            credentials.key, salt="session", signer_kwargs={"digest_method": hashlib.sha256}
-        )
         self.secure = secure
-        self.prefix = prefix
-        self.ended: EndedSessions | None = None
-        self._refusals = Refusals()
-        #: With these prefixes, browsers accept the cookie over https only. __Host- is for this host, and for the path /
-        #: only, at which the other programs behind a proxy would get it too.
-        self.cookie = "usher" if not secure else "__Secure-usher" if prefix else "__Host-usher"
+        self.ended: SignedOut | None = None
+        self.guesses = Guesses()
+        self._credentials = credentials
+        self._proxies = proxies
+        self._header = "HTTP_" + sign_on_header.upper().replace("-", "_")
 
     @property
     def asks(self) -> bool:
         """True if this service requires tokens."""
         return self._credentials.asked
 
-    @property
-    def refused_tokens(self) -> int:
-        """Number of wrong tokens since the start, in headers and at the log-in, with those that were not looked up."""
-        return self._refusals.number
-
     def attach(self, app: Flask) -> None:
         """Become the doorman of ``app``."""
         app.extensions["usher_doorman"] = self
+        app.secret_key = self._credentials.key
+        app.session_interface = _Sessions()
+        app.permanent_session_lifetime = timedelta(seconds=SESSION_S)
+        app.config.update(SESSION_COOKIE_SECURE=self.secure, SESSION_COOKIE_SAMESITE="Strict")
+        app.config["SESSION_REFRESH_EACH_REQUEST"] = False
+        if self._proxies:
+            app.wsgi_app = behind_proxies(app.wsgi_app, self._proxies)  # type: ignore[assignment, method-assign]
 
     def greet(self, asked: Request) -> None:
         """Identify the caller: set ``g.identity``, ``g.who``, ``g.role``, ``g.by_browser`` (their browser tells who
         they are by itself), ``g.address``, of somebody whom a proxy names ``g.signed_on`` (else "") and ``g.refusal``,
         which those have too whose token was not looked up."""
-        g.signed_on, g.refusal, g.address = "", None, address_of(asked.environ, self._proxies)
+        g.signed_on, g.refusal, g.address = "", None, asked.remote_addr or ""
         g.identity, g.by_browser = self._recognise(asked)
         g.who, g.role = g.identity.name, g.identity.role
 
@@ -197,36 +234,31 @@ class Doorman:
             raise Problem(403, "role_missing", f"this needs the role {needed.value}")
         return None
 
-    def sign_in(self, token: str, response: AnyResponse) -> Identity | None:
-        """Put a session into ``response`` for the owner of ``token`` (viewers and operators); None if no identity that
-        may see pages has this token. Raises Problem 429."""
+    def sign_in(self, token: str) -> Identity | None:
+        """Begin a session of the owner of ``token`` (viewers and operators); None if no identity that may see pages has
+        this token. Raises Problem 429."""
         identity = self._find(token, "log-in")
-        if identity is None:
+        if identity is None or not identity.role.may(Role.VIEWER):
+            if identity is not None:
+                self._note_wrong("log-in")
             return None
-        if not identity.role.may(Role.VIEWER):
-            self._note_wrong("log-in")
-            return None
-        value = str(self._signer.dumps(f"{self._credentials.seal(digest_of(token))}.{secrets.token_urlsafe(12)}"))
-        self._set_cookie(response, value, SESSION_S)
+        session.clear()
+        session.permanent = True
+        session.update(seal=self._credentials.seal(digest_of(token)), id=secrets.token_urlsafe(12))
         return identity
 
-    def sign_out(self, asked: Request, response: AnyResponse) -> None:
-        """End the session of the browser that asked and gets ``response``. Raises RedisTrouble: it may go on."""
-        _, session = self._session(asked.cookies.get(self.cookie))
-        if session and self.ended is not None:
-            self.ended.end(session, SESSION_S)
-        self._set_cookie(response, "", 0)
+    def sign_out(self) -> None:
+        """End the session of the browser that asks. Raises RedisTrouble: it may go on."""
+        if "id" in session and self.ended is not None:
+            self.ended.end(session["id"], SESSION_S)
+        session.clear()
 
-    def csrf_token(self, asked: Request) -> str:
-        """Return the token that must accompany every change by this browser; empty without a session or sign-on."""
-        return self._csrf_token(asked, 0)
-
-    def _csrf_token(self, asked: Request, ago: int) -> str:
-        """Return the token of now, or, of somebody whom a proxy names, that of ``ago`` times 12 hours before."""
-        if name := g.get("signed_on"):  # what is sealed begins unlike that of any cookie
+    def csrf_token(self, ago: int = 0) -> str:
+        """Return the token that must accompany every change by this browser; empty without a session or sign-on. Of
+        somebody whom a proxy names: that of ``ago`` times 12 hours before."""
+        if name := g.get("signed_on"):
             return self._credentials.seal(f"sign-on csrf {wall_ms() // (SESSION_S * 1000) - ago} {name}")
-        cookie = asked.cookies.get(self.cookie)
-        return self._credentials.seal("csrf " + cookie) if cookie else ""
+        return self._credentials.seal(f"csrf {session['id']}") if "id" in session else ""
 
     def _recognise(self, asked: Request) -> tuple[Identity, bool]:
         """Return the caller's identity, and True if a browser tells it by itself."""
@@ -237,33 +269,29 @@ class Doorman:
             scheme, _, token = header.partition(" ")
             # WSGI decodes all headers as latin-1; tokens are UTF-8.
             text = token.strip().encode("latin-1", "replace").decode("utf-8", "surrogateescape")
-            found = None
             if scheme.lower() != "bearer":
                 self._note_wrong("header")
                 return STRANGER, False
             try:
-                found = self._find(text, "header")
+                return self._find(text, "header") or STRANGER, False
             except Problem as unheard:
                 g.refusal = unheard
-            return found or STRANGER, False
+                return STRANGER, False
         if (named := self._of_proxy(asked)) is not None:
             return named, True
-        found = self._of_cookie(asked.cookies.get(self.cookie))
+        found = self._of_session()
         return found or STRANGER, found is not None
 
     def _of_proxy(self, asked: Request) -> Identity | None:
         """Return the identity of the person whom a trusted proxy names; None if none does."""
-        if self._sign_on is None:
+        name: str | None = asked.environ.get(self._header)
+        if name is None or FROM_PROXY not in asked.environ or not self._credentials.people:
             return None
-        try:
-            name = self._sign_on.named(asked.environ)
-        except UnfitName:
+        if not PERSON.fullmatch(name):
             self._note_wrong("sign-on header")
             g.refusal = Problem(401, "unfit_sign_on", _UNFIT, headers=_CHALLENGE)
             return STRANGER
-        if name is None:
-            return None
-        g.signed_on, person = name, self._sign_on.identity(name)
+        g.signed_on, person = name, self._credentials.person(name)
         if person.role is Role.ANYBODY:
             g.refusal = Problem(403, "not_admitted", _NOT_ADMITTED)
         return person
@@ -272,44 +300,27 @@ class Doorman:
         """Return the identity of a token that was sent; None if it is wrong. Raises Problem 429 when it was not looked
         up: its address has sent too many wrong ones."""
         seal = self._credentials.seal(digest_of(token))
-        wait_s = self._guesses.ask(g.address, seal)
-        if wait_s:
-            self._refusals.count()
+        if wait_s := self.guesses.wait_s(g.address, seal):
+            self.guesses.refused += 1
             raise Problem(429, "too_many_wrong_tokens", _UNHEARD, headers={"Retry-After": str(math.ceil(wait_s))})
-        found = self._credentials.find_sealed(seal)
-        left = self._guesses.note(g.address, seal, is_right=found is not None, was_free=wait_s is None)
+        found = self._credentials.find(seal)
+        self.guesses.note(g.address, seal, is_right=found is not None)
         if found is None:
-            self._note_wrong(place, left=left)
+            self._note_wrong(place)
         return found
 
-    def _note_wrong(self, place: str, **more: Any) -> None:
-        """Count a wrong token; log it, if not too many are."""
-        left_out = self._refusals.tell(g.address)
-        if left_out:
-            more |= {"left_out": left_out}
-        if left_out is not None:
-            event(log, "token_refused", level=logging.WARNING, address=g.address, sent_in=place, **more)
+    def _note_wrong(self, place: str) -> None:
+        if self.guesses.count(g.address):
+            event(log, "token_refused", level=logging.WARNING, address=g.address, sent_in=place)
 
-    def _of_cookie(self, cookie: str | None) -> Identity | None:
-        seal, session = self._session(cookie)
-        found = self._credentials.find_sealed(seal) if session else None
+    def _of_session(self) -> Identity | None:
+        found = self._credentials.find(session["seal"]) if "id" in session else None
         if found is None or self.ended is None:
             return found
         try:
-            return None if self.ended.has(session) else found
-        except (
-            RedisTrouble,
-            CommandRefused,
-        ):  # the page tells of it; without Redis little is seen
+            return None if self.ended.has(session["id"]) else found
+        except (RedisTrouble, CommandRefused):  # the page tells of it; without Redis little is seen
             return found
-
-    def _session(self, cookie: str | None) -> tuple[str, str]:
-        """Return the seal of the token and the id of the session in a cookie of ours; else two empty texts."""
-        try:
-            seal, _, session = self._signer.loads(cookie or "", max_age=SESSION_S).partition(".")
-            return seal, session
-        except BadData:
-            return "", ""
 
     def _turn_away(self, asked: Request) -> AnyResponse:
         """Redirect a browser that wants a page to the log-in; answer everything else with 401, and those whom a proxy
@@ -328,19 +339,7 @@ class Doorman:
     def _has_csrf_token(self, asked: Request) -> bool:
         given = asked.headers.get(CSRF_HEADER) or (asked.form.get(CSRF_FIELD, "") if asked.mimetype == _FORM else "")
         return any(
-            hmac.compare_digest(given.encode("utf-8", "replace"), self._csrf_token(asked, ago).encode())
-            for ago in (0, 1)
-        )
-
-    def _set_cookie(self, response: AnyResponse, value: str, max_age_s: int) -> None:
-        response.set_cookie(
-            self.cookie,
-            value,
-            max_age=max_age_s,
-            path=self.prefix or "/",
-            secure=self.secure,
-            httponly=True,
-            samesite="Strict",
+            hmac.compare_digest(given.encode("utf-8", "replace"), self.csrf_token(ago).encode()) for ago in (0, 1)
         )
 
 

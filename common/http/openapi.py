@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from flask import Flask, Response
+from flask import Flask, Response, request
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 from typing_extensions import TypedDict
@@ -108,7 +108,8 @@ def add_document(app: Flask, title: str) -> None:
 
     @tells("This document.", {200: dict[str, Any]})
     def openapi() -> Response:
-        return answer(made())
+        servers = {"servers": [{"url": request.script_root}]} if request.script_root else {}
+        return answer(made() | servers)
 
     app.add_url_rule("/api/openapi.json", "openapi", openapi)
 
@@ -116,7 +117,7 @@ def add_document(app: Flask, title: str) -> None:
 def document(app: Flask, title: str) -> dict[str, Any]:
     """Return the OpenAPI document of all routes below ``/api``, and of others that are described. Raises TypeError for
     a route below ``/api`` without a description."""
-    schemas, guard = _Schemas(), app.extensions["usher_doorman"]
+    schemas = _Schemas()
     problem = {"content": {PROBLEM: {"schema": schemas.of(_Problem, "serialization")}}}
     paths: dict[str, dict[str, Any]] = {}
     for rule, method, view in _routes(app):
@@ -132,7 +133,6 @@ def document(app: Flask, title: str) -> dict[str, Any]:
             "version": "1",
             "description": "Errors are problem documents (RFC 9457) with a request id.",
         },
-        **({"servers": [{"url": guard.prefix}]} if guard.prefix else {}),
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": dict(sorted(schemas.found.items())),

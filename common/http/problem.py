@@ -18,10 +18,6 @@ from usher.common.base.log import event
 log = logging.getLogger(__name__)
 
 
-class TooManyBodies(OSError):
-    """The caller is sending as many bodies as it may at a time."""
-
-
 class Problem(UsherError):
     """An error answer, sent as a problem document (RFC 9457).
 

@@ -1,17 +1,27 @@
-"""Proxies in front, which are trusted by their addresses: networks in settings, and the address of who asks.
+"""Proxies in front, which are trusted by their addresses: what they say of a request's address, host, scheme and path
+is taken for the request's own (werkzeug's ``ProxyFix``), and what anybody else says of these is left alone.
 
-An address that a client says itself is worth nothing; so ``X-Forwarded-For`` is read from its end, which the nearest
-proxy has written, and no further than the first address that is no such proxy.
+A prefix (``X-Forwarded-Prefix: /ops/usher``) is the path at which a proxy serves this program beside others. It is
+taken off what is asked, if the proxy has left it on, and stands before every link, redirect and cookie path.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+from werkzeug.middleware.proxy_fix import ProxyFix
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+#: In the environ of a request that came through such a proxy.
+FROM_PROXY = "usher.from_proxy"
+_PREFIX = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
 
 
 def parse_networks(value: str) -> tuple[Network, ...]:
@@ -32,41 +42,29 @@ def parse_networks(value: str) -> tuple[Network, ...]:
     return found
 
 
-def parse_address(text: str) -> Address | None:
-    """Return an address, one of IPv4 in IPv6 as what it is; None for what is none.
-
-    >>> parse_address("::ffff:10.0.0.5"), parse_address("fe80::1%eth0"), parse_address("unknown")
-    (IPv4Address('10.0.0.5'), IPv6Address('fe80::1'), None)
-    """
+def is_within(text: str, networks: Sequence[Network]) -> bool:
+    """Return True if the text is an address of one of these networks, or such a one of IPv4 written as IPv6."""
     try:
         found = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        return None
-    return found.ipv4_mapped or found if found.version == 6 else found
+        return False
+    address = (found.ipv4_mapped or found) if found.version == 6 else found
+    return any(address in network for network in networks)
 
 
-def is_within(text: str, networks: Sequence[Network]) -> bool:
-    """Return True if the text is an address of one of these networks."""
-    address = parse_address(text)
-    return address is not None and any(address in network for network in networks)
+def behind_proxies(app: WSGIApplication, proxies: Sequence[Network]) -> WSGIApplication:
+    """Wrap ``app``, so that it heeds what these proxies say."""
+    fixed = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
 
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[Any]:
+        if not is_within(environ.get("REMOTE_ADDR", ""), proxies):
+            return app(environ, start_response)
+        environ[FROM_PROXY] = True
+        prefix, path = environ.pop("HTTP_X_FORWARDED_PREFIX", "").rstrip("/"), environ["PATH_INFO"]
+        if _PREFIX.fullmatch(prefix):
+            environ["HTTP_X_FORWARDED_PREFIX"] = prefix
+            if path == prefix or path.startswith(f"{prefix}/"):
+                environ["PATH_INFO"] = path[len(prefix) :] or "/"
+        return fixed(environ, start_response)
 
-def address_of(environ: Mapping[str, Any], proxies: Sequence[Network]) -> str:
-    """Return the address of who asks: of the connection, or what the nearest of ``proxies`` says whom it asks for.
-
-    >>> proxies = parse_networks("10.0.0.5,10.0.0.6")
-    >>> address_of({"REMOTE_ADDR": "10.0.0.5", "HTTP_X_FORWARDED_FOR": "1.1.1.1, 2.2.2.2, 10.0.0.6"}, proxies)
-    '2.2.2.2'
-    >>> address_of({"REMOTE_ADDR": "3.3.3.3", "HTTP_X_FORWARDED_FOR": "2.2.2.2"}, proxies)
-    '3.3.3.3'
-    """
-    found: str = environ.get("REMOTE_ADDR", "")
-    if not proxies:
-        return found
-    said: str = environ.get("HTTP_X_FORWARDED_FOR", "")
-    for text in reversed(said.split(",")):
-        address = parse_address(text.strip())
-        if address is None or not is_within(found, proxies):
-            break
-        found = str(address)
-    return found
+    return application

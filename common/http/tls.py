@@ -18,10 +18,9 @@ log = logging.getLogger(__name__)
 class ServerTls:
     """A certificate chain and its key, in PEM. Called from several threads."""
 
-    def __init__(self, cert: Path, key: Path | None, sockets: type[ssl.SSLSocket] = ssl.SSLSocket) -> None:
-        """Load the files. ``sockets``: the class of wrapped connections. Raises SettingsError if a file is unusable."""
+    def __init__(self, cert: Path, key: Path | None) -> None:
+        """Load the files. Raises SettingsError if a file is unusable."""
         self.cert, self._key = cert.expanduser(), (key or cert).expanduser()
-        self._sockets = sockets
         self._lock = threading.Lock()
         self._files = FileWatch(self.cert, self._key)
         self._context = self._load()
@@ -48,7 +47,6 @@ class ServerTls:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.sslsocket_class = self._sockets
         try:
             context.load_cert_chain(self.cert, self._key)
         except (OSError, ssl.SSLError) as problem:
@@ -57,6 +55,11 @@ class ServerTls:
                 [f"USHER_TLS_CERT, USHER_TLS_KEY: {self.cert} and {self._key} cannot be used: {why}"]
             ) from None
         return context
+
+
+def server_tls(cert: Path | None, key: Path | None) -> ServerTls | None:
+    """Return how to serve HTTPS; None without a certificate. Raises SettingsError."""
+    return None if cert is None else ServerTls(cert, key)
 
 
 class ClientTls:

@@ -117,7 +117,7 @@ class CommonSettings(BaseModel):
             "tls_cert",
             "tls_key",
             "tls_ca",
-            "insecure",
+            "tokens_file",
             "dead_letter_webhook",
             "webhook_secret",
             "tenant_field",
@@ -195,9 +195,8 @@ class CommonSettings(BaseModel):
     api_token: str = Field(
         "", description="Bearer token that programs and commands send; a master takes it with all rights. Empty: none."
     )
-    viewer_token: str = Field(
-        "",
-        description=("Bearer token for looking, and nothing else, at masters, consumers and streamers. Empty: none."),
+    tokens_file: Path | None = Field(
+        None, description="File with further tokens, one per line (`usher token new`); mode 0600; read again on change."
     )
     tls_cert: Path | None = Field(
         None, description="Certificate chain (PEM) for HTTPS; read again when it has changed. Empty: plain HTTP."
@@ -208,7 +207,6 @@ class CommonSettings(BaseModel):
     tls_ca: Path | None = Field(
         None, description="CAs (PEM) that programs trust when they ask each other over HTTPS. Empty: the system's."
     )
-    insecure: bool = Field(False, description="Allow listening beyond loopback without any token.")
     dead_letter_webhook: Annotated[str, AfterValidator(_webhook)] = Field(
         "",
         max_length=2048,
@@ -226,7 +224,7 @@ class CommonSettings(BaseModel):
     )
     log_format: str = Field("human", pattern=r"^(human|json)$", description="human, or json for one object per line.")
 
-    @field_validator("state_dir", "tls_cert", "tls_key", "tls_ca")
+    @field_validator("state_dir", "tokens_file", "tls_cert", "tls_key", "tls_ca")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         """Return the path from the root: a handler may change the working directory."""
@@ -245,11 +243,6 @@ class CommonSettings(BaseModel):
             password,
             unquote(password),
         ]
-
-    @property
-    def tokens(self) -> dict[str, str]:
-        """The tokens that this program takes over HTTP, by their environment variables."""
-        return {name_of(field): value for field, value in self if field.endswith("_token")}
 
     @property
     def state_folder(self) -> Path:

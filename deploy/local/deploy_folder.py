@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 import jinja2
 
 from usher.common.base.errors import StartRefused
+from usher.common.http.credentials import Role, line_of
 from usher.common.redis.acl import acl_file
 from usher.common.redis.embedded import SERVER_VARIABLE
 from usher.common.runtime.memory import memory_of_machine
@@ -26,7 +27,7 @@ DEPLOY = Path(__file__).resolve().parents[1]
 ROLES = ("redis", "master", "consumer")
 #: The user of Redis for masters and operators' commands.
 MASTER = "master"
-#: Seconds that the programs need around the drain, in addition to it; more than ``usher.common.http.server.server``
+#: Seconds that the programs need around the drain, in addition to it; more than ``usher.common.http.serve``
 #: takes (8 s).
 AROUND_DRAIN_S = 12
 _OTHERS_STOP_S = 20
@@ -34,8 +35,9 @@ _SECRET, _PLAIN, _RUN = 0o600, 0o644, 0o755
 #: Variable of usher.env with the URL of Redis for a user of its ACL file; masters and operators' commands use
 #: USHER_REDIS_URL.
 REDIS_URL_OF = "REDIS_URL_{}"
-#: Settings that only masters see.
-_OF_MASTERS = frozenset({"USHER_OPERATOR_TOKEN", "USHER_CONSUMER_TOKEN", "USHER_TOKENS_FILE"})
+#: Variable of usher.env with the token of a role; and the roles, with the names that the tokens file has for them.
+TOKEN_OF = "TOKEN_{}"
+TOKENS = ((Role.OPERATOR, "operator"), (Role.VIEWER, "viewer"), (Role.CONSUMER, "*"))
 #: Files that are copied unchanged.
 _COPIES = ("runbook.md", "alerts.yml", "grafana.json")
 
@@ -143,9 +145,10 @@ class Host:
     def settings_of(self, role: str) -> dict[str, str]:
         """Return the settings of a role's programs: a handler, and whoever breaks into one, sees no secret of
         others."""
-        own = {name: value for name, value in self.settings.items() if role == "master" or name not in _OF_MASTERS}
+        own = {name: value for name, value in self.settings.items() if not name.startswith("TOKEN_")}
         if role == "consumer":
-            own["USHER_API_TOKEN"] = self.settings.get("USHER_CONSUMER_TOKEN") or self.settings["USHER_API_TOKEN"]
+            own.pop("USHER_TOKENS_FILE", None)
+            own["USHER_API_TOKEN"] = self.settings.get("TOKEN_CONSUMER") or self.settings["USHER_API_TOKEN"]
             own["USHER_REDIS_URL"] = self.redis_users.get(role, self.redis_url)
         return own | {"USHER_STATE_DIR": str(self.state / role)}
 
@@ -165,10 +168,19 @@ class Host:
             own = {"role": role, "settings": sorted(self.settings_of(role).items())}
             made[env_of(role)] = (_render("role.env", own), _SECRET)
         made |= {name: ((DEPLOY / name).read_text("utf-8"), _PLAIN) for name in _COPIES if (DEPLOY / name).is_file()}
+        if "TOKEN_OPERATOR" in self.settings:
+            made["tokens"] = (self._tokens(), _SECRET)
         if "redis" in self.roles:
             made["redis.conf"] = (self._redis_conf(), _SECRET)
             made["users.acl"] = (self._users_acl(), _SECRET)
         return made
+
+    def _tokens(self) -> str:
+        """Return our lines of the tokens file, and those that people have added to a former one."""
+        made = [line_of(role, name, self.settings[TOKEN_OF.format(role.upper())]) for role, name in TOKENS]
+        file, ours = self.folder / "tokens", [line.split()[:2] for line in made]
+        former = file.read_text("utf-8").splitlines() if file.is_file() else []
+        return "\n".join([*made, *(line for line in former if line.split()[:2] not in ours)]) + "\n"
 
     def again(self) -> str:
         """Return the command that writes this folder again, without the settings in usher.env."""

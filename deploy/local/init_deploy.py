@@ -21,7 +21,17 @@ from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.redis.acl import USERS
 from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server, has_selectors
 from usher.common.runtime.settings import PREFIX, CommonSettings, is_loopback, load, name_of, options
-from usher.deploy.local.deploy_folder import MASTER, REDIS_URL_OF, ROLES, Host, env_of, own_redis_url, scheme_of
+from usher.deploy.local.deploy_folder import (
+    MASTER,
+    REDIS_URL_OF,
+    ROLES,
+    TOKEN_OF,
+    TOKENS,
+    Host,
+    env_of,
+    own_redis_url,
+    scheme_of,
+)
 from usher.deploy.local.plan import EXAMPLE_HANDLER
 from usher.deploy.local.preflight import PassesOn, check_programs
 
@@ -41,11 +51,17 @@ _NOT_SHARED = frozenset(
         "STATE_DIR",
     )
 )
-_TOKENS = ("USHER_API_TOKEN", "USHER_OPERATOR_TOKEN", "USHER_VIEWER_TOKEN", "USHER_CONSUMER_TOKEN")
+_TOKENS = ("USHER_API_TOKEN", *(TOKEN_OF.format(role.upper()) for role, _ in TOKENS))
 #: Settings that name files, which programs look for from other folders than this one.
 _FILES = ("USHER_TLS_CERT", "USHER_TLS_KEY", "USHER_TLS_CA", "USHER_TOKENS_FILE")
 #: Files that the programs of one role read.
-_OWNERS = {"redis.conf": "redis", "users.acl": "redis", env_of("master"): "master", env_of("consumer"): "consumer"}
+_OWNERS = {
+    "redis.conf": "redis",
+    "users.acl": "redis",
+    "tokens": "master",
+    env_of("master"): "master",
+    env_of("consumer"): "consumer",
+}
 #: Longest path in bytes: a socket below it must fit into 108 bytes, with what supervisord adds to its name.
 _LONGEST_FOLDER = 70
 #: Characters that mean something to a shell, systemd or supervisord.
@@ -176,7 +192,7 @@ def plan(
     shared["USHER_MASTER_URLS"] = ",".join(urls)
     shared |= {name: str(Path(shared[name]).expanduser().absolute()) for name in _FILES if shared.get(name)}
     shared["USHER_REDIS_URL"], users = _redis_urls(chosen, settings.redis_url, environ, address, asked, shared)
-    shared |= _tokens(chosen, environ)
+    shared |= _tokens(folder, chosen, environ)
     if urlsplit(shared["USHER_REDIS_URL"]).scheme == "rediss" and "redis" in chosen:
         _check_tls(find_redis_server(settings.redis_server))
     shared["PYTHONPATH"] = _python_path(environ)
@@ -280,19 +296,20 @@ def _redis_urls(
     return redis_url, given
 
 
-def _tokens(roles: list[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return tokens for programs, operators, viewers and consumers: those in the environment, else new ones. A host
-    with consumers alone makes none, and gets only its own."""
-    given = {name: environ.get(name, "") for name in _TOKENS}
+def _tokens(folder: Path, roles: list[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return tokens for programs, operators, viewers and consumers: those in the environment, else new ones, and the
+    file that has their hashes, unless there is another one. A host with consumers alone gets only its own token."""
+    given, file = {name: environ.get(name, "") for name in _TOKENS}, str(folder / "tokens")
+    if roles != ["consumer"] and environ.get("USHER_TOKENS_FILE", file) != file:
+        return {"USHER_API_TOKEN": given["USHER_API_TOKEN"] or secrets.token_urlsafe(32)}
     if roles != ["consumer"]:
-        return {name: token or secrets.token_urlsafe(32) for name, token in given.items()}
+        return {name: token or secrets.token_urlsafe(32) for name, token in given.items()} | {"USHER_TOKENS_FILE": file}
     if not given["USHER_API_TOKEN"]:
         raise StartRefused(
             "USHER_API_TOKEN is not set: consumers need that of the masters. In a shell:  set -a; ."
             " /path/to/their/consumer.env; set +a"
         )
-    own = given["USHER_CONSUMER_TOKEN"] or given["USHER_API_TOKEN"]
-    return given | {"USHER_API_TOKEN": own, "USHER_OPERATOR_TOKEN": "", "USHER_CONSUMER_TOKEN": ""}
+    return {"USHER_API_TOKEN": given["TOKEN_CONSUMER"] or given["USHER_API_TOKEN"], "USHER_TOKENS_FILE": ""}
 
 
 def _users(roles: list[str], asked: tuple[str, ...]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from usher.common.base.clock import wall_ms
 from usher.common.base.errors import NotNow, ReplyUnknown, SettingsError, StartRefused
 from usher.common.base.text import pluralize
 from usher.common.cli.masters import is_well, living_consumers, somebody_leads
-from usher.common.http.server.server import check_address
+from usher.common.http.serve import check_address
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.embedded import prepare
 from usher.common.redis.locate import LocalInstance, announce_instance, find_local_instance
@@ -43,7 +43,7 @@ class LocalSettings(CommonSettings):
     """The settings of `usher up`; every other setting of the programs is taken from the environment."""
 
     # It speaks plain HTTP on loopback.
-    UNREAD: ClassVar[frozenset[str]] = frozenset({"tls_cert", "tls_key", "insecure"})
+    UNREAD: ClassVar[frozenset[str]] = frozenset({"tls_cert", "tls_key"})
 
     consumers: int = Field(2, ge=1, le=64, description="Number of consumers.")
     masters: int = Field(2, ge=1, le=8, description="Number of masters: one leads, the others stand by.")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from usher.common.http.server.open_files import within_open_files
-from usher.common.http.server.push_sockets import LiveSockets
+from usher.common.base.log import event
+from usher.common.http.auth import SignedOut
+from usher.common.http.credentials import Credentials
+from usher.common.http.push import LiveStreams
 from usher.common.observability.metrics import Metrics
 from usher.common.redis.client import SharedLink
 from usher.common.router.router import StreamRouter
 from usher.common.runtime.service import Service
-from usher.master.assembly.access import admission, findings
+from usher.master.assembly.access import findings, hosts_of, make_doorman, sign_on
 from usher.master.assembly.context import MasterContext
 from usher.master.assembly.leader_services import LeaderServices
 from usher.master.assembly.web_app import create_app
@@ -35,11 +38,12 @@ from usher.master.operations.bulk_letters import BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import DelayedView
 from usher.master.operations.live_rules import LiveRules
-from usher.master.operations.signed_out import SignedOut
 from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.operations.trimming import retention_of
 from usher.master.policy.backlog import BacklogLimits
 from usher.master.web.parts import Desk, Parts
+
+log = logging.getLogger(__name__)
 
 
 class _Closable(Protocol):
@@ -67,27 +71,31 @@ class HttpServices:
         self._all_services = all_services
         self._closing = contextlib.ExitStack()
         settings, link, keys, lead = place.settings, place.link, place.keys, leading.lead
-        self._sockets = LiveSockets(within_open_files(settings.connections, settings.followers_limit)[1])
+        self._live = self._kept(LiveStreams())
         field = settings.work_ticket_field
-        self._feed = TicketFeed(link("feed"), keys, field, self._sockets, self._make_router)
+        self._feed = TicketFeed(link("feed"), keys, field, self._live, self._make_router)
         self._reads = self._kept(SharedLink(place.redis_url, "master:reads"))
-        parts = self._make_parts(self._reads)
-        self.services: list[Service] = [self._feed, self._sockets, parts.overview, parts.bulk]
+        credentials = Credentials(settings.api_token, settings.tokens_file)
+        doorman, trusted = make_doorman(settings, credentials), sign_on(settings, credentials)
+        doorman.ended = SignedOut(self._reads, keys)
+        if trusted:
+            event(log, "sign_on", level=logging.WARNING, trusted=trusted)
+        parts = self._make_parts(self._reads, trusted)
+        self.services: list[Service] = [self._feed, parts.overview, parts.bulk]
         limits = BacklogLimits(settings.backlog_limit, settings.tenant_backlog_limit)
         if any(limits):
             waiting, by_tenant = (lambda: parts.stats.read().unfinished), leading.dispatcher.waiting_by_tenant
             self.services.append(BacklogWatch(link("backlog"), keys, lead, limits, waiting, by_tenant))
         metrics.add(MasterMetrics(parts.stats, all_services, leading.dispatcher, leading.health))
         metrics.add(AuditMetrics(parts.status.audit, parts.status.proven_until_ms))
-        rules = admission(settings)
-        rules["doorman"].ended = SignedOut(self._reads, keys)
         membership = Membership(self._kept(link("register")), keys, place.lease_ms)
         window, look_now = TICKET_WINDOW, leading.roster.wake
         desk = Desk(membership, parts.status, leading.dispatcher, lead, all_services, window, look_now, self._feed)
         facts: dict[str, Any] = {"metrics": metrics, "draining": draining, "stalled": stalled}
-        self.app = create_app(desk, **rules, health_hosts=place.hosts, parts=parts, **facts)
+        hosts = hosts_of(settings)
+        self.app = create_app(desk, doorman=doorman, health_hosts=place.hosts, hosts=hosts, parts=parts, **facts)
 
-    def _make_parts(self, reads: SharedLink) -> Parts:
+    def _make_parts(self, reads: SharedLink, trusted: str) -> Parts:
         place, settings, keys = self._place, self._place.settings, self._place.keys
         field, sources, dispatcher = settings.work_ticket_field, settings.sources, self._leading.dispatcher
         asker = self._kept(OwnerQuestion(place.hosts, settings.tls_ca))
@@ -113,9 +121,9 @@ class HttpServices:
             explainer,
             ActionLog(reads, keys),
             TicketHistory(reads, keys, field),
-            LiveOverview(place.link("pulse"), keys, field, place.lease_ms, self._sockets, dispatcher.parked_of),
+            LiveOverview(place.link("pulse"), keys, field, place.lease_ms, self._live, dispatcher.parked_of),
             BulkLetters(letters, status.each, orders.give, rules.set),
-            SystemDiagnostics(reads, keys, place.lease_ms, sources, retention, findings(settings)),
+            SystemDiagnostics(reads, keys, place.lease_ms, sources, retention, findings(trusted)),
             ChartReader(reads, keys),
             asker.process,
         )

@@ -7,12 +7,11 @@ import logging
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
-from usher.common.http.server.server import url_of
-from usher.common.http.server.watch import Liveness
+from usher.common.http.serve import url_of
+from usher.common.http.watch import Liveness
 from usher.common.observability.metrics import Metrics
 from usher.common.runtime.health import stalled
 from usher.common.runtime.service import Service
-from usher.master.assembly.access import tell_of_sign_on
 from usher.master.assembly.context import MasterContext
 from usher.master.assembly.http_services import HttpServices
 from usher.master.assembly.leader_services import LeaderServices
@@ -25,7 +24,7 @@ _JOIN_S = 3.0
 
 
 class MasterProgram:
-    """The master as usher.common.http.server.server runs it: web application, start, stop."""
+    """The master as usher.common.http.serve runs it: web application, start, stop."""
 
     def __init__(self, settings: MasterSettings, redis_url: str) -> None:
         self._settings = settings
@@ -59,7 +58,6 @@ class MasterProgram:
         if self._gathering is not None:
             self._gathering.url = url
         self._services.append(self._leading.elector(url))
-        tell_of_sign_on(settings)
         event(log, "master_starting", url=url, stream=self._place.keys.stream, group=self._place.keys.group)
         for service in self._services:
             service.start()

@@ -11,8 +11,6 @@ from usher.common.http import app as web
 from usher.common.http.app import Problem, answer_problem
 from usher.common.http.auth import Doorman
 from usher.common.http.openapi import add_document, tells
-from usher.common.http.path_prefix import add_path_prefix
-from usher.common.http.rate_limits import RateLimits
 from usher.common.observability.metrics import Metrics
 from usher.master.insight.stats import StreamStatsReader, lag_document
 from usher.master.membership.health_url import HealthHosts
@@ -33,7 +31,6 @@ def create_app(
     doorman: Doorman,
     health_hosts: HealthHosts,
     hosts: Collection[str] = (),
-    limits: RateLimits | None = None,
     parts: Parts | None = None,
     metrics: Metrics | None = None,
     draining: Callable[[], bool] = lambda: False,
@@ -42,9 +39,9 @@ def create_app(
     """Return the application on top of ``desk``; with ``parts`` also what operators look at, and the page.
 
     ``health_hosts``: the hosts that health URLs may name. ``hosts``: the names under which this service may be
-    addressed, empty for any. ``limits``: see ``usher.common.http.rate_limits``.
+    addressed, empty for any.
     """
-    app = web.create_app(__name__, doorman, REGISTER_BODY, hosts, limits)
+    app = web.create_app(__name__, doorman, REGISTER_BODY, hosts)
     app.register_blueprint(routes(desk, health_hosts, parts and parts.fields))
     if parts is not None:
         app.register_blueprint(letter_routes(parts.letters, parts.action_log, parts.fields))
@@ -57,8 +54,6 @@ def create_app(
         web.add_metrics(app, metrics)
     web.add_health(app, desk.health, desk.leading, draining, stalled)
     add_document(app, "Usher: a master")
-    if doorman.prefix:
-        add_path_prefix(app, doorman.prefix)
     _add_errors(app)
     return app
 

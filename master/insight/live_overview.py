@@ -8,7 +8,6 @@ pages are told that something has changed, over connections that hold no thread,
 from __future__ import annotations
 
 import hashlib
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import orjson
 from usher.common.base.clock import now_s
 from usher.common.doctor.growth import memory_share
 from usher.common.doctor.server import INFO_COMMANDS, write_trouble
-from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
+from usher.common.http.push import LiveStream, LiveStreams
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.mishaps import Mishaps, losses_command, parse_losses
 from usher.common.protocol.mishaps import told as told_of
@@ -74,7 +73,7 @@ class LiveOverview(Service):
         keys: Keys,
         ticket_field: str,
         lease_ms: int,
-        sockets: LiveSockets,
+        streams: LiveStreams,
         parked_of: Callable[[bytes], Parked | None],
     ) -> None:
         super().__init__()
@@ -82,11 +81,11 @@ class LiveOverview(Service):
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._lease_ms = lease_ms
-        self._sockets = sockets
+        self._live = streams
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
         self._samples: deque[Sample] = deque(maxlen=5)
         self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
-        self._watchers: dict[str, dict[LiveSocket, None]] = {OVERVIEW: {}, CONSUMERS: {}}
+        self._watchers: dict[str, dict[LiveStream, None]] = {OVERVIEW: {}, CONSUMERS: {}}
         self._lock = threading.Lock()  # guards the watchers
         self._fresh = threading.Condition()
         self._looked_s = 0.0
@@ -127,22 +126,20 @@ class LiveOverview(Service):
         is unknown."""
         return list(self._history)
 
-    def has_room(self, who: str) -> bool:
-        return self._sockets.has_room(who) and not self.stopping
-
-    def follow(self, sock: socket.socket, who: str, topic: str) -> None:
-        """Tell the connection from now on when something is new, as server-sent events."""
+    def follow(self, who: str, topic: str) -> LiveStream:
+        """Begin an answer that says from now on when something is new. Raises Problem."""
         watchers = self._watchers[topic]
 
         def leave() -> None:
             with self._lock:
                 watchers.pop(live, None)
 
-        with self._lock:  # under the lock: a watcher that has already gone must leave after it was added
-            live = self._sockets.keep(sock, who, leave)
+        live = self._live.open(who, leave)
+        with self._lock:
             watchers[live] = None
         self._look()
         live.send(b"retry: 2000\n\n" + _CHANGED)  # something may have changed since the page was made
+        return live
 
     def _look(self) -> None:
         if not self._is_watched:

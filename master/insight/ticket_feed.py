@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
-from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
+from usher.common.http.push import LiveStream, LiveStreams
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD
 from usher.common.protocol.stream_id import ZERO, milliseconds, rank, sequence
@@ -68,7 +67,7 @@ class Follower:
     def __init__(self, ticket: bytes, position: list[bytes] | None, with_fields: bool) -> None:
         self.ticket = ticket
         self.with_fields = with_fields
-        self.live: LiveSocket | None = None
+        self.live: LiveStream | None = None
         self.position = position
         self.behind: set[int] = set()
         self.greeted = False
@@ -117,14 +116,14 @@ class TicketFeed(Service):
     name = "feed"
 
     def __init__(
-        self, link: Link, keys: Keys, ticket_field: str, sockets: LiveSockets, make_router: Callable[[], StreamRouter]
+        self, link: Link, keys: Keys, ticket_field: str, streams: LiveStreams, make_router: Callable[[], StreamRouter]
     ) -> None:
         super().__init__()
         self._link = link
         self._keys = keys
         self._streams = (keys.stream, keys.runs, keys.dead)
         self._field = ticket_field.encode()
-        self._sockets = sockets
+        self._live = streams
         self._make_router = make_router
         self._mailbox: deque[Posted] = deque()
         self._router: StreamRouter | None = None
@@ -141,19 +140,15 @@ class TicketFeed(Service):
 
     # -- from other threads
 
-    def has_room(self, who: str) -> bool:
-        return self._sockets.has_room(who) and not self.stopping
-
-    def follow(
-        self, sock: socket.socket, who: str, ticket: bytes, position: list[bytes] | None, with_fields: bool
-    ) -> None:
-        """Send the events of ``ticket`` to the connection from now on, and first those it has missed since
-        ``position``."""
+    def follow(self, who: str, ticket: bytes, position: list[bytes] | None, with_fields: bool) -> LiveStream:
+        """Begin an answer with the events of ``ticket`` from now on, and first those missed since ``position``. Raises
+        Problem."""
         follower = Follower(ticket, position, with_fields)
-        follower.live = self._sockets.keep(
-            sock, who, lambda: self._post("left", follower, None), lambda: self._written(follower)
+        follower.live = self._live.open(
+            who, lambda: self._post("left", follower, None), lambda: self._written(follower)
         )
         self._post("came", follower, None)
+        return follower.live
 
     def _written(self, follower: Follower) -> None:
         if follower.waits:

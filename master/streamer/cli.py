@@ -78,24 +78,17 @@ def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting:
 
 def _serve(settings: StreamerSettings) -> None:
     """Run until a signal comes, with health and metrics over HTTP."""
-    from usher.common.http.server.server import Certificate, check_address, leave, serve
+    from usher.common.http.serve import check_address, leave, serve
+    from usher.common.http.tls import server_tls
     from usher.master.streamer.web import ServedStreamer
 
-    check_reach(
-        settings.outbox_bind, bool(settings.api_token or settings.viewer_token), settings.insecure, settings.tokens
-    )
+    check_reach(settings.outbox_bind, settings.api_token, settings.tokens_file)
     check_address(settings.outbox_bind, _BIND)
     redis_url = resolve_redis_url(settings)
     check_at_start(redis_url, {})
-    program = partial(ServedStreamer, settings, redis_url, lambda why: leave(why=why))
-    serve(
-        program,
-        settings.outbox_bind,
-        "streamer",
-        _STOP_S,
-        _BIND,
-        certificate=Certificate(settings.tls_cert, settings.tls_key),
-    )
+    program = partial(ServedStreamer, settings, redis_url, leave)
+    tls = server_tls(settings.tls_cert, settings.tls_key)
+    serve(program, settings.outbox_bind, "streamer", _STOP_S, _BIND, tls)
 
 
 def run(program: StreamerProgram) -> int:

@@ -9,8 +9,9 @@ from prometheus_client.core import Metric
 
 from usher.common.base.clock import now_s
 from usher.common.http import app as web
-from usher.common.http.auth import looked_at
-from usher.common.http.server.watch import Liveness
+from usher.common.http.auth import Doorman
+from usher.common.http.credentials import Credentials
+from usher.common.http.watch import Liveness
 from usher.common.observability.metrics import Metrics, counters, gauges, service_metrics
 from usher.common.runtime.health import Health, judge, stalled
 from usher.common.runtime.service import Service
@@ -23,7 +24,7 @@ _ANOTHER = "an outbox of another database is streamed under this name: give each
 
 
 class ServedStreamer:
-    """The streamer as usher.common.http.server.server runs it: web application, start, stop. ``leave`` ends the
+    """The streamer as usher.common.http.serve runs it: web application, start, stop. ``leave`` ends the
     process, so that a new one is started."""
 
     def __init__(self, settings: StreamerSettings, redis_url: str, leave: Callable[[str], None]) -> None:
@@ -33,7 +34,7 @@ class ServedStreamer:
         self._stopped = False
         metrics = Metrics()
         metrics.add(lambda: streamer_metrics(self._program, settings.outbox_name))
-        guard = looked_at(settings.api_token, settings.viewer_token)
+        guard = Doorman(Credentials(settings.api_token, settings.tokens_file))
         self.app = web.create_app(__name__, guard, max_body=0, hosts=hosts_of(settings))
         web.add_health(self.app, self._health, self._facts, lambda: self._stopped, lambda: self.liveness().stalled)
         web.add_metrics(self.app, metrics)
@@ -75,7 +76,7 @@ class ServedStreamer:
 def hosts_of(settings: StreamerSettings) -> tuple[str, ...]:
     """Return the hosts that requests may name; empty: any. A page of somewhere else can make its own name lead to
     127.0.0.1 (DNS rebinding). Where a token is required, that gains it nothing."""
-    asked = settings.api_token or settings.viewer_token
+    asked = settings.api_token or settings.tokens_file
     return () if asked or not is_loopback(settings.outbox_bind) else (web.ANY_ADDRESS, "localhost")
 
 

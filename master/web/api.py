@@ -26,8 +26,6 @@ from usher.common.http.auth import caller, must_be_for
 from usher.common.http.credentials import Role
 from usher.common.http.fields import Fitting, PageLimit, TicketId
 from usher.common.http.openapi import tells
-from usher.common.http.rate_limits import rarely
-from usher.common.http.server.push_sockets import DETACH
 from usher.common.protocol.registration import (
     MOST_SLOTS,
     NAME,
@@ -185,7 +183,6 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
             410: "registration_over: this start has ended",
         },
     )
-    @rarely
     def register() -> Response:
         asked = _admitted(health_hosts)
         given = desk.register(asked)
@@ -283,8 +280,7 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
 
 
 def _add_events(api: Blueprint, desk: Desk) -> None:
-    """Server-sent events of a ticket, for as long as the client stays. The request ends with the head of its answer;
-    the connection then belongs to the master's feed and holds no thread. Viewers get all but what messages say."""
+    """Server-sent events of a ticket, for as long as the client stays. Viewers get all but what messages say."""
 
     @api.get("/tickets/<rest:ticket_id>/events")
     @tells(
@@ -308,16 +304,9 @@ def _add_events(api: Blueprint, desk: Desk) -> None:
 
 def _followed(desk: Desk, asked: str) -> Response:
     position = _read_position()
-    detach, who = request.environ.get(DETACH), caller()
-    if detach is None or not desk.feed.has_room(who):
-        raise Problem(
-            503, "too_many_followers", "this master has no room for another subscription", headers={"Retry-After": "5"}
-        )
-    if request.method == "GET":
-        with_fields = g.role.may(Role.OPERATOR)
-        detach(lambda connection: desk.feed.follow(connection, who, asked.encode(), position, with_fields))
-    # The first bytes, so that the client knows at once that the subscription works.
-    return Response(iter([b": following\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+    if request.method == "HEAD":
+        return Response(content_type="text/event-stream")
+    return desk.feed.follow(caller(), asked.encode(), position, g.role.may(Role.OPERATOR)).response
 
 
 def _read_position() -> list[bytes] | None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.hands import EmbeddedRedis, living_consumers
+from tests.doors import tokens_file
+from tests.hands import EmbeddedRedis, Role, living_consumers
 from tests.process.crew import KEYS, Crew
 from tests.process.machine import kill_all_of, processes_of
 from usher import Link
@@ -74,8 +75,9 @@ def running_system(capacity: int = 2000, **settings: str) -> Iterator[System]:
         with EmbeddedRedis(folder / "redis", port=None, durable=False) as server:
             tokens = settings | {
                 "USHER_API_TOKEN": _API,
-                "USHER_OPERATOR_TOKEN": OPERATOR,
-                "USHER_VIEWER_TOKEN": VIEWER,
+                "USHER_TOKENS_FILE": tokens_file(
+                    folder, (Role.OPERATOR, "operator-token", OPERATOR), (Role.VIEWER, "viewer-token", VIEWER)
+                ),
             }
             with Crew(folder, server.url, **tokens) as crew:
                 crew.start_master()

@@ -18,7 +18,7 @@ _PREFIX = "/ops/usher"
 
 @pytest.fixture(scope="module")
 def system() -> Iterator[System]:
-    with running_system(USHER_PATH_PREFIX=_PREFIX) as made:
+    with running_system(USHER_PROXIES="127.0.0.1") as made:
         yield made
 
 
@@ -28,6 +28,7 @@ def test_from_the_overview_to_a_message_and_an_action(
 ) -> None:
     port, master, ticket = free_port(), system.url, f"shop-{how}"
     passed = "proxy_http_version 1.1; proxy_set_header Host $http_host; proxy_buffering off;"
+    passed += f" proxy_set_header X-Forwarded-Prefix {_PREFIX};"
     server = f"server {{ listen 127.0.0.1:{port}; location {_PREFIX}/ {{ proxy_pass {master}{end}; {passed} }} }}"
     [failing] = system.send(ticket, do="fail", says="no account")
     with nginx(tmp_path, server, port):

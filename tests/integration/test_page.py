@@ -17,9 +17,9 @@ from tests.integration.factories import LEASE_MS, World
 from usher.cli import usher
 from usher.common.base.errors import NotNow
 from usher.common.http import app as web
+from usher.common.http.auth import Guesses
 from usher.common.http.credentials import Identity, Role
-from usher.common.http.rate_limits import GUESSES_AT_ONCE, RateLimits
-from usher.common.http.server.push_sockets import LiveSockets
+from usher.common.http.push import LiveStreams
 from usher.common.protocol.sources import SourceSelection
 from usher.master.charts.keeper import ChartReader
 from usher.master.insight.diagnostics import SystemDiagnostics
@@ -52,8 +52,6 @@ _PAGES = (
     "/rules",
     "/actions",
 )
-#: What is rarely needed, from one address, per minute.
-_RARELY = 20
 _HTML = {"Accept": "text/html,*/*;q=0.8"}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
@@ -68,8 +66,8 @@ class Site:
         self, world: World, sources: SourceSelection | None = None, shown: Sequence[str] = (), **tokens: Identity
     ) -> None:
         link, keys = world.link, world.keys
-        self.sockets = LiveSockets(10)
-        self.pulse = LiveOverview(link, keys, "ticket_id", LEASE_MS, self.sockets, lambda ticket: None)
+        self.live = LiveStreams(10)
+        self.pulse = LiveOverview(link, keys, "ticket_id", LEASE_MS, self.live, lambda ticket: None)
         status, letters, rules = StatusReader(link, keys, sources), DeadLetters(link, keys), LiveRules(link, keys)
         explainer = Explainer(link, keys, "ticket_id", LEASE_MS)
         orders = TicketOrders(link, keys, lambda ticket_id: explainer.explain(ticket_id).document())
@@ -91,7 +89,7 @@ class Site:
             SystemDiagnostics(link, keys, LEASE_MS, sources),
             ChartReader(link, keys),
         )
-        self.app: Flask = web.create_app("test", doorman(**tokens), 4096, limits=RateLimits(1e6, _RARELY))
+        self.app: Flask = web.create_app("test", doorman(**tokens), 4096)
         add_pages(self.app, parts)
         self.app.register_blueprint(message_routes(parts))
         self.client = Client(self.app)
@@ -502,10 +500,10 @@ def test_a_thousand_consumers_come_in_pages_those_that_need_attention_first(site
 def test_guesses_at_the_log_in_are_limited_by_address_and_stop_nobody_who_was_in_before(
     guarded: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("usher.common.http.rate_limits.now_s", lambda: 50.0)
+    monkeypatch.setattr("usher.common.http.auth.now_s", lambda: 50.0)
     assert sign_in(guarded, "look").status_code == 303
     guarded.client.delete_cookie("usher")
-    guesses = [f"wrong{number}" for number in range(GUESSES_AT_ONCE)]
+    guesses = [f"wrong{number}" for number in range(Guesses.MOST)]
     assert {sign_in(guarded, guess).status_code for guess in guesses} == {403}
     unheard = sign_in(guarded, "act")
     assert (unheard.status_code, unheard.mimetype) == (429, "text/html")

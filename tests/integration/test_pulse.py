@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.abuse import check_contract
 from tests.integration.factories import LEASE_MS, World
-from tests.integration.routers import PATIENCE_S, until
+from tests.live import lines
 from usher.common.base.clock import wall_ms
-from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
+from usher.common.http.push import LiveStreams
 from usher.common.redis.client import Link
 from usher.master.insight.live_overview import CONSUMERS, OVERVIEW, LiveOverview
 from usher.master.insight.stuck_tickets import IndexScan
@@ -20,18 +18,9 @@ from usher.master.policy.board.plans import Parked
 
 
 @pytest.fixture
-def sockets() -> Iterator[LiveSockets]:
-    made = LiveSockets(100)
-    made.start()
-    yield made
-    made.stop()
-    assert made.join(PATIENCE_S)
-
-
-@pytest.fixture
-def pulse(world: World, sockets: LiveSockets) -> LiveOverview:
+def pulse(world: World) -> LiveOverview:
     """One that nobody has started: its turns are the test's."""
-    return LiveOverview(world.link, world.keys, "ticket_id", LEASE_MS, sockets, lambda ticket: None)
+    return LiveOverview(world.link, world.keys, "ticket_id", LEASE_MS, LiveStreams(100), lambda ticket: None)
 
 
 def look(pulse: LiveOverview) -> dict[str, Any]:
@@ -40,10 +29,10 @@ def look(pulse: LiveOverview) -> dict[str, Any]:
     return pulse.last
 
 
-def test_it_can_be_started_and_stopped_as_any_service(world: World, sockets: LiveSockets) -> None:
+def test_it_can_be_started_and_stopped_as_any_service(world: World) -> None:
     check_contract(
         lambda: LiveOverview(
-            Link(world.link.url, "pulse"), world.keys, "ticket_id", LEASE_MS, sockets, lambda ticket: None
+            Link(world.link.url, "pulse"), world.keys, "ticket_id", LEASE_MS, LiveStreams(100), lambda ticket: None
         )
     )
 
@@ -83,9 +72,7 @@ def test_what_is_stuck_is_found_with_its_consumer_and_what_waits_behind(pulse: L
     )
 
 
-def test_what_waits_behind_is_what_the_leader_knows_where_redis_was_not_asked_for_all(
-    world: World, sockets: LiveSockets
-) -> None:
+def test_what_waits_behind_is_what_the_leader_knows_where_redis_was_not_asked_for_all(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     for ticket in (b"ALL", b"PART"):
         [sent] = world.owned(leader, a, ticket)
@@ -93,7 +80,7 @@ def test_what_waits_behind_is_what_the_leader_knows_where_redis_was_not_asked_fo
     world.parked(leader, b"P", *[b"%d-1" % number for number in range(2000, 2060)])
     memory = {b"ALL": Parked(70, True), b"PART": Parked(80, False), b"P": None}
     for board, all_, part in ((memory.get, (70, True), (80, False)), (lambda ticket: None, (0, False), (0, False))):
-        seen = look(LiveOverview(world.link, world.keys, "ticket_id", LEASE_MS, sockets, board))
+        seen = look(LiveOverview(world.link, world.keys, "ticket_id", LEASE_MS, LiveStreams(100), board))
         told = {row["ticket_id"]: (row["behind"], row["behind_is_exact"]) for row in seen["stuck"]}
         assert told == {"ALL": all_, "PART": part, "P": (49, False)}
 
@@ -170,24 +157,14 @@ def test_the_oldest_is_told_before_the_first_look_at_all_is_over(world: World) -
 class Reader:
     """Somebody who has a page open."""
 
-    def __init__(self, pulse: LiveOverview, topic: str, is_gone: bool = False) -> None:
-        ours, self.sock = socket.socketpair()
-        self.sock.settimeout(PATIENCE_S)
-        if is_gone:
-            self.sock.close()
-        self._data = b""
-        pulse.follow(ours, "", topic)
+    def __init__(self, pulse: LiveOverview, topic: str) -> None:
+        self.lines = lines(pulse.follow("", topic))
 
     def hear(self) -> None:
         """Wait until it is told that something has changed."""
-        while b"\n\n" not in self._data:
-            more = self.sock.recv(65_536)
-            assert more
-            self._data += more
-        frame, _, self._data = self._data.partition(b"\n\n")
-        assert frame.removeprefix(b"retry: 2000") in (b"", b"event: changed\ndata: 1")
-        if frame == b"retry: 2000":
-            self.hear()
+        told = [line for line in iter(self.lines.__next__, b"data: 1") if line]
+        assert told[-1] == b"event: changed"
+        assert set(told[:-1]) <= {b": following", b"retry: 2000"}
 
 
 def test_everybody_who_looks_is_told_that_something_is_new_and_nothing_else(pulse: LiveOverview, world: World) -> None:
@@ -210,24 +187,8 @@ def test_everybody_who_looks_is_told_that_something_is_new_and_nothing_else(puls
     pulse.run_once()
     assert pulse._sent[OVERVIEW] == told[OVERVIEW], "nothing is new, so nothing was sent"
     for reader in (*readers, consumers):
-        reader.sock.close()
-    until(lambda: not pulse._watchers[OVERVIEW])
-
-
-def test_who_leaves_while_it_is_let_in_does_not_look_for_ever(
-    pulse: LiveOverview, sockets: LiveSockets, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep = sockets.keep
-
-    def keep_until_it_has_left(sock: socket.socket, who: str, on_closed: Callable[[], None]) -> LiveSocket:
-        live = keep(sock, who, on_closed)
-        until(lambda: live.closed)
-        return live
-
-    monkeypatch.setattr(sockets, "keep", keep_until_it_has_left)
-    Reader(pulse, OVERVIEW, is_gone=True)
-    until(lambda: not pulse._watchers[OVERVIEW])
-    assert sockets.failed_turns == 0
+        reader.lines.close()
+    assert not pulse._watchers[OVERVIEW]
 
 
 def test_while_nobody_looks_it_only_keeps_the_history(

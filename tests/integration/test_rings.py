@@ -7,9 +7,6 @@ import select
 import socket
 from collections.abc import Callable
 
-import pytest
-
-from usher.common.http.server.push_sockets import LiveSockets
 from usher.common.router.change_driven import ChangeDrivenReader
 from usher.common.router.router import StreamRouter
 
@@ -28,21 +25,14 @@ class RungMeanwhile:
         return self._ear.recv(size)
 
 
-def _live(url: str) -> LiveSockets:
-    return LiveSockets(10)
-
-
 def _router(url: str) -> ChangeDrivenReader:
     reader = StreamRouter(url)._readers[0]
     assert isinstance(reader, ChangeDrivenReader)
     return reader
 
 
-@pytest.mark.parametrize("make", [_live, _router])
-def test_who_rings_while_a_ring_is_heard_silences_nobody(
-    redis_url: str, make: Callable[[str], LiveSockets | ChangeDrivenReader]
-) -> None:
-    service = make(redis_url)
+def test_who_rings_while_a_ring_is_heard_silences_nobody(redis_url: str) -> None:
+    service = _router(redis_url)
     service.run_once()
     ear = RungMeanwhile(service._ear, service.interrupt)
     service._selector.unregister(service._ear)

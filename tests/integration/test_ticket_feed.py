@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -17,9 +16,10 @@ from tests.doors import doorman
 from tests.integration.factories import FIELD, World
 from tests.integration.gathered import Gathered
 from tests.integration.routers import PATIENCE_S, until
+from tests.live import lines
 from usher.common.http import app as web
 from usher.common.http.credentials import Identity, Role
-from usher.common.http.server.push_sockets import DETACH, LiveSockets
+from usher.common.http.push import LiveStream, LiveStreams
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.run_log import encode
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD
@@ -48,15 +48,11 @@ class Done:
 
 @contextlib.contextmanager
 def feeding(link: Link, keys: Keys, field: str) -> Iterator[TicketFeed]:
-    sockets = LiveSockets(10)
-    sockets.start()
-    made = TicketFeed(Link(link.url, "feed"), keys, field, sockets, lambda: StreamRouter(link.url))
+    made = TicketFeed(Link(link.url, "feed"), keys, field, LiveStreams(10), lambda: StreamRouter(link.url))
     made.start()
     yield made
     made.stop()
     assert made.join(PATIENCE_S)
-    sockets.stop()
-    assert sockets.join(PATIENCE_S)
 
 
 @pytest.fixture
@@ -68,18 +64,16 @@ def feed(world: World) -> Iterator[TicketFeed]:
 def told(feed: TicketFeed, position: str, most: int) -> list[dict[str, Any]]:
     """The first ``most`` events that a follower gets which comes back with ``position``; each with its name as
     ``event``."""
-    ours, theirs = socket.socketpair()
-    ours.settimeout(PATIENCE_S)
-    feed.follow(theirs, "", _T, parse_position(position), with_fields=True)
-    return read(ours, most)
+    live = feed.follow("", _T, parse_position(position), with_fields=True)
+    return read(live, most)
 
 
-def read(ours: socket.socket, most: int) -> list[dict[str, Any]]:
+def read(live: LiveStream, most: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    with ours, ours.makefile("rb") as lines:
+    with contextlib.closing(lines(live)) as told_lines:
         name = b""
-        for line in lines:
-            field, _, value = line.rstrip(b"\n").partition(b": ")
+        for line in told_lines:
+            field, _, value = line.partition(b": ")
             name = value if field == b"event" else name
             if field == b"data":
                 found.append({"event": name.decode(), **orjson.loads(value)})
@@ -120,10 +114,8 @@ def test_what_was_missed_is_told_in_the_order_of_time_with_its_times(
 def test_who_may_not_know_what_messages_say_is_told_all_the_rest(feed: TicketFeed, world: World) -> None:
     fill(world, 2)
     world.link.call("XADD", world.keys.stream, b"2000-0", FIELD, _T, "body", "secret")
-    ours, theirs = socket.socketpair()
-    ours.settimeout(PATIENCE_S)
-    feed.follow(theirs, "", _T, parse_position("0"), with_fields=False)
-    found = read(ours, 6)
+    live = feed.follow("", _T, parse_position("0"), with_fields=False)
+    found = read(live, 6)
     assert [one["event"] for one in found] == [*["entry", "completed"] * 2, "entry", "state"]
     assert not any("fields" in one for one in found)
     assert told(feed, "0", 6)[4]["fields"] == {FIELD: _T.decode(), "body": "secret"}
@@ -133,24 +125,17 @@ def test_what_messages_say_is_for_operators_and_not_for_viewers() -> None:
     told_fields = []
 
     class Feed:
-        def has_room(self, who: str) -> bool:
-            return True
-
-        def follow(
-            self, connection: socket.socket, who: str, ticket: bytes, position: list[bytes] | None, with_fields: bool
-        ) -> None:
+        def follow(self, who: str, ticket: bytes, position: list[bytes] | None, with_fields: bool) -> LiveStream:
             told_fields.append(with_fields)
+            return LiveStreams(1).open(who, lambda: None)
 
     app = web.create_app(__name__, doorman(look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto")), 0)
     app.register_blueprint(routes(SimpleNamespace(feed=Feed(), status=None), parse_hosts("127.0.0.1")))  # type: ignore[arg-type]
-    with socket.socket() as connection:
-        for token in ("look", "act"):
-            for path in ("/api/tickets/T/events", "/api/events?id=T"):
-                detached = {DETACH: lambda keeper: keeper(connection)}
-                answered = app.test_client().get(
-                    path, headers={"Authorization": f"Bearer {token}"}, environ_overrides=detached
-                )
-                assert answered.status_code == 200
+    for token in ("look", "act"):
+        for path in ("/api/tickets/T/events", "/api/events?id=T"):
+            answered = app.test_client().get(path, headers={"Authorization": f"Bearer {token}"}, buffered=False)
+            assert answered.status_code == 200
+            answered.close()
     assert told_fields == [False, False, True, True]
 
 
@@ -182,17 +167,15 @@ def test_a_stream_that_could_not_be_read_for_a_moment_is_followed_again(
 ) -> None:
     monkeypatch.setattr(ticket_feed, "_POSITION_S", 0.1)
     fill(world, 1)
-    ours, theirs = socket.socketpair()
-    ours.settimeout(PATIENCE_S)
-    feed.follow(theirs, "", _T, None, with_fields=True)
-    with ours, ours.makefile("rb") as lines:
-        position = next(line for line in lines if line.startswith(b"id: "))
+    live = feed.follow("", _T, None, with_fields=True)
+    with contextlib.closing(lines(live)) as told_lines:
+        position = next(line for line in told_lines if line.startswith(b"id: "))
         world.link.call("RENAME", world.keys.stream, "kept")
         world.link.call("SET", world.keys.stream, "no stream")
         until(lambda: any(one.end is not None for one in feed._subscriptions))
         world.link.call("RENAME", "kept", world.keys.stream)
         world.link.call("XADD", world.keys.stream, "*", FIELD, _T)
-        assert len(list(itertools.islice(lines, 100))) < 100, "it is closed, so that who follows comes back"
+        assert len(list(itertools.islice(told_lines, 100))) < 100, "it is closed, so that who follows comes back"
     assert told(feed, position.decode().split()[1], 1)[0]["event"] == "entry"
 
 
@@ -215,10 +198,8 @@ def test_a_cut_of_a_work_stream_is_a_gap_only_if_something_is_gone_that_was_not_
     ids = [entry.id for entry in gathered.entries()]
     link.call("XTRIM", gathered.keys.stream, "MINID", ids[cut])
     with feeding(link, gathered.keys, SCOPED_TICKET_FIELD.decode()) as feed:
-        ours, theirs = socket.socketpair()
-        ours.settimeout(PATIENCE_S)
-        feed.follow(theirs, "", b"a/T", [ids[2], b"0-0", b"0-0"], with_fields=True)
-        names = [one["event"] for one in read(ours, len(gap) + 6 - cut + 1)]
+        live = feed.follow("", b"a/T", [ids[2], b"0-0", b"0-0"], with_fields=True)
+        names = [one["event"] for one in read(live, len(gap) + 6 - cut + 1)]
     assert names == [*gap, *["entry"] * (6 - cut), "state"]
 
 
@@ -238,15 +219,15 @@ def test_who_reads_slowly_gets_all_that_it_has_missed_over_one_connection(feed: 
 
 
 def test_a_hand_over_that_was_not_seen_is_told_with_the_time_of_the_start(feed: TicketFeed, world: World) -> None:
-    ours, theirs = socket.socketpair()
-    ours.settimeout(PATIENCE_S)
-    feed.follow(theirs, "", _T, None, with_fields=True)
-    with ours, ours.makefile("rb") as lines:
-        while b"event: state" not in next(lines):
+    live = feed.follow("", _T, None, with_fields=True)
+    with contextlib.closing(lines(live)) as told_lines:
+        while b"event: state" not in next(told_lines):
             pass
         fill(world, 1)
         datas = (
-            orjson.loads(line.partition(b" ")[2]) for line in lines if line.startswith(b"data: ") and b'"fence"' in line
+            orjson.loads(line.partition(b" ")[2])
+            for line in told_lines
+            if line.startswith(b"data: ") and b'"fence"' in line
         )
         handed, completed = next(datas), next(datas)
     assert handed["message_ids"] == [completed["message_id"]]
@@ -256,17 +237,13 @@ def test_a_hand_over_that_was_not_seen_is_told_with_the_time_of_the_start(feed: 
 def test_who_was_told_more_by_another_master_has_missed_nothing(feed: TicketFeed, world: World) -> None:
     """A master that is behind with reading does not know the last entries yet: they are neither of an earlier stream
     nor told twice."""
-    ours, theirs = socket.socketpair()
-    ours.settimeout(PATIENCE_S)
-    feed.follow(theirs, "", b"other", None, with_fields=True)
-    with ours, ours.makefile("rb") as lines:
-        while b"event: state" not in next(lines):
+    live = feed.follow("", b"other", None, with_fields=True)
+    with contextlib.closing(lines(live)) as told_lines:
+        while b"event: state" not in next(told_lines):
             pass
         feed._subscriptions[0].pause()  # as with many entries that wait to be looked at
         fill(world, 3)
-        others, back = socket.socketpair()
-        others.settimeout(PATIENCE_S)
-        feed.follow(back, "", _T, parse_position("1010-1_1026-0_0-0"), with_fields=True)
+        others = feed.follow("", _T, parse_position("1010-1_1026-0_0-0"), with_fields=True)
         until(lambda: _T in feed._followers and feed._heads[1] == b"1026-0")
         time.sleep(3 * ticket_feed._LOOK_S)
         feed._subscriptions[0].resume()
@@ -299,18 +276,15 @@ def test_a_ticket_that_is_paused_is_told_so_and_when_that_ends(feed: TicketFeed,
         Rule(Target.TICKET, _T.decode(), RuleAction.PAUSE, reason="stock is being counted", who="alice"),
         By("alice", "cli", ""),
     )
-    ours, theirs = socket.socketpair()
-    ours.settimeout(PATIENCE_S)
-    feed.follow(theirs, "", _T, None, with_fields=True)
-    lines = ours.makefile("rb")
-    assert (first := next_event(lines))["state"] == "paused"
+    live = feed.follow("", _T, None, with_fields=True)
+    told_lines = lines(live)
+    assert (first := next_event(told_lines))["state"] == "paused"
     assert first["rule"].startswith("paused by alice: stock is being counted (rule ")
     rules.lift(rule_id(Target.TICKET, _T.decode()), By("alice", "cli", ""))
-    last = next_event(lines)
+    last = next_event(told_lines)
     assert (last["state"], "rule" in last) == ("idle", False)
-    lines.close()
-    ours.close()
+    told_lines.close()
 
 
-def next_event(lines: Any) -> dict[str, Any]:
-    return next(orjson.loads(line.partition(b": ")[2]) for line in lines if line.startswith(b"data: "))
+def next_event(told_lines: Iterator[bytes]) -> dict[str, Any]:
+    return next(orjson.loads(line.partition(b": ")[2]) for line in told_lines if line.startswith(b"data: "))

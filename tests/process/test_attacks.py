@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from flask import Flask, Response, make_response, request
+from flask import Flask, request
 
 from tests.process.crew import KEYS
 from tests.process.test_acl import _BY_KEY, Guarded, _client, _refusal, guarded_redis
 from usher.common.base.errors import SettingsError
 from usher.common.base.json_text import json_line
 from usher.common.http.app import add_health, create_app
-from usher.common.http.auth import CSRF_HEADER, Doorman, csrf_token, doorman, looked_at, needs
+from usher.common.http.auth import CSRF_HEADER, Doorman, SignedOut, csrf_token, doorman, needs
 from usher.common.http.credentials import Credentials, Identity, Role
-from usher.common.http.server.server import warn_of_plain_http
+from usher.common.http.serve import warn_of_plain_http
 from usher.common.observability.webhook import signature
 from usher.common.protocol.last_error import LastError
 from usher.common.redis.client import Link
@@ -34,7 +34,6 @@ from usher.consumer.web import create_app as consumer_app
 from usher.consumer.web import hosts_of
 from usher.deploy.local.deploy_folder import Host
 from usher.deploy.local.init_deploy import plan
-from usher.master.operations.signed_out import SignedOut
 from usher.master.web.seen import without_texts
 
 pytestmark = pytest.mark.process
@@ -82,7 +81,7 @@ def _signed_out_cookie(server: Guarded) -> str:
 
 
 def _site(ended: SignedOut) -> Flask:
-    guard = Doorman(Credentials({"t" * 20: Identity(Role.VIEWER, "ann")}))
+    guard = Doorman(Credentials("all", others={"t" * 20: Identity(Role.VIEWER, "ann")}))
     guard.ended = ended
     app = create_app(__name__, guard, 100)
     app.add_url_rule("/api/thing", "thing", lambda: "seen")
@@ -90,23 +89,21 @@ def _site(ended: SignedOut) -> Flask:
 
     @app.post("/login")
     @needs(Role.ANYBODY)
-    def log_in() -> Response:
-        response = make_response("in")
-        doorman().sign_in(request.form["token"], response)
-        return response
+    def log_in() -> str:
+        doorman().sign_in(request.form["token"])
+        return "in"
 
     @app.post("/logout")
     @needs(Role.ANYBODY)
-    def log_out() -> Response:
-        response = make_response("out")
-        doorman().sign_out(request, response)
-        return response
+    def log_out() -> str:
+        doorman().sign_out()
+        return "out"
 
     return app
 
 
 def _health_of_strangers(_server: Guarded) -> str:
-    guard = looked_at("t" * 20, "")
+    guard = Doorman(Credentials("t" * 20))
     app = create_app(__name__, guard, 0)
     add_health(app, lambda: Health(("intake: NotNow: Redis at redis://db.internal:6379 cannot be reached",)), dict)
     told = [
@@ -119,7 +116,7 @@ def _health_of_strangers(_server: Guarded) -> str:
 
 def _rebound_name(_server: Guarded) -> str:
     app = consumer_app(
-        looked_at("t" * 20, ""),
+        Doorman(Credentials("t" * 20)),
         lambda: Health(()),
         dict,
         ticket=lambda _ticket: {},
@@ -152,7 +149,7 @@ def _handlers_secrets(_server: Guarded) -> str:
     host = _host()
     files = host.files()
     secrets = {*host.redis_users.values(), host.redis_url, host.settings["USHER_API_TOKEN"]}
-    secrets |= {host.settings["USHER_OPERATOR_TOKEN"]}
+    secrets |= {host.settings["TOKEN_OPERATOR"]}
     seen = [secret for secret in secrets - {host.redis_users["consumer"]} if secret in files["consumer.env"][0]]
     supervisord = re.findall(r"EnvironmentFile|usher\.env", files["usher.service"][0] + files["start"][0])
     return f"{len(seen) + len(supervisord)} of others"
@@ -208,7 +205,9 @@ def _viewer(_server: Guarded) -> str:
 
 
 def _no_https(_server: Guarded) -> str:
-    app = create_app(__name__, Doorman(Credentials({"t" * 20: Identity(Role.VIEWER, "ann")}), secure=True), 100)
+    app = create_app(
+        __name__, Doorman(Credentials("all", others={"t" * 20: Identity(Role.VIEWER, "ann")}), secure=True), 100
+    )
     return app.test_client().get("/").headers.get("Strict-Transport-Security", "no header").partition("=")[0]
 
 
@@ -218,7 +217,7 @@ def _forged_webhook(_server: Guarded) -> str:
 
 
 def _plain_http(_server: Guarded) -> str:
-    return _logged("usher.common.http.server.server", lambda: warn_of_plain_http("10.0.0.1:8700", None))
+    return _logged("usher.common.http.serve", lambda: warn_of_plain_http("10.0.0.1:8700", None))
 
 
 def _short_token(_server: Guarded) -> str:

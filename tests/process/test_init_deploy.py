@@ -38,7 +38,7 @@ def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
     }
     secret = dict.fromkeys(("usher.env", "consumer.env", "users.acl", "redis.conf"), 0o600)
     assert modes == secret | {"state": 0o700, "start": 0o755}
-    secrets = {value for name, value in host.settings.items() if name.endswith("_TOKEN")}
+    secrets = {value for name, value in host.settings.items() if name.endswith("_TOKEN") or name.startswith("TOKEN_")}
     secrets |= {
         urlsplit(url).password or ""
         for name, url in host.settings.items()
@@ -62,9 +62,7 @@ def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
 
     until(lambda: consumers() == 2, 60, "both consumers are registered")
     assert requests.get(f"{url}/api/lag", timeout=20).status_code == 401, "the token is asked for"
-    roles = {
-        name: {"Authorization": f"Bearer {host.settings[f'USHER_{name}_TOKEN']}"} for name in ("OPERATOR", "VIEWER")
-    }
+    roles = {name: {"Authorization": f"Bearer {host.settings[f'TOKEN_{name}']}"} for name in ("OPERATOR", "VIEWER")}
     for name, status in (("VIEWER", 403), ("OPERATOR", 404)):
         assert requests.get(f"{url}/api/lag", headers=roles[name], timeout=20).status_code == 200
         assert (
@@ -163,11 +161,11 @@ def check_users(host: HostFolder, folder: Path) -> None:
         if "consumer-name" in command:
             environ = process.environ()
             assert environ["USHER_REDIS_URL"] == host.settings["REDIS_URL_CONSUMER"]
-            assert environ["USHER_API_TOKEN"] == host.settings["USHER_CONSUMER_TOKEN"]
-            assert not [name for name in environ if name.startswith("REDIS_URL_") or name == "USHER_OPERATOR_TOKEN"]
+            assert environ["USHER_API_TOKEN"] == host.settings["TOKEN_CONSUMER"]
+            assert not [name for name in environ if name.startswith(("REDIS_URL_", "TOKEN_"))]
             assert not {host.settings[name] for name in ("USHER_REDIS_URL", "USHER_API_TOKEN")} & {*environ.values()}
         if "supervisor.supervisord" in command:
-            assert not [name for name in process.environ() if name.endswith("_TOKEN") or "REDIS_URL" in name]
+            assert not [name for name in process.environ() if "TOKEN" in name or "REDIS_URL" in name]
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 import requests
 
+from tests.doors import tokens_file
+from tests.hands import Role
 from tests.nginx import free_port, needs_nginx, nginx
 from tests.process.crew import KEYS, Crew
 from tests.served import PATIENCE_S
@@ -47,13 +49,15 @@ def behind(folder: Path, redis_url: str, link: Link) -> Iterator[dict[str, str]]
     with Crew(
         folder,
         redis_url,
-        USHER_PATH_PREFIX=_PREFIX,
-        USHER_OPERATOR_TOKEN=_TOKEN,
-        USHER_CONSUMER_TOKEN="consumer-of-this-test",
+        USHER_PROXIES="127.0.0.1",
+        USHER_TOKENS_FILE=tokens_file(
+            folder, (Role.OPERATOR, "operator", _TOKEN), (Role.CONSUMER, "*", "consumer-of-this-test")
+        ),
     ) as crew:
         crew.start_master()
         [master] = crew.masters
         passed = "proxy_set_header Host $http_host; proxy_buffering off; proxy_http_version 1.1;"
+        passed += f" proxy_set_header X-Forwarded-Prefix {_PREFIX};"
         servers = "".join(
             f"server {{ listen 127.0.0.1:{port}; location {_PREFIX}/ {{ proxy_pass {master}{end}; {passed} }} }}\n"
             for port, end in ((kept, ""), (stripped, "/"))
@@ -64,7 +68,13 @@ def behind(folder: Path, redis_url: str, link: Link) -> Iterator[dict[str, str]]
             through = f"http://127.0.0.1:{kept}{_PREFIX}"
             crew.until(lambda: requests.get(f"{through}/api/health", timeout=PATIENCE_S).ok, 30, "the master is well")
             crew.masters = [through]
-            crew.start_consumer("c1", "shop:handle", USHER_API_TOKEN="consumer-of-this-test", USHER_RETRY_SECONDS="600")
+            crew.start_consumer(
+                "c1",
+                "shop:handle",
+                USHER_API_TOKEN="consumer-of-this-test",
+                USHER_TOKENS_FILE="",
+                USHER_RETRY_SECONDS="600",
+            )
             crew.until(lambda: link.call("XLEN", KEYS.dead) == 1 and link.call("HLEN", KEYS.attempts) == 1, 30, "runs")
             yield {"kept": through, "stripped": f"http://127.0.0.1:{stripped}{_PREFIX}"}
 

@@ -9,7 +9,8 @@ import psutil
 import pytest
 import requests
 
-from tests.hands import EmbeddedRedis
+from tests.doors import tokens_file
+from tests.hands import EmbeddedRedis, Role
 from tests.process.crew import KEYS, Crew
 from tests.process.machine import processes_of
 from usher import Link
@@ -36,7 +37,8 @@ def test_no_secret_is_in_a_log_an_answer_a_command_line_or_an_open_file() -> Non
     ):
         folder = Path(name)
         (folder / "failing.py").write_text(_HANDLER)
-        settings = {"USHER_API_TOKEN": secrets["token"], "USHER_VIEWER_TOKEN": secrets["viewer"]}
+        settings = {"USHER_API_TOKEN": secrets["token"]}
+        settings["USHER_TOKENS_FILE"] = tokens_file(folder, (Role.VIEWER, "vera", secrets["viewer"]))
         settings |= {"USHER_LOG_LEVEL": "debug", "USHER_MAX_ATTEMPTS": "2"}
         settings["USHER_DEAD_LETTER_WEBHOOK"] = f"http://user:{secrets['hook']}@127.0.0.1:1/{secrets['hook']}"
         secrets["redis"] = server.url.partition("@")[0].rpartition(":")[2]

@@ -151,7 +151,6 @@ class TestKubernetes:
         shared = dict(line.partition("=")[::2] for line in config["literals"])
         shared |= {
             "USHER_API_TOKEN": "of-32-characters-or-some-more-of-them",
-            "USHER_VIEWER_TOKEN": "another-of-32-characters-or-some-more",
             "USHER_REDIS_URL": "redis://u:p@redis:6379/0",
         }
         for kind, owner, replicas in (("StatefulSet", "usher-master", 2), ("Deployment", "usher-consumer", 3)):
@@ -177,7 +176,9 @@ class TestKubernetes:
             assert container["securityContext"]["readOnlyRootFilesystem"]
             assert pod["securityContext"]["runAsNonRoot"]
             mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-            assert mounts == {"state": "/state", "tmp": "/tmp"}
+            assert mounts == {"state": "/state", "tmp": "/tmp"} | (
+                {"tokens": "/tokens"} if kind == "StatefulSet" else {}
+            )
             assert {volume["name"] for volume in pod["volumes"]} == mounts.keys()
             if isinstance(settings, MasterSettings):
                 network = ipaddress.ip_network(settings.health_hosts)

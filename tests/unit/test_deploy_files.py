@@ -6,6 +6,7 @@ import configparser
 import getpass
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ import yaml
 
 from usher.cli import COMMANDS, load_command
 from usher.common.base.errors import SettingsError, StartRefused, UsherError
+from usher.common.http.credentials import Role, line_of
 from usher.common.redis.acl import USERS, acl_file
 from usher.consumer.settings import ConsumerSettings
 from usher.deploy.local import deploy_folder
@@ -142,8 +144,7 @@ def test_programs_of_a_role_are_told_their_own_secrets_and_no_other() -> None:
     files, settings = first.files(), first.settings
     assert sections(first)["program:consumer-1"]["command"].startswith("%(here)s/as consumer ")
     of_consumers = {
-        "USHER_API_TOKEN": settings["USHER_CONSUMER_TOKEN"],
-        "USHER_VIEWER_TOKEN": settings["USHER_VIEWER_TOKEN"],
+        "USHER_API_TOKEN": settings["TOKEN_CONSUMER"],
         "USHER_REDIS_URL": first.redis_users["consumer"],
         "USHER_REDIS_SERVER": settings["USHER_REDIS_SERVER"],
     }
@@ -210,8 +211,23 @@ def test_a_stream_whose_name_cannot_stand_in_a_users_file_is_refused(name: str) 
 
 
 def test_tokens_are_made_for_programs_operators_viewers_and_consumers() -> None:
-    tokens = [planned().settings[f"USHER_{name}_TOKEN"] for name in ("API", "OPERATOR", "VIEWER", "CONSUMER")]
+    host = planned()
+    tokens = [host.settings[name] for name in ("USHER_API_TOKEN", "TOKEN_OPERATOR", "TOKEN_VIEWER", "TOKEN_CONSUMER")]
     assert len({*tokens}) == 4 and min(map(len, tokens)) > 40
+    names = ((Role.OPERATOR, "operator"), (Role.VIEWER, "viewer"), (Role.CONSUMER, "*"))
+    text, mode = host.files()["tokens"]
+    assert text.splitlines() == [line_of(*one, token) for one, token in zip(names, tokens[1:], strict=True)]
+    assert mode == 0o600
+    assert "tokens" not in planned(environ={"USHER_TOKENS_FILE": "/etc/tokens"}).files(), "there is one already"
+
+
+def test_lines_that_people_have_added_to_the_tokens_are_kept() -> None:
+    added = ["# people", "viewer ann " + "1" * 64]
+    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as folder:
+        (Path(folder) / "tokens").write_text("\n".join(["operator operator " + "0" * 64, *added]) + "\n")
+        text, _ = planned(folder=folder).files()["tokens"]
+    assert text.splitlines()[3:] == added
+    assert "0" * 64 not in text
 
 
 def test_consumers_of_another_host_are_told_apart_and_reached_there() -> None:

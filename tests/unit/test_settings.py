@@ -167,14 +167,14 @@ def test_the_state_folder_is_in_the_home_of_the_user(monkeypatch: pytest.MonkeyP
 @given(
     lease=st.floats(0.5, 3600),
     most=st.integers(0, 2000),
-    insecure=st.booleans(),
+    archived=st.booleans(),
     stream=st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="{},*?"), min_size=1, max_size=50),
 )
 def test_what_is_handed_to_a_child_program_reads_back_the_same(
-    lease: float, most: int, insecure: bool, stream: str
+    lease: float, most: int, archived: bool, stream: str
 ) -> None:
     settings = MasterSettings(
-        lease_seconds=lease, backlog_limit=most, insecure=insecure, ticket_stream=stream, state_dir=Path("/x y")
+        lease_seconds=lease, backlog_limit=most, trim_archived=archived, ticket_stream=stream, state_dir=Path("/x y")
     )
     assert load(MasterSettings, environment(settings)) == settings
 
@@ -210,11 +210,6 @@ def _help(cls: type[CommonSettings]) -> str:
     ("cls", "told"),
     [
         (MasterSettings, "--lease-seconds SECONDS Life"),
-        (MasterSettings, "--requests-per-second NUMBER Most"),
-        (
-            MasterSettings,
-            "--insecure on|off Allow listening beyond loopback without any token. [default: off] [USHER_INSECURE]",
-        ),
         (MasterSettings, "--redis-url URL Redis"),
         (
             MasterSettings,
@@ -237,8 +232,8 @@ def test_help_says_what_a_setting_takes(cls: type[CommonSettings], told: str) ->
 
 @pytest.mark.parametrize("value", ["on", "off"])
 def test_what_help_offers_for_a_switch_is_taken(value: str) -> None:
-    assert load(MasterSettings, {}, {"insecure": value}).insecure is (value == "on")
-    assert load(MasterSettings, {"USHER_INSECURE": value}).insecure is (value == "on")
+    assert load(MasterSettings, {}, {"trim_archived": value}).trim_archived is (value == "on")
+    assert load(MasterSettings, {"USHER_TRIM_ARCHIVED": value}).trim_archived is (value == "on")
 
 
 @pytest.mark.parametrize(

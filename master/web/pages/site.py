@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Any
 
 from flask import Blueprint, Flask, Response, g, make_response, redirect, render_template, request
+from werkzeug.local import LocalProxy
 from werkzeug.wrappers import Response as AnyResponse
 
 from usher.common.base.clock import wall_ms
@@ -68,7 +69,7 @@ def add_pages(app: Flask, parts: Parts) -> None:
         message_url=message_url,
     )
     app.jinja_env.globals.update(attempts_told=attempts_told, group_url=group_url, listed_states=LISTED, orders=ORDERS)
-    app.jinja_env.globals["root"] = guard.prefix
+    app.jinja_env.globals["root"] = LocalProxy(lambda: request.script_root)
     app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.context_processor(lambda: _common(parts, notes))
@@ -137,17 +138,15 @@ def _add_login(site: Blueprint) -> None:
             raise Problem(411, detail="send the form with a Content-Length", close=True)
         form = request.form
         wanted = local_path(form.get("next", "/"))
-        response: AnyResponse = redirect(wanted, 303)
-        if doorman().sign_in(form.get("token", ""), response) is None:
+        if doorman().sign_in(form.get("token", "")) is None:
             return make_response(render_template("layout/login.html", page="login", next=wanted, wrong=True), 403)
-        return response
+        return redirect(wanted, 303)
 
     @site.post("/logout")
     @needs(Role.VIEWER)
     def logout() -> AnyResponse:
-        response = redirect(_LOGIN, 303)
-        doorman().sign_out(request, response)
-        return response
+        doorman().sign_out()
+        return redirect(_LOGIN, 303)
 
 
 def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:

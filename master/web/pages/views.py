@@ -14,7 +14,6 @@ from usher.common.base.errors import RedisTrouble
 from usher.common.http.app import Problem
 from usher.common.http.auth import caller
 from usher.common.http.credentials import Role
-from usher.common.http.server.push_sockets import DETACH
 from usher.common.protocol.stream_id import is_id
 from usher.common.redis.client import CommandRefused
 from usher.master.charts.drawing import HEIGHT, WIDTH, draw, kinds, totals, turns
@@ -121,14 +120,9 @@ def _add_live(views: Blueprint, parts: Parts) -> None:
     def live(topic: str) -> Response:
         if topic not in (OVERVIEW, CONSUMERS):
             raise Problem(404)
-        detach, who = request.environ.get(DETACH), caller()
-        if detach is None or not parts.overview.has_room(who):
-            raise Problem(
-                503, "too_many_followers", "this master has no room for another live page", headers={"Retry-After": "5"}
-            )
-        if request.method == "GET":
-            detach(lambda connection: parts.overview.follow(connection, who, topic))
-        return Response(iter([b": live\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        if request.method == "HEAD":
+            return Response(content_type="text/event-stream")
+        return parts.overview.follow(caller(), topic).response
 
 
 class _NewestLetters:

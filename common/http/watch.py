@@ -12,6 +12,7 @@ import logging
 import math
 import mmap
 import os
+import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ START_S = 60.0
 LOOK_S = 1.0
 #: A busy machine alone makes a worker silent for a second or two.
 LEAST_SILENCE_S = 3.0
+#: Seconds for a client to close its end.
+_GOODBYE_S = 1.0
 #: The worker speaks again after this.
 _EVERY_S = 0.5
 #: Most that one look of the arbiter adds to the silence: it looks every second, unless it stood still itself, with the
@@ -112,7 +115,8 @@ class WorkerEnds:
 
 
 class WatchedWorker(ThreadWorker):
-    """gunicorn's threaded worker with a ``Pulse``."""
+    """gunicorn's threaded worker with a ``Pulse``. A client that does not close its end keeps a thread waiting, and not
+    the only loop, which gunicorn (26 and later) would let wait for 2 s."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -128,3 +132,20 @@ class WatchedWorker(ThreadWorker):
             silence_s, does = self.app.silence()
             if silence_s:
                 self.tmp.say(silence_s, does)
+
+    def handle(self, conn: Any) -> Any:
+        goes_on = super().handle(conn)
+        if goes_on is False:
+            ends_s = now = time.monotonic()
+            ends_s += _GOODBYE_S
+            try:  # closing with unread input would reset the last answer
+                conn.sock.shutdown(socket.SHUT_WR)
+                while ends_s > now:
+                    conn.sock.settimeout(ends_s - now)
+                    if not conn.sock.recv(65_536):
+                        break
+                    now = time.monotonic()
+                conn.sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it has gone
+        return goes_on

@@ -1,41 +1,18 @@
 """Serve one program: a gunicorn arbiter with one ``gthread`` worker, which also runs the service threads.
 
 The process that does the work so answers its own health question, and the arbiter starts it again when it dies.
-gunicorn (25.1 and later) is used as it is, through its settings and server hooks. Added to it, and why:
+gunicorn (25.1 and later) is used as it is, by its settings and server hooks, but for three things:
 
-=======================================  =============================================================================
-gunicorn alone                           here
-=======================================  =============================================================================
-SIGTERM: HTTP ends first, waits for      ``Served.stop`` begins at once, on a thread of its own; HTTP answers until it
-open connections, then work ends         has returned, so nobody takes a draining program for a dead one. Then open
-                                         connections have a second or two
-SIGINT, SIGQUIT, SIGHUP: work is cut     the same drain as SIGTERM; a second SIGINT or SIGQUIT shortens the rest to 2 s
-the arbiter is killed: the worker ends   within about 2 s HTTP ends, since a successor needs the port; then the drain
-                                         runs, for ``graceful_s``
-a worker that dies at once is started    so here too, but after 5 early deaths in a row without any progress: then
-again at once                            not sooner than after a pause that grows to 10 s
-the worker unwinds the arbiter's stack   it ends where it was forked: no ``finally`` or ``atexit`` of the parent runs
-                                         twice
-a worker that stands still is killed     when it is silent for longer than it said it might be (``watch.py``); and what
-after a fixed time                       ran is logged
-slow clients hold threads for ever       they hold them for 10 s (``sockets.py``), and there are ``Bounds.in_flight``
-                                         threads and 8 more
-=======================================  =============================================================================
+* SIGTERM, and SIGINT, SIGQUIT and SIGHUP like it, begin ``Served.stop`` on a thread of its own. HTTP answers until that
+  has returned, so nobody takes a draining program for a dead one; then open connections have a second or two. When the
+  arbiter is killed, HTTP ends first, since a successor needs the port, and then the drain runs.
+* A worker that is silent for longer than it said it might be is ended (``usher.common.http.watch``). After 5 early
+  deaths in a row without any progress one is started again after a pause that grows to 10 s.
+* A worker ends where it was forked: no ``finally`` or ``atexit`` of its parent runs twice.
 
-Limits, for which a reverse proxy is the answer (``deploy/nginx.conf``):
-
-* Every request holds a thread from its first bytes on, for up to 10 s, which head and body share. Slow clients hold up
-  nobody as long as they are fewer than ``Bounds.in_flight`` (and than half of ``Bounds.connections``). Then all others
-  are 503, and with as many slow ones as threads they wait. Addresses are bounded one by one, but not loopback, where a
-  proxy may be.
-* A request whose head is late is closed without an answer. More connections than ``Bounds.connections`` wait to be
-  accepted.
-* gunicorn's parser answers what it refuses in its own HTML, which may repeat a part of the request. Versions before 27
-  accept more than 27 does (two hosts, lines that end in LF).
-* Headers of more than 8 KiB are refused once they are there (``wsgi.py``): 64 of 8,190 bytes are read.
-* gunicorn says 100 Continue before the program is asked. A request whose body was not read costs its connection.
-* A request that is sent before the answer to the last one (no client of ours does so) may wait until the connection
-  ends (before 26, and over TLS).
+Every request, and every live subscription, holds a thread; a silent client for 10 s at most, one that trickles for as
+long as it likes. Slow clients, and rates and connections per address, are left to a reverse proxy: deploy/nginx.conf.
+gunicorn's parser answers what it refuses in its own HTML.
 """
 
 from __future__ import annotations
@@ -43,18 +20,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
+import functools
 import gc
 import logging
 import math
 import os
 import queue
 import random
+import re
+import resource
 import signal
 import socket
+import struct
 import sys
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -64,42 +45,42 @@ from gunicorn.arbiter import Arbiter
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import event, flush
-from usher.common.http.server.open_files import within_open_files
-from usher.common.http.server.server_log import NEVER_AGAIN, ServerLog
-from usher.common.http.server.sockets import Listener, TlsConnection
-from usher.common.http.server.watch import START_S, Liveness, WatchedWorker, WorkerEnds
-from usher.common.http.server.wsgi import exchanges
+from usher.common.http.push import MOST_FOLLOWERS
 from usher.common.http.tls import ServerTls
+from usher.common.http.watch import START_S, Liveness, WatchedWorker, WorkerEnds
 from usher.common.runtime.clock_steps import look_for_steps
 from usher.common.runtime.fork_guard import end_children_by, try_for
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.common.runtime.settings import is_loopback
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 log = logging.getLogger(__name__)
 
-#: Threads beyond those that answer: they tell the others that there are too many requests.
-_SPARE_THREADS = 8
-#: The part of the threads, one in so many, that may read bodies of one caller at a time.
-_PARTS = 4
+#: Requests that are answered at a time, beside the live subscriptions; more wait. Threads start when they are needed.
+_REQUESTS = 128
+#: More connections than this wait to be accepted; and files that this process may open, where that is allowed.
+_CONNECTIONS, _FILES = 1024, 4096
+#: Seconds that a thread waits for a client which sends, or reads, nothing: SO_RCVTIMEO and SO_SNDTIMEO.
+_CLIENT_S = 10
 #: At the end: seconds for requests that are being answered, and how much longer than ``stop`` the arbiter waits before
 #: it kills.
-_LAST_ANSWERS_S = 1
+_LAST_ANSWERS_S, _ARBITER_EXTRA_S = 1, 3
 #: Seconds within which a process that ends says so, and its output is flushed; the rest is lost.
 _LAST_WORDS_S = 1.5
-_ARBITER_EXTRA_S = 3
 #: A worker that ended sooner than this, and has done nothing, died early. So many in a row are started again at once.
 _SHORT_LIFE_S = 5.0
 _MOST_AT_ONCE = 5
 #: Objects that came and stayed before the collector looks at them.
 _NEW_OBJECTS = 20_000
+#: Exit codes of a worker after which the arbiter starts no other: it could not start.
+NEVER_AGAIN = (Arbiter.WORKER_BOOT_ERROR, Arbiter.APP_LOAD_ERROR)
 #: The signals that end a program, all in the same way; and those that mean more workers, fewer, or a second arbiter,
 #: none of which fits here.
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _IGNORED = (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2)
-#: Numbers of descriptors that gunicorn's loop had, with room to spare.
+#: Descriptors that gunicorn's loop had, with room to spare.
 _NUMBERS = 32
 
 
@@ -118,28 +99,7 @@ class Served(Protocol):
         ``start`` has raised."""
 
     def liveness(self) -> Liveness:
-        """Return for how long this process may be silent from now on, and which services stand still. Asked twice a
-        second once ``start`` has returned, until a stop is asked for."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Most connections open at a time (more wait to be accepted), of these from one address (more are closed; loopback,
-    where a proxy may be, is not counted), and requests that are answered at a time (more are 503). Live subscriptions
-    are not among them, but for the files that the process may open."""
-
-    connections: int = 256
-    per_address: int = 64
-    in_flight: int = 64
-    subscriptions: int = 0
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """Files in PEM: the chain, and the key if that is not in the same file. ``cert`` None: plain HTTP."""
-
-    cert: Path | None = None
-    key: Path | None = None
+        """Asked twice a second once ``start`` has returned, until a stop is asked for."""
 
 
 def serve(
@@ -148,8 +108,7 @@ def serve(
     program: str,
     graceful_s: float = 20.0,
     setting: str = "USHER_BIND",
-    bounds: Bounds = Bounds(),
-    certificate: Certificate = Certificate(),
+    tls: ServerTls | None = None,
     ends: WorkerEnds | None = None,
 ) -> None:
     """Run ``program`` at ``bind`` (``host:port``) until a signal ends it.
@@ -159,24 +118,25 @@ def serve(
     than that). ``ends`` hears of each worker that ends, in the arbiter. Raises StartRefused when the address is not
     free, and with the message of whatever UsherError ``make`` or ``start`` raised.
     """
-    tls = None if certificate.cert is None else ServerTls(certificate.cert, certificate.key, TlsConnection)
     warn_of_plain_http(bind, tls)
     listener = _listen(bind, setting)
-    bounds = _within_open_files(bounds)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < _FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES if hard < 0 else min(_FILES, hard), hard))
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*Arbiter.SIGNALS, signal.SIGCHLD)}
-    configured = _Program(make, program, graceful_s, writer, bounds, tls, listener.detach(), ends or WorkerEnds())
+    configured = _Program(make, program, graceful_s, tls, ends or WorkerEnds(), listener.detach(), writer)
     gc.collect()
-    # the arbiter and its worker share the pages of what is there now, as long as no collector writes into them
+    # The arbiter and its worker share the pages of what is there now, as long as no collector writes into them.
     gc.freeze()
     try:
         configured.run()
     except SystemExit as ended:
         if ended.code in NEVER_AGAIN:
-            raise StartRefused(
-                _told(reader) or f"the {program} failed while it started; the lines above say why"
-            ) from None
+            with contextlib.suppress(BlockingIOError):
+                raise StartRefused(os.read(reader, 65_536).decode(errors="replace")) from None
+            raise StartRefused(f"the {program} failed while it started; the lines above say why") from None
         if ended.code:
             raise
     finally:
@@ -190,21 +150,6 @@ def warn_of_plain_http(bind: str, tls: ServerTls | None) -> None:
     """Log that tokens can be read on their way, where others can reach the address without TLS."""
     if tls is None and not is_loopback(bind):
         event(log, "plain_http", level=logging.WARNING, address=bind, way_out="set USHER_TLS_CERT and USHER_TLS_KEY")
-
-
-def _within_open_files(bounds: Bounds) -> Bounds:
-    connections, subscriptions = within_open_files(bounds.connections, bounds.subscriptions)
-    if (connections, subscriptions) != (bounds.connections, bounds.subscriptions):
-        way_out = "raise the hard limit of open files (ulimit -Hn, LimitNOFILE= of a systemd unit)"
-        event(
-            log,
-            "few_open_files",
-            level=logging.WARNING,
-            connections=connections,
-            subscriptions=subscriptions,
-            way_out=way_out,
-        )
-    return replace(bounds, connections=connections, subscriptions=subscriptions)
 
 
 def url_of(host: str, port: int, tls: bool) -> str:
@@ -222,21 +167,39 @@ def check_address(bind: str, setting: str) -> None:
     _listen(bind, setting).close()
 
 
-def leave(code: int = os.EX_TEMPFAIL, why: str = "") -> NoReturn:
-    """End this worker now, from any thread, without a drain; the arbiter starts a fresh one. For a process that must
-    not go on."""
-    if code in (0, *NEVER_AGAIN):
-        raise ValueError(f"exit code {code} would not bring a new worker")
-    _end_worker(code, why)
+def _listen(bind: str, setting: str) -> socket.socket:
+    host, _, port = bind.rpartition(":")
+    host = host.strip("[]")
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as unknown:
+        raise StartRefused(f"{setting}: the host of {bind} cannot be found: {unknown.strerror}") from unknown
+    # "localhost" is 127.0.0.1 to clients
+    family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the connections that it accepts have these too
+            listener.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _CLIENT_S, 0))
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as refused:
+        listener.close()
+        reasons = {
+            errno.EADDRINUSE: "is in use by another program; stop that or choose another port",
+            errno.EADDRNOTAVAIL: "is not an address of this machine",
+            errno.EACCES: "needs privileges; choose a port above 1023",
+        }
+        reason = reasons.get(refused.errno or 0, f"cannot be used: {refused.strerror}")
+        raise StartRefused(f"{setting}: {bind} {reason}") from refused
+    return listener
 
 
-def end_program(why: str) -> NoReturn:
-    """End this worker and the whole program now, from any thread, as one that cannot start: ``serve`` raises
-    StartRefused. For what no new worker could do better."""
-    _end_worker(Arbiter.WORKER_BOOT_ERROR, why)
+def leave(why: str = "", *, for_good: bool = False) -> NoReturn:
+    """End this worker now, from any thread, without a drain; the arbiter starts a fresh one. ``for_good``: no new one
+    could do better, so the program ends too, as one that cannot start (``serve`` raises StartRefused)."""
+    code = Arbiter.WORKER_BOOT_ERROR if for_good else os.EX_TEMPFAIL
 
-
-def _end_worker(code: int, why: str) -> NoReturn:
     def say() -> None:
         event(log, "worker_leaves", level=logging.ERROR, code=code, why=why, pid=os.getpid())
         _flush()
@@ -248,19 +211,6 @@ def _end_worker(code: int, why: str) -> NoReturn:
         os._exit(code)
 
 
-def _collect_less() -> None:
-    """Let Python's cyclic collector pass over what is there now (all modules, for good), and come when there is
-    something to find.
-
-    A thousand messages on their way are some ten thousand objects that no cycle holds. With the usual threshold of 700
-    the collector walks through them again and again, a fifth of the time, and now and then through everything, which
-    stops all threads for 0.1 s and more.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_NEW_OBJECTS)
-
-
 def _flush() -> None:
     flush()
     for stream in (*logging.getLogger().handlers, sys.stdout, sys.stderr):
@@ -268,40 +218,40 @@ def _flush() -> None:
             stream.flush()
 
 
-def _listen(bind: str, setting: str) -> socket.socket:
-    host, _, port = bind.rpartition(":")
-    host = host.strip("[]")
-    try:
-        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as unknown:
-        raise StartRefused(f"{setting}: the host of {bind} cannot be found: {unknown.strerror}") from unknown
-    family, kind, protocol, _, address = min(
-        found, key=lambda one: one[0] != socket.AF_INET
-    )  # "localhost" is 127.0.0.1 to clients
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
-    except OSError as refused:
-        listener.close()
-        reasons = {
-            errno.EADDRINUSE: "is in use by another program; stop that or choose another port",
-            errno.EADDRNOTAVAIL: "is not an address of this machine",
-            errno.EACCES: "needs privileges; choose a port above 1023",
-        }
-        raise StartRefused(
-            f"{setting}: {bind} {reasons.get(refused.errno or 0, f'cannot be used: {refused.strerror}')}"
-        ) from refused
-    return listener
+class _Log:
+    """gunicorn's words in our log: troubles as they are, everything else only for those who ask for debug."""
 
+    _TOLD = re.compile(
+        r"WORKER TIMEOUT|Shutting down|Reason:|Worker \(pid:\d+\) (exited with code [34]\b|was sent SIGABRT)"
+    )
+    _KILLED = re.compile(r"Worker \(pid:(\d+)\) was sent SIGKILL")
 
-def _told(reader: int) -> str:
-    """Return the message that the worker wrote before it refused to start."""
-    try:
-        return os.read(reader, 65_536).decode(errors="replace")
-    except BlockingIOError:
-        return ""
+    def __init__(self, cfg: Any) -> None:
+        self.cfg = cfg
+        self.killed = 0  # the last worker that was ended by SIGKILL
+
+    def _say(self, level: int, message: str, *args: Any, exc_info: Any = False, **_more: Any) -> None:
+        text = message % args if args else message
+        if killed := self._KILLED.match(text):
+            self.killed = int(killed[1])
+        if text.startswith("Invalid request"):  # it repeats parts of the request; and a flood is none of the log
+            level, text = logging.DEBUG, "a request that is not HTTP was refused"
+        is_slow = bool(exc_info) and isinstance(sys.exc_info()[1], TimeoutError | BlockingIOError)
+        level = logging.DEBUG if is_slow or self._TOLD.match(text) else level  # told in better words
+        event(log, "web_server", level=level, says=text, exc_info=bool(exc_info) and not is_slow)
+
+    info = functools.partialmethod(_say, logging.DEBUG)
+    warning = functools.partialmethod(_say, logging.WARNING)
+    error = functools.partialmethod(_say, logging.ERROR)
+    critical = functools.partialmethod(_say, logging.CRITICAL)
+    exception = functools.partialmethod(_say, logging.ERROR, exc_info=True)
+    log = _say
+
+    def _nothing(self, *_args: Any, **_more: Any) -> None:
+        """Lines of debug have the path of every request, in which a token may stand by mistake. There is no access log,
+        and our handlers are the root's."""
+
+    debug = setup = access = reopen_files = close_on_exec = _nothing
 
 
 class _Drain(Service):
@@ -312,24 +262,18 @@ class _Drain(Service):
 
     def __init__(self, work: Callable[[], None], then: Callable[[], None]) -> None:
         super().__init__()
-        self._work = work
-        self._then = then
+        self._work, self.on_end = work, then  # type: ignore[method-assign]
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()  # whose ``put`` is for signal handlers too
-        self.begun = False
-
-    def ask(self) -> None:
-        self._asked.put(None)
+        self.ask = functools.partial(self._asked.put, None)
+        self._begun = False
 
     def run_once(self) -> float:
-        if not self.begun:
+        if not self._begun:
             self._asked.get()
-            self.begun = True
+            self._begun = True
             event(log, "draining", pid=os.getpid())
             self._work()  # one try: a turn that fails is logged by the service, and the next one ends it
         raise ServiceEnded
-
-    def on_end(self) -> None:
-        self._then()
 
 
 class _Program(BaseApplication):
@@ -340,20 +284,13 @@ class _Program(BaseApplication):
         make: Callable[[], Served],
         program: str,
         graceful_s: float,
-        refusals: int,
-        bounds: Bounds,
         tls: ServerTls | None,
-        listener: int,
         ends: WorkerEnds,
+        listener: int,
+        refusals: int,
     ) -> None:
-        self._make = make
-        self._program = program
-        self._graceful_s = graceful_s
-        self._refusals = refusals
-        self._bounds = bounds
-        self._tls = tls
-        self._listener = listener
-        self._ends = ends
+        self._make, self._program, self._graceful_s, self._tls, self._ends = make, program, graceful_s, tls, ends
+        self._listener, self._refusals = listener, refusals
         # In the arbiter.
         self._arbiter_pid = 0
         self._asked = False  # a signal has come; a worker that is forked then sees it too
@@ -363,46 +300,44 @@ class _Program(BaseApplication):
         # In the worker.
         self._served: Served | None = None
         self._drain: _Drain | None = None
-        self._end_http: Any = None  # gunicorn's own handler of SIGTERM
+        self._end_http: Callable[[int, Any], None]
         self._is_up = self._is_drained = self._is_over = False
         self._stalled = ""  # services that stand still, as the log says already
+        self._request = threading.local()  # gunicorn's own, of the thread that answers it
         super().__init__()
 
     def load_config(self) -> None:
         memory = Path("/dev/shm")
-        bounds, settings = self._bounds, self.cfg.settings
         for name, value in {
             "bind": f"fd://{self._listener}",
             "workers": 1,
             "worker_class": WatchedWorker,
-            "threads": min(bounds.in_flight + _SPARE_THREADS, max(1, bounds.connections // 2)),
-            "worker_connections": bounds.connections,
+            "threads": _REQUESTS + MOST_FOLLOWERS,
+            "worker_connections": _CONNECTIONS,
             "keepalive": 30,
-            "timeout": 60,
+            "timeout": 60,  # that it is there: see ``watch.py``
             "graceful_timeout": math.ceil(self._graceful_s) + _ARBITER_EXTRA_S,
             "worker_tmp_dir": str(memory) if memory.is_dir() and os.access(memory, os.W_OK) else None,
             # its default path is one file per user, and several programs run per machine
             "control_socket_disable": True,
-            "preload_app": False,
             "proc_name": self._program,
-            "logger_class": ServerLog,
-            "limit_request_line": 8190,
+            "logger_class": _Log,
+            "limit_request_line": 8190,  # so that the answer is ours up to there
             "limit_request_fields": 64,
             "limit_request_field_size": 8190,
-            "forwarded_allow_ips": "",  # nobody may set SCRIPT_NAME or the scheme by a header
+            "forwarded_allow_ips": "",  # nobody may set SCRIPT_NAME or the scheme by a header, but for USHER_PROXIES
             "header_map": "drop",  # X_Forwarded_User is X-Forwarded-User to WSGI, but not to a proxy that deletes that
             "http_parser": "python",  # the same answers whether or not gunicorn_h1c happens to be installed
             "when_ready": self._when_ready,
             "pre_fork": self._pre_fork,
-            "post_fork": self._post_fork,
             "post_worker_init": self._post_worker_init,
+            "pre_request": self._pre_request,
             "worker_exit": self._worker_exit,
             "child_exit": self._child_exit,
         }.items():
-            if name in settings or name != "http_parser":  # which is younger than 25.1
+            if name in self.cfg.settings or name != "http_parser":  # which is younger than 25.1
                 self.cfg.set(name, value)
-        tls = self._tls
-        if tls is not None:
+        if (tls := self._tls) is not None:
             self.cfg.set("certfile", str(tls.cert))  # says that there is TLS; the context is ours
             self.cfg.set("ssl_context", lambda _config, _default: tls.context())
 
@@ -448,14 +383,7 @@ class _Program(BaseApplication):
 
     # -- in the worker
 
-    def _post_fork(self, _arbiter: Any, worker: Any) -> None:
-        ours = [Listener(os.dup(listener.fileno()), self._bounds.per_address) for listener in worker.sockets]
-        for listener in worker.sockets:
-            listener.close()
-        worker.sockets = ours
-
     def load(self) -> WSGIApplication:
-        self._end_http = signal.getsignal(signal.SIGTERM)
         # By it the arbiter ends a worker that stands still, where a handler in Python would not run; printed are calls.
         signal.signal(signal.SIGABRT, signal.SIG_DFL)
         faulthandler.disable()  # it may be on already, and would not see SIGABRT
@@ -475,10 +403,10 @@ class _Program(BaseApplication):
             self._drain.start()
         except UsherError as refused:
             self._refuse(refused)
-        bodies = max(1, min(self._bounds.in_flight, self.cfg.threads) // _PARTS)
-        return exchanges(self._served.app, self._bounds.in_flight, bodies, lambda: self._asked)
+        return self._closing(self._served.app)
 
     def _post_worker_init(self, worker: Any) -> None:
+        self._end_http = worker.handle_exit
         host, port = worker.sockets[0].getsockname()[:2]
         worker.cfg.set("graceful_timeout", _LAST_ANSWERS_S)  # this process' own copy: what HTTP waits after the drain
         self._take_signals_back()
@@ -489,10 +417,30 @@ class _Program(BaseApplication):
         except UsherError as refused:
             self._refuse(refused)
         event(log, "listening", url=url_of(host, port, self._tls is not None), pid=os.getpid())
-        _collect_less()
+        # A thousand messages on their way are some ten thousand objects that no cycle holds. With the usual threshold
+        # of 700 the collector walks through them again and again, a fifth of the time.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_NEW_OBJECTS)
         self._is_up = True
         if self._asked:
             self._drain.ask()
+
+    def _pre_request(self, _worker: Any, request: Any) -> None:
+        self._request.current = request
+
+    def _closing(self, app: WSGIApplication) -> WSGIApplication:
+        """Close a connection whose answer says so, which gunicorn does not heed, and any while the program ends."""
+
+        def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+            def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+                if self._asked or ("Connection", "close") in headers:
+                    self._request.current.force_close()
+                return start_response(status, headers, *more)
+
+            return app(environ, start)
+
+        return application
 
     def silence(self) -> tuple[float, str]:
         """Return for how long the worker may be silent, 0 while its services stand still, and what it does."""

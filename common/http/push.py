@@ -1,0 +1,134 @@
+"""Answers that go on, as server-sent events: each holds a thread, so there is a constant number of them.
+
+Who does not read what is sent loses the connection: it can come back and say where it was. A client that has gone is
+noticed within seconds, though nothing is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+
+from flask import Response, request
+
+from usher.common.base.clock import now_s
+from usher.common.base.log import event
+from usher.common.http.problem import Problem
+
+log = logging.getLogger(__name__)
+
+#: Of all subscriptions of one program; one caller may have half of them.
+MOST_FOLLOWERS = 192
+#: How often it is looked whether the client is there, and when one that was idle gets a sign of life.
+_LOOK_S, _HEARTBEAT_S = 2.0, 15.0
+_MOST_BYTES = 262_144
+
+
+class LiveStream:
+    """One such answer. ``send`` and ``close`` may be called from any thread. ``unwritten``: bytes that were sent and
+    are not written yet. On the thread that answers, ``on_written`` is called whenever nothing waits any more."""
+
+    response: Response
+
+    def __init__(self, on_written: Callable[[], None]) -> None:
+        self._on_written = on_written
+        self._fresh = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._being_written = 0
+        self.unwritten = 0
+        self.closed = False
+
+    def send(self, data: bytes) -> None:
+        with self._fresh:
+            if self.closed:
+                return
+            self._waiting.append(data)
+            self.unwritten += len(data)
+            # The first alone may be larger, and would be so again for who comes back for it.
+            if self.unwritten - self._being_written - len(self._waiting[0]) > _MOST_BYTES:
+                event(log, "reader_too_slow", level=logging.WARNING)
+                self._waiting.clear()
+                self.closed = True
+            self._fresh.notify()
+
+    def close(self) -> None:
+        """End the answer, after what was sent."""
+        with self._fresh:
+            self.closed = True
+            self._fresh.notify()
+
+    def frames(self, connection: socket.socket | None) -> Iterator[bytes]:
+        """Give what is sent, while the client is there."""
+        poll, idle_since_s = select.poll(), now_s()
+        if connection is not None:
+            poll.register(connection, select.POLLIN)
+        while True:
+            with self._fresh:
+                if not self._waiting and not self.closed:
+                    self._fresh.wait(_LOOK_S)
+                data = b"".join(self._waiting)
+                self._waiting.clear()
+                self._being_written = len(data)
+            if data:
+                yield data
+                idle_since_s = now_s()
+                with self._fresh:
+                    self.unwritten -= self._being_written
+                    self._being_written = 0
+                if not self.unwritten:
+                    self._on_written()
+            elif self.closed or poll.poll(0):
+                return  # a client has nothing to say here, so what can be read is its end
+            elif now_s() - idle_since_s > _HEARTBEAT_S:
+                self.send(b":\n\n")
+
+
+class LiveStreams:
+    """All of them."""
+
+    def __init__(self, most: int = MOST_FOLLOWERS) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._open: dict[LiveStream, str] = {}
+        self._ending = False
+
+    @property
+    def count(self) -> int:
+        return len(self._open)
+
+    def open(
+        self, who: str, on_closed: Callable[[], None], on_written: Callable[[], None] = lambda: None
+    ) -> LiveStream:
+        """Begin an answer to the caller ``who`` ("": callers are not told apart), which is the ``response`` of what is
+        returned. Raises Problem 503."""
+        live = LiveStream(on_written)
+        with self._lock:
+            its = Counter(self._open.values())[who] if who else 0
+            if self._ending or len(self._open) >= self._most or its >= max(1, self._most // 2):
+                why = "this master has no room for another subscription"
+                raise Problem(503, "too_many_followers", why, headers={"Retry-After": "5"})
+            self._open[live] = who
+        frames = live.frames(request.environ.get("gunicorn.socket") if request else None)
+        live.response = Response(frames, content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+        @live.response.call_on_close
+        def left() -> None:
+            live.closed = True
+            with self._lock:
+                known = self._open.pop(live, None)
+            if known is not None:
+                on_closed()
+
+        live.send(b": following\n\n")  # so that the client knows at once that the subscription works
+        return live
+
+    def close(self) -> None:
+        """End all, and begin no more."""
+        with self._lock:
+            self._ending, all_of_them = True, list(self._open)
+        for live in all_of_them:
+            live.close()
