@@ -31,7 +31,7 @@ OutboxUrl = Annotated[
     Field(description="Database with the outbox, e.g. postgresql+psycopg://user@host/shop or sqlite:////srv/shop.db."),
 ]
 #: Longest life of a lead, in seconds. A lease that lasts longer in Redis dates from before the clock of Redis was set
-#: back (elector, lua/sources/share.lua).
+#: back (elector.py).
 LONGEST_LEASE_S = 600
 
 

@@ -42,7 +42,7 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket, is_rehearsal
 
 #: A script in a folder of its own: it runs on the Redis of the effects, so Usher's own user does not need its commands
-#: (common/doctor/rights.py).
+#: (common/redis/acl.py).
 _SCRIPT = "guard"
 _WEEK_S = 7 * 86_400.0
 _AGAIN_S = 0.5
