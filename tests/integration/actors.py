@@ -34,12 +34,13 @@ from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.incarnation import Orders
 from usher.consumer.isolation.values import ProcessSpec
 from usher.consumer.isolation.worker import SuspectWorker
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
-from usher.consumer.lifecycle.process_ending import Orders, ProcessEnding
+from usher.consumer.lifecycle.process_ending import ProcessEnding
 from usher.consumer.policy.acks import Linger
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.policy.quarantine import is_unseen
