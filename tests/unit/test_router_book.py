@@ -161,40 +161,6 @@ def test_a_stream_that_nobody_listens_to_any_more_is_forgotten_also_while_it_is_
         assert not plot.book.streams, when
 
 
-def test_whoever_comes_and_goes_again_and_again_leaves_nothing_behind() -> None:
-    plot = Plot()
-    for _ in range(3):
-        plot.book.remove(plot.subscribe(b"a"))
-    assert plot.book.queued == 1
-
-
-def test_in_turn_means_that_every_stream_comes_again_behind_the_others() -> None:
-    plot = Plot(in_turn=True)
-    for key in (b"a", b"b", b"c"):
-        plot.subscribe(key)
-    seen = []
-    for _ in range(6):
-        [read] = plot.take(1)
-        seen.append(read.stream.key)
-        plot.reply(read)
-    assert seen == [b"a", b"b", b"c"] * 2
-
-
-def test_a_place_above_the_last_id_begins_anew_and_one_below_does_not() -> None:
-    plot = Plot()
-    high, low = plot.subscribe(b"a", b"9-0"), plot.subscribe(b"a", b"4-0")
-    [read] = plot.take()
-    check = plot.reply(read)
-    assert check is not None
-    plot.add(b"a", 5, announce=False)  # it was, before the check was answered
-    assert plot.book.checked(check, b"9-0") == [], "whoever is at the end has missed nothing"
-    assert plot.book.queued == 0
-    assert plot.book.checked(check, b"5-0") == [high]
-    assert (high.last, high.resets, low.last, low.resets) == (ZERO, 1, b"4-0", 0)
-    plot.settle()
-    assert plot.got == {high: [b"5-0"], low: [b"5-0"]}
-
-
 def test_a_check_says_nothing_about_places_that_came_or_moved_after_it_was_asked() -> None:
     plot = Plot()
     moved = plot.subscribe(b"a", b"4-0")
@@ -222,19 +188,6 @@ def test_a_place_above_what_was_found_is_checked_once_there_is_nothing_more_to_f
     assert [last for _, last in check.places] == [b"9-0"]
 
 
-def test_when_anything_may_have_changed_every_stream_is_read_and_checked() -> None:
-    plot = Plot()
-    for key in (b"a", b"b"):
-        plot.subscribe(key)
-    for read in plot.take():
-        plot.reply(read)
-    assert plot.book.announced([b"a", b"unknown"]) == 1
-    assert [read.stream.key for read in plot.take()] == [b"a"]
-    plot.reply(*plot.under_way)
-    assert plot.book.announced(None) == plot.book.queued == 2
-    assert [(read.stream.key, read.check) for read in plot.take()] == [(b"a", True), (b"b", True)]
-
-
 def test_in_turn_what_is_to_be_checked_is_checked_once_when_its_turn_comes() -> None:
     plot = Plot(in_turn=True)
     plot.subscribe(b"a", b"5-0")
@@ -259,13 +212,6 @@ def test_a_place_that_is_held_or_does_not_know_its_end_yet_gets_nothing_of_a_rea
     assert plot.take() == [], "nobody wants anything"
     plot.settle()
     assert plot.got == {reading: [b"1-0"], held: [b"1-0"], begins: []}
-
-
-def test_a_place_at_the_beginning_needs_no_check() -> None:
-    plot = Plot()
-    plot.subscribe(b"a")
-    [read] = plot.take()
-    assert plot.reply(read) is None
 
 
 def test_a_sweep_comes_to_every_stream_and_says_when_it_is_through() -> None:
@@ -295,21 +241,6 @@ def test_what_is_announced_behind_the_sweep_counts_as_announced() -> None:
     assert read.swept and not plot.book.heard_of(read)
     plot.add(b"a", 2)
     assert plot.book.heard_of(read)
-
-
-def test_beginning_at_the_end_means_at_the_last_id_and_without_a_stream_at_the_beginning() -> None:
-    plot = Plot()
-    plot.add(b"a", 7)
-    there, absent = plot.subscribe(b"a", None), plot.subscribe(b"b", None)
-    assert plot.take() == []
-    plot.book.not_placed(plot.book.take_unplaced(10))  # no answer came
-    for stream in plot.book.take_unplaced(10):
-        plot.book.placed(stream, stream.places, b"7-0" if stream.key == b"a" else None)
-    assert (there.last, absent.last) == (b"7-0", ZERO)
-    plot.add(b"a", 8)
-    plot.add(b"b", 1)
-    plot.settle()
-    assert plot.got == {there: [b"8-0"], absent: [b"1-0"]}
 
 
 def test_a_sweep_takes_its_time_and_never_much_at_once() -> None:
