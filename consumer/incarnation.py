@@ -27,19 +27,18 @@ from usher.common.runtime.health import stalled
 from usher.common.runtime.process_state import ProcessState
 from usher.common.runtime.service import Service
 from usher.consumer.execution.acker import Acker
-from usher.consumer.execution.async_pool import AsyncPool
+from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
 from usher.consumer.execution.batch_pool import batch_pool
 from usher.consumer.execution.drain import Drain
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.reporter import Reporter
-from usher.consumer.execution.thread_pool import LaneWorker
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.loader import Handler, with_spans
 from usher.consumer.handlers.message import OwnLease, message_type
-from usher.consumer.isolation.values import ProcessSpec
+from usher.consumer.isolation.process import ProcessSpec
 from usher.consumer.isolation.worker import SuspectWorker, most_children
 from usher.consumer.lifecycle.heartbeat import Heartbeat, LeaseGuard, ProgressWatch
 from usher.consumer.lifecycle.journal import Journal
@@ -62,7 +61,6 @@ class Orders:
         self._ending = ending
 
     def obey(self, order: Order) -> None:
-        """Carry the order out, or say in the log that there is nothing to do."""
         steps = {"retry": self._retry, "give_up": self._give_up, "cancel": self._cancel}
         step = steps.get(order.what)
         is_done = step is not None and step(order)

@@ -33,8 +33,8 @@ from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import load_handler
 from usher.consumer.incarnation import Incarnation, master_client, terms
 from usher.consumer.isolation.worker import most_children
-from usher.consumer.lifecycle.crash_report import report_crash
 from usher.consumer.lifecycle.journal import Journal, read_journal
+from usher.consumer.lifecycle.process_ending import report_crash
 from usher.consumer.lifecycle.registrar import Registrar, Taken
 from usher.consumer.settings import ConsumerSettings
 from usher.consumer.web import consumer_metrics, create_app, hosts_of
@@ -147,7 +147,6 @@ def name_what_ran(settings: ConsumerSettings) -> list[str]:
 
 
 def messages_at_once(calls: int, batch: BatchOptions | None) -> int:
-    """Return how many messages run at once in so many calls of a handler."""
     return calls * (batch.most if batch is not None else 1)
 
 
@@ -230,7 +229,6 @@ class ConsumerProgram:
         return journal_beside(self._lock) if self._lock.acquire() not in (None, NO_LOCK) else None
 
     def _ask(self, health_url: str) -> Registration:
-        """Make a registration under a new uuid, with the evidence of this moment."""
         settings = self._settings
         lock = self._lock.acquire()
         if lock is None:

@@ -22,8 +22,6 @@ def _named(value: str) -> str:
 
 
 class ConsumerSettings(CommonSettings):
-    """Everything that can be set on a consumer."""
-
     UNREAD: ClassVar[frozenset[str]] = frozenset({"redis_server"})
 
     consumer_name: Annotated[ConsumerName, BeforeValidator(_named)] = Field(

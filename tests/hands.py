@@ -37,8 +37,8 @@ from usher.common.redis.endpoints import near as near
 from usher.common.redis.replies import group_of as group_of
 from usher.common.redis.replies import pairs as pairs
 from usher.deploy.bench.rig import BenchFailed as BenchFailed
-from usher.deploy.demo.records import Execution as Execution
-from usher.deploy.demo.records import RecordReader as RecordReader
+from usher.deploy.demo.handlers import Execution as Execution
+from usher.deploy.demo.handlers import RecordReader as RecordReader
 from usher.deploy.local.plan import quiet_port as quiet_port
 from usher.deploy.local.supervision import environment as environment
 from usher.master.insight.formatting import ticket_url as ticket_url

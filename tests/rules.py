@@ -20,11 +20,11 @@ PACKAGES = ("common", "master", "consumer", "deploy")
 
 #: Library -> the only places that may import it. ``*`` also matches folders below.
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
-    # bench/floor.py, bare.py and the peers are what Usher is compared with: plain redis-py, and what stands on it.
+    # bench/bare.py and the peers are what Usher is compared with: plain redis-py, and what stands on it.
     "redis": (
         *("common/redis/client.py", "common/redis/endpoints.py", "common/redis/tracking.py"),
         "common/redis/failover_listener.py",
-        *("deploy/bench/floor.py", "deploy/bench/bare.py", "benchmarks/peers/*.py"),
+        *("deploy/bench/bare.py", "benchmarks/peers/*.py"),
     ),
     "hiredis": ("common/redis/tracking.py", "master/audit/read/bulk.py", "benchmarks/programs/simulated_consumers.py"),
     "requests": ("common/observability/webhook.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
@@ -172,7 +172,7 @@ _NOT_PRIVATE = frozenset({"_replace", "_asdict", "_make", "_fields", "_exit", "_
 THREADS_IN = (
     *(
         "common/runtime/service.py",
-        "consumer/execution/thread_pool.py",
+        "consumer/execution/async_pool.py",
         "master/membership/consumer_http.py",
         "benchmarks/programs/slots.py",
     ),

@@ -53,7 +53,7 @@ _HOMES = {
     "SubscriptionEnded": "usher.common.router.subscription",
     "UntilSignal": "usher.common.runtime.signals",
     "UsherError": "usher.common.base.errors",
-    "around": "usher.consumer.handlers.around",
+    "around": "usher.consumer.handlers.decorators",
     "batch": "usher.consumer.handlers.decorators",
     "handler": "usher.consumer.handlers.decorators",
     "reader_name": "usher.common.readers.reliable_stream",
@@ -77,8 +77,7 @@ if TYPE_CHECKING:
     from usher.common.router.subscription import Subscription, SubscriptionEnded
     from usher.common.runtime.signals import UntilSignal
     from usher.common.sending.producer import AsyncProducer, Outgoing, Producer, Sent
-    from usher.consumer.handlers.around import around
-    from usher.consumer.handlers.decorators import batch, handler
+    from usher.consumer.handlers.decorators import around, batch, handler
     from usher.consumer.handlers.message import Message
     from usher.consumer.handlers.router import Router
     from usher.consumer.sinks.outcomes import Duplicate, SinkNotNow, StaleFence

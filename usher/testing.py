@@ -11,7 +11,6 @@ The pytest fixture ``usher_kit`` makes a ``Kit`` on an embedded Redis (docs/test
 
 from __future__ import annotations
 
-from usher.deploy.testkit.kit import Call, Kit
-from usher.deploy.testkit.messages import message
+from usher.deploy.testkit.kit import Call, Kit, message
 
 __all__ = ["Call", "Kit", "message"]

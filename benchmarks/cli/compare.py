@@ -18,7 +18,7 @@ from benchmarks.cli.comparison import run_comparison
 from benchmarks.measure.compare import Workload, find, prepare
 from benchmarks.peers.catalog import PEERS
 from benchmarks.peers.peer import Peer
-from usher.deploy.bench import machine
+from usher.deploy.bench import rig as machine
 from usher.deploy.bench.rig import BenchFailed
 
 _ONLY = f"Only this one beside Usher (repeatable): {', '.join(PEERS)}."

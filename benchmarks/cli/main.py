@@ -20,7 +20,7 @@ from benchmarks.measure import rebalance as measure_rebalance
 from benchmarks.measure import router as router_bench
 from benchmarks.measure import scale as measure_scale
 from usher.cli import load_command
-from usher.deploy.bench import machine
+from usher.deploy.bench import rig as machine
 from usher.deploy.bench.cli import CONSUMERS, JSON, PAYLOAD, RUNS, VOLATILE, latency, print_table, report, throughput
 from usher.deploy.bench.rig import BenchFailed
 

@@ -23,8 +23,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.runtime.own_command import usher_command
-from usher.deploy.bench.machine import cpu_seconds, family
-from usher.deploy.bench.rig import BenchFailed
+from usher.deploy.bench.rig import BenchFailed, cpu_seconds, family
 
 GROUP = "bench_group"
 _CHUNK, _PER_TICKET, _OWNERS, _PER_RECORD = 5_000, 10, 8, 500

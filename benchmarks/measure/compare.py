@@ -19,7 +19,7 @@ from benchmarks.rig import servers
 from benchmarks.rig.findings import judge
 from benchmarks.rig.program import BenchProcess
 from benchmarks.rig.recording import FOLDER_VARIABLE, PeerJob, count_notes, read_notes
-from usher.deploy.bench import machine
+from usher.deploy.bench import rig as machine
 from usher.deploy.bench.rig import STREAM, BenchFailed, Rig, zipf_tickets
 
 _SEED = 1

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from usher.deploy.bench import machine
+from usher.deploy.bench import rig as machine
 from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed, Rig, zipf_tickets
 from usher.deploy.bench.throughput import new_rig, seconds_for
 

@@ -22,7 +22,7 @@ from usher.common.outbox.sql_files import schema
 from usher.common.outbox.store import OutboxStore
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.sql.alchemy import sa
-from usher.deploy.bench import machine
+from usher.deploy.bench import rig as machine
 from usher.deploy.bench.rig import STREAM, BenchFailed, Rig
 
 #: Variants of the one trigger; each turn has an order of its own.

@@ -18,7 +18,7 @@ from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_
 from usher.common.protocol.keys import LogKeys
 from usher.common.runtime.own_command import usher_command
 from usher.common.sql.alchemy import sa
-from usher.deploy.bench import machine
+from usher.deploy.bench import rig as machine
 from usher.deploy.bench.handlers import FOLDER_VARIABLE, read_waits
 from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed, Rig
 

@@ -20,7 +20,7 @@ from benchmarks.programs.router_reader import stream_name
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.router.options import RouterOptions
-from usher.deploy.bench import machine
+from usher.deploy.bench import rig as machine
 from usher.deploy.bench.rig import BenchFailed, redis_version
 
 _SEED = 1

@@ -18,7 +18,7 @@ import orjson
 
 from usher.common.redis.replies import Entry
 from usher.common.router.router import NOW, Mode, StreamRouter, Subscription
-from usher.deploy.bench.machine import rss_mib
+from usher.deploy.bench.rig import rss_mib
 
 _PATIENCE_S = 300.0
 

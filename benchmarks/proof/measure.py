@@ -23,8 +23,7 @@ from benchmarks.proof.history import STEP_MS, History, begun
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
-from usher.deploy.bench.machine import cpu_seconds, family
-from usher.deploy.bench.rig import BenchFailed, redis_version
+from usher.deploy.bench.rig import BenchFailed, cpu_seconds, family, redis_version
 from usher.master.audit.archive.standing import mark_told
 
 _KEYS = Keys("bench_proof", "bench_group")

@@ -47,7 +47,6 @@ class HandlerCounters:
         self.waits = DurationHistogram(LONG_US)
 
     def done(self, runs: Sequence[Success]) -> None:
-        """Count executions that Redis has acknowledged, or refused as stale."""
         self.outcomes[DONE] += len(runs)
         self.handlers.add([run.end_us - run.start_us for run in runs])
         self.waits.add(
@@ -175,7 +174,6 @@ class Acker(Service):
     # ---- any thread --------------------------------------------------------------------------------------------------
 
     def finished(self, item: Success) -> None:
-        """Take a message whose handler returned."""
         self._ledger.add(item)
         if item.lane is not None and not self._lanes.has_ready:
             self._write_now.set()  # nothing goes on before this is written
@@ -186,7 +184,6 @@ class Acker(Service):
             self._write_now.set()
 
     def failed(self, item: FailedAttempt) -> None:
-        """Take an attempt whose handler raised."""
         self._failed.append(item)
         self.wake()
 
@@ -229,7 +226,6 @@ class Acker(Service):
 
     @property
     def is_flushed(self) -> bool:
-        """Return whether nothing waits to be written."""
         waits = self._given_up or self._burying or self._to_give_back or self._giving_back
         return not waits and self.is_settled
 

@@ -271,7 +271,6 @@ class AsyncBatchPool(AsyncPool):
 
 
 def batch_pool(handler: Handler, batch: BatchOptions, executor: Executor, slots: int) -> list[Service]:
-    """Return the runners of a batch handler, for ``slots`` calls at the same time."""
     if executor.strict:  # a ticket's next message starts when Redis has the acknowledgement of the last one
         batch = dataclasses.replace(batch, per_ticket=1)
     if handler.is_async:

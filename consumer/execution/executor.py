@@ -119,7 +119,6 @@ class Executor:
 
     @property
     def ended(self) -> int:
-        """Return how many handlers have ended, roughly."""
         return self.handled + self.failed
 
     @property
@@ -164,7 +163,6 @@ class Executor:
         return True
 
     def admit_apart(self, lane: MessageLane, message: Message) -> bool:
-        """Do the same as ``admit`` for a message that runs in a child process, now."""
         if self._is_over(lane, message):
             return False
         self.cancelled.discard(message.stream_id)  # a former run, which had just ended
@@ -275,7 +273,6 @@ class Executor:
         self._outcomes.put_off(lane, message, due_s)
 
     def _noted(self, message: Message, text: ErrorText, at: str, at_ms: int) -> NotedError:
-        """Return the error as it is kept for people."""
         most = self._policy.max_attempts
         charged = most if message.known.is_given_up else message.failures
         return encode(LastError(text.error, text.error_type, at, message.attempt, charged, most, at_ms), text.traceback)
@@ -324,7 +321,6 @@ def _tell(message: Message, problem: BaseException, text: ErrorText, decision: T
 
 
 def _outcome(problem: BaseException) -> str:
-    """Return the run log's word for an execution that ended in ``problem``."""
     if isinstance(problem, ProcessEnded):
         return CRASHED
     return RETRY_LATER if isinstance(problem, RetryLater) else GAVE_UP if isinstance(problem, GiveUp) else FAILED

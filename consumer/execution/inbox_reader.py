@@ -218,7 +218,6 @@ class InboxReader(Service):
 
     @property
     def is_blocked(self) -> bool:
-        """Return whether the next record must wait for an acknowledgement."""
         return isinstance(self._state, Blocked)
 
     @property
@@ -252,7 +251,6 @@ class InboxReader(Service):
         return self._fill()
 
     def _read_inbox(self, block_ms: int | None) -> Idle | Blocked | Filling:
-        """Read records, and return the state that they lead to."""
         with self._lanes.locked() as board:
             closed = board.closed_fences()  # before the inbox is read
         records = self._records(block_ms)
@@ -316,7 +314,6 @@ class InboxReader(Service):
         return max(self.most_bytes - sum(self._heavy.values()), int(is_idle))
 
     def _weigh(self, bodies: Bodies) -> None:
-        """Note how large these are, which go into the lanes."""
         self._mean_bytes = sum(map(len, chain.from_iterable(filter(None, bodies.values())))) / len(bodies)
         if self._mean_bytes >= _WORTH_A_LOOK:
             sizes = {entry_id: sum(map(len, flat or ())) for entry_id, flat in bodies.items()}
@@ -430,7 +427,6 @@ class InboxReader(Service):
         return self._put(bodies, hand_overs, attempts)
 
     def _put(self, bodies: Bodies, hand_overs: dict[bytes, HandOver], attempts: dict[bytes, Attempts]) -> int:
-        """Put messages with these bodies, in id order, into the lanes. Return how many."""
         if not bodies:
             return 0
         self._highest_id = max(self._highest_id, rank(next(reversed(bodies))))

@@ -146,7 +146,6 @@ class Lanes:
     # ---- reader and acker --------------------------------------------------------------------------------------------
 
     def add(self, parts: Iterable[tuple[bytes, Sequence[Message]]]) -> None:
-        """Queue messages by ticket, each in id order."""
         with self._changed:
             for ticket, messages in parts:
                 self._board.add(ticket, messages)
@@ -219,7 +218,6 @@ class Lanes:
         self.on_retry()
 
     def wait(self, lane: MessageLane, message: Message, due_s: float) -> None:
-        """Do the same for a lane that is held."""
         with self._changed:
             self._board.wait(lane, message, due_s)
             self._changed.notify()
@@ -242,14 +240,12 @@ class Lanes:
             return None if self._paused else self._board.take_suspect()
 
     def wake_suspects(self) -> None:
-        """Let those that wait in ``next_suspect`` look again."""
         with self._suspected:
             self._suspected.notify_all()
 
     # ---- drain -------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Give no more lanes to runners."""
         with self._changed:
             self._paused = True
             self._changed.notify_all()

@@ -97,7 +97,6 @@ class Reporter(Service):
         self.dropped = 0
 
     def add(self, items: Iterable[Item]) -> None:
-        """Queue (ticket, fence, ids) for which Redis answered OK or GONE."""
         with self._lock:
             was_empty = not self._items
             self._count(items)
@@ -140,7 +139,6 @@ class Reporter(Service):
         return 0.0
 
     def hear_of_retry(self) -> None:
-        """Note that one more ticket waits for a retry."""
         if not self._items and self._must_tell(self.retrying()):
             self.wake()
 
@@ -149,7 +147,6 @@ class Reporter(Service):
         return retrying > self._told_retrying or (retrying > 0 and now_s() - self._last_s >= _RETRYING_AGAIN_S)
 
     def _take_window(self, window: int | None) -> None:
-        """Note how many messages this consumer may have."""
         spare = (self._capacity if window is None else window) - self._slots
         self._enough = min(MOST_IDS, max(1, spare // 2))
 
@@ -161,7 +158,6 @@ class Reporter(Service):
         return max(self._not_before_s, self._last_s + pause_s) - now_s()
 
     def _count(self, items: Iterable[Item]) -> None:
-        """Queue these items, and count their ids."""
         waiting = self._waiting
         for item in items:
             ticket, size = item[0], len(item[2])
@@ -174,7 +170,6 @@ class Reporter(Service):
         self._hurry = self._hurry or self._size >= self._enough
 
     def _take(self) -> list[Item]:
-        """Take the items of one report from the queue."""
         with self._lock:
             if self._size <= MOST_IDS:
                 taken = list(self._items)

@@ -74,7 +74,6 @@ def _runs(frame: FrameType, message: Message) -> bool:
 
 
 def _told(frames: list[FrameType]) -> str:
-    """Return the frames as text, the outermost first."""
     if not frames:
         return ""
     walked = ((frame, frame.f_lineno) for frame in frames)
@@ -92,8 +91,6 @@ _LATE_S = 1.0
 
 
 class Loop(Protocol):
-    """The event loop of the handlers (async_pool.py)."""
-
     def silent_s(self) -> float: ...
 
     def on_loop(self) -> Sequence[Message]: ...

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Never, TypeVar
+
+from usher.common.base.errors import HandlerUnusable
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -92,7 +96,6 @@ class HandlerOptions:
     body: str | Callable[[bytes], Any] = ""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for values that no setting would accept."""
         if self.max_attempts is not None and not (type(self.max_attempts) is int and 1 <= self.max_attempts <= 1000):
             raise ValueError(f"max_attempts must be a whole number from 1 to 1000 (it is {self.max_attempts!r})")
         for name in ("backoff_s", "backoff_cap_s", "deadline_s"):
@@ -150,3 +153,76 @@ def handler(
 def options_of(function: Callable[..., Any]) -> HandlerOptions:
     """Return the options set at the function's definition."""
     return declared(function, _ATTRIBUTE, HandlerOptions) or HandlerOptions()
+
+
+Maker = Callable[[Any], Any]
+
+_AROUND = "__usher_around__"
+
+
+def around(*makers: Maker) -> Callable[[F], F]:
+    """Run these around each call of the handler, the first one outermost. A decorator; the function itself stays as it
+    is.
+
+    Each is a function of the message (of a batch handler: of the list of messages) that returns a context manager, or
+    a generator function with one ``yield``. ``async def`` ones are for ``async def`` handlers. What they raise counts
+    as raised by the handler; what they swallow makes the message done.
+    """
+    for maker in makers:
+        if not callable(maker):
+            raise TypeError(f"@around takes functions of a message (not {maker!r})")
+
+    def declare(function: F) -> F:
+        inner = declared(function, _AROUND, tuple) or ()
+        setattr(function, _AROUND, (*makers, *inner))
+        return function
+
+    return declare
+
+
+def with_middleware(target: Callable[..., Any], call: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
+    """Return ``call`` with what ``@around`` has declared at ``target`` around it; itself if there is nothing. Raises
+    HandlerUnusable."""
+    makers = declared(target, _AROUND, tuple) or ()
+    if not makers:
+        return call
+    if any(map(inspect.iscoroutinefunction, makers)):
+        raise HandlerUnusable("@around has an `async def` function without a yield: it is no context manager")
+    if not is_async and any(map(_is_later, makers)):
+        raise HandlerUnusable("@around has an `async` function: a `def` handler cannot wait for it")
+    managers = [_managing(maker) for maker in makers]
+    if not is_async:
+
+        @functools.wraps(call)
+        def called(given: Any) -> Any:
+            with contextlib.ExitStack() as stack:
+                for make in managers:
+                    stack.enter_context(make(given))
+                return call(given)
+
+        return called
+
+    @functools.wraps(call)
+    async def called_later(given: Any) -> Any:
+        async with contextlib.AsyncExitStack() as stack:
+            for make in managers:
+                manager = make(given)
+                if hasattr(manager, "__aenter__"):
+                    await stack.enter_async_context(manager)
+                else:
+                    stack.enter_context(manager)
+            return await call(given)
+
+    return called_later
+
+
+def _is_later(maker: Maker) -> bool:
+    if inspect.isclass(maker):
+        return hasattr(maker, "__aenter__") and not hasattr(maker, "__enter__")
+    return inspect.isasyncgenfunction(inspect.unwrap(maker))
+
+
+def _managing(maker: Maker) -> Maker:
+    if inspect.isasyncgenfunction(maker):
+        return contextlib.asynccontextmanager(maker)
+    return contextlib.contextmanager(maker) if inspect.isgeneratorfunction(maker) else maker

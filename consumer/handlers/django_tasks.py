@@ -164,7 +164,6 @@ class TaskHandler:
         return self
 
     def __call__(self, message: Any) -> None:
-        """Run the task of a message."""
         self.handler_body()
         if message.is_rehearsal:
             raise GiveUp("a task of Django knows nothing of rehearsals: its effects would stay")

@@ -87,6 +87,5 @@ def _package(path: str, installed: tuple[str, ...]) -> str:
 
 
 def _shortened(path: str) -> str:
-    """Return a path from where Python finds its module on."""
     roots = [f"{one or Path.cwd()}/" for one in sys.path]
     return path[max((len(root) for root in roots if path.startswith(root)), default=0) :]

@@ -22,8 +22,7 @@ from usher.common.base.errors import HandlerUnusable
 from usher.common.base.log import event
 from usher.common.base.text import format_error
 from usher.common.observability import tracing
-from usher.consumer.handlers.around import with_middleware
-from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, options_of
+from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, options_of, with_middleware
 from usher.consumer.handlers.message import Message
 from usher.consumer.handlers.typed import is_async, typed_call
 

@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 
 from usher.common.base.callables import unawaitable_reason
 from usher.common.base.errors import HandlerUnusable, Invalid
-from usher.consumer.handlers.around import with_middleware
-from usher.consumer.handlers.decorators import batch_of, options_of
+from usher.consumer.handlers.decorators import batch_of, options_of, with_middleware
 from usher.consumer.handlers.typed import is_async, typed_call
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -91,7 +90,6 @@ class Router:
         return self._call_later if kinds == {True} else self
 
     def __call__(self, message: Any) -> Any:
-        """Call the message's handler."""
         return self._handler_of(message)(message)
 
     async def _call_later(self, message: Any) -> Any:

@@ -99,7 +99,6 @@ _ONE_ARGUMENT = "it must take exactly one argument, the message, or a typed valu
 
 
 def _evaluated(target: Callable[..., Any], signature: inspect.Signature, must: bool = True) -> inspect.Signature:
-    """Return the signature with its annotations as types."""
     try:
         return inspect.signature(target, eval_str=True)
     except Exception as problem:  # an annotation is code of the handler's own

@@ -35,8 +35,7 @@ from usher.consumer.handlers.decorators import given
 from usher.consumer.handlers.error_trace import traced, type_name
 from usher.consumer.handlers.loader import Handler, check_ran, load_handler, with_spans
 from usher.consumer.handlers.message import Message, OwnLease, message_type
-from usher.consumer.isolation.process import TELL_WHERE
-from usher.consumer.isolation.values import (
+from usher.consumer.isolation.process import (
     DONE,
     GAVE_UP,
     INVALID,
@@ -44,6 +43,7 @@ from usher.consumer.isolation.values import (
     LEASE,
     RAISED,
     STARTS,
+    TELL_WHERE,
     CallResult,
     Piece,
     ProcessSpec,
@@ -159,12 +159,10 @@ class LeaseEnd(Service):
 
 
 def end_all() -> None:
-    """End this process and all that the handler has started."""
     os.killpg(0, signal.SIGKILL)
 
 
 def _without_us(raised: BaseException) -> BaseException:
-    """Return the error with our own calls taken off its traceback."""
     calls = raised.__traceback__
     while calls is not None and calls.tb_frame.f_code.co_filename == __file__:
         calls = calls.tb_next
@@ -172,7 +170,6 @@ def _without_us(raised: BaseException) -> BaseException:
 
 
 def ended(raised: BaseException | None, seconds: float) -> CallResult:
-    """Return the result of a call that raised this error, or none."""
     seconds = round(seconds, 6)
     if raised is None:
         return CallResult(DONE, seconds=seconds)

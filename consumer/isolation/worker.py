@@ -32,8 +32,7 @@ from usher.common.runtime.service import Service
 from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
 from usher.consumer.execution.lanes import MessageLane
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.isolation.process import HandlerProcess
-from usher.consumer.isolation.values import (
+from usher.consumer.isolation.process import (
     DIED,
     DONE,
     GAVE_UP,
@@ -43,6 +42,7 @@ from usher.consumer.isolation.values import (
     LEASE,
     NOT_RUN,
     CallResult,
+    HandlerProcess,
     Piece,
     ProcessSpec,
 )
@@ -73,8 +73,6 @@ class _StopAsked(Exception):
 
 
 class SuspectWorker(Service):
-    """A slot for suspects, with at most one child."""
-
     stalls_after_s = math.inf
 
     def __init__(
@@ -185,7 +183,6 @@ class SuspectWorker(Service):
         return child
 
     def _refused(self, why: str) -> None:
-        """End a child that runs no handler, and say so."""
         self._end_child(gently=False)
         self._executor.refused_children += 1
         runs_here = not self._executor.isolates

@@ -129,7 +129,6 @@ class HandlerProgress:
         return self.still_s >= max(LONG_S, _UNUSUAL * self._usual_s)
 
     def is_to_be_told(self) -> bool:
-        """Return whether it is time to tell that no handler ends."""
         if not self.is_unusual or self.still_s < 2 * self._told_s:
             return False
         self._told_s = self.still_s
@@ -158,7 +157,6 @@ class ProgressWatch(Service):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what health says of it."""
         if not self._progress.is_unusual:
             return ()
         return (f"no handler has ended for {self.still_s:.0f} s; {self._handlers()[1]} run",)

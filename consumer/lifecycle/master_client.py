@@ -105,14 +105,12 @@ class MasterClient:
 
 
 def wrong_fields(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the fields that a master refuses, and what is wrong with each."""
     errors = document.get("errors")
     named = errors if isinstance(errors, list) else []
     return [(str(one.get("field")), str(one.get("problem"))) for one in named if isinstance(one, dict)]
 
 
 def refusal(document: Mapping[str, Any]) -> str:
-    """Return why a master refused, in its own words."""
     told = str(document.get("detail") or document.get("title") or "")
     fields = "; ".join(f"{field}: {problem}" for field, problem in wrong_fields(document))
     return f"{told}: {fields}" if told and fields else told or fields

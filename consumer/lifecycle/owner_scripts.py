@@ -115,7 +115,6 @@ class OwnerScripts:
         return Renewal("" if state == b"LOST" else state.decode(), touched, following)
 
     def ack(self, by_ticket: Mapping[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int) -> AckAnswer:
-        """Acknowledge finished messages, per ticket in id order."""
         each = by_ticket.values()
         args = (
             self._keys.group,
@@ -145,7 +144,6 @@ class OwnerScripts:
         return AckAnswer(done, stale)
 
     def dead_letter(self, letter: Letter) -> Buried:
-        """Give a message up."""
         [answer] = self.dead_letters([letter])
         if isinstance(answer, Exception):
             raise answer
@@ -182,7 +180,6 @@ class OwnerScripts:
         return list(reply[1])
 
     def drain(self, lease_ms: int) -> None:
-        """Make Redis refuse hand-overs to this incarnation from now on."""
         self._check(self._scripts.run("drain", (self._lease,), (lease_ms,)))
 
     def give_back(self, tickets: Iterable[GiveBack]) -> list[Given]:

@@ -43,8 +43,6 @@ def linger(flush_s: float, strict: bool, spare: int, ticket_window: int) -> Ling
 
 
 class Success(Executed, Protocol):
-    """A message whose handler returned."""
-
     @property
     def lane(self) -> Any:
         """Return the held lane, when the next message of the ticket must wait for the acknowledgement."""

@@ -35,8 +35,6 @@ from usher.common.protocol.stream_id import rank
 
 
 class HasId(Protocol):
-    """A message, as far as lanes need it."""
-
     @property
     def stream_id(self) -> bytes: ...
     @property
@@ -82,7 +80,6 @@ class Lane(Generic[M]):
         self.apart = False  # it runs in a child process
 
     def merge_early(self) -> None:
-        """Sort late arrivals with lower ids into their places."""
         merged = sorted([*self.queue, *self.early], key=lambda message: rank(message.stream_id))
         self.early.clear()
         self.queue.clear()
@@ -90,8 +87,6 @@ class Lane(Generic[M]):
 
 
 class LaneBoard(Generic[M]):
-    """All lanes of a consumer."""
-
     def __init__(self) -> None:
         self.lanes: dict[bytes, Lane[M]] = {}
         self.ready: deque[Lane[M]] = deque()
@@ -147,7 +142,6 @@ class LaneBoard(Generic[M]):
             self.ready.append(lane)
 
     def has_idle(self, slots: int) -> bool:
-        """Return whether one of so many runners has nothing to do."""
         return self.running < slots and not self.ready
 
     def take(self) -> Lane[M] | None:
@@ -173,7 +167,6 @@ class LaneBoard(Generic[M]):
         return lane
 
     def release(self, lane: Lane[M]) -> None:
-        """Take the lane from its runner, which is done with it for now."""
         if lane.queue or lane.early or lane.apart:
             self._leave(lane)
             self._finish(lane)
@@ -289,7 +282,6 @@ class LaneBoard(Generic[M]):
         return closed
 
     def confirm_closed(self, ticket: bytes, fence: int) -> None:
-        """Note that Redis hands nothing more of the ticket over under ``fence``."""
         if self._closed_fences.get(ticket) == (fence, False):
             self._closed_fences[ticket] = (fence, True)
 
@@ -328,7 +320,6 @@ class LaneBoard(Generic[M]):
         return queued, due_s, lane.apart or any(other is lane for other in self._suspects)
 
     def drop_quiet(self, tickets: Iterable[bytes]) -> None:
-        """Drop tickets that were given back."""
         gone = set(tickets)
         for queue in (self.ready, self._suspects):
             kept = [lane for lane in queue if lane.ticket not in gone]
@@ -362,7 +353,6 @@ class LaneBoard(Generic[M]):
         return True
 
     def _finish(self, lane: Lane[M]) -> None:
-        """Make the lane ready again, or forget it when nothing is queued."""
         lane.forgotten = 0
         if lane.queue or lane.early:
             self.ready.append(lane)

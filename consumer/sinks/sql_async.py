@@ -34,10 +34,10 @@ from usher.consumer.sinks.sql import (
     PRUNE_EVERY,
     WEEK_S,
     Away,
+    SinkTables,
     check_done,
     plain_errors,
 )
-from usher.consumer.sinks.tables import SinkTables
 
 log = logging.getLogger(__name__)
 

@@ -76,7 +76,6 @@ def describe_line(file: str, line: int) -> str:
 
 @functools.cache
 def is_users(file: str) -> bool:
-    """Return whether a source file is the user's own."""
     if file.startswith("<"):
         return False
     path = Path(file).resolve()
@@ -146,8 +145,6 @@ def load_function(spec: str, option: str) -> Callable[..., Any]:
 
 
 class TortureChild:
-    """The harness's end of a child process."""
-
     def __init__(self, play: HandlerSpec) -> None:
         ours, theirs = socket.socketpair()
         self.pid = os.fork()
@@ -187,7 +184,6 @@ class TortureChild:
         return answer
 
     def wake(self) -> None:
-        """Let a frozen child go on."""
         self.is_frozen = False
         os.kill(self.pid, signal.SIGCONT)
 

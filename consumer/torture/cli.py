@@ -5,13 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
 
 import click
+import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
@@ -20,11 +26,93 @@ from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused
 from usher.common.base.json_text import json_line
 from usher.common.base.text import escape_control
+from usher.common.redis.embedded import EmbeddedRedis
+from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.stop_request import StopAsked, StopRequest
 from usher.consumer.torture.child import HandlerSpec
-from usher.consumer.torture.findings import ScenarioResult, format_effect, summary
+from usher.consumer.torture.findings import CaseFailure, ScenarioResult, format_effect, summary
 from usher.consumer.torture.harness import TortureLimits, default_fields
-from usher.consumer.torture.runner import run_torture
+
+_LOOK_EVERY_S = 0.2
+Told = Callable[[str, int, int], None]
+
+
+def run_torture(
+    play: HandlerSpec,
+    fields: Sequence[Mapping[str, str]],
+    limits: TortureLimits,
+    environ: Mapping[str, str],
+    progress: Told,
+    check: Callable[[], None],
+) -> list[ScenarioResult]:
+    """Run all scenarios, and return the results. It calls ``check`` meanwhile, which may raise. Raises StartRefused
+    when nothing can be said about the handler."""
+    with tempfile.TemporaryDirectory(prefix="usher-torture-", dir="/tmp" if Path("/tmp").is_dir() else None) as name:
+        folder = Path(name)
+        with EmbeddedRedis(folder, port=None, durable=False) as server:
+            request = {"redis_url": server.url, "play": asdict(play), "fields": list(fields), "limits": asdict(limits)}
+            (folder / "request").write_bytes(orjson.dumps(request))
+            return _staged(folder, dict(environ) | {"USHER_REDIS_URL": server.url}, progress, check)
+
+
+def _staged(
+    folder: Path, environ: Mapping[str, str], progress: Told, check: Callable[[], None]
+) -> list[ScenarioResult]:
+    reader, writer = os.pipe()
+    with (
+        (folder / "request").open("rb") as request,
+        (folder / "log").open("wb") as log,
+        os.fdopen(reader, "rb", buffering=0) as told,
+    ):
+        process = subprocess.Popen(
+            usher_command("torture-stage", str(writer)),
+            stdin=request,
+            stdout=log,
+            stderr=log,
+            env=dict(environ),
+            pass_fds=(writer,),
+            start_new_session=True,
+        )
+        os.close(writer)
+        try:
+            for line in _lines(told, check):
+                document: dict[str, Any] = orjson.loads(line)
+                if "findings" in document:
+                    return [_finding(each) for each in document["findings"]]
+                if "cannot" in document:
+                    raise StartRefused(f"nothing can be said about this handler: {document['cannot']}")
+                progress(document["scenario"], document["told"], document["count"])
+            raise StartRefused(
+                "the torture process ended by itself; its last output:\n"
+                f"{(folder / 'log').read_text(errors='replace')[-2000:]}"
+            )
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)  # its child processes are in its group, frozen ones too
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+def _lines(told: IO[bytes], check: Callable[[], None]) -> Iterator[bytes]:
+    """Yield whole lines as they come; a Ctrl-C is noticed while there are none."""
+    rest = b""
+    while True:
+        check()
+        if not select.select([told], [], [], _LOOK_EVERY_S)[0]:
+            continue
+        chunk = told.read(65_536)
+        if not chunk:
+            return
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+
+
+def _finding(document: dict[str, Any]) -> ScenarioResult:
+    document.pop("safe")
+    failures = [CaseFailure(**{**failure, "notes": tuple(failure["notes"])}) for failure in document.pop("failures")]
+    return ScenarioResult(**document, failures=failures)
+
 
 _HELP = """Run HANDLER (module:function) against everything that may happen to it, and say whether its effects are safe.
 
@@ -145,7 +233,6 @@ def _display() -> Iterator[_TortureProgress]:
 
 
 def print_torture_verdict(screen: Console, findings: list[ScenarioResult], seconds: float) -> None:
-    """Print the verdict for people."""
     table = Table(
         "",
         "what happens",

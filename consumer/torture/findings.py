@@ -53,7 +53,6 @@ class ScenarioResult:
         return not self.failures
 
     def document(self) -> dict[str, Any]:
-        """Return the result for JSON."""
         return asdict(self) | {"safe": self.safe}
 
 
@@ -125,7 +124,6 @@ def _is_number(value: Any) -> bool:
 
 
 def format_effect(value: Any) -> str:
-    """Return a value as text for people, cut to a readable length."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
 
@@ -148,7 +146,6 @@ def trouble_with_effect(before: Any, first: Expected, second: Expected) -> str:
 
 
 def summary(findings: Sequence[ScenarioResult]) -> str:
-    """Return the verdict in one line."""
     bad = [finding for finding in findings if not finding.safe]
     runs = sum(finding.runs for finding in findings)
     if not bad:

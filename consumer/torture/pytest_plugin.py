@@ -35,10 +35,9 @@ def _torture(
 ) -> None:
     from usher.common.base.errors import StartRefused
     from usher.consumer.torture.child import HandlerSpec
-    from usher.consumer.torture.cli import explained
+    from usher.consumer.torture.cli import explained, run_torture
     from usher.consumer.torture.findings import summary
     from usher.consumer.torture.harness import TortureLimits, default_fields
-    from usher.consumer.torture.runner import run_torture
 
     __tracebackhide__ = True
     limits = TortureLimits(stops, handler_seconds)

@@ -33,8 +33,6 @@ class RunStep:
 
 @dataclass(frozen=True)
 class WakeStep:
-    """The step in which a frozen actor goes on, and is waited for."""
-
     actor: str
 
 

@@ -1,8 +1,9 @@
-"""A process of the yardstick of ``usher bench latency``: a bare consumer, without order, leases or fences.
+"""A process of the yardsticks: a bare consumer, without order, leases or fences. Plain redis-py (with hiredis) in its
+usual form.
 
-``python bare.py URL STREAM NAME FILE``: connects, prints "ready", reads with XREADGROUP BLOCK and acknowledges each
-batch until a signal ends it. FILE gets the waits in ns, from a message's due time to its reading. Plain redis-py (with
-hiredis) in its usual form.
+``python bare.py URL STREAM NAME`` connects, prints "ready", waits for a line, reads and acknowledges until the stream
+is empty, prints how many (``usher bench throughput``). With a FILE it reads until a signal ends it, and that
+gets the waits in ns, from a message's due time to its reading (``usher bench latency``).
 """
 
 from __future__ import annotations
@@ -21,25 +22,37 @@ GROUP = "bare"
 _COUNT, _BLOCK_MS = 500, 1000
 
 
-def main(url: str, stream: str, name: str, file: str) -> None:
+def main(url: str, stream: str, name: str, file: str = "") -> None:
     signal.signal(signal.SIGTERM, _end)
     client = redis.Redis.from_url(url, protocol=2)
     client.ping()
-    waits = array.array("q")
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
+    _write_bare_result("ready")
+    read = ("XREADGROUP", "GROUP", GROUP, name, "COUNT", _COUNT, *(("BLOCK", _BLOCK_MS) if file else ()), "STREAMS")
+    if not file:
+        sys.stdin.readline()
+    handled, waits = 0, array.array("q")
     try:
-        while True:
-            found: Any = client.execute_command(
-                "XREADGROUP", "GROUP", GROUP, name, "COUNT", _COUNT, "BLOCK", _BLOCK_MS, "STREAMS", stream, ">"
-            )
-            for _, fields in found[0][1] if found else ():
-                waits.append(time.time_ns() - int(fields[b"due_ns"]))
+        while (found := _page(client, *read, stream, ">")) or file:
+            if file:
+                waits.extend(time.time_ns() - int(fields[b"due_ns"]) for _, fields in found)
             if found:
-                client.execute_command("XACK", stream, GROUP, *(entry_id for entry_id, _ in found[0][1]))
+                client.execute_command("XACK", stream, GROUP, *(entry_id for entry_id, _ in found))
+                handled += len(found)
+        _write_bare_result(str(handled))
     finally:
-        with Path(file).open("wb") as out:
-            waits.tofile(out)
+        if file:
+            with Path(file).open("wb") as out:
+                waits.tofile(out)
+
+
+def _page(client: redis.Redis, *command: str | int) -> list[Any]:
+    found: Any = client.execute_command(*command)
+    return found[0][1] if found else []
+
+
+def _write_bare_result(word: str) -> None:
+    sys.stdout.write(word + "\n")
+    sys.stdout.flush()
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:

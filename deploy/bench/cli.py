@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from usher.common.base.durations import Number
-from usher.deploy.bench import latency as measure_latency
-from usher.deploy.bench import machine
+from usher.deploy.bench import rig as machine
+from usher.deploy.bench import throughput as measure_latency
 from usher.deploy.bench import throughput as measures
 from usher.deploy.bench.rig import BenchFailed
 
@@ -68,13 +68,6 @@ def bench() -> None:
 @RUNS
 @VOLATILE
 @click.option("--no-run-log", is_flag=True, help="Without the run log, to see what it costs.")
-@click.option(
-    "--streams",
-    type=click.IntRange(1, 100_000),
-    default=1,
-    show_default=True,
-    help="Ticket streams; with more than one, compared with one.",
-)
 @JSON
 def throughput(
     messages: int,
@@ -84,19 +77,8 @@ def throughput(
     runs: int,
     no_aof: bool,
     no_run_log: bool,
-    streams: int,
     as_json: bool,
 ) -> None:
-    if streams > 1:
-        report(
-            lambda: measures.many_streams(
-                streams, messages, tickets, payload, consumers, not no_aof, os.environ, not no_run_log
-            ),
-            runs,
-            ("messages_per_second", "one_stream_per_second", "ratio"),
-            as_json,
-        )
-        return
     report(
         lambda: measures.throughput(messages, tickets, payload, consumers, not no_aof, os.environ, not no_run_log),
         runs,

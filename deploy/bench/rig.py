@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import platform
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+import psutil
 
 from usher.common.base.errors import UsherError
 from usher.common.cli.masters import living_consumers
@@ -22,7 +27,61 @@ from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, free_port
 from usher.common.redis.replies import TicketStream
 from usher.common.runtime.own_command import usher_command
-from usher.deploy.bench import machine
+from usher.deploy.bench import rig as machine
+from usher.deploy.bench.bare import GROUP as GROUP_OF_BARE
+
+
+def facts(redis_version: str) -> dict[str, Any]:
+    model = ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        model = next(
+            (
+                line.partition(":")[2].strip()
+                for line in cpuinfo.read_text().splitlines()
+                if line.startswith("model name")
+            ),
+            "",
+        )
+    return {
+        "cores": os.cpu_count(),
+        "cpu": model or platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "redis": redis_version,
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """Return a process and all its descendants, of which any may end meanwhile; none where it has ended."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process and its living descendants so far, in seconds."""
+    return sum(_of_each(pid, lambda member: sum(member.cpu_times()[:2])))
+
+
+def pss_mib(pid: int) -> float:
+    """Return the memory of the whole family in MiB, each shared page divided by the number of processes that share
+    it."""
+    return sum(_of_each(pid, lambda member: member.memory_full_info().pss)) / 2**20
+
+
+def rss_mib(pid: int) -> float:
+    return max(_of_each(pid, lambda member: member.memory_info().rss), default=0) / 2**20
+
+
+def _of_each(pid: int, read: Callable[[psutil.Process], float]) -> Iterator[float]:
+    for member in family(pid):
+        with contextlib.suppress(psutil.Error):
+            yield read(member)
+
 
 STREAM, GROUP = "bench", "bench_group"
 #: Seconds between two questions: was the first entry read, and are all done. The latter takes cores from the measured
@@ -108,7 +167,6 @@ class Rig:
         return self._urls
 
     def begin_consumers(self, consumers: int, handler: str, environ: dict[str, str], first: int = 1) -> None:
-        """Start consumers of the running masters, numbered from ``first``."""
         for number in range(first, first + consumers):
             self._start(
                 f"consumer-{number}",
@@ -125,7 +183,6 @@ class Rig:
         self._start("sender", ["send", "--simulate", "1000000000", "--rate", str(rate)], {})
 
     def release(self) -> None:
-        """Let the master lead."""
         self.link.call("DEL", self.keys.leader)
 
     def end_programs(self) -> None:
@@ -151,7 +208,6 @@ class Rig:
         )
 
     def check(self) -> None:
-        """Raise BenchFailed when a program has ended."""
         for name, program in self._programs.items():
             if program.poll() is not None:
                 raise BenchFailed(f"{name} ended with exit code {program.returncode}")
@@ -194,7 +250,6 @@ class Rig:
         return {name: round(machine.rss_mib(program.pid), 1) for name, program in self._programs.items()}
 
     def memory(self) -> dict[str, float]:
-        """Return the resident MiB of all programs and of Redis."""
         return self.rss() | {"redis": round(machine.rss_mib(self._redis.pid), 1)}
 
     def shares(self) -> dict[str, float]:
@@ -228,7 +283,6 @@ class Rig:
 
 
 def redis_version(link: Link) -> str:
-    """Return the version of Redis, or Valkey, as it reports it."""
     info = link.call("INFO", "server").decode()
     return version_text(dict(line.split(":", 1) for line in info.splitlines() if ":" in line))
 
@@ -239,8 +293,8 @@ def floor_seconds(rig: Rig, processes: int, count: int) -> float:
 
     The clock runs from when all processes are connected until the last one has acknowledged its last batch.
     """
-    rig.link.call("XGROUP", "CREATE", STREAM, "floor", "0")
-    script = Path(__file__).with_name("floor.py")
+    rig.link.call("XGROUP", "CREATE", STREAM, GROUP_OF_BARE, "0")
+    script = Path(__file__).with_name("bare.py")
     workers = [
         subprocess.Popen(
             [sys.executable, str(script), rig.url, STREAM, f"f{number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -265,7 +319,7 @@ def floor_seconds(rig: Rig, processes: int, count: int) -> float:
         for worker in workers:
             worker.kill()
             worker.communicate()
-        rig.link.call("XGROUP", "DESTROY", STREAM, "floor")
+        rig.link.call("XGROUP", "DESTROY", STREAM, GROUP_OF_BARE)
     if handled != count:
         raise BenchFailed(f"the floor handled {handled} of {count}")
     return seconds

@@ -15,7 +15,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.sending.pipelined import Sender, batches
 from usher.common.sending.workload import NewMessage
-from usher.deploy.demo.records import RecordReader
+from usher.deploy.demo.handlers import RecordReader
 from usher.deploy.demo.verdict import DemoVerdict, judge
 
 #: Seconds without a handled message after which the run ends.
@@ -47,7 +47,6 @@ class Flow:
         self._reader = RecordReader(self.records)
 
     def run(self, messages: Iterable[NewMessage]) -> DemoVerdict:
-        """Send everything, wait for its end, and judge."""
         began_ns = time.monotonic_ns()
         sender = Sender(self.link, self.keys.stream, self.ticket_field)
         for batch in batches(messages):
@@ -111,7 +110,6 @@ class Flow:
         return int(self.link.call("XPENDING", self.keys.stream, self.keys.group)[0])
 
     def _dead_letters(self) -> dict[str, str]:
-        """Return stream id and reason of the messages that became dead letters."""
         dead = {}
         for letter_id, fields in self.link.call("XRANGE", self.keys.dead, "-", "+", "COUNT", len(self.sent) + 1):
             named = dict(zip(fields[::2], fields[1::2], strict=False))

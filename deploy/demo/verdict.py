@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from usher.deploy.demo.records import Execution
+from usher.deploy.demo.handlers import Execution
 
 #: Examples kept per verdict; the counts are complete.
 _MOST_EXAMPLES = 10
@@ -75,7 +75,6 @@ class DemoVerdict:
         return wrong == 0 and self.handled == self.sent and (self.repeats_allowed or self.duplicates == 0)
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON document of ``usher demo --json``."""
         names = (
             "sent",
             "handled",
@@ -173,7 +172,6 @@ def _was_sent(run: Execution, place: Mapping[str, int], found: _Findings) -> boo
 def _by_ticket(
     runs: Iterable[Execution], sent: Sequence[tuple[str, str]], place: Mapping[str, int], found: _Findings
 ) -> dict[str, list[Execution]]:
-    """Return the executions of each ticket, as it was sent."""
     by_ticket: dict[str, list[Execution]] = defaultdict(list)
     for run in runs:
         ticket = sent[place[run.stream_id]][1]

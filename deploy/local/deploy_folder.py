@@ -44,8 +44,6 @@ _COPIES = ("runbook.md", "alerts.yml", "grafana.json")
 
 @dataclass(frozen=True)
 class SupervisedProgram:
-    """A section of supervisord.conf."""
-
     group: str
     name: str
     command: str
@@ -120,7 +118,6 @@ class Host:
         return own
 
     def programs(self) -> list[SupervisedProgram]:
-        """Return all programs that run here, in the order in which they start."""
         made = []
         if "redis" in self.roles:
             server = _words(self.settings[SERVER_VARIABLE])
@@ -196,8 +193,6 @@ class Host:
             words += [
                 "--consumers",
                 str(self.consumers),
-                "--name",
-                self.consumer_prefix,
                 "--health-port",
                 str(self.health_port),
             ]
@@ -268,7 +263,6 @@ class Host:
 
 
 def scheme_of(settings: Mapping[str, str]) -> str:
-    """Return the scheme that masters and consumers with these settings speak."""
     return "https" if settings.get("USHER_TLS_CERT") else "http"
 
 
@@ -283,12 +277,10 @@ def own_redis_url(user: str, address: str, port: int, password: str, settings: M
 
 
 def env_of(role: str) -> str:
-    """Return the name of the file with the settings of a role's programs."""
     return f"{role}.env"
 
 
 def _as(role: str, *words: str) -> str:
-    """Return the command that runs ``usher`` with the settings of a role alone."""
     return f"%(here)s/as {role} {_words(*usher_command(), *words)}"
 
 

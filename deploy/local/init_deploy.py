@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import click
@@ -20,7 +20,7 @@ import click
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.redis.acl import USERS
 from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server, has_selectors
-from usher.common.runtime.settings import PREFIX, CommonSettings, is_loopback, load, name_of, options
+from usher.common.runtime.settings import PREFIX, CommonSettings, is_loopback, load
 from usher.deploy.local.deploy_folder import (
     MASTER,
     REDIS_URL_OF,
@@ -69,7 +69,7 @@ _ODD = re.compile(r"[\s'\"\\%;#$`]")
 
 _HELP = """Write a folder that runs Usher on this host: supervisord.conf, settings and secrets, systemd unit, runbook.
 
-Settings are taken from the environment (USHER_*) and the flags below, and stand in usher.env afterwards.
+Settings are taken from the environment (USHER_*), and stand in usher.env afterwards.
 Secrets that are not set are made.
 Where the handler cannot be used yet, the folder is written all the same, and the exit code is 1.
 
@@ -78,12 +78,6 @@ Where the handler cannot be used yet, the folder is written all the same, and th
   set -a; . /srv/usher/usher.env; set +a                               on another host, with a copy of that file:
   usher init-deploy /srv/usher --role consumer --host 10.0.0.3         more consumers
 """
-
-
-class _Written(CommonSettings):
-    """The settings in usher.env: all that any program reads."""
-
-    UNREAD: ClassVar[frozenset[str]] = frozenset()
 
 
 @click.command(cls=PassesOn, help=_HELP)
@@ -116,7 +110,6 @@ class _Written(CommonSettings):
     show_default=True,
     help="What they run, as module:function.",
 )
-@click.option("--name", help="Consumers are called NAME-1, NAME-2 ... [consumer on loopback, else the host]")
 @click.option(
     "--health-port",
     type=click.IntRange(1, 65_000),
@@ -143,9 +136,8 @@ class _Written(CommonSettings):
     is_flag=True,
     help="Overwrite files that are there, with what usher.env says in the environment. state/ is never touched.",
 )
-@options(_Written)
-def init_deploy(folder: Path, roles: tuple[str, ...], force: bool, flags: dict[str, Any], **asked: Any) -> None:
-    host = plan(folder.absolute(), roles, asked, os.environ, flags)
+def init_deploy(folder: Path, roles: tuple[str, ...], force: bool, **asked: Any) -> None:
+    host = plan(folder.absolute(), roles, asked, os.environ)
     files = host.files()
     there = [name for name in files if (host.folder / name).exists()]
     if there and not force:
@@ -171,20 +163,13 @@ def init_deploy(folder: Path, roles: tuple[str, ...], force: bool, flags: dict[s
         sys.exit(1)
 
 
-def plan(
-    folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ: Mapping[str, str], flags: Mapping[str, Any]
-) -> Host:
+def plan(folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ: Mapping[str, str]) -> Host:
     """Return what will run, after all checks. Raises StartRefused or SettingsError naming the setting or flag."""
-    settings = load(CommonSettings, environ, {name: value for name, value in flags.items() if name != "state_dir"})
+    settings = load(CommonSettings, {name: value for name, value in environ.items() if name != "USHER_STATE_DIR"})
     address = asked["host"].strip("[]")
     _check_folder(folder)
     _check_address(address)
     shared = {name: value for name, value in environ.items() if name.startswith(PREFIX) and name not in _NOT_SHARED}
-    shared |= {
-        name_of(name): str(value)
-        for name, value in settings.model_dump(exclude_defaults=True).items()
-        if name != "state_dir"
-    }
     shared["USHER_STATE_DIR"] = str(folder / "state")
     shared["USHER_HANDLER"] = asked["handler"]
     chosen = _roles(roles, settings.redis_url, address, asked["redis_port"])
@@ -202,9 +187,7 @@ def plan(
     shared = {name: value for name, value in shared.items() if value}
     drain_seconds = _check_programs(shared)
     _check_quotes(shared | {REDIS_URL_OF.format(user.upper()): url for user, url in users.items()})
-    prefix = asked["name"] or (
-        "consumer" if address == "127.0.0.1" else re.sub(r"[^A-Za-z0-9.-]", "-", address).strip("-")
-    )
+    prefix = "consumer" if address == "127.0.0.1" else re.sub(r"[^A-Za-z0-9.-]", "-", address).strip("-")
     project = _project(folder, shared) if "consumer" in chosen else None
     return Host(
         folder,
@@ -260,7 +243,6 @@ def _roles(asked: tuple[str, ...], redis_url: str, address: str, redis_port: int
 
 
 def _masters(roles: list[str], asked: str, address: str, scheme: str) -> list[str]:
-    """Return the URLs of all masters of the system."""
     if asked:
         return [url.strip().rstrip("/") for url in asked.split(",")]
     if "consumer" in roles and "master" not in roles:

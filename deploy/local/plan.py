@@ -211,12 +211,10 @@ def start(made: Plan, running: Supervision, check: Callable[[], None], told: Cal
 
 
 def can_prove() -> bool:
-    """Return True when the extra ``audit`` is installed."""
     return all(find_spec(name) for name in ("pyspark", "duckdb"))
 
 
 def watch(running: Supervision, redis_is_ours: bool) -> None:
-    """Raise SupervisionLost when a program is gone without which nothing works."""
     try:
         states = running.states()
     except SupervisionHangs:

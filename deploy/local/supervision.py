@@ -24,7 +24,7 @@ import tempfile
 import time
 import warnings
 import xmlrpc.client
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,6 +32,7 @@ from typing import Any, TextIO
 import click
 import psutil
 from supervisor.supervisord import main as supervisord_main
+from supervisor.xmlrpc import SupervisorTransport
 
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.runtime.own_command import usher_command
@@ -147,27 +148,19 @@ class Supervision:
     def start_group(self, group: str) -> None:
         """Start the programs of a group (redis, master or consumer) without waiting for them. Raises
         SupervisionLost."""
-        try:
-            with self._rpc() as supervisor:
-                supervisor.startProcessGroup(group, False)
-        except OSError as gone:
-            raise self._lost(gone) from gone
+        with self._or_lost(), self._rpc() as supervisor:
+            supervisor.startProcessGroup(group, False)
 
     def drain_group(self, group: str) -> None:
         """Let the programs of a group end in order; supervisord starts each again. Raises SupervisionLost."""
-        try:
-            with self._rpc() as supervisor:
-                supervisor.signalProcessGroup(group, "TERM")
-        except OSError as gone:
-            raise self._lost(gone) from gone
+        with self._or_lost(), self._rpc() as supervisor:
+            supervisor.signalProcessGroup(group, "TERM")
 
     def states(self) -> list[ProgramState]:
         """Return the states of all programs. Raises SupervisionLost when supervisord is gone, SupervisionHangs when it
         takes too long."""
-        try:
+        with self._or_lost():
             return self._ask()
-        except (OSError, xmlrpc.client.Error) as gone:
-            raise self._lost(gone) from gone
 
     def states_or_none(self) -> list[ProgramState] | None:
         """Return the states of all programs, or None when supervisord does not answer."""
@@ -176,13 +169,17 @@ class Supervision:
         except (OSError, xmlrpc.client.Error):
             return None
 
-    def _lost(self, trouble: Exception) -> SupervisionLost:
-        if self._process is None or self._process.poll() is not None:
-            return SupervisionLost(f"supervisord has ended unexpectedly; its last words are in {self.logs}")
-        # BlockingIOError: too many calls wait for it already.
-        hangs = isinstance(trouble, (TimeoutError, BlockingIOError))
-        kind = SupervisionHangs if hangs else SupervisionLost
-        return kind("supervisord lives but does not answer")
+    @contextlib.contextmanager
+    def _or_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, xmlrpc.client.Error) as trouble:
+            if self._process is None or self._process.poll() is not None:
+                told = f"supervisord has ended unexpectedly; its last words are in {self.logs}"
+                raise SupervisionLost(told) from trouble
+            # BlockingIOError: too many calls wait for it already.
+            kind = SupervisionHangs if isinstance(trouble, (TimeoutError, BlockingIOError)) else SupervisionLost
+            raise kind("supervisord lives but does not answer") from trouble
 
     def _ask(self) -> list[ProgramState]:
         with self._rpc() as supervisor:
@@ -192,7 +189,6 @@ class Supervision:
         return states
 
     def last_words(self, name: str, lines: int = 5) -> str:
-        """Return the end of a program's log, of this run."""
         path = self.logs / f"{name}.log"
         try:
             inode, size = self._logs_before.get(path.name, (0, 0))
@@ -237,8 +233,10 @@ class Supervision:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _rpc(self) -> _Rpc:
-        return _Rpc(xmlrpc.client.ServerProxy("http://127.0.0.1", transport=_Transport(self._socket)))
+    @contextlib.contextmanager
+    def _rpc(self) -> Iterator[Any]:
+        with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=_Transport(self._socket)) as proxy:
+            yield proxy.supervisor
 
     def _knock(self) -> None:
         """Wake supervisord, which looks once a second whether a program has ended, or when called: the next group then
@@ -260,40 +258,20 @@ class Supervision:
             _signal(pid, signal.SIGKILL)
 
 
-class _Connection(http.client.HTTPConnection):
+class _Transport(SupervisorTransport):
+    """supervisor's own, with a time limit: without one it waits as long as supervisord hangs, and Ctrl-C with it."""
+
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=_ANSWERS_IN_S)
+        super().__init__(serverurl=f"unix://{path}")
         self._path = str(path)
+        self._get_connection = self._connected
 
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-class _Transport(xmlrpc.client.Transport):
-    """A transport to a unix socket, with a time limit: supervisor's own waits as long as supervisord hangs, and Ctrl-C
-    with it."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-
-    def make_connection(self, _host: object) -> http.client.HTTPConnection:
-        return _Connection(self._path)
-
-
-class _Rpc:
-    """The supervisor namespace of one XML-RPC connection, closed at the end of a ``with``."""
-
-    def __init__(self, proxy: xmlrpc.client.ServerProxy) -> None:
-        self._proxy = proxy
-
-    def __enter__(self) -> Any:
-        return self._proxy.supervisor
-
-    def __exit__(self, *_: object) -> None:
-        self._proxy("close")()
+    def _connected(self) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(_ANSWERS_IN_S)
+        connection.sock.connect(self._path)
+        return connection
 
 
 def _control_socket(state_folder: Path) -> Path:

@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,8 +22,6 @@ from usher.common.base.log import redacted
 from usher.common.redis.endpoints import mode
 from usher.common.runtime.settings import options
 from usher.common.runtime.stop_request import StopAsked, StopRequest
-from usher.deploy.local.code_watch import CodeWatch
-from usher.deploy.local.log_relay import Relay
 from usher.deploy.local.plan import (
     EXAMPLE_HANDLER,
     LocalSettings,
@@ -36,6 +35,138 @@ from usher.deploy.local.plan import (
 )
 from usher.deploy.local.preflight import PassesOn
 from usher.deploy.local.supervision import Supervision, SupervisionLost, leftover, longest_stop_s
+
+#: Colours of programs, in the order in which they appear; red is left for supervisord's own news.
+_COLOURS = (
+    "cyan",
+    "green",
+    "yellow",
+    "blue",
+    "magenta",
+    "bright_cyan",
+    "bright_green",
+    "bright_yellow",
+    "bright_blue",
+    "bright_magenta",
+)
+_WIDTH = 12
+#: Bytes read per file and turn; the rest waits for the next turn, so that one noisy program does not hide the others.
+_TURN_BYTES = 256 * 1024
+
+
+@dataclass
+class _OpenLog:
+    """An open log: the file itself, not its name, so that a rotation loses nothing."""
+
+    descriptor: int
+    inode: int
+    rest: bytes = b""
+
+
+class Relay:
+    def __init__(self, folder: Path, coloured: bool) -> None:
+        self._folder = folder
+        self._coloured = coloured
+        self._followed: dict[str, _OpenLog] = {}
+        for path in folder.glob("*.log"):
+            followed = self._open(path)
+            if followed is not None:
+                os.lseek(followed.descriptor, 0, os.SEEK_END)
+
+    def lines(self) -> list[str]:
+        """Return the lines logged since the last call, ready to print."""
+        shown = []
+        for path in sorted(self._folder.glob("*.log")):
+            name = path.name.removesuffix(".log")
+            for line in self._news(path, name):
+                if name != "supervisord" or self._is_news(line):
+                    shown.append(self._dressed(name, line))
+        return shown
+
+    def close(self) -> None:
+        for followed in self._followed.values():
+            os.close(followed.descriptor)
+        self._followed.clear()
+
+    def _open(self, path: Path) -> _OpenLog | None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None  # rotated away at this moment; the next turn finds the new one
+        followed = _OpenLog(descriptor, os.fstat(descriptor).st_ino)
+        self._followed[path.name.removesuffix(".log")] = followed
+        return followed
+
+    def _news(self, path: Path, name: str) -> list[str]:
+        followed = self._followed.get(name) or self._open(path)
+        if followed is None:
+            return []
+        grown = os.read(followed.descriptor, _TURN_BYTES)
+        if not grown and self._was_rotated(path, followed):
+            os.close(followed.descriptor)
+            del self._followed[name]
+            return self._news(path, name)
+        *whole, followed.rest = (followed.rest + grown).split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
+
+    @staticmethod
+    def _was_rotated(path: Path, followed: _OpenLog) -> bool:
+        try:
+            return path.stat().st_ino != followed.inode
+        except OSError:
+            return False
+
+    @staticmethod
+    def _is_news(line: str) -> bool:
+        """Select from supervisord's own log the lines that a person wants to see while it runs well."""
+        return any(word in line for word in (" exited: ", "gave up: ", "killing ", "spawnerr", "FATAL"))
+
+    def _dressed(self, name: str, line: str) -> str:
+        # Logs may hold text from the network: none of its control characters reaches the terminal.
+        plain = "".join(
+            letter if letter.isprintable() or letter == "\t" else "\N{REPLACEMENT CHARACTER}" for letter in line
+        )
+        label = f"{name:<{_WIDTH}} | "
+        if not self._coloured:
+            return label + plain
+        colour = "red" if name == "supervisord" else _COLOURS[sorted(self._followed).index(name) % len(_COLOURS)]
+        return click.style(label, fg=colour) + plain
+
+
+#: Most files that are looked at, each second.
+_MOST_FILES = 5_000
+
+
+class CodeWatch:
+    """A watch on the ``.py`` files in a folder and those below it; virtual environments and hidden folders are left
+    out."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen = self._look()
+
+    def changed(self) -> list[str]:
+        """Return the files that came, went or changed since the last call."""
+        before, self._seen = self._seen, self._look()
+        return sorted({path for path, _ in {*before.items()} ^ {*self._seen.items()}})
+
+    def _look(self) -> dict[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        for folder, folders, files in os.walk(self._folder):
+            folders[:] = [name for name in folders if not name.startswith((".", "__")) and name != "node_modules"]
+            if "pyvenv.cfg" in files:
+                folders.clear()
+                continue
+            for name in files:
+                if name.endswith(".py") and len(found) < _MOST_FILES:
+                    path = Path(folder, name)
+                    try:
+                        facts = path.stat()
+                    except OSError:
+                        continue  # an editor's file that went meanwhile
+                    found[os.path.relpath(path, self._folder)] = facts.st_mtime_ns, facts.st_size
+        return found
+
 
 _RELAY_EVERY_S = 0.2
 _WATCH_EVERY_S = 1.0

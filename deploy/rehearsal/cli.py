@@ -26,13 +26,12 @@ from usher.common.protocol.stream_id import is_id
 from usher.common.redis.client import CommandRefused
 from usher.common.runtime.settings import CommonSettings, load, options
 from usher.common.runtime.stop_request import StopAsked, StopRequest
-from usher.consumer.isolation.process import HandlerProcess
-from usher.consumer.isolation.values import NOT_RUN, CallResult, ProcessSpec
-from usher.deploy.rehearsal.candidates import Candidates, Named
-from usher.deploy.rehearsal.replay import Replay
-from usher.deploy.rehearsal.selection import (
+from usher.consumer.isolation.process import NOT_RUN, CallResult, HandlerProcess, ProcessSpec
+from usher.deploy.rehearsal.candidates import (
     DONE,
     Candidate,
+    Candidates,
+    Named,
     Rehearsed,
     Replayed,
     Wanted,
@@ -41,6 +40,7 @@ from usher.deploy.rehearsal.selection import (
     in_order,
     redrive_command,
 )
+from usher.deploy.rehearsal.replay import Replay
 from usher.master.cli.log import place
 from usher.master.cli.options import OF_LETTERS, caller, wanted_of, why_option
 from usher.master.cli.shared import CommandContext, configured, console, print_json, table
@@ -81,8 +81,6 @@ _WARNING = (
 
 
 class RehearseSettings(CommonSettings):
-    """Settings of a rehearsal."""
-
     UNREAD: ClassVar[frozenset[str]] = CommonSettings.UNREAD - {"log_level", "log_format"} | {"lease_seconds"}
 
     handler_seconds: float = Field(
@@ -470,7 +468,6 @@ def _into(
 def _added_again(
     finder: Candidates, over: Sequence[Candidate], at: CommandContext, wanted: Wanted, by: By, given: dict[str, Any]
 ) -> tuple[list[Replayed], int]:
-    """Add them, follow them, and write the line of the action log, whatever happens."""
     name = given["name"] or f"replay-{wall_ms()}"
     click.echo(f"this replay is called {name}; --name {name} goes on with it", err=True)
     code, failed = 0, FAILED

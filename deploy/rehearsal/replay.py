@@ -18,8 +18,7 @@ from usher.common.base.errors import ReplyUnknown
 from usher.common.protocol.keys import Keys, uid_key
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
-from usher.deploy.rehearsal.candidates import Candidates
-from usher.deploy.rehearsal.selection import (
+from usher.deploy.rehearsal.candidates import (
     DONE,
     HELD,
     NOT_REPLAYED,
@@ -27,6 +26,7 @@ from usher.deploy.rehearsal.selection import (
     WAITING,
     Before,
     Candidate,
+    Candidates,
     Replayed,
     again,
     seconds_of,
@@ -122,7 +122,6 @@ class Replay:
         raise AssertionError("not reached")
 
     def _look(self) -> int:
-        """Take note of what is over, and return how many these are."""
         if not self._running:
             return 0
         ended = 0

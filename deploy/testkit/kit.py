@@ -16,8 +16,12 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import orjson
+
 from usher.common.base.clock import now_s
+from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.message import check_ticket
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
@@ -38,7 +42,6 @@ from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.policy.acks import FailedAttempt, Linger, Success
 from usher.consumer.policy.outcome import Bury, TicketPace
 from usher.consumer.settings import ConsumerSettings
-from usher.deploy.testkit.messages import encoded
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import ChangeWatch, Report
 from usher.master.leader.elector import Elector, Lead
@@ -48,6 +51,48 @@ from usher.master.membership.registry import read_registry
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.letters import DeadLetter, LetterFilter
 from usher.master.settings import LONGEST_LEASE_S, MasterSettings
+
+
+def message(
+    ticket_id: str,
+    fields: Mapping[str, Any] | None = None,
+    *,
+    attempt: int = 1,
+    fence: int = 1,
+    id: str = "1700000000000-0",
+    mine: bool = True,
+    rehearsal: bool = False,
+    stream: str = "ticket_stream",
+    **more: Any,
+) -> Message:
+    """Return a message as a handler gets it, for a test that calls the handler itself.
+
+    ``fields`` and ``more`` are its fields: text, bytes and numbers as ``Producer`` takes them, anything else as JSON.
+    ``mine`` False: ``still_mine()`` says that the lease has ended. ``rehearsal``: as in ``usher rehearse``.
+    """
+    flat = [b"ticket_id", check_ticket(ticket_id.encode())]
+    for name, value in {**(fields or {}), **more}.items():
+        flat += (name.encode(), encoded(value))
+    lease = OwnLease(math.inf if mine else 0.0, now_s())
+    made = message_type(stream, is_gathered=False, is_rehearsal=rehearsal)(
+        ticket_id.encode(), id.encode(), fence, flat, lease, Attempts(attempt, attempt - 1, 0, 0)
+    )
+    made.deadline = None
+    return made
+
+
+def encoded(value: Any) -> bytes:
+    """Return a field's value as bytes.
+
+    >>> encoded("a"), encoded(1.5), encoded({"n": 1})
+    (b'a', b'1.5', b'{"n":1}')
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    return str(value).encode() if isinstance(value, (int, float)) else orjson.dumps(value)
+
 
 #: Most turns of the leader in which nothing is left to do, and most calls of one ``run``: beyond them something goes
 #: round in a circle.
@@ -84,8 +129,6 @@ class _DirectReports(Reporter):
 
 
 class _NotedOutcomes:
-    """Outcomes on their way to the acker, noted as calls."""
-
     def __init__(self, acker: Acker, note: Callable[[bytes, bytes, int, str], None]) -> None:
         self._acker = acker
         self._note = note
@@ -321,7 +364,6 @@ class Kit:
         self.calls.append(Call(ticket.decode(), stream_id.decode(), attempt, outcome, self.now_s, error))
 
     def _tell_wait(self, message: Message) -> None:
-        """Note how long a message waits that comes again."""
         with self._lanes.locked() as board:
             queued, due_s, _ = board.look(message.ticket)
         if due_s is None or message not in queued:

@@ -35,7 +35,7 @@ from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.incarnation import Orders
-from usher.consumer.isolation.values import ProcessSpec
+from usher.consumer.isolation.process import ProcessSpec
 from usher.consumer.isolation.worker import SuspectWorker
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient

@@ -14,8 +14,7 @@ import pytest
 
 from usher.common.base.clock import now_s
 from usher.common.runtime import memory
-from usher.consumer.isolation.process import HandlerProcess
-from usher.consumer.isolation.values import DIED, DONE, HUNG, LEASE, NOT_RUN, Piece, ProcessSpec
+from usher.consumer.isolation.process import DIED, DONE, HUNG, LEASE, NOT_RUN, HandlerProcess, Piece, ProcessSpec
 
 _HANDLERS = """
 import time

@@ -14,8 +14,8 @@ from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.attempts import Attempts, encode
 from usher.common.protocol.run_log import CRASHED, decode
 from usher.common.redis.replies import pairs
-from usher.consumer.lifecycle.crash_report import note_crash, report_crash
 from usher.consumer.lifecycle.journal import Former
+from usher.consumer.lifecycle.process_ending import note_crash, report_crash
 from usher.consumer.policy.quarantine import Left
 from usher.master.leader.leader_scripts import LeaderScripts
 

@@ -17,9 +17,9 @@ from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.attempts import Attempts
 from usher.consumer.execution.lanes import MessageLane
 from usher.consumer.handlers.message import Message
-from usher.consumer.isolation.values import NOT_RUN, CallResult, Piece
-from usher.consumer.lifecycle.crash_report import note_crash
+from usher.consumer.isolation.process import NOT_RUN, CallResult, Piece
 from usher.consumer.lifecycle.journal import read_journal
+from usher.consumer.lifecycle.process_ending import note_crash
 
 T, U, V = b"T", b"U", b"V"
 

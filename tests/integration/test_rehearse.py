@@ -23,10 +23,9 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.run_log import encode
 from usher.common.redis.client import Link
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.isolation.process import HandlerProcess
-from usher.consumer.isolation.values import Piece, ProcessSpec
+from usher.consumer.isolation.process import HandlerProcess, Piece, ProcessSpec
 from usher.consumer.policy.acks import Finished
-from usher.deploy.rehearsal.selection import Candidate
+from usher.deploy.rehearsal.candidates import Candidate
 from usher.master.leader.leader_scripts import LeaderScripts
 
 _SHOP = """

@@ -23,7 +23,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 from usher.consumer.policy.acks import Finished
 from usher.deploy.rehearsal import replay as replay_module
-from usher.deploy.rehearsal.selection import Wanted
+from usher.deploy.rehearsal.candidates import Wanted
 from usher.master.audit.archive.commits import Commit
 from usher.master.audit.archive.standing import data_sets
 from usher.master.audit.read.columns import RUNS, stream_batch

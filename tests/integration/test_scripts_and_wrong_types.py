@@ -11,9 +11,9 @@ from tests.integration.factories import LEASE_MS, Owner, World, fetch, plan
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.attempts import Attempts
 from usher.common.redis.client import CommandRefused
-from usher.consumer.lifecycle.crash_report import note_crash
 from usher.consumer.lifecycle.journal import Former
 from usher.consumer.lifecycle.owner_scripts import Letter
+from usher.consumer.lifecycle.process_ending import note_crash
 from usher.consumer.policy.quarantine import Left
 from usher.master.leader.entries import NewEntries, PeekedEntry, Rejected
 from usher.master.leader.leader_scripts import LeaderScripts

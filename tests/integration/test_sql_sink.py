@@ -15,8 +15,7 @@ from tests.sinks import Mark, accounts, add, rows
 from usher.common.base.errors import OwnershipLost, RetryLater
 from usher.consumer.handlers.loader import load_handler
 from usher.consumer.sinks.outcomes import SinkMisused, SinkNotNow, StaleFence
-from usher.consumer.sinks.sql import SqlSink
-from usher.consumer.sinks.tables import storable
+from usher.consumer.sinks.sql import SqlSink, storable
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from usher.common.base.clock import now_s
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.execution.acker import Acker
+from usher.consumer.execution.async_pool import LaneWorker
 from usher.consumer.execution.drain import Drain
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.reporter import Reporter
-from usher.consumer.execution.thread_pool import LaneWorker
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts

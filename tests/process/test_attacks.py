@@ -134,7 +134,6 @@ def _host(**environ: str) -> Host:
         "masters": None,
         "consumers": 1,
         "handler": "usher.deploy.demo.handlers:show",
-        "name": None,
         "health_port": 8721,
         "redis_port": 6390,
         "users": (getpass.getuser(),),
@@ -142,7 +141,7 @@ def _host(**environ: str) -> Host:
     with pytest.MonkeyPatch.context() as patch:  # tests/process/test_init_deploy.py asks the real programs
         patch.setattr("usher.deploy.local.init_deploy.check_programs", lambda environ, folder=None: None)
         patch.setattr("usher.deploy.local.init_deploy._check_tls", lambda server: None)  # Redis 6.2 may have none
-        return plan(Path("/srv/usher"), ("all",), asked, environ, {})
+        return plan(Path("/srv/usher"), ("all",), asked, environ)
 
 
 def _handlers_secrets(_server: Guarded) -> str:

@@ -21,9 +21,9 @@ from usher import cli
 from usher.common.base.errors import SettingsError
 from usher.common.runtime.settings import USUAL
 from usher.consumer.settings import ConsumerSettings
-from usher.deploy.local.log_relay import Relay
 from usher.deploy.local.plan import LocalSettings
 from usher.deploy.local.supervision import environment, master_urls
+from usher.deploy.local.up import Relay
 from usher.master.audit.settings import AuditSettings
 from usher.master.settings import MasterSettings, StreamerSettings
 

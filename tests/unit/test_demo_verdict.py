@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from usher.deploy.demo.records import Execution, RecordFile, RecordReader
+from usher.deploy.demo.handlers import Execution, RecordFile, RecordReader
 from usher.deploy.demo.verdict import DemoVerdict, judge
 
 SENT = [("1-0", "A"), ("2-0", "A"), ("3-0", "B"), ("4-0", "A")]

@@ -29,7 +29,6 @@ _ASKED: dict[str, Any] = {
     "masters": None,
     "consumers": 2,
     "handler": "shop:handle",
-    "name": None,
     "health_port": 8721,
     "redis_port": 6390,
     "users": (getpass.getuser(),),
@@ -44,7 +43,7 @@ def _programs_accept_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(*roles: str, folder: str = "/srv/usher", environ: dict[str, str] | None = None, **asked: Any) -> Host:
-    return plan(Path(folder), roles or ("all",), _ASKED | asked, environ or {}, {})
+    return plan(Path(folder), roles or ("all",), _ASKED | asked, environ or {})
 
 
 def sections(host: Host) -> dict[str, dict[str, str]]:
@@ -91,7 +90,7 @@ def test_settings_of_the_environment_are_kept_but_for_those_of_one_program() -> 
         "HOME": "/",
     }
     settings = planned(environ=environ).settings
-    assert settings["USHER_LEASE_SECONDS"] == "7.0"
+    assert settings["USHER_LEASE_SECONDS"] == "7"
     assert settings["USHER_STATE_DIR"] == "/srv/usher/state"
     assert not {"USHER_BIND", "USHER_CONSUMER_NAME", "HOME"} & settings.keys()
 

@@ -17,11 +17,10 @@ from tests.unit.test_pools import Accounts
 from usher.common.base.clock import now_s
 from usher.common.runtime.fork_guard import call_in_children
 from usher.common.runtime.service import Service
-from usher.consumer.execution.async_pool import AsyncPool
+from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
 from usher.consumer.execution.batch_pool import batch_pool
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lanes
-from usher.consumer.execution.thread_pool import LaneWorker
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message, OwnLease

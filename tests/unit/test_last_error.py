@@ -78,7 +78,7 @@ def test_a_dump_of_a_process_that_hangs_begins_with_the_innermost_call() -> None
 
 
 def test_the_stack_of_a_handler_is_found_in_its_thread() -> None:
-    from usher.consumer.execution import thread_pool
+    from usher.consumer.execution import async_pool as thread_pool
 
     message, other = (Message(b"T", b"1-1", 1, [], OwnLease(1.0, 0.0)) for _ in range(2))
     begun, over = threading.Event(), threading.Event()

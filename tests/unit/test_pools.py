@@ -14,10 +14,9 @@ from tests.books import Book
 from usher.common.base.clock import now_s
 from usher.common.base.errors import HandlerUnusable
 from usher.common.runtime.service import Service
-from usher.consumer.execution.async_pool import AsyncPool
+from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lanes, MessageLane
-from usher.consumer.execution.thread_pool import LaneWorker
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.acks import FailedAttempt, Finished
 from usher.consumer.policy.outcome import Bury, RetryPolicy

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SCHEMA = pa.schema([pa.field("key_ticket", pa.string()), pa.field("key_uid", pa.string())])
 _PAGE = 10_000
-#: The form in which the sink stores other values than plain short texts (consumer/sinks/tables.py).
+#: The form in which the sink stores other values than plain short texts (consumer/sinks/sql.py).
 _LONGEST_TEXT, _DIGEST = 256, "sha256:"
 #: A message's uid (common/protocol/message.py, consumer/handlers/message.py); an empty one counts as none. usher_from:
 #: source id, a number, source.

@@ -254,7 +254,7 @@ BUGS = (
     Bug(
         mutant(
             "the end of a consumer is charged to what ran in it",
-            Replace("usher.consumer.lifecycle.crash_report:suspects", _charged),
+            Replace("usher.consumer.lifecycle.process_ending:suspects", _charged),
         ),
         _OWN + "who_ran_when_its_consumer_ended_keeps_its_attempts",
         "K12",
