@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.integration.factories import LEASE_MS, NASTY_TICKETS, TRICKY_IDS, Owner, World, fetch, plan, states
+from tests.integration.factories import LEASE_MS, TRICKY_IDS, Owner, World, fetch, plan, states
 from usher.common.base.errors import OwnershipLost
 from usher.consumer.lifecycle.owner_scripts import GiveBack, Given
 from usher.master.leader.leader_scripts import LeaderScripts
@@ -37,14 +37,6 @@ def test_the_entries_go_to_master_and_the_record_says_that_they_were_returned(wo
     assert world.pending() == {b"master": list(TRICKY_IDS)}
     assert world.record(b"T") == (b"returned", fence, list(TRICKY_IDS))
     assert set(world.deliveries().values()) == {1}, "giving back is no delivery"
-
-
-def test_the_same_call_twice_says_that_it_has_them_no_more(world: World) -> None:
-    """The reply was lost; the tickets are under ``master`` all the same."""
-    _, a = _draining(world)
-    world.give_back(a, {b"T": [b"1-1", b"2-1"]})
-    with world.unchanged():
-        assert world.give_back(a, {b"T": [b"1-1", b"2-1"]}) == [b"T"]
 
 
 @pytest.mark.parametrize("state", ["live", "draining", "revoked"])
@@ -163,24 +155,6 @@ def test_what_others_have_or_nobody_has_is_kept(world: World) -> None:
         assert world.give_back(a, {b"U": theirs, b"V": parked, b"W": [b"9-9"]}) == [b"U", b"V", b"W"]
 
 
-@pytest.mark.parametrize(
-    "value", [b"", b"garbage", b"%s", b"%s five 1-1 2-1", b"halted 5 1-1 2-1", b"returned 5 1-1 2-1"]
-)
-def test_a_record_that_is_not_ours_to_give_is_kept(world: World, value: bytes) -> None:
-    _, a = _draining(world)
-    world.spoil(b"T", value.replace(b"%s", a.name))
-    with world.unchanged():
-        assert world.give_back(a, {b"T": [b"1-1", b"2-1"]}) == [b"T"]
-    world.apart_because = "the record was written by hand"
-
-
-@pytest.mark.parametrize("ticket", NASTY_TICKETS)
-def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
-    _, a = _draining(world, ticket)
-    assert world.give_back(a, {ticket: [b"1-1", b"2-1"]}) == []
-    assert world.head(ticket).startswith(b"returned ")
-
-
 @pytest.mark.parametrize("lost", [(b"1-1",), (b"2-1",), (b"1-1", b"2-1")])
 @pytest.mark.parametrize("when", ["before", "dropped by a renewal before"])
 def test_what_lost_its_body_is_named_only_if_it_is_still_pending(
@@ -202,17 +176,6 @@ def test_what_lost_its_body_is_named_only_if_it_is_still_pending(
     b = world.join("b")
     if left:
         assert leader.hand_over(plan(b, {b"T": left}, {b"T": world.head(b"T")})).targets[0].refused == []
-
-
-def test_what_was_acknowledged_by_hand_is_given_back_too(world: World) -> None:
-    """It was not handled: nobody but its owner knows of it."""
-    _, a = _draining(world)
-    world.link.call("XACK", world.keys.stream, world.keys.group, "1-1")
-    assert world.give_back(a, {b"T": [b"1-1", b"2-1"]}) == []
-    record = world.record(b"T")
-    assert record is not None
-    assert record.ids == world.pending()[b"master"] == [b"1-1", b"2-1"]
-    assert world.dead() == []
 
 
 def test_thousands_are_given_back_in_one_call(world: World) -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.integration.factories import Owner, World, plan
-from tests.integration.memory import full_memory
 from tests.integration.test_charge import attempts
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.attempts import Attempts, encode
@@ -57,12 +56,6 @@ def test_what_redis_knows_already_changes_nothing_however_often_it_is_told(world
         assert tell(world, dead.incarnation, *story) == []
 
 
-def test_a_start_that_redis_knows_already_is_not_counted_again(world: World, dead: Owner) -> None:
-    dead.steps.charge({b"1-1": Attempts(3, 3, 2)})
-    assert tell(world, dead.incarnation, left(b"1-1", Attempts(3, 0, 2))) == []
-    assert attempts(world) == {b"1-1": Attempts(3, 3, 2)}
-
-
 def test_failures_that_only_the_journal_knows_and_losses_that_only_redis_knows_are_kept(
     world: World, dead: Owner
 ) -> None:
@@ -80,23 +73,6 @@ def test_an_end_from_outside_counts_as_a_loss_once(world: World, dead: Owner, le
     world.end_lease(dead)
     leader.take_back(dead.incarnation, 10)
     assert attempts(world) == {b"1-1": Attempts(2, 1, 0, 2), b"2-1": Attempts(1, losses=1)}
-
-
-def test_what_is_not_pending_any_more_is_not_noted(world: World, dead: Owner) -> None:
-    dead.steps.ack({b"T1": [b"1-1"]}, b"", 0)
-    assert tell(
-        world, dead.incarnation, left(b"1-1", Attempts(1)), left(b"2-1", Attempts(1)), left(b"99-1", Attempts(1))
-    ) == [b"2-1"]
-    assert attempts(world) == {b"2-1": Attempts(1, 0, 1)}
-
-
-def test_what_another_owner_has_by_now_is_noted_too(world: World, leader: LeaderScripts, dead: Owner) -> None:
-    """The leader was quicker: the start happened all the same, and who runs it next should know."""
-    world.end_lease(dead)
-    leader.take_back(dead.incarnation, 10)
-    tell(world, dead.incarnation, left(b"1-1", Attempts(1)), left(b"2-1", Attempts(1)))
-    assert attempts(world)[b"1-1"] == Attempts(1, 0, 1, 1)
-    assert world.link.call("EXISTS", world.keys.noted(dead.incarnation)) == 0, "nobody will ask"
 
 
 def test_of_an_explained_end_those_are_suspects_who_are_blamed(world: World, dead: Owner) -> None:
@@ -127,18 +103,6 @@ def test_what_was_cut_off_is_in_the_run_log(world: World, dead: Owner) -> None:
     ]
 
 
-def test_where_nothing_ran_and_nothing_is_left_it_leaves_no_trace(world: World, dead: Owner) -> None:
-    for number in range(1, 4):
-        dead.steps.ack({b"T%d" % number: [b"%d-1" % number]}, b"", 0)
-    with world.unchanged():
-        assert tell(world, dead.incarnation, run_log_length=100) == []
-
-
-def test_it_works_at_full_memory(world: World, dead: Owner) -> None:
-    with full_memory(world.link):
-        assert tell(world, dead.incarnation, left(b"1-1", Attempts(1)), run_log_length=100) == [b"1-1"]
-
-
 # ---- losses: what take_back must guess ----
 
 
@@ -146,14 +110,6 @@ def take_all(world: World, leader: LeaderScripts, owner: Owner, count: int) -> N
     world.end_lease(owner)
     while leader.take_back(owner.incarnation, count).size:
         pass
-
-
-def leader_takes_all(world: World, leader: LeaderScripts, owner: Owner) -> list[bytes]:
-    """What the leader took back of an owner whose lease has ended; its tickets are free."""
-    world.end_lease(owner)
-    found = [entry.id for entry in leader.take_back(owner.incarnation, 100).found]
-    leader.free_tickets(owner.incarnation, [b"T1", b"T2", b"T3"])
-    return found
 
 
 @pytest.mark.parametrize("count", [1, 2, 100])
@@ -199,13 +155,6 @@ def test_what_was_noted_goes_with_its_incarnation_when_no_leader_saw_the_last_pa
     assert successor.reap(dead.incarnation, dead.registration.name, dead.registration.dump())
     assert world.link.call("EXISTS", world.keys.noted(dead.incarnation)) == 0
     assert attempts(world) == known, "of the messages nothing is forgotten"
-
-
-def test_an_explained_end_is_no_loss_either(world: World, leader: LeaderScripts, dead: Owner) -> None:
-    tell(world, dead.incarnation, is_explained=True)
-    assert world.link.call("PTTL", world.keys.noted(dead.incarnation)) > 0
-    take_all(world, leader, dead, 100)
-    assert attempts(world) == {}
 
 
 def test_losses_add_up_from_owner_to_owner(world: World, leader: LeaderScripts) -> None:
@@ -271,11 +220,6 @@ def test_it_is_told_once_with_a_line_for_each_that_redis_did_not_know(
     [record] = [record for record in caplog.records if record.getMessage() == "handler_interrupted"]
     expected = {"ticket": "T", "id": "1-1", "fence": 5, "attempt": 1, "failures": 0, "crashes": 1, "losses": 0}
     assert record.facts == expected  # type: ignore[attr-defined]
-
-
-def test_who_ran_by_itself_is_told_as_an_error(world: World, dead: Owner, caplog: pytest.LogCaptureFixture) -> None:
-    report_crash(world.link.url, world.keys, Former(dead.incarnation, False, [left(b"1-1", Attempts(1))]), 100)
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("ERROR", "handler_crashed")]
 
 
 def test_while_redis_cannot_be_told_it_is_not_told(world: World, dead: Owner) -> None:

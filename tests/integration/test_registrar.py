@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.clock import clock_of
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.registration import Registration
 from usher.common.runtime.service import ServiceEnded
-from usher.consumer.lifecycle import registrar as registrar_module
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
 from usher.consumer.lifecycle.registrar import Registrar, Taken
 
@@ -149,51 +147,6 @@ def test_when_its_registration_is_over_it_begins_under_a_new_uuid(master: Master
     first, second = (asked["uuid"] for asked in master.asked)
     assert first != second
     assert taken.registration.uuid == second
-
-
-def test_it_does_not_ask_again_and_again_without_a_pause_while_its_registrations_are_over(master: Master) -> None:
-    master.answers += [(410, {}), (410, {}), (410, {}), (409, {}), (410, {})]
-    registrar = Registrar(_ask, MasterClient([master.url], ""), lambda taken: None)
-    try:
-        waits = [registrar.run_once() > 0 for _ in range(5)]
-    finally:
-        registrar.on_end()
-    assert waits == [False, True, True, True, False], "the first one of them may be its own doing"
-    assert len({asked["uuid"] for asked in master.asked}) == 4
-
-
-def test_that_somebody_has_the_name_is_said_now_and_then_with_the_way_out(
-    master: Master, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = clock_of(monkeypatch, registrar_module)
-    said: list[dict[str, Any]] = []
-    monkeypatch.setattr(registrar_module, "event", lambda _log, action, **facts: said.append(facts))
-    master.answers += [(409, {})] * 40
-    registrar = Registrar(_ask, MasterClient([master.url], ""), lambda taken: None)
-    try:
-        for _ in range(40):
-            clock.s += registrar.run_once()
-    finally:
-        registrar.on_end()
-    assert len(said) == 2, "40 answers in 20 s"
-    assert "USHER_CONSUMER_NAME" in said[0]["way_out"]
-
-
-@pytest.mark.parametrize("missing", ["generation", "lease_ms", "left_ms"])
-def test_an_answer_that_cannot_be_read_whole_is_not_taken(master: Master, missing: str) -> None:
-    given = _given(10_000)
-    master.answers += [(201, {name: value for name, value in given.items() if name != missing}), (200, given)]
-    taken: list[Taken] = []
-    registrar = Registrar(_ask, MasterClient([master.url], ""), taken.append)
-    try:
-        with pytest.raises(KeyError):
-            registrar.run_once()
-        assert not taken
-        with pytest.raises(ServiceEnded):
-            registrar.run_once()
-    finally:
-        registrar.on_end()
-    assert len(taken) == 1
 
 
 def test_a_lease_that_was_not_new_any_more_is_counted_by_what_is_left_of_it(master: Master) -> None:

@@ -19,7 +19,6 @@ from tests.process.machine import ROOT, until
 from tests.sinks import rows
 from usher.common.base.clock import now_s
 from usher.common.base.errors import ReplyUnknown
-from usher.common.protocol.keys import Keys
 from usher.common.protocol.run_log import encode
 from usher.common.redis.client import Link
 from usher.consumer.handlers.message import Message, OwnLease
@@ -241,30 +240,6 @@ def test_all_of_a_ticket_in_order_with_what_became_of_it(world: World, capfd: py
     assert [one["letter_id"] for one in letters["rehearsals"]] == [letter]
 
 
-def test_what_a_former_owner_was_refused_is_not_how_it_ended(world: World, capfd: pytest.CaptureFixture[str]) -> None:
-    leader, a = world.elect(), world.join("a")
-    [sent] = world.owned(leader, a, b"T", b"1-1")
-    for name, fence, outcomes in ((a.incarnation, 77, ()), ("zombie:1", 76, ("stale",))):
-        world.link.call(
-            "XADD", world.keys.runs, "*", "batch", encode(name, [Finished(b"T", sent, fence, 1, 1, 2)], outcomes)
-        )
-    a.steps.ack({b"T": [sent]}, b"", 0)
-    assert usher("rehearse", "shop:mended", "--ticket", "T", "--yes", "--json") == 0
-    [one] = json.loads(capfd.readouterr().out)["rehearsals"]
-    assert one["before"]["state"] == "done"
-
-
-def test_a_letter_is_known_by_its_message_too_and_a_message_says_if_it_is_a_letter(
-    world: World, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (letter,) = buried(world, b"T", policy="halt")
-    [(message_id, _)] = world.link.call("XRANGE", world.keys.stream, "-", "+")
-    for option, named in (("--letter", message_id.decode()), ("--message", message_id.decode()), ("--letter", letter)):
-        _, found = document(capfd, "shop:mended", option, named)
-        [one] = found["rehearsals"]
-        assert (one["letter_id"], one["before"]["told"]) == (letter, "gave up: KeyError: 'amount' (halted)")
-
-
 def test_what_nobody_has_or_nobody_is_given_is_not_run(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     for reason, cut in (("no_ticket_id", ()), ("too_large", ("usher-fields-cut", "1"))):
         world.link.call(
@@ -367,22 +342,6 @@ def test_an_effect_in_a_database_is_tried_and_taken_back(
     finally:
         sa.Engine.dispose(examples.sink().engine)
         examples.sink.cache_clear()
-
-
-def test_a_long_stream_is_looked_through_page_by_page(
-    world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from usher.deploy.rehearsal import candidates
-
-    monkeypatch.setattr(candidates, "_ENTRIES_AT_ONCE", 3)
-    sent = world.send_many([b"T", b"U", b"U"] * 5)
-    _, found = document(capfd, "shop:mended", "--ticket", "T", "--last", "4")
-    assert [one["message_id"] for one in found["rehearsals"]] == [one.decode() for one in sent[3::3]]
-    monkeypatch.setattr(candidates, "_SEARCH_S", -1.0)
-    assert usher("rehearse", "shop:mended", "--ticket", "T", "--yes") == 0
-    told = capfd.readouterr()
-    assert f"{Keys('ticket_stream', 'g').stream} was searched from its end down to {sent[-3].decode()}" in told.err
-    assert "1 of 1 message taken" in told.out
 
 
 def test_a_process_that_ends_behind_its_last_message_is_told_and_the_next_one_has_another(world: World) -> None:

@@ -23,7 +23,6 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 from usher.consumer.policy.acks import Finished
 from usher.deploy.rehearsal import replay as replay_module
-from usher.deploy.rehearsal.candidates import Wanted
 from usher.master.audit.archive.commits import Commit
 from usher.master.audit.archive.standing import data_sets
 from usher.master.audit.read.columns import RUNS, stream_batch
@@ -327,18 +326,3 @@ def test_where_it_is_not_clear_what_to_do_nothing_is_done(
     with world.unchanged():
         assert usher("replay", *words) == 2
     assert told in capfd.readouterr().err
-
-
-def test_of_several_streams_nothing_is_added(
-    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("USHER_TICKET_STREAM", "a,b")
-    assert usher("replay", "--ticket", "a/A", "--why", "w", "--yes") == 2
-    assert "of several streams nothing is replayed" in capfd.readouterr().err
-
-
-def test_a_copy_that_a_replay_added_is_no_original() -> None:
-    """A replay without an end that goes on would take those of its first part for its own."""
-    wanted = Wanted(b"0-0", b"9-0", b"42", ((b"kind", b"ride"),))
-    assert wanted.fits([b"ticket_id", b"42", b"kind", b"ride"])
-    assert not wanted.fits([b"ticket_id", b"42", b"kind", b"ride", b"usher_replay_of", b"1-0"])

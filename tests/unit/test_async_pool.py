@@ -78,21 +78,6 @@ class Pool:
             time.sleep(0.005)
 
 
-def test_it_needs_no_loop_but_the_standard_one() -> None:
-    loops: set[type] = set()
-
-    async def handle(message: Message) -> None:
-        loops.add(type(asyncio.get_running_loop()))
-
-    made = Pool(handle)
-    made.add(1)
-    made.pool.start()
-    made.until(lambda: made.done == ["1-0"])
-    made.end()
-    assert "uvloop" not in sys.modules
-    assert loops == {asyncio.SelectorEventLoop}
-
-
 def test_as_many_at_a_time_as_there_are_slots() -> None:
     running, most = 0, 0
 
@@ -177,22 +162,6 @@ def test_what_comes_while_all_slots_are_busy_begins_when_one_is_free() -> None:
 
 
 @pytest.mark.usefixtures("no_glances")
-@pytest.mark.parametrize("slots", [1, 2])
-def test_a_retry_begins_when_it_is_due(slots: int) -> None:
-    async def handle(message: Message) -> None:
-        await asyncio.sleep(0.002)
-        if message.failures < 2:
-            raise RuntimeError
-
-    made = Pool(handle, slots, RetryPolicy(3, 0.02, 0.02))
-    made.add(1, 2, 3)
-    made.pool.start()
-    made.until(lambda: sorted(made.done) == ["1-0", "2-0", "3-0"])
-    made.end()
-    assert not made.given_up
-
-
-@pytest.mark.usefixtures("no_glances")
 def test_a_handler_that_has_its_own_task_cancelled_as_it_returns_does_not_take_its_lane_along() -> None:
     async def handle(message: Message) -> None:
         task = asyncio.current_task()
@@ -205,25 +174,6 @@ def test_a_handler_that_has_its_own_task_cancelled_as_it_returns_does_not_take_i
     made.until(lambda: made.done == ["1-0", "2-0", "3-0"])
     made.add_to(1, 4)
     made.until(lambda: made.done == ["1-0", "2-0", "3-0", "4-0"])
-    made.end()
-    assert not made.broken
-
-
-@pytest.mark.usefixtures("no_glances")
-@pytest.mark.parametrize("strict", [False, True])
-def test_nor_does_one_that_raises_or_whose_lane_is_held(strict: bool) -> None:
-    async def handle(message: Message) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        if message.failures < 1:
-            raise RuntimeError
-
-    made = Pool(handle, 1, strict=strict)
-    made.add_to(1, 1, 2)
-    made.add(3)
-    made.pool.start()
-    made.until(lambda: sorted(made.done) == ["1-0", "2-0", "3-0"])
     made.end()
     assert not made.broken
 

@@ -74,18 +74,6 @@ def test_the_longest_names_fit_and_any_bytes_survive(path: Path) -> None:
     assert {one.stream_id for one in former.left} == {longest.stream_id, b"1-1"}
 
 
-def test_a_slot_is_used_again_and_again(path: Path) -> None:
-    journal = Journal(path, BOOT, "c1:7", 2)
-    stays = message(0)
-    journal.started(stays, 77)
-    for number in range(1, 100):
-        passing = message(number)
-        journal.started(passing, 77)
-        journal.ended(passing)
-        journal.ended(passing)  # twice is once
-    assert read(path).left == [left(0)]
-
-
 def test_more_than_there_are_slots_for_is_not_written_down_and_hurts_nobody(path: Path) -> None:
     journal = Journal(path, BOOT, "c1:7", 1)
     first, second, third = message(1), message(2), message(3)
@@ -136,16 +124,6 @@ def test_what_is_no_journal_is_not_believed(path: Path, content: bytes) -> None:
     assert read_journal(path, BOOT) is None
 
 
-def test_a_journal_of_another_boot_is_not_believed(path: Path) -> None:
-    """The machine went down: what the disk has is of some moment before."""
-    Journal(path, BOOT, "c1:7", 4).started(message(1), 77)
-    assert read_journal(path, "another-boot") is None
-
-
-def test_no_journal_is_none(path: Path) -> None:
-    assert read_journal(path, BOOT) is None
-
-
 def test_a_torn_journal_gives_what_can_be_read(path: Path) -> None:
     journal = Journal(path, BOOT, "c1:7", 4)
     for number in range(4):
@@ -162,9 +140,3 @@ def test_where_no_file_can_be_had_all_else_works(tmp_path: Path, caplog: pytest.
     assert one.in_hand
     journal.ended(one)
     journal.explain()
-
-
-def test_a_symbolic_link_is_not_followed(path: Path, tmp_path: Path) -> None:
-    path.symlink_to(tmp_path / "victim")
-    Journal(path, BOOT, "c1:7", 1)
-    assert not (tmp_path / "victim").exists()

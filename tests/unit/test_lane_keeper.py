@@ -119,22 +119,6 @@ def test_who_waits_for_a_suspect_is_woken_by_it_and_nobody_else_waits(lanes: Lan
     assert lanes.next_suspect(PATIENCE_S) is None, "at once"
 
 
-def test_nothing_to_run_is_none_after_the_time_out(lanes: Lanes) -> None:
-    began_s = now_s()
-    assert lanes.next_lane(0.1) is None
-    assert now_s() - began_s >= 0.1
-
-
-def test_a_waiting_thread_gets_what_comes(lanes: Lanes) -> None:
-    waiter = Waiter(lanes)
-    threading.Event().wait(0.1)
-    lanes.add([messages(b"T", 1, 2)])
-    lane = waiter.join()
-    assert lane is not None
-    assert [message.stream_id for message in lane.queue] == [b"1-0", b"2-0"]
-    assert lanes.running == 1
-
-
 def test_while_handlers_are_short_a_second_lane_runs_only_when_the_first_blocks(lanes: Lanes) -> None:
     lanes.add([messages(b"A", 1), messages(b"B", 2)])
     blocked = lanes.next_lane(PATIENCE_S)
@@ -144,60 +128,6 @@ def test_while_handlers_are_short_a_second_lane_runs_only_when_the_first_blocks(
     assert other is not None
     assert (blocked.ticket, other.ticket) == (b"A", b"B")
     assert now_s() - began_s >= lane_keeper._WATCH_S
-
-
-def test_nobody_is_woken_who_is_not_needed(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A woken thread that finds nothing to do costs more than a short handler."""
-    woken: list[int] = []
-    monkeypatch.setattr(lanes._changed, "notify", woken.append)
-    lanes.add([messages(b"T", 9)])
-    assert woken == [], "nobody waits"
-    assert lanes.take_now() is not None
-    lanes._board.running = 0
-    lanes._idle = 9
-    lanes.add([messages(b"A", 1)])
-    assert woken == [1], "one who runs"
-    assert lanes.next_lane(PATIENCE_S) is not None
-    assert woken == [1], "nothing else is ready"
-    lanes.add([messages(b"B", 2), messages(b"C", 3)])
-    assert woken == [1, 1], "one who watches"
-    lanes._watched = True
-    lanes.add([messages(b"D", 4)])
-    assert woken == [1, 1], "somebody runs, and somebody watches"
-
-
-def test_more_work_that_comes_while_somebody_watches_says_nothing_about_the_runner(
-    lanes: Lanes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lane_keeper, "_WATCH_S", 0.3)
-    lanes.add([messages(b"A", 1), messages(b"B", 2)])
-    began_s = now_s()
-    assert lanes.next_lane(PATIENCE_S) is not None
-    waiter = Waiter(lanes)
-    until(lambda: watches(lanes))
-    lanes.add([messages(b"C", 3)])
-    lane = waiter.join()
-    assert lane is not None
-    assert waiter.ended_s - began_s >= 0.3
-
-
-def test_while_the_runner_goes_on_well_nobody_joins_in(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_keeper, "_WATCH_S", 0.5)
-    lanes.add([messages(b"A", 1), messages(b"B", 2), messages(b"C", 3)])
-    runs, ends = lanes.take_now(), lanes.take_now()
-    assert runs is not None
-    assert ends is not None
-    waiter = Waiter(lanes, 1.2)
-    while waiter.waits:
-        lanes.release(ends, 1, 0.0)  # it has more, and comes again behind C
-        threading.Event().wait(0.01)
-        found = [lane for lane in (lanes.take_now(), lanes.take_now()) if lane is not None]
-        for lane in found:
-            if lane is not ends:
-                lanes.hold(lane)
-                lanes.resume([lane])
-        assert ends in found
-    assert waiter.join() is None
 
 
 def test_when_handlers_are_long_every_ready_lane_runs_at_once(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,22 +148,6 @@ def test_it_keeps_up_while_handlers_are_short_and_no_lane_waits(lanes: Lanes) ->
     assert lanes.keeps_up
     make_slow(lanes)
     assert not lanes.keeps_up
-
-
-def test_what_a_runner_has_ended_goes_on_behind_the_others(lanes: Lanes) -> None:
-    lanes.add([messages(b"A", 1, 2), messages(b"B", 3)])
-    lane = lanes.next_lane(PATIENCE_S)
-    assert lane is not None
-    lane.queue.popleft()
-    other = lanes.next_lane(PATIENCE_S, (lane, 1, 0.0))
-    assert other is not None
-    assert (other.ticket, lanes.running) == (b"B", 1)
-    other.queue.popleft()
-    assert lanes.next_lane(PATIENCE_S, (other, 1, 0.0)) is lane
-    lanes.pause()
-    lane.queue.popleft()
-    assert lanes.next_lane(PATIENCE_S, (lane, 1, 0.0)) is None
-    assert (lanes.running, quiet_ids(lanes._board)) == (0, {})
 
 
 def test_a_retry_is_run_at_its_time_by_a_thread_that_was_waiting_longer(lanes: Lanes) -> None:
@@ -423,15 +337,3 @@ def test_what_comes_under_the_fence_of_a_ticket_that_has_ended_here_is_not_taken
     assert [message.stream_id for message in lane.queue] == [b"1-0", b"2-0"]
     lanes._board.forget_closed([(b"T", 1)])
     assert lanes._board.closed_fences() == []
-
-
-def test_an_ended_fence_is_not_forgotten_with_the_one_before_it() -> None:
-    lanes = Lanes()
-    lanes._board.close_fence(b"T", 1, b"1-0")
-    lanes._board.confirm_closed(b"T", 1)
-    before = lanes._board.closed_fences()
-    lanes._board.close_fence(b"T", 2, b"1-0")
-    lanes._board.confirm_closed(b"T", 1)
-    lanes._board.forget_closed(before)
-    lanes.add([messages(b"T", 2, fence=2)])
-    assert not lanes._board.held_ids

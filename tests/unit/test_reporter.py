@@ -10,7 +10,7 @@ import pytest
 
 from tests.clock import Clock, clock_of
 from usher.consumer.execution import reporter as reporter_module
-from usher.consumer.execution.reporter import MOST_IDS, Reporter
+from usher.consumer.execution.reporter import Reporter
 from usher.consumer.lifecycle.master_client import MasterAnswer, MasterClient
 
 
@@ -111,52 +111,6 @@ def test_while_the_consumer_keeps_up_the_pause_is_longer_and_ends_when_it_does_n
     assert leader.reports[3:] == [["5-0"]]
 
 
-def test_what_comes_while_it_looks_whether_the_consumer_keeps_up_wakes_it(clock: Clock) -> None:
-    """It did not, does at the look, and does no more before that is noted: else this would wait for the long pause."""
-    looks = iter([False, False, None, False, False])
-
-    def keeps_up() -> bool:
-        look = next(looks)
-        if look is None:
-            reporter._wake.clear()
-            reporter.add(items(3, 1))
-        return look is None
-
-    reporter = Reporter(Leader(), "c:1", 0, 2000, 128, keeps_up)  # type: ignore[arg-type]
-    reporter.add(items(1, 1))
-    reporter.run_once()
-    reporter.add(items(2, 1))
-    reporter.run_once()
-    reporter.run_once()
-    assert reporter._wake.wait(0)
-
-
-@pytest.mark.parametrize(("window", "enough"), [(1, 1), (2, 1), (20, 10), (512, 256)])
-def test_half_a_window_of_one_ticket_is_enough(clock: Clock, window: int, enough: int) -> None:
-    """The leader hands more of it over then."""
-    reporter, leader = begun(2000, window)
-    reporter.add(items(2, enough - 1, of_one=True))
-    reporter.run_once()
-    assert len(leader.reports) == 1
-    reporter.add(items(2 + enough, 1, of_one=True))
-    reporter.run_once()
-    assert [len(report) for report in leader.reports] == [1, enough]
-
-
-def test_what_comes_of_one_ticket_bit_by_bit_is_enough_too(clock: Clock) -> None:
-    reporter, leader = begun(spare=2000)
-    reporter.add(items(1000, 100))
-    for batch in range(3):
-        reporter.run_once()
-        assert len(leader.reports) == 1
-        reporter.add(items(2 + 30 * batch, 30, of_one=True))
-    reporter.run_once()
-    assert [len(report) for report in leader.reports] == [1, 190]
-    reporter.add(items(3000, 100) + items(4000, 30, of_one=True))
-    reporter.run_once()
-    assert len(leader.reports) == 2, "what was reported counts no more"
-
-
 def test_a_report_that_comes_too_often_is_kept_and_goes_after_the_time_that_was_told(clock: Clock) -> None:
     reporter, leader = begun(spare=20)
     leader.wait_s = 2.0
@@ -183,21 +137,6 @@ def test_no_answer_makes_it_wait_for_ever_or_not_at_all(clock: Clock, told_s: fl
     assert reporter.run_once() == waits_s
 
 
-@pytest.mark.parametrize(("spare", "enough"), [(-8, 1), (0, 1), (20, 10), (1992, 996), (100_000, MOST_IDS)])
-def test_half_of_what_is_spare_is_enough(clock: Clock, spare: int, enough: int) -> None:
-    """A consumer that is given no more than it runs would stand still in the pause."""
-    reporter, leader = begun(spare)
-    reporter.add(items(2, enough - 1))
-    reporter.run_once()
-    assert len(leader.reports) == 1
-    reporter.add(items(5000, 1))
-    reporter.run_once()
-    assert [len(report) for report in leader.reports] == [1, enough]
-    reporter.add(items(6000, min(1, enough - 1)))
-    reporter.run_once()
-    assert len(leader.reports) == 2, "the hurry ends with the report"
-
-
 def test_a_window_that_the_leader_tells_takes_the_place_of_the_capacity(clock: Clock) -> None:
     """The leader begins with twice the slots, and lets a fast consumer have more as soon as it hears of it."""
     leader = Leader()
@@ -212,14 +151,6 @@ def test_a_window_that_the_leader_tells_takes_the_place_of_the_capacity(clock: C
     assert reporter.run_once() > 0 and len(leader.reports) == 1
     reporter.add(items(100, 1))
     assert reporter.run_once() == 0.0 and len(leader.reports) == 2
-
-
-def test_more_than_fits_goes_in_several_reports(clock: Clock) -> None:
-    reporter, leader = begun(spare=2000)
-    reporter.add(items(2, 2 * MOST_IDS))
-    reporter.run_once()
-    reporter.run_once()
-    assert [len(report) for report in leader.reports] == [1, MOST_IDS, MOST_IDS]
 
 
 @pytest.mark.parametrize(("status", "level"), [(409, "INFO"), (500, "WARNING")])
@@ -252,32 +183,6 @@ def test_while_nobody_leads_it_is_said_now_and_then_how_many_were_dropped(
     assert [ids for ids, _ in said] == [1, 20]
     assert "answered 503" in said[0][1]
     assert reporter.dropped == 40
-
-
-@pytest.mark.parametrize("then", ["it answers", "nothing comes", "the end"])
-def test_what_a_short_outage_dropped_after_the_first_is_told_too(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, then: str
-) -> None:
-    said: list[tuple[int, str]] = []
-    monkeypatch.setattr(
-        reporter_module, "event", lambda _log, action, **facts: said.append((facts["ids"], facts["why"]))
-    )
-    reporter, leader = begun(spare=2000)
-    leader.status = 503
-    for number in range(2, 8):
-        reporter.add(items(number, 1))
-        clock.s += 0.5
-        reporter.run_once()
-    assert [ids for ids, _ in said] == [1]
-    leader.status = 200
-    if then == "the end":
-        reporter.on_end()
-    else:
-        clock.s += 10
-        reporter.add(items(8, 1) if then == "it answers" else [])
-        reporter.run_once()
-    assert [ids for ids, _ in said] == [1, 5]
-    assert "answered 503" in said[1][1]
 
 
 def test_the_leader_hears_how_many_tickets_wait_for_a_retry_although_nothing_ends(clock: Clock) -> None:

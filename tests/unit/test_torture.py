@@ -12,7 +12,6 @@ import pytest
 from tests.rules import ROOT
 from usher.consumer.torture.child import LineStops, is_users
 from usher.consumer.torture.findings import CaseFailure, Expected, ScenarioResult, explain, summary, trouble_with_effect
-from usher.consumer.torture.harness import default_fields
 from usher.consumer.torture.scenarios import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, RunStep, WakeStep, places
 
 _SUMS = Expected((0, 1, 11, 111))
@@ -34,30 +33,6 @@ _SUMS = Expected((0, 1, 11, 111))
 )
 def test_numbers_tell_which_message_was_doubled_or_lost(seen: Any, told: str) -> None:
     assert explain(_SUMS, seen) == told
-
-
-@pytest.mark.parametrize(
-    ("seen", "told"),
-    [
-        (["a", "b", "b", "c"], '"b" too often'),
-        (["a", "c", "c"], '"c" too often; "b" missing'),
-        (["b", "a", "c"], "the same items in another order"),
-        (["a"], "it is as after message 1: a later effect is missing or was overwritten"),
-        (None, 'it should be ["a", "b", "c"] and is null'),
-    ],
-)
-def test_lists_tell_what_is_too_much_or_missing(seen: Any, told: str) -> None:
-    assert explain(Expected(([], ["a"], ["a", "b"], ["a", "b", "c"])), seen) == told
-
-
-@pytest.mark.parametrize("before", [[[None]], [[0]], []])
-def test_a_table_of_one_sum_is_told_as_a_number(before: Any) -> None:
-    """As a SELECT of a sum gives it. It was told as a list, of which an item is too often and another one missing."""
-    sums = Expected((before, [[1]], [[11]], [[111]]))
-    assert explain(sums, [[121]]) == "10 too much: your handler added message 2 twice"
-    assert explain(sums, [[112]]) == "1 too much: your handler added message 1 twice"
-    assert explain(sums, [[11]]) == "it is as after message 2: a later effect is missing or was overwritten"
-    assert explain(sums, before) == "it is as after message 0: no effect is there"
 
 
 def test_an_effect_that_shows_nothing_or_differs_by_nature_cannot_be_judged() -> None:
@@ -99,14 +74,6 @@ def test_places_are_spread_and_the_end_is_always_one() -> None:
         (BEFORE,),
         (AFTER,),
     }
-
-
-def test_fields_are_filled_in() -> None:
-    assert default_fields({"color": "c{n}", "body": '{"amount": {amount}}'}) == [
-        {"n": "1", "amount": "1", "color": "c1", "body": '{"amount": 1}'},
-        {"n": "2", "amount": "10", "color": "c2", "body": '{"amount": 10}'},
-        {"n": "3", "amount": "100", "color": "c3", "body": '{"amount": 100}'},
-    ]
 
 
 def test_a_handler_is_stopped_before_the_line_that_was_asked_for() -> None:
