@@ -1,10 +1,10 @@
 """Bulk actions: redrive or drop all dead letters that match a filter, or give an order about all tickets that do, or
-set a rule for each of them. They are counted first; the action begins on request, goes page by page, and can be stopped
-at any time.
+set a rule for each of them. A dry run counts them; the action goes page by page, and can be stopped at any time.
 
-Letters written after the count are not touched. What was done stays done when this master ends in between; the rest can
-be asked for again. When a reply is lost, or Redis refuses, the letters are read again from the first one: those that
-were changed are gone, and their outcome is not counted; a rule that was set then is replaced by itself.
+What came after the dry run is not touched: letters by their ids, tickets by those of their first messages. What was
+done stays done when this master ends in between; the rest can be asked for again. When a reply is lost, or Redis
+refuses, the letters are read again from the first one: those that were changed are gone, and their outcome is not
+counted; a rule that was set then is replaced by itself.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from usher.common.base.clock import wall_ms
+from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.log import event
-from usher.common.base.text import pluralize
 from usher.common.protocol.last_error import error_name
+from usher.common.protocol.stream_id import rank
 from usher.common.runtime.service import Service
 from usher.master.operations.action_log import By, OperatorAction
 from usher.master.operations.action_log import counted as outcome_of
@@ -37,7 +37,9 @@ log = logging.getLogger(__name__)
 #: Most jobs that are remembered, and most letters that are named because nothing was done for them.
 _REMEMBERED, _NAMED = 20, 200
 _IDLE_S = 5.0
-COUNTING, READY, RUNNING, DONE, STOPPED = "counting", "ready", "running", "done", "stopped"
+#: Seconds that a dry run may take.
+_COUNT_S = 2.0
+RUNNING, DONE, STOPPED = "running", "done", "stopped"
 REDRIVE, DROP = "redrive", "drop"
 #: Rule that a bulk action can set, one for each ticket.
 PAUSE = RuleAction.PAUSE.value
@@ -61,26 +63,33 @@ GiveOrder = Callable[[TicketOrder, str, By, str], OrderResult]
 SetRule = Callable[[Rule, By], RuleSetChange]
 
 
+class DryRun(NamedTuple):
+    """What an action would touch. ``until``: an id above which nothing is meant; ``is_all``: there was time to count
+    all."""
+
+    preview: Preview
+    until: bytes
+    is_all: bool
+
+
 @dataclass
 class BulkJob:
-    """A bulk action. Written by the service's thread, read by pages; ``told`` is the filter in words. ``heads``: the
-    tickets that were counted and are not done, each with its first message: an order is about that one alone, a rule is
-    about the ticket."""
+    """A bulk action. Written by the service's thread, read by pages; ``told`` is the filter in words, ``count`` how
+    many a dry run has found. ``touched``: the tickets that are done, of which each may be found again."""
 
     what: str
     wanted: LetterFilter | TicketFilter
     told: str
-    who: str
+    by: By
+    until: bytes
+    count: int
     id: str = field(default_factory=lambda: secrets.token_hex(8))
-    why: str = ""
-    state: str = COUNTING
-    preview: Preview = field(default_factory=Preview)
-    until: bytes = b""
+    state: str = RUNNING
     done: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[str, str]] = field(default_factory=list)
     created_ms: int = field(default_factory=wall_ms)
-    heads: dict[bytes, str] = field(default_factory=dict)
+    touched: set[bytes] = field(default_factory=set)
     pages: Iterator[Sequence[DeadLetter | TicketItem]] | None = None
     failed_turns: int = 0
 
@@ -89,9 +98,9 @@ class BulkJob:
         return isinstance(self.wanted, TicketFilter)
 
     @property
-    def counted(self) -> str:
-        """Return in words how many it touches."""
-        return pluralize(self.preview.count, "ticket" if self.is_of_tickets else "dead letter")
+    def about(self) -> str:
+        """Return in words what it is about."""
+        return f"{'tickets' if self.is_of_tickets else 'dead letters'}: {self.told}"
 
     @property
     def is_over(self) -> bool:
@@ -124,26 +133,31 @@ class BulkLetters(Service):
     def job(self, job_id: str) -> BulkJob | None:
         return next((one for one in self.jobs if one.id == job_id), None)
 
-    def prepare(self, what: str, wanted: LetterFilter | TicketFilter, told: str, who: str) -> BulkJob:
-        """Add a job that counts what it would do, and then waits to be run."""
-        job = BulkJob(what, wanted, told, who)
+    def dry_run(self, wanted: LetterFilter | TicketFilter, now_ms: int) -> DryRun:
+        """Count what an action would touch now, by Redis' clock. Raises what ``Link.call`` raises."""
+        of_letters = isinstance(wanted, LetterFilter)
+        until, ends_s = self._letters.last_id() if of_letters else b"%d-0" % now_ms, now_s() + _COUNT_S
+        preview, seen = Preview(), set[bytes]()
+        for page in self._pages(wanted, until):
+            preview.add(item for item in page if item.id not in seen)  # a ticket may come twice
+            seen.update(() if of_letters else (item.id for item in page))
+            if now_s() > ends_s:
+                return DryRun(preview, until, False)
+        return DryRun(preview, until, True)
+
+    def begin(
+        self, what: str, wanted: LetterFilter | TicketFilter, told: str, by: By, until: bytes, count: int
+    ) -> BulkJob:
+        job = BulkJob(what, wanted, told, by, until, count)
         with self._lock:
-            forgotten = next((one for one in self._jobs if one.state != RUNNING), None)
+            forgotten = next((one for one in self._jobs if one.is_over), None)
             if len(self._jobs) >= _REMEMBERED and forgotten is not None:
                 self._jobs.remove(forgotten)
             self._jobs.append(job)
+        self._letters.note(OperatorAction(by, what, job.about), "begun")
+        event(log, f"bulk_{what}_started", count=count, filter=told, by=by.who, why=by.why)
         self.wake()
         return job
-
-    def run(self, job: BulkJob, who: str, why: str) -> bool:
-        """Begin a job. Return False when it is not ready, or was begun before."""
-        with self._lock:
-            if job.state != READY:
-                return False
-            job.who, job.why, job.pages, job.state = who, why, None, RUNNING
-        event(log, f"bulk_{job.what}_started", count=job.preview.count, filter=job.told, by=who, why=why)
-        self.wake()
-        return True
 
     def stop_job(self, job: BulkJob) -> None:
         with self._lock:
@@ -153,71 +167,55 @@ class BulkLetters(Service):
     # -- the turn
 
     def run_once(self) -> float:
-        waiting = [one for one in reversed(self.jobs) if one.state in (COUNTING, RUNNING)]
+        waiting = [one for one in reversed(self.jobs) if one.state == RUNNING]
         job = min(waiting, key=lambda one: one.failed_turns, default=None)
         if job is None:
             return _IDLE_S
         try:
-            self._go_on(job)
+            job.pages = job.pages or self._pages(job.wanted, job.until)
+            page = next(job.pages, None)
+            if page is not None:
+                self._change(job, page)
+            elif self._ends(job):
+                self._note(job)
         except Exception:
             job.pages = None
             job.failed_turns += 1
-            if job.state == COUNTING:
-                job.preview, job.heads = Preview(), {}
             raise
         return 0.0
 
-    def _go_on(self, job: BulkJob) -> None:
-        """Do one page of a job."""
-        if not job.until:
-            job.until = self._letters.last_id()
-        if job.pages is None:
-            job.pages = self._pages(job)
-        page = next(job.pages, None)
-        with self._lock:
-            state = job.state  # the job may have been stopped while the page was read
-        if page is None:
-            self._ends(job, state)
-        elif state == COUNTING:
-            fresh = [item for item in page if item.id not in job.heads]  # a ticket may come twice
-            job.heads.update({item.id: item.head for item in fresh if isinstance(item, TicketItem)})
-            job.preview.add(fresh)
-        elif state == RUNNING:
-            self._change(job, page)
-
-    def _pages(self, job: BulkJob) -> Iterator[Sequence[DeadLetter | TicketItem]]:
-        if isinstance(job.wanted, LetterFilter):
-            return self._letters.all(job.wanted, job.until)
-        return (list(map(_item, page)) for page in self._find(job.wanted) if page)
+    def _pages(self, wanted: LetterFilter | TicketFilter, until: bytes) -> Iterator[Sequence[DeadLetter | TicketItem]]:
+        if isinstance(wanted, LetterFilter):
+            return self._letters.all(wanted, until)
+        found = (list(map(_item, page)) for page in self._find(wanted) if page)
+        return ([item for item in page if not item.head or rank(item.head.encode()) <= rank(until)] for page in found)
 
     def _change(self, job: BulkJob, page: Sequence[DeadLetter | TicketItem]) -> None:
-        ids = [item.id for item in page if not isinstance(item, TicketItem) or self._is_meant(job, item)]
+        heads = {item.id: item.head if isinstance(item, TicketItem) else "" for item in page}
+        ids = [one for one in heads if one not in job.touched]
         for at in range(0, len(ids), AT_ONCE):
             if job.state != RUNNING:  # it was stopped
                 return
-            for outcome in self._outcomes(job, ids[at : at + AT_ONCE]):
+            for outcome in self._outcomes(job, ids[at : at + AT_ONCE], heads):
                 self.made_progress()
-                job.heads.pop(outcome.id, None)
+                if job.is_of_tickets:
+                    job.touched.add(outcome.id)
                 job.outcomes[outcome.word] += 1
                 job.done += 1
                 if outcome.word not in _GOOD and len(job.failures) < _NAMED:
                     job.failures.append((outcome.id.decode(errors="replace"), outcome.word))
 
-    def _outcomes(self, job: BulkJob, ids: list[bytes]) -> Iterable[LetterResult]:
+    def _outcomes(self, job: BulkJob, ids: list[bytes], heads: Mapping[bytes, str]) -> Iterable[LetterResult]:
         if not job.is_of_tickets:
             return self._letters.redrive(ids) if job.what == REDRIVE else self._letters.drop(ids)
-        by, step = By(job.who, "http", job.why), self._ruled if job.what == PAUSE else self._ordered
-        return (LetterResult(one, step(job, one, by)) for one in ids if job.state == RUNNING)
+        step = self._ruled if job.what == PAUSE else self._ordered
+        return (LetterResult(one, step(job, one, heads[one])) for one in ids if job.state == RUNNING)
 
-    def _is_meant(self, job: BulkJob, item: TicketItem) -> bool:
-        return item.id in job.heads and (job.what == PAUSE or job.heads[item.id] == item.head)
+    def _ordered(self, job: BulkJob, ticket: bytes, head: str) -> str:
+        return self._give(TicketOrder(job.what), ticket.decode("utf-8", "surrogateescape"), job.by, head).outcome
 
-    def _ordered(self, job: BulkJob, ticket: bytes, by: By) -> str:
-        order = TicketOrder(job.what)
-        return self._give(order, ticket.decode("utf-8", "surrogateescape"), by, job.heads[ticket]).outcome
-
-    def _ruled(self, job: BulkJob, ticket: bytes, by: By) -> str:
-        name = ticket.decode("utf-8", "surrogateescape")
+    def _ruled(self, job: BulkJob, ticket: bytes, _head: str) -> str:
+        by, name = job.by, ticket.decode("utf-8", "surrogateescape")
         rule = Rule(Target.TICKET, name, RuleAction(job.what), reason=by.why, who=by.who)
         try:
             return self._set_rule(rule, by).outcome
@@ -226,21 +224,17 @@ class BulkLetters(Service):
             self._note(job)
             return str(full)
 
-    def _ends(self, job: BulkJob, state: str) -> None:
-        with self._lock:
-            job.pages = None
-            if not job.is_over:
-                job.state = READY if state == COUNTING else DONE
-        if state == RUNNING:
-            self._note(job)
+    def _ends(self, job: BulkJob) -> bool:
+        with self._lock:  # it may be stopped at this moment
+            was_running, job.state = job.state == RUNNING, DONE if job.state == RUNNING else job.state
+        return was_running
 
     def _note(self, job: BulkJob) -> None:
-        """Say in the action log and in the log what became of a job that ran."""
-        on = f"{job.counted}: {job.told}"
-        self._letters.note(
-            OperatorAction(By(job.who, "http", job.why), job.what, on), outcome_of(job.outcomes.elements())
-        )
-        event(log, f"bulk_{job.what}_finished", outcomes=dict(job.outcomes), filter=job.told, by=job.who, why=job.why)
+        """Say in the action log and in the log what became of a job."""
+        told = outcome_of(job.outcomes.elements())
+        self._letters.note(OperatorAction(job.by, job.what, job.about), told)
+        outcomes = dict(job.outcomes)
+        event(log, f"bulk_{job.what}_finished", outcomes=outcomes, filter=job.told, by=job.by.who, why=job.by.why)
 
 
 def _item(row: Mapping[str, Any]) -> TicketItem:

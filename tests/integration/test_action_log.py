@@ -20,9 +20,8 @@ from usher.common.http import app as web
 from usher.common.http.credentials import Identity, Role
 from usher.master.cli.dead import dead
 from usher.master.operations.action_log import ActionLog
-from usher.master.operations.bulk_letters import DONE, READY
+from usher.master.operations.bulk_letters import DONE
 from usher.master.operations.dead_letters import AT_ONCE, DeadLetters
-from usher.master.policy.letters import LetterFilter
 from usher.master.web.dead_letters import letter_routes
 
 _WAYS = pytest.mark.parametrize(("what", "word"), [("redrive", "added"), ("drop", "dropped")])
@@ -99,15 +98,14 @@ def test_by_command(world: World, letters: Callable[[int], list[str]], what: str
 def test_by_the_page(site: Site, world: World, letters: Callable[[int], list[str]], what: str, word: str) -> None:  # noqa: F811
     ids = letters(3)
     assert site.post(f"/dead-letters/{what}", id=ids[0], why="it is mended").status_code == 303
-    job = site.bulk.prepare(what, LetterFilter(error="ValueError"), "with the error ValueError", "x")
-    while job.state != READY:
-        site.bulk.run_once()
-    assert site.post(f"/dead-letters/jobs/{job.id}/run", why="all of them").status_code == 303
+    asked = {"what": what, "error": "ValueError", "until": "9999999999999-0", "count": "2", "why": "all of them"}
+    assert site.post("/dead-letters/bulk", **asked).status_code == 303
+    [job] = site.bulk.jobs
     while job.state != DONE:
         site.bulk.run_once()
     assert lines(world) == [
-        ("anybody", "http", what, "2 dead letters: with the error ValueError", "all of them", f"{word} 2"),
-        ("anybody", "http", what, "2 dead letters: with the error ValueError", "all of them", "begun"),
+        ("anybody", "http", what, "dead letters: with the error ValueError", "all of them", f"{word} 2"),
+        ("anybody", "http", what, "dead letters: with the error ValueError", "all of them", "begun"),
         ("anybody", "http", what, f"1 dead letter, from {ids[0]}", "it is mended", f"{word} 1"),
     ]
 

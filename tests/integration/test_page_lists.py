@@ -6,6 +6,7 @@ import html
 import re
 
 import pytest
+from werkzeug.test import TestResponse
 
 from tests.integration.delays import FUTURE, delay
 from tests.integration.factories import World
@@ -45,6 +46,12 @@ def test_what_finds_nothing_says_what_was_looked_for_and_where_all_is(
     page = site.get(path).text
     assert f'<p class="empty">{told} <a href="{all_of_them}">' in page
     assert "None" not in re.sub("<[^>]*>", "", page.partition("<main")[2])
+
+
+def confirmed(site: Site, path: str, preview: str, **more: str) -> TestResponse:  # noqa: F811
+    """Send the form of a preview."""
+    [form] = re.findall(rf'<form method="post" action="{path}".*?</form>', preview, re.DOTALL)
+    return site.post(path, **(dict(re.findall(r'type="hidden" name="([^"]+)" value="([^"]*)"', form)) | more))
 
 
 def test_what_a_search_by_a_field_has_found_leads_back_to_all_tickets(site: Site, world: World) -> None:  # noqa: F811
@@ -91,11 +98,9 @@ def test_what_was_given_up_is_on_the_overview_by_error_two_clicks_from_running_a
     assert re.search(r'class="n">3</td>.*ValueError</a>.*>skip</td>', section)
     assert "halt" not in section, "what halts a ticket is among the stuck ones"
     fields = dict(re.findall(r'name="(error|reason|policy)" value="([^"]*)"', section))
-    job = site.post("/dead-letters/bulk", what="redrive", **fields).headers["Location"]
-    while site.bulk.jobs[0].state == "counting":
-        site.bulk.run_once()
-    assert "Redrive all 3" in site.get(job).text
-    assert site.post(f"{job}/run").status_code == 303
+    preview = site.post("/dead-letters/bulk", dry="1", what="redrive", **fields).text
+    assert "Redrive all 3" in preview
+    assert confirmed(site, "/dead-letters/bulk", preview).status_code == 303
     while site.bulk.jobs[0].state == "running":
         site.bulk.run_once()
     assert world.link.call("XLEN", world.keys.dead) == 1
@@ -139,14 +144,11 @@ def test_tickets_of_a_filter_are_paused_after_a_preview_and_all_resumed_at_once(
     listed = site.get("/tickets?state=handed_over").text
     assert 'value="pause">Pause all...' in listed
     assert 'value="retry"' not in listed, "nothing of these can be retried"
-    where = site.post("/tickets/bulk", what="pause", state="handed_over").headers["Location"]
-    while site.bulk.jobs[0].state == "counting":
-        site.bulk.run_once()
     monkeypatch.setattr("usher.master.web.pages.views.MOST_RULES", 2)
-    preview = site.get(where).text
+    preview = site.post("/tickets/bulk", dry="1", what="pause", state="handed_over").text
     assert all(text in preview for text in ("Pause all 3", "until their rules are lifted", "room for 2 more rules"))
     assert "None:" in site.get("/rules").text
-    assert site.post(f"{where}/run", why="the shop is closed").status_code == 303
+    assert confirmed(site, "/tickets/bulk", preview, why="the shop is closed").status_code == 303
     while site.bulk.jobs[0].state == "running":
         site.bulk.run_once()
     rules = site.get("/rules").text
@@ -203,16 +205,12 @@ def test_a_bulk_action_is_prepared_shown_and_run(
     world: World,
 ) -> None:
     busy(world)
-    where = site.post("/dead-letters/bulk", what="drop", error="ValueError").headers["Location"]
-    while site.bulk.jobs[0].state == "counting":
-        site.bulk.run_once()
-    shown = site.get(where).text
+    shown = site.post("/dead-letters/bulk", dry="1", what="drop", error="ValueError").text
     assert "Drop all 2" in shown
     assert "with the error ValueError" in shown
-    assert site.post(f"{where}/run", why="old").status_code == 303
+    assert site.post("/dead-letters/bulk", what="drop").status_code == 422, "there was no preview"
+    begun = confirmed(site, "/dead-letters/bulk", shown, why="old")
     while site.bulk.jobs[0].state == "running":
         site.bulk.run_once()
-    assert "2 of 2" in site.get(where).text
-    again = site.post(f"{where}/run")
-    assert "It was not started: it is done" in site.get(again.headers["Location"]).text
+    assert "2 of 2" in site.get(begun.headers["Location"]).text
     assert site.post("/dead-letters/bulk", what="eat").status_code == 422

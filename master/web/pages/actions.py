@@ -4,23 +4,23 @@ log."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from flask import Blueprint, g, redirect, request
+from flask import Blueprint, redirect, request
 from werkzeug.wrappers import Response as AnyResponse
 
 from usher.common.base.labels import label
 from usher.common.base.text import pluralize
-from usher.common.http.app import Problem, read_model
+from usher.common.http.app import read_model
 from usher.common.http.auth import local_path, needs
 from usher.common.http.credentials import Role
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.master.insight.formatting import ticket_url, visible
 from usher.master.operations.action_log import OperatorAction, chosen_letters, counted
-from usher.master.operations.bulk_letters import DROP, PAUSE, REDRIVE, BulkJob
-from usher.master.policy.letters import also_for
+from usher.master.operations.bulk_letters import DROP, PAUSE, REDRIVE
+from usher.master.policy.letters import LetterFilter, also_for
 from usher.master.policy.rules import Rule, alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
@@ -36,7 +36,7 @@ from usher.master.web.pages.forms import (
     read_why,
     refused,
 )
-from usher.master.web.pages.views import STREAM_ID
+from usher.master.web.pages.views import STREAM_ID, bulk_job, preview_page
 from usher.master.web.parts import Parts
 
 _MOST_CHOSEN = 200
@@ -119,45 +119,41 @@ def _add_letters(actions: Blueprint, parts: Parts, go: Go) -> None:
 def _add_jobs(actions: Blueprint, parts: Parts, go: Go) -> None:
     @actions.post("/dead-letters/bulk")
     @needs(Role.OPERATOR)
-    def bulk() -> AnyResponse:
-        what = request.form.get("what", "")
-        if what not in (REDRIVE, DROP):
-            raise refused("the field what must be redrive or drop")
+    def bulk() -> AnyResponse | str:
         asked, wanted = asked_filter(request.form)
-        job = parts.bulk.prepare(what, wanted, in_words(asked), g.who)
-        return redirect(f"/dead-letters/jobs/{job.id}", 303)
+        return _bulk(parts, (REDRIVE, DROP), wanted, in_words(asked), asked)
 
     @actions.post("/tickets/bulk")
     @needs(Role.OPERATOR)
-    def order_all() -> AnyResponse:
-        what = request.form.get("what", "")
-        if what not in (TicketOrder.RETRY.value, TicketOrder.GIVE_UP.value, PAUSE):
-            raise refused("the field what must be retry, give_up or pause")
-        _, wanted = asked_tickets(request.form)
+    def order_all() -> AnyResponse | str:
+        asked, wanted = asked_tickets(request.form)
         if wanted == TicketFilter():
             raise refused("give a state, a consumer or an error")
-        job = parts.bulk.prepare(what, wanted, wanted.told(), g.who)
-        return redirect(f"/dead-letters/jobs/{job.id}", 303)
-
-    @actions.post("/dead-letters/jobs/<job_id>/run")
-    @needs(Role.OPERATOR)
-    def run(job_id: str) -> AnyResponse:
-        job = _job(parts, job_id)
-        if not parts.bulk.run(job, g.who, read_why()):
-            return go(f"/dead-letters/jobs/{job_id}", f"It was not started: it is {job.state}")
-        parts.action_log.note(
-            OperatorAction(by_caller(job.why), job.what, f"{job.counted}: {job.told}"),
-            "begun",
-        )
-        return redirect(f"/dead-letters/jobs/{job_id}", 303)
+        return _bulk(parts, (TicketOrder.RETRY.value, TicketOrder.GIVE_UP.value, PAUSE), wanted, wanted.told(), asked)
 
     @actions.post("/dead-letters/jobs/<job_id>/stop")
     @needs(Role.OPERATOR)
     def stop(job_id: str) -> AnyResponse:
-        job, by = _job(parts, job_id), by_caller(read_why())
+        job, by = bulk_job(parts, job_id), by_caller(read_why())
         parts.bulk.stop_job(job)
         parts.action_log.note(OperatorAction(by, f"stop {job.what}", job.told), counted(job.outcomes.elements()))
         return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
+
+
+def _bulk(
+    parts: Parts, known: Sequence[str], wanted: LetterFilter | TicketFilter, told: str, asked: Mapping[str, str]
+) -> AnyResponse | str:
+    """Say what a bulk action would touch (``dry``), or begin it. The form of the preview says again what was asked."""
+    form, what = request.form, request.form.get("what", "")
+    if what not in known:
+        raise refused(f"the field what must be one of {', '.join(known)}")
+    if form.get("dry"):
+        return preview_page(parts, what, parts.bulk.dry_run(wanted, parts.delayed.now_ms()), told, asked)
+    until, count = form.get("until", ""), form.get("count", "")
+    if not STREAM_ID.fullmatch(until) or not re.fullmatch("[0-9]{1,12}", count):
+        raise refused("see the preview first")
+    job = parts.bulk.begin(what, wanted, told, by_caller(read_why()), until.encode(), int(count))
+    return redirect(f"/dead-letters/jobs/{job.id}", 303)
 
 
 def _add_rules(actions: Blueprint, parts: Parts, go: Go) -> None:
@@ -209,14 +205,3 @@ def _add_orders(actions: Blueprint, parts: Parts, go: Go) -> None:
             raise refused("the field order must be retry, give_up or cancel")
         result = parts.orders.give(TicketOrder(asked), ticket_id, by_caller(read_why()))
         return go(ticket_url(ticket_id), f"{label(asked)}: {result.outcome}: {result.note}")
-
-
-def _job(parts: Parts, job_id: str) -> BulkJob:
-    job = parts.bulk.job(job_id)
-    if job is None:
-        raise Problem(
-            404,
-            "unknown_job",
-            "this master does not know that bulk action; another one may run it, or this one has restarted since",
-        )
-    return job

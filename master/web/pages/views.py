@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -20,7 +21,7 @@ from usher.master.charts.drawing import HEIGHT, WIDTH, draw, kinds, totals, turn
 from usher.master.insight.formatting import ticket_url
 from usher.master.insight.live_overview import CONSUMERS, OVERVIEW
 from usher.master.insight.status import ParkedRows, ticket_row
-from usher.master.operations.bulk_letters import PAUSE
+from usher.master.operations.bulk_letters import DROP, PAUSE, REDRIVE, BulkJob, DryRun
 from usher.master.operations.dead_letters import LetterPage
 from usher.master.policy.charts import BY_CONSUMER, BY_SOURCE, NAMES, SPANS
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
@@ -348,16 +349,27 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
 
     @views.get("/dead-letters/jobs/<job_id>")
     def job(job_id: str) -> str:
-        found = parts.bulk.job(job_id)
-        if found is None:
-            raise Problem(
-                404,
-                "unknown_job",
-                "this master does not know that bulk action; another one may run it, or this one has restarted since",
-            )
+        found = bulk_job(parts, job_id)
         page = "tickets" if found.is_of_tickets else "letters"
-        room = MOST_RULES - len(parts.rules.read().rules) if found.what == PAUSE else None
-        return render_page("letters/job.html", page, job=found, also=also_for(parts.letters.other_groups()), room=room)
+        return render_page("letters/job.html", page, job=found, what=found.what, of_tickets=found.is_of_tickets)
+
+
+def bulk_job(parts: Parts, job_id: str) -> BulkJob:
+    job = parts.bulk.job(job_id)
+    if job is None:
+        why = "this master does not know that bulk action; another one may run it, or this one has restarted since"
+        raise Problem(404, "unknown_job", why)
+    return job
+
+
+def preview_page(parts: Parts, what: str, found: DryRun, told: str, asked: Mapping[str, str]) -> str:
+    """Show what a bulk action would touch, with a form that begins it."""
+    of_tickets = what not in (REDRIVE, DROP)
+    room = MOST_RULES - len(parts.rules.read().rules) if what == PAUSE else None
+    facts = {"what": what, "told": told, "asked": asked, "of_tickets": of_tickets, "room": room}
+    facts |= {"count": found.preview.count, "groups": found.preview.groups[:50], "is_all": found.is_all}
+    facts |= {"until": found.until.decode(), "also": also_for(parts.letters.other_groups())}
+    return render_page("letters/job.html", "tickets" if of_tickets else "letters", **facts)
 
 
 # -- charts
