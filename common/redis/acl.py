@@ -205,11 +205,11 @@ _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "der
 _MASTER = _words(
     "peek read_parked reject hand_over recall take_back free_tickets restore sweep save_position "
     "note_behind note_repeats note_chart rejoin revoke reap forget_attempts elect hold_lead resign "
-    "next_generation register redrive drop_letters read_letters count_above count_between trim change_rules "
+    "next_generation register redrive drop_letters read_letters count_between trim change_rules "
     "order ticket_entries find_entries find_runs pending_heads send read_field read_fields "
     "due_delayed send_delayed move_delayed drop_delayed read_delayed"
 )
-_AUDITOR = ("count_above", "count_between", "find_entries", "find_runs", "look_again", "read_field", "read_letters")
+_AUDITOR = ("count_between", "find_entries", "find_runs", "look_again", "read_field", "read_letters")
 _GATHERING = ("gather", "look_at_sources")
 _MASTER_SENDS = _words(
     "xread xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers xgroup|create memory|usage "

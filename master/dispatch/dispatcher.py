@@ -461,7 +461,6 @@ class Dispatcher(Service):
             raise
 
     def _learn(self, plan: HandOverPlan, reply: HandOverReply) -> None:
-        """Update memory with the outcome of a plan."""
         assert self._steps is not None
         follow_up = self.board.confirm(plan, reply)
         gone = [entry_id for answer in reply.targets for entry_id in answer.gone]

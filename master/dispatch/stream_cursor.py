@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
@@ -42,18 +41,6 @@ def _rank_of(entry: TicketEntry) -> int:
     return rank(entry[0])
 
 
-class SplitEntries(NamedTuple):
-    """Entries, split by whether the group was given them before.
-
-    ``repeated``: a group that was lost was given them. ``redelivered``: this group was given them, before somebody set
-    it back. ``new``: no group was given them.
-    """
-
-    repeated: Sequence[TicketEntry]
-    redelivered: Sequence[TicketEntry]
-    new: Sequence[TicketEntry]
-
-
 class StreamCursor:
     """The group's position in this epoch, and whether the stream may have more. Used by the dispatcher's thread.
 
@@ -76,7 +63,6 @@ class StreamCursor:
         self._given = 0
 
     def begin(self, last_delivered: bytes, repeats_until: bytes | None, highest_pending: bytes = ZERO) -> None:
-        """Begin a new epoch."""
         self.last_read, self.repeats_until = last_delivered, repeats_until
         self._given = max(rank(last_delivered), rank(highest_pending))
         self._no_more_since_s = 0.0
@@ -127,16 +113,16 @@ class StreamCursor:
 
     @property
     def given(self) -> bytes:
-        """The highest id that the group was given."""
         return from_rank(self._given)
 
-    def split(self, entries: Sequence[TicketEntry]) -> SplitEntries:
-        """Split entries, which are in id order, by whether the group was given them before."""
+    def split(self, entries: Sequence[TicketEntry]) -> tuple[Sequence[TicketEntry], ...]:
+        """Split entries, which are in id order: those that a group which was lost was given, those that this group was
+        given before somebody set it back, and those that are new."""
         if not entries or (self.repeats_until is None and rank(entries[0][0]) > self._given):
-            return SplitEntries((), (), entries)
+            return (), (), entries
         repeated = 0 if self.repeats_until is None else bisect_right(entries, rank(self.repeats_until), key=_rank_of)
         given = bisect_right(entries, self._given, lo=repeated, key=_rank_of)
-        return SplitEntries(entries[:repeated], entries[repeated:given], entries[given:])
+        return entries[:repeated], entries[repeated:given], entries[given:]
 
     def is_past_repeats(self, new: NewEntries) -> bool:
         """Return whether these entries end the ones that the group is given a second time.
@@ -216,7 +202,6 @@ class PositionSaver:
         self.memory = self.memory.found(last_delivered)
 
     def remember(self, new: NewEntries) -> None:
-        """Remember that these entries were taken."""
         self.memory = self.memory.read(new.found[0].id, new.found[-1].id)
 
     def turn(self, board: Board, steps: LeaderScripts, last_read: bytes) -> PositionLook | None:

@@ -34,7 +34,7 @@ def lag_of(scripts: ScriptRunner, stream: str, group: Mapping[bytes, Any] | None
         return GroupLag(int(group[b"lag"]), True)
     last, counted = group[b"last-delivered-id"], 0
     while counted < most:
-        count, last, is_all = scripts.run("count_above", (stream,), (last, _PAGE))
+        count, last, is_all = scripts.run("count_between", (stream,), (last, "+", _PAGE))
         counted += count
         if is_all:
             return GroupLag(counted, True)

@@ -1,6 +1,5 @@
 """Elector: holds the leader lease, so that one master acts at a time. What it holds is an epoch that Redis checks, not
-a belief. The lease and the work share their fate: when the dispatcher makes no progress, the lease is not extended and
-a standby takes over.
+a belief.
 
 Renewal and work share their fate: when the dispatcher makes no progress, the lease is not extended and a standby takes
 over.
@@ -115,7 +114,6 @@ class LeaderRecord(NamedTuple):
 
 
 def parse_held(stored: bytes | None) -> LeaderRecord:
-    """Parse the value of the leader key."""
     epoch, _, holder = (stored or b"").decode(errors="replace").partition(" ")
     return LeaderRecord(int(epoch) if epoch.isdecimal() else None, holder.partition(" ")[2] or None)
 

@@ -57,7 +57,6 @@ class LeaderCounters:
         self.on_handed_over: Callable[[HandOverPlan, int], None] | None = None
 
     def hand_over(self, plan: HandOverPlan, reply: HandOverReply, began_ns: int) -> None:
-        """Count a hand_over call that was answered."""
         now_ns = time.time_ns()
         parts = [
             part
@@ -171,29 +170,16 @@ def _found(flat: Sequence[Any], step: int = 2) -> list[PeekedEntry]:
     return found
 
 
-class TakeArguments(NamedTuple):
-    """Arguments of hand_over.lua, in its order, by which it takes new entries besides carrying out a plan.
-
-    ``unplanned``: ids of new entries that get no owner yet. ``parked``: ids of the plan that are not among the new
-    entries. All are empty when there are no new entries, and ``digest`` also when they come from a peek.
-    """
-
-    position: bytes = b""
-    last_id: bytes = b""
-    unplanned: bytes = b"[]"
-    parked: bytes = b"[]"
-    digest: str = ""
-
-
-def _take_arguments(new: NewEntries, planned: Sequence[Sequence[bytes]]) -> TakeArguments:
+def _take_arguments(new: NewEntries, planned: Sequence[Sequence[bytes]]) -> tuple[bytes | str, ...]:
+    """Return the arguments 9 to 13 of hand_over.lua, by which it takes new entries besides carrying out a plan."""
     if not new.found:
-        return TakeArguments()
+        return b"", b"", b"[]", b"[]", ""
     ids = list(map(itemgetter(0), new.found))
     seen, taken = set(ids), set(chain.from_iterable(planned))
     unplanned, parked = (
         ([], []) if seen == taken else ([entry_id for entry_id in ids if entry_id not in taken], list(taken - seen))
     )
-    return TakeArguments(new.position, ids[-1], ids_argument((unplanned,)), ids_argument((parked,)), new.digest)
+    return new.position, ids[-1], ids_argument((unplanned,)), ids_argument((parked,)), new.digest
 
 
 class LeaderScripts:
@@ -221,7 +207,6 @@ class LeaderScripts:
         self.rules_version = b""  # the rules that plans were made under
 
     def check(self) -> None:
-        """Raise Fenced unless the leader key holds our epoch."""
         self.reject(())  # every script checks that first; without entries this one does nothing else
 
     def peek(self, count: int) -> NewEntries:
@@ -394,7 +379,6 @@ class LeaderScripts:
         )
 
     def note_chart(self, place: str, point: bytes) -> None:
-        """Write a point of the charts."""
         keys = (self._keys.leader, self._keys.charts)
         self._unfenced(self._scripts.run("note_chart", keys, (str(self.epoch), place, point)))
 

@@ -164,7 +164,6 @@ class _Asking(urllib3.PoolManager):
         return question is not None and question.is_cut
 
     def answered(self) -> None:
-        """Note that this thread's request is over."""
         self._under_way.pop(threading.get_ident(), None)
 
     def cut_late(self, whole_s: float) -> None:
@@ -179,7 +178,6 @@ class _Asking(urllib3.PoolManager):
                     pass  # it is closed already
 
     def forget_unasked(self) -> None:
-        """Close the connections to consumers that are no longer asked."""
         with self.pools.lock:
             if now_s() - self._looked_s < _KEPT_S:
                 return

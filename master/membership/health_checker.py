@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced
@@ -37,17 +36,9 @@ _TELL_AGAIN_S = 300.0
 BOUNDS = RequestBounds(connect_s=1.0, read_s=2.0, whole_s=3.0, most_bytes=1024)
 
 
-@dataclass(frozen=True)
-class HealthVerdict:
-    """Incarnations whose lease is to be revoked now, and whether the silence of most was put down to our own
-    network."""
-
-    revoke: tuple[str, ...]
-    own_network: bool
-
-
-def judge(failures: Mapping[str, int], limit: int) -> HealthVerdict:
-    """Decide from the number of health answers in a row that each living incarnation failed to give.
+def judge(failures: Mapping[str, int], limit: int) -> tuple[tuple[str, ...], bool]:
+    """Decide from the number of health answers in a row that each living incarnation failed to give. Return those whose
+    lease is to be revoked now, and whether the silence of most was put down to our own network.
 
     ==============================  =======================================
     silent (failures >= limit)      verdict
@@ -58,13 +49,13 @@ def judge(failures: Mapping[str, int], limit: int) -> HealthVerdict:
     more than half                  nothing; our own network is the suspect
     ==============================  =======================================
 
-    >>> judge({"a:1": 5, "b:1": 0}, 5).revoke
-    ('a:1',)
+    >>> judge({"a:1": 5, "b:1": 0}, 5)
+    (('a:1',), False)
     """
     silent = tuple(sorted(name for name, count in failures.items() if count >= limit))
     if len(silent) > max(1, len(failures) // 2):
-        return HealthVerdict((), True)
-    return HealthVerdict(silent, False)
+        return (), True
+    return silent, False
 
 
 class HealthChecker(Service):
@@ -124,12 +115,12 @@ class HealthChecker(Service):
 
     def _judge(self, epoch: int) -> None:
         """Decide at the end of a round, when every consumer was asked."""
-        verdict = judge(self._silences, self._limit)
-        self.silent = sum(count >= self._limit for count in self._silences.values()) if verdict.own_network else 0
+        to_revoke, own_network = judge(self._silences, self._limit)
+        self.silent = sum(count >= self._limit for count in self._silences.values()) if own_network else 0
         self._tell()
         steps = LeaderScripts(self._scripts, self._keys, epoch, "")
         try:
-            for incarnation in verdict.revoke:
+            for incarnation in to_revoke:
                 if steps.revoke(incarnation):
                     self.revoked += 1
                     event(

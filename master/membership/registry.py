@@ -210,5 +210,4 @@ class ConsumerRegistry(Service):
 
 
 def _lease_of(state: str) -> bytes | None:
-    """Return the value of the lease of a member in this state."""
     return b"live" if state == "starting" else state.encode() or None

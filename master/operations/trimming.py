@@ -102,7 +102,7 @@ class Trimming:
         """Count the entries below ``floor``, up to COUNTED."""
         total, last = 0, b"0-0"
         while total < COUNTED:
-            found, last, is_all = self._scripts.run("count_between", (self._keys.stream,), (last, floor, _PAGE))
+            found, last, is_all = self._scripts.run("count_between", (self._keys.stream,), (last, b"(" + floor, _PAGE))
             total += found
             if is_all:
                 break

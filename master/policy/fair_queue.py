@@ -115,16 +115,13 @@ class Rounds:
 
     @property
     def known(self) -> int:
-        """Number of known sources."""
         return len(self._known)
 
     @property
     def mine(self) -> list[bytes]:
-        """Sources of our shards."""
         return [source for source, shard in self._known.items() if shard in self._shards]
 
     def holds(self, source: bytes) -> bool:
-        """Return whether the source belongs to our shards."""
         return self._known.get(source) in self._shards
 
     def grown(self) -> list[bytes]:
@@ -145,7 +142,6 @@ class Rounds:
         return len(self._known) - before
 
     def changed(self, sources: Iterable[bytes]) -> None:
-        """Queue the sources that Redis says have changed."""
         for source in sources:
             self._doubted.discard(source)
             if self._known.setdefault(source, shard_of(source)) in self._shards:

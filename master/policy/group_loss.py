@@ -25,7 +25,6 @@ class IndexedIdRange:
         self._held: tuple[int, int] | None = None
 
     def add(self, ids: Iterable[bytes]) -> None:
-        """Add ids of the index."""
         first, last = self._ends
         there = [value for value in map(rank, ids) if first <= value <= last]
         if there:
@@ -65,7 +64,6 @@ class Memory:
 
     @property
     def highest(self) -> bytes:
-        """The highest id that this master knows the group to have been given."""
         known = (self.last_since, self.noted and self.noted.delivered)
         return max((one for one in known if one), key=rank, default=ZERO)
 

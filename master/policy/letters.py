@@ -51,7 +51,6 @@ class DeadLetter:
 
     @property
     def error_name(self) -> str:
-        """Return the name of its error."""
         return error_name(self.error_type, self.error)
 
     @property

@@ -84,7 +84,6 @@ class Rule:
         return self.target is not Target.CONSUMER
 
     def shown(self) -> dict[str, Any]:
-        """Return the rule for programs."""
         facts = {name: getattr(self, name) for name in _FIELDS}
         return {
             "id": self.id,
@@ -206,7 +205,6 @@ class Rulebook:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no rule holds tickets back one by one."""
         return not (self._tickets or self._patterns or self._tenants or self._broad)
 
     @property
@@ -273,7 +271,6 @@ class TicketTokenBuckets:
         return int(tokens)
 
     def spend(self, ticket: bytes, count: int) -> None:
-        """Take tokens for messages that were handed over."""
         tokens, at_s, rate = self._buckets[ticket]
         self._buckets[ticket] = (tokens - count, at_s, rate)
 

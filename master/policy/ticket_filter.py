@@ -36,11 +36,9 @@ class TicketFilter:
     sees_texts: bool = field(default=True, compare=False)
 
     def fits(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a list with this filter shows the row."""
         return self.fits_but_for_error(row) and (not self.error or self._has_error(row.get("last_error")))
 
     def fits_but_for_error(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a list would show the row if it has the right error."""
         has_state = not self.states or row["state"] in self.states
         return has_state and self.consumer in ("", row.get("consumer_name", ""))
 
@@ -52,11 +50,9 @@ class TicketFilter:
 
     @property
     def wants_waiting(self) -> bool:
-        """Return whether tickets can fit that wait for a consumer."""
         return not self.consumer and (not self.states or bool(self.states & {TicketState.WAITING, TicketState.PAUSED}))
 
     def told(self) -> str:
-        """Return the filter in words."""
         parts = (", ".join(map(label, sorted(self.states))), f"on {self.consumer}" if self.consumer else "", self.error)
         return "; ".join(filter(None, parts)) or "all tickets"
 

@@ -69,8 +69,6 @@ def plan_order(order: TicketOrder, record: OwnedRecord | None, told: Mapping[str
     return _refuse(order, told)
 
 
-#: The second is the word of a leader of a former version.
-_WAITING = (TicketState.WAITING, "parked")
 _NEXT_LETTER = "becomes a dead letter as soon as a consumer gets it, and the ticket goes on"
 
 
@@ -99,7 +97,7 @@ def _of_owned(order: TicketOrder, head: bytes, believed: bytes, owner: str, told
 
 
 def _of_parked(order: TicketOrder, told: Mapping[str, Any]) -> PlannedOrder:
-    parked = next((row["id"] for row in told["entries"] if row["state"] in _WAITING), "")
+    parked = next((row["id"] for row in told["entries"] if row["state"] == TicketState.WAITING), "")
     if order is not TicketOrder.GIVE_UP or not parked:
         return _refuse(order, told)
     return PlannedOrder("", f"{parked} {_NEXT_LETTER}", parked.encode())

@@ -121,7 +121,6 @@ class Retention:
         return memory is not None and memory.share >= self.memory_share
 
     def wishes(self, facts: RetentionFacts, now_ms: int) -> list[RetentionRow]:
-        """Return what is kept while memory allows."""
         found = [young(now_ms, self.keep_s)] if self.keep_s else []
         if self.heeds_archive and facts.archived is not None:
             found.append(RetentionRow("archive", "archived", facts.archived, "is archived up to here"))

@@ -72,7 +72,6 @@ class Recoverer:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether an incarnation is to be recovered."""
         return bool(self._queue)
 
     def take_unsure(self) -> list[bytes]:

@@ -46,7 +46,6 @@ class Takeover:
     taken_back: int
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts for the log."""
         board = self.board
         return {
             "consumers": len(board.consumers),

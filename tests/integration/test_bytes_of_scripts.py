@@ -128,7 +128,6 @@ def test_letters_are_read_redriven_and_dropped_a_few_at_a_time(world: World) -> 
 
 
 QUESTIONS: dict[str, tuple[object, ...]] = {
-    "count_above": (b"0-0", 100),
     "count_between": (b"0-0", b"99-0", 100),
     "find_entries": (FIELD, b"none", "+", 100),
 }

@@ -127,7 +127,6 @@ def test_who_may_not_ask_is_told_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "keys", "args"),
     [
-        ("count_above", ("s",), ("0-0", 10)),
         ("count_between", ("s",), ("0-0", "9-9", 10)),
         ("find_entries", ("s",), ("f", "v", "+", 10)),
         ("find_runs", ("s",), ("v", "+", 10)),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, held_back, ids, planned
+from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, planned
 from usher.common.protocol.owner_words import HALTED, RETURNED
 from usher.master.policy.board.board import Board
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
@@ -249,40 +249,6 @@ def test_a_board_that_forgets_what_it_saw_is_as_before_however_often(make: Calla
     assert _plans(board) == plans
 
 
-@pytest.mark.parametrize("limit", [1, 2, 5, 1000])
-@pytest.mark.parametrize("make", _BOARDS)
-def test_what_was_forgotten_comes_again_as_for_the_first_time(make: Callable[[], Board], limit: int) -> None:
-    board, once = make(), make()
-    for _ in range(2):
-        _see(board, limit)()
-    for one in (board, once):
-        for ticket, number in _NEWS:
-            arrive(one, ticket, number)
-    assert _facts(board) == _facts(once)
-    assert _plans(board) == _plans(once)
-
-
-@pytest.mark.parametrize("make", [_empty, _runs, _one_is_full, _slowed_and_new, _paused_and_new, _hidden])
-def test_there_is_the_same_room_once_something_was_planned_again(make: Callable[[], Board]) -> None:
-    """Until then nothing is read, which is as well: every turn plans before it reads."""
-    board = make()
-    board.plan(1000, NOW)
-    room = board.room
-    assert room > 0
-    _see(board, 1000)()
-    assert board.plan(1000, NOW) is None
-    assert board.room == room
-
-
-def test_what_is_freed_after_the_news_were_forgotten_goes_with_its_ticket() -> None:
-    board = _one_is_full()
-    _see(board, 1000)()
-    freed(board, "c1:1", b"A", ids(1, 2))
-    assert not board.tickets
-    assert board.plan(1000, NOW) is None
-    assert board.room == 102
-
-
 def test_tickets_that_were_only_seen_are_nowhere_when_the_rules_are_lifted_or_memory_is_full() -> None:
     """They were put aside for a rule, and the board must not come back to them."""
     for make in (_slowed_and_new, _paused_and_new):
@@ -292,29 +258,6 @@ def test_tickets_that_were_only_seen_are_nowhere_when_the_rules_are_lifted_or_me
         board.follow(Rulebook())
         assert board.plan(1000, NOW + 60) is None
         assert (board.tickets, board.parked, board.in_flight, board.room) == ({}, 0, 0, 100)
-
-
-@pytest.mark.parametrize("make", [_slowed_and_new, _paused_and_new])
-def test_tickets_that_were_only_seen_do_not_pile_up_behind_a_rule(make: Callable[[], Board]) -> None:
-    board = make()
-    held = len(held_back(board))
-    for _ in range(10):
-        _see(board, 1000)()
-        assert len(held_back(board)) == held
-    board.follow(Rulebook())
-    arrive(board, b"A", 50)
-    assert ("c1:1", b"A") in hand_over(board), "nor is it taken for one that is in a queue"
-
-
-def test_a_paused_ticket_that_was_forgotten_and_came_again_goes_on_once_when_the_rule_is_lifted() -> None:
-    board = _paused_and_new()
-    for _ in range(3):
-        _see(board, 1000)()
-    arrive(board, b"A", 50, 52)
-    assert hand_over(board) == {}
-    board.follow(Rulebook())
-    assert hand_over(board) == {("c1:1", b"A"): ids(50, 52)}
-    assert (board.parked, board.in_flight, list(board.tickets)) == (0, 2, [b"A"])
 
 
 def test_the_slowed_who_were_there_before_the_news_go_on_when_each_one_is_due() -> None:

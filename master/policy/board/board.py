@@ -168,7 +168,6 @@ class Board:
         return consumer.incarnation, part
 
     def _take(self, ticket: BoardTicket, consumer: ConsumerLoad, count: int, now_s: float) -> TicketPlan:
-        """Move ids from parked to running."""
         if count == len(ticket.parked):  # the usual case: this runs for every ticket of every plan
             ids = list(ticket.parked)
             ticket.parked.clear()
@@ -647,7 +646,6 @@ class Board:
         self.parked += len(ticket.parked) - count
 
     def _wake_due(self, now_s: float) -> None:
-        """Let the tickets go on whose time has come."""
         for ticket in self.waits.take_due(now_s):
             ticket.standing = OPEN
             self._finish(ticket)
@@ -689,7 +687,6 @@ class Board:
         self._rereading.add(ticket)
 
     def _reread(self, names: Iterable[bytes]) -> None:
-        """Have the unloaded messages of these tickets read from Redis again."""
         for name in names:
             ticket = self.tickets.get(name)
             if ticket is not None and ticket.above is not None and ticket.standing is not Standing.HALTED:
@@ -794,19 +791,18 @@ class Board:
 
     @property
     def rules(self) -> Rulebook:
-        """Rules that the board follows."""
         return self._gate.rules
 
     def follow(self, rules: Rulebook) -> None:
         """Follow these rules from now on; every ticket that was held back tries again."""
-        released = self._gate.follow(rules)
+        released, unloaded = self._gate.follow(rules)
         if self._fair is not None:
             self._limits.follow(rules, self.tickets.values())
             given = {name: float(rule.weight) for name, rule in rules.tenant_limits.items() if rule.weight}
             self._fair.weigh({**self._weights, **given})
-        self._queue.retry(released.tickets)
+        self._queue.retry(released)
         self.asked_back.changed()
-        self._reread(released.unloaded)
+        self._reread(unloaded)
 
     def next_due_s(self) -> float | None:
         """Return when the next slowed or waiting ticket may go on, or tickets may be asked back; None: unless
@@ -850,7 +846,6 @@ class Board:
         )
 
     def is_hidden(self, name: bytes) -> bool:
-        """Return whether Redis alone keeps account of some messages of a ticket that memory knows."""
         ticket = self.tickets.get(name)
         return ticket is not None and ticket.above is not None
 

@@ -102,7 +102,6 @@ class OpenConsumers:
 
     @property
     def room(self) -> int:
-        """Number of messages that could be handed over to all of them together."""
         return sum(consumer.room for consumer in self._with_room())
 
     def has_room_again(self, consumer: ConsumerLoad) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from usher.master.policy.board.tickets import BoardTicket
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, TicketTokenBuckets
@@ -18,13 +17,6 @@ from usher.master.policy.rules import Rule, RuleAction, Rulebook, TicketTokenBuc
 #: Seconds' worth of a slowed ticket's messages, at its rate, that are kept in memory when memory is full.
 _KEPT_S = 10.0
 _ANY = 1 << 31
-
-
-class Released(NamedTuple):
-    """Tickets that new rules let go: those that try again, and those that may be read into memory again."""
-
-    tickets: list[BoardTicket]
-    unloaded: list[bytes]
 
 
 class RuleGate:
@@ -45,7 +37,7 @@ class RuleGate:
         self._buckets = TicketTokenBuckets()
         self._gave_back = False
 
-    def follow(self, rules: Rulebook) -> Released:
+    def follow(self, rules: Rulebook) -> tuple[list[BoardTicket], list[bytes]]:
         """Follow these rules from now on. Every ticket that was held back tries again."""
         self.rules = rules
         self.has_rules = not rules.is_empty
@@ -55,7 +47,7 @@ class RuleGate:
         unloaded = [name for name, tenant in self._unloaded.items() if not self._is_paused(name, tenant)]
         for name in unloaded:
             del self._unloaded[name]
-        return Released(held, unloaded)
+        return held, unloaded
 
     def _is_paused(self, name: bytes, tenant: bytes) -> bool:
         rule = self.rules.of(name, tenant)
@@ -120,7 +112,6 @@ class RuleGate:
 
     @property
     def has_unloaded(self) -> bool:
-        """Return whether only Redis keeps account of some paused tickets."""
         return bool(self._unloaded)
 
     def worth_keeping(self, ticket: BoardTicket) -> int:
@@ -131,11 +122,9 @@ class RuleGate:
         return min(self._window, 1 + int(_KEPT_S * (rule.rate_per_second or 0)))
 
     def paused(self) -> Sequence[BoardTicket]:
-        """Return the tickets of which nothing needs to be in memory."""
         return self._paused
 
     def slowed(self) -> list[BoardTicket]:
-        """Return the tickets of which only messages worth keeping need to be in memory."""
         return [ticket for _, _, ticket in self._slowed]
 
     def was_unloaded(self, ticket: BoardTicket) -> None:
@@ -173,7 +162,6 @@ class TenantLimits:
             self.began(ticket)
 
     def begin(self, now_s: float) -> None:
-        """Begin a plan."""
         self._now_s = now_s
 
     def holds(self, tenant: bytes) -> bool:
@@ -213,7 +201,6 @@ class TenantLimits:
         return self._buckets.due_s(tenant, rule.rate_per_second, self._now_s)
 
     def told(self, tenant: bytes) -> str:
-        """Describe for people what holds the tenant."""
         if (rule := self._rules.get(tenant)) is None:
             return ""
         if self._is_full(tenant, rule):

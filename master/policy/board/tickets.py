@@ -83,12 +83,10 @@ class BoardTicket:
 
     @property
     def tenant(self) -> bytes:
-        """Tenant of the newest message that was seen of it."""
         return b"" if self.marks is None else self.marks.tenant
 
     @property
     def priority(self) -> int:
-        """Priority of its most urgent message that waits."""
         return 0 if self.marks is None else self.marks.priority(self)
 
 
@@ -105,7 +103,6 @@ class TicketMarks:
         self._last: dict[int, bytes] = {}  # priority -> its last message of that priority
 
     def learn(self, tenant: bytes, priority: int, entry_id: bytes) -> None:
-        """Learn the mark of one of its messages."""
         self.tenant = tenant
         if priority and (priority not in self._last or rank(entry_id) > rank(self._last[priority])):
             self._last[priority] = entry_id
@@ -242,7 +239,6 @@ class RunQueue:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether something waits for its turn or for room."""
         return bool(self._runnable or self._unassigned)
 
     def add(self, ticket: BoardTicket) -> None:
@@ -267,7 +263,6 @@ class RunQueue:
         return None
 
     def wait_unassigned(self, ticket: BoardTicket) -> None:
-        """Keep a ticket that found no consumer."""
         ticket.queued = True
         self._unassigned.append(ticket)
 
@@ -301,7 +296,6 @@ class Waits:
         self._behind_ms = 0.0  # what to subtract from Redis' time for ours
 
     def learn_time(self, redis_ms: int, now_s: float) -> None:
-        """Note what Redis' clock says now."""
         self._behind_ms = redis_ms - 1000 * now_s
 
     def begin(self, ticket: BoardTicket, due_ms: int) -> None:
@@ -312,7 +306,6 @@ class Waits:
             heapq.heappush(self._timers, (due_ms, self._order, ticket))
 
     def take_due(self, now_s: float) -> list[BoardTicket]:
-        """Take out the tickets that may go on by now."""
         due: list[BoardTicket] = []
         while self._timers and self._timers[0][0] <= self._behind_ms + 1000 * now_s:
             due_ms, _, ticket = heapq.heappop(self._timers)
@@ -343,7 +336,6 @@ class Rereading:
         return bool(self._hidden)
 
     def has(self, name: bytes) -> bool:
-        """Return whether the reading is for this ticket."""
         return name in self._being_read
 
     def add(self, ticket: BoardTicket) -> None:
@@ -351,7 +343,6 @@ class Rereading:
         self._hidden[ticket.name] = ticket
 
     def end(self, ticket: BoardTicket) -> None:
-        """Stop reading a ticket."""
         self._hidden.pop(ticket.name, None)
 
     def leave(self, ticket: BoardTicket) -> None:

@@ -79,7 +79,6 @@ class FairQueue(RunQueue):
                 self._enter(tenant)
 
     def weigh(self, weights: Mapping[bytes, float]) -> None:
-        """Give the tenants these weights from now on."""
         self._weights = weights
         for tenant in self._tenants.values():
             tenant.weight = weights.get(tenant.name, 1.0)
@@ -149,7 +148,6 @@ class FairQueue(RunQueue):
             self._move(ticket, marks, tenant)
 
     def waiting(self) -> Iterator[BoardTicket]:
-        """Yield the tickets that wait for their turns."""
         for tenant in list(self._tenants.values()):
             yield from (place[-1] for place in list(tenant.places) if _is_valid(place))
 
@@ -179,7 +177,6 @@ class FairQueue(RunQueue):
         self._line_up(ticket)
 
     def _leave(self, tenant: _Tenant) -> BoardTicket:
-        """Take out the next ticket of a tenant that has one."""
         while not _is_valid(place := heapq.heappop(tenant.places)):
             pass
         tenant.waiting -= 1
