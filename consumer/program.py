@@ -211,7 +211,7 @@ class ConsumerProgram:
     def _tell_of_former(self) -> None:
         """Report what the former process of our name was running when it ended, if it left a journal. Do it as soon as
         we hold its lock, and once: then the journal is removed, or our successor would report it again if we end before
-        we begin our own. It is removed, not overwritten: if the lock file was made anew, a process of an older version
+        we begin our own. It is removed, not overwritten: if the lock file was made anew, a child of a dead process
         may have the journal mapped."""
         settings, path = self._settings, None if self._former_is_told else self._journal_path()
         if path is None:

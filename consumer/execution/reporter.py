@@ -41,8 +41,7 @@ _RETRYING_AGAIN_S = 5.0
 #: Dropped reports are logged again only after this long, with their number: while no master leads, all are dropped.
 _REPEAT_LOG_S = 10.0
 
-#: This program does not read the outcome of each id, so the leader need not send it. A leader of an older version sends
-#: it all the same.
+#: This program does not read the outcome of each id, so the leader need not send it.
 _QUIETLY = {"Prefer": "return=minimal"}
 
 #: (ticket, fence, ids)
@@ -53,7 +52,7 @@ class Reporter(Service):
     """The service that sends acknowledgement reports. The acker's thread calls ``add``.
 
     ``slots``: messages that run at a time. While half of those that it may have beyond these wait to be reported, the
-    others keep it busy; the leader says how many these are, and one of a former version gives up to ``capacity``.
+    others keep it busy; the leader says how many these are.
     ``ticket_window``: most messages of one ticket here; the leader hands over more of it when half
     of them are done (master/policy/board/board.py). ``retrying``: counts the tickets that wait for a retry. They
     keep no handler busy: the leader hands over others, so it is told of them even if nothing has ended.

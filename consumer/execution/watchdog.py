@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from usher.common.base.log import event
 from usher.common.protocol.attempts import RAN_PAST
@@ -80,6 +80,9 @@ def _told(frames: list[FrameType]) -> str:
     return _HEAD + "".join(traceback.StackSummary.extract(walked).format())
 
 
+if TYPE_CHECKING:
+    from usher.consumer.execution.async_pool import AsyncPool
+
 log = logging.getLogger(__name__)
 
 #: Messages that a line names.
@@ -88,14 +91,6 @@ _MOST_NAMED = 20
 _TURNS_WITHIN_S = 0.2
 #: A turn that comes later than this was kept from coming.
 _LATE_S = 1.0
-
-
-class Loop(Protocol):
-    def silent_s(self) -> float: ...
-
-    def on_loop(self) -> Sequence[Message]: ...
-
-    def stack_of(self, message: Message) -> str: ...
 
 
 class Watchdog(Service):
@@ -117,7 +112,7 @@ class Watchdog(Service):
     ) -> None:
         super().__init__()
         #: The event loop on which the handlers run; None if they have threads.
-        self.event_loop: Loop | None = None
+        self.event_loop: AsyncPool | None = None
         self._silent_s = 0.0
         self._limit_s = limit_s
         self._due_s = math.inf

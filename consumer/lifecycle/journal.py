@@ -20,7 +20,7 @@ import re
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from usher.common.base.log import event
 from usher.common.protocol.attempts import Attempts
@@ -41,15 +41,6 @@ _FREE, _RUNNING, _BLAMED = 0, 1, 2
 _ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 #: The slot of a start that found no free one.
 _NOWHERE = 0
-
-
-class KnownStart(Protocol):
-    """A start that this journal has, as a message or as ``running`` returns it."""
-
-    @property
-    def stream_id(self) -> bytes: ...
-    @property
-    def slot(self) -> int: ...
 
 
 class Former(NamedTuple):
@@ -102,7 +93,7 @@ class Journal:
                 found.append(left._replace(slot=at))
         return found
 
-    def blame(self, starts: Iterable[KnownStart]) -> None:
+    def blame(self, starts: Iterable[Message | Left]) -> None:
         """Note that this process is about to end because of these starts, and of no other."""
         for one in starts:
             if self._has(one):
@@ -111,12 +102,12 @@ class Journal:
                     self._map[one.slot + _STATE] = _RUNNING
         self.explain()
 
-    def forget(self, start: KnownStart) -> None:
+    def forget(self, start: Message | Left) -> None:
         """Clear the record of a start that is in Redis. Its slot is not used again: its handler may still run."""
         if self._has(start):
             self._map[start.slot + _STATE] = _FREE
 
-    def _has(self, start: KnownStart) -> bool:
+    def _has(self, start: Message | Left) -> bool:
         there = _left(self._map, start.slot) if start.slot else None
         return there is not None and there.stream_id == start.stream_id
 

@@ -104,15 +104,11 @@ class MasterClient:
         self._http.clear()
 
 
-def wrong_fields(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    errors = document.get("errors")
-    named = errors if isinstance(errors, list) else []
-    return [(str(one.get("field")), str(one.get("problem"))) for one in named if isinstance(one, dict)]
-
-
 def refusal(document: Mapping[str, Any]) -> str:
     told = str(document.get("detail") or document.get("title") or "")
-    fields = "; ".join(f"{field}: {problem}" for field, problem in wrong_fields(document))
+    errors = document.get("errors")
+    named = [one for one in errors if isinstance(one, dict)] if isinstance(errors, list) else []
+    fields = "; ".join(f"{one.get('field')}: {one.get('problem')}" for one in named)
     return f"{told}: {fields}" if told and fields else told or fields
 
 

@@ -15,7 +15,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.runtime.service import Service, ServiceEnded
-from usher.consumer.lifecycle.master_client import MasterAnswer, MasterClient, MasterUnavailable, refusal, wrong_fields
+from usher.consumer.lifecycle.master_client import MasterAnswer, MasterClient, MasterUnavailable, refusal
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +26,6 @@ _WAY_OUT = (
     "this consumer asks again until the other one, or its lease, has ended; to run both at the same time, give each its"
     " own USHER_CONSUMER_NAME"
 )
-#: In place of the name of a field that a master does not know (common/http/app.py).
-UNKNOWN_FIELD = "(unknown)"
-#: The ticket window of a master of an older version, which does not send it.
-_UNTOLD_WINDOW = 128
 
 
 @dataclass(frozen=True)
@@ -105,19 +101,18 @@ class Registrar(Service):
         raise self._refused(answer)
 
     def _refused(self, answer: MasterAnswer) -> MasterUnavailable:
-        """Return the trouble of a registration that was refused. One that waiting cannot change ends the program: a
-        field that an older master does not know is none, since masters are upgraded, too."""
+        """Return the trouble of a registration that was refused. One that waiting cannot change ends the program."""
         why = refusal(answer.document) or str(answer.status)
         if 400 <= answer.status < 500 and answer.status != 429:
             event(log, "registration_refused", level=logging.ERROR, master=answer.url, status=answer.status, why=why)
-        if answer.status == 422 and not any(field == UNKNOWN_FIELD for field, _ in wrong_fields(answer.document)):
+        if answer.status == 422:
             self._give_up(f"{answer.url} refuses this registration: {why}")
         return MasterUnavailable(f"{answer.url} answered {answer.status} {why}")
 
     def _accepted(self, answer: Mapping[str, Any], sent_s: float) -> None:
         registration = self._asked.with_generation(int(answer["generation"]))
         lease_s, left_s = int(answer["lease_ms"]) / 1000, int(answer["left_ms"]) / 1000
-        window = int(answer.get("ticket_window", _UNTOLD_WINDOW))
+        window = int(answer["ticket_window"])
         taken = Taken(registration, lease_s, answer.get("leader_url"), sent_s - (lease_s - left_s), window)
         # Only now: an answer that cannot be read leaves everything as it was, and the masters are asked again.
         event(log, "consumer_registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
