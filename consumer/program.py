@@ -188,14 +188,15 @@ class ConsumerProgram:
             lambda: self._stopped,
             self._look,
             lambda: self.liveness().stalled,
-            hosts_of(settings.bind, settings.health_url, settings.hosts),
+            hosts_of(settings.bind, settings.advertise_url, settings.hosts),
             self._describe,
         )
 
     def start(self, port: int, host: str) -> None:
         """Start to register; the registrar's thread takes the name lock."""
         settings = self._settings
-        health_url = settings.health_url or f"{url_of(host, port, settings.tls_cert is not None)}/api/health"
+        own_url = settings.advertise_url.rstrip("/") or url_of(host, port, settings.tls_cert is not None)
+        health_url = f"{own_url}/api/health"
         event(
             log, "consumer_starting", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -22,8 +22,6 @@ def _named(value: str) -> str:
 
 
 class ConsumerSettings(CommonSettings):
-    UNREAD: ClassVar[frozenset[str]] = frozenset({"redis_server"})
-
     consumer_name: Annotated[ConsumerName, BeforeValidator(_named)] = Field(
         "",
         validate_default=True,
@@ -34,14 +32,14 @@ class ConsumerSettings(CommonSettings):
         "http://127.0.0.1:8700", description="Masters to register with and report to, comma separated."
     )
     bind: Address = Field("127.0.0.1:0", description="Where the health endpoint listens.")
-    health_url: str = Field(
-        "", description="URL under which masters reach the health endpoint. Empty: made from USHER_BIND."
+    advertise_url: str = Field(
+        "", description="URL under which masters reach this consumer. Empty: made from USHER_BIND."
     )
     hosts: str = Field(
         "",
         description=(
             "Host names that requests may name, comma separated, beside addresses and the names in USHER_BIND and"
-            " USHER_HEALTH_URL."
+            " USHER_ADVERTISE_URL."
         ),
     )
     concurrency: int = Field(8, ge=1, le=1024, description="Handlers that may run at the same time.")
@@ -98,9 +96,9 @@ class ConsumerSettings(CommonSettings):
         found += reach_problems(self.bind, self.api_token, self.tokens_file)
         if is_loopback(self.bind):
             return found
-        if not self.health_url:
+        if not self.advertise_url:
             found.append(
-                "USHER_HEALTH_URL: set the URL under which the masters reach this consumer, since USHER_BIND is not on"
+                "USHER_ADVERTISE_URL: set the URL under which masters reach this consumer, since USHER_BIND is not on"
                 " loopback"
             )
         try:  # on loopback there may be no Redis yet: `usher up` looks at the settings before it starts one

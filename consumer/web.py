@@ -50,10 +50,10 @@ def create_app(
     return app
 
 
-def hosts_of(bind: str, health_url: str, named: str) -> tuple[str, ...]:
+def hosts_of(bind: str, advertise_url: str, named: str) -> tuple[str, ...]:
     """Return the hosts that requests may name. Health and tickets need no token, and a page of somewhere else can make
     a name of its own lead here (DNS rebinding), but no address."""
-    own = (bind.rpartition(":")[0].strip("[]"), urlsplit(health_url).hostname or "", "localhost")
+    own = (bind.rpartition(":")[0].strip("[]"), urlsplit(advertise_url).hostname or "", "localhost")
     return tuple(filter(None, (web.ANY_ADDRESS, *own, *(host.strip() for host in named.split(",")))))
 
 

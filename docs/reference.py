@@ -12,14 +12,14 @@ import posixpath
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 from pydantic.fields import FieldInfo
 
-from usher.cli import PARTS, load_command
+from usher.cli import PARTS, load_command, usher
 from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials
 from usher.common.http.openapi import document
@@ -94,42 +94,22 @@ TEN += " api_token"
 
 def settings_page() -> str:
     """Tell every setting: the ten that matter, then all, by the program that reads them."""
-    seen = set[str]()
-    text = _SETTINGS + "\n## The ten that matter\n\n"
-    text += _table("setting | default | | read by", [next(_setting_rows(field)) for field in TEN.split()])
-    for title, cls in {
-        "All programs": CommonSettings,
-        **{f"usher {name}": cls for name, cls in PROGRAMS.items()},
-    }.items():
-        fields = [field for field in cls.model_fields if field not in seen]
-        seen.update(fields)
-        text += f"\n## {title}\n\n"
-        text += _table("setting | default | | read by", [row for field in fields for row in _setting_rows(field)])
+    ten = [next(_row(field, cls) for cls in PROGRAMS.values() if field in cls.model_fields) for field in TEN.split()]
+    text = _SETTINGS + "\n## The ten that matter\n\n" + _table("setting | default | ", ten)
+    text += "\n## All programs\n\n" + _rows(CommonSettings, [])
+    for name, cls in PROGRAMS.items():
+        text += f"\n## {name.capitalize()}\n\n" + _rows(cls, CommonSettings.model_fields)
     return text
 
 
-def _setting_rows(field: str) -> Iterator[tuple[str, ...]]:
-    """Yield one row for each meaning that a setting has: some mean something else to another program."""
-    readers: dict[str, list[str]] = {}
-    infos: dict[str, FieldInfo] = {}
-    for program, cls in PROGRAMS.items():
-        info = cls.model_fields.get(field)
-        if info is not None and field not in cls.UNREAD:
-            readers.setdefault(f"{info.description}", []).append(program)
-            infos[f"{info.description}"] = info
-    if not readers:  # a setting of what starts the programs
-        infos = {"": CommonSettings.model_fields[field]}
-        readers = {"": ["usher up"]}
-    for said, programs in readers.items():
-        info = infos[said]
-        shown = "must be set" if info.is_required() else _code(_default(info.default))
-        everybody = field in CommonSettings.model_fields and set(programs) >= {"master", "consumer", "streamer"}
-        yield (
-            _code(name_of(field)),
-            shown,
-            f"{info.description}{_bounds(info)}",
-            "all" if everybody else ", ".join(programs),
-        )
+def _rows(cls: type[CommonSettings], told: Container[str]) -> str:
+    return _table("setting | default | ", [_row(field, cls) for field in cls.model_fields if field not in told])
+
+
+def _row(field: str, cls: type[CommonSettings]) -> tuple[str, ...]:
+    info = cls.model_fields[field]
+    shown = "must be set" if info.is_required() else _code(_default(info.default))
+    return _code(name_of(field)), shown, f"{info.description}{_bounds(info)}"
 
 
 def _default(value: Any) -> str:
@@ -147,7 +127,8 @@ def _bounds(info: FieldInfo) -> str:
 
 def commands_page() -> str:
     """Tell every command with its options; settings that are flags too are only named."""
-    text = _COMMANDS
+    shared = ", ".join(_code(name) for name, option in usher.share().items() if not option.hidden)
+    text = f"{_COMMANDS}\nEvery command that reads settings takes {shared}, before it or behind it.\n"
     for part, commands in PARTS.items():
         text += f"\n## {part}\n"
         for name, listed in commands.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import click
 from pydantic import AfterValidator, Field
@@ -37,8 +37,6 @@ LONGEST_LEASE_S = 600
 
 class MasterSettings(CommonSettings):
     """Settings of a master."""
-
-    UNREAD: ClassVar[frozenset[str]] = frozenset({"redis_server"})
 
     bind: Address = Field("127.0.0.1:8700", description="Where the HTTP API and the page listen.")
     advertise_url: str = Field(
@@ -111,10 +109,6 @@ class MasterSettings(CommonSettings):
 
 class StreamerSettings(CommonSettings):
     """Settings of a streamer."""
-
-    UNREAD: ClassVar[frozenset[str]] = (
-        CommonSettings.UNREAD - {"log_level", "log_format", "tls_cert", "tls_key", "tokens_file"}
-    ) | {"lease_seconds", "tenant_field", "tenant_weights", "priority_field"}
 
     outbox_url: OutboxUrl = ""
     outbox_bind: MaybeAddress = Field(

@@ -1,6 +1,6 @@
 """The ``usher`` command: a group that imports a command's module only when that command is called.
 
-So ``usher send`` never imports the master, and ``usher --help`` imports nothing at all. Exit codes of every command: 0
+So ``usher send`` never imports the master. Exit codes of every command: 0
 fine, 1 it ran and found a problem, 2 it could not start, could not go on (any error that nobody expected) or was called
 wrongly, 130 Ctrl-C.
 """
@@ -13,12 +13,13 @@ import errno
 import gc
 import importlib
 import io
+import itertools
 import os
 import select
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -31,7 +32,6 @@ from usher.common.base.text import escape_control
 
 _ROOT = Path(__file__).resolve().parent.parent
 _COULD_NOT, _INTERRUPTED = 2, 130
-_ALL = "help_all"
 
 
 class Listed(NamedTuple):
@@ -126,6 +126,24 @@ class _Failed(Exception):
 class LazyGroup(click.Group):
     """Commands by name from ``COMMANDS``, imported at the first use."""
 
+    _shared: dict[str, click.Option] = {}
+
+    def share(self) -> dict[str, click.Option]:
+        """Return the options for all commands, which are made when they are needed: the modules take a while."""
+        if not self._shared:
+            settings = _imported("usher.common.runtime.settings")
+            made = settings.flags_of(settings.CommonSettings, settings.CommonSettings.model_fields)
+            self._shared = {option.opts[0]: option for option in made}
+            self.params += made
+        return self._shared
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args and args[0] in HIDDEN else _hoisted(args, self.share()))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -167,7 +185,7 @@ def load_command(target: str) -> click.Command:
     command = getattr(_imported(module_name), attribute)
     if not isinstance(command, click.Command):
         raise TypeError(f"{target} is not a click command")
-    _put_under_headings(command)
+    _finish(command)
     return command
 
 
@@ -189,40 +207,38 @@ def _imported(name: str) -> ModuleType:
         gc.enable()
 
 
-def _put_under_headings(command: click.Command) -> None:
-    """Have the help of a command, and of those below it, list options that have a heading under it, after the others,
-    and rare ones for --help-all only."""
-
-    def format_options(ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows: dict[str, list[tuple[str, str]]] = {"Options": []}
-        for parameter in command.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and (ctx.meta.get(_ALL) or not getattr(parameter, "is_rare", False)):
-                rows.setdefault(getattr(parameter, "heading", "Options"), []).append(record)
-        for heading, records in rows.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
-        if isinstance(command, click.Group):
-            command.format_commands(ctx, formatter)
-
-    command.format_options = format_options  # type: ignore[method-assign]
-    rare = [one for one in command.params if getattr(one, "is_rare", False) and not getattr(one, "hidden", False)]
-    if rare and not any(one.name == _ALL for one in command.params):
-        told = f"Show all flags, {len(rare)} more, and exit."
-        command.params.append(
-            click.Option(
-                ["--help-all", _ALL], is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help=told
-            )
-        )
-    for inner in command.commands.values() if isinstance(command, click.Group) else ():
-        _put_under_headings(inner)
+_SHARED = "Options for Redis, the streams, TLS and the log: `usher --help`; they may stand here, too."
 
 
-def _help_all(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        ctx.meta[_ALL] = True
-        click.echo(ctx.get_help())
-        ctx.exit()
+def _finish(command: click.Command) -> None:
+    """Have a command that reads settings say where the shared options are, and any other refuse them."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _finish(inner)
+    elif getattr(command.callback, "reads_settings", False):
+        command.epilog = command.epilog or _SHARED
+    else:
+        called = command.invoke
+
+        def refuse(ctx: click.Context) -> Any:
+            for field in ctx.find_root().obj or ():
+                raise click.NoSuchOption(f"--{field.replace('_', '-')}", ctx=ctx)
+            return called(ctx)
+
+        command.invoke = refuse  # type: ignore[method-assign]
+
+
+def _hoisted(words: Sequence[str], shared: Collection[str]) -> list[str]:
+    """Return the words of a command line with the options of ``usher`` in front, wherever they stood."""
+    front, rest, left = list[str](), list[str](), iter(words)
+    for word in left:
+        if word == "--":
+            rest += [word, *left]
+        elif word.partition("=")[0] in shared:
+            front += [word] if "=" in word else [word, *itertools.islice(left, 1)]
+        else:
+            rest.append(word)
+    return [*front, *rest]
 
 
 def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -246,11 +262,14 @@ The shell completes commands and flags after
     callback=_show_version,
     help="Show the version and exit.",
 )
-def usher() -> None:
+@click.pass_context
+def usher(ctx: click.Context, **given: Any) -> None:
     """Per-ticket ordered, concurrent work on Redis Streams.
 
-    Settings come from the environment (USHER_*) or from the flags of each command. Try `usher demo` first.
+    Settings come from the environment (USHER_*), or from the options below and those of each command. The options below
+    may stand before a command or behind it. Try `usher demo` first.
     """
+    ctx.obj = {field: value for field, value in given.items() if value is not None}
 
 
 def run(argv: Sequence[str] | None = None, group: click.Group | None = None, name: str = "usher") -> int:

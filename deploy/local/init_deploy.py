@@ -43,7 +43,6 @@ _NOT_SHARED = frozenset(
         "BIND",
         "ADVERTISE_URL",
         "CONSUMER_NAME",
-        "HEALTH_URL",
         "CONSUMERS",
         "MASTERS",
         "PORT",

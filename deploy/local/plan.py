@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -41,9 +41,6 @@ _POLL_S = 0.1
 
 class LocalSettings(CommonSettings):
     """The settings of `usher up`; every other setting of the programs is taken from the environment."""
-
-    # It speaks plain HTTP on loopback.
-    UNREAD: ClassVar[frozenset[str]] = frozenset({"tls_cert", "tls_key"})
 
     consumers: int = Field(2, ge=1, le=64, description="Number of consumers.")
     masters: int = Field(2, ge=1, le=8, description="Number of masters: one leads, the others stand by.")

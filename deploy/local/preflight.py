@@ -31,7 +31,7 @@ _ANY = {"handler": "any:handler"}
 #: Seconds between two looks whether the check has ended, or must end.
 _STEP_S = 0.1
 #: Settings that a supervisor of several programs gives to each of them.
-_OF_ONE_PROGRAM = frozenset({"bind", "advertise_url", "consumer_name", "health_url", "master_urls"})
+_OF_ONE_PROGRAM = frozenset({"bind", "advertise_url", "consumer_name", "master_urls"})
 
 
 class PassesOn(click.Command):
@@ -39,7 +39,10 @@ class PassesOn(click.Command):
     setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        shared = () if getattr(self.callback, "reads_settings", False) else ctx.find_root().obj or ()
         try:
+            for field in shared:
+                raise click.NoSuchOption(f"--{field.replace('_', '-')}", ctx=ctx)
             return super().parse_args(ctx, args)
         except click.NoSuchOption as unknown:
             field = unknown.option_name.lstrip("-").replace("-", "_")

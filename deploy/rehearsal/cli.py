@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 from pydantic import Field
@@ -81,8 +81,6 @@ _WARNING = (
 
 
 class RehearseSettings(CommonSettings):
-    UNREAD: ClassVar[frozenset[str]] = CommonSettings.UNREAD - {"log_level", "log_format"} | {"lease_seconds"}
-
     handler_seconds: float = Field(
         0.0, ge=0, description="Longest that one call may take; its process is ended then. 0: 60 s."
     )
@@ -142,7 +140,7 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
     if not yes and not sys.stdin.isatty():
         raise click.UsageError(f"stdin is not a terminal: pass --yes. {_WARNING}")
     settings = load(RehearseSettings, os.environ, flags)
-    with configured({field: flags[field] for field in CommonSettings.model_fields}, "rehearse") as at:
+    with configured(flags, "rehearse") as at:
         with StopRequest() as stop, _bar() as bar:
             finder = Candidates(at.link, at.keys, settings.work_ticket_field, _watched(stop, bar))
             try:
@@ -380,7 +378,7 @@ def replay(flags: dict[str, Any], into: str | None, why: str, preview: bool, yes
     if not (yes or preview) and not (is_shown and sys.stdin.isatty()):
         raise click.UsageError("there is nobody to ask: pass --yes, or --preview")
     settings = load(RehearseSettings, os.environ, flags)
-    with configured({field: flags[field] for field in CommonSettings.model_fields}, "replay") as at:
+    with configured(flags, "replay") as at:
         if settings.sources is not None and not into:
             raise StartRefused("USHER_TICKET_STREAM: of several streams nothing is replayed, but --into a handler")
         with StopRequest() as stop, _bar() as bar:

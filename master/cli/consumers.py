@@ -11,7 +11,6 @@ import click
 from usher.common.base.clock import wall_ms
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.options import (
-    AskingSettings,
     ask_leader,
     caller,
     operator_context,
@@ -52,7 +51,7 @@ def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
 )
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@options(AskingSettings)
+@options(CommonSettings)
 def show(flags: dict[str, Any], name: str, as_json: bool) -> None:
     with operator_context(flags) as at:
         told = ask_leader(at, f"/api/consumers/{quote(name, safe='')}/process")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import click
@@ -31,8 +31,6 @@ _USUAL = "http://127.0.0.1:8700"
 
 class FollowSettings(CommonSettings):
     """The settings of following: masters instead of Redis."""
-
-    UNREAD: ClassVar[frozenset[str]] = frozenset(CommonSettings.model_fields) - {"state_dir", "api_token", "tls_ca"}
 
     master_urls: str = Field(
         "", description=f"Masters to ask, comma separated. Empty: those of `usher up`, else {_USUAL}."

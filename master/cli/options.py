@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import requests
@@ -107,12 +107,6 @@ def why_option(more: str = "") -> Callable[[Any], Any]:
     return click.option(
         "--why", "--reason", "why", cls=_WhyOption, default="", metavar="TEXT", help=f"Why, for the action log{more}."
     )
-
-
-class AskingSettings(CommonSettings):
-    """The settings needed to ask the leader, and Redis."""
-
-    UNREAD: ClassVar[frozenset[str]] = CommonSettings.UNREAD - {"tls_ca"}
 
 
 class OperatorContext(NamedTuple):

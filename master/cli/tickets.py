@@ -17,7 +17,7 @@ from usher.common.base.text import escape_control, pluralize
 from usher.common.outbox.rows import TicketRows
 from usher.common.runtime.settings import CommonSettings, load, options
 from usher.master.cli.follow import follow_ticket
-from usher.master.cli.options import AskingSettings, OperatorContext, ask_leader, caller, operator_context, why_option
+from usher.master.cli.options import OperatorContext, ask_leader, caller, operator_context, why_option
 from usher.master.cli.shared import (
     configured,
     console,
@@ -154,7 +154,7 @@ _ERROR_LINES, _MOST_HINTS = 10, 5
 _MOST_AT_ONCE = 10_000
 
 
-class ExplainTicketSettings(AskingSettings):
+class ExplainTicketSettings(CommonSettings):
     """The settings needed to ask the outbox, too."""
 
     outbox_url: OutboxUrl = ""
@@ -173,7 +173,7 @@ class ExplainTicketSettings(AskingSettings):
 @options(ExplainTicketSettings)
 def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
     outbox_url = load(ExplainTicketSettings, os.environ, flags).outbox_url
-    with operator_context({field: flags[field] for field in CommonSettings.model_fields}) as at:
+    with operator_context(flags) as at:
         document = _explained(at, ticket_id)
     if outbox_url:
         document = with_outbox(document, *_rows_of(outbox_url, ticket_id))
@@ -262,7 +262,7 @@ def _add_order(order: TicketOrder) -> None:
     @click.option("--yes", is_flag=True, help="Do not ask.")
     @why_option()
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-    @options(AskingSettings)
+    @options(CommonSettings)
     def give(
         flags: dict[str, Any],
         ticket_id: str | None,

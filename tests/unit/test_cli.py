@@ -19,13 +19,8 @@ from click.testing import CliRunner
 import usher as public
 from usher import cli
 from usher.common.base.errors import SettingsError
-from usher.common.runtime.settings import USUAL
-from usher.consumer.settings import ConsumerSettings
-from usher.deploy.local.plan import LocalSettings
 from usher.deploy.local.supervision import environment, master_urls
 from usher.deploy.local.up import Relay
-from usher.master.audit.settings import AuditSettings
-from usher.master.settings import MasterSettings, StreamerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -419,30 +414,36 @@ def test_a_full_disk_behind_the_output_is_told_in_one_line() -> None:
     )
 
 
-def test_commands_are_listed_by_what_they_are_for_and_shared_flags_last() -> None:
+def test_commands_are_listed_by_what_they_are_for_and_shared_options_last() -> None:
     listed = CliRunner().invoke(cli.usher, ["--help"]).stdout
     headings = [line.rstrip(":") for line in listed.splitlines() if re.fullmatch(r"\w+:", line)]
-    assert headings == ["Options", *cli.PARTS]
+    assert headings == [*cli.PARTS, "Options"]
     assert list(cli.PARTS) == ["Run", "Send", "Look", "Act", "Check", "Deploy"]
+    assert "--redis-url" in listed and "--tls-cert" in listed and "--api-token" not in listed
     told = CliRunner().invoke(cli.usher, ["tickets", "list", "--help"]).stdout
-    own, _, shared = told.partition("\nConnection and stream:\n")
-    assert "--limit" in own and "--help" in own and "--redis-url" not in own
-    assert "--redis-url" in shared and "--group" in shared and "--limit" not in shared
-    assert "\n  list " in CliRunner().invoke(cli.usher, ["tickets", "--help"]).stdout
+    assert "--limit" in told and "--redis-url" not in told and "`usher --help`" in told
+    assert "`usher --help`" not in CliRunner().invoke(cli.usher, ["token", "new", "--help"]).stdout
 
 
-def test_rare_flags_are_listed_when_all_are_asked_for() -> None:
-    usual = CliRunner().invoke(cli.usher, ["consumer", "--help"]).stdout
-    listed = CliRunner().invoke(cli.usher, ["consumer", "--help-all"])
-    everything = listed.stdout
-    assert listed.exit_code == 0
-    assert "--ack-mode" not in usual and "--tls-cert" not in usual and "--concurrency" in usual
-    assert "--ack-mode" in everything and "--tls-cert" in everything and "--api-token" not in everything
-    rare = set(re.findall(r"^  (--[\w-]+)", everything, re.MULTILINE)) - set(
-        re.findall(r"^  (--[\w-]+)", usual, re.MULTILINE)
-    )
-    assert f"{len(rare)} more" in usual
-    assert "--help-all" not in CliRunner().invoke(cli.usher, ["token", "--help"]).stdout
-    classes = (MasterSettings, StreamerSettings, ConsumerSettings, AuditSettings, LocalSettings)
-    assert not USUAL - {field for one in classes for field in one.model_fields}, "no setting of that name"
-    assert CliRunner().invoke(cli.usher, ["tickets", "list", "--help-all"]).stdout.count("--lease-seconds") == 1
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--group", "a b", "--redis-url=http://x", "actions", "--limit", "3"],
+        ["actions", "--group", "a b", "--redis-url=http://x", "--limit", "3"],
+        ["actions", "--limit", "3", "--redis-url", "http://x", "--group=a b"],
+    ],
+)
+def test_shared_options_may_stand_before_a_command_and_behind_it(words: list[str]) -> None:
+    done = CliRunner().invoke(cli.usher, words)
+    assert [problem.partition(":")[0] for problem in getattr(done.exception, "problems", ())] == [
+        "USHER_REDIS_URL",
+        "USHER_GROUP",
+    ]
+
+
+def test_shared_options_are_refused_where_nothing_reads_them() -> None:
+    for words in (["token", "new", "viewer", "a", "--group", "g"], ["--group", "g", "token", "new", "viewer", "a"]):
+        done = CliRunner().invoke(cli.usher, words)
+        assert done.exit_code == 2 and "No such option '--group'" in done.output
+    assert cli._hoisted(["send", "--", "--group", "g"], {"--group"}) == ["send", "--", "--group", "g"]
+    assert cli._hoisted(["send", "--group"], {"--group"}) == ["--group", "send"]

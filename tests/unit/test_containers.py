@@ -65,7 +65,7 @@ class TestCompose:
                 assert settings.advertise_url == f"http://{name}:8700" in masters
             elif command == "consumer":
                 assert (settings.consumer_name, settings.master_urls.split(",")) == (name, masters)
-                assert settings.health_url == f"http://{name}:{settings.bind.rpartition(':')[2]}/api/health"
+                assert settings.advertise_url == f"http://{name}:{settings.bind.rpartition(':')[2]}"
                 assert int(one["stop_grace_period"][:-1]) >= settings.drain_seconds + AROUND_DRAIN_S
             if command != "send":
                 assert (
@@ -184,7 +184,7 @@ class TestKubernetes:
                 network = ipaddress.ip_network(settings.health_hosts)
                 assert settings.advertise_url == f"http://usher-master-0.{spec['serviceName']}:8700"
             else:
-                assert ipaddress.ip_address(urlsplit(settings.health_url).hostname or "") in network
+                assert ipaddress.ip_address(urlsplit(settings.advertise_url).hostname or "") in network
                 assert pod["terminationGracePeriodSeconds"] >= settings.drain_seconds + AROUND_DRAIN_S
                 addresses = [f"http://usher-master-{number}.usher-masters:8700" for number in range(2)]
                 assert settings.master_urls.split(",") == addresses

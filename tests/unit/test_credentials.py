@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from usher.cli import usher
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.cli.token import token
 from usher.common.http import credentials
@@ -178,7 +179,7 @@ def test_beyond_loopback_a_token_is_asked_for_that_cannot_be_guessed(bind: str, 
                 "c1",
                 "--handler",
                 "usher.deploy.demo.handlers:show",
-                "--health-url",
+                "--advertise-url",
                 "http://10.0.0.1/",
             ],
         ),
@@ -195,7 +196,7 @@ def test_neither_program_starts_beyond_loopback_without_a_token(
 
 
 def test_a_token_on_the_command_line_is_refused_and_not_repeated() -> None:
-    done = CliRunner().invoke(master_main, ["--api-token", "canary"])
+    done = CliRunner().invoke(usher, ["master", "--api-token", "canary"])
     assert done.exit_code == 2
     assert "set USHER_API_TOKEN" in done.output
     assert "canary" not in done.output

@@ -65,9 +65,7 @@ def test_one_host_runs_all_of_it_in_groups_that_stop_in_order() -> None:
         < int(found["group:master"]["priority"])
         < int(found["group:consumer"]["priority"])
     )
-    assert (
-        "--bind 127.0.0.1:8722 --health-url http://127.0.0.1:8722/api/health" in found["program:consumer-2"]["command"]
-    )
+    assert "--bind 127.0.0.1:8722 --advertise-url http://127.0.0.1:8722" in found["program:consumer-2"]["command"]
 
 
 def test_what_is_generated_is_new_each_time_and_what_is_given_is_kept() -> None:
@@ -234,7 +232,7 @@ def test_consumers_of_another_host_are_told_apart_and_reached_there() -> None:
         "consumer", environ=_ELSEWHERE, host="10.0.0.3", masters="http://10.0.0.1:8700,http://10.0.0.2:8700/"
     )
     command = sections(host)["program:10.0.0.3-1"]["command"]
-    assert "--consumer-name 10.0.0.3-1 --bind 10.0.0.3:8721 --health-url http://10.0.0.3:8721/api/health" in command
+    assert "--consumer-name 10.0.0.3-1 --bind 10.0.0.3:8721 --advertise-url http://10.0.0.3:8721" in command
     assert host.settings["USHER_MASTER_URLS"] == "http://10.0.0.1:8700,http://10.0.0.2:8700"
 
 

@@ -17,6 +17,7 @@ import usher
 from benchmarks.cli.main import benchmarks
 from examples.rides.cli import rides
 from tests.rules import FUNCTION_LINES, ROOMS, ROOT
+from usher import cli
 from usher.cli import LazyGroup
 
 DOCUMENTS = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "deploy" / "runbook.md"))
@@ -81,7 +82,8 @@ def wrong(program: str, words: list[str]) -> str | None:
             command = found or command
         elif word.startswith("--") and word != "--":
             flags = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-            if word.partition("=")[0] not in flags | {"--help", "--version"}:
+            shared = {*cli.usher.share()} if program == "usher" else set()
+            if word.partition("=")[0] not in flags | shared | {"--help", "--version"}:
                 return f"no flag {word!r} in {program} {words[:at]}"
     return None
 

@@ -13,15 +13,11 @@ from pydantic import ValidationError
 
 from tests.env_example import text
 from usher.common.base.errors import SettingsError
-from usher.common.runtime.settings import CommonSettings, environment, is_loopback, is_secret, load, name_of, options
+from usher.common.runtime.settings import CommonSettings, environment, flags_of, is_loopback, load, name_of, options
 from usher.consumer.settings import ConsumerSettings
-from usher.deploy.local.plan import LocalSettings
-from usher.master.audit.settings import AuditSettings
-from usher.master.cli.follow import FollowSettings
 from usher.master.settings import MasterSettings, StreamerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = [*(ROOT / "common" / "cli").glob("*.py"), *(ROOT / "master" / "cli").glob("*.py")]
 _CONSUMER = {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "m:f"}
 
 
@@ -45,7 +41,7 @@ def test_all_that_a_pod_lacks_is_in_one_message(tmp_path: Path) -> None:
         load(ConsumerSettings, pod)
     told = [problem.partition(" ")[0].rstrip(":") for problem in refused.value.problems]
     assert told == [
-        "USHER_CONCURRENCY", "USHER_HANDLER", "USHER_API_TOKEN", "USHER_HEALTH_URL", "USHER_REDIS_URL"
+        "USHER_CONCURRENCY", "USHER_HANDLER", "USHER_API_TOKEN", "USHER_ADVERTISE_URL", "USHER_REDIS_URL"
     ]  # fmt: skip
 
 
@@ -66,11 +62,20 @@ def test_one_error_lists_every_bad_value() -> None:
     assert len(refused.value.problems) == 5
 
 
-def test_an_empty_path_is_none_as_its_description_says() -> None:
-    """It was the current folder."""
-    settings = load(MasterSettings, {"USHER_TLS_CERT": "", "USHER_TOKENS_FILE": "", "USHER_STATE_DIR": ""})
-    assert (settings.tls_cert, settings.tokens_file) == (None, None)
-    assert settings.state_dir == MasterSettings.model_fields["state_dir"].default
+def test_an_empty_variable_is_as_one_that_is_not_set_and_an_empty_flag_says_that_there_is_none() -> None:
+    names = [name_of(field) for field in MasterSettings.model_fields]
+    assert load(MasterSettings, dict.fromkeys(names, "")) == load(MasterSettings, {})
+    given = load(
+        MasterSettings, {"USHER_TLS_CERT": "/a", "USHER_REDIS_URL": "redis://h"}, {"tls_cert": "", "redis_url": ""}
+    )
+    assert (given.tls_cert, given.redis_url) == (None, "")
+
+
+def test_secrets_are_read_from_files_too_and_a_variable_wins(tmp_path: Path) -> None:
+    (tmp_path / "usher_api_token").write_text("of a file\n")
+    (tmp_path / "usher_webhook_secret").write_text("of a file\n")
+    settings = load(CommonSettings, {"CREDENTIALS_DIRECTORY": str(tmp_path), "USHER_WEBHOOK_SECRET": "of a variable"})
+    assert (settings.api_token, settings.webhook_secret) == ("of a file", "of a variable")
 
 
 def test_the_example_of_an_environment_can_be_used_as_it_stands() -> None:
@@ -138,7 +143,7 @@ def test_addresses_that_are_none(value: str) -> None:
         load(MasterSettings, {"USHER_BIND": value})
 
 
-@pytest.mark.parametrize("value", ["", "127.0.0.1:8700", "http://a,", "ftp://a"])
+@pytest.mark.parametrize("value", ["127.0.0.1:8700", "http://a,", "ftp://a"])
 def test_master_urls_that_are_none(value: str) -> None:
     with pytest.raises(SettingsError, match="USHER_MASTER_URLS"):
         load(ConsumerSettings, _CONSUMER | {"USHER_MASTER_URLS": value})
@@ -188,28 +193,27 @@ def test_a_command_gets_its_flags_as_one_dict_and_help_tells_default_and_variabl
     def command(flags: dict[str, object], file: str) -> None:
         seen.update(flags, file=file)
 
-    assert CliRunner().invoke(command, ["f", "--lease-seconds", "3"]).exit_code == 0
-    assert seen["lease_seconds"] == "3"
+    assert CliRunner().invoke(command, ["f", "--leader-lease-seconds", "3"], obj={"lease_seconds": "4"}).exit_code == 0
+    assert (seen["leader_lease_seconds"], seen["lease_seconds"]) == ("3", "4")
     assert seen["group"] is None
     assert seen["file"] == "f"
     told = " ".join(CliRunner().invoke(command, ["--help"], terminal_width=1000).output.split())
-    assert "--lease-seconds" in told
-    assert "[default: 10.0] [USHER_LEASE_SECONDS]" in told
+    assert "--leader-lease-seconds" in told and "--group" not in told
+    assert "[default: 5.0] [USHER_LEADER_LEASE_SECONDS]" in told
 
 
 def _help(cls: type[CommonSettings]) -> str:
-    @click.command()
-    @options(cls)
-    def command(flags: dict[str, object]) -> None:
-        pass
-
-    return " ".join(CliRunner().invoke(command, ["--help"], terminal_width=1000).output.split())
+    options = flags_of(cls, cls.model_fields)
+    with click.Context(click.Command("x", params=options)) as context:
+        return " ".join(word for one in options for word in one.get_help_record(context) or ())
 
 
 @pytest.mark.parametrize(
     ("cls", "told"),
     [
         (MasterSettings, "--lease-seconds SECONDS Life"),
+        (MasterSettings, "--backlog-limit INTEGER Unfinished"),
+        (MasterSettings, "--log-format human|json human"),
         (MasterSettings, "--redis-url URL Redis"),
         (
             MasterSettings,
@@ -222,7 +226,6 @@ def _help(cls: type[CommonSettings]) -> str:
         (MasterSettings, "--bind HOST:PORT Where"),
         (ConsumerSettings, "--handler MODULE:FUNCTION The"),
         (ConsumerSettings, "--consumer-name TEXT This"),
-        (AuditSettings, "--audit-every-minutes MINUTES Time"),
     ],
 )
 def test_help_says_what_a_setting_takes(cls: type[CommonSettings], told: str) -> None:
@@ -234,56 +237,6 @@ def test_help_says_what_a_setting_takes(cls: type[CommonSettings], told: str) ->
 def test_what_help_offers_for_a_switch_is_taken(value: str) -> None:
     assert load(MasterSettings, {}, {"trim_archived": value}).trim_archived is (value == "on")
     assert load(MasterSettings, {"USHER_TRIM_ARCHIVED": value}).trim_archived is (value == "on")
-
-
-@pytest.mark.parametrize(
-    "cls",
-    [CommonSettings, MasterSettings, ConsumerSettings, StreamerSettings, AuditSettings, LocalSettings, FollowSettings],
-)
-def test_help_lists_what_is_read_and_all_flags_are_taken(cls: type[CommonSettings]) -> None:
-    seen: dict[str, object] = {}
-
-    @click.command()
-    @options(cls)
-    def command(flags: dict[str, object]) -> None:
-        seen.update(flags)
-
-    assert set(cls.model_fields) >= cls.UNREAD
-    for field in cls.model_fields:
-        if is_secret(field):
-            continue
-        flag = f"--{field.replace('_', '-')}"
-        assert (f" {flag} " in _help(cls)) == (field not in cls.UNREAD), flag
-        assert CliRunner().invoke(command, [flag, "7"]).exit_code == 0
-        assert seen[field] == "7"
-
-
-#: The programs of these classes, or what of them reads settings; and of CommonSettings all commands that have no class
-#: of their own.
-_READERS = {
-    CommonSettings: (
-        [path for path in COMMANDS if "@options(CommonSettings)" in path.read_text()] + [ROOT / "master/cli/shared.py"]
-    ),
-    StreamerSettings: [ROOT / "master/streamer/cli.py", ROOT / "master/streamer/program.py"],
-    AuditSettings: [
-        ROOT / "master/audit/cli.py",
-        ROOT / "master/audit/archive_cli.py",
-        ROOT / "master/audit/settings.py",
-    ],
-    LocalSettings: [ROOT / "deploy/local/up.py", ROOT / "deploy/local/plan.py"],
-    FollowSettings: [ROOT / "master/cli/follow.py"],
-}
-
-
-@pytest.mark.parametrize("cls", _READERS)
-def test_what_help_does_not_list_is_not_read(cls: type[CommonSettings]) -> None:
-    read = {
-        (path.name, name) for path in _READERS[cls] for name in re.findall(r"settings\.([a-z_]+)", path.read_text())
-    }
-    assert read, "it looks at the right files"
-    # Read to say that it cannot be used here; and by `explain`, whose own settings list it.
-    refused = {("up.py", "tls_cert"), ("tickets.py", "tls_ca")}
-    assert {(path, name) for path, name in read if name in cls.UNREAD} <= refused
 
 
 @pytest.mark.parametrize("cls", [CommonSettings, MasterSettings, ConsumerSettings])

@@ -179,7 +179,7 @@ class Cluster:
             "USHER_HANDLER": HANDLER,
             "USHER_MASTER_URLS": ",".join(urls),
             "USHER_BIND": f"127.0.0.1:{port}",
-            "USHER_HEALTH_URL": f"http://127.0.0.1:{self._near(name, 'ping', port)}/api/health",
+            "USHER_ADVERTISE_URL": f"http://127.0.0.1:{self._near(name, 'ping', port)}",
             "USHER_CONCURRENCY": str(self.shape.slots),
             "USHER_MAX_ATTEMPTS": str(self.shape.max_attempts),
             "USHER_RETRY_SECONDS": "0.05",
