@@ -7,7 +7,7 @@ to be unknown.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from usher.common.base.text import pluralize, time_of_day
@@ -79,6 +79,21 @@ def _explained(facts: TicketFacts) -> TicketExplanation:
     return _nothing(facts)
 
 
+def _told(
+    facts: TicketFacts,
+    state: str,
+    reasons: Iterable[Reason],
+    waits_for: str,
+    until_ms: int = 0,
+    run: OwnEntry | None = None,
+    ways: Iterable[tuple[str, str]] = (),
+) -> TicketExplanation:
+    """Return an explanation with its rows, and the commands ``ways`` and those that lift its rules."""
+    return TicketExplanation(
+        facts, state, tuple(reasons), tuple(_rows(facts, run)), waits_for, until_ms, (*ways, *_rule_commands(facts))
+    )
+
+
 # ---- an owner has it -------------------------------------------------------------------------------------------------
 
 
@@ -97,9 +112,7 @@ def _owned(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     ]
     if facts.parked or (facts.board is not None and facts.board.parked) or facts.unread or facts.rules:
         reasons += _later(facts, owner)
-    return TicketExplanation(
-        facts, state, tuple(reasons), tuple(_rows(facts, run)), waits_for, until_ms, tuple(_rule_commands(facts))
-    )
+    return _told(facts, state, reasons, waits_for, until_ms, run)
 
 
 def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, Reason, str, int]:
@@ -110,12 +123,8 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
         past = f", {attempts_told(before.starts, before.failures)} before" if before.starts else ""
         text = f"{_id(first)} was handed over to {name}{_since_fence(facts)} ({fence}{past})"
         if facts.told is not None:
-            return (
-                TicketState.HANDED_OVER,
-                Reason("on_the_way", f"{text}; it is on its way into a lane there, or has just ended"),
-                name,
-                0,
-            )
+            text = f"{text}; it is on its way into a lane there, or has just ended"
+            return TicketState.HANDED_OVER, Reason("on_the_way", text), name, 0
         silent = f"{name} did not say whether it runs: if it is dead, others get the ticket once its lease has ended"
         return TicketState.HANDED_OVER, Reason("owner_silent", f"{text}; {silent}"), name, 0
     most = facts.told.max_attempts if facts.told is not None else 0
@@ -195,12 +204,8 @@ def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
 def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     first = facts.ids[0] if facts.ids else b"?"
     if facts.leader is None:
-        return _stuck(
-            facts,
-            TicketState.RECOVERING,
-            Reason("owner_lost", f"consumer {owner.name} died with {_id(first)}: its lease has ended"),
-            _no_leader(),
-        )
+        lost = Reason("owner_lost", f"consumer {owner.name} died with {_id(first)}: its lease has ended")
+        return _told(facts, TicketState.RECOVERING, (lost, _no_leader()), "a master that leads")
     by = (
         f"the leader {facts.leader.url} takes its entries back, oldest first, and hands them over anew under a new"
         " fencing token"
@@ -212,9 +217,7 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
         f" at the latest{successor}"
     )
     reasons = (Reason("owner_lost", text), *_behind(facts, first))
-    return TicketExplanation(
-        facts, TicketState.RECOVERING, reasons, tuple(_rows(facts, None)), "its recovery by the leader", until
-    )
+    return _told(facts, TicketState.RECOVERING, reasons, "its recovery by the leader", until)
 
 
 # ---- nobody has it ---------------------------------------------------------------------------------------------------
@@ -231,9 +234,7 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
     reasons = [obstacle, *_place(facts, what, where), *_behind(facts, first)]
     if rule is not None and not obstacle.code.startswith("rule_"):
         reasons.append(Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}"))
-    return TicketExplanation(
-        facts, state, tuple(reasons), tuple(_rows(facts, None)), waits_for, until_ms, tuple(_rule_commands(facts))
-    )
+    return _told(facts, state, reasons, waits_for, until_ms)
 
 
 def _put_off(facts: TicketFacts) -> TicketExplanation:
@@ -245,15 +246,8 @@ def _put_off(facts: TicketFacts) -> TicketExplanation:
     told = f"{_id(first)} {tries if known.failures else waits}; no consumer has it meanwhile"
     reasons = [Reason("put_off", told), *_behind(facts, first)]
     reasons += [Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}") for rule in facts.rules[:1]]
-    return TicketExplanation(
-        facts,
-        TicketState.RETRYING if known.failures else TicketState.PUT_OFF,
-        tuple(reasons),
-        tuple(_rows(facts, None)),
-        "its time",
-        facts.due_ms,
-        tuple(_rule_commands(facts)),
-    )
+    state = TicketState.RETRYING if known.failures else TicketState.PUT_OFF
+    return _told(facts, state, reasons, "its time", facts.due_ms)
 
 
 def _place(facts: TicketFacts, what: str, where: str) -> Iterator[Reason]:
@@ -277,50 +271,32 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
     if rule is not None and rule.action is RuleAction.PAUSE:
         return Reason("rule_pause", f"{what} waits because the ticket is {rule.told()}"), "the rule to be lifted", 0
     if not facts.has_group:
-        return (
-            Reason("no_group", "the consumer group is not there: the leader makes it again, where it was"),
-            "the group",
-            0,
-        )
+        text = "the consumer group is not there: the leader makes it again, where it was"
+        return Reason("no_group", text), "the group", 0
     if crowd.all == 0:
-        return (
-            Reason(
-                "no_consumers",
-                f"{what} waits for a consumer: none is registered and alive (is `usher consumer` running?)",
-            ),
-            "a consumer",
-            0,
-        )
+        text = f"{what} waits for a consumer: none is registered and alive (is `usher consumer` running?)"
+        return Reason("no_consumers", text), "a consumer", 0
     if crowd.live == 0:
         told = f"{crowd.starting} starting, {crowd.paused} paused, {crowd.draining} draining, {crowd.revoked} revoked"
         text = f"{what} waits for a consumer that takes work: of {crowd.all} none does ({told})"
         return Reason("none_accepts", text), "a consumer that takes work", 0
     if rule is not None and rule.action is RuleAction.SLOW and facts.board is not None and facts.board.due_ms:
         due_ms = facts.board.due_ms
-        return (
-            Reason("rule_slow", f"{what} waits {span(due_ms - facts.now_ms)} more: the ticket is {rule.told()}"),
-            "its turn by the rule",
-            due_ms,
-        )
+        text = f"{what} waits {span(due_ms - facts.now_ms)} more: the ticket is {rule.told()}"
+        return Reason("rule_slow", text), "its turn by the rule", due_ms
     if (turn := _turn(facts, what, where)) is not None:
         return turn
     if facts.board is not None and facts.board.standing not in ("", "open"):
         text = f"{what} waits while the leader finds out who has the ticket ({facts.board.standing})"
         return Reason("leader_unsure", text), "the leader", 0
     if where == TicketState.UNREAD:
-        return (
-            Reason("lag", f"{what} waits to be read: the leader {facts.leader.url} reads the stream in order"),
-            "the leader to read it",
-            0,
-        )
+        text = f"{what} waits to be read: the leader {facts.leader.url} reads the stream in order"
+        return Reason("lag", text), "the leader to read it", 0
     slowed = ""
     if rule is not None and rule.action is RuleAction.SLOW:
         slowed = f", but not faster than its rule lets it ({rule.told()})"
-    return (
-        Reason("about_to_move", f"{what} is handed over {_SOON} by the leader {facts.leader.url}{slowed}"),
-        "the leader",
-        0,
-    )
+    text = f"{what} is handed over {_SOON} by the leader {facts.leader.url}{slowed}"
+    return Reason("about_to_move", text), "the leader", 0
 
 
 def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] | None:
@@ -347,10 +323,6 @@ def _no_leader() -> Reason:
     )
 
 
-def _stuck(facts: TicketFacts, state: str, *reasons: Reason) -> TicketExplanation:
-    return TicketExplanation(facts, state, reasons, tuple(_rows(facts, None)), "a master that leads")
-
-
 # ---- an operator's business ------------------------------------------------------------------------------------------
 
 
@@ -373,16 +345,8 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
         Reason("rule_too", f"a rule holds too, also after that: the ticket is {rule.told()}")
         for rule in facts.rules[:1]
     ]
-    ways = (*commands, *_rule_commands(facts))
-    return TicketExplanation(
-        facts,
-        TicketState.HALTED,
-        tuple(reasons),
-        tuple(_rows(facts, None)),
-        "an operator: redrive or drop its dead letter",
-        0,
-        ways,
-    )
+    waits_for = "an operator: redrive or drop its dead letter"
+    return _told(facts, TicketState.HALTED, reasons, waits_for, ways=commands)
 
 
 def _unreadable(facts: TicketFacts) -> TicketExplanation:
@@ -393,7 +357,7 @@ def _unreadable(facts: TicketFacts) -> TicketExplanation:
     reasons = (Reason("record_unreadable", text),)
     command = f"redis-cli HDEL <prefix>:tickets {shlex.quote(facts.ticket_id)}"
     ways = (("forgets the record; the sweep finds its pending entries again", command),)
-    return TicketExplanation(facts, TicketState.UNREADABLE, reasons, tuple(_rows(facts, None)), "an operator", 0, ways)
+    return _told(facts, TicketState.UNREADABLE, reasons, "an operator", ways=ways)
 
 
 def _delayed(facts: TicketFacts) -> Iterator[Reason]:
