@@ -19,7 +19,7 @@ from usher.common.redis.client import Link
 from usher.consumer.lifecycle.owner_scripts import Buried
 from usher.master.operations.action_log import ActionLog
 from usher.master.operations.dead_letters import DeadLetters
-from usher.master.web.dead_letters import BODY, letter_routes
+from usher.master.web.dead_letters import letter_routes
 
 _PATH = "/api/dead-letters"
 T = b"T"
@@ -166,15 +166,6 @@ def test_a_body_that_cannot_be_used_changes_nothing(
 ) -> None:
     with world.unchanged():
         assert _asked(client.post(f"{_PATH}/{what}", json=body), 422)["title"] == "invalid_fields"
-
-
-def test_what_is_no_question_at_all(client: Client) -> None:
-    assert client.get(f"{_PATH}/redrive").status_code == 405
-    assert client.delete(_PATH).status_code == 405
-    assert client.post(f"{_PATH}/redrive", data="{}", content_type="text/plain").status_code == 415
-    assert client.post(f"{_PATH}/redrive", data="{", content_type="application/json").status_code == 400
-    assert client.post(f"{_PATH}/redrive", data=" " * (BODY + 1), content_type="application/json").status_code == 413
-    assert client.get(_PATH, headers={"Accept": "text/html"}).status_code == 406
 
 
 def test_a_redis_that_is_away_is_503() -> None:

@@ -274,16 +274,6 @@ def _due_of(link: Link) -> int:
     return int(dict(zip(flat[::2], flat[1::2], strict=True))[b"due_ms"])
 
 
-def test_a_drop_that_redis_breaks_off_is_in_the_action_log_too(run: Run, link: Link) -> None:
-    run("send", "--ticket", "A", "text=x", "--after", "1h")
-    [[entry_id, _]] = link.call("XRANGE", LogKeys("ticket_stream").delayed, "-", "+")
-    link.call("SET", LogKeys("ticket_stream").due, "somebody else's")
-    assert run("delayed", "drop", entry_id.decode(), "--yes")[0] == 2
-    [line], _ = ActionLog(link, KEYS).page(None, 10)
-    assert (line["what"], line["outcome"]) == ("drop_delayed", "nothing, then Redis failed")
-    assert link.call("XLEN", LogKeys("ticket_stream").delayed) == 1, "and this is true"
-
-
 def test_messages_are_sent_now_and_moved_and_the_action_log_says_so(run: Run, link: Link) -> None:
     for ticket in ("A", "A", "B"):
         run("send", "--ticket", ticket, "text=x", "--after", "1h")

@@ -544,16 +544,3 @@ def test_a_registration_with_a_wrong_field_is_422_and_names_it(
     answered = ask(master, "POST", REGISTER, json=registration(**changes))
     assert answered.status_code == 422
     assert [error["field"] for error in answered.json()["errors"]] == [field]
-
-
-def test_all_that_is_missing_is_named(master: Running) -> None:
-    answered = ask(master, "POST", REGISTER, json={})
-    assert {error["field"] for error in answered.json()["errors"]} == {"name", "health_url"}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"incarnation": "c1"}, {"incarnation": 5}, {"tickets": [{}]}, {"tickets": None}, {"secret": 1}],
-)
-def test_a_report_that_is_not_one_is_422(master: Running, changes: dict[str, Any]) -> None:
-    assert ask(master, "POST", ACKNOWLEDGE, json={**report(), **changes}).status_code == 422

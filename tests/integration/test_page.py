@@ -15,7 +15,6 @@ from werkzeug.test import Client, TestResponse
 from tests.doors import doorman
 from tests.integration.factories import LEASE_MS, World
 from usher.cli import usher
-from usher.common.base.errors import NotNow
 from usher.common.http import app as web
 from usher.common.http.auth import Guesses
 from usher.common.http.credentials import Identity, Role
@@ -31,7 +30,7 @@ from usher.master.insight.ticket_history import TicketHistory
 from usher.master.messages.fields import MessageFields
 from usher.master.operations.action_log import ActionLog
 from usher.master.operations.bulk_letters import BulkLetters
-from usher.master.operations.dead_letters import DeadLetters, LetterResult
+from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import DelayedView
 from usher.master.operations.live_rules import LiveRules
 from usher.master.operations.ticket_orders import TicketOrders
@@ -315,29 +314,6 @@ def test_a_redrive_says_which_other_groups_get_the_message(site: Site, world: Wo
         assert said in site.get(path).text, path
     answered = site.post("/dead-letters/redrive", id=letters[0], back="/dead-letters")
     assert said in site.get(answered.headers["Location"]).text
-
-
-def test_what_was_redriven_before_redis_went_away_is_in_the_log(
-    site: Site, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    letters, run, steps = busy(world), DeadLetters._run, list[str]()
-
-    def once(self: DeadLetters, step: str, ids: Sequence[bytes]) -> list[LetterResult]:
-        steps.append(step)
-        if len(steps) > 1:
-            raise NotNow("LOADING", "LOADING")
-        return run(self, step, ids)
-
-    monkeypatch.setattr(DeadLetters, "_run", once)
-    monkeypatch.setattr("usher.master.operations.dead_letters.AT_ONCE", 1)
-    assert (
-        site.client.post(
-            "/dead-letters/redrive", data={"id": letters, "why": "mended"}, headers={"Origin": "http://localhost"}
-        ).status_code
-        == 503
-    )
-    [line], _ = ActionLog(world.link, world.keys).page(None, 10)
-    assert (line["what"], line["why"], line["outcome"]) == ("redrive", "mended", "added 1, then Redis failed")
 
 
 def test_rules_are_set_and_lifted(site: Site, world: World) -> None:

@@ -146,25 +146,6 @@ def test_who_begins_to_need_it_between_look_and_cut_loses_nothing(link: Link, wh
     assert _length(link) == 1000
 
 
-def test_an_archive_that_was_made_once_keeps_nothing_unless_it_is_asked_for(
-    redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _fill(link, 1000)
-    _group(link, "900-1")
-    link.call("SET", LOG_KEYS.archived, "200-1")
-    link.call("HSET", KEYS.archived, "entries", "200-1")
-    assert _cut(link, archived_only=True) == 100
-    assert _cut(link) == 700
-    link.call("SET", LOG_KEYS.archived, "2000-1")
-    link.call("XGROUP", "SETID", STREAM, "g", "1000-1")
-    code, told = _usher(capsys, redis_url, "--archived-only", "--apply")
-    assert (code, "usher trim --forget-archive" in told) == (1, True), "it is of another stream"
-    assert _usher(capsys, redis_url, "--forget-archive") == (0, "the archive is forgotten\n")
-    assert link.call("EXISTS", LOG_KEYS.archived, KEYS.archived) == 0
-    code, told = _usher(capsys, redis_url, "--forget-archive")
-    assert (code, "no archive is noted" in told) == (1, True)
-
-
 def test_ids_are_compared_digit_by_digit(link: Link) -> None:
     """Numbers of Lua would round both halves of an id."""
     huge = (*TRICKY_IDS, b"18446744073709551-18446744073709552", b"18446744073709552-0")
@@ -193,15 +174,6 @@ def test_trimming_works_when_memory_is_full(any_redis_url: str) -> None:
     finally:
         link.call("CONFIG", "SET", "maxmemory", 0)
         link.close()
-
-
-def test_a_group_that_is_gone_stops_trimming(link: Link) -> None:
-    _fill(link, 500)
-    _group(link, "400-1", "other")
-    link.call("HSET", LOG_KEYS.groups, "g", "10-1")
-    decision = decide(Trimming(link, KEYS).facts())
-    assert isinstance(decision, Refused)
-    assert "group g is gone" in decision.problems[0]
 
 
 def test_nodes_that_hold_more_than_is_cut_at_once_go_too(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,52 +114,18 @@ def test_a_report_is_read() -> None:
     "document",
     [
         None,
-        [],
         {},
         _report(extra=1),
         {"incarnation": "c1:123"},
-        *(
-            _report(incarnation=wrong)
-            for wrong in (
-                None,
-                5,
-                "",
-                "c1",
-                "c1:",
-                ":1",
-                "c1:x",
-                "c1:1\n",
-                "-c:1",
-                "c 1:1",
-                "c1:\u0661",
-                "a" * 65 + ":1",
-            )
-        ),
-        *(_report(tickets=wrong) for wrong in (None, {}, "T", [None], [[]], [{}])),
-        *(_item(ticket_id=wrong) for wrong in (None, 5, "t" * 257, "ä" * 129, ["T"])),
+        *(_report(incarnation=wrong) for wrong in (None, 5, "", "c1:x", "c1:1\n", "c1:\u0661", "a" * 65 + ":1")),
+        *(_report(tickets=wrong) for wrong in (None, "T", [None], [{}])),
+        *(_item(ticket_id=wrong) for wrong in (None, 5, "", "t" * 257, "ä" * 129)),
         *(_item(fence=wrong) for wrong in (None, True, "5", 5.0, -1, 2**63, 2**64)),
-        *(_item(message_ids=wrong) for wrong in (None, [], "1-0", {"1-0": 1}, [1], [None], ["1-0", 2])),
-        *(
-            _item(message_ids=["1-0", wrong])
-            for wrong in (
-                "",
-                "1",
-                "-",
-                "1-",
-                "-1",
-                "1-0\n",
-                "1-0\n2-0",
-                "\u0661-0",
-                " 1-0",
-                "1-0-0",
-                "1" * 21 + "-0",
-                "+1-0",
-            )
-        ),
+        *(_item(message_ids=wrong) for wrong in (None, [], "1-0", [1], ["1-0", None])),
+        *(_item(message_ids=["1-0", wrong]) for wrong in ("", "1-", "1-0\n", "\u0661-0", "1" * 21 + "-0")),
         _item(extra=1),
         _item(message_ids=["1-0"] * (MOST_MESSAGES + 1)),
         _report(tickets=[{"ticket_id": "T", "fence": 5, "message_ids": ["1-0"] * 600}] * 2),
-        _item(ticket_id=""),
     ],
 )
 def test_a_report_that_is_not_one_is_422(document: object) -> None:
