@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.durations import moment_text
-from usher.common.base.errors import GroupMissing, NotNow, RedisTrouble
+from usher.common.base.errors import GroupMissing, NotNow
 from usher.common.doctor.facts import (
     Clock,
     DoctorFacts,
     DoctorFinding,
     DoctorSeverity,
+    Growth,
+    MemoryUse,
     NameInGroup,
     ProofFacts,
+    Rights,
     TicketStreamFacts,
+    growth,
+    info_lines,
+    memory_of,
 )
-from usher.common.doctor.findings import examine_server
-from usher.common.doctor.growth import Growth, MemoryUse, growth, info_lines, memory_of
-from usher.common.doctor.rights import find_rights
+from usher.common.doctor.judgements import examine_server
 from usher.common.doctor.source_status import SourcesReader
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.mishaps import DeclaredLoss, Mishaps, losses_command, parse_losses, parse_mishaps
 from usher.common.protocol.registration import parse
 from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank
-from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.acl import AclProgram, programs
+from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.endpoints import CLUSTER, SENTINEL, coordinates_failovers, mode
 from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_leases
+
+T = TypeVar("T")
 
 _SETTINGS = (
     "appendonly",
@@ -50,6 +60,14 @@ _WATCH_S = 0.1
 _MOST_IDLE = 100
 #: Newest declared losses that are told.
 _LOSSES = 5
+#: Redis tries only a call of the right length: so many words follow the key. Of all other commands there may be more.
+_WORDS = {
+    **dict.fromkeys(("get", "pttl", "hgetall", "hlen", "zcard", "type", "xlen", "del", "exists", "mget"), 0),
+    **dict.fromkeys(("xinfo|stream", "xinfo|groups", "memory|usage"), 0),
+    **dict.fromkeys(("hget", "hexists", "zscore", "xinfo|consumers"), 1),
+    **dict.fromkeys(("hsetnx", "xgroup|create", "xgroup|setid", "xgroup|delconsumer"), 2),
+}
+_OTHER_WORDS = 4
 
 
 def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | None = None) -> DoctorFacts:
@@ -57,31 +75,32 @@ def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | No
     # Connecting takes several round trips, and it is unknown which one carries the time: do that first.
     _time(link, {})
     first = _time(link, refused)
-    server = _server(link, refused)
-    rights = find_rights(link, keys, sources)
-    stream = _stream(link, keys, refused)
-    gathering = _gathering(link, keys, sources, refused) if sources is not None else None
-    return DoctorFacts(
-        mode=_mode(link.url),
+    return dataclasses.replace(
+        _server(link, refused),
         lease_ms=lease_ms,
-        info=server.info,
-        config=server.config,
-        clock=_clock(link, first, refused),
-        rights=rights,
-        sentinels=server.sentinels,
+        rights=_rights(link, keys, sources),
         coordinates=coordinates_failovers(link.url),
-        cluster=server.cluster,
-        stream=stream,
-        refused=refused,
-        gathering=gathering,
+        stream=_allowed("stream", refused, lambda: _stream(link, keys)),
+        gathering=None
+        if sources is None
+        else _allowed("sources", refused, lambda: SourcesReader(link, keys, sources).overview()),
+        clock=_clock(link, first, refused),
     )
+
+
+def _allowed(question: str, refused: dict[str, str], look: Callable[[], T]) -> T | None:
+    """Return what ``look`` finds; None, with the reason noted, when we may not look."""
+    try:
+        return look()
+    except CommandRefused as not_allowed:
+        refused[question] = str(not_allowed).removeprefix("Redis: ")
+        return None
 
 
 def startup_findings(link: Link) -> list[DoctorFinding]:
     """Return what is bad about the server behind ``link``; a program logs it when it starts, and goes on. Raises
     RedisTrouble."""
-    server = _server(link, {})
-    return [finding for finding in examine_server(server) if finding.severity is DoctorSeverity.BAD]
+    return [found for found in examine_server(_server(link, {})) if found.severity is DoctorSeverity.BAD]
 
 
 def _server(link: Link, refused: dict[str, str]) -> DoctorFacts:
@@ -93,19 +112,14 @@ def _server(link: Link, refused: dict[str, str]) -> DoctorFacts:
     if told is not None and told.get("cluster_enabled") == "1":
         [reply] = link.pipeline([("CLUSTER", "INFO")])
         cluster = info_lines(reply) if _is_told(reply, "CLUSTER INFO", refused) else None
-    watching = int(sentinels[1]) if isinstance(sentinels, list) else None
     return DoctorFacts(
-        mode=_mode(link.url),
+        mode={SENTINEL: "sentinel", CLUSTER: "cluster"}.get(mode(link.url), "fixed"),
         info=told,
         config=_settings(settings, refused),
-        sentinels=watching,
+        sentinels=int(sentinels[1]) if isinstance(sentinels, list) else None,
         cluster=cluster,
         refused=refused,
     )
-
-
-def _mode(url: str) -> str:
-    return {SENTINEL: "sentinel", CLUSTER: "cluster"}.get(mode(url), "fixed")
 
 
 def _settings(replies: list[Any], refused: dict[str, str]) -> dict[str, str] | None:
@@ -164,26 +178,7 @@ def _clock(link: Link, first: _Time | None, refused: dict[str, str]) -> Clock | 
     return Clock(last.redis_ms, last.redis_ms - last.wall_ms, drift_ms, watched_ms, min(first.trip_ms, last.trip_ms))
 
 
-def _stream(link: Link, keys: Keys, refused: dict[str, str]) -> TicketStreamFacts | None:
-    """Return the ticket stream and what Usher keeps beside it; None when we may not look."""
-    try:
-        return _look_at_stream(link, keys)
-    except RedisTrouble:
-        raise
-    except CommandRefused as not_allowed:
-        refused["stream"] = str(not_allowed).removeprefix("Redis: ")
-        return None
-
-
-def _gathering(link: Link, keys: Keys, sources: SourceSelection, refused: dict[str, str]) -> dict[str, Any] | None:
-    try:
-        return SourcesReader(link, keys, sources).overview()
-    except CommandRefused as not_allowed:
-        refused["sources"] = str(not_allowed).removeprefix("Redis: ")
-        return None
-
-
-def _look_at_stream(link: Link, keys: Keys) -> TicketStreamFacts:
+def _stream(link: Link, keys: Keys) -> TicketStreamFacts:
     if wrong := _wrong_type(link, keys.stream):
         return TicketStreamFacts(keys.stream, wrong_type=wrong)
     reader = TicketStream(link, keys)
@@ -198,17 +193,21 @@ def _look_at_stream(link: Link, keys: Keys) -> TicketStreamFacts:
     of_stream = pairs(link.call("XINFO", "STREAM", keys.stream)) if span else {}
     entries = link.call("XLEN", keys.stream)
     trims_after_s, held_back = link.call("HMGET", keys.position, "trim_keep_s", "trim_held_back")
+    [told_losses] = link.pipeline([losses_command(keys, _LOSSES)])
+    losses: list[DeclaredLoss] = parse_losses(told_losses)
     has_group = True
     try:
         facts = reader.group_facts()
         lag = facts.get(b"lag")
-        if lag is None:
-            lag = _nothing_above(link, keys, facts[b"last-delivered-id"])
+        if lag is None:  # before 7.0, and after a trim in the middle, the number is not known unless it is 0
+            lag = None if link.call("XRANGE", keys.stream, b"(" + facts[b"last-delivered-id"], "+", "COUNT", 1) else 0
         names = tuple(
             NameInGroup(name.decode(errors="replace"), _state(name, states), pending)
             for name, pending in reader.group_consumers()
         )
-        idle_ms = _longest_idle_ms(link, keys, states)
+        living = [name for name, state in states.items() if state != "lost"]
+        pages = link.pipeline([("XPENDING", keys.stream, keys.group, "-", "+", _MOST_IDLE, name) for name in living])
+        idle_ms = max((row[2] for page in pages if isinstance(page, list) for row in page), default=0)
         cut = cut_unread(facts, of_stream, counters.get(b"cut_at " + keys.stream.encode()))
     except GroupMissing:
         has_group = False
@@ -236,7 +235,7 @@ def _look_at_stream(link: Link, keys: Keys) -> TicketStreamFacts:
         grows=read_growth(link, keys.stream, entries, span, *look_at_memory(link)),
         trims_after_s=None if trims_after_s is None else float(trims_after_s),
         trim_held_back=(held_back or b"").decode(errors="replace"),
-        losses=tuple((moment_text(loss.ms, "seconds"), loss) for loss in _losses(link, keys)),
+        losses=tuple((moment_text(loss.ms, "seconds"), loss) for loss in losses),
     )
 
 
@@ -287,11 +286,6 @@ def read_growth(
     return growth(entries, milliseconds(span.first), now_ms, size if isinstance(size, int) else None, memory)
 
 
-def _losses(link: Link, keys: Keys) -> list[DeclaredLoss]:
-    [reply] = link.pipeline([losses_command(keys, _LOSSES)])
-    return parse_losses(reply)
-
-
 def _wrong_type(link: Link, stream: str) -> str:
     """Return the type of the key if it is no stream. Users with few rights may not ask for its TYPE, and need not."""
     try:
@@ -302,12 +296,6 @@ def _wrong_type(link: Link, stream: str) -> str:
             raise
     [kind] = link.pipeline([("TYPE", stream)])
     return kind.decode() if isinstance(kind, bytes) else "key of another type"
-
-
-def _nothing_above(link: Link, keys: Keys, last_delivered: bytes) -> int | None:
-    """Return 0 when nothing is unread, else None: the number is not known (before 7.0, and after a trim in the
-    middle)."""
-    return None if link.call("XRANGE", keys.stream, b"(" + last_delivered, "+", "COUNT", 1) else 0
 
 
 def _states(link: Link, keys: Keys) -> dict[str, str]:
@@ -329,8 +317,43 @@ def _state(name: bytes, states: dict[str, str]) -> str:
     return states.get(name.decode(errors="replace"), "lost" if b":" in name else "unknown")
 
 
-def _longest_idle_ms(link: Link, keys: Keys, states: dict[str, str]) -> int:
-    """Return the longest idle time, in ms, among the oldest entries of names whose lease lives."""
-    living = [name for name, state in states.items() if state != "lost"]
-    pages = link.pipeline([("XPENDING", keys.stream, keys.group, "-", "+", _MOST_IDLE, name) for name in living])
-    return max((row[2] for page in pages if isinstance(page, list) for row in page), default=0)
+def _rights(link: Link, keys: Keys, sources: SourceSelection | None) -> Rights:
+    """Ask by ACL DRYRUN whether the user of this connection may run what the programs of common/redis/acl.py run.
+    Nothing runs. Redis before 7.0 cannot be asked."""
+    [who] = link.pipeline([("ACL", "WHOAMI")])
+    if not isinstance(who, bytes):
+        return Rights(None, None, str(who))
+    user = who.decode(errors="replace")
+    named = (*sources.names, *sources.patterns) if sources is not None else ()
+    kinds = [program for program in programs(keys.stream, keys.group, named) if program.connects]
+    calls = [(program.name, name, call) for program in kinds for name, call in _calls(program)]
+    told, *answers = link.pipeline(
+        [("ACL", "DRYRUN", user, *call) for call in (("TIME",), *(call[2] for call in calls))]
+    )
+    if isinstance(told, Exception):
+        return Rights(user, None, str(told))
+    missing: dict[str, dict[str, None]] = {program.name: {} for program in kinds}
+    for (program_name, command, _), answer in zip(calls, answers, strict=True):
+        if isinstance(answer, bytes) and answer != b"OK":  # an error: the server does not know it
+            missing[program_name][command] = None
+    return Rights(user, {name: tuple(sorted(commands)) for name, commands in missing.items()})
+
+
+def _calls(program: AclProgram) -> Iterator[tuple[str, tuple[Arg, ...]]]:
+    """Yield each command of a program on a key of its grant, and one command on each of the grant's other keys."""
+    for name in program.sends:
+        yield name.upper().replace("|", " "), tuple(name.upper().split("|"))
+    for commands, patterns in program.grants:
+        for at, pattern in enumerate(patterns):
+            key = re.sub(r"\\(.)|[*?]", lambda found: found[1] or "1", pattern)
+            for name in commands if at == 0 else commands[:1]:
+                yield name.upper().replace("|", " "), _call(name, key)
+
+
+def _call(name: str, key: str) -> tuple[Arg, ...]:
+    words = tuple(name.upper().split("|"))
+    if name in ("eval", "evalsha"):
+        return (*words, "0" * 40, 1, key)
+    if name in ("xread", "xreadgroup"):
+        return (*words, *(("GROUP", "g", "c") if name == "xreadgroup" else ()), "STREAMS", key, "0")
+    return (*words, key, *("0",) * _WORDS.get(name, _OTHER_WORDS))

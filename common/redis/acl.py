@@ -30,7 +30,7 @@ from usher.common.redis.scripts import source
 _CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*'(GROUPS|STREAM|CONSUMERS|DELCONSUMER|CREATE|SETID)')?")
 _TABLE = re.compile(r"command = \{'(\w+)'")
 _ENDS_WORD = re.compile(r"[\s\x00-\x1f\x7f\"'()]")
-#: Commands of every connection, of a start, and of the doctor (common/doctor/rights.py).
+#: Commands of every connection, of a start, and of the doctor (common/doctor/collector.py).
 _CONNECT = ("client|setname", "select", "ping", "info", "cluster|slots", "acl|whoami", "acl|dryrun")
 
 

@@ -20,7 +20,7 @@ import psutil
 
 from usher.common.base.errors import UsherError
 from usher.common.cli.masters import living_consumers
-from usher.common.doctor.server import version_text
+from usher.common.doctor.judgements import version_text
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link

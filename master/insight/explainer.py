@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from usher.common.base.clock import now_s, wall_ms
-from usher.common.doctor.server import INFO_COMMANDS, write_trouble
+from usher.common.doctor.judgements import INFO_COMMANDS, write_trouble
 from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.last_error import TRACEBACK

@@ -17,7 +17,7 @@ from tests.topologies import PASSWORD, SENTINEL_PASSWORD, SERVICE, UnderSentinel
 from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
 from usher.common.doctor.collector import collect, startup_findings
 from usher.common.doctor.facts import DoctorSeverity
-from usher.common.doctor.findings import examine
+from usher.common.doctor.judgements import examine
 from usher.common.protocol.keys import Keys
 from usher.common.redis import endpoints
 from usher.common.redis.client import Link, check_reachable

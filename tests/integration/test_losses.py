@@ -9,7 +9,7 @@ import pytest
 from tests.integration.actors import Stage
 from tests.integration.group_loss import T, destroy_group, half_done, leader, settle
 from usher.common.doctor.collector import collect
-from usher.common.doctor.stream import judge_stream
+from usher.common.doctor.judgements import judge_stream
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.mishaps import DeclaredLoss, losses_command, parse_losses
 from usher.common.protocol.stream_id import ZERO, before, rank

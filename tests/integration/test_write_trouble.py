@@ -14,7 +14,7 @@ from tests.integration.factories import FIELD, LEASE_MS, World
 from tests.integration.memory import full_memory
 from tests.integration.routers import until
 from usher.common.base.errors import NotNow
-from usher.common.doctor.server import INFO_COMMANDS, WriteTrouble, write_trouble
+from usher.common.doctor.judgements import INFO_COMMANDS, WriteTrouble, write_trouble
 from usher.common.http.push import LiveStreams
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link

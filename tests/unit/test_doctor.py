@@ -12,14 +12,13 @@ from usher.common.doctor.facts import (
     DoctorFacts,
     DoctorFinding,
     DoctorSeverity,
+    Growth,
     NameInGroup,
     ProofFacts,
     Rights,
     TicketStreamFacts,
 )
-from usher.common.doctor.findings import examine, promise, worst
-from usher.common.doctor.growth import Growth
-from usher.common.doctor.stream import judge_proof
+from usher.common.doctor.judgements import examine, judge_proof, promise, worst
 from usher.common.protocol.mishaps import DeclaredLoss
 
 OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
@@ -110,7 +109,7 @@ def with_proof(archived: bytes, every_ms: int) -> DoctorFacts:
 def test_where_proofs_take_too_long_to_come_along_nobody_is_told_to_prove_more_often(archived: bytes) -> None:
     quick = ProofFacts(archived, 5_000, 140_000, b"1000000-0", b"1150000-0", 10_000)
     slow = replace(quick, took_ms=130_000)
-    [told_quick], [told_slow] = list(judge_proof(quick)), list(judge_proof(slow))
+    told_quick, told_slow = judge_proof(quick), judge_proof(slow)
     assert "130 s" not in told_quick.seen and told_quick.do.startswith("prove more often")
     assert "took 130 s" in told_slow.seen and told_slow.do.startswith("proving more often does not help")
     assert "USHER_RUN_LOG_LENGTH" in told_slow.do and "USHER_AUDIT_SPARK_MASTER" in told_slow.do
