@@ -66,8 +66,7 @@ def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str
         _check_size(request.environ)
         _check_form(request)
         _check_host(request, allowed)
-        doorman.greet(request)
-        turned_away = doorman.check(request, needed_role(app, request.endpoint, request.method))
+        turned_away = doorman.admit(request, needed_role(app, request.endpoint, request.method))
         _check_request(request)
         return turned_away
 

@@ -211,22 +211,18 @@ class Doorman:
         if self._proxies:
             app.wsgi_app = behind_proxies(app.wsgi_app, self._proxies)  # type: ignore[assignment, method-assign]
 
-    def greet(self, asked: Request) -> None:
-        """Identify the caller: set ``g.identity``, ``g.who``, ``g.role``, ``g.by_browser`` (their browser tells who
-        they are by itself), ``g.address``, of somebody whom a proxy names ``g.signed_on`` (else "") and ``g.refusal``,
-        which those have too whose token was not looked up."""
+    def admit(self, asked: Request, needed: Role) -> AnyResponse | None:
+        """Set ``g.identity``, ``g.who``, ``g.role``, ``g.address``, and ``g.signed_on`` of somebody whom a proxy names
+        (else ""). Raise Problem 401 or 403 unless the caller may enter. Returns None, or a redirect to the log-in."""
         g.signed_on, g.refusal, g.address = "", None, asked.remote_addr or ""
-        g.identity, g.by_browser = self._recognise(asked)
+        g.identity, by_browser = self._recognise(asked)
         g.who, g.role = g.identity.name, g.identity.role
-
-    def check(self, asked: Request, needed: Role) -> AnyResponse | None:
-        """Raise Problem 401 or 403 unless the greeted caller may enter. Returns None, or a redirect to the log-in."""
         if g.role is Role.ANYBODY and needed is not Role.ANYBODY:
             return self._turn_away(asked)
         if asked.method not in _SAFE and not _has_bearer_token(asked):
             if _from_elsewhere(asked):
                 raise Problem(403, "cross_site", "this request comes from a page of another site")
-            if g.by_browser and not self._has_csrf_token(asked):
+            if by_browser and not self._has_csrf_token(asked):
                 raise Problem(
                     403, "csrf_token_missing", "reload the page: its token is missing or from an older session"
                 )
