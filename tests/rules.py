@@ -485,11 +485,15 @@ def lonely_protocols(everything: Iterable[Source]) -> list[str]:
     return found
 
 
+#: What a service, and whoever owns one, is asked for by these names.
+_ASKED = ("close", "interrupt", "on_end", "wake")
+
+
 def forwarders(source: Source) -> list[str]:
     """A function that only calls another one with what it was given."""
     found = []
     for node in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef):
-        if not isinstance(node, _Function) or node.decorator_list or node.name.startswith("__"):
+        if not isinstance(node, _Function) or node.decorator_list or node.name.startswith("__") or node.name in _ASKED:
             continue
         body = [one for one in node.body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
         if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr):

@@ -183,9 +183,6 @@ class StreamReader(Service):
     def interrupt(self) -> None:
         self._link.interrupt()
 
-    def on_end(self) -> None:
-        self._link.close()
-
 
 class StreamWriter(Service):
     """Writes the outcomes of messages, and touches the held ones. A batch is repeated until Redis has answered it."""
@@ -270,9 +267,6 @@ class StreamWriter(Service):
             self._shared.board.drop(lost)
         self._shared.board.touched(sent_s)
         self._touch_s = sent_s + self._shared.options.idle_s / 3
-
-    def on_end(self) -> None:
-        self._link.close()
 
 
 def _forget(queue: deque[Any], count: int) -> None:

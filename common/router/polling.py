@@ -62,9 +62,6 @@ class PollingReader(Service):
     def interrupt(self) -> None:
         self._link.interrupt()
 
-    def on_end(self) -> None:
-        self._link.close()
-
     def _alone(self, reads: Sequence[Read]) -> list[tuple[Read, Any]]:
         """Read each of these streams by itself, in one request, because one of them makes the read of all fail."""
         try:

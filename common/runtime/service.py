@@ -78,7 +78,10 @@ class Service:
         """End a blocking call in ``run_once``. Called by ``stop``, from another thread."""
 
     def on_end(self) -> None:
-        """Clean up after the last turn. Called once, on the service's own thread."""
+        """Clean up after the last turn: close ``_link``, where the service has a connection of its own. Called once, on
+        the service's own thread."""
+        if (link := getattr(self, "_link", None)) is not None:
+            link.close()
 
     def start(self) -> None:
         if self._thread is not None:

@@ -411,6 +411,3 @@ class Acker(Service):
         if item.policy != SKIP or answer is Buried.STALE:
             return  # the leader hears of it from Redis
         self._reporter.add([(message.ticket, message.fence, [message.stream_id])])
-
-    def on_end(self) -> None:
-        self._link.close()

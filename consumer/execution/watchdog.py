@@ -160,6 +160,3 @@ class Watchdog(Service):
         for message, stack in zip(hung, stacks, strict=True):
             event(log, "handler_stuck", level=logging.ERROR, trace=stack, **message.facts())
         self._ending.end(starts, f"{len(hung)} handler(s) ran past USHER_HANDLER_SECONDS", RAN_PAST, stacks)
-
-    def on_end(self) -> None:
-        self._link.close()

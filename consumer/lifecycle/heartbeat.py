@@ -71,9 +71,6 @@ class Heartbeat(Service):
         self._lease.end()
         self._on_lost(f"the lease is lost: {why}")
 
-    def on_end(self) -> None:
-        self._link.close()
-
 
 #: Time between looks, as a part of the lease; it also looks when the lease ends. The clock of our waits stands still
 #: while the machine sleeps, the lease's clock does not.

@@ -65,9 +65,6 @@ class ChartKeeper(Service):
             self._lead.lost(epoch)
         return (MINUTE_MS - now_ms % MINUTE_MS + 200) / 1000
 
-    def on_end(self) -> None:
-        self._link.close()
-
     def _point(self, now_ms: int, level: Level) -> dict[str, Any]:
         values = self._link.call("HMGET", self._keys.charts, *charts.places(now_ms - _FORMER_MS, now_ms))
         this_minute = now_ms - now_ms % MINUTE_MS

@@ -104,6 +104,3 @@ class ChangeWatch(Service):
 
     def interrupt(self) -> None:
         self._link.interrupt()
-
-    def on_end(self) -> None:
-        self._link.close()

@@ -179,9 +179,6 @@ class LiveOverview(Service):
         every_s = _EVERY_S if self._is_watched else _STILL_EVERY_S if is_still(self._samples) else _IDLE_EVERY_S
         return max(0.05, every_s - (now_s() - began_s))
 
-    def on_end(self) -> None:
-        self._link.close()
-
     def _take_sample(self, most_counted: int) -> dict[str, Any]:
         seen = stream_sums(self._link, self._scripts, self._keys, most_counted)
         del seen["rules"], seen["behind"]

@@ -205,9 +205,6 @@ class ConsumerRegistry(Service):
     def _leases_changed(self) -> bool:
         return bool(self._leases) and self._link.call("MGET", *self._leases) != self._states
 
-    def on_end(self) -> None:
-        self._link.close()
-
 
 def _lease_of(state: str) -> bytes | None:
     return b"live" if state == "starting" else state.encode() or None

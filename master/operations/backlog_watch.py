@@ -81,6 +81,3 @@ class BacklogWatch(Service):
         except NotNow as refused:  # full memory, which tells producers itself
             event(log, "backlog_not_told", level=logging.WARNING, why=str(refused))
         self._said_s = now_s()
-
-    def on_end(self) -> None:
-        self._link.close()

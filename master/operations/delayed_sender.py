@@ -181,6 +181,3 @@ class DelayedMessages(Service):
 
     def interrupt(self) -> None:
         self._link.interrupt()
-
-    def on_end(self) -> None:
-        self._link.close()

@@ -274,9 +274,6 @@ class Trimmer(Service):
         [reply] = self._link.pipeline([note])
         self._held_back, self._is_noted = held_back, not isinstance(reply, Exception)
 
-    def on_end(self) -> None:
-        self._link.close()
-
 
 def _decode_reader_name(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")

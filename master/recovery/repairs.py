@@ -336,6 +336,3 @@ class Janitor(Service):
             stored = member.registration.dump() if member is not None else b""
             if steps.reap(incarnation, name_of(incarnation), stored):
                 event(log, "consumer_reaped", consumer=incarnation)
-
-    def on_end(self) -> None:
-        self._link.close()

@@ -160,6 +160,3 @@ class Discovery(Service):
             self.made_progress()
             if cursor == b"0":
                 break
-
-    def on_end(self) -> None:
-        self._link.close()

@@ -246,6 +246,3 @@ class Gatherer(Service):
                 count=int(words.removeprefix(_CUT)),
                 reason="too_many_fields",
             )
-
-    def on_end(self) -> None:
-        self._link.close()

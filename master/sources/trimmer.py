@@ -169,6 +169,3 @@ class SourceTrimmer(Service):
             return
         self._troubles[source] = why
         event(log, "trim_refused", level=logging.ERROR, stream=source.decode(errors="replace"), problem=why)
-
-    def on_end(self) -> None:
-        self._link.close()
