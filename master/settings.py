@@ -36,8 +36,6 @@ LONGEST_LEASE_S = 600
 
 
 class MasterSettings(CommonSettings):
-    """Settings of a master."""
-
     bind: Address = Field("127.0.0.1:8700", description="Where the HTTP API and the page listen.")
     advertise_url: str = Field(
         "", description="URL under which consumers reach this master. Empty: made from USHER_BIND."
@@ -108,8 +106,6 @@ class MasterSettings(CommonSettings):
 
 
 class StreamerSettings(CommonSettings):
-    """Settings of a streamer."""
-
     outbox_url: OutboxUrl = ""
     outbox_bind: MaybeAddress = Field(
         "", description="Where the streamer serves its health and metrics (HTTP), e.g. 127.0.0.1:8740. Empty: nowhere."

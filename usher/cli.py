@@ -180,7 +180,6 @@ class LazyGroup(click.Group):
 
 
 def load_command(target: str) -> click.Command:
-    """Import the click command at ``module:attribute``."""
     module_name, _, attribute = target.partition(":")
     command = getattr(_imported(module_name), attribute)
     if not isinstance(command, click.Command):
@@ -329,7 +328,6 @@ def _forget_output() -> None:
 
 
 def main() -> None:
-    """Entry point of the ``usher`` script."""
     global _is_program
     _is_program = True
     if os.getpid() == 1:  # of a container: SIGTERM does nothing to process 1 unless it has a handler

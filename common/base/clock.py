@@ -15,7 +15,6 @@ def now_s() -> float:
 
 
 def moment_ns() -> int:
-    """Return exact nanoseconds on the same clock, to order two moments of one boot."""
     return time.clock_gettime_ns(_LEASE_CLOCK)
 
 

@@ -36,8 +36,6 @@ class Number(click.FloatRange):
 
 
 class Duration(click.ParamType):
-    """A duration, converted to seconds."""
-
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:

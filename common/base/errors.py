@@ -12,15 +12,11 @@ from typing import Any
 
 
 class UsherError(Exception):
-    """Something went wrong in Usher."""
-
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (self.__doc__ or "").strip())
 
 
 class SettingsError(UsherError):
-    """Settings cannot be used."""
-
     def __init__(self, problems: list[str]) -> None:
         self.problems = tuple(problems)
         lines = "\n".join(f"  {problem}" for problem in problems)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def version() -> str:
-    """Return the version that pyproject.toml states."""
     import importlib.metadata  # slow, and wanted by few programs
 
     try:

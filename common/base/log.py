@@ -435,7 +435,6 @@ def _tell_dropped(lines: int, why: str) -> None:
 
 
 def _handlers_of(log: logging.Logger) -> Iterator[logging.Handler]:
-    """Yield the handlers that a logger's records go to."""
     at: logging.Logger | None = log
     while at is not None:
         yield from at.handlers

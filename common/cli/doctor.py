@@ -14,10 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from usher.common.base.errors import NotNow, RedisTrouble, SettingsError, StartRefused
-from usher.common.base.json_text import json_line
-from usher.common.base.labels import label
 from usher.common.base.log import redacted
-from usher.common.base.text import escape_control
+from usher.common.base.text import escape_control, json_line, label
 from usher.common.doctor.collector import collect
 from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
 from usher.common.doctor.judgements import Holds, examine, promise, worst
@@ -134,5 +132,4 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _safe(text: str) -> str:
-    """Escape control characters and markup: Redis' words may hold anything."""
     return escape(escape_control(text, kept="\n"))

@@ -55,7 +55,6 @@ def is_well(url: str, token: str = "") -> tuple[bool, str]:
 
 
 def somebody_leads(urls: list[str], token: str = "") -> bool:
-    """Return True when one of the masters says that it leads."""
     answers = (ask(f"{url}/api/health", token) for url in urls)
     return any(isinstance(answer.document, dict) and answer.document.get("leader") is True for answer in answers)
 

@@ -16,8 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from usher.common.base.clock import now_s
 from usher.common.base.durations import Duration, Moment, Number
 from usher.common.base.errors import Behind, NotNow
-from usher.common.base.json_text import json_line
-from usher.common.base.text import escape_control, pluralize
+from usher.common.base.text import escape_control, json_line, pluralize
 from usher.common.protocol.message import DUE_FIELD, FOR_FIELD
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url

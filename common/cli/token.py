@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from usher.common.base.json_text import json_line
+from usher.common.base.text import json_line
 from usher.common.http.credentials import FILE_ROLES, Role, line_of, new_token
 
 

@@ -51,8 +51,8 @@ import orjson
 from usher.common.base.backoff import backoff_s
 from usher.common.base.callables import unfinished_kind
 from usher.common.base.errors import RedisTrouble, SqlTrouble
-from usher.common.base.json_text import parse_json
 from usher.common.base.log import event
+from usher.common.base.text import parse_json
 from usher.common.outbox.database import (
     OutboxMisused,
     check_dialect,

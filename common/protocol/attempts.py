@@ -54,7 +54,6 @@ class Attempts(NamedTuple):
 
     @property
     def is_given_up(self) -> bool:
-        """True if an operator has given the message up."""
         return self.failures >= GIVEN_UP
 
     @property

@@ -36,7 +36,6 @@ class LastError(NamedTuple):
     at_ms: int = 0
 
     def row(self) -> dict[str, Any]:
-        """Return the error for programs."""
         return self._asdict()
 
     @property
@@ -85,7 +84,6 @@ def encode(error: LastError, traceback: str = "") -> NotedError:
 
 
 def decode(value: bytes | None) -> LastError | None:
-    """Parse a head; None where there is none, or it cannot be read."""
     try:
         known: dict[str, Any] = orjson.loads(value or b"null")
         starts, charged, most, at_ms = (int(known[name]) for name in ("starts", "charged", "most", "at_ms"))

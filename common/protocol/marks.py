@@ -49,7 +49,6 @@ class MarkFields(NamedTuple):
 
     @property
     def names(self) -> tuple[bytes, bytes]:
-        """Names of the two fields that must be known of an entry; empty: none."""
         tenant = self.tenant.encode()
         if self.tenant == _STREAM or self.tenant.startswith(_TICKET):
             tenant = FROM_FIELD if self.tenant == _STREAM or self.by_stream else b""
@@ -73,7 +72,6 @@ class MarkFields(NamedTuple):
         return Mark(entry_id, ticket, self._tenant(ticket, tenant)[:LONGEST_TENANT], level or 0, level is not None)
 
     def of(self, entry_id: bytes, ticket: bytes, flat: Sequence[bytes]) -> Mark:
-        """Return the mark of an entry with these names and values."""
         tenant, priority = ((first_value(flat, name) if name else None) or b"" for name in self.names)
         return self.read(entry_id, ticket, tenant, priority)
 
@@ -93,7 +91,6 @@ NO_FIELDS = MarkFields()
 
 
 def check_tenant_field(value: str) -> str:
-    """Return the setting if it is a usable one. Raises ValueError."""
     if value.startswith("@") and value != _STREAM and not (value.startswith(_TICKET) and value != _TICKET):
         raise ValueError(f"must be a field, {_STREAM} (the source), or {_TICKET}SEPARATOR (the ticket id up to it)")
     return value
@@ -115,6 +112,5 @@ def parse_weights(text: str) -> dict[bytes, int]:
 
 
 def check_weights(value: str) -> str:
-    """Return the setting if it can be parsed. Raises ValueError."""
     parse_weights(value)
     return value

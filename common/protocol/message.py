@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from usher.common.base.errors import MessageUndecodable
-from usher.common.base.json_text import parse_json
+from usher.common.base.text import parse_json
 
 #: Longest ticket id in bytes: every index, inbox and log carries the ids.
 LONGEST_TICKET = 256
@@ -126,12 +126,10 @@ class EntryView:
 
     @property
     def flat(self) -> tuple[bytes, ...]:
-        """All names and values by turns, as they were sent."""
         return tuple(self._flat or ())
 
     @property
     def size(self) -> int:
-        """The size of all names and values, in bytes."""
         return sum(map(len, self._flat or ()))
 
     @property
@@ -156,7 +154,6 @@ class EntryView:
 
     @property
     def body(self) -> bytes:
-        """The field ``body`` as it was sent; empty if there is none."""
         return first_value(self._flat or (), BODY_FIELD) or b""
 
     def json(self) -> Any:

@@ -36,7 +36,6 @@ class Mishaps(NamedTuple):
 
 
 def mishaps_command(keys: Keys) -> tuple[str, ...]:
-    """Return the command that asks for the mishaps."""
     return ("HMGET", keys.counters, *Mishaps._fields)
 
 
@@ -78,17 +77,14 @@ def gap_of(position: bytes, span: Span | None) -> IdRange | None:
 
 
 def range_of(ids: Sequence[bytes]) -> IdRange | None:
-    """Return the lowest and the highest of these ids."""
     return (min(ids, key=rank), max(ids, key=rank)) if ids else None
 
 
 def format_id_range(ids: IdRange | None) -> str:
-    """Return the range for a log."""
     return f"{ids[0].decode()}..{ids[1].decode()}" if ids else "nothing"
 
 
 def loss_command(keys: Keys, loss: DeclaredLoss) -> tuple[Any, ...]:
-    """Return the command that declares a loss."""
     fields = [b"kind", loss.kind, b"messages", loss.messages, b"stream", loss.stream]
     for name, ids in ((b"repeats", loss.repeats), (b"lost", loss.lost)):
         fields += [] if ids is None else [name, b"%b %b" % ids]
@@ -96,7 +92,6 @@ def loss_command(keys: Keys, loss: DeclaredLoss) -> tuple[Any, ...]:
 
 
 def losses_command(keys: Keys, most: int) -> tuple[Any, ...]:
-    """Return the command that asks for the newest losses."""
     return ("XREVRANGE", keys.losses, "+", "-", "COUNT", most)
 
 
@@ -106,7 +101,6 @@ def parse_losses(reply: Any) -> list[DeclaredLoss]:
 
 
 def told(loss: DeclaredLoss) -> dict[str, Any]:
-    """Return a loss as documents have it."""
     return {"ms": loss.ms, "kind": loss.kind, "text": loss.describe()}
 
 

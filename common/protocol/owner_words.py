@@ -23,7 +23,6 @@ def due_ms_of(owner: bytes) -> int | None:
 
 
 def is_waiting(owner: bytes) -> bool:
-    """Return whether the ticket was given back until a time."""
     return due_ms_of(owner) is not None
 
 

@@ -44,12 +44,10 @@ class Registration:
 
     @property
     def gives_back(self) -> bool:
-        """Return whether tickets may be recalled from it."""
         return self.uuid.endswith(GIVES_BACK)
 
     @property
     def incarnation(self) -> str:
-        """The name of this incarnation in the group."""
         return f"{self.name}:{self.generation}"
 
     def with_generation(self, generation: int) -> Registration:

@@ -32,8 +32,6 @@ class RunRecord(NamedTuple):
 
 
 class Executed(Protocol):
-    """The facts that a consumer has of an execution."""
-
     @property
     def ticket(self) -> bytes: ...
     @property
@@ -67,7 +65,6 @@ def encode(consumer: str, executed: Iterable[Executed], outcomes: Sequence[str] 
 
 
 def decode(record: bytes) -> Iterator[RunRecord]:
-    """Yield the executions of a record."""
     columns = orjson.loads(record)
     names = ("ids", "tickets", "fences", "attempts", "start_us", "end_us")
     outcomes = columns.get("outcomes") or [DONE] * len(columns["ids"])

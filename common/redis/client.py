@@ -8,15 +8,17 @@ neither.
 from __future__ import annotations
 
 import enum
+import fcntl
 import os
 import socket
+import sys
+import termios
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import redis
 
-from usher.common.base.chunked_send import CHUNK_BYTES, split_chunks, unsent_bytes
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
 from usher.common.base.log import redacted
@@ -68,6 +70,24 @@ _FULL = "max number of clients"
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 #: Seconds that ``answer`` waits for the rest of a reply: TLS may make a socket readable with records of its own.
 _GLANCE_S = 0.01
+#: Bytes per chunk.
+CHUNK_BYTES = 65_536
+
+
+def split_chunks(packed: Iterable[bytes]) -> Iterator[memoryview]:
+    for part in packed:
+        view = memoryview(part)
+        for at in range(0, len(view), CHUNK_BYTES):
+            yield view[at : at + CHUNK_BYTES]
+
+
+def unsent_bytes(sock: socket.socket) -> int:
+    """Return the bytes sent and not yet acknowledged by the peer; 0 where the system does not say (sandboxes, other
+    systems): then the reply's timeout begins when the last chunk was accepted."""
+    try:
+        return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
 
 
 class _NotYet(enum.Enum):

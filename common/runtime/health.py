@@ -8,8 +8,6 @@ from typing import Protocol
 
 
 class Observed(Protocol):
-    """The facts about a service that health needs."""
-
     name: str
     stalls_after_s: float
 

@@ -114,7 +114,6 @@ class NameLock:
         return evidence
 
     def _is_still_there(self, descriptor: int) -> bool:
-        """Return True if the path still leads to this file."""
         try:
             return os.path.samestat(os.fstat(descriptor), self.path.stat(follow_symlinks=False))
         except OSError:

@@ -10,5 +10,4 @@ import usher
 
 
 def usher_command(*words: str) -> list[str]:
-    """Return the command line that runs ``usher`` with the arguments ``words``."""
     return [sys.executable, str(Path(usher.__file__).resolve().with_name("__main__.py")), *words]

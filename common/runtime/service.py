@@ -136,7 +136,6 @@ class Service:
 
     @property
     def trouble(self) -> str | None:
-        """The error of the last turn, or None."""
         return self._trouble
 
     def _loop(self) -> None:

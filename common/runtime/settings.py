@@ -255,7 +255,6 @@ class CommonSettings(BaseModel):
 
     @property
     def shown_names(self) -> tuple[str, ...]:
-        """The fields that lists show."""
         return parse_field_names(self.shown_fields)
 
     @property
@@ -265,7 +264,6 @@ class CommonSettings(BaseModel):
 
     @property
     def marks(self) -> MarkFields:
-        """The fields that tell a message's tenant and priority."""
         return MarkFields(self.tenant_field, self.priority_field, self.by_stream)
 
     @property
@@ -293,7 +291,6 @@ class CommonSettings(BaseModel):
 
 
 def name_of(field: str) -> str:
-    """Return the environment variable of a settings field."""
     return PREFIX + field.upper()
 
 

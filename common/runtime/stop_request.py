@@ -42,7 +42,6 @@ class StopRequest:
         return 128 + self.signal
 
     def check(self) -> None:
-        """Raise StopAsked if asked."""
         if self.asked:
             raise StopAsked
 

@@ -24,8 +24,7 @@ from rich.table import Column, Table
 
 from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused
-from usher.common.base.json_text import json_line
-from usher.common.base.text import escape_control
+from usher.common.base.text import escape_control, json_line
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.stop_request import StopAsked, StopRequest

@@ -22,7 +22,7 @@ from rich.table import Column, Table
 
 from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused, UsherError
-from usher.common.base.json_text import json_line
+from usher.common.base.text import json_line
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.settings import load

@@ -15,8 +15,7 @@ import click
 import orjson
 
 from usher.common.base.errors import StartRefused
-from usher.common.base.json_text import json_line
-from usher.common.base.labels import label
+from usher.common.base.text import json_line, label
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import name_of
 from usher.common.redis.client import Link, check_reachable

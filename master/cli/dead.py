@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from usher.common.base.errors import ReplyUnknown
-from usher.common.base.labels import label
-from usher.common.base.text import escape_control, pluralize
+from usher.common.base.text import escape_control, label, pluralize
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.options import caller, filters, wanted_of
@@ -147,7 +146,6 @@ def show_letter(flags: dict[str, Any], letter_id: str, as_json: bool) -> None:
 
 
 def _for_people(letter: DeadLetter) -> list[tuple[str, str]]:
-    """Return the fields of a letter that are set; times are UTC."""
     row = letter.row()
     named = {"fields": f"{letter.fields}{', some of them cut or missing' if letter.cut else ''}"}
     told = {
@@ -169,7 +167,6 @@ def _id_of(text: str) -> bytes:
 
 
 def _changes(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that redrive and drop have in common."""
     for decorate in reversed(
         (
             click.argument("letter_ids", nargs=-1, metavar="[LETTER]..."),
@@ -221,7 +218,6 @@ def drop(flags: dict[str, Any], **given: Any) -> None:
 def _change(
     letters: DeadLetters, what: str, step: Callable[[Sequence[bytes]], list[LetterResult]], given: dict[str, Any]
 ) -> int:
-    """Preview, ask, act, report. Returns the exit code."""
     ids = [_id_of(text) for text in dict.fromkeys(given["letter_ids"])]
     if bool(ids) == given["everything"]:
         raise click.UsageError(

@@ -87,7 +87,6 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
 
 
 def _chosen(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments that choose messages, and those of every action."""
     for decorate in reversed(
         (
             click.argument("ids", nargs=-1, metavar="[MESSAGE]..."),

@@ -16,8 +16,7 @@ import requests
 from pydantic import Field
 
 from usher.common.base.errors import StartRefused
-from usher.common.base.json_text import json_line
-from usher.common.base.text import escape_control
+from usher.common.base.text import escape_control, json_line
 from usher.common.redis.locate import find_local_instance
 from usher.common.runtime.settings import CommonSettings, load, options
 from usher.master.cli.options import session
@@ -30,8 +29,6 @@ _USUAL = "http://127.0.0.1:8700"
 
 
 class FollowSettings(CommonSettings):
-    """The settings of following: masters instead of Redis."""
-
     master_urls: str = Field(
         "", description=f"Masters to ask, comma separated. Empty: those of `usher up`, else {_USUAL}."
     )

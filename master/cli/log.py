@@ -14,9 +14,7 @@ import click
 
 from usher.common.base.durations import duration_s, moment_text
 from usher.common.base.errors import RedisTrouble, StartRefused
-from usher.common.base.json_text import json_line
-from usher.common.base.labels import label
-from usher.common.base.text import escape_control, json_safe
+from usher.common.base.text import escape_control, json_line, json_safe, label
 from usher.common.protocol.message import UID_FIELD, as_mapping, check_field_name, first_value, ticket_value
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import CommandRefused, Link, check_reachable
@@ -203,7 +201,6 @@ def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
 
 
 def _found(reader: MessageFields, field: str, value: bytes, limit: int) -> FoundMessages:
-    """Search on until enough is found."""
     found = reader.find(field, value, None, limit)
     rows = found.rows
     while found.cursor is not None and len(rows) < limit:

@@ -31,8 +31,6 @@ _CONNECT_S, _READ_S = 1.0, 5.0
 
 
 class Age(Duration):
-    """An age in milliseconds, as a type of an option."""
-
     name = "age"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -67,14 +65,12 @@ _ID = click.option(
 
 
 def filters(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add all filter options to a command."""
     for decorate in reversed((_TICKET, _REASON, _ERROR, _POLICY, _ID, _OLDER, _YOUNGER)):
         command = decorate(command)
     return command
 
 
 def wanted_of(given: dict[str, Any]) -> LetterFilter:
-    """Return the filter that the options mean now."""
     now_ms = time.time_ns() // 1_000_000
     ticket, letter_id, older, younger = (
         given["ticket"],
@@ -122,7 +118,6 @@ class OperatorContext(NamedTuple):
 
 @contextlib.contextmanager
 def operator_context(flags: dict[str, Any]) -> Iterator[OperatorContext]:
-    """Yield the context of an operator's command. Raises as ``configured``."""
     with configured(flags, "operator") as (settings, link, keys):
         reader = None if settings.sources is None else SourcesReader(link, keys, settings.sources)
         gathering = (lambda: None) if reader is None else reader.overview
@@ -175,7 +170,6 @@ def caller(why: str = "") -> By:
 
 
 def print_rule_set_change(changed: RuleSetChange, as_json: bool) -> None:
-    """Print the outcome of a change of the rules."""
     if as_json:
         print_json(changed.shown())
     else:

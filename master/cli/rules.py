@@ -26,7 +26,6 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 
 
 def _targets(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select a rule's target."""
     for decorate in reversed(
         (
             click.argument("ticket", required=False),

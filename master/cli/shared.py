@@ -17,9 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
-from usher.common.base.json_text import json_line
-from usher.common.base.labels import label
-from usher.common.base.text import escape_control
+from usher.common.base.text import escape_control, json_line, label
 from usher.common.protocol.attempts import attempts_told
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link, check_reachable
@@ -74,14 +72,12 @@ def configured(flags: dict[str, Any], role: str) -> Iterator[CommandContext]:
 
 @contextlib.contextmanager
 def status_reader(flags: dict[str, Any]) -> Iterator[StatusReader]:
-    """Yield a reader of the configured stream. Raises as ``configured``."""
     with configured(flags, "status") as found:
         yield StatusReader(found.link, found.keys, found.settings.sources, found.settings.work_ticket_field)
 
 
 @contextlib.contextmanager
 def fields_reader(flags: dict[str, Any]) -> Iterator[MessageFields]:
-    """Yield a reader of the configured stream's messages. Raises as ``configured``."""
     with configured(flags, "fields") as found:
         yield fields_of(found)
 
@@ -105,7 +101,6 @@ def shown_texts(row: dict[str, Any], names: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def letters_of(flags: dict[str, Any]) -> Iterator[DeadLetters]:
-    """Yield the dead letters of the configured stream. Raises as ``configured``."""
     with configured(flags, "dead") as found:
         yield DeadLetters(found.link, found.keys)
 
@@ -225,7 +220,6 @@ def tried_text(row: dict[str, Any]) -> str:
 
 
 def error_text(row: dict[str, Any]) -> str:
-    """Return the last error of a ticket's first message."""
     error = row.get("last_error")
     return str(error["told"]) if error is not None else "not known" if row.get("charged") else ""
 

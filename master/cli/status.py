@@ -162,8 +162,6 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
 
 
 def _of_sources(seen: dict[str, Any]) -> list[tuple[str, object]]:
-    """Return the lines about gathered streams."""
-
     def count(row: dict[str, Any]) -> str:
         return f"{row['lag']:,}" if row["lag_is_exact"] else f"more than {row['lag']:,}"
 

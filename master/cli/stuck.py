@@ -69,7 +69,6 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
 
 
 def _ways(group: dict[str, Any]) -> list[str]:
-    """Return the commands about all tickets of a group."""
     if not (group["error"] or not group["text"]):
         return []
     error = f" --error {shlex.quote(group['error'])}" if group["error"] else ""

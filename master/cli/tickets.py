@@ -12,8 +12,7 @@ from urllib.parse import quote
 import click
 
 from usher.common.base.errors import UsherError
-from usher.common.base.labels import label
-from usher.common.base.text import escape_control, pluralize
+from usher.common.base.text import escape_control, label, pluralize
 from usher.common.outbox.rows import TicketRows
 from usher.common.runtime.settings import CommonSettings, load, options
 from usher.master.cli.follow import follow_ticket
@@ -43,8 +42,6 @@ def tickets() -> None:
 
 
 class StatesType(click.ParamType):
-    """States of tickets, as a type of an option."""
-
     name = "states"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[str]:
@@ -55,7 +52,6 @@ class StatesType(click.ParamType):
 
 
 def ticket_filters(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the filters of a list of tickets to a command."""
     of_states = f"Only these: {', '.join(LISTED)}."
     for decorate in (
         click.option("--error", default="", metavar="TEXT", help="Only those whose last error has this."),
@@ -155,8 +151,6 @@ _MOST_AT_ONCE = 10_000
 
 
 class ExplainTicketSettings(CommonSettings):
-    """The settings needed to ask the outbox, too."""
-
     outbox_url: OutboxUrl = ""
 
 
@@ -284,8 +278,6 @@ def _add_order(order: TicketOrder) -> None:
 
 
 class _OrderAsked(NamedTuple):
-    """An order as it was asked for."""
-
     order: TicketOrder
     by: By
     is_preview: bool
@@ -333,7 +325,6 @@ def _give_all(at: OperatorContext, wanted: TicketFilter, given: _OrderAsked) -> 
 
 
 def _ask(question: str, given: _OrderAsked) -> None:
-    """Ask whether to go on."""
     if given.yes:
         return
     if given.as_json:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from usher.common.base.labels import label
-from usher.common.base.text import escape_control
+from usher.common.base.text import escape_control, label
 
 #: Characters of a text on a page, unless the whole text is asked for.
 _MOST = 2_000

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from usher.common.base.labels import label
+from usher.common.base.text import label
 from usher.common.protocol.last_error import error_name
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.letters import has_error

@@ -10,9 +10,8 @@ import time
 import pytest
 
 from tests.proxy import Proxy
-from usher.common.base.chunked_send import CHUNK_BYTES
 from usher.common.base.errors import ReplyUnknown
-from usher.common.redis.client import Link
+from usher.common.redis.client import CHUNK_BYTES, Link
 from usher.common.sending.producer import BATCH_BYTES, Outgoing, Producer
 
 _TIMEOUT_S = 0.6

@@ -19,7 +19,7 @@ from flask import Flask, request
 from tests.process.crew import KEYS
 from tests.process.test_acl import _BY_KEY, Guarded, _client, _refusal, guarded_redis
 from usher.common.base.errors import SettingsError
-from usher.common.base.json_text import json_line
+from usher.common.base.text import json_line
 from usher.common.http.app import add_health, create_app
 from usher.common.http.auth import CSRF_HEADER, Doorman, SignedOut, csrf_token, doorman, needs
 from usher.common.http.credentials import Credentials, Identity, Role

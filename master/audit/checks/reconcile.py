@@ -21,8 +21,7 @@ import orjson
 
 from usher.common.base.errors import StartRefused
 from usher.common.base.extras import how_to_install
-from usher.common.base.json_text import parse_json
-from usher.common.base.text import pluralize
+from usher.common.base.text import parse_json, pluralize
 from usher.common.outbox.sql_files import queries
 from usher.common.protocol.stream_id import rank
 from usher.master.audit.archive.commits import DataSet, spark_place

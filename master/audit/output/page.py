@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from usher.common.base.labels import label
+from usher.common.base.text import label
 from usher.master.audit.checks.findings import CHECKS, AuditFinding
 from usher.master.audit.output import plots
 from usher.master.audit.output.report import AuditReport, document

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from usher.common.base.labels import label
-from usher.common.base.text import escape_control
+from usher.common.base.text import escape_control, label
 from usher.common.protocol.keys import Keys
 from usher.master.audit.checks.findings import CHECKS, AuditSeverity, commands, in_order, repair
 from usher.master.audit.output.page import shown_figures

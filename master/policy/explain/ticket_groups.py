@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from usher.common.base.labels import label
-from usher.common.base.text import pluralize, time_of_day
+from usher.common.base.text import label, pluralize, time_of_day
 from usher.common.protocol.ticket_states import TicketState
 
 #: Rows that a group shows; the others are counted.

@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 from flask import Blueprint, redirect, request
 from werkzeug.wrappers import Response as AnyResponse
 
-from usher.common.base.labels import label
-from usher.common.base.text import pluralize
+from usher.common.base.text import label, pluralize
 from usher.common.http.app import read_model
 from usher.common.http.auth import local_path, needs
 from usher.common.http.credentials import Role

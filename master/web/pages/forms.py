@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from flask import request
 
-from usher.common.base.labels import label
+from usher.common.base.text import label
 from usher.common.http.app import Problem, read_model
 from usher.master.policy.letters import LetterFilter
 from usher.master.policy.rules import LONGEST_REASON
