@@ -73,6 +73,7 @@ const int N = MESSAGES, I = INCARNATIONS, T = 2, INBOX = 7, NOTES = 9;
   X(R20, GIVE_UNREAD, "the script adds what the caller's inbox still has of the ticket") \
   X(R21, STAND_STILL, "the inbox is not read while a call is under way") \
   X(R22, ALL_START_OVER, "when Redis went back, every incarnation starts over") \
+  X(R22, REPORT_BY_RECORD, "a report frees only what this epoch handed over; of the rest it is a question for settle") \
   X(R23, TRIM_BY_TAKEN, "trimming stops at `taken`, not at last-delivered") \
   X(R24, PUSH_WITH_CLAIM, "RPUSH q:<ticket> is in the EXEC that claims for `master`") \
   X(R24, POP_WITH_CLAIM, "LPOP q:<ticket> is in the EXEC that claims for the owner") \
@@ -114,9 +115,9 @@ static u64 rules = ~0ull;
 static bool on(u64 rule) { return rules & rule; }
 
 // ---- bounds ------------------------------------------------------------------------------------------------------
-enum { CRASH, EXPIRE, LOST, LEADER, DRAIN, RECALL, PARK, SKIP, DELETE, SETID, DELQ, DELMASTER, TRIM, GROUP, ROLL, FAULTS };
+enum { CRASH, EXPIRE, LOST, LEADER, DRAIN, RECALL, PARK, SKIP, DELETE, SETID, DELQ, DELEXC, DELNAME, TRIM, GROUP, ROLL, FAULTS };
 static const char* FAULT_NAMES[] = {"crash", "expire", "lost",  "leader", "drain",     "recall", "park", "skip",
-                                    "delete", "setid",  "delq", "delmaster", "trim", "group", "roll"};
+                                    "delete", "setid",  "delq", "delexc", "delname", "trim", "group", "roll"};
 static int budget[FAULTS];
 static int ticket_of[8] = {0, 0, 1, 0, 0, 0, 0, 0};
 static int window = 2;
@@ -137,11 +138,11 @@ const u8 ELECT = 0, BEGIN = 1, READ_1 = 2, READ_2 = 3, REWINDING = 4, LEADS = 5;
 struct Record { u8 kind, ids, fence; };  // of a recall, ids is the ticket
 struct Note { u8 kind, who, ticket, waits, over, fence; };  // of SETTLED, fence is 1 if the ticket is halted
 struct Packet { u8 kind, to[T], ids[T], fence, rest, fresh, taken, count, dirty, executed, ok, got; };
-struct Settle { u8 sent, epoch, ticket, ids, owner, running; };
+struct Settle { u8 sent, epoch, ticket, ids, owner, running, waits, over, halted; };  // sent: 2 executed, unheard
 struct Ack { u8 ids, state, dirty; };  // state: 1 sent, 2 executed, 3 nil, 4 lost
 struct Call { u8 state, kind, ticket, fence, id, ids, answer; };
 struct Leader {
-  u8 up, epoch, at, owner[T], fence[T], running, waiting, batch, halted, doubt, shut, next_fence, recalled;
+  u8 up, epoch, at, owner[T], fence[T], running, handed, waiting, batch, halted, doubt, shut, next_fence, recalled;
   u8 dirty, heard_epoch, heard_changes, known_changes;  // heard_epoch: 0 another's, 1 mine, 2 not asked yet
   u8 noted, note_count;
   Note note[NOTES];
@@ -313,6 +314,7 @@ static void end_process(State& s, int i) {  // what it had sent may still arrive
   X(LATE_PACKET, "a late packet is executed:") X(NEVER, "what was late never arrives") X(FENCED, "sees that it is fenced") \
   X(SENDS_SETTLE, "sends settle") X(SETTLE_RUNS, "settle is executed:") X(SETTLE_VANISHES, "settle never arrives") \
   X(SETTLE_LOST, "settle's connection is lost") \
+  X(SETTLE_REPLY, "settle's reply:") \
   X(REPORT, "hears by HTTP of") X(LEASE_OF_LEADER_ENDS, "leader's lease ends") X(LEADER_CRASHES, "leader crashes") \
   X(LEADER_STARTS, "master restarts") X(REGISTERS, "registers") X(CRASHES, "crashes") X(LEASE_ENDS, "its lease ends") \
   X(EXITS, "exits") X(READS_RECORD, "reads record") X(PASSES_OVER, "passes over a recall") X(STARTS, "STARTS") \
@@ -324,7 +326,8 @@ static void end_process(State& s, int i) {  // what it had sent may still arrive
   X(DROPPED, "renew: no body, Redis drops the pending entry") X(TAKEN_SET, "SET taken, apart") X(PUSHED, "RPUSH, apart") \
   X(SETID_BACK, "an operator sets the group back") X(REPORTS_LOST, "its reports are lost") X(HEARS, "the doorbell brings") \
   X(ON_DISK, "Redis: what is on disk now") X(WENT_BACK, "Redis LOSES THE END OF ITS LOG") X(APPLIES, "applies notes") \
-  X(QUEUE_LOST, "an operator deletes the queue of") X(MASTER_DELETED, "an operator does XGROUP DELCONSUMER master") \
+  X(QUEUE_LOST, "an operator deletes the queue of") X(EXCEPTION_LOST, "an operator deletes the exception of") \
+  X(NAME_DELETED, "an operator deletes `master` or `halted` from the group, with") \
   X(TRIMS, "the stream is trimmed up to") X(GROUP_LOST, "the group is lost and made again at")
 enum {
 #define X(name, text) s_##name,
@@ -380,7 +383,7 @@ static void print_step(Step step, const State& s) {
       who = "M" + to_string(step.a);
       text = "(T" + to_string(s.settle.ticket) + ", " + ids(s.settle.ids) + ")";
       break;
-    case s_SETTLE_RUNS: who = "", text = "waits " + ids(step.a) + ", over " + ids(step.b); break;
+    case s_SETTLE_RUNS: case s_SETTLE_REPLY: who = "", text = "waits " + ids(step.a) + ", over " + ids(step.b); break;
     case s_REPORT: case s_HEARS: who = "M" + to_string(step.a), text = ids(step.b); break;
     case s_LATE_PACKET: who = "", text = step.b ? "done" : "nil"; break;
     case s_READS_RECORD: case s_SENDS_ACK: case s_ACKED: case s_ACK_REPLY: case s_LATE_ACK:
@@ -389,9 +392,10 @@ static void print_step(Step step, const State& s) {
     case s_STARTS: case s_RETURNS: case s_REDRIVEN: case s_DELETED: case s_DROPPED: text = id(step.b); break;
     case s_CALLS: case s_CALL_RUNS: text = call_text(s.c[step.a].call); break;
     case s_CALL_REPLY: text = string(step.b == GIVEN ? "GIVEN" : step.b == GONE ? "GONE" : "LOST"); break;
-    case s_QUEUE_LOST: who = "", text = "T" + to_string(step.b); break;
+    case s_NAME_DELETED: text = ids(step.b); break;
+    case s_QUEUE_LOST: case s_EXCEPTION_LOST: who = "", text = "T" + to_string(step.b); break;
     case s_TRIMS: case s_GROUP_LOST: case s_SETID_BACK: who = "", text = to_string(step.b) + " messages"; break;
-    case s_START_OF_ALL: case s_NEVER: case s_ON_DISK: case s_WENT_BACK: case s_MASTER_DELETED: who = ""; break;
+    case s_START_OF_ALL: case s_NEVER: case s_ON_DISK: case s_WENT_BACK: who = ""; break;
   }
   printf("%s %s %s\n", who.c_str(), STEP_TEXTS[step.what], text.c_str());
 }
@@ -418,13 +422,32 @@ static u8 held(const Consumer& c) {
     if (c.runs[t] != NONE) set |= 1 << c.runs[t];
   return set;
 }
+// A deposed leader whose WATCH is dirty, a late packet or acknowledgement whose WATCH is dirty, a late call of an owner
+// without a lease: none of these does anything more. They are dropped at once (`all` explores their steps too).
+static bool everything = false;
+static void drop_the_harmless(State& s) {
+  const u64 needed = WATCH_EPOCH | WATCH_CHANGES | LOOK_FIRST | SAME_CONNECTION | READ_WITH_TURN | SETTLE_BY_EPOCH;
+  if (everything || (rules & needed) != needed) return;
+  for (int x = 0; x < 2; x++) {
+    Leader& m = s.m[x];
+    if (s.late[x].kind && s.late[x].dirty) memset(&s.late[x], 0, sizeof(Packet));
+    if (m.epoch && m.epoch != s.epoch && m.at == LEADS && m.dirty && m.heard_epoch != 2) m.epoch = 0, forget(m);
+  }
+  for (int i = 0; i < I; i++) {
+    if (s.late_ack[i].state && s.late_ack[i].dirty) memset(&s.late_ack[i], 0, sizeof(Ack));
+    if (s.late_call[i].state && !live(s.r, i)) memset(&s.late_call[i], 0, sizeof(Call));
+  }
+  if (!s.late[0].kind && s.late[1].kind) s.late[0] = s.late[1], memset(&s.late[1], 0, sizeof(Packet));
+}
 static void normalise(State& s) {
+  drop_the_harmless(s);
+  for (Leader& m : s.m) m.handed &= m.running;
   bool packets = s.m[0].packet.kind || s.m[1].packet.kind || s.late[0].kind || s.late[1].kind;
   for (int i = 0; i < I; i++) {
     Consumer& c = s.c[i];
     for (int e = 0; e < N; e++)
       if (!has(held(c), e)) c.fence[e] = 0;
-    if (c.call.state) continue;
+    if (c.call.state || s.late_call[i].state) continue;
     s.ran |= 1 << i, s.ran_fence[i] = 0;
     for (int t = 0; t < T; t++)
       if (!packets && !(in_inbox(s.r, i) & ids_of(t))) c.closed[t] = 0;
@@ -474,7 +497,7 @@ static void check(const State& s, Step step) {
     if (has(r.done, e) || has(r.gone, e)) continue;
     if (r.pending[e] == FREE && e < r.taken && !has(named, e))
       violate("LOST: " + id(e) + " is pending for nobody, in no queue, below taken, and not done", step);
-    if (rules != ~0ull || budget[DELQ] || budget[DELMASTER] || budget[GROUP]) continue;
+    if (rules != ~0ull || budget[DELQ] || budget[DELEXC] || budget[DELNAME] || budget[GROUP]) continue;
     bool queued = has(queue_set(r, ticket_of[e]), e), halts = r.exception[ticket_of[e]] == e + 1;
     if (queued != (r.pending[e] == MASTER)) violate("TWO TRUTHS: queue and pending list differ on " + id(e), step);
     if (halts != (r.pending[e] == HALTED)) violate("TWO TRUTHS: exception and pending list differ on " + id(e), step);
@@ -498,19 +521,20 @@ static void check_start(const State& s, int i, int e) {
   Step step = {s_STARTS, (u8)i, (u8)e};
   bool living = live(r, i);
   u8 f = s.c[i].fence[e];
+  bool excused = has(r.gone, e) && !strict;  // README, "What stays open"
   for (int j = 0; j < I; j++) {
     const Consumer& other = s.c[j];
     if (j == i || other.process != 1 || other.runs[t] == NONE) continue;
     if (other.call.state && other.call.kind != GIVE_BACK && other.call.ticket == t) continue;
     int o = other.runs[t];
     if (living && live(r, j)) {
-      if ((has(r.gone, o) || has(r.gone, e)) && !strict) tolerated++;  // README, "What stays open"
+      if (excused || (has(r.gone, o) && !strict)) tolerated++;
       else violate("OVERLAP: " + id(e) + " starts on " + inc(i) + " while " + id(o) + " runs on " + inc(j), step);
-    } else if (living && other.fence[o] >= f) {
+    } else if (living && other.fence[o] >= f && !excused) {
       violate("FENCE: a stale execution that overlaps has a fence as high as the living one's", step);
     }
   }
-  if (!living) return;
+  if (!living || excused) return;
   for (int d = 0; d < N; d++) {
     if (ticket_of[d] != t || d == e || has(r.gone, d)) continue;
     if (d > e && has(r.done, d)) violate("ORDER: " + id(e) + " runs after the later " + id(d) + " was acknowledged", step);
@@ -525,7 +549,6 @@ static void check_start(const State& s, int i, int e) {
   if (has(r.done, e)) violate("REPEAT: " + id(e) + " starts after it was acknowledged", step);
   else if (r.pending[e] != OWNER + i && !has(r.gone, e))
     violate("NOT ITS OWN: a living incarnation starts " + id(e) + ", which is not pending for it", step);
-  if (has(r.gone, e) && !strict) return;
   if (f < s.best_fence[t]) violate("FENCE falls on T" + to_string(t), step);
   else if (f == s.best_fence[t] && s.best_owner[t] != i && f) violate("FENCE: two owners have one", step);
 }
@@ -621,7 +644,7 @@ static void settle(State& s, const Settle& q, bool redrive, u8& waits, u8& ended
   Redis& r = s.r;
   int t = q.ticket;
   waits = ended = 0;
-  u8 moved = 0;
+  u8 moved = 0, redriven = redrive && r.exception[t] ? 1 << (r.exception[t] - 1) : 0;
   if (redrive) r.exception[t] = 0;
   for (int e = 0; e < N; e++) {
     if (!has(q.ids, e)) continue;
@@ -648,7 +671,7 @@ static void settle(State& s, const Settle& q, bool redrive, u8& waits, u8& ended
       continue;
     }
     if (who == FREE) {
-      if (body && (queued || !on(CLAIM_ONLY_NAMED))) r.done &= ~(1 << e), take = true;  // FORCE
+      if (body && (queued || has(redriven, e) || !on(CLAIM_ONLY_NAMED))) r.done &= ~(1 << e), take = true;  // FORCE
       else if (!body && !queued && (!has(q.running, e) || live(r, q.owner)) && on(LEAVE_BODYLESS)) continue;
       else if (!body) take = true;
       else { ended |= 1 << e; continue; }
@@ -835,14 +858,14 @@ static void ask_settle(const State& s, int x) {  // whatever is in doubt; the re
       if (r.exception[t] == e + 1 && who != HALTED) ask |= 1 << e;
       if (!has(m.running, e) || owner == NONE || !on(ASK_LOST_REPORTS)) continue;
       bool unsure = who == FREE && has(r.gone, e) && live(r, owner);
-      if (live(r, owner) && has(s.c[owner].reported, e) && !eager) continue;               // its report is on its way
+      if (live(r, owner) && has(s.c[owner].reported & m.handed, e) && !eager) continue;               // its report is on its way
       if (who != OWNER + owner && !unsure && !(pages && ask)) ask |= 1 << e;               // nobody reported
       if (who == OWNER + owner && !live(r, owner) && !(pages && ask)) ask |= 1 << e;
     }
     if (!on(SETTLE_DEAD_ONLY)) ask |= all & m.running;  // "idle for long"
     if (!ask) continue;
     State n = s;
-    n.settle = {1, m.epoch, (u8)t, ask, owner, owner == NONE ? (u8)0 : (u8)(ask & m.running)};
+    n.settle = {1, m.epoch, (u8)t, ask, owner, owner == NONE ? (u8)0 : (u8)(ask & m.running), 0, 0, 0};
     for (int i = 0; i < I; i++)
       if (r.lease[i] == DEAD) n.m[x].shut |= 1 << i;
     emit(n, s_SENDS_SETTLE, x, 0);
@@ -929,7 +952,8 @@ static void lead(const State& s, int x) {
   if (mine || !on(SETTLE_BY_EPOCH)) ask_settle(s, x);
   for (int e = 0; e < N; e++)  // reports by HTTP, at any time
     for (int i = 0; i < I; i++)
-      if (has(m.running, e) && has(s.c[i].reported, e) && m.owner[ticket_of[e]] == i) {
+      if (has(m.running, e) && has(s.c[i].reported, e) && m.owner[ticket_of[e]] == i &&
+          (has(m.handed, e) || !on(REPORT_BY_RECORD))) {
         n = s;
         q.running &= ~(1 << e);
         if (!(q.running & ids_of(ticket_of[e]))) release(q, ticket_of[e]);
@@ -954,7 +978,7 @@ static void lead(const State& s, int x) {
       u8 given = p.ids[0] | p.ids[1];
       for (int t = 0; t < T; t++)
         if (p.ids[t]) q.owner[t] = p.to[t], q.fence[t] = p.fence;
-      q.running |= given;
+      q.running |= given, q.handed |= given;
       q.waiting = (q.waiting | p.rest) & ~given;
       q.batch = p.got;
       if (on(DROP_OLD)) q.batch &= ~below(s.r.taken);
@@ -1251,14 +1275,24 @@ static void outside(const State& s) {
   for (bool late : {false, true}) {
     const Settle& call = late ? s.late_settle : s.settle;
     if (!call.sent) continue;
+    if (call.sent == 2) {  // without SETTLE_NOTES: memory learns it from the reply, whenever that comes
+      memset(&n.settle, 0, sizeof call);
+      emit(n, s_NEVER, 0, 0);
+      for (int x = 0; x < 2; x++)
+        if (n.m[x].epoch == call.epoch && n.m[x].at == LEADS)
+          apply(n.m[x], {SETTLED, 0, call.ticket, call.waits, call.over, call.halted});
+      emit(n, s_SETTLE_REPLY, call.waits, call.over);
+      n = s;
+      continue;
+    }
     memset(late ? &n.late_settle : &n.settle, 0, sizeof call);
     emit(n, s_SETTLE_VANISHES, call.epoch, 0);
     if (call.epoch == s.epoch || !on(SETTLE_BY_EPOCH)) {
       u8 waits, ended;
       settle(n, call, false, waits, ended);
-      for (int x = 0; x < 2 && !on(SETTLE_NOTES) && !late; x++)  // memory learns it from the reply
-        if (n.m[x].epoch == call.epoch && n.m[x].at == LEADS)
-          apply(n.m[x], {SETTLED, 0, call.ticket, waits, ended, (u8)(n.r.exception[call.ticket] != 0)});
+      if (!on(SETTLE_NOTES) && !late)
+        n.settle = call, n.settle.sent = 2, n.settle.waits = waits, n.settle.over = ended,
+        n.settle.halted = n.r.exception[call.ticket] != 0;
       emit(n, s_SETTLE_RUNS, waits, ended);
     }
     n = s;
@@ -1280,7 +1314,7 @@ static void outside(const State& s) {
   for (int t = 0; t < T; t++)
     if (r.exception[t]) {
       u8 waits, ended, e = r.exception[t] - 1;
-      settle(n, {1, s.epoch, (u8)t, (u8)(1 << e), NONE, 0}, true, waits, ended);
+      settle(n, {1, s.epoch, (u8)t, (u8)(1 << e), NONE, 0, 0, 0, 0}, true, waits, ended);
       emit(n, s_REDRIVEN, NONE, e);
       n = s;
     }
@@ -1302,14 +1336,22 @@ static void outside(const State& s) {
       emit_fault(n, DELQ, s_QUEUE_LOST, NONE, t);
       n = s;
     }
+  for (int t = 0; t < T && s.left[DELEXC]; t++)
+    if (r.exception[t]) {
+      n.r.exception[t] = 0;
+      emit_fault(n, DELEXC, s_EXCEPTION_LOST, NONE, t);
+      n = s;
+    }
   int oldest = N;
-  u8 masters = 0;
-  for (int e = N - 1; e >= 0; e--) {
-    if (r.pending[e]) oldest = e;
-    if (r.pending[e] == MASTER) masters |= 1 << e, n.r.pending[e] = FREE;
+  for (u8 name : {MASTER, HALTED}) {
+    u8 lost = 0;
+    for (int e = N - 1; e >= 0; e--) {
+      if (r.pending[e]) oldest = e;
+      if (r.pending[e] == name) lost |= 1 << e, n.r.pending[e] = FREE;
+    }
+    if (lost && s.left[DELNAME]) emit_fault(n, DELNAME, s_NAME_DELETED, NONE, lost);
+    n = s;
   }
-  if (masters && s.left[DELMASTER]) emit_fault(n, DELMASTER, s_MASTER_DELETED, NONE, masters);
-  n = s;
   if (s.left[TRIM]) {
     int floor = on(TRIM_BY_TAKEN) ? r.taken : r.delivered;
     if (oldest < floor) floor = oldest;
@@ -1399,6 +1441,7 @@ int main(int argc, char** argv) {
     else if (name == "pages") pages = true;
     else if (name == "strict") strict = true;
     else if (name == "eager") eager = true;
+    else if (name == "all") everything = true;
     else if (name == "live") liveness = true;
     else if (name == "most") most = (size_t)value * 1000000;
     else if (name == "seconds") seconds = value;
