@@ -138,7 +138,7 @@ const u8 ELECT = 0, BEGIN = 1, READ_1 = 2, READ_2 = 3, REWINDING = 4, LEADS = 5;
 struct Record { u8 kind, ids, fence; };  // of a recall, ids is the ticket
 struct Note { u8 kind, who, ticket, waits, over, fence; };  // of SETTLED, fence is 1 if the ticket is halted
 struct Packet { u8 kind, to[T], ids[T], fence, rest, fresh, taken, count, dirty, executed, ok, got; };
-struct Settle { u8 sent, epoch, ticket, ids, owner, running, waits, over, halted; };  // sent: 2 executed, unheard
+struct Settle { u8 sent, epoch, ticket, ids, owner, running, said, waits, over, halted; };  // sent: 2 executed, unheard
 struct Ack { u8 ids, state, dirty; };  // state: 1 sent, 2 executed, 3 nil, 4 lost
 struct Call { u8 state, kind, ticket, fence, id, ids, answer; };
 struct Leader {
@@ -426,7 +426,7 @@ static u8 held(const Consumer& c) {
 // without a lease: none of these does anything more. They are dropped at once (`all` explores their steps too).
 static bool everything = false;
 static void drop_the_harmless(State& s) {
-  const u64 needed = WATCH_EPOCH | WATCH_CHANGES | LOOK_FIRST | SAME_CONNECTION | READ_WITH_TURN | SETTLE_BY_EPOCH;
+  const u64 needed = WATCH_EPOCH | WATCH_CHANGES | LOOK_FIRST | SAME_CONNECTION | READ_WITH_TURN;
   if (everything || (rules & needed) != needed) return;
   for (int x = 0; x < 2; x++) {
     Leader& m = s.m[x];
@@ -672,7 +672,8 @@ static void settle(State& s, const Settle& q, bool redrive, u8& waits, u8& ended
     }
     if (who == FREE) {
       if (body && (queued || has(redriven, e) || !on(CLAIM_ONLY_NAMED))) r.done &= ~(1 << e), take = true;  // FORCE
-      else if (!body && !queued && (!has(q.running, e) || live(r, q.owner)) && on(LEAVE_BODYLESS)) continue;
+      else if (!body && !queued && (!has(q.running, e) || (live(r, q.owner) && !has(q.said, e))) &&
+               on(LEAVE_BODYLESS)) continue;
       else if (!body) take = true;
       else { ended |= 1 << e; continue; }
     }
@@ -857,7 +858,7 @@ static void ask_settle(const State& s, int x) {  // whatever is in doubt; the re
       if (who == HALTED && r.exception[t] != e + 1) ask |= 1 << e;
       if (r.exception[t] == e + 1 && who != HALTED) ask |= 1 << e;
       if (!has(m.running, e) || owner == NONE || !on(ASK_LOST_REPORTS)) continue;
-      bool unsure = who == FREE && has(r.gone, e) && live(r, owner);
+      bool unsure = who == FREE && has(r.gone, e) && live(r, owner) && !has(s.c[owner].reported, e);
       if (live(r, owner) && has(s.c[owner].reported & m.handed, e) && !eager) continue;               // its report is on its way
       if (who != OWNER + owner && !unsure && !(pages && ask)) ask |= 1 << e;               // nobody reported
       if (who == OWNER + owner && !live(r, owner) && !(pages && ask)) ask |= 1 << e;
@@ -865,7 +866,8 @@ static void ask_settle(const State& s, int x) {  // whatever is in doubt; the re
     if (!on(SETTLE_DEAD_ONLY)) ask |= all & m.running;  // "idle for long"
     if (!ask) continue;
     State n = s;
-    n.settle = {1, m.epoch, (u8)t, ask, owner, owner == NONE ? (u8)0 : (u8)(ask & m.running), 0, 0, 0};
+    n.settle = {1, m.epoch, (u8)t, ask, owner, 0, 0, 0, 0, 0};
+    if (owner != NONE) n.settle.running = ask & m.running, n.settle.said = ask & m.running & s.c[owner].reported;
     for (int i = 0; i < I; i++)
       if (r.lease[i] == DEAD) n.m[x].shut |= 1 << i;
     emit(n, s_SENDS_SETTLE, x, 0);
@@ -1314,7 +1316,7 @@ static void outside(const State& s) {
   for (int t = 0; t < T; t++)
     if (r.exception[t]) {
       u8 waits, ended, e = r.exception[t] - 1;
-      settle(n, {1, s.epoch, (u8)t, (u8)(1 << e), NONE, 0, 0, 0, 0}, true, waits, ended);
+      settle(n, {1, s.epoch, (u8)t, (u8)(1 << e), NONE, 0, 0, 0, 0, 0}, true, waits, ended);
       emit(n, s_REDRIVEN, NONE, e);
       n = s;
     }
