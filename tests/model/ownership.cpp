@@ -115,9 +115,9 @@ static u64 rules = ~0ull;
 static bool on(u64 rule) { return rules & rule; }
 
 // ---- bounds ------------------------------------------------------------------------------------------------------
-enum { CRASH, EXPIRE, LOST, LEADER, DRAIN, RECALL, PARK, SKIP, DELETE, SETID, DELQ, DELEXC, DELNAME, TRIM, GROUP, ROLL, FAULTS };
+enum { CRASH, EXPIRE, LOST, LEADER, DRAIN, RECALL, PARK, SKIP, DELETE, SETID, DELQ, DELEXC, DELNAME, STRAY, TRIM, GROUP, ROLL, FAULTS };
 static const char* FAULT_NAMES[] = {"crash", "expire", "lost",  "leader", "drain",     "recall", "park", "skip",
-                                    "delete", "setid",  "delq", "delexc", "delname", "trim", "group", "roll"};
+                                    "delete", "setid",  "delq", "delexc", "delname", "stray", "trim", "group", "roll"};
 static int budget[FAULTS];
 static int ticket_of[8] = {0, 0, 1, 0, 0, 0, 0, 0};
 static int window = 2;
@@ -125,7 +125,7 @@ static bool doorbell = false, pages = false, strict = false, eager = false, live
 
 // ---- the state -----------------------------------------------------------------------------------------------------
 const u8 NONE = 0xff;
-const u8 FREE = 0, MASTER = 1, HALTED = 2, OWNER = 3;  // who has an entry pending; OWNER + i: incarnation i
+const u8 FREE = 0, MASTER = 1, HALTED = 2, OWNER = 3, STRANGER = OWNER + I;  // who has an entry pending
 const u8 NO_LEASE = 0, LIVE = 1, DEAD = 2, DRAINING = 3;
 const u8 HANDED = 1, RECALLED = 2;                                           // kinds of inbox records
 const u8 TURN = 1, ASK_BACK = 2;                                             // kinds of packets
@@ -245,7 +245,7 @@ static string ids(u8 set) {
     if (has(set, e)) text += (text.size() > 1 ? "," : "") + id(e);
   return text + "}";
 }
-static bool live(const Redis& r, int i) { return r.lease[i] == LIVE || r.lease[i] == DRAINING; }
+static bool live(const Redis& r, int i) { return i < I && (r.lease[i] == LIVE || r.lease[i] == DRAINING); }
 static u8 queue_set(const Redis& r, int t) {
   u8 set = 0;
   for (int k = 0; k < r.queued[t]; k++) set |= 1 << r.queue[t][k];
@@ -327,6 +327,7 @@ static void end_process(State& s, int i) {  // what it had sent may still arrive
   X(SETID_BACK, "an operator sets the group back") X(REPORTS_LOST, "its reports are lost") X(HEARS, "the doorbell brings") \
   X(ON_DISK, "Redis: what is on disk now") X(WENT_BACK, "Redis LOSES THE END OF ITS LOG") X(APPLIES, "applies notes") \
   X(QUEUE_LOST, "an operator deletes the queue of") X(EXCEPTION_LOST, "an operator deletes the exception of") \
+  X(CLAIMED_AWAY, "an operator claims for a name that is nobody's:") \
   X(NAME_DELETED, "an operator deletes `master` or `halted` from the group, with") \
   X(TRIMS, "the stream is trimmed up to") X(GROUP_LOST, "the group is lost and made again at")
 enum {
@@ -389,7 +390,7 @@ static void print_step(Step step, const State& s) {
     case s_READS_RECORD: case s_SENDS_ACK: case s_ACKED: case s_ACK_REPLY: case s_LATE_ACK:
       text = ids(step.b & 31) + (step.b & 128 ? " nil" : "");
       break;
-    case s_STARTS: case s_RETURNS: case s_REDRIVEN: case s_DELETED: case s_DROPPED: text = id(step.b); break;
+    case s_STARTS: case s_RETURNS: case s_REDRIVEN: case s_CLAIMED_AWAY: case s_DELETED: case s_DROPPED: text = id(step.b); break;
     case s_CALLS: case s_CALL_RUNS: text = call_text(s.c[step.a].call); break;
     case s_CALL_REPLY: text = string(step.b == GIVEN ? "GIVEN" : step.b == GONE ? "GONE" : "LOST"); break;
     case s_NAME_DELETED: text = ids(step.b); break;
@@ -497,7 +498,7 @@ static void check(const State& s, Step step) {
     if (has(r.done, e) || has(r.gone, e)) continue;
     if (r.pending[e] == FREE && e < r.taken && !has(named, e))
       violate("LOST: " + id(e) + " is pending for nobody, in no queue, below taken, and not done", step);
-    if (rules != ~0ull || budget[DELQ] || budget[DELEXC] || budget[DELNAME] || budget[GROUP]) continue;
+    if (rules != ~0ull || budget[DELQ] || budget[DELEXC] || budget[DELNAME] || budget[STRAY] || budget[GROUP]) continue;
     bool queued = has(queue_set(r, ticket_of[e]), e), halts = r.exception[ticket_of[e]] == e + 1;
     if (queued != (r.pending[e] == MASTER)) violate("TWO TRUTHS: queue and pending list differ on " + id(e), step);
     if (halts != (r.pending[e] == HALTED)) violate("TWO TRUTHS: exception and pending list differ on " + id(e), step);
@@ -657,7 +658,7 @@ static void settle(State& s, const Settle& q, bool redrive, u8& waits, u8& ended
         queue_remove(r, t, e);
         continue;
       }
-      if (on(ALIVE_FIRST)) delete_alive(s, i);
+      if (on(ALIVE_FIRST) && who != STRANGER) delete_alive(s, i);
       take = true;
     }
     if (who == HALTED && !take) {
@@ -665,7 +666,7 @@ static void settle(State& s, const Settle& q, bool redrive, u8& waits, u8& ended
       if (body) continue;
       take = true;  // its letter has the fields; there is nothing to go on with
     }
-    if (halts && body && (who == FREE || who == MASTER) && on(EXCEPTION_STANDS)) {
+    if (halts && body && (who == FREE || who == MASTER || who == STRANGER) && on(EXCEPTION_STANDS)) {
       r.pending[e] = HALTED;
       queue_remove(r, t, e);
       continue;
@@ -784,9 +785,9 @@ static void conclude(const State& s, Leader& m) {  // memory from what was read;
     bool queued = has(m.saw_queue, e);
     if (queued != (who == MASTER) && on(READ_BOTH)) m.doubt |= 1 << t;
     if (who == HALTED && !has(m.saw_halted, t) && on(READ_BOTH) && on(READ_EXCEPTIONS)) m.doubt |= 1 << t;
-    if (who >= OWNER && !has(s.r.gone, e)) m.running |= 1 << e, m.owner[t] = who - OWNER;
+    if (who == STRANGER && on(READ_BOTH)) m.doubt |= 1 << t;
+    if (who >= OWNER && who < STRANGER && !has(s.r.gone, e)) m.running |= 1 << e, m.owner[t] = who - OWNER;
   }
-  if (on(READ_BOTH) && !on(SHUT_IN_DOUBT)) { /* the doubt stays: settle is asked, but the ticket is open */ }
   memset(m.saw_list, 0, N);
   m.saw_queue = m.saw_halted = 0;
 }
@@ -852,10 +853,10 @@ static void ask_settle(const State& s, int x) {  // whatever is in doubt; the re
     for (int e = 0; e < N; e++) {
       if (!has(all, e)) continue;
       u8 who = r.pending[e];
-      if (who >= OWNER && r.lease[who - OWNER] == DEAD && !(pages && ask)) ask |= 1 << e;  // a page of its list
+      if (who >= OWNER && who < STRANGER && r.lease[who - OWNER] == DEAD && !(pages && ask)) ask |= 1 << e;  // a page of its list
       bool queued = has(queue_set(r, t), e);
       if (queued != (who == MASTER) || has(m.doubt, t)) ask |= 1 << e;                     // the two differ
-      if (who == HALTED && r.exception[t] != e + 1) ask |= 1 << e;
+      if ((who == HALTED && r.exception[t] != e + 1) || who == STRANGER) ask |= 1 << e;
       if (r.exception[t] == e + 1 && who != HALTED) ask |= 1 << e;
       if (!has(m.running, e) || owner == NONE || !on(ASK_LOST_REPORTS)) continue;
       bool unsure = who == FREE && has(r.gone, e) && live(r, owner) && !has(s.c[owner].reported, e);
@@ -1342,6 +1343,12 @@ static void outside(const State& s) {
     if (r.exception[t]) {
       n.r.exception[t] = 0;
       emit_fault(n, DELEXC, s_EXCEPTION_LOST, NONE, t);
+      n = s;
+    }
+  for (int e = 0; e < N && s.left[STRAY]; e++)
+    if (r.pending[e] == MASTER || r.pending[e] == HALTED) {
+      n.r.pending[e] = STRANGER;
+      emit_fault(n, STRAY, s_CLAIMED_AWAY, NONE, e);
       n = s;
     }
   int oldest = N;
