@@ -84,9 +84,9 @@ const int N = MESSAGES, I = INCARNATIONS, T = 2, INBOX = 7, NOTES = 9;
   X(R27, READ_BOTH, "a new leader compares the queues with the pending list of `master`") \
   X(R27, SHUT_IN_DOUBT, "a ticket where they differ stays shut until its settle has been heard") \
   X(R28, SETTLE_DEAD_ONLY, "settle takes from owners without a lease only, however idle the entry") \
-  X(R28, SETTLE_BY_EPOCH, "settle checks the epoch") \
+  X(R28, SETTLE_BY_EPOCH, "(a second lock) settle checks the epoch") \
   X(R29, SETTLE_NOTES, "settle's answer reaches the leader as a note in `changes`, in its place") \
-  X(R29, SETTLE_ANSWERS_ALL, "the note has a word on every id that was asked for, not only on those that moved") \
+  X(R29, SETTLE_ANSWERS_ALL, "(a second lock) the note has a word on every id that was asked for, not only on those that moved") \
   X(R30, EXCEPTION_STANDS, "settle halts again what is under `halted` without an exception, or the reverse") \
   X(R31, NOTE_DRAIN, "(speed) drain and deregister leave a note") \
   X(R31, NOTE_REGISTER, "(speed) register leaves a note") \
@@ -121,7 +121,7 @@ static const char* FAULT_NAMES[] = {"crash", "expire", "lost",  "leader", "drain
 static int budget[FAULTS];
 static int ticket_of[8] = {0, 0, 1, 0, 0, 0, 0, 0};
 static int window = 2;
-static bool doorbell = false, pages = false, strict = false, loose = false, eager = false, liveness = false;
+static bool doorbell = false, pages = false, strict = false, loose = false, redis6 = false, eager = false, liveness = false;
 
 // ---- the state -----------------------------------------------------------------------------------------------------
 const u8 NONE = 0xff;
@@ -594,7 +594,10 @@ static void delete_alive(State& s, int i) {
   if (s.late_ack[i].state) s.late_ack[i].dirty = 1;
 }
 static void claim(Redis& r, int e, u8 who, bool force) {  // XCLAIM
-  if (has(r.gone, e)) { r.pending[e] = FREE; return; }    // from Redis 7 on; FORCE makes nothing without a body
+  if (has(r.gone, e)) {                                    // FORCE makes nothing without a body
+    r.pending[e] = redis6 && r.pending[e] != FREE ? who : FREE;
+    return;
+  }
   if (r.pending[e] == FREE && !force) return;
   r.pending[e] = who;
   r.done &= ~(1 << e);  // FORCE brings an acknowledged entry back
@@ -640,7 +643,7 @@ static bool execute(State& s, Packet& p, bool dirty) {  // MULTI ... EXEC of a l
   read();
   return true;
 }
-// The one repair. The caller names ids of one ticket and, for those without body, who was given them last.
+// The one repair. The caller names ids of one ticket, and which of them it has as running, where, and as reported.
 static void settle(State& s, const Settle& q, bool redrive, u8& waits, u8& ended) {
   Redis& r = s.r;
   int t = q.ticket;
@@ -672,11 +675,14 @@ static void settle(State& s, const Settle& q, bool redrive, u8& waits, u8& ended
       continue;
     }
     if (who == FREE) {
-      if (body && (queued || has(redriven, e) || !on(CLAIM_ONLY_NAMED))) r.done &= ~(1 << e), take = true;  // FORCE
-      else if (!body && !queued && (!has(q.running, e) || (live(r, q.owner) && !has(q.said, e))) &&
-               on(LEAVE_BODYLESS)) continue;
-      else if (!body) take = true;
-      else { ended |= 1 << e; continue; }
+      bool may_run = !has(q.running, e) || (live(r, q.owner) && !has(q.said, e));
+      if (!body && !queued && may_run && on(LEAVE_BODYLESS)) continue;
+      if (body && !queued && !has(redriven, e) && on(CLAIM_ONLY_NAMED)) {
+        ended |= 1 << e;  // acknowledged; the report was lost
+        continue;
+      }
+      take = true;
+      if (body) r.done &= ~(1 << e);  // FORCE
     }
     if (!take) continue;
     if (!body) {
@@ -1068,7 +1074,7 @@ static void consume(const State& s, int i) {
     n = s;
   }
   for (int e = 0; e < N; e++)
-    if (has(r.gone, e) && r.pending[e] == OWNER + i && living && c.process == 1) {
+    if (has(r.gone, e) && r.pending[e] == OWNER + i && living && c.process == 1 && !redis6) {
       n.r.pending[e] = FREE;
       emit(n, s_DROPPED, i, e);
       n = s;
@@ -1450,6 +1456,7 @@ int main(int argc, char** argv) {
     else if (name == "pages") pages = true;
     else if (name == "strict") strict = true;
     else if (name == "loose") loose = true;
+    else if (name == "redis6") redis6 = true;
     else if (name == "eager") eager = true;
     else if (name == "all") everything = true;
     else if (name == "live") liveness = true;

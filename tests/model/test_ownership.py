@@ -95,6 +95,7 @@ _SOUND = [
     "park=1 stray=1",
     "delete=1 expire=1 strict",
     "delete=1 recall=1 strict",
+    "delete=1 expire=1 strict redis6",
     "delete=1 lost=1",
     "setid=1",
     "trim=1",
