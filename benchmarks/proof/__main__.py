@@ -19,10 +19,10 @@ from usher.master.audit.settings import AuditSettings
 def main() -> None:
     settings = load(AuditSettings, os.environ)
     url, [stream] = resolve_redis_url(settings), settings.streams
-    with session(settings, url, os.environ, lambda _: None) as made:
+    with session(settings, url, os.environ, lambda _: None, local=True) as (made, reading):
         print(orjson.dumps({"ready": True}).decode(), flush=True)
         for line in sys.stdin:
-            proof = Proof(made, plan_of(settings, url), stream, settings.folder / "archive")
+            proof = Proof(made, plan_of(settings, url), stream, settings.folder / "archive", reading)
             proven = proof.run(again=line.strip() == "again")
             found = [(one.check.name, example.id) for one in proven.fresh for example in one.examples]
             told = {"total": proven.total, "new": proven.executions, "found": found, "unproven": proven.unproven}

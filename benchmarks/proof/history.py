@@ -16,10 +16,9 @@ import pyarrow.parquet as pq
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import Link
-from usher.master.audit.archive.commits import Commit, DataSet
-from usher.master.audit.archive.standing import data_sets
-from usher.master.audit.checks.findings import DONE, FENCES_PER_MS
-from usher.master.audit.read import columns
+from usher.master.audit import batches
+from usher.master.audit.commits import Commit, DataSet, data_sets
+from usher.master.audit.findings import FENCES_PER_MS
 
 STEP_MS = 300_000
 _OWNERS, _PER_RECORD = 8, 100
@@ -70,37 +69,36 @@ class History:
         pairs, fours = (np.arange(0, each * count + 1, each, dtype=np.int32) for each in (2, 4))
         fields = pa.MapArray.from_arrays(pairs, _woven(name, other), _woven(ticket, body))
         raw = pa.ListArray.from_arrays(fours, _woven(name, ticket, other, body).cast(pa.binary()))
-        entries = pa.table([stream, ids, ms, seq, ticket, fields, raw], schema=columns.STREAM)
+        at = {"stream": stream, "id": ids, "ms": ms, "seq": seq, "nth": (ms << 21) + seq, "ticket": ticket}
+        entries = pa.table(at | {"fields": fields, "raw": raw}).select(batches.STREAM.names).cast(batches.STREAM)
         start_us = self._begin_ms(step) * 1000 + offset_us + _LAG_US
         end_us = start_us + STEP_MS * 500 // count
         record = np.arange(count) // _PER_RECORD
         record_ms = end_us[np.minimum((record + 1) * _PER_RECORD, count) - 1] // 1000 + 1
         runs = pa.table(
-            [
-                stream,
-                _joined(record_ms, "-", record),
-                record_ms,
-                _joined("c", number % _OWNERS, ":1"),
-                ticket,
-                ids,
-                ms,
-                seq,
-                np.full(count, self._begin_ms(step) * FENCES_PER_MS),
-                np.ones(count, np.int64),
-                start_us,
-                end_us,
-                pa.repeat(DONE, count),
-            ],
-            schema=columns.RUNS,
+            at
+            | {
+                "record": _joined(record_ms, "-", record),
+                "record_ms": record_ms,
+                "rec": (record_ms << 21) + record,
+                "n": np.arange(count) % _PER_RECORD,
+                "consumer": _joined("c", number % _OWNERS, ":1"),
+                "fence": np.full(count, self._begin_ms(step) * FENCES_PER_MS),
+                "attempt": np.ones(count, np.int64),
+                "start_us": start_us,
+                "end_us": end_us,
+                "outcome": pa.repeat("done", count),
+            }
         )
+        runs = runs.select(batches.RUNS.names).cast(batches.RUNS)
         return entries, self._with_faults(step, runs)
 
     def _with_faults(self, step: int, runs: pa.Table) -> pa.Table:
         """Return the executions without the one that is lost, and with the one that comes twice."""
         if self._twice is not None:
             last = runs.slice(len(runs) - 1).to_pylist()[0]
-            again = {name: self._twice[name] for name in ("stream", "consumer", "id", "ms", "seq", "ticket")}
-            runs = pa.concat_tables([runs, pa.Table.from_pylist([last | again], columns.RUNS)])
+            again = {name: self._twice[name] for name in ("stream", "consumer", "id", "ms", "seq", "nth", "ticket")}
+            runs = pa.concat_tables([runs, pa.Table.from_pylist([last | again], batches.RUNS)])
             self.seeded.add(("effect_twice", self._twice["id"]))
             self._twice = None
         if self.faults and step % self.faults == 1:

@@ -432,8 +432,8 @@ def _watched(stop: StopRequest, bar: Callable[[str], object]) -> Callable[[str, 
 
 
 def _of_archive(finder: Candidates, at: CommandContext, wanted: Wanted, given: dict[str, Any]) -> list[Candidate]:
-    from usher.master.audit.archive.commits import locked
-    from usher.master.audit.archive.lookup import archived_entries, last_runs  # pyarrow is an extra
+    from usher.master.audit.archive import archived_entries, last_runs  # pyarrow is an extra
+    from usher.master.audit.commits import locked
 
     folder = given["archive"]
     with locked(folder):

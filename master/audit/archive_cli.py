@@ -8,7 +8,6 @@ import functools
 import os
 import sys
 import time
-import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,14 +22,13 @@ from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
-from usher.master.audit.archive.standing import mark_told, note_duration, nothing_new
-from usher.master.audit.read.session import spark_session
-from usher.master.audit.sessions import place_of, session, with_link
+from usher.master.audit.sessions import session, with_link
 from usher.master.audit.settings import AuditSettings
+from usher.master.audit.standing import mark_told, note_duration, nothing_new
 from usher.master.cli.shared import console, print_json, table
 
 if TYPE_CHECKING:
-    from usher.master.audit.output.report import AuditReport
+    from usher.master.audit.report import AuditReport
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _TO = click.option(
@@ -48,12 +46,6 @@ def telling(first: str) -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-@contextlib.contextmanager
-def _session(settings: AuditSettings, url: str, archive: Path | None = None) -> Iterator[Any]:
-    with telling("looking at Redis") as tell, session(settings, url, os.environ, tell, archive) as made:
-        yield made, tell
-
-
 @click.command(
     help="""Add what is new in streams and run log to the archive (Parquet, by day), exactly once: after a kill, run it
     again.
@@ -62,21 +54,33 @@ def _session(settings: AuditSettings, url: str, archive: Path | None = None) -> 
     cut before it was archived (column gap)."""
 )
 @_TO
+@click.option("--bodies/--no-bodies", default=True, show_default=True, help="Archive what is in the messages, too.")
+@click.option(
+    "--compact", "compacts", is_flag=True, help="Make one file of each closed day that is proven, sorted by ticket."
+)
+@click.option(
+    "--keep-days", type=click.IntRange(0), default=0, help="Forget what is older, where it is proven. 0: nothing."
+)
 @_JSON
-def archive(folder: Path | None, as_json: bool) -> None:
+def archive(folder: Path | None, bodies: bool, compacts: bool, keep_days: int, as_json: bool) -> None:
     settings: AuditSettings = click.get_current_context().obj
     url = resolve_redis_url(settings)
     check_reachable(url)
     place = _folder(settings, folder)
-    from usher.master.audit.archive.commits import locked
+    from usher.master.audit.archive import Archive, compact
+    from usher.master.audit.commits import locked
+    from usher.master.audit.job import plan_of
+    from usher.master.audit.standing import proven_commits
 
-    with locked(place), _session(settings, url) as (made, tell):
-        from usher.master.audit.archive.archive import Archive
-
+    plan = plan_of(settings, url)
+    with locked(place), telling("looking at Redis") as tell:
         added = []
         for stream in settings.streams:
             keys = Keys(stream, settings.group)
-            added += Archive(made, near(url, stream), keys, settings.ticket_field, place).add(tell)
+            added += Archive(near(url, stream), keys, plan.field(stream), place, bodies).add(tell)
+            if compacts or keep_days:
+                for said in compact(place, keys, keep_days, time.time_ns() // 1_000_000, proven_commits(place, keys)):
+                    click.echo(f"usher: {said}", err=True)
     if as_json:
         print_json({"archive": str(place), "added": [dataclasses.asdict(one) for one in added]})
     else:
@@ -103,7 +107,7 @@ def prove(folder: Path | None, again: bool, as_json: bool) -> None:
     url = resolve_redis_url(settings)
     check_reachable(url)
     place = _folder(settings, folder)
-    from usher.master.audit.archive.commits import locked
+    from usher.master.audit.commits import locked
 
     report, holes = None, 0
     with locked(place):
@@ -117,8 +121,8 @@ def prove(folder: Path | None, again: bool, as_json: bool) -> None:
 
 
 def _tell(settings: AuditSettings, place: Path, report: AuditReport | None, as_json: bool) -> None:
-    from usher.master.audit.output import page, screen
-    from usher.master.audit.output import report as reports
+    from usher.master.audit import page, screen
+    from usher.master.audit import report as reports
 
     page_file: Path | None = settings.folder / "proof.html"
     if report is not None:
@@ -137,15 +141,20 @@ def _tell(settings: AuditSettings, place: Path, report: AuditReport | None, as_j
 
 def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> tuple[AuditReport, int]:
     """Return the report, and how many holes it tells of."""
-    from usher.master.audit.output.report import AuditReport, run_name
+    from usher.master.audit.report import AuditReport, run_name
 
     started_ms = time.time_ns() // 1_000_000
-    with _session(settings, url, place if again else None) as (made, tell):
-        from usher.master.audit.job import plan_of
-        from usher.master.audit.proof import PROVES, Proof
+    from usher.master.audit.job import plan_of
+    from usher.master.audit.proof import PROVES, Proof
+    from usher.master.audit.standing import archived_rows
 
+    rows = sum(archived_rows(place, Keys(one, settings.group)) for one in settings.streams) if again else 0
+    with (
+        telling("looking at Redis") as tell,
+        session(settings, url, os.environ, tell, local=not again, rows=rows) as (engine, reading),
+    ):
         plan = plan_of(settings, url)
-        proven = [Proof(made, plan, stream, place, tell).run(again=again) for stream in settings.streams]
+        proven = [Proof(engine, plan, stream, place, reading, tell).run(again=again) for stream in settings.streams]
         took_ms = time.time_ns() // 1_000_000 - started_ms
         # The first run proves all that is archived: its duration says nothing of the next ones.
         for stream in () if again else [one.stream for one in proven if one.run > 1]:
@@ -205,7 +214,7 @@ def _nothing_new(settings: AuditSettings, url: str, stream: str, place: Path) ->
 @_TO
 @_JSON
 def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **source: Any) -> None:
-    from usher.master.audit.checks import reconcile as reconciler
+    from usher.master.audit import reconcile as reconciler
 
     settings: AuditSettings = click.get_current_context().obj
     [stream] = settings.streams if len(settings.streams) == 1 else _one_stream()
@@ -250,11 +259,11 @@ def _folder(settings: AuditSettings, given: Path | None) -> Path:
 
 
 def _from_archive(settings: AuditSettings, states: list[Any], source: dict[str, Any]) -> tuple[list[Any], list[str]]:
-    from usher.master.audit.archive.commits import DataSet, locked
-    from usher.master.audit.checks import reconcile as reconciler
+    from usher.master.audit import reconcile as reconciler
+    from usher.master.audit.commits import data_sets, locked
 
     place = _folder(settings, source["folder"])
-    data = DataSet(place / f"stream-{urllib.parse.quote(settings.streams[0], safe='')}" / "entries")
+    data, *_ = data_sets(place, Keys(settings.streams[0], settings.group))
     with locked(place):
         last = data.recover()
         if last is None:
@@ -262,13 +271,12 @@ def _from_archive(settings: AuditSettings, states: list[Any], source: dict[str, 
                 f"there is no archive of {settings.streams[0]} in {place}: run `usher audit archive` first, or give"
                 " --source-query"
             )
-        with telling("starting Spark") as tell, spark_session(place_of(settings), os.environ) as spark:
-            tell("summing")
-            wanted: list[Any] = reconciler.totals_of_archive(spark, data, source["value"], source["kind"], states)
+        with telling("reading the archive") as tell, session(settings, "", os.environ, tell) as (engine, _):
+            wanted: list[Any] = reconciler.totals_of_archive(engine, data, source["value"], source["kind"], states)
         gaps = data.gaps()
     why = [""] * len(states)
     for at, state in enumerate(states):
-        gap = next((one.gap for one in gaps if rank(state.last_id.encode()) > rank(one.after.encode())), "")
+        gap = next((gap for behind, gap in gaps if rank(state.last_id.encode()) > rank(behind.encode())), "")
         if gap:
             wanted[at], why[at] = None, f"the archive has a gap: {gap}; compare with --source-query"
         elif rank(state.last_id.encode()) > rank(last.last.encode()):
@@ -278,7 +286,7 @@ def _from_archive(settings: AuditSettings, states: list[Any], source: dict[str, 
 
 def _from_query(settings: AuditSettings, states: list[Any], source: dict[str, Any]) -> tuple[list[Any], list[str]]:
     from usher.common.redis.replies import TicketStream
-    from usher.master.audit.checks import reconcile as reconciler
+    from usher.master.audit import reconcile as reconciler
 
     url = near(resolve_redis_url(settings), settings.streams[0])
     check_reachable(url)

@@ -22,19 +22,19 @@ from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import load, options
-from usher.master.audit.archive.standing import noted_history
 from usher.master.audit.archive_cli import archive, prove, reconcile, telling
-from usher.master.audit.checks.findings import CHECKS
-from usher.master.audit.engine import ENGINES
-from usher.master.audit.read.streams import expand, is_pattern
+from usher.master.audit.findings import CHECKS
 from usher.master.audit.schedule import is_filling, run_every
 from usher.master.audit.sessions import session, with_link
 from usher.master.audit.settings import AuditSettings
+from usher.master.audit.standing import noted_history
+from usher.master.audit.streams import expand, is_pattern
 from usher.master.cli.shared import console, fitted, print_json, table
 from usher.master.insight.formatting import duration, moment
 
 #: Seconds between two runs of a schedule, at least.
 _LEAST_S = 6.0
+_RUN = ("stream", "consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
@@ -54,8 +54,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 )
 @click.option(
     "--engine",
-    type=click.Choice(ENGINES),
-    help="What executes the checks: local (DuckDB in this process), spark, or auto: by size (USHER_AUDIT_ENGINE).",
+    type=click.Choice(("auto", "local", "spark")),
+    help="What executes the checks: spark, local (DuckDB in this process), or auto (USHER_AUDIT_ENGINE).",
 )
 @click.option(
     "--schedule",
@@ -87,10 +87,10 @@ def _once(settings: AuditSettings, as_json: bool) -> int:
     """Run one audit. Returns the exit code."""
     url = resolve_redis_url(settings)
     check_reachable(url)
-    with telling("looking at Redis") as tell, session(settings, url, os.environ, tell) as made:
-        report = _audited(made, settings, url, tell)
-    from usher.master.audit.output import history, page, screen
-    from usher.master.audit.output.report import document
+    with telling("looking at Redis") as tell, session(settings, url, os.environ, tell) as (engine, reading):
+        report = _audited(engine, reading, settings, url, tell)
+    from usher.master.audit import history, page, screen
+    from usher.master.audit.report import document
 
     past, problems = history.trend(settings.folder / "history")
     page_file: Path | None = settings.folder / "audit.html"
@@ -112,11 +112,11 @@ def _once(settings: AuditSettings, as_json: bool) -> int:
     return report.exit_code
 
 
-def _audited(session: Any, settings: AuditSettings, url: str, tell: Callable[[str], None]) -> Any:
+def _audited(engine: Any, reading: Path, settings: AuditSettings, url: str, tell: Callable[[str], None]) -> Any:
     from usher.master.audit.job import AuditRun, plan_of
-    from usher.master.audit.output.report import summary
+    from usher.master.audit.report import summary
 
-    report = AuditRun(session, plan_of(settings, url), tell).run()
+    report = AuditRun(engine, plan_of(settings, url), reading, tell).run()
     problems, spans = [], {}
     for stream in settings.streams:
         try:
@@ -155,8 +155,8 @@ def checks(as_json: bool) -> None:
 @click.option("--message", help="The message's id (its place in the stream).")
 @_JSON
 def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
-    from usher.master.audit.read.bulk import BulkReader, Interrupted
-    from usher.master.audit.read.reading import run_columns
+    from usher.master.audit import batches
+    from usher.master.audit.bulk import BulkReader, Interrupted
 
     if ticket is None and message is None:
         raise click.UsageError("which ticket, or which message? Give --ticket or --message.")
@@ -167,18 +167,13 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
     for stream in settings.streams:
         try:
             with BulkReader(near(url, stream)) as reader:
-                for page in run_columns(reader, Keys(stream, settings.group).runs, (b"-", b"+")):
-                    rows = (
-                        row for row in zip(*page, strict=True) if ticket in (None, row[2]) and message in (None, row[3])
-                    )
-                    found += [(stream, *row[1:]) for row in rows]
+                for batch in batches.runs(reader, stream, Keys(stream, settings.group).runs, (b"-", b"+")):
+                    rows = zip(*(batch[name].to_pylist() for name in _RUN), strict=True)
+                    found += [row for row in rows if ticket in (None, row[2]) and message in (None, row[3])]
         except Interrupted as trouble:
             raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
-    names = ("stream", "consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome")
     if as_json:
-        print_json(
-            {"ticket": ticket, "message": message, "runs": [dict(zip(names, row, strict=True)) for row in found]}
-        )
+        print_json({"ticket": ticket, "message": message, "runs": [dict(zip(_RUN, row, strict=True)) for row in found]})
     else:
         of = " and ".join(
             f"{what} {name}" for what, name in (("ticket", ticket), ("message", message)) if name is not None

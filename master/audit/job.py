@@ -1,84 +1,62 @@
 """Run one audit: read, judge, look again, report.
 
 The order of reading is what makes it hold on a running system: facts of each stream, pending list (with the entries,
-window by window), index, attempts, then the run log, then dead letters. An entry that was over before the pending list
-was read is in the run log by then; everything that moved in between is a suspect, and the second look asks for each of
-those at one moment (``snapshot``).
+window by window), index, attempts, inboxes, then the run log, then dead letters. An entry that was over before the
+pending list was read is in the run log by then; everything that moved in between is a suspect, and the second look asks
+for each of those at one moment (``read/snapshot``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from usher.common.base.errors import RedisTrouble, StartRefused
-from usher.common.base.extras import how_to_install
 from usher.common.base.log import redacted
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.marks import NO_FIELDS, MarkFields
-from usher.common.protocol.sources import is_work_stream
+from usher.common.protocol.sources import SCOPED_TICKET_FIELD, is_work_stream
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
-from usher.master.audit.checks import links, pending_proof, run_proof
-from usher.master.audit.checks.clocks import bounds, offsets, wrong_clocks
-from usher.master.audit.checks.facts import AuditedStream, maybe_damaged, maybe_dropped, unproven
-from usher.master.audit.checks.findings import (
-    CHECKS,
-    RECORD_RUNS,
-    AuditFinding,
-    AuditThresholds,
-    Example,
-)
-from usher.master.audit.checks.letters import DeadLetterFrames, last_drop_ms, letters_in
-from usher.master.audit.checks.members import GroupMember, judge_members
-from usher.master.audit.checks.suspects import LOOKED_AT, SHOWN, Suspects, fold
-from usher.master.audit.engine import EngineFailed, name_of, on_disk, use
-from usher.master.audit.output.report import AuditReport, run_name
-from usher.master.audit.read import snapshot
-from usher.master.audit.read.bulk import BulkReader, Interrupted
-from usher.master.audit.read.session import fit
+from usher.master.audit import batches, findings, snapshot
+from usher.master.audit.bulk import BulkReader, Interrupted
+from usher.master.audit.engine import Engine, EngineFailed, SparkEngine, few
+from usher.master.audit.facts import DECLARED, FACTS, AuditedStream, unproven
+from usher.master.audit.findings import CHECKS, AuditFinding, AuditThresholds, Example
+from usher.master.audit.report import AuditReport, run_name
 from usher.master.audit.settings import AuditSettings
+from usher.master.audit.snapshot import GroupMember
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-#: Checks of ``judge_members``, which the second look repeats as a whole.
-_OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked", "lease_orphan", "unregistered")
-#: Facts of the past, in a log that does not change: they need no second look.
-_OF_THE_LOG = (
-    "key_foreign",
-    "overlap",
-    "owners_overlap",
-    "out_of_order",
-    "fence_shared",
-    "fence_fell",
-    "times_impossible",
-    "run_unreadable",
-    "effect_twice",
-    "repeat_declared",
-    "stale_counted",
-    "effect_missing",
-    "dead_and_done",
-    "cut_unread",
-    "clock_wrong",
-    "letters_twice",
-    "letter_missing",
-    "ticket_differs",
-    "unread_and_run",
-    "attempts_wrong",
-    "failed_often",
+#: Up to so many entries and executions this process reads Redis for Spark, too: starting its Python workers costs more.
+_FEW_ROWS = 500_000
+_LEASES = 3
+_NAMES = pa.schema([("stream", pa.string()), ("name", pa.string())])
+_LIMITS = pa.schema(
+    [(name, pa.int64()) for name in ("owner_idle_ms", "parked_ms", "deliveries", "attempts", "half_us")]
+)
+#: What a proof carries of a ticket: nothing, in an audit.
+CARRIED = pa.schema(
+    [(name, pa.string()) for name in ("stream", "ticket", "consumer", "id")]
+    + [(name, pa.int64()) for name in ("fence", "nth", "begun_nth", "ended_us", "end_least")]
+)
+CARRIED_CLOCKS = pa.schema(
+    [*((name, pa.string()) for name in ("stream", "consumer")), ("above_us", pa.int64()), ("below_us", pa.int64())]
 )
 
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """The plan of an audit. ``ticket_field``: of streams that are no work stream; ``settle_s``: wait before the second
-    look, so that messages in progress can end; ``run_log_length``: as the consumers have it, to know on old Redis
-    whether the log was capped. ``sink_url``: the SQL database of the sink ``sink``, or "" to leave effects alone;
-    ``marks``: what tells the tenant of a message."""
+    """``ticket_field``: of streams that are no work stream; ``settle_s``: wait before the second look, so that messages
+    in progress can end; ``run_log_length``: as the consumers have it, to know on old Redis whether the log was capped.
+    ``sink_url``: the SQL database of the sink ``sink``, or "" to leave effects alone; ``marks``: what tells the tenant
+    of a message."""
 
     url: str
     streams: tuple[str, ...]
@@ -94,6 +72,18 @@ class AuditPlan:
     def keys(self, stream: str) -> Keys:
         return Keys(stream, self.group)
 
+    def field(self, stream: str) -> bytes:
+        return SCOPED_TICKET_FIELD if is_work_stream(stream, self.group) else self.ticket_field.encode()
+
+
+def limits_of(settings: AuditSettings) -> AuditThresholds:
+    """Return the limits by these settings."""
+    idle_ms = int((settings.audit_idle_seconds or _LEASES * settings.lease_seconds) * 1000)
+    parked_ms, clocks_ms = (int(s * 1000) for s in (settings.audit_parked_seconds, settings.audit_clock_seconds))
+    return AuditThresholds(
+        idle_ms, parked_ms, settings.audit_deliveries, settings.max_attempts, clocks_ms, reaped_ms=idle_ms
+    )
+
 
 def plan_of(settings: AuditSettings, url: str) -> AuditPlan:
     """Return the plan by these settings."""
@@ -102,7 +92,7 @@ def plan_of(settings: AuditSettings, url: str) -> AuditPlan:
         settings.streams,
         settings.group,
         settings.ticket_field,
-        settings.limits,
+        limits_of(settings),
         settings.audit_settle_seconds,
         settings.run_log_length,
         settings.audit_sink_url,
@@ -111,76 +101,134 @@ def plan_of(settings: AuditSettings, url: str) -> AuditPlan:
     )
 
 
-class AuditRun:
-    """An audit: ``AuditRun(spark, plan).run()``. Raises StartRefused when it cannot be completed: nothing is reported
-    then."""
+def limits_table(limits: AuditThresholds) -> pa.Table:
+    row = {name: getattr(limits, name) for name in _LIMITS.names if name != "half_us"}
+    return few(_LIMITS, [row | {"half_us": limits.clocks_ms * 500}])
 
-    def __init__(self, spark: SparkSession, plan: AuditPlan, progress: Callable[[str], None] = lambda _: None) -> None:
-        self._spark = spark
-        self._plan = plan
-        self._progress = progress
-        self._suspects = Suspects()
+
+@dataclass
+class _Suspects:
+    """What the first look passes to the second: (check, stream) -> how many, and the first of them."""
+
+    found: dict[tuple[str, str], tuple[int, list[Example]]] = field(default_factory=dict)
+
+    def add(self, check: str, stream: str, count: int, examples: Sequence[Example]) -> None:
+        before, known = self.found.get((check, stream), (0, []))
+        self.found[check, stream] = before + count, [*known, *examples]
+
+
+class AuditRun:
+    """An audit: ``AuditRun(engine, plan, folder).run()``; what is read lies in ``folder``. Raises StartRefused when it
+    cannot be completed: nothing is reported then."""
+
+    def __init__(
+        self, engine: Engine, plan: AuditPlan, folder: Path, progress: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._engine, self._plan, self._folder, self._progress = engine, plan, folder, progress
+        self.suspects = _Suspects()
         self._links = {stream: Link(near(plan.url, stream), "usher:audit", timeout_s=30.0) for stream in plan.streams}
-        self._kept: list[DataFrame] = []
-        self.pending = pending_proof.PendingFigures()
-        self.runs = run_proof.RunFigures()
         self._reading_s = 0.0
         self._open: list[str] = []  # what could not be proven
+        self._figures: list[tuple[Any, ...]] = []
+        self._known: dict[str, dict[str, Any]] = {}
 
     def run(self) -> AuditReport:
         try:
-            with use(self._spark):
-                return self._run()
+            return self._run()
         except (RedisTrouble, CommandRefused, Interrupted, EngineFailed) as trouble:
             raise StartRefused(f"the audit was not finished, so it proves nothing: {trouble}") from trouble
         finally:
-            for frame in self._kept:
-                frame.unpersist()
             for link in self._links.values():
                 link.close()
 
     def _run(self) -> AuditReport:
         started_ns = time.time_ns()
-        facts = self._leave_out_odd_ones()
-        fit(self._spark, sum(max(one.length, one.pending) + one.run_records * RECORD_RUNS for one in facts))
-        if facts:
-            self._first_look(facts)
+        before = self._leave_out_odd_ones()
+        now = self._first_look(before) if before else {}
         self._progress("looking at the suspects again")
         found = self._second_look()
-        facts = [self._floor_now(one) for one in facts]
-        return self._report(started_ns, facts, found)
+        return self._report(started_ns, before, now, found)
 
-    def _facts(self) -> list[AuditedStream]:
-        cap = self._plan.run_log_length
-        return [snapshot.stream_facts(link, self._plan.keys(stream), cap) for stream, link in self._links.items()]
+    def _facts(self, stream: str) -> AuditedStream:
+        return snapshot.stream_facts(self._links[stream], self._plan.keys(stream), self._plan.run_log_length)
 
-    def _leave_out_odd_ones(self) -> list[AuditedStream]:
+    def _leave_out_odd_ones(self) -> dict[str, AuditedStream]:
         """Leave out streams of which a key cannot be read, with a finding, and return the facts of the others."""
-        facts = []
+        facts = {}
         for stream, link in list(self._links.items()):
-            keys = self._plan.keys(stream)
-            told = snapshot.foreign_keys(link, keys)
+            told = snapshot.foreign_keys(link, self._plan.keys(stream))
             try:
-                facts += [] if told else [snapshot.stream_facts(link, keys, self._plan.run_log_length)]
+                if not told:
+                    facts[stream] = self._facts(stream)
             except snapshot.KeyForeign as odd:
                 told = [str(odd)]
             if told:
-                self._suspects.add("key_foreign", stream, len(told), [Example(stream, detail=one) for one in told])
+                self.suspects.add("key_foreign", stream, len(told), [Example(stream, detail=one) for one in told])
                 self._links.pop(stream).close()
         return facts
 
     # ---- first look ----------------------------------------------------------------------------------------------
 
-    def _first_look(self, facts: Sequence[AuditedStream]) -> None:
-        plan, suspects = self._plan, self._suspects
+    def _first_look(self, before: dict[str, AuditedStream]) -> dict[str, AuditedStream]:
+        """Read and judge. Returns the facts as they were when all was read."""
+        engine, limits = self._engine, self._plan.limits
+        # Without a run log nothing is proven of what is over, so only the pending entries are read.
+        everything = any(one.run_first is not None for one in before.values())
+        members = self._read(before, everything)
+        now = {stream: self._facts(stream) for stream in before}
+        rows = [
+            one.row(
+                before[stream], entries_read=everything, drop_ms=snapshot.last_drop_ms(self._links[stream], one.keys)
+            )
+            for stream, one in now.items()
+        ]
+        engine.arrow("facts", few(FACTS, rows))
+        engine.arrow("declared", few(DECLARED, (row for one in now.values() for row in one.declared_rows())))
+        engine.arrow("carried", CARRIED.empty_table())
+        engine.arrow("carried_clocks", CARRIED_CLOCKS.empty_table())
+        engine.arrow("limits", limits_table(limits))
+        judged = list(snapshot.judge_members(members, limits))
+        for check, count, example in judged:
+            self.suspects.add(check, example.stream, count, [example])
+        dead = [one for check, _, one in judged if check in ("owner_dead", "stranger_owns")]
+        engine.arrow("dead", few(_NAMES, ({"stream": one.stream, "name": one.owner} for one in dead)))
+        strange = (one for one in members if not one.is_named and one.name not in findings.RESERVED)
+        engine.arrow("strangers", few(_NAMES, ({"stream": one.stream, "name": one.name} for one in strange)))
+        for one in now.values():
+            if one.cut_unread:
+                told = next((loss.describe() for loss in one.declared if loss.kind == "unread_cut"), "")
+                self.suspects.add("cut_unread", one.stream, one.cut_unread, [Example(one.stream, detail=told)])
+        self._progress("judging")
+        engine.derive("known", "clocks", "timed", "doubtful", "suspects", "twice", "repeats", "ids", "odd", "indexed")
+        self._read_again()
+        checks = [name for name in CHECKS if name != "effect_missing"]
+        if self._plan.sink_url:
+            checks += self._effects()
+        for (check, stream), (count, examples) in engine.found(checks).items():
+            self.suspects.add(check, stream, count, examples)
+        self._count()
+        return now
+
+    def _count(self) -> None:
+        engine = self._engine
+        engine.derive("recovered")
+        skipped = CHECKS["out_of_order"].select.replace("p.ms > k.order", "p.ms <= k.order")
+        self._figures = engine.rows(findings.text("figures").replace("{skipped}", skipped))
+        names = ("stream", "handled_ms", "ahead_ms", "floor_ms")
+        self._known = {
+            row[0]: dict(zip(names, row, strict=True)) for row in engine.rows(f"SELECT {', '.join(names)} FROM known")
+        }
+
+    def _read(self, before: dict[str, AuditedStream], everything: bool) -> list[GroupMember]:
+        """Read Redis in the order in which nothing that moves is told wrongly. Returns the members of the groups."""
         self._progress("reading the pending lists")
-        can_prove_losses = any(one.run_first is not None for one in facts)
-        pending = self._keep(
-            self._read("redis_pending", entries="all" if can_prove_losses else "pending").drop("group")
-        )
-        # The time until every entry is read, on disk, and counted; it includes the start of the Python workers.
+        rows = sum(max(one.length, one.pending) + one.run_records * findings.RECORD_RUNS for one in before.values())
+        apart = isinstance(self._engine, SparkEngine) and (self._engine.is_far or rows > _FEW_ROWS)
         began_s = time.monotonic()
-        self.pending = pending_proof.count_pending(pending)
+        if apart:
+            self._by_workers("entries", "redis_pending", entries="all" if everything else "pending")
+        else:
+            self._by_us("entries", batches.PENDING, lambda one, keys: self._pending(one, keys, everything))
         self._reading_s = time.monotonic() - began_s
         members = self._members()
         self._open += [
@@ -188,132 +236,101 @@ class AuditRun:
             for stream, link in self._links.items()
             if not snapshot.may_scan(link)
         ]
-        dead = []
-        for check, count, example in judge_members(members, plan.limits):
-            suspects.add(check, example.stream, count, [example])
-            dead += [(example.stream, example.owner)] if check in ("owner_dead", "stranger_owns") else []
-        for one in facts:
-            if one.cut_unread:
-                told = next((loss.describe() for loss in one.declared if loss.kind == "unread_cut"), "")
-                suspects.add("cut_unread", one.stream, one.cut_unread, [Example(one.stream, detail=told)])
-        self._progress("comparing pending lists and indexes")
-        index = self._keep(self._read("redis_tickets"))
-        looks = [pending_proof.check_entries(pending, dead, plan.limits), *pending_proof.check_records(index, facts)]
-        strangers = [one.name for one in members if not one.is_named]
-        if (differing := pending_proof.check_index(pending, index, strangers)) is not None:
-            looks.append(differing)
-        if self.pending.longest_parked_ms > plan.limits.parked_ms:
-            looks.append(pending_proof.check_parked(pending, index, plan.limits))
-        if any(link.call("EXISTS", plan.keys(stream).attempts) for stream, link in self._links.items()):
-            looks.append(pending_proof.check_attempts(self._read("redis_attempts"), pending, plan.limits))
-        pending_proof.collect(looks, suspects)
-        inboxes = self._check_inboxes(index)
-        pending_proof.check_tickets(pending, self.pending, suspects)
-        if can_prove_losses:
-            self._progress("proving the run log")
-            self._prove_runs(pending, index, inboxes, facts)
+        self._by_us("tickets", batches.TICKETS, batches.tickets)
+        self._by_us("attempts", batches.ATTEMPTS, batches.attempts)
+        self._by_us("inboxes", batches.INBOXES, batches.inboxes)
+        self._progress("reading the run log")
+        if apart:
+            self._by_workers("runs", "redis_runs")
+        else:
+            self._by_us("runs", batches.RUNS, lambda one, keys: batches.runs(one, keys.stream, keys.runs, (b"-", b"+")))
+        self._by_us("letters", batches.LETTERS, batches.letters)
+        return members
 
-    def _check_inboxes(self, index: DataFrame) -> DataFrame:
-        inboxes = self._keep(self._read("redis_inboxes"))
-        if inboxes.count():
-            pending_proof.collect(pending_proof.check_inboxes(inboxes, index, self._facts()), self._suspects)
-        return inboxes
-
-    def _prove_runs(
-        self, pending: DataFrame, index: DataFrame, inboxes: DataFrame, facts: Sequence[AuditedStream]
+    def _by_us(
+        self, name: str, schema: pa.Schema, read: Callable[[BulkReader, Keys], Iterator[pa.RecordBatch]]
     ) -> None:
-        runs = self._keep(self._read("redis_runs"))
-        self.runs = run_proof.count_runs(runs, self._suspects)
-        facts = [self._floor_now(one) for one in facts]
-        known = self._keep(offsets(bounds(runs), self._plan.limits.clocks_ms * 1000))
-        starts = links.check_starts(runs, facts, self.runs.damaged_ms, self._plan.limits.attempts)
-        of_links = [*links.check_fences(runs, index), *links.check_ids(runs, pending, facts)]
-        of_links.append(links.check_told(runs, inboxes, pending, index, facts))
-        pending_proof.collect([wrong_clocks(known), *of_links, *starts], self._suspects)
-        run_proof.check_runs(runs, self._dead_letters(facts), facts, known, self.runs, self._suspects)
-        for stream, first in self.pending.first_pending.items():
-            self.runs.first_known[stream] = min(first, self.runs.first_known.get(stream, first))
-        letters = DeadLetterFrames(self._dead_letters(facts), lambda: self._read("redis_stream"), self._last_drops_ms)
-        run_proof.check_losses(pending, runs, letters, facts, self.runs, self._suspects)
-        if self._plan.sink_url:
-            self._prove_effects(runs)
+        file = self._folder / f"{name}.parquet"
+        with pq.ParquetWriter(file, schema, compression="lz4") as writer:
+            for stream in self._links:
+                with BulkReader(near(self._plan.url, stream)) as reader:
+                    for batch in read(reader, self._plan.keys(stream)):
+                        writer.write_batch(batch)
+        self._engine.files(name, [file], schema)
 
-    def _prove_effects(self, runs: DataFrame) -> None:
-        """Compare the run log with the sink, after the run log was read: its successes were stored before."""
-        try:
-            from usher.master.audit.checks import effects
-        except ImportError as missing:
-            raise StartRefused(f"USHER_AUDIT_SINK_URL needs SQLAlchemy: {how_to_install('sql')}") from missing
+    def _by_workers(self, name: str, source: str, **options: str) -> None:
+        """Let Spark's workers read, in parts, and keep what they read."""
+        assert isinstance(self._engine, SparkEngine)
+        given = {"url": self._plan.url, "stream": ",".join(self._links), "group": self._plan.group}
+        self._engine.read(name, source, given | {"ticket_field": self._plan.ticket_field} | options)
+
+    def _pending(self, reader: BulkReader, keys: Keys, everything: bool) -> Iterator[pa.RecordBatch]:
+        from usher.master.audit.ranges import pending_span
+
+        span = pending_span(reader, keys, everything)
+        if span is not None:
+            with BulkReader(near(self._plan.url, keys.stream)) as bodies:
+                yield from batches.pending(reader, bodies, keys, self._plan.field(keys.stream), span, everything)
+
+    def _read_again(self) -> None:
+        """Read the stream for messages that were sent again, from the first one on of which nothing is known; and all
+        of it, where effects are looked for."""
+        kinds = "kind IN ('lost', 'passed', 'no_letter')"
+        first = dict(self._engine.rows(f"SELECT stream, min(ms) FROM odd WHERE {kinds} GROUP BY stream"))
+        whole = bool(self._plan.sink_url)
+
+        def read(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
+            if whole or keys.stream in first:
+                since = b"-" if whole else b"%d-0" % first[keys.stream]
+                yield from batches.stream(
+                    reader, keys.stream, keys.stream, self._plan.field(keys.stream), (since, b"+")
+                )
+
+        self._by_us("messages", batches.STREAM, read)
+        works = ", ".join(
+            "'" + one.replace("'", "''") + "'" for one in self._links if is_work_stream(one, self._plan.group)
+        )
+        self._engine.view("sent", findings.table("sent").replace("{gathered}", f"stream IN ({works or 'NULL'})"))
+        self._engine.derive("again")
+
+    def _effects(self) -> list[str]:
+        """Read the effects that a SQL sink has stored, after the run log: its successes were stored before."""
+        from usher.master.audit import effects
+
         self._progress("looking for effects in the sink")
-        plan = self._plan
-        told = effects.check_stored(
-            runs,
-            self._read("redis_stream"),
-            plan.sink_url,
-            plan.sink,
-            plan.limits.clocks_ms,
-            self._suspects,
-            gathered=[stream for stream in plan.streams if is_work_stream(stream, plan.group)],
+        told = effects.read(
+            self._engine, self._plan.sink_url, self._plan.sink, self._plan.limits.clocks_ms, self._folder
         )
         self._open += [told] if told else []
-
-    def _floor_now(self, facts: AuditedStream) -> AuditedStream:
-        """Return the facts with the present beginnings of run log and stream: they may have been cut while they were
-        read."""
-        now = snapshot.stream_facts(self._links[facts.stream], facts.keys, self._plan.run_log_length)
-        told = dataclasses.replace(
-            facts,
-            run_first=now.run_first or facts.run_first,
-            run_capped=now.run_capped,
-            first=now.first,
-            delivered=now.delivered,
-            max_deleted=now.max_deleted,
-        )
-        return told.ahead_of(self.runs.ahead_ms.get(facts.stream, 0))
-
-    def _dead_letters(self, facts: Sequence[AuditedStream]) -> DataFrame | None:
-        frames = []
-        for one in facts:
-            if self._links[one.stream].call("XLEN", one.keys.dead):
-                frames.append(letters_in(self._read("redis_stream", stream=one.stream, key=one.keys.dead)))
-        return None if not frames else frames[0] if len(frames) == 1 else _union(frames)
-
-    def _last_drops_ms(self) -> dict[str, int]:
-        return {stream: last_drop_ms(link, self._plan.keys(stream)) for stream, link in self._links.items()}
+        return [] if told else ["effect_missing"]
 
     # ---- second look ---------------------------------------------------------------------------------------------
 
     def _second_look(self) -> list[AuditFinding]:
-        if self._suspects.counts:
+        found, limits = self.suspects.found, self._plan.limits
+        if found:
             time.sleep(self._plan.settle_s)
+        members = self._members() if any(name in findings.OF_MEMBERS for name, _ in found) else []
         again = {
             (check, one.stream, one.owner): (count, one)
-            for check, count, one in judge_members(self._members_if_needed(), self._plan.limits)
+            for check, count, one in snapshot.judge_members(members, limits)
         }
-        held: dict[tuple[str, str], tuple[int, Sequence[Example]]] = {}
-        for (name, stream), suspects in self._suspects.counts.items():
-            examples = self._suspects.named[name, stream]
-            if name in _OF_MEMBERS:
+        held = []
+        for (name, stream), (count, examples) in found.items():
+            suspects = count
+            if name in findings.OF_MEMBERS:
                 still = [again[name, stream, one.owner] for one in examples if (name, stream, one.owner) in again]
                 count, examples = sum(number for number, _ in still), [one for _, one in still]
-            elif name in _OF_THE_LOG:
-                count = suspects
-            else:
-                examples = self._confirmed(name, stream, examples[:LOOKED_AT])
+            elif name not in findings.NO_SECOND_LOOK:
+                examples = self._confirmed(name, stream, examples)
                 # Every example holds: then count all suspects, of which there are too many to ask for each.
-                count = suspects if len(examples) == LOOKED_AT else len(examples)
-            held[name, stream] = count, examples
-        return [
-            AuditFinding(CHECKS[name], stream, count, self._suspects.counts[name, stream], tuple(examples[:SHOWN]))
-            for (name, stream), (count, examples) in fold(held).items()
-            if count
-        ]
+                count = suspects if len(examples) == findings.LOOKED_AT else len(examples)
+            held.append(AuditFinding(CHECKS[name], stream, count, suspects, tuple(examples)))
+        return [dataclasses.replace(one, examples=one.examples[: findings.SHOWN]) for one in findings.fold(held)]
 
     def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
-        link, keys, limits = self._links[stream], self._plan.keys(stream), self._plan.limits
-        held = {
-            one for one, look in snapshot.looks(link, keys, examples) if snapshot.still_holds(name, one, look, limits)
-        }
+        link, keys = self._links[stream], self._plan.keys(stream)
+        held = set(snapshot.still_there(link, keys, name, examples, self._plan.limits))
         if name == "parked_too_long":
             back, is_known = snapshot.held_back(link, keys, [one for one in examples if one in held], self._plan.marks)
             held -= back
@@ -324,23 +341,6 @@ class AuditRun:
                 )
         return [one for one in examples if one in held]
 
-    # ---- reading -------------------------------------------------------------------------------------------------
-
-    def _read(self, source: str, **options: str) -> DataFrame:
-        plan = self._plan
-        given = {
-            "url": plan.url,
-            "stream": ",".join(self._links),
-            "group": plan.group,
-            "ticket_field": plan.ticket_field,
-            **options,
-        }
-        return self._spark.read.format(source).options(**given).load()
-
-    def _keep(self, frame: DataFrame) -> DataFrame:
-        self._kept.append(on_disk(frame))
-        return frame
-
     def _members(self) -> list[GroupMember]:
         found = []
         for stream in self._links:
@@ -348,80 +348,80 @@ class AuditRun:
                 found += snapshot.members(reader, self._plan.keys(stream))
         return found
 
-    def _members_if_needed(self) -> list[GroupMember]:
-        return self._members() if any(name in _OF_MEMBERS for name, _ in self._suspects.counts) else []
-
     # ---- report --------------------------------------------------------------------------------------------------
 
-    def _report(self, started_ns: int, facts: Sequence[AuditedStream], found: list[AuditFinding]) -> AuditReport:
-        runs, pending = self.runs, self.pending
-        sentences: list[str] = list(self._open)
-        for one in facts:
-            sentences += unproven(
-                one,
-                runs.first_known.get(one.stream),
-                runs.skipped_order.get(one.stream, 0),
-                runs.before_known.get(one.stream, 0),
-            )
-            if one.stream in runs.maybe_damaged:
-                sentences.append(maybe_damaged(one.stream, runs.maybe_damaged[one.stream]))
-            if one.stream in runs.maybe_dropped:
-                sentences.append(maybe_dropped(one.stream, runs.maybe_dropped[one.stream]))
+    def _report(
+        self,
+        started_ns: int,
+        before: dict[str, AuditedStream],
+        now: dict[str, AuditedStream],
+        found: Sequence[AuditFinding],
+    ) -> AuditReport:
+        sentences = list(self._open)
+        for stream, one in now.items():
+            counts = {name: value for name, of, _, value in self._figures if of == stream}
+            sentences += unproven(one, self._known[stream], counts)
         sentences += [
-            f"{stream}: of {suspects:,} suspects of {name} the first {LOOKED_AT:,} were looked at again"
-            for (name, stream), suspects in self._suspects.counts.items()
-            if suspects > LOOKED_AT and name not in (*_OF_THE_LOG, *_OF_MEMBERS)
+            f"{one.stream}: of {one.suspects:,} suspects of {one.check.name} the first {findings.LOOKED_AT:,} were"
+            f" looked"
+            " at again"
+            for one in found
+            if one.suspects > findings.LOOKED_AT
+            and one.check.name not in findings.NO_SECOND_LOOK
+            and one.check.name not in findings.OF_MEMBERS
         ]
-        seconds = round((time.time_ns() - started_ns) / 1e9, 3)
         started_ms = started_ns // 1_000_000
         return AuditReport(
             run_name(started_ms),
             started_ms,
-            seconds,
+            round((time.time_ns() - started_ns) / 1e9, 3),
             redacted(self._plan.url),
             self._plan.streams,
             self._plan.group,
             tuple(found),
             tuple(sentences),
-            _figures(facts, pending, runs)
-            | {"reading_seconds": round(self._reading_s, 3), "engine": name_of(self._spark)},
-            _plots(pending, runs),
+            self._totals(list(before.values())),
+            self._plots(),
         )
 
+    def _totals(self, facts: Sequence[AuditedStream]) -> dict[str, Any]:
+        of = {name: value for name, _, label, value in self._figures if not label}
+        whole = (
+            "settled",
+            "tickets_pending",
+            "oldest_age_ms",
+            "executions",
+            "unsuccessful",
+            "crashed",
+            "succeeded_again",
+        )
+        plots = self._plots()
+        return {
+            "entries": sum(one.length for one in facts),
+            "pending": sum(count for _, _, count in plots["owners"]),
+            **{name: int(of.get(name) or 0) for name in whole},
+            "dead_letters": sum(one.dead_letters for one in facts),
+            "repeated": sum(plots["recoveries"]),
+            "execution_p50_ms": of.get("execution_p50_ms"),
+            "execution_p99_ms": of.get("execution_p99_ms"),
+            "slowest_recovery_ms": round(of.get("slowest_recovery_ms") or 0.0, 3),
+            "run_records": sum(one.run_records for one in facts),
+            "reading_seconds": round(self._reading_s, 3),
+            "engine": self._engine.name,
+        }
 
-def _union(frames: Sequence[DataFrame]) -> DataFrame:
-    whole = frames[0]
-    for frame in frames[1:]:
-        whole = whole.unionByName(frame)
-    return whole
+    def _plots(self) -> dict[str, Any]:
+        def most(figure: str) -> list[tuple[str, str, int]]:
+            rows = [(stream, label, int(value)) for name, stream, label, value in self._figures if name == figure]
+            return sorted(rows, key=lambda row: (-row[2], row[:2]))
 
+        def classes(figure: str, count: int) -> list[int]:
+            of = {label: int(value) for name, _, label, value in self._figures if name == figure}
+            return [of.get(str(n), 0) for n in range(count)]
 
-def _figures(
-    facts: Sequence[AuditedStream], pending: pending_proof.PendingFigures, runs: run_proof.RunFigures
-) -> dict[str, Any]:
-    return {
-        "entries": sum(one.length for one in facts),
-        "pending": pending.pending,
-        "settled": pending.settled,
-        "tickets_pending": pending.tickets,
-        "oldest_age_ms": pending.oldest_age_ms,
-        "dead_letters": sum(one.dead_letters for one in facts),
-        "executions": runs.executions,
-        "unsuccessful": runs.unsuccessful,
-        "crashed": runs.crashed,
-        "repeated": runs.repeated,
-        "succeeded_again": runs.succeeded_again,
-        "execution_p50_ms": runs.p50_ms,
-        "execution_p99_ms": runs.p99_ms,
-        "slowest_recovery_ms": runs.slowest_recovery_ms,
-        "run_records": sum(one.run_records for one in facts),
-    }
-
-
-def _plots(pending: pending_proof.PendingFigures, runs: run_proof.RunFigures) -> Mapping[str, Any]:
-    return {
-        "ages": pending.ages,
-        "owners": pending.owners,
-        "tickets": pending.top_tickets,
-        "recoveries": runs.recoveries,
-    }
+        return {
+            "ages": classes("age", 7),
+            "owners": most("owner"),
+            "tickets": most("ticket"),
+            "recoveries": classes("recovery", 8),
+        }

@@ -5,25 +5,24 @@ carry from before.
 
     <archive>/stream-<name>/proof/group=<group>/
         _commits/<n>.json   proven behind `after` up to `last`, and the facts
-        carry/<n>-part-*    what later executions of the tickets of n are compared with (``checks/carry``); those since
-                            the last one that holds all tickets are, together, the carry
-        clocks/<n>-part-*   how far the clocks of consumers may be off
-        open/<n>-part-*     entries that were not over at the last run, and whether those without a ticket id ``ran``
-        found/<n>-part-*    all findings of this history, so far
+        carry/<n>-part-0    a row per ticket: what later executions of it are compared with (tables/carry.sql)
+        clocks/<n>-part-0   how far the clocks of consumers may be off
+        open/<n>-part-0     entries that were not over at the last run, and whether those without a ticket id ``ran``
+        found/<n>-part-0    all findings of this history, so far
 
-A commit (``archive/commits``) is there as a whole or not at all, and begins where the one before it ends; the archive
-does not change. So a run that was killed is done again with the same rows, and the chain of commits is the proof that
-nothing lies between two runs. A ticket that shows anything is judged with its whole history, as an audit of everything
-would; what is found there takes the place of what was found in it before.
+A commit (``commits``) is there as a whole or not at all, and begins where the one before it ends; the archive does not
+change. So a run that was killed is done again with the same rows, and the chain of commits is the proof that nothing
+lies between two runs. A ticket in which anything may be wrong is judged with its whole history, as an audit of
+everything would; what is found there takes the place of what was found in it before.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,45 +31,31 @@ from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
-from usher.master.audit.archive.archive import Archive
-from usher.master.audit.archive.commits import Commit, spark_place
-from usher.master.audit.archive.standing import ProvenSpan, data_sets, note, note_history, seen, told_until
-from usher.master.audit.checks import carry, run_proof
-from usher.master.audit.checks.clocks import better_known, bounds, offsets, on_redis_clock, tightest, wrong_clocks
-from usher.master.audit.checks.facts import AuditedStream, maybe_damaged, maybe_dropped, unproven
-from usher.master.audit.checks.findings import CHECKS, ENDED, AuditFinding, Example
-from usher.master.audit.checks.letters import DeadLetterFrames, last_drop_ms, letters_in
-from usher.master.audit.checks.pending_proof import collect
-from usher.master.audit.checks.suspects import LOOKED_AT, SHOWN, Suspects
-from usher.master.audit.engine import EngineFailed, F, on_disk, use
-from usher.master.audit.job import AuditPlan
-from usher.master.audit.read import columns, snapshot
-from usher.master.audit.read.bulk import Interrupted
-from usher.master.audit.read.session import FEW_VALUES, fit
+from usher.master.audit import batches, findings, snapshot
+from usher.master.audit.archive import Archive
+from usher.master.audit.bulk import BulkReader, Interrupted
+from usher.master.audit.commits import Commit, data_sets
+from usher.master.audit.engine import Engine, EngineFailed, few
+from usher.master.audit.facts import DECLARED, FACTS, AuditedStream, unproven
+from usher.master.audit.findings import CHECKS, OF_ENTRIES, OF_RUNS, AuditFinding, Example
+from usher.master.audit.job import CARRIED, CARRIED_CLOCKS, AuditPlan, limits_table
+from usher.master.audit.ranges import pending_span
+from usher.master.audit.standing import ProvenSpan, note, note_history, seen, told_until
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-#: Commits whose carries are read together before they are made one.
-_DELTAS = 32
-#: The last spans that are shown.
-_SPANS = 50
-_RUNS = columns.ddl(columns.RUNS)
-_BOUNDS = "stream string, consumer string, above_us bigint, below_us bigint"
-_OPEN = "stream string, id string, ms bigint, seq bigint, ticket string, ran boolean"
-#: Of what a run leaves for the next one.
-_FORM = 2
-_OF_ENTRIES = (
-    *("lost", "overtaken", "dead_and_done", "dead_and_pending"),
-    *("letters_twice", "letter_missing", "ticket_differs", "unread_and_run", "clock_wrong", "run_unreadable"),
+#: Commits whose carries are read together before they are made one; the last spans that are shown.
+_DELTAS, _SPANS = 32, 50
+_OPEN = pa.schema(
+    [(name, pa.string()) for name in ("stream", "id", "ticket")]
+    + [(name, pa.int64()) for name in ("ms", "seq", "nth")]
+    + [("ran", pa.bool_())]
 )
-#: The checks that a proof makes.
-PROVES = (
-    *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "times_impossible"),
-    *("effect_twice", "repeat_declared", "stale_counted", *_OF_ENTRIES),
-)
-_EXAMPLE = ("stream", "id", "ticket", "owner", "detail")
+_EXAMPLE = Example._fields
 _FOUND = pa.schema([*((name, pa.string()) for name in ("check", *_EXAMPLE)), ("run", pa.int64())])
+_OPEN_NAMES = ", ".join(f"n.{name}" for name in _OPEN.names if name != "ran")
+#: The checks that a proof makes.
+PROVES = (*OF_RUNS, *OF_ENTRIES)
+#: Of executions: what is judged again as a whole takes the place of what was found before.
+_OF_TICKETS = tuple(name for name in OF_RUNS if name not in ("clock_wrong", "run_unreadable"))
 
 
 @dataclass(frozen=True)
@@ -109,19 +94,15 @@ class Proven:
 
 @dataclass
 class _Span:
-    """The history without a gap that ends now. ``first``: its first commit of the run log; ``executions`` are in it;
-    ``carried``: of the runs before, None without any. ``cut``: before it something is missing; ``cut_now``: it began
-    with the new executions. ``since_ms``: of its first record, None without any. ``fresh``: what the new executions add
-    to ``carried``. ``before``: what is missing before it; ``ended``: the spans before it; ``run``: the proof's run in
-    which it began."""
+    """The history without a gap that ends now. ``first``: its first commit of the run log; ``since_ms``: of its first
+    record, None without any; ``cut``: before it something is missing, ``before`` says what; ``cut_now``: it began with
+    the new executions; ``ended``: the spans before it; ``run``: the proof's run in which it began."""
 
-    first: int
-    since_ms: int | None
-    cut: bool
-    carried: DataFrame | None
+    first: int = 1
+    since_ms: int | None = None
+    cut: bool = False
     executions: int = 0
     cut_now: bool = False
-    fresh: DataFrame | None = None
     before: str = ""
     ended: tuple[ProvenSpan, ...] = ()
     run: int = 1
@@ -132,43 +113,54 @@ class _Span:
             return self.ended
         return (*self.ended, ProvenSpan(self.since_ms, until_ms, self.executions, self.before))[-_SPANS:]
 
+    @classmethod
+    def of(cls, known: Mapping[str, Any]) -> _Span:
+        ended = tuple(ProvenSpan(*one) for one in known["ended"])
+        names = ("first", "since_ms", "cut", "executions", "before", "run")
+        return cls(**{name: known[name] for name in names}, ended=ended)
+
+
+@dataclass
+class _Judged:
+    """What one run found: (check, ticket or "", examples), and the tickets and messages that were judged anew."""
+
+    found: list[tuple[str, int, list[Example]]] = field(default_factory=list)
+    tickets: set[str] = field(default_factory=set)
+    alone: set[str] = field(default_factory=set)
+
 
 class Proof:
-    """The proof of one stream: ``Proof(spark, plan, stream, folder).run()``; the caller holds the lock of the archive's
-    ``folder``. Raises StartRefused when it cannot be completed: then nothing is committed."""
+    """The proof of one stream: ``Proof(engine, plan, stream, archive, folder).run()``; the caller holds the lock of the
+    ``archive``, and ``folder`` is for what is read. Raises StartRefused when it cannot be completed: then nothing is
+    committed."""
 
     def __init__(
         self,
-        spark: SparkSession,
+        engine: Engine,
         plan: AuditPlan,
         stream: str,
+        archive: Path,
         folder: Path,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._spark, self._plan, self._folder, self._progress = spark, plan, folder, progress
+        self._engine, self._plan, self._archive, self._folder = engine, plan, archive, folder
+        self._progress = progress
         self._keys = plan.keys(stream)
-        self._entries, self._runs, self._proofs = data_sets(folder, self._keys)
-        self._tables = {"runs": self._runs, "entries": self._entries}
+        self._entries, self._runs, self._proofs = data_sets(archive, self._keys)
         self._url = near(plan.url, stream)
         self._link = Link(self._url, "usher:audit", timeout_s=30.0)
-        self._suspects = Suspects()
-        self._kept: list[DataFrame] = []
-        self._judged_again: DataFrame | None = None
-        self._judged_alone: DataFrame | None = None
+        self._judged = _Judged()
         self._before: Commit | None = None
         self._untold: list[tuple[int, bool, str]] = []  # (run, is it a hole, sentence)
-        self._clock_tolerance_us = plan.limits.clocks_ms * 1000
+        self._known: dict[str, Any] = {}
 
     def run(self, *, again: bool = False) -> Proven:
         """Archive what is new, and prove it; ``again``: prove all that is archived, and commit nothing."""
         try:
-            with use(self._spark):
-                return self._run(again)
+            return self._run(again)
         except (RedisTrouble, CommandRefused, Interrupted, EngineFailed, OSError) as trouble:
             raise StartRefused(f"the proof was not finished; run it again: {trouble}") from trouble
         finally:
-            for frame in self._kept:
-                frame.unpersist()
             self._link.close()
 
     def _run(self, again: bool) -> Proven:
@@ -176,34 +168,26 @@ class Proof:
         before_reading = seen(self._link, keys)
         facts = snapshot.stream_facts(self._link, keys, plan.run_log_length)
         # Pending entries before the run log: what was over by then is in it.
-        pending = self._keep(self._read("redis_pending").select("stream", "id", "ms", "consumer"))
-        first_pending = pending.agg(F.min("ms")).collect()[0][0]
+        self._read("pending_now", batches.PENDING, self._pending)
         last = None if again else self._last_proof()
-        Archive(self._spark, self._url, keys, plan.ticket_field, self._folder).add(self._progress)
+        Archive(self._url, keys, plan.field(keys.stream), self._archive).add(self._progress)
         self._progress(f"proving {keys.stream}")
         self._open_archive(last)
-        figures = run_proof.RunFigures()
-        span = self._prove_runs(facts, figures)
-        known = self._before.facts if self._before else {}
-        ahead_ms = max(figures.ahead_ms.get(keys.stream, 0), known.get("ahead_ms", 0))
-        firsts = [first_pending, figures.first_known.get(keys.stream), known.get("first_known")]
-        handled = [one for one in firsts if one is not None]
-        figures.first_known = {keys.stream: min(handled)} if handled else {}
-        read_now = snapshot.stream_facts(self._link, keys, plan.run_log_length).delivered
-        # What was open at the last run, or came after it, ended after it: only a new hole can hide that.
-        floor = replace(_floor(facts, span).ahead_of(ahead_ms), delivered=read_now, run_capped=span.cut_now)
-        left, unjudged = self._prove_entries(span, floor, pending, figures)
-        number = self._before.number + 1 if self._before else 1
-        told = told_until(self._proofs) if self._before else 0
+        known = last.facts if last else {}
+        span, executions = self._prove_runs(facts, known)
+        delivered = snapshot.stream_facts(self._link, keys, plan.run_log_length)
+        unjudged = self._prove_entries(span, facts, delivered, known)
+        number = last.number + 1 if last else 1
+        told = told_until(self._proofs) if last else 0
         self._untold = [(run, hole, text) for run, hole, text in known.get("untold", []) if run > told]
-        self._untold += [(number, *one) for one in self._unproven(floor, figures, unjudged)]
+        self._untold += [(number, *one) for one in self._unproven(facts, unjudged)]
         fresh, standing = self._fresh(number, told, span.run)
         made = Proven(
             keys.stream,
             span.since_ms,
             facts.time_ms,
             number,
-            figures.executions,
+            executions,
             span.executions,
             span.spans(facts.time_ms),
             fresh,
@@ -212,34 +196,18 @@ class Proof:
             sum(hole for _, hole, _ in self._untold),
         )
         if not again:
-            noted = {
-                "first": span.first,
-                "since_ms": span.since_ms,
-                "cut": span.cut,
-                "first_known": figures.first_known.get(keys.stream),
-                "ahead_ms": ahead_ms,
-                "executions": made.total,
-                "until_ms": made.until_ms,
-                "seen": before_reading,
-                "untold": self._untold,
-                "before": span.before,
-                "ended": span.ended,
-                "run": span.run,
-                "clock_tolerance_us": self._clock_tolerance_us,
-                "form": _FORM,
-            }
-            self._commit(span, left, standing, noted)
+            names = ("first", "since_ms", "cut", "executions", "before", "ended", "run")
+            noted = {name: getattr(span, name) for name in names}
+            noted |= {"first_known": self._known["handled_ms"], "ahead_ms": self._known["ahead_ms"]}
+            noted |= {"until_ms": made.until_ms, "seen": before_reading, "untold": self._untold}
+            self._commit(span, standing, noted)
             note_history(self._link, keys, made.spans, made.unproven)
         return made
 
     def _last_proof(self) -> Commit | None:
         """Return the last commit, None before the first. Raises StartRefused when the archive is older than it."""
         last = self._proofs.recover()
-        if last is not None and last.facts.get("form") != _FORM:
-            self._proofs.set_aside(f"until-{last.number}")
-            self._progress(f"another version proved {self._keys.stream}: all that is archived is proven again")
-            last = None
-        for name, data in self._tables.items():
+        for name, data in (("runs", self._runs), ("entries", self._entries)):
             number, end = last.facts[name] if last else (0, ZERO.decode())
             if number and data.end_of(number) != end:
                 raise StartRefused(
@@ -251,236 +219,270 @@ class Proof:
 
     def _open_archive(self, before: Commit | None) -> None:
         """Find what is new in the archive since the commit ``before``; without it all is."""
-        self._before = before
-        self._new_runs, self._new_entries = (
-            data.chain(before.facts[name][0] if before else 0) for name, data in self._tables.items()
+        engine, self._before = self._engine, before
+        number = before.facts["runs"][0] if before else 0
+        self._new_runs = self._runs.chain(number)
+        self._new_entries = self._entries.chain(before.facts["entries"][0] if before else 0)
+        self._archived("came", self._entries, self._new_entries, batches.STREAM)
+        engine.files("open_before", self._files_before("open/"), _OPEN)
+        engine.files("carried_clocks", self._files_before("clocks/"), CARRIED_CLOCKS)
+        carries = self._proofs.files(self._proofs.chain(before.facts["whole"] - 1), "carry/") if before else []
+        engine.files("carried", carries, CARRIED)
+        engine.arrow("limits", limits_table(self._plan.limits))
+        engine.keep(
+            "not_over",
+            f"SELECT {_OPEN_NAMES}, n.ran FROM open_before n UNION ALL SELECT {_OPEN_NAMES}, false AS ran FROM came n",
         )
-        fit(self._spark, sum(one.rows for one in [*self._new_runs, *self._new_entries]))
-        open_before = self._frame(self._files_before("open/"), _OPEN)
-        came = self._frame(self._entries.files(self._new_entries), columns.ddl(columns.STREAM))
-        came = came.withColumn("ran", F.lit(False))
-        self._not_over = open_before.unionByName(came.select(*open_before.columns))
-        self._bounds = self._frame(self._files_before("clocks/"), _BOUNDS)
-        self._letters = self._read_letters()
+        self._read("letters", batches.LETTERS, batches.letters)
+
+    def _archived(self, name: str, data: Any, commits: Sequence[Commit], schema: pa.Schema) -> None:
+        self._engine.files(name, data.files(commits), schema, sum(one.rows for one in commits))
 
     def _files_before(self, under: str) -> list[Path]:
         return self._proofs.files([self._before] if self._before else [], under)
 
+    def _read(self, name: str, schema: pa.Schema, read: Callable[[BulkReader, Any], Iterator[pa.RecordBatch]]) -> None:
+        file = self._folder / f"{name}.parquet"
+        with BulkReader(self._url) as reader, pq.ParquetWriter(file, schema, compression="lz4") as writer:
+            for batch in read(reader, self._keys):
+                writer.write_batch(batch)
+        self._engine.files(name, [file], schema)
+
+    def _pending(self, reader: BulkReader, keys: Any) -> Iterator[pa.RecordBatch]:
+        span = pending_span(reader, keys, False)
+        if span is not None:
+            with BulkReader(self._url) as bodies:
+                yield from batches.pending(reader, bodies, keys, self._plan.field(keys.stream), span, False)
+
     # ---- executions ----------------------------------------------------------------------------------------------
 
-    def _prove_runs(self, facts: AuditedStream, figures: run_proof.RunFigures) -> _Span:
-        """Judge the new executions, one part between two gaps after another. Returns the last part's span."""
-        span = _Span(1, None, False, None)
-        if self._before is not None:
-            known = self._before.facts
-            span = _Span(
-                known["first"],
-                known["since_ms"],
-                known["cut"],
-                self._carried(self._before),
-                known["executions"],
-                before=known.get("before", ""),
-                ended=tuple(ProvenSpan(*one) for one in known.get("ended", [])),
-                run=known["run"],
-            )
+    def _prove_runs(self, facts: AuditedStream, known: Mapping[str, Any]) -> tuple[_Span, int]:
+        """Judge the new executions, one part between two gaps after another. Returns the last part's span, and how many
+        there are."""
+        engine, executions = self._engine, 0
+        span = _Span.of(known) if self._before is not None else _Span()
         for part in _parts(self._new_runs):
-            rows = self._keep(self._frame(self._runs.files(part), _RUNS))
-            counted = run_proof.count_runs(rows, self._suspects)
-            began_ms = rows.agg(F.min("record_ms")).collect()[0][0]
+            self._archived("runs_new", self._runs, part, batches.RUNS)
+            count, began_ms = engine.rows("SELECT count(id), min(record_ms) FROM runs_new")[0]
             if part[0].gap:
-                former = span.spans(int(part[0].after.partition("-")[0]))
-                run = self._before.number + 1 if self._before else 1
-                known = {"before": part[0].gap, "ended": former, "run": run}
-                span = _Span(part[0].number, began_ms, True, None, cut_now=True, **known)
-            span.executions += counted.executions
+                former, run = (
+                    span.spans(int(part[0].after.partition("-")[0])),
+                    self._before.number + 1 if self._before else 1,
+                )
+                span = _Span(part[0].number, began_ms, True, cut_now=True, before=part[0].gap, ended=former, run=run)
+                engine.arrow("carried", CARRIED.empty_table())
+            span.executions, executions = span.executions + count, executions + count
             span.since_ms = began_ms if span.since_ms is None else span.since_ms
-            floor = _floor(facts, span).ahead_of(counted.ahead_ms.get(facts.stream, 0))
-            clocks, better = self._clocks(rows)
-            fresh = carry.carry_of(on_redis_clock(rows, clocks))
-            if span.carried is None:
-                run_proof.check_runs(rows, self._letters, [floor], clocks, counted, self._suspects)
-                span.carried = fresh
-            else:
-                again = self._follow(rows, part, span, floor, counted, clocks, better)
-                if again is not None and not better.isEmpty():
-                    fresh = fresh.unionByName(carry.carry_of(on_redis_clock(again, clocks)))
-                span.carried = span.carried.unionByName(fresh)
-            span.fresh = fresh
-            figures.add(counted)
-        return span
+            self._prove_part(span, part, facts, known)
+        if not self._new_runs:
+            engine.arrow("runs_new", batches.RUNS.empty_table())
+            self._look("runs_new", facts, span, known)
+        return span, executions
 
-    def _follow(
-        self,
-        rows: DataFrame,
-        part: Sequence[Commit],
-        span: _Span,
-        floor: AuditedStream,
-        figures: run_proof.RunFigures,
-        clocks: DataFrame,
-        better: DataFrame,
-    ) -> DataFrame | None:
-        """Judge executions with what their tickets carry; where that shows anything, or clocks are ``better`` known
-        than when the ticket was judged, with all of the ticket. Returns all executions of such tickets."""
-        assert span.carried is not None
-        self._kept.append(doubts := run_proof.doubts(rows, clocks, span.carried))
-        followed = run_proof.follow(doubts, carry.merged(span.carried, doubts))
-        shown = followed.filter(F.greatest(*run_proof.FLAGS)).select("stream", "ticket")
-        known = self._runs.chain(span.first - 1)[: part[-1].number - span.first + 1]
-        history = self._frame(self._runs.files(known), _RUNS)
-        if not better.isEmpty():
-            theirs = carry.with_order(history).join(F.broadcast(better), ["stream", "consumer"], "left_semi")
-            shown = shown.unionByName(theirs.select("stream", "ticket"))
-        tickets = self._keep(shown.distinct())
-        repeated = self._repeated(rows) if figures.unkeyed else None
-        if repeated is None and tickets.isEmpty():
-            return None
-        few = [row.ticket for row in tickets.select("ticket").limit(FEW_VALUES + 1).collect()]
-        if len(few) <= FEW_VALUES:  # files without them are not read
-            again = history.filter(F.col("ticket").isin(few))
-        else:
-            again = history.join(tickets, ["stream", "ticket"], "left_semi")
-        if repeated is not None:
-            again = again.unionByName(history.filter("ticket = ''").join(repeated, ["stream", "id"], "left_semi"))
-        self._judged_again, self._judged_alone = tickets, repeated
-        figures.unkeyed = int(repeated is not None)
-        run_proof.check_runs(self._keep(again), self._letters, [floor], clocks, figures, self._suspects)
-        return again
+    def _prove_part(self, span: _Span, part: Sequence[Commit], facts: AuditedStream, known: Mapping[str, Any]) -> None:
+        engine = self._engine
+        self._look("runs_new", facts, span, known)
+        engine.derive("doubtful")
+        self._note_found(engine.found(["clock_wrong", "run_unreadable"]))
+        engine.keep(
+            "alone",
+            "SELECT stream, id FROM runs_new WHERE ticket = '' AND id IS NOT NULL GROUP BY stream, id HAVING"
+            " count(*) > 1"
+            " UNION SELECT r.stream, r.id FROM runs_new r ANTI JOIN (SELECT stream, id FROM not_over WHERE NOT ran) o"
+            " ON o.stream = r.stream AND o.id = r.id WHERE r.ticket = '' AND r.id IS NOT NULL",
+        )
+        engine.keep("carried_now", findings.table("carry"))
+        bounds = "SELECT stream, consumer, above_us, below_us FROM clocks"
+        engine.keep("carried_clocks_now", bounds)
+        engine.keep("carried_clocks", "SELECT * FROM carried_clocks_now")
+        tickets = {row[0] for row in engine.rows("SELECT ticket FROM doubtful")}
+        alone = {row[0] for row in engine.rows("SELECT id FROM alone")}
+        if tickets or alone:
+            former = [one for one in self._runs.chain() if span.first <= one.number <= part[-1].number or one.facts]
+            self._archived("history", self._runs, former, batches.RUNS)
+            engine.keep(
+                "judged",
+                "SELECT h.* FROM history h SEMI JOIN doubtful d ON d.stream = h.stream AND d.ticket = h.ticket"
+                " UNION ALL SELECT h.* FROM history h SEMI JOIN alone a ON a.stream = h.stream AND a.id = h.id"
+                " WHERE h.ticket = ''",
+            )
+            engine.view("runs", "SELECT * FROM judged")
+            engine.derive("clocks", "timed", "suspects", "twice")
+            self._judged.tickets |= tickets
+            self._judged.alone |= alone
+            self._note_found(engine.found(_OF_TICKETS))
+        engine.keep("carried", "SELECT * FROM carried_now")
 
-    def _repeated(self, rows: DataFrame) -> DataFrame | None:
-        """Return messages without a ticket id, each a ticket of its own, that did not run for the first time."""
-        alone = rows.filter((F.col("ticket") == "") & F.col("id").isNotNull()).select("stream", "id")
-        twice = alone.groupBy("stream", "id").count().filter("count > 1").select("stream", "id")
-        over = alone.join(self._not_over.filter("NOT ran"), ["stream", "id"], "left_anti")
-        found = self._keep(twice.unionByName(over).distinct())
-        return None if found.isEmpty() else found
+    def _look(
+        self, runs: str, facts: AuditedStream, span: _Span, known: Mapping[str, Any], now: AuditedStream | None = None
+    ) -> None:
+        """Make the tables of a look at these executions. What was open at the last run, or came after it, ended after
+        it: only a new hole can hide that."""
+        engine, since = self._engine, span.since_ms if span.since_ms is not None else -1
+        row = (now or facts).row(
+            facts,
+            entries_read=False,
+            base_ms=since if span.cut_now else -1,
+            order_ms=since if span.cut else -1,
+            drop_ms=snapshot.last_drop_ms(self._link, self._keys),
+            handled_before_ms=known.get("first_known"),
+            ahead_before_ms=known.get("ahead_ms"),
+        )
+        engine.arrow("facts", few(FACTS, [row]))
+        engine.arrow("declared", few(DECLARED, facts.declared_rows()))
+        engine.view("runs", f"SELECT * FROM {runs}")
+        engine.view(
+            "entries",
+            f"SELECT {_OPEN_NAMES}, p.consumer, p.idle_ms, p.deliveries, 0 AS age_ms, true AS in_stream FROM not_over n"
+            " JOIN facts f ON f.stream = n.stream LEFT JOIN pending_now p ON p.stream = n.stream AND p.id = n.id"
+            " WHERE n.nth <= f.delivered_nth",
+        )
+        engine.derive("known", "clocks", "timed")
 
     # ---- entries -------------------------------------------------------------------------------------------------
 
-    def _prove_entries(
-        self, span: _Span, floor: AuditedStream, pending: DataFrame, figures: run_proof.RunFigures
-    ) -> tuple[DataFrame, int]:
+    def _prove_entries(self, span: _Span, facts: AuditedStream, now: AuditedStream, known: Mapping[str, Any]) -> int:
         """Judge the entries that are not over by the new executions: whether they are pending, unread, a dead letter,
-        or lost. Returns those that are still open, and how many are over and from before a hole."""
-        runs = self._frame(self._runs.files(self._new_runs), _RUNS)
-        ended = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id")
-        owners = pending.select("stream", "id", "consumer")
-        at_all = self._keep(self._not_over.join(owners, ["stream", "id"], "left"))
-        left = at_all.join(ended, ["stream", "id"], "left_anti")
-        is_read = F.struct("ms", "seq") <= _place(floor.last_delivered)
-        held = left.filter(F.col("consumer").isNotNull())
-        letters = DeadLetterFrames(self._letters, self._behind_open_entries, self._drops)
-        run_proof.check_losses(
-            at_all.filter(is_read).withColumn("in_stream", F.lit(True)),
-            self._with_runs_of_letters(runs),
-            letters,
-            [floor],
-            figures,
-            self._suspects,
-            None if span.carried is None else carry.done_ahead(span.carried, held),
+        or lost. Returns how many are over and from before a hole."""
+        engine = self._engine
+        self._archived("all_new", self._runs, self._new_runs, batches.RUNS)
+        self._with_runs_of_letters()
+        self._look("all_and_letters", facts, span, known, now)
+        engine.derive("ids", "odd")
+        first = engine.rows("SELECT min(ms) FROM odd WHERE kind IN ('lost', 'passed', 'no_letter')")[0][0]
+        behind = (
+            [] if first is None else [one for one in self._entries.chain() if rank(one.last.encode()) >> 64 >= first]
         )
-        moved = self._confirm()
-        waits = F.col("consumer").isNotNull() | ~is_read | F.col("id").isin(moved)
-        now = runs.filter("ticket = ''").select("stream", "id").distinct().withColumn("now", F.lit(True))
-        has_run = F.col("ran") | F.coalesce("now", F.lit(False))
-        is_open = left.filter(waits).join(now, ["stream", "id"], "left").withColumn("ran", has_run)
-        is_open = self._keep(is_open.select(*self._not_over.columns))
-        unjudged = left.filter(~waits & (F.col("ms") <= floor.floor_ms)).count() if span.cut_now else 0
-        return is_open, unjudged
+        self._archived("messages", self._entries, behind, batches.STREAM)
+        engine.view("sent", findings.table("sent").replace("{gathered}", "false"))
+        engine.derive("again")
+        names = ("handled_ms", "ahead_ms", "floor_ms")
+        self._known = dict(zip(names, engine.rows(f"SELECT {', '.join(names)} FROM known")[0], strict=True))
+        self._counts = dict(
+            engine.rows(
+                "SELECT 'before_known', count(*) FROM odd WHERE kind IN ('lost', 'no_letter') AND ms <= known_ms"
+                " UNION ALL"
+                " SELECT 'maybe_dropped', count(*) FROM odd WHERE kind IN ('lost', 'no_letter') AND ms > known_ms"
+                " AND ms <="
+                " drop_ms UNION ALL SELECT 'maybe_damaged', count(*) FROM odd WHERE kind = 'lost' AND ms > known_ms"
+                " AND ms >"
+                " drop_ms AND ms <= damaged_ms"
+            )
+        )
+        moved = self._confirm(engine.found(OF_ENTRIES))
+        ended = "SELECT stream, id FROM all_new WHERE outcome IN ('done', 'gave_up')"
+        named = ", ".join("'" + one.replace("'", "''") + "'" for one in moved) or "NULL"
+        engine.keep(
+            "is_open",
+            f"SELECT {_OPEN_NAMES}, n.ran OR r.id IS NOT NULL AS ran, p.consumer FROM not_over n"
+            " JOIN facts f ON f.stream = n.stream LEFT JOIN pending_now p ON p.stream = n.stream AND p.id = n.id"
+            " LEFT JOIN (SELECT DISTINCT stream, id FROM all_new WHERE ticket = '') r ON r.stream = n.stream AND"
+            " r.id = n.id"
+            f" ANTI JOIN ({ended}) e ON e.stream = n.stream AND e.id = n.id"
+            f" WHERE p.consumer IS NOT NULL OR n.nth > f.delivered_nth OR n.id IN ({named})",
+        )
+        if not span.cut_now:
+            return 0
+        left = (
+            f"SELECT count(*) FROM entries n ANTI JOIN ({ended}) e ON e.stream = n.stream AND e.id = n.id ANTI JOIN"
+            f" is_open o ON"
+            f" o.stream = n.stream AND o.id = n.id WHERE n.ms <= {self._known['floor_ms']}"
+        )
+        return int(engine.rows(left)[0][0])
 
-    def _behind_open_entries(self) -> DataFrame:
-        """Return the archived entries from the first one on that was not over."""
-        first = self._not_over.agg(F.min(F.struct("ms", "seq")).alias("first")).collect()[0].first
-        since = 0 if first is None else (first.ms << 64) + first.seq
-        commits = [one for one in self._entries.chain() if rank(one.last.encode()) >= since]
-        return self._frame(self._entries.files(commits), columns.ddl(columns.STREAM))
-
-    def _with_runs_of_letters(self, runs: DataFrame) -> DataFrame:
+    def _with_runs_of_letters(self) -> None:
         """Add the former executions of dead letters that were over before this run: none of them may be done."""
-        before = self._before
-        if before is None or self._letters is None:
-            return runs
-        is_new = F.split("letter", "-")[0].cast("bigint") >= before.facts["until_ms"]
-        letters = self._letters.filter(is_new).select("stream", "id")
-        over = self._keep(letters.join(self._not_over, ["stream", "id"], "left_anti"))
-        if over.isEmpty():
-            return runs
-        former = self._runs.chain()[: before.facts["runs"][0]]
-        return runs.unionByName(self._frame(self._runs.files(former), _RUNS).join(over, ["stream", "id"], "left_semi"))
+        engine, before = self._engine, self._before
+        engine.arrow("former", batches.RUNS.empty_table())
+        if before is not None:
+            over = (
+                f"SELECT l.stream, l.id FROM letters l ANTI JOIN not_over n ON n.stream = l.stream AND n.id = l.id"
+                f" WHERE"
+                f" l.letter_ms >= {before.facts['until_ms']}"
+            )
+            if engine.rows(over):
+                chain = [one for one in self._runs.chain() if one.number <= before.facts["runs"][0]]
+                self._archived("all_former", self._runs, chain, batches.RUNS)
+                engine.keep(
+                    "former",
+                    f"SELECT r.* FROM all_former r SEMI JOIN ({over}) o ON o.stream = r.stream AND o.id = r.id",
+                )
+        engine.view("all_and_letters", "SELECT * FROM all_new UNION ALL SELECT * FROM former")
 
-    def _confirm(self) -> list[str]:
+    def _confirm(self, found: Mapping[tuple[str, str], tuple[int, list[Example]]]) -> list[str]:
         """Look again at entries that seem lost or overtaken. Returns the ids of those that only moved."""
-        moved = []
-        for name in ("lost", "overtaken", "dead_and_pending"):
-            place = (name, self._keys.stream)
-            suspects = self._suspects.named.pop(place, [])[:LOOKED_AT]
-            looks = list(snapshot.looks(self._link, self._keys, suspects))
-            limits = self._plan.limits
-            held = [
-                one
-                for one, look in looks
+        moved, keys, limits = [], self._keys, self._plan.limits
+        for (name, stream), (count, examples) in found.items():
+            held, total = examples, count
+            if name in ("lost", "overtaken", "dead_and_pending"):
+                looks = list(snapshot.looks(self._link, keys, name, examples))
                 # What is lost may be trimmed meanwhile: it was in the archive.
-                if (look.owner is None if name == "lost" else snapshot.still_holds(name, one, look, limits))
-            ]
-            moved += [one.id for one, look in looks if name == "lost" and look.owner is not None]
-            if held:
-                self._suspects.named[place] = held
-            count = self._suspects.counts.pop(place, 0)
-            if held:
-                self._suspects.counts[place] = count if len(held) == LOOKED_AT else len(held)
+                held = (
+                    [one for one, look in looks if look.owner is None]
+                    if name == "lost"
+                    else snapshot.still_there(self._link, keys, name, examples, limits)
+                )
+                moved += [one.id for one, look in looks if name == "lost" and look.owner is not None]
+                total = count if len(held) == findings.LOOKED_AT else len(held)
+            self._note_found({(name, stream): (total, held)} if held else {})
         return moved
 
     # ---- findings ------------------------------------------------------------------------------------------------
 
+    def _note_found(self, found: Mapping[tuple[str, str], tuple[int, list[Example]]]) -> None:
+        self._judged.found += [(check, count, examples) for (check, _), (count, examples) in found.items()]
+
     def _fresh(self, number: int, told: int, began: int) -> tuple[tuple[AuditFinding, ...], list[dict[str, Any]]]:
         """Return the findings that nobody was ``told`` of, and all that stand after run ``number``. Tickets were judged
         again with what is known since run ``began``: what stood before that, stands."""
-        old = [row for file in self._files_before("found/") for row in pq.read_table(file).to_pylist()]
-        judged = {(row["ticket"], "") for row in _among(self._judged_again, "ticket", old)}
-        judged |= {("", row["id"]) for row in _among(self._judged_alone, "id", old)}
-        was_before = (row["check"] in _OF_ENTRIES or row["run"] < began for row in old)
-        kept = (row for row, stays in zip(old, was_before, strict=True) if stays or _judged_as(row) not in judged)
-        standing = {_about(row): row for row in kept}
+        old = [
+            row for file in self._files_before("found/") for row in pq.read_table(file, partitioning=None).to_pylist()
+        ]
+
+        def is_replaced(row: Mapping[str, Any]) -> bool:
+            again = row["ticket"] in self._judged.tickets or (not row["ticket"] and row["id"] in self._judged.alone)
+            return again and row["check"] in _OF_TICKETS and row["run"] >= began
+
+        standing = {_about(row): row for row in old if not is_replaced(row)}
         first_run = {_about(row): row["run"] for row in old}
-        unnamed = dict[str, int]()
-        for (check, _), examples in self._suspects.named.items():
-            unnamed[check] = self._suspects.counts[check, self._keys.stream] - len(examples)
+        unnamed: dict[str, int] = {}
+        for check, count, examples in self._judged.found:
+            unnamed[check] = unnamed.get(check, 0) + count - len(examples)
             for one in examples:
-                row = {"check": check, **{name: getattr(one, name) for name in _EXAMPLE}}
+                row = {"check": check, **one._asdict()}
                 standing[_about(row)] = row | {"run": first_run.get(_about(row), number)}
         by_check: dict[str, list[Example]] = {}
         for row in standing.values():
             if row["run"] > told:
                 by_check.setdefault(row["check"], []).append(Example(**{name: row[name] for name in _EXAMPLE}))
-        found = []
-        for check, examples in by_check.items():
-            count = len(examples) + unnamed.get(check, 0)
-            found.append(AuditFinding(CHECKS[check], self._keys.stream, count, count, tuple(examples[:SHOWN])))
-        return tuple(found), list(standing.values())
+        found = [
+            AuditFinding(CHECKS[check], self._keys.stream, count, count, tuple(examples[: findings.SHOWN]))
+            for check, examples in by_check.items()
+            for count in [len(examples) + unnamed.get(check, 0)]
+        ]
+        return findings.fold(found), list(standing.values())
 
-    def _unproven(
-        self, floor: AuditedStream, figures: run_proof.RunFigures, unjudged: int
-    ) -> Iterator[tuple[bool, str]]:
+    def _unproven(self, facts: AuditedStream, unjudged: int) -> Iterator[tuple[bool, str]]:
         """Yield (is it a hole, sentence) for what this run could not prove."""
-        stream, known = floor.stream, figures.first_known.get(floor.stream)
+        stream = facts.stream
         for one in self._new_runs:
             if one.gap:
                 more = f", so entries added before it are not judged, of which {unjudged:,} are over"
                 yield True, f"{stream}: {one.gap}{more}"
         yield from ((True, f"{stream}: {one.gap}") for one in self._new_entries if one.gap)
+        if (base := self._runs.base()) is not None and base.facts.get("since"):
+            yield (
+                False,
+                f"{stream}: the archive was cut: it begins with {base.facts['since'].removeprefix('date=')}"
+                f" (--keep-days)",
+            )
         # What was cut is told as a gap; entries are judged in the archive, trimmed or not.
-        told = replace(floor, first=ZERO, run_capped=False)
-        skipped, before_known = figures.skipped_order.get(stream, 0), figures.before_known.get(stream, 0)
-        yield from ((False, text) for text in unproven(told, known, skipped, before_known))
-        if stream in figures.maybe_damaged:
-            yield False, maybe_damaged(stream, figures.maybe_damaged[stream])
-        if stream in figures.maybe_dropped:
-            yield False, maybe_dropped(stream, figures.maybe_dropped[stream])
+        told = AuditedStream(**{**facts.__dict__, "first": ZERO, "run_capped": False, "run_deleted": None})
+        yield from ((False, text) for text in unproven(told, self._known, self._counts))
 
     # ---- commit --------------------------------------------------------------------------------------------------
 
-    def _commit(
-        self, span: _Span, left: DataFrame, standing: Sequence[Mapping[str, Any]], facts: dict[str, Any]
-    ) -> None:
+    def _commit(self, span: _Span, standing: Sequence[Mapping[str, Any]], facts: dict[str, Any]) -> None:
         before = self._before
         number = before.number + 1 if before else 1
         staging = self._proofs.staging(number)
@@ -488,12 +490,14 @@ class Proof:
         facts["whole"] = before.facts["whole"] if before else number
         if before is None or span.first != before.facts["first"] or number - before.facts["whole"] >= _DELTAS:
             facts["whole"] = number
-            if span.carried is not None:
-                carry.merged(span.carried).write.parquet(spark_place(staging / "carry"))
-        elif span.fresh is not None:
-            span.fresh.write.parquet(spark_place(staging / "carry"))
-        self._bounds.coalesce(1).write.parquet(spark_place(staging / "clocks"))
-        left.coalesce(1).write.parquet(spark_place(staging / "open"))
+        is_new = (
+            "" if facts["whole"] == number else " SEMI JOIN all_new r ON r.stream = c.stream AND r.ticket = c.ticket"
+        )
+        self._engine.write(
+            f"SELECT {', '.join(f'c.{name}' for name in CARRIED.names)} FROM carried c{is_new}", staging / "carry"
+        )
+        self._engine.write("SELECT stream, consumer, above_us, below_us FROM carried_clocks", staging / "clocks")
+        self._engine.write(f"SELECT {', '.join(_OPEN.names)} FROM is_open", staging / "open")
         (staging / "found").mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(list(standing), schema=_FOUND), staging / "found" / "part-0.parquet")
         after = before.last if before else ZERO.decode()
@@ -504,69 +508,18 @@ class Proof:
         note(self._link, self._keys, made.facts["since_ms"], made.facts["until_ms"])
         self._prune(made)
 
-    def _carries(self, last: Commit) -> list[Path]:
-        return self._proofs.files(self._proofs.chain(last.facts["whole"] - 1), "carry/")
-
-    def _carried(self, last: Commit) -> DataFrame:
-        files = self._carries(last)
-        return self._spark.read.parquet(*map(spark_place, files)) if files else self._no_carry()
-
-    def _no_carry(self) -> DataFrame:
-        return carry.carry_of(on_redis_clock(self._frame([], _RUNS), offsets(self._bounds, 0)))
-
-    def _clocks(self, rows: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Return the offsets of clocks, by all that is known of them, and those of which more is known now."""
-        tolerance_us = self._clock_tolerance_us
-        then_us = self._before.facts["clock_tolerance_us"] if self._before else tolerance_us
-        before = offsets(self._bounds, then_us)
-        self._bounds = self._keep(tightest(self._bounds.unionByName(bounds(rows))))
-        known = self._keep(offsets(self._bounds, tolerance_us))
-        collect([wrong_clocks(known)], self._suspects)
-        return known, self._keep(better_known(known, before))
-
     def _prune(self, last: Commit) -> None:
         """Delete what no later run reads."""
-        kept = {*self._carries(last), *self._proofs.files([last])}
+        chain = self._proofs.chain(last.facts["whole"] - 1)
+        kept = {
+            self._proofs.place(one, name)
+            for one in chain
+            for name in one.files
+            if one is chain[-1] or name.startswith("carry/")
+        }
         for file in self._proofs.folder.glob("[a-z]*/*.parquet"):
             if file not in kept:
                 file.unlink()
-
-    # ---- reading -------------------------------------------------------------------------------------------------
-
-    def _frame(self, files: Sequence[Path], schema: str) -> DataFrame:
-        if not files:
-            return self._spark.createDataFrame([], schema)
-        return self._spark.read.schema(schema).parquet(*map(spark_place, files))
-
-    def _read(self, source: str, **options: str) -> DataFrame:
-        plan, keys = self._plan, self._keys
-        given = {"url": plan.url, "stream": keys.stream, "group": keys.group, "ticket_field": plan.ticket_field}
-        return self._spark.read.format(source).options(**given, **options).load()
-
-    def _read_letters(self) -> DataFrame | None:
-        if not self._link.call("XLEN", self._keys.dead):
-            return None
-        return letters_in(self._read("redis_stream", key=self._keys.dead))
-
-    def _drops(self) -> dict[str, int]:
-        return {self._keys.stream: last_drop_ms(self._link, self._keys)}
-
-    def _keep(self, frame: DataFrame) -> DataFrame:
-        self._kept.append(on_disk(frame))
-        return frame
-
-
-def _among(judged: DataFrame | None, name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return those of ``judged`` that rows tell of."""
-    if judged is None or not rows:
-        return []
-    named = judged.sparkSession.createDataFrame([(one,) for one in {row[name] for row in rows}], f"{name} string")
-    return judged.join(named, name, "left_semi").collect()
-
-
-def _floor(facts: AuditedStream, span: _Span) -> AuditedStream:
-    first = None if span.since_ms is None else b"%d-0" % span.since_ms
-    return replace(facts, run_first=first, run_capped=span.cut)
 
 
 def _parts(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
@@ -579,15 +532,6 @@ def _parts(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
         part.append(one)
     if part:
         yield part
-
-
-def _place(stream_id: bytes) -> Any:
-    ms, seq = (min(part, 2**63 - 1) for part in divmod(rank(stream_id), 1 << 64))
-    return F.struct(F.lit(ms).cast("bigint").alias("ms"), F.lit(seq).cast("bigint").alias("seq"))
-
-
-def _judged_as(row: Mapping[str, Any]) -> tuple[str, str]:
-    return row["ticket"], "" if row["ticket"] else row["id"]
 
 
 def _about(row: Mapping[str, Any]) -> tuple[str, str, str, str]:

@@ -18,8 +18,8 @@ from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
 from usher.common.runtime.own_command import usher_command
-from usher.master.audit.read.streams import expand, is_pattern
 from usher.master.audit.settings import AuditSettings
+from usher.master.audit.streams import expand, is_pattern
 
 #: So much of a run log may be new before it is proven, whatever the time: the rest is for the run itself.
 _FULL = 1 / 3

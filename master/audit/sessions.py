@@ -1,28 +1,26 @@
-"""Choose the engine of an audit or a proof by the number of rows, and yield a session of it."""
+"""Choose the engine of an audit or a proof, and yield it with a folder for what is read."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import tempfile
 from collections.abc import Callable, Iterator, MutableMapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
-from usher.master.audit.archive.standing import archived_rows
-from usher.master.audit.checks.findings import RECORD_RUNS
-from usher.master.audit.read.session import SparkPlace, is_elsewhere, local_session, spark_session
+from usher.master.audit.engine import Engine, local_engine
 from usher.master.audit.settings import AuditSettings
+from usher.master.audit.spark import SparkPlace, is_elsewhere, spark_engine
 
 T = TypeVar("T")
-#: Up to so many entries and executions, no Spark is needed.
-_LOCAL_ROWS = 5_000_000
 #: Below both, Spark is started for little data (``SparkPlace.small``).
-_SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 400
+_SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 4_000
 
 
 @contextlib.contextmanager
@@ -31,24 +29,37 @@ def session(
     url: str,
     environ: MutableMapping[str, str],
     tell: Callable[[str], None],
-    archive: Path | None = None,
-) -> Iterator[Any]:
-    """Yield a session of the engine that fits the settings and the size of the streams, and that of the ``archive``,
-    if all of it is to be read. ``environ``: see ``spark_session``. Raises StartRefused."""
-    entries, records = _amount(settings, url)
-    rows = entries + records * RECORD_RUNS
-    if archive is not None:
-        rows += sum(archived_rows(archive, Keys(one, settings.group)) for one in settings.streams)
-    can_choose = settings.audit_engine == "auto" and not is_elsewhere(settings.audit_spark_master, environ)
-    if settings.audit_engine == "local" or (can_choose and rows <= _LOCAL_ROWS and find_spec("duckdb") is not None):
-        with local_session(settings.folder / "local", settings.audit_memory_mib) as made:
-            yield made
-        return
-    is_small = archive is None and entries < _SMALL_ENTRIES and records < _SMALL_RECORDS
-    place = dataclasses.replace(place_of(settings), small=is_small)
-    tell(f"starting Spark on {place.master}")
-    with spark_session(place, environ) as made:
-        yield made
+    *,
+    local: bool = False,
+    rows: int = 0,
+) -> Iterator[tuple[Engine, Path]]:
+    """Yield the engine of the settings, and a folder. ``local``: where the settings leave it open, this process;
+    ``rows``: of an archive, to be read too. ``environ``: see ``spark_engine``. Raises StartRefused."""
+    entries, records = _amount(settings, url) if url else (0, 0)
+    with contextlib.ExitStack() as opened:
+        place = settings.folder / "reading"
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = Path(opened.enter_context(tempfile.TemporaryDirectory(dir=place)))
+        except OSError as unusable:
+            raise StartRefused(
+                f"USHER_AUDIT_DIR: the folder {settings.folder} cannot be used: {unusable}"
+            ) from unusable
+        is_free = settings.audit_engine == "auto" and not is_elsewhere(settings.audit_spark_master, environ)
+        if settings.audit_engine == "local" or (is_free and (local or not _has_spark())):
+            yield opened.enter_context(local_engine(folder, settings.audit_memory_mib)), folder
+            return
+        small = entries + rows < _SMALL_ENTRIES and records < _SMALL_RECORDS
+        where = dataclasses.replace(place_of(settings), small=small)
+        tell(f"starting Spark on {where.master}")
+        yield opened.enter_context(spark_engine(where, environ)), folder
+
+
+def _has_spark() -> bool:
+    try:
+        return find_spec("pyspark") is not None
+    except ValueError:  # somebody has said that it must not be imported
+        return False
 
 
 def place_of(settings: AuditSettings) -> SparkPlace:
@@ -72,7 +83,7 @@ def with_link(url: str, do: Callable[[Link, Keys], T], keys: Keys) -> T:
 def _amount(settings: AuditSettings, url: str) -> tuple[int, int]:
     """Return the number of entries and of records to read. Raises StartRefused when a stream or its group does not
     exist, before Java is started for it."""
-    from usher.master.audit.read.snapshot import KeyForeign, foreign_keys, stream_facts
+    from usher.master.audit.snapshot import KeyForeign, foreign_keys, stream_facts
 
     def read(link: Link, keys: Keys) -> tuple[int, int]:
         with contextlib.suppress(KeyForeign):  # the audit says what cannot be read

@@ -8,10 +8,9 @@ from typing import Literal
 from pydantic import Field
 
 from usher.common.runtime.settings import CommonSettings
-from usher.master.audit.checks.findings import AuditThresholds
-from usher.master.audit.read.session import LOCAL
 
-_LEASES = 3
+#: Where Spark runs by default.
+LOCAL = "local[2]"
 
 
 class AuditSettings(CommonSettings):
@@ -53,8 +52,8 @@ class AuditSettings(CommonSettings):
     audit_engine: Literal["auto", "local", "spark"] = Field(
         "auto",
         description=(
-            "What executes the checks: local (DuckDB in this process, no Java), spark, or auto: local up to 5 million"
-            " entries and executions, unless a setting or spark-submit says where Spark runs."
+            "What executes the checks: spark, local (DuckDB in this process, no Java), or auto: Spark where it is"
+            " installed, and this process for the steps of a proof."
         ),
     )
     audit_spark_master: str = Field(LOCAL, description="Where Spark runs: local[N], or spark://host:7077.")
@@ -79,11 +78,3 @@ class AuditSettings(CommonSettings):
     def folder(self) -> Path:
         """Return the audit's folder as an absolute path: Spark takes URIs only."""
         return (Path(self.audit_dir).expanduser() if self.audit_dir else self.state_folder / "audit").absolute()
-
-    @property
-    def limits(self) -> AuditThresholds:
-        idle_s = self.audit_idle_seconds or _LEASES * self.lease_seconds
-        parked_ms, clocks_ms = int(self.audit_parked_seconds * 1000), int(self.audit_clock_seconds * 1000)
-        return AuditThresholds(
-            int(idle_s * 1000), parked_ms, self.audit_deliveries, self.max_attempts, clocks_ms, int(idle_s * 1000)
-        )

@@ -7,14 +7,12 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from usher.master.audit.read.session import HOW_TO_INSTALL, SparkPlace, local_session, spark_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from usher.master.audit.engine import DuckEngine, SparkEngine, local_engine
+from usher.master.audit.spark import HOW_TO_INSTALL, SparkPlace, spark_engine
 
 #: What the tests' environment has to have.
 _NEEDED = ("pyspark", "pyarrow", "pandas")
@@ -30,8 +28,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A local session with our formats, set up for little data; spark-defaults.conf says something else than we do."""
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
+    """Spark with our data sources, set up for little data; spark-defaults.conf says something else than we do."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} is not installed, so the audit is not tested: {HOW_TO_INSTALL}")
@@ -40,18 +38,18 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     (place.folder / "spark-defaults.conf").write_text("spark.sql.execution.arrow.maxRecordsPerBatch 5000\n")
     os.environ["SPARK_CONF_DIR"] = str(place.folder)
     try:
-        with spark_session(place, os.environ) as session:
-            yield session
+        with spark_engine(place, os.environ) as engine:
+            yield engine
     finally:
         os.environ.clear()
         os.environ.update(kept)
 
 
 @pytest.fixture(scope="session")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A session of the engine in this process."""
-    with local_session(tmp_path_factory.mktemp("local"), 512) as session:
-        yield session
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DuckEngine]:
+    """The engine in this process."""
+    with local_engine(tmp_path_factory.mktemp("local"), 512) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session", params=["local", pytest.param("spark", marks=pytest.mark.slow)])

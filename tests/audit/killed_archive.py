@@ -2,9 +2,7 @@
 FOLDER``.
 
 Each run is a process of its own, forked from this one, in which the n-th step kills; a run without a kill follows, and
-then the archive is compared with the streams. n goes up until a run has no n-th step. Rows are written by pyarrow here:
-a start of Spark each time would take an hour. What is killed in the middle of Spark's own writing is seen in
-``test_archive``.
+then the archive is compared with the streams. n goes up until a run has no n-th step.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
@@ -27,14 +24,14 @@ from tests.audit.seeding import GROUP, Seeder
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
-from usher.master.audit.archive.archive import Archive
+from usher.master.audit.archive import Archive
 
 STREAM = "s"
 _DAY_MS = 86_400_000
 #: Everything that leaves a trace outside of the process.
 _STEPS: tuple[tuple[Any, str], ...] = (
     *((Path, "replace"), (Path, "mkdir"), (os, "fsync"), (shutil, "rmtree"), (json, "dump")),
-    *((pq, "write_table"), (Link, "call")),
+    *((pq.ParquetWriter, "write_batch"), (Link, "call")),
 )
 
 
@@ -58,29 +55,13 @@ def kill_at(step: int) -> None:
         setattr(place, name, deadly(getattr(place, name)))
 
 
-def _write(archive: Archive, table: str, first: bytes, last: bytes, staging: Path) -> int:
-    """What Spark does: a file per day."""
-    rows = archive._link.call("XRANGE", STREAM if table == "entries" else archive._keys.runs, first, last)
-    for day in sorted({_day(entry_id) for entry_id, _ in rows}):
-        place = staging / f"date=day-{day}"
-        place.mkdir(parents=True)
-        ids = [entry_id.decode() for entry_id, _ in rows if _day(entry_id) == day]
-        pq.write_table(pa.table({"id": ids}), place / "part-0.parquet")
-    return len(rows)
-
-
-def _day(entry_id: bytes) -> int:
-    return (rank(entry_id) >> 64) // _DAY_MS
-
-
 def run(url: str, folder: Path, step: int) -> int:
     """One run in a process of its own, killed at ``step`` (0: not at all). The signal that ended it."""
     child = os.fork()
     if not child:
         try:
             kill_at(step)
-            Archive._write = _write  # type: ignore[method-assign]
-            Archive(None, url, Keys(STREAM, GROUP), "ticket_id", folder).add()
+            Archive(url, Keys(STREAM, GROUP), b"ticket_id", folder).add()
         finally:
             os._exit(int(sys.exc_info()[0] is not None))
     status = os.waitpid(child, 0)[1]

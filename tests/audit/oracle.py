@@ -18,7 +18,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
-from usher.master.audit.checks.findings import AuditThresholds
+from usher.master.audit.findings import AuditThresholds
 
 Finding = tuple[str, str, str]  # (check, stream, entry id or ticket or owner)
 _ENDED = ("done", "gave_up")

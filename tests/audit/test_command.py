@@ -22,7 +22,7 @@ from tests.process.machine import USHER, until
 from usher.common.protocol.keys import Keys
 from usher.common.redis.acl import programs
 from usher.common.redis.client import Link
-from usher.master.audit.checks.findings import FENCES_PER_MS
+from usher.master.audit.findings import FENCES_PER_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,10 +14,10 @@ from tests.audit.seeding import LIMITS, Seeder
 from tests.audit.test_job import audit, plan
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
-from usher.master.audit.checks.findings import CHECKS
+from usher.master.audit.findings import CHECKS
 
 if TYPE_CHECKING:
-    from usher.master.audit.output.report import AuditReport
+    from usher.master.audit.report import AuditReport
 
 
 @pytest.fixture(scope="module")

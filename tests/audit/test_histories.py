@@ -21,8 +21,8 @@ from usher.common.redis.client import Link
 from usher.common.sending.producer import Producer
 from usher.consumer.lifecycle.owner_scripts import AckAnswer
 from usher.consumer.policy.acks import Finished
-from usher.master.audit.checks.findings import FENCES_PER_MS, AuditFinding
-from usher.master.audit.checks.letters import last_drop_ms
+from usher.master.audit.findings import FENCES_PER_MS, AuditFinding
+from usher.master.audit.snapshot import last_drop_ms
 from usher.master.operations.action_log import KEPT
 from usher.master.policy.rules import Rule, RuleAction, Target
 

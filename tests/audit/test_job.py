@@ -4,7 +4,9 @@ allowed."""
 from __future__ import annotations
 
 import re
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,13 +17,13 @@ from tests.proxy import Proxy
 from usher.common.base.errors import StartRefused
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
-from usher.master.audit.checks.findings import CHECKS, AuditFinding
+from usher.master.audit.findings import CHECKS, AuditFinding
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from usher.master.audit.job import AuditPlan
-    from usher.master.audit.output.report import AuditReport
+    from usher.master.audit.report import AuditReport
 
 #: Findings that are about an owner or about a ticket, not about an entry.
 _OF_OWNERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked", "clock_wrong")
@@ -37,7 +39,8 @@ def plan(url: str, *streams: str) -> AuditPlan:
 def audit(session: Any, made: AuditPlan) -> AuditReport:
     from usher.master.audit.job import AuditRun
 
-    return AuditRun(session, made).run()
+    with tempfile.TemporaryDirectory() as folder:
+        return AuditRun(session, made, Path(folder)).run()
 
 
 def about(found: AuditFinding) -> set[tuple[str, str]]:

@@ -3,20 +3,20 @@ killed when."""
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
-import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 
-from tests.audit import oracle, seeding
-from tests.audit.random_histories import BEGAN_MS, histories, random_runs
-from tests.audit.seeding import EXPECTED, GROUP, LIMITS, RANDOM, RUNS, Seeder
+from tests.audit import seeding
+from tests.audit.random_histories import BEGAN_MS, histories
+from tests.audit.seeding import EXPECTED, GROUP, RANDOM, RUNS, Seeder
 from tests.audit.test_archive import Killed, archived, die
 from tests.audit.test_job import plan
 from tests.commands import usher
@@ -24,8 +24,8 @@ from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
-from usher.master.audit.archive.commits import Commit
-from usher.master.audit.archive.standing import ProvenSpan, data_sets, mark_told, noted_history
+from usher.master.audit.commits import Commit, data_sets
+from usher.master.audit.standing import ProvenSpan, mark_told, noted_history
 
 if TYPE_CHECKING:
     from usher.master.audit.proof import Proven
@@ -42,64 +42,19 @@ OF_RUNS = ("overlap", "out_of_order", "effect_twice", "stale_counted")
 def prove(session: Any, url: str, folder: Path, stream: str = "s", *, again: bool = False) -> Proven:
     from usher.master.audit.proof import Proof
 
-    return Proof(session, plan(url, stream), stream, folder).run(again=again)
+    with tempfile.TemporaryDirectory() as reading:
+        return Proof(session, plan(url, stream), stream, folder, Path(reading)).run(again=again)
 
 
 def standing(session: Any, folder: Path, stream: str = "s") -> set[tuple[str, str]]:
     """(check, id) of all findings so far, as any reader of Parquet sees them."""
-    rows = session.read.parquet(str(folder / f"stream-{stream}" / "proof" / f"group={GROUP}" / "found"))
-    return {(row.check, row.id or row.owner) for row in rows.collect()}
+    place = folder / f"stream-{stream}" / "proof" / f"group={GROUP}" / "found"
+    rows = ds.dataset(place, format="parquet").to_table().to_pylist()
+    return {(row["check"], row["id"] or row["owner"]) for row in rows}
 
 
 def fresh(proven: Proven) -> dict[str, set[str]]:
     return {one.check.name: {example.id or example.owner for example in one.examples} for one in proven.fresh}
-
-
-@pytest.mark.parametrize(("engine", "tickets"), [("local", 500), pytest.param("spark", 60, marks=pytest.mark.slow)])
-def test_any_split_of_a_history_gives_the_same_verdict(
-    engine: str, tickets: int, request: pytest.FixtureRequest
-) -> None:
-    """Many tickets at once, each cut anywhere, twice: an execution has the flags that it has in the whole, or its ticket
-    is told to be judged as a whole."""
-    from usher.master.audit.checks import carry, clocks, run_proof
-    from usher.master.audit.engine import use
-    from usher.master.audit.read import columns
-
-    session = request.getfixturevalue(engine)
-    rows, dice = random_runs(tickets), random.Random(12)
-    cuts = {f"t{n}": sorted(dice.choices(range(13), k=2)) for n in range(tickets)}
-    seen = dict.fromkeys(cuts, 0)
-    parts: list[list[dict[str, Any]]] = [[], [], []]
-    for row in rows:
-        parts[sum(seen[row["ticket"]] >= one for one in cuts[row["ticket"]])].append(row)
-        seen[row["ticket"]] += 1
-    tables = [pa.Table.from_pylist(part, columns.RUNS) for part in [rows, *parts]]
-    if engine == "spark":
-        frames = [session.createDataFrame(table).cache() for table in tables]
-    else:
-        frames = [session.lazily(columns.RUNS, table.to_batches) for table in tables]
-    with use(session):
-        names = [name for name in run_proof.FLAGS if name != "behind"]
-
-        def flagged(frame: Any) -> dict[tuple[str, str], tuple[bool, ...]]:
-            return {
-                (one.ticket, one.record): tuple(one[name] for name in [*names, "behind"]) for one in frame.collect()
-            }
-
-        right = clocks.offsets(clocks.bounds(frames[0].limit(0)), 0)
-        whole = flagged(run_proof.follow(carry.with_order(clocks.on_redis_clock(frames[0], right))))
-        carried, again, told = None, set(), {}
-        for part in frames[1:]:
-            known = None if carried is None else carry.merged(carried, part)
-            told |= flagged(run_proof.follow(carry.with_order(clocks.on_redis_clock(part, right)), known))
-            new = carry.carry_of(clocks.on_redis_clock(part, right))
-            carried = new if carried is None else carried.unionByName(new)
-        again = {ticket for (ticket, _), flags in told.items() if flags[-1]}
-        assert {place: flags[:-1] for place, flags in told.items() if place[0] not in again} == {
-            place: flags[:-1] for place, flags in whole.items() if place[0] not in again
-        }
-        assert tickets / 5 < len(again) < tickets * 4 / 5, "both kinds are there"
-        assert not [name for at, name in enumerate(names) if not any(flags[at] for flags in whole.values())]
 
 
 def test_run_by_run_the_same_is_found_as_in_one_look_whatever_is_killed_in_between(
@@ -107,7 +62,7 @@ def test_run_by_run_the_same_is_found_as_in_one_look_whatever_is_killed_in_betwe
 ) -> None:
     """The history with everything wrong, in two runs, and two more that were killed: when what is new was archived and
     nothing of it proven, and behind the commit of the proof."""
-    from usher.master.audit.archive.commits import DataSet
+    from usher.master.audit.commits import DataSet
 
     seeding.seed_runs(link)
     keys = Keys(RUNS, GROUP)
@@ -156,7 +111,7 @@ def test_run_by_run_the_same_is_found_as_in_one_look_whatever_is_killed_in_betwe
 
 @pytest.mark.parametrize("set_clocks", [False, True], ids=["steady clocks", "clocks that are set"])
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1000, 1400, 100))])
-def test_random_histories_in_steps_cut_anywhere_show_what_one_look_shows_and_what_a_plain_one_does(
+def test_random_histories_in_steps_cut_anywhere_show_what_one_look_shows(
     local: Any, link: Link, redis_url: str, tmp_path: Path, first: int, set_clocks: bool
 ) -> None:
     """Every check that the proof makes. While clocks are set, less and less is known of what they were off: then what
@@ -182,7 +137,6 @@ def test_random_histories_in_steps_cut_anywhere_show_what_one_look_shows_and_wha
             seeder.letter(one, history.entries[one])
             history.letters.remove(one)
         prove(local, redis_url, tmp_path, RANDOM)
-    plain = {(check, about) for check, _, about in oracle.look(link, [RANDOM], GROUP, LIMITS, 10**6)}
     prove(local, redis_url, tmp_path / "whole", RANDOM)
     in_whole, in_steps = standing(local, tmp_path / "whole", RANDOM), standing(local, tmp_path, RANDOM)
     of_owners = {"owners_overlap", "fence_fell"}  # which of the two it is depends on how well a clock is known
@@ -190,7 +144,6 @@ def test_random_histories_in_steps_cut_anywhere_show_what_one_look_shows_and_wha
         told = {about for name, about in in_whole if name == check}
         alike = of_owners if set_clocks and check in of_owners else {check}
         steps = {about for name, about in in_steps if name in alike}
-        assert told == {about for name, about in plain if name == check}, check
         if check == "overtaken" or len(alike) > 1:
             assert told <= steps, check
         else:
@@ -217,7 +170,7 @@ def test_the_command_says_the_span_and_costs_nothing_when_nothing_is_new(
     assert "without a gap; executions: 2, of them new: 2; findings in all: 0" in shown
     noted = int(link.call("HGET", Keys("s", GROUP).archived, "proven_until_ms"))
     with monkeypatch.context() as patched:
-        patched.setattr("usher.master.audit.sessions.local_session", die)
+        patched.setattr("usher.master.audit.sessions.local_engine", die)
         assert usher("audit", "prove") == 0
     assert "Nothing is new" in capsys.readouterr().out
     assert int(link.call("HGET", Keys("s", GROUP).archived, "proven_until_ms")) > noted
@@ -273,49 +226,6 @@ def test_behind_a_hole_in_the_archive_a_new_span_begins_and_that_is_said(
     assert first == ProvenSpan(10, 10, 1, "")
     assert second[:3] == (30, proven.until_ms, 1)
     assert second.before.startswith("runs from 10-2 to before 30-1 may be missing")
-
-
-def test_of_what_is_carried_a_run_takes_what_its_tickets_in_doubt_need(
-    local: Any, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from usher.master.audit.checks import carry
-
-    seeder = Seeder(link, "s")
-    seeder.add(*((f"{n}-1", f"t{n % 50}") for n in range(1, 101)))
-    seeder.read()
-    seeder.ran("c1:1", *((f"{n}-1", f"t{n % 50}", 5, 100 * n, 100 * n + 50) for n in range(1, 101)), record="10-1")
-    seeder.over(*(f"{n}-1" for n in range(1, 101)))
-    assert fresh(prove(local, redis_url, tmp_path)) == {}
-    taken, merged = [], carry.merged
-
-    def counted(carries: Any, tickets: Any = None) -> Any:
-        found = merged(carries, tickets)
-        taken.extend([found.count()] if tickets is not None else [])
-        return found
-
-    monkeypatch.setattr(carry, "merged", counted)
-    seeder.ran("c1:1", ("7-1", "t7", 5, 20_000, 20_050), ("58-1", "t8", 5, 20_100, 20_150), record="20-1")
-    assert fresh(prove(local, redis_url, tmp_path)) == {"effect_twice": {"7-1", "58-1"}}
-    assert taken and max(taken) == 2, "of 50"
-
-
-def test_a_clock_that_is_better_known_later_shows_what_had_run_beside_it(
-    local: Any, link: Link, redis_url: str, tmp_path: Path
-) -> None:
-    seeder, began_ms = Seeder(link, "s"), BEGAN_MS
-    seeder.add(("1-1", "a"), ("2-1", "a"), ("3-1", "b"))
-    seeder.read()
-    # What is known of c1's clock by then: it is 2 s behind to 0.1 s ahead.
-    first = ("1-1", "a", began_ms * 1024, (began_ms + 100) * 1000, (began_ms + 1000) * 1000)
-    seeder.ran("c1:1", first, record=f"{began_ms + 3000}-0")
-    second = ("2-1", "a", (began_ms + 800) * 1024, (began_ms + 900) * 1000, (began_ms + 3100) * 1000)
-    seeder.ran("c2:1", second, record=f"{began_ms + 3100}-1")
-    seeder.over("1-1", "2-1")
-    assert fresh(prove(local, redis_url, tmp_path)) == {}
-    third = ("3-1", "b", (began_ms + 4000) * 1024, (began_ms + 4000) * 1000, (began_ms + 4001) * 1000)
-    seeder.ran("c1:1", third, record=f"{began_ms + 4001}-0")
-    seeder.over("3-1")
-    assert fresh(prove(local, redis_url, tmp_path)) == {"owners_overlap": {"2-1"}}
 
 
 @pytest.mark.parametrize(("moved_ms", "found"), [(4, {"owners_overlap": {"2-1"}}), (400, {})])
@@ -374,26 +284,6 @@ def test_what_was_found_before_a_hole_stands_when_its_ticket_is_judged_again_beh
     assert ("effect_twice", "1-1") in standing(local, tmp_path)
 
 
-def test_what_another_version_proved_is_set_aside_and_all_is_proven_again(
-    local: Any, link: Link, redis_url: str, tmp_path: Path
-) -> None:
-    seeder = Seeder(link, "s")
-    seeder.add(("1-1", "a"), ("2-1", "b"))
-    seeder.read()
-    seeder.ran("c1:1", ("1-1", "a", 5, 100, 150), record="10-1")
-    seeder.over("1-1")
-    prove(local, redis_url, tmp_path)
-    proofs = tmp_path / "stream-s" / "proof"
-    commit = proofs / f"group={GROUP}" / "_commits" / "1.json"
-    document = json.loads(commit.read_text())
-    del document["facts"]["form"]
-    commit.write_text(json.dumps(document))
-    seeder.ran("c1:1", ("2-1", "b", 6, 200, 250), record="20-1")
-    proven = prove(local, redis_url, tmp_path)
-    assert (proven.run, proven.total, proven.executions) == (1, 2, 2)
-    assert [one.name for one in proofs.iterdir() if one.name.startswith("_")] == [f"_group={GROUP}-until-1"]
-
-
 def test_what_waits_before_anything_has_run_is_judged_once_something_has(
     local: Any, link: Link, redis_url: str, tmp_path: Path
 ) -> None:
@@ -434,7 +324,7 @@ def test_an_archive_that_is_older_than_its_proof_is_refused_with_a_way_out_that_
                 with pytest.raises(StartRefused, match=f"the archive's {table} are older than what was proven") as told:
                     prove(local, redis_url, tmp_path)
     seeder.ran("c1:1", ("1-1", "a", 5, 300, 350), record="30-1")
-    archived(local, redis_url, tmp_path)
+    archived(redis_url, tmp_path)
     with pytest.raises(StartRefused, match="the archive's runs are older than what was proven"):
         prove(local, redis_url, tmp_path)  # there is a second commit again, with another end
     moved = Path(str(told.value).partition("or move ")[2].partition(" away")[0])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.process.crew import KEYS, Crew, Producer, repeated
 from usher.common.redis.client import Link
-from usher.master.audit.checks.findings import AuditThresholds
+from usher.master.audit.findings import AuditThresholds
 
 if TYPE_CHECKING:
     from usher.master.audit.job import AuditPlan
@@ -59,15 +59,15 @@ def test_a_system_at_work_has_no_findings(
         try:
             crew.until(lambda: looking.call("XLEN", KEYS.runs) > 5, 60, "messages flow")
             for session in itertools.islice(itertools.cycle(sessions), audits):
-                running = AuditRun(session, plan)
+                running = AuditRun(session, plan, tmp_path)
                 reports.append(running.run())
-                suspects.update(running._suspects.counts)
+                suspects.update({place: count for place, (count, _) in running.suspects.found.items()})
         finally:
             stop.set()
             sender.join()
             looking.close()
         crew.wait_until_settled(link, 60)
-        reports.append(AuditRun(local, plan).run())
+        reports.append(AuditRun(local, plan, tmp_path).run())
         link.close()
     told = [(one.check.name, one.count, one.examples[:2]) for report in reports for one in report.found]
     assert told == []
@@ -101,7 +101,7 @@ def test_what_runs_again_after_a_declared_loss_is_no_broken_promise(local: Any, 
         crew.wait_until_settled(link, 60)
         again = repeated(crew.executions())
         link.close()
-        report = AuditRun(local, _plan(redis_url)).run()
+        report = AuditRun(local, _plan(redis_url), tmp_path).run()
     assert again, "there was nothing to tell"
     assert {one.check.name: one.count for one in report.found} == {"repeat_declared": len(again)}
     assert report.verdict == "warn"

@@ -1,4 +1,4 @@
-"""Which engine executes an audit: by the number of rows, unless somebody says which, or where Spark runs."""
+"""Which engine executes an audit: Spark, but for the steps of a proof, unless somebody says which."""
 
 from __future__ import annotations
 
@@ -16,46 +16,42 @@ from usher.master.audit.settings import AuditSettings
 
 
 @pytest.mark.parametrize(
-    ("rows", "given", "environ", "expected"),
+    ("given", "environ", "step", "expected"),
     [
-        (3, {}, {}, "local"),
-        (4, {}, {}, "spark"),
-        (4, {"audit_engine": "local"}, {}, "local"),
-        (3, {"audit_engine": "spark"}, {}, "spark"),
-        (3, {"audit_spark_master": "spark://host:7077"}, {}, "spark"),
-        (3, {"audit_spark_master": "spark://host:7077", "audit_engine": "local"}, {}, "local"),
-        (3, {}, {"PYSPARK_GATEWAY_PORT": "1"}, "spark"),
+        ({}, {}, False, "spark"),
+        ({}, {}, True, "local"),
+        ({"audit_engine": "local"}, {}, False, "local"),
+        ({"audit_engine": "spark"}, {}, True, "spark"),
+        ({"audit_spark_master": "spark://host:7077"}, {}, True, "spark"),
+        ({"audit_spark_master": "spark://host:7077", "audit_engine": "local"}, {}, False, "local"),
+        ({}, {"PYSPARK_GATEWAY_PORT": "1"}, True, "spark"),
     ],
 )
-def test_the_engine_follows_from_the_number_of_rows_unless_it_is_said(
+def test_spark_executes_the_checks_but_for_the_steps_of_a_proof_unless_it_is_said(
     link: Link,
     redis_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    rows: int,
     given: dict[str, Any],
     environ: dict[str, str],
+    step: bool,
     expected: str,
 ) -> None:
     begun: list[str] = []
 
     def begins(name: str) -> Any:
         @contextlib.contextmanager
-        def session(*_: object) -> Iterator[None]:
+        def engine(*_: object) -> Iterator[None]:
             begun.append(name)
             yield
 
-        return session
+        return engine
 
     keys = Keys("s", "g")
     link.call("XGROUP", "CREATE", keys.stream, keys.group, "0", "MKSTREAM")
-    for n in range(1, rows + 1):
-        link.call("XADD", keys.stream, f"{n}-1", "ticket_id", "a")
-    link.call("XREADGROUP", "GROUP", keys.group, "master", "STREAMS", keys.stream, ">")
-    monkeypatch.setattr(sessions, "_LOCAL_ROWS", 3)
-    monkeypatch.setattr(sessions, "local_session", begins("local"))
-    monkeypatch.setattr(sessions, "spark_session", begins("spark"))
+    monkeypatch.setattr(sessions, "local_engine", begins("local"))
+    monkeypatch.setattr(sessions, "spark_engine", begins("spark"))
     settings = AuditSettings(redis_url=redis_url, ticket_stream="s", group="g", audit_dir=str(tmp_path), **given)
-    with sessions.session(settings, redis_url, environ, lambda _: None):
+    with sessions.session(settings, redis_url, environ, lambda _: None, local=step):
         pass
     assert begun == [expected]

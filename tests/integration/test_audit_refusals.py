@@ -16,8 +16,8 @@ from tests.commands import usher
 from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.audit.checks.reconcile import read_states, total_of_query
-from usher.master.audit.read.streams import _matching, expand
+from usher.master.audit.reconcile import read_states, total_of_query
+from usher.master.audit.streams import _matching, expand
 
 ROOT = Path(__file__).parents[2]
 GROUP = "concurrency_stream_group"
@@ -161,7 +161,7 @@ def test_what_was_cut_before_it_was_archived_is_a_gap(
     """With Redis 7 and later, and with 6.2, which counts nothing. ``floor`` is what was archived last; trimming keeps
     it."""
     pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
-    from usher.master.audit.archive.archive import _gap
+    from usher.master.audit.archive import _gap
 
     gap = _gap("entries", floor, before, now, is_there)
     assert gap.startswith(told)

@@ -23,7 +23,7 @@ from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import encode as encode_error
 from usher.common.protocol.run_log import CRASHED, encode
 from usher.consumer.policy.acks import Finished
-from usher.master.audit.output import screen
+from usher.master.audit import screen
 from usher.master.cli.follow import ServerSentEvent, _line
 from usher.master.policy.rules import Target, rule_id
 

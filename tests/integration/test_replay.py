@@ -23,9 +23,9 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 from usher.consumer.policy.acks import Finished
 from usher.deploy.rehearsal import replay as replay_module
-from usher.master.audit.archive.commits import Commit
-from usher.master.audit.archive.standing import data_sets
-from usher.master.audit.read.columns import RUNS, stream_batch
+from usher.master.audit import batches
+from usher.master.audit.bulk import BulkReader
+from usher.master.audit.commits import Commit, data_sets
 
 _SHADOW = """
 def handle(message):
@@ -283,14 +283,16 @@ def test_messages_come_from_an_archive_when_the_stream_has_them_no_more(
 ) -> None:
     """With how they ended: neither Redis' stream nor its run log knows them."""
     keys, folder = world.keys, tmp_path / "archive"
-    rows = world.link.call("XRANGE", keys.stream, "-", "+")
     entries, runs, _ = data_sets(folder, keys)
-    tickets = [pairs(flat)[b"ticket_id"] for _, flat in rows]
+    with BulkReader(world.link.url) as reader:
+        bodies = pa.Table.from_batches(
+            batches.stream(reader, keys.stream, keys.stream, b"ticket_id", (b"-", b"+"), raw=True)
+        )
     run = {"stream": keys.stream, "record": "9-1", "record_ms": 9, "consumer": "a:1", "ticket": "A", "id": "4-1"}
     run |= {"ms": 4, "seq": 1, "fence": 7, "attempt": 1, "start_us": 0, "end_us": 250_000, "outcome": "failed"}
     for data, table in (
-        (entries, pa.Table.from_batches([stream_batch(keys.stream, rows, tickets, True)])),
-        (runs, pa.Table.from_pylist([run], RUNS)),
+        (entries, bodies),
+        (runs, pa.Table.from_pylist([run], batches.RUNS)),
     ):
         staged = data.staging(1)
         staged.mkdir(parents=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from usher.common.base.errors import StartRefused
-from usher.master.audit.archive.commits import Commit, DataSet, locked
+from usher.master.audit.commits import Commit, DataSet, locked
 
 
 def stage(data: DataSet, number: int, *names: str) -> None:
@@ -37,7 +37,7 @@ def test_every_gap_is_known_also_behind_later_commits(tmp_path: Path) -> None:
     data = DataSet(tmp_path)
     for number, gap in enumerate(("begins late", "", "cut", ""), 1):
         data.commit(Commit(number, "s", f"{number}-0", f"{number + 1}-0", 0, gap))
-    assert [(one.after, one.gap) for one in DataSet(tmp_path).gaps()] == [("1-0", "begins late"), ("3-0", "cut")]
+    assert DataSet(tmp_path).gaps() == [("1-0", "begins late"), ("3-0", "cut")]
     (tmp_path / "_commits" / "1.json").write_text("{")
     with pytest.raises(StartRefused, match="commit .*1.json cannot be read"):
         data.gaps()
@@ -57,7 +57,7 @@ def test_what_was_committed_and_half_moved_is_finished(tmp_path: Path, monkeypat
     monkeypatch.setattr(DataSet, "_publish", lambda *_: None)
     data.commit(Commit(1, "s", "0-0", "5-1", 2))
     monkeypatch.undo()
-    done = data.place(1, "date=1/a.parquet")
+    done = data.place(Commit(1, "s", "0-0", "5-1", 2), "date=1/a.parquet")
     done.parent.mkdir(parents=True)
     (data.staging(1) / "date=1/a.parquet").rename(done)
     data.recover()

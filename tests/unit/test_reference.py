@@ -18,7 +18,7 @@ from tests.rules import ROOT
 from usher.cli import COMMANDS, load_command
 from usher.common.protocol import keys
 from usher.common.runtime.settings import name_of
-from usher.master.audit.checks.findings import CHECKS
+from usher.master.audit.findings import CHECKS
 
 
 @pytest.fixture(scope="module")

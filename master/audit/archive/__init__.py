@@ -1,3 +1,0 @@
-"""Keep history as Parquet, in commits that are whole or absent."""
-
-from __future__ import annotations

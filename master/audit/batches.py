@@ -1,0 +1,371 @@
+"""Redis as Arrow batches: pending lists with their entries, streams, run logs, dead letters, the index of tickets,
+inboxes and attempts. Spark's data sources and the snapshot of an audit stand on this.
+
+Stream ids come four times: ``id`` as Redis writes it (exact, for joins), ``ms`` and ``seq``, and ``nth``, one number in
+their order: up to the year 2109 and 2,097,151 entries of one millisecond; what lies beyond is not told apart by it. A
+number beyond 2**63-1, which only a hostile producer sends, becomes that.
+
+Order of reading matters on a running system. Within one window of ids the pending list is read *before* the entries: an
+entry acknowledged before the first look has its record in the run log, which is read last of all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from usher.common.base.clock import wall_ms
+from usher.common.protocol.attempts import decode
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.message import LONGEST_TICKET, UNREADABLE_DUE, ticket_value
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.replies import pairs, parse_inbox, parse_record
+from usher.master.audit.bulk import PAGE, BulkReader
+
+_MOST = 2**63 - 1
+#: The latest moment of a record: a later one is none of Redis' clock, and could not be told in microseconds.
+_LATEST_MS = 1 << 52
+#: The most that a number of a record may be: so that a few of them can be added.
+_MOST_NUMBER = 1 << 61
+_MS_BITS, _SEQ_BITS = 42, 21
+#: A range is read whole if it has at most this many entries per pending one; otherwise entries are read one by one.
+_SPARSE = 3
+_IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:,[0-9]{1,20}-[0-9]{1,20})*")
+_TEXT, _NUMBER, _BYTES = pa.string(), pa.int64(), pa.binary()
+_FIELDS = pa.map_(pa.string(), pa.string())
+
+
+def _schema(texts: str, numbers: str, **others: pa.DataType) -> pa.Schema:
+    kinds = dict.fromkeys(texts.split(), _TEXT) | dict.fromkeys(numbers.split(), _NUMBER) | others
+    return pa.schema(list(kinds.items()))
+
+
+#: ``consumer`` null: the entry is not pending; ``ticket`` null: none, or an unfit one; ``in_stream`` False: no body.
+PENDING = _schema("stream id consumer ticket", "ms seq nth idle_ms deliveries age_ms", in_stream=pa.bool_())
+#: ``fields``: of one name the first, other bytes than UTF-8 replaced; ``raw``: names and values as they are, or null.
+STREAM = _schema("stream id ticket", "ms seq nth", fields=_FIELDS, raw=pa.list_(_BYTES))
+#: ``record``: its id in the run log, ``rec`` that as one number, ``n`` the place in it; ``id`` null: it cannot be read.
+RUNS = _schema(
+    "stream record consumer ticket id outcome",
+    "record_ms rec n ms seq nth fence attempt start_us end_us",
+)
+LETTERS = _schema("stream letter id ticket reason", "ms nth letter_ms")
+#: A row for each id; ``id`` null: the record cannot be read. ``in_order``: the ids of its record are, each once.
+TICKETS = _schema("stream ticket owner id", "fence nth", in_order=pa.bool_())
+#: ``since``: what was handed over under a higher fencing token is there, null: not known; ``id`` null: no inbox.
+INBOXES = _schema("stream owner ticket id", "since fence nth")
+ATTEMPTS = _schema("stream id", "attempts failures")
+
+
+def ddl(schema: pa.Schema) -> str:
+    """Return the schema as Spark SQL writes it."""
+    names = {
+        _TEXT: "string",
+        _NUMBER: "bigint",
+        pa.bool_(): "boolean",
+        pa.float64(): "double",
+        _FIELDS: "map<string,string>",
+    }
+    names |= {pa.list_(_BYTES): "array<binary>"}
+    return ", ".join(f"`{field.name}` {names[field.type]}" for field in schema)
+
+
+def _batch(schema: pa.Schema, count: int, **columns: Any) -> pa.RecordBatch:
+    """Return a batch; a single text or None stands for every row."""
+    arrays = []
+    for field in schema:
+        given = columns[field.name]
+        if given is None or isinstance(given, str | int):
+            arrays.append(pa.repeat(pa.scalar(given, field.type), count))
+        elif isinstance(given, pa.Array):
+            arrays.append(given)
+        else:
+            arrays.append(_texts(given) if field.type == _TEXT else pa.array(given, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _texts(values: Sequence[bytes | str | None] | pa.Array) -> pa.Array:
+    """Return UTF-8 texts; other bytes become replacement characters."""
+    raw = values if isinstance(values, pa.Array) else pa.array(values, _BYTES)
+    try:
+        return raw.cast(_TEXT)
+    except pa.ArrowInvalid:
+        return pa.array([None if one is None else one.decode(errors="replace") for one in raw.to_pylist()], _TEXT)
+
+
+def _places(ids: pa.Array) -> dict[str, pa.Array]:
+    """Return ``ms``, ``seq`` and ``nth`` of ids (texts, null allowed)."""
+    try:
+        parts = pc.split_pattern(ids, "-", max_splits=1)
+        ms, seq = (pc.list_element(parts, at).cast(_NUMBER) for at in (0, 1))
+    except pa.ArrowInvalid:
+        known = [(None, None) if one is None else _capped(one) for one in ids.to_pylist()]
+        ms, seq = (pa.array([one[at] for one in known], _NUMBER) for at in (0, 1))
+    high, low = (
+        pc.if_else(pc.less(part, 1 << bits), part, (1 << bits) - 1) for part, bits in ((ms, _MS_BITS), (seq, _SEQ_BITS))
+    )
+    return {"ms": ms, "seq": seq, "nth": pc.add(pc.shift_left(high, _SEQ_BITS), low)}
+
+
+def nth(stream_id: bytes) -> int:
+    """Return an id as the one number that the columns ``nth`` hold."""
+    ms, seq = divmod(rank(stream_id), 1 << 64)
+    return (min(ms, (1 << _MS_BITS) - 1) << _SEQ_BITS) + min(seq, (1 << _SEQ_BITS) - 1)
+
+
+def _capped(stream_id: str) -> tuple[int | None, int | None]:
+    ms, _, seq = stream_id.partition("-")
+    if not (ms.isdecimal() and (seq or "0").isdecimal()):
+        return None, None
+    return min(int(ms), _MOST), min(int(seq or 0), _MOST)
+
+
+def ticket_in(flat: Sequence[bytes], field: bytes) -> bytes | None:
+    """Return the ticket id among names and values as the scripts read it; None: there is none, or an invalid one."""
+    ticket = ticket_value(flat, field)
+    return ticket if ticket and len(ticket) <= LONGEST_TICKET else None
+
+
+# ---- pending lists and entries ---------------------------------------------------------------------------------------
+
+
+def pending(
+    reader: BulkReader, bodies: BulkReader, keys: Keys, field: bytes, span: tuple[bytes, bytes], everything: bool
+) -> Iterator[pa.RecordBatch]:
+    """Yield the pending entries of a range with their entries in the stream, in id order; with ``everything`` also the
+    entries that are not pending. ``bodies``: another connection."""
+    (start, last), now_ms = span, wall_ms()
+
+    def batch(ids: pa.Array, tickets: pa.Array, in_stream: Any, owners: Sequence[Any] = (None, None, None)) -> Any:
+        ids, at = _texts(ids), None
+        at = _places(ids)
+        names = {"stream": keys.stream, "id": ids, "ticket": _texts(tickets), **at, "in_stream": in_stream}
+        owned = {"consumer": owners[0], "idle_ms": owners[1], "deliveries": owners[2]}
+        return _batch(PENDING, len(ids), age_ms=pc.subtract(pa.scalar(now_ms, _NUMBER), at["ms"]), **names, **owned)
+
+    for ids, *owners in _pending_pages(reader, keys, start, last):
+        highest = ids[-1].as_py()
+        if everything:
+            found = _joined(list(_entries(bodies, keys.stream, field, start, highest)))
+            start = b"(" + highest
+        else:
+            found = _bodies_of(bodies, keys.stream, field, ids)
+        owners[0] = _texts(owners[0])
+        place = pc.index_in(ids, value_set=found[0])
+        yield batch(ids, found[1].take(place), place.is_valid(), owners)
+        over = pc.invert(pc.is_in(found[0], value_set=ids))
+        if everything and pc.any(over).as_py():
+            yield batch(found[0].filter(over), found[1].filter(over), pa.repeat(True, pc.sum(over).as_py()))
+    if everything:
+        for ids, tickets in _entries(bodies, keys.stream, field, start, last):
+            yield batch(ids, tickets, pa.repeat(True, len(ids)))
+
+
+def _pending_pages(reader: BulkReader, keys: Keys, start: bytes, last: bytes) -> Iterator[list[pa.Array]]:
+    """Yield ids, consumers, idle times and deliveries; the next page is asked for before this one is given out, so that
+    Redis works while we do."""
+    reader.send(("XPENDING", keys.stream, keys.group, start, last, PAGE))
+    while True:
+        rows = reader.take()
+        full = len(rows) >= PAGE
+        if full:
+            reader.send(("XPENDING", keys.stream, keys.group, b"(" + rows[-1][0], last, PAGE))
+        if rows:
+            kinds = (_BYTES, _BYTES, _NUMBER, _NUMBER)
+            yield [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(kinds)]
+        if not full:
+            return
+
+
+def _entries(
+    reader: BulkReader, stream: str, field: bytes, start: bytes, last: bytes
+) -> Iterator[tuple[pa.Array, pa.Array]]:
+    return (_entry_page(rows, field) for rows in reader.entries(stream, start, last))
+
+
+def _entry_page(rows: Sequence[Any], field: bytes) -> tuple[pa.Array, pa.Array]:
+    return pa.array([row[0] for row in rows], _BYTES), pa.array([ticket_in(row[1], field) for row in rows], _BYTES)
+
+
+def _bodies_of(reader: BulkReader, stream: str, field: bytes, ids: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the entries of ``ids`` (ascending) that are in the stream, and maybe others; read as a range where that is
+    cheaper."""
+    lowest, highest = ids[0].as_py(), ids[-1].as_py()
+    pages, count = [], 0
+    for page in _entries(reader, stream, field, lowest, highest):
+        pages.append(page)
+        count += len(page[0])
+        reached = page[0][-1].as_py()
+        if count > _SPARSE * len(ids) and reached != highest:
+            left = [entry_id for entry_id in ids.to_pylist() if rank(entry_id) > rank(reached)]
+            pages.append(_entry_page([row for row in reader.bodies(stream, left) if row is not None], field))
+            break
+    return _joined(pages)
+
+
+def _joined(pages: Sequence[tuple[pa.Array, pa.Array]]) -> tuple[pa.Array, pa.Array]:
+    none = pa.array([], _BYTES)
+    ids, tickets = (pa.concat_arrays([none, *(page[at] for page in pages)]) for at in (0, 1))
+    return ids, tickets
+
+
+def stream(
+    reader: BulkReader, name: str, key: str, field: bytes, span: tuple[bytes, bytes], raw: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """Yield the entries of ``key``, which is the stream ``name`` or stands beside it."""
+    for rows in reader.entries(key, *span):
+        ids = _texts([row[0] for row in rows])
+        yield _batch(
+            STREAM,
+            len(rows),
+            stream=name,
+            id=ids,
+            ticket=[ticket_in(row[1], field) for row in rows],
+            fields=[_mapped(row[1]) for row in rows],
+            raw=[row[1] for row in rows] if raw else None,
+            **_places(ids),
+        )
+
+
+def _mapped(flat: Sequence[bytes]) -> list[tuple[str, str]]:
+    found: dict[str, str] = {}
+    for at in range(0, len(flat), 2):
+        found.setdefault(flat[at].decode(errors="replace"), flat[at + 1].decode(errors="replace"))
+    return list(found.items())
+
+
+def letters(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
+    """Yield the dead letters, without those of delayed messages, whose ids are others."""
+    for page in stream(reader, keys.stream, keys.dead, b"usher-ticket", (b"-", b"+")):
+        fields = [dict(one) for one in page["fields"].to_pylist()]
+        at = [n for n, one in enumerate(fields) if one.get("usher-reason") != UNREADABLE_DUE]
+        ids = pa.array([fields[n].get("usher-id") for n in at], _TEXT)
+        place = _places(ids)
+        yield _batch(
+            LETTERS,
+            len(at),
+            stream=keys.stream,
+            letter=page["id"].take(pa.array(at, pa.int32())),
+            id=ids,
+            ticket=pa.array([fields[n].get("usher-ticket") for n in at], _TEXT),
+            reason=pa.array([fields[n].get("usher-reason") for n in at], _TEXT),
+            ms=place["ms"],
+            nth=place["nth"],
+            letter_ms=pc.min_element_wise(page["ms"].take(pa.array(at, pa.int32())), pa.scalar(_LATEST_MS, _NUMBER)),
+        )
+
+
+# ---- run log ---------------------------------------------------------------------------------------------------------
+
+
+def runs(reader: BulkReader, name: str, key: str, span: tuple[bytes, bytes]) -> Iterator[pa.RecordBatch]:
+    """Yield executions of the run log ``key``, a page of records at a time; of an unreadable record one row."""
+    for rows in reader.entries(key, *span):
+        records: list[bytes] = []
+        columns: list[list[Any]] = [[] for _ in range(9)]
+        for record, fields in rows:
+            try:
+                given = _columns_of(fields[1])
+            except (ValueError, KeyError, TypeError, IndexError):
+                given = [[None]] * 8
+            count = len(given[0])
+            records.extend([record] * count)
+            for column, values in zip(columns, (*given, range(count)), strict=True):
+                column.extend(values)
+        noted, ids = _texts(records), pa.array(columns[2], _TEXT)
+        at, place = _places(noted), _places(ids)
+        names = ("consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome", "n")
+        told = {name: pa.array(values, RUNS.field(name).type) for name, values in zip(names, columns, strict=True)}
+        record_ms = pc.min_element_wise(at["ms"], pa.scalar(_LATEST_MS, _NUMBER))
+        yield _batch(RUNS, len(records), stream=name, record=noted, record_ms=record_ms, rec=at["nth"], **told, **place)
+
+
+def _columns_of(record: bytes) -> list[list[Any]]:
+    """Return consumer, tickets, ids, fences, attempts, starts, ends and outcomes of a record. ``outcomes`` is left out
+    of a record when every execution was done. Raises ValueError and others when it is none."""
+    given = orjson.loads(record)
+    count = len(given["ids"])
+    columns = [given[name] for name in ("tickets", "ids", "fences", "attempts", "start_us", "end_us")]
+    columns = [[given["consumer"]] * count, *columns, given.get("outcomes") or ["done"] * count]
+    if any(len(column) != count for column in columns):
+        raise ValueError("the columns differ in length")
+    kinds = (str, str, str, int, int, int, int, str)
+    if any(not set(map(type, column)) <= {kind} for column, kind in zip(columns, kinds, strict=True)):
+        raise ValueError("a value does not fit its column")
+    if count and not _IDS.fullmatch(",".join(given["ids"])):
+        raise ValueError("an id is none")
+    if any(min(column, default=0) < 0 or max(column, default=0) > _MOST_NUMBER for column in columns[3:7]):
+        raise ValueError("a number is none of a fencing token, an attempt or a time")
+    return columns
+
+
+# ---- index, inboxes, attempts ----------------------------------------------------------------------------------------
+
+
+def is_ascending(ids: Sequence[bytes]) -> bool:
+    """Return True when ids are in order, each once.
+
+    >>> is_ascending([b"9-1", b"10-0"]), is_ascending([b"9-1", b"9-1"])
+    (True, False)
+    """
+    return all(one < other for one, other in itertools.pairwise(map(rank, ids)))
+
+
+def tickets(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
+    """Yield the index of tickets. A record may come twice while the index grows."""
+    for flat in reader.hash_pages(keys.tickets):
+        rows: list[tuple[Any, ...]] = []
+        for name, stored in zip(flat[::2], flat[1::2], strict=True):
+            try:
+                owner, fence, ids = parse_record(stored)
+            except ValueError:
+                rows.append((name, None, None, None, True))
+            else:
+                rows += [(name, owner, min(fence, _MOST), one, is_ascending(ids)) for one in ids]
+        ids = _texts([row[3] for row in rows])
+        columns = {name: [row[at] for row in rows] for at, name in ((0, "ticket"), (1, "owner"), (2, "fence"))}
+        in_order = [row[4] for row in rows]
+        yield _batch(
+            TICKETS, len(rows), stream=keys.stream, id=ids, in_order=in_order, nth=_places(ids)["nth"], **columns
+        )
+
+
+def inboxes(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
+    """Yield what each inbox hands over, of records that can be read."""
+    for member in map(pairs, reader.ask("XINFO", "CONSUMERS", keys.stream, keys.group)):
+        if ":" not in (owner := member[b"name"].decode(errors="replace")):
+            continue
+        rows: list[tuple[Any, ...]] = []
+        since: int | None = None
+        if reader.ask("TYPE", keys.inbox(owner)) != b"stream":
+            rows, since = [(None, None, None)], -1
+        else:
+            for page in reader.entries(keys.inbox(owner), b"-", b"+"):
+                for one, fields in page:
+                    if fields[0] == b"fence" and fields[1].isdigit() and since is None:
+                        since = min(int(fields[1]), _MOST)
+                    rows += _handed_over([one, fields])
+        ids = _texts([row[2] for row in rows])
+        told = {"ticket": [row[0] for row in rows], "fence": [row[1] for row in rows], "id": ids}
+        yield _batch(INBOXES, len(rows), stream=keys.stream, owner=owner, since=since, nth=_places(ids)["nth"], **told)
+
+
+def _handed_over(row: list[Any]) -> list[tuple[Any, ...]]:
+    try:
+        parts = [part for record in parse_inbox([[b"", [row]]]) for part in record.parts]
+    except (ValueError, IndexError):  # written by another program; its reader waits at it
+        return []
+    return [(part.ticket, min(part.fence, _MOST), one) for part in parts for one in part.ids]
+
+
+def attempts(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
+    for flat in reader.hash_pages(keys.attempts):
+        known = [decode(stored) for stored in flat[1::2]]
+        counts = {"attempts": [one.starts for one in known], "failures": [one.failures for one in known]}
+        yield _batch(ATTEMPTS, len(known), stream=keys.stream, id=flat[::2], **counts)

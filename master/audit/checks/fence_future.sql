@@ -1,0 +1,12 @@
+-- bad
+-- rule: A fencing token is not given before its time.
+-- means: The record's fencing token lies in the future: sinks that have seen it refuse all that come after.
+-- look: redis-cli HGET {prefix}tickets {ticket}
+-- look: redis-cli TIME
+-- repair: Was Redis' clock set back, or the record written by hand? Take the next tokens from above it: restart the
+--   leader.
+SELECT t.stream, t.id, t.ticket, t.owner, concat('fencing token ', t.fence) AS detail
+  FROM tickets t JOIN facts f ON f.stream = t.stream WHERE (t.fence >> 10) > f.time_ms + 3600000
+UNION ALL
+SELECT stream, id, ticket, consumer, concat(consumer, ' ran it under fencing token ', fence, ', of which the time came later')
+  FROM timed WHERE (fence >> 10) > record_ms + 3600000

@@ -1,0 +1,18 @@
+-- warn
+-- rule: Executions of a ticket under different fencing tokens that are both recorded follow one another, unless a
+--   process was paused.
+-- means: A former owner still ran while its successor did: at most one of them has an effect if the sink checks fencing
+--   tokens.
+-- look: usher audit --streams {stream} --group {group} runs --ticket {ticket}
+-- repair: Look for pauses (suspend, swap, long collections) of the earlier owner, and for clocks that differ. Use a
+--   fenced sink.
+WITH turns AS (SELECT stream, ticket, fence, consumer, max(end_least) AS end_least, max_by(id, end_least) AS id,
+                      max_by(ended_us, end_least) AS ended_us, max(start_least) AS start_least
+                 FROM suspects WHERE ticket <> '' GROUP BY stream, ticket, fence, consumer)
+SELECT s.stream, s.id, s.ticket, s.consumer AS owner,
+       concat(s.ran, '; ', max_by(t.consumer, t.end_least), ' ran ', max_by(t.id, t.end_least), ' until ',
+              at_utc(max_by(t.ended_us, t.end_least)), ' under fencing token ', max_by(t.fence, t.end_least)) AS detail
+  FROM suspects s JOIN turns t ON t.stream = s.stream AND t.ticket = s.ticket
+ WHERE t.fence < s.fence AND t.consumer <> s.consumer AND t.end_least > s.start_most
+ GROUP BY s.stream, s.id, s.ticket, s.consumer, s.ran, s.rec, s.n, s.start_most
+HAVING max(t.start_least) <= s.start_most

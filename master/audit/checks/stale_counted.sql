@@ -1,0 +1,27 @@
+-- bad
+-- rule: A success counts under the fencing token under which the ticket was handed over last; a former owner's
+--   acknowledgement is refused.
+-- means: A former owner's acknowledgement counted when another owner had its ticket: the message is over, and its
+--   effect may be there twice.
+-- look: usher audit --streams {stream} --group {group} runs --ticket {ticket}
+-- look: usher audit --streams {stream} --group {group} runs --message {id}
+-- look: redis-cli XRANGE {stream} {id} {id}
+-- repair: Did Redis fail over, or was it restored from a copy? Then this may be its trace. If not, please report it.
+-- Before such a success was recorded its ticket was handed over under a higher fencing token: an execution under that was
+-- recorded before, or is of this very message, for a message that is done is not handed over.
+WITH done AS (SELECT s.*, max(fence) OVER (PARTITION BY stream, ticket, id) AS highest FROM suspects s WHERE outcome = 'done'),
+others AS (
+  SELECT d.*, o.fence AS by_fence, o.consumer AS by_consumer, o.id AS by_id, o.start_us AS by_us
+    FROM done d JOIN suspects o ON o.stream = d.stream AND o.ticket = d.ticket AND o.id = d.id
+   WHERE o.outcome <> 'done' AND o.fence > d.fence AND (o.fence >> 10) < d.record_ms AND d.fence = d.highest
+  UNION ALL
+  SELECT d.*, o.fence, o.consumer, o.id, o.start_us
+    FROM done d JOIN (SELECT stream, ticket, fence, consumer, min(rec) AS rec, min_by(id, rec) AS id, min_by(start_us, rec) AS start_us
+                        FROM suspects WHERE ticket <> '' GROUP BY stream, ticket, fence, consumer) o
+      ON o.stream = d.stream AND o.ticket = d.ticket
+   WHERE o.fence > d.fence AND o.rec < d.rec AND d.fence = d.highest)
+SELECT stream, id, ticket, consumer AS owner,
+       concat(ran, '; it was noted as done at ', at_utc(record_ms * 1000), ', when ', min_by(by_consumer, by_fence),
+              ' had the ticket: under fencing token ', min(by_fence), ' it ran ', min_by(by_id, by_fence), ' from ',
+              at_utc(min_by(by_us, by_fence)), ' on') AS detail
+  FROM others GROUP BY stream, id, ticket, consumer, ran, record_ms

@@ -1,0 +1,265 @@
+"""Execute the SQL of the checks: Spark, or DuckDB in this process. The text is the same; what differs is here: how a
+table is made of files, how one is kept, and three functions that the two write differently.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from usher.common.base.errors import StartRefused, UsherError
+from usher.common.base.extras import how_to_install
+from usher.master.audit import batches
+from usher.master.audit.findings import CHECKS, LOOKED_AT, Example, table
+
+_LAST_US = 253_402_300_799_999_999  # of the year 9999
+_COLUMNS = "check_name, stream, id, ticket, owner, detail"
+_NUMBERED = ", ".join(f"try_cast(split_part(id, '-', {part}) AS BIGINT)" for part in (1, 2))
+#: The findings of several checks: of each check and stream how many, and the first by name.
+_FOUND = f"""\
+SELECT {_COLUMNS}, total FROM (
+  SELECT *, count(*) OVER (PARTITION BY check_name, stream) AS total,
+         row_number() OVER (PARTITION BY check_name, stream ORDER BY {_NUMBERED}, id, owner, ticket, detail) AS place
+    FROM ({{checks}}) f) p
+ WHERE place <= {LOOKED_AT} ORDER BY check_name, stream, place"""
+_CHECK = """\
+SELECT '{name}' AS check_name, stream, coalesce(id, '') AS id, coalesce(ticket, '') AS ticket,
+       coalesce(owner, '') AS owner, coalesce(detail, '') AS detail FROM (
+{select}) c"""
+Found = dict[tuple[str, str], tuple[int, list[Example]]]
+
+
+class EngineFailed(UsherError):
+    """The engine could not execute a statement: the first line of why."""
+
+
+class Engine(abc.ABC):
+    """What executes SQL over named tables."""
+
+    name: str
+
+    @abc.abstractmethod
+    def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
+        """Make a table of Parquet files; without any it is empty. ``rows``: how many they must have, of an archive,
+        which is read where the rows are wanted. Raises EngineFailed when it has others there."""
+
+    @abc.abstractmethod
+    def keep(self, name: str, select: str) -> None:
+        """Make a table of what ``select`` returns now."""
+
+    @abc.abstractmethod
+    def view(self, name: str, select: str) -> None: ...
+
+    @abc.abstractmethod
+    def rows(self, select: str) -> list[tuple[Any, ...]]: ...
+
+    @abc.abstractmethod
+    def arrow(self, name: str, rows: pa.Table) -> None:
+        """Make a table of a few rows."""
+
+    @abc.abstractmethod
+    def write(self, select: str, folder: Path) -> None:
+        """Write a Parquet file into ``folder``, which this process sees, wherever the rows are."""
+
+    def expect(self, name: str, rows: int | None) -> None:
+        if rows is not None and (there := self.rows(f"SELECT count(*) FROM {name}")[0][0]) != rows:
+            raise EngineFailed(
+                f"where the checks run the archive has {there:,} rows of {name}, and its commits have {rows:,}: is"
+                f" its folder"
+                " shared with all of Spark's executors?"
+            )
+
+    def derive(self, *names: str) -> None:
+        """Make tables that several checks read (``tables/*.sql``)."""
+        for name in names:
+            (self.view if name == "timed" else self.keep)(name, table(name))
+
+    def found(self, names: Iterable[str]) -> Found:
+        """Return what these checks find: (check, stream) -> how many, and the first of them."""
+        checks = [_CHECK.format(name=name, select=CHECKS[name].select) for name in names if CHECKS[name].select]
+        found: Found = {}
+        for check, stream, *about, total in self.rows(_FOUND.format(checks="\nUNION ALL\n".join(checks))):
+            found.setdefault((check, stream), (total, []))[1].append(Example(stream, *about))
+        return found
+
+
+class DuckEngine(Engine):
+    name = "local"
+
+    def __init__(self, connection: Any) -> None:
+        self._sql = connection
+        self._kinds: dict[str, str] = {}
+        self.run(
+            "CREATE MACRO at_utc(us) AS CASE WHEN us BETWEEN 0 AND"
+            f" {_LAST_US} THEN strftime(make_timestamp(us), '%Y-%m-%d %H:%M:%S.%f') ELSE CAST(us AS VARCHAR) END"
+        )
+        self.run("CREATE MACRO json_text(x, name) AS json_extract_string(x, concat('$.', name))")
+        self.run("CREATE MACRO is_json(x) AS json_valid(x) AND json_type(x) = 'OBJECT'")
+        self.run(
+            "CREATE MACRO sink_key(x) AS CASE WHEN strlen(x) <= 256 AND NOT contains(x, chr(0)) AND NOT"
+            " starts_with(x, 'sha256:') THEN x ELSE concat('sha256:', sha256(x)) END"
+        )
+
+    def _make(self, kind: str, name: str, select: str) -> None:
+        if (before := self._kinds.get(name)) not in (None, kind):
+            self.run(f"DROP {before} {name}")
+        self._kinds[name] = kind
+        self.run(f"CREATE OR REPLACE {kind} {name} AS {select}")
+
+    def run(self, statement: str) -> Any:
+        import duckdb
+
+        try:
+            return self._sql.execute(statement)
+        except duckdb.Error as failed:
+            raise EngineFailed(str(failed).splitlines()[0]) from failed
+
+    def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
+        if not files:
+            self.arrow(name, schema.empty_table())
+            return
+        named = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
+        columns = ", ".join(f'"{one}"' for one in schema.names)
+        self._make("VIEW", name, f"SELECT {columns} FROM read_parquet([{named}], hive_partitioning = false)")
+        self.expect(name, rows)
+
+    def keep(self, name: str, select: str) -> None:
+        self._make("TABLE", name, select)
+
+    def view(self, name: str, select: str) -> None:
+        self._make("VIEW", name, select)
+
+    def rows(self, select: str) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = self.run(select).fetchall()
+        return found
+
+    def arrow(self, name: str, rows: pa.Table) -> None:
+        self._sql.register("given_rows", rows)
+        self._make("TABLE", name, "SELECT * FROM given_rows")
+        self._sql.unregister("given_rows")
+
+    def write(self, select: str, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        place = str(folder / "part-0.parquet").replace("'", "''")
+        self.run(f"COPY ({select}) TO '{place}' (FORMAT parquet)")
+
+
+class SparkEngine(Engine):
+    """``is_far``: executors are on other machines, so they see no file of this one."""
+
+    name = "spark"
+
+    def __init__(self, spark: Any, is_far: bool = False) -> None:
+        self.spark, self.is_far = spark, is_far
+        for name, given, body in (
+            (
+                "at_utc",
+                "us BIGINT",
+                f"CASE WHEN us BETWEEN 0 AND {_LAST_US} THEN date_format(timestamp_micros(us), 'yyyy-MM-dd"
+                f" HH:mm:ss.SSSSSS')"
+                " ELSE CAST(us AS STRING) END",
+            ),
+            ("json_text", "x STRING, name STRING", "get_json_object(x, concat('$.', name))"),
+            ("is_json", "x STRING", "from_json(x, 'map<string,string>') IS NOT NULL"),
+            (
+                "sink_key",
+                "x STRING",
+                "CASE WHEN octet_length(x) <= 256 AND NOT contains(x, chr(0)) AND NOT startswith(x, 'sha256:') THEN x"
+                " ELSE concat('sha256:', sha2(x, 256)) END",
+            ),
+        ):
+            kind = "BOOLEAN" if name == "is_json" else "STRING"
+            self._do(f"CREATE OR REPLACE TEMPORARY FUNCTION {name}({given}) RETURNS {kind} RETURN {body}")
+
+    def _do(self, statement: str) -> Any:
+        with self._named_failures():
+            return self.spark.sql(statement)
+
+    @contextlib.contextmanager
+    def _named_failures(self) -> Iterator[None]:
+        from pyspark.errors import PySparkException
+
+        try:
+            yield
+        except PySparkException as failed:
+            raise EngineFailed(first_cause(failed)) from failed
+
+    def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
+        if not files or (self.is_far and rows is None):
+            read = pa.concat_tables(
+                [schema.empty_table(), *(pq.read_table(one, schema=schema, partitioning=None) for one in files)]
+            )
+            self.arrow(name, read)
+            return
+        with self._named_failures():
+            named = [f"file://{file}" for file in files]
+            self.spark.read.schema(batches.ddl(schema)).parquet(*named).createOrReplaceTempView(name)
+        self.expect(name, rows)
+
+    def keep(self, name: str, select: str) -> None:
+        # A checkpoint, not a cache: the plans of the checks stay short, which costs less than what they read.
+        with self._named_failures():
+            self._do(select).localCheckpoint(eager=True).createOrReplaceTempView(name)
+
+    def read(self, name: str, source: str, options: Mapping[str, str]) -> None:
+        """Make a table of what a data source reads now."""
+        with self._named_failures():
+            frame = self.spark.read.format(source).options(**options).load()
+            frame.localCheckpoint(eager=True).createOrReplaceTempView(name)
+
+    def view(self, name: str, select: str) -> None:
+        with self._named_failures():
+            self._do(select).createOrReplaceTempView(name)
+
+    def rows(self, select: str) -> list[tuple[Any, ...]]:
+        with self._named_failures():
+            return [tuple(row) for row in self._do(select).collect()]
+
+    def arrow(self, name: str, rows: pa.Table) -> None:
+        with self._named_failures():
+            self.spark.createDataFrame(rows).createOrReplaceTempView(name)
+
+    def write(self, select: str, folder: Path) -> None:
+        with self._named_failures():
+            rows = self._do(select).toArrow()
+        folder.mkdir(parents=True, exist_ok=True)
+        pq.write_table(rows, folder / "part-0.parquet")
+
+
+def first_cause(failed: Exception) -> str:
+    """Return the first cause, as its last line of that kind; py4j's own first line only names the call."""
+    lines = str(failed).strip().splitlines() or [type(failed).__name__]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return (causes or [line.removeprefix(": ") for line in lines[1:2] if line.startswith(": ")] or lines)[
+        -1 if causes else 0
+    ][:500]
+
+
+@contextlib.contextmanager
+def local_engine(folder: Path, memory_mib: int) -> Iterator[DuckEngine]:
+    """Yield the engine in this process; ``folder`` is for what does not fit into ``memory_mib``. Raises
+    StartRefused."""
+    try:
+        import duckdb
+    except ImportError as missing:
+        raise StartRefused(
+            f"this audit needs {missing.name or 'DuckDB'}, which is not installed: {how_to_install('audit')}"
+        ) from missing
+    with contextlib.closing(duckdb.connect()) as connection:
+        spill = str(folder).replace("'", "''")
+        connection.execute(
+            f"SET memory_limit = '{memory_mib}MiB'; SET temp_directory = '{spill}'; SET TimeZone = 'UTC'"
+        )
+        connection.execute("SET threads = 2; SET preserve_insertion_order = false")
+        yield DuckEngine(connection)
+
+
+def few(schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """Return a small table of these rows."""
+    return pa.Table.from_pylist(list(rows), schema=schema)

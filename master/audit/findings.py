@@ -1,0 +1,255 @@
+"""The checks of an audit and the words of their findings. Pure.
+
+A check is one file, ``checks/<name>.sql``: its severity and words as comments, then one SELECT of (stream, id, ticket,
+owner, detail), a row for each place where its rule does not hold. Spark and DuckDB execute the same text. Checks
+without a SELECT are judged where Redis is read (``snapshot``). What several checks read is a table of its own,
+``tables/*.sql``.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import NamedTuple
+
+from usher.common.protocol.keys import HALTED, MASTER, Keys
+
+#: Names of the group that are no incarnations, and that no lease is asked of.
+RESERVED = frozenset({MASTER.decode(), HALTED.decode()})
+#: Executions of a full record of the run log.
+RECORD_RUNS = 100
+#: A fence is at least the milliseconds of Redis' clock when it was given, times this (common/lua/includes).
+FENCES_PER_MS = 1024
+#: The most suspects of one check and stream that are looked at again, lowest ids first; the others are only counted.
+LOOKED_AT = 2000
+#: Findings that a report shows of each check and stream.
+SHOWN = 10
+#: A word of a hint that something is filled into, without the punctuation around it.
+_FILLED = re.compile(r"(?:[\w:]*\{\w+\}\w*)+")
+#: (check, its cause, what both are about): what follows from another finding is not told beside it.
+_DERIVED = (("owners_differ", "ticket_owned_twice", "ticket"), ("index_without_pending", "lost", "id"))
+_ORDER = [
+    "pending_without_index",
+    "index_without_pending",
+    "owners_differ",
+    "ticket_owned_twice",
+    "index_unreadable",
+    "indexed_twice",
+    "fence_future",
+    "fence_low",
+    "index_unordered",
+    "never_told",
+    "inbox_differs",
+    "owner_dead",
+    "stranger_owns",
+    "idle_too_long",
+    "parked_too_long",
+    "body_gone",
+    "delivered_often",
+    "attempts_many",
+    "attempts_leaked",
+    "attempts_wrong",
+    "failed_often",
+    "consumer_leaked",
+    "key_leaked",
+    "key_foreign",
+    "lease_orphan",
+    "unregistered",
+    "incarnations_at_once",
+    "overlap",
+    "owners_overlap",
+    "out_of_order",
+    "overtaken",
+    "fence_shared",
+    "fence_fell",
+    "lost",
+    "cut_unread",
+    "effect_twice",
+    "done_and_pending",
+    "repeat_declared",
+    "stale_counted",
+    "effect_missing",
+    "dead_and_done",
+    "dead_and_pending",
+    "letters_twice",
+    "letter_unknown",
+    "letter_missing",
+    "letter_unexplained",
+    "ticket_differs",
+    "unread_and_run",
+    "begun_early",
+    "times_impossible",
+    "clock_wrong",
+    "run_unreadable",
+]
+#: Checks of the run log alone: facts of the past, which need no second look; a proof from the archive makes them, too.
+OF_RUNS = (
+    *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "times_impossible", "run_unreadable"),
+    *("effect_twice", "repeat_declared", "stale_counted", "clock_wrong"),
+)
+#: Checks of stream and run log together: a proof makes them of entries that were not over.
+OF_ENTRIES = (
+    *("lost", "overtaken", "dead_and_done", "dead_and_pending", "letters_twice", "letter_missing", "ticket_differs"),
+    "unread_and_run",
+)
+#: Checks of names, leases and inboxes, which the second look makes anew as a whole.
+OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked", "lease_orphan", "unregistered")
+#: What was found once in records that do not change is a finding.
+NO_SECOND_LOOK = frozenset(
+    {*OF_RUNS, "key_foreign", "dead_and_done", "letters_twice", "letter_missing", "ticket_differs", "unread_and_run"}
+    | {"cut_unread", "effect_missing", "attempts_wrong", "failed_often", "begun_early", "incarnations_at_once"}
+    | {"letter_unknown", "letter_unexplained"}
+)
+#: The section of deploy/runbook.md that continues where ``repair`` ends, for checks with another one than the audit's.
+_SECTIONS = {
+    **dict.fromkeys(
+        ("pending_without_index", "index_without_pending", "owners_differ", "owner_dead", "consumer_leaked"),
+        "No leader",
+    ),
+    **dict.fromkeys(("idle_too_long", "parked_too_long"), "Nothing moves"),
+    **dict.fromkeys(("delivered_often", "attempts_many"), "Stuck ticket"),
+}
+
+
+class AuditSeverity(enum.Enum):
+    """BAD: the promise was broken, or work stands still. WARN: allowed once, but an operator should look. Both make the
+    exit code 1."""
+
+    BAD = "bad"
+    WARN = "warn"
+
+
+class AuditCheck(NamedTuple):
+    """``look`` and ``repair`` are lines with {stream} {group} {id} {ticket} {owner} {prefix} {dead} {runs} in them;
+    ``select`` is "" where Python judges."""
+
+    name: str
+    severity: AuditSeverity
+    rule: str
+    means: str
+    look: tuple[str, ...]
+    repair: str
+    select: str
+
+    @property
+    def section(self) -> str:
+        """The check's heading in the runbook."""
+        return _SECTIONS.get(self.name, "Audit")
+
+
+class Example(NamedTuple):
+    """A place where a rule does not hold. Empty texts are unknown or do not apply."""
+
+    stream: str
+    id: str = ""
+    ticket: str = ""
+    owner: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class AuditFinding:
+    """A check that found something: ``count`` places are left after a second look at the ``suspects`` of the first."""
+
+    check: AuditCheck
+    stream: str
+    count: int
+    suspects: int
+    examples: tuple[Example, ...] = ()
+
+
+class AuditThresholds(NamedTuple):
+    """Limits beyond which something is a finding, in milliseconds. ``owner_idle_ms``: an entry of an incarnation,
+    living or dead; ``parked_ms``: an entry under ``master`` with nothing of its ticket in processing; ``clocks_ms``:
+    how far clocks of two consumers may differ where nothing bounds them; ``reaped_ms``: a dead incarnation with nothing
+    pending, in the group."""
+
+    owner_idle_ms: int = 30_000
+    parked_ms: int = 300_000
+    deliveries: int = 20
+    attempts: int = 5
+    clocks_ms: int = 1000
+    reaped_ms: int = 30_000
+
+
+def text(name: str) -> str:
+    """Return the SQL of this place below here, without ``.sql``."""
+    return (resources.files("usher.master.audit") / f"{name}.sql").read_text(encoding="utf-8")
+
+
+def table(name: str) -> str:
+    """Return the SELECT of a table that several checks read."""
+    return text(f"tables/{name}")
+
+
+def _check(name: str) -> AuditCheck:
+    words: dict[str, list[str]] = {"rule": [], "means": [], "look": [], "repair": []}
+    severity, *lines = text(f"checks/{name}").splitlines()
+    last: list[str] = []
+    for at, line in enumerate(lines):
+        key, told, words_of = line.removeprefix("-- ").partition(": ")
+        if line.startswith("--   ") and last:
+            last[-1] += " " + line[5:]
+        elif line.startswith("-- ") and told and key in words:
+            last = words[key]
+            last.append(words_of)
+        else:
+            return _made(name, severity, words, "\n".join(lines[at:]))
+    return _made(name, severity, words, "")
+
+
+def _made(name: str, severity: str, words: Mapping[str, Sequence[str]], select: str) -> AuditCheck:
+    [rule], [means], [repair] = words["rule"], words["means"], words["repair"]
+    return AuditCheck(
+        name, AuditSeverity(severity.removeprefix("-- ")), rule, means, tuple(words["look"]), repair, select
+    )
+
+
+CHECKS: dict[str, AuditCheck] = {name: _check(name) for name in _ORDER}
+
+
+def fold(found: Iterable[AuditFinding]) -> tuple[AuditFinding, ...]:
+    """Return the findings without those that follow from others, the worst first."""
+    of = {(one.check.name, one.stream): one for one in found}
+    for derived, cause, about in _DERIVED:
+        for (name, stream), one in list(of.items()):
+            if name == derived and (reason := of.get((cause, stream))):
+                known = {getattr(each, about) for each in reason.examples}
+                left = tuple(each for each in one.examples if getattr(each, about) not in known)
+                of[name, stream] = replace(one, count=one.count - len(one.examples) + len(left), examples=left)
+    kept = [one for one in of.values() if one.count]
+    return tuple(
+        sorted(
+            kept,
+            key=lambda one: (one.check.severity is not AuditSeverity.BAD, _ORDER.index(one.check.name), one.stream),
+        )
+    )
+
+
+def commands(check: AuditCheck, example: Example, keys: Keys) -> list[str]:
+    """Return the command lines to look closer, with everything filled in and quoted for a shell; lines that need an
+    unknown value are left out."""
+    known = {"id": example.id, "ticket": example.ticket, "owner": example.owner}
+    names = {"stream": keys.stream, "group": keys.group, "prefix": keys.prefix, "dead": keys.dead, "runs": keys.runs}
+    lines = []
+    for line in check.look:
+        words = []
+        for word in line.split(" "):
+            if any("{" + name + "}" in word and not value for name, value in known.items()):
+                break
+            filled = word.format(**names, **known) if "{" in word else word
+            words.append(shlex.quote(filled) if "{" in word else filled)
+        else:
+            lines.append(" ".join(words))
+    return lines
+
+
+def repair(check: AuditCheck, example: Example, keys: Keys) -> str:
+    """Return the hint with everything filled in; parts for a command line are quoted for a shell."""
+    known = {"prefix": keys.prefix, "runs": keys.runs, "dead": keys.dead}
+    known |= {"id": example.id, "ticket": example.ticket, "owner": example.owner}
+    return _FILLED.sub(lambda found: shlex.quote(found[0].format(**known)), check.repair)

@@ -1,3 +1,0 @@
-"""Read Redis into columns for Spark."""
-
-from __future__ import annotations

@@ -1,0 +1,224 @@
+"""The reconciler: compare the running totals of log consumers with canonical data.
+
+Canonical is the archive (every message once, by uid, up to the consumer's checkpoint), or a query in the application's
+database. The tables are those of the outbox: ``checkpoints`` (name, stream, last_id, version) and ``consumer_states``
+(name, stream, state as JSON). A difference is shown as (name, total, last id); ``apply`` writes it, in one transaction
+per consumer and only if its checkpoint has not moved since: a running consumer sees another version, and reads its
+state again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from usher.common.base.errors import StartRefused
+from usher.common.base.extras import how_to_install
+from usher.common.base.text import parse_json, pluralize
+from usher.common.outbox.sql_files import queries
+from usher.master.audit import batches
+from usher.master.audit.batches import nth
+from usher.master.audit.commits import DataSet
+from usher.master.audit.engine import Engine, EngineFailed, few
+
+_SCALE = 9
+_STATES = pa.schema([(name, pa.int64()) for name in ("n", "nth")])
+
+
+@dataclass(frozen=True)
+class ConsumerState:
+    """The state of a log consumer in its tables. ``total`` None: its state has no such number."""
+
+    name: str
+    stream: str
+    last_id: str
+    version: int
+    state: dict[str, Any]
+    total: Decimal | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A consumer's total beside the correct one. ``wanted`` None: the correct one is unknown, and ``why``."""
+
+    name: str
+    last_id: str
+    total: Decimal | None
+    wanted: Decimal | None
+    why: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        return self.wanted is not None and self.total == self.wanted
+
+
+@contextlib.contextmanager
+def _connected(url: str, setting: str) -> Iterator[Any]:
+    """Open a transaction. Raises StartRefused, naming ``setting``."""
+    try:
+        import sqlalchemy as sa
+    except ImportError as missing:
+        raise StartRefused(f"the reconciler needs SQLAlchemy: {how_to_install('sql')}") from missing
+    try:
+        engine = sa.create_engine(url)
+    except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
+        raise StartRefused(f"{setting} cannot be used: {wrong}") from wrong
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except sa.exc.SQLAlchemyError as failed:
+        raise StartRefused(f"{setting}: {str(failed).splitlines()[0]}") from failed
+    finally:
+        engine.dispose()
+
+
+def read_states(url: str, stream: str, key: str) -> list[ConsumerState]:
+    """Return every log consumer of a stream. ``key``: the number in its state that is compared. Raises StartRefused."""
+    import sqlalchemy as sa
+
+    with _connected(url, "--states-url") as sql:
+        rows = sql.execute(
+            sa.text(
+                "SELECT c.name, c.stream, c.last_id, c.version, s.state FROM checkpoints c LEFT JOIN consumer_states s "
+                "ON s.name = c.name AND s.stream = c.stream WHERE c.stream = :stream ORDER BY c.name"
+            ),
+            {"stream": stream},
+        ).all()
+    found = []
+    for name, its_stream, last_id, version, stored in rows:
+        try:
+            state = stored if isinstance(stored, dict) else parse_json(stored or "{}")
+        except ValueError as unreadable:
+            raise StartRefused(
+                f"--states-url: the state of {name} in consumer_states is not JSON: {unreadable}"
+            ) from unreadable
+        found.append(ConsumerState(name, its_stream, last_id, version, state, number_of(state.get(key))))
+    return found
+
+
+def number_of(value: Any) -> Decimal | None:
+    """Return a stored number, exactly; None for anything else."""
+    try:
+        return (
+            None
+            if value is None or isinstance(value, bool)
+            else Decimal(str(value)).quantize(Decimal(1).scaleb(-_SCALE))
+        )
+    except InvalidOperation:
+        return None
+
+
+def totals_of_archive(
+    engine: Engine, entries: DataSet, value: str, kind: str, states: Sequence[ConsumerState]
+) -> list[Decimal]:
+    """Return the sum of ``value`` for each consumer, over every message up to its checkpoint, each uid once. Raises
+    StartRefused when the archive is not as it was written.
+
+    ``value``: a field, or ``data.name`` for a number inside the JSON of field ``data``. ``kind``: only messages whose
+    field ``object`` is this; "" takes all.
+    """
+    files, number = entries.complete()
+    if not files:
+        return [Decimal(0)] * len(states)
+    field, _, inside = value.partition(".")
+    text = f"fields[{_quoted(field)}]"
+    raw, bad = (f"json_text({text}, {_quoted(inside)})", f"NOT is_json({text})") if inside else (text, "false")
+    where = f"WHERE fields['object'] = {_quoted(kind)}" if kind else ""
+    try:
+        engine.files("messages", files, batches.STREAM, number)
+        engine.arrow("states", few(_STATES, ({"n": n, "nth": nth(s.last_id.encode())} for n, s in enumerate(states))))
+        engine.view(
+            "amounts",
+            f"""SELECT id, nth, amount, try_cast(amount AS DECIMAL(38, {_SCALE})) AS number, is_bad FROM (
+                SELECT id, nth, {raw} AS amount, {text} IS NOT NULL AND {bad} AS is_bad,
+                       row_number() OVER (PARTITION BY coalesce(nullif(fields['uid'], ''), id) ORDER BY ms, seq) AS
+                       place
+                  FROM messages {where}) m WHERE place = 1""",
+        )
+        wrong, first = engine.rows(
+            """SELECT count(*), min_by(id, nth) FROM amounts WHERE nth <= (SELECT max(nth) FROM states)
+                AND (is_bad OR (amount IS NOT NULL AND number IS NULL))"""
+        )[0]
+        if wrong:  # they would count as 0
+            raise StartRefused(
+                f"--value: {value} is no number in {pluralize(wrong, 'message')}, the first of them {first}: choose the"
+                " right ones with --object, or compare with --source-query"
+            )
+        sums = dict(
+            engine.rows("SELECT s.n, sum(a.number) FROM amounts a JOIN states s ON a.nth <= s.nth GROUP BY s.n")
+        )
+    except EngineFailed as failed:
+        raise StartRefused(f"the archive {entries.folder} cannot be read: {failed}") from failed
+    return [Decimal(sums.get(n) or 0).quantize(Decimal(1).scaleb(-_SCALE)) for n in range(len(states))]
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def total_of_query(url: str, query: str) -> Decimal:
+    """Return the one number that a query answers. Raises StartRefused, also while rows wait in the outbox of that
+    database: the query's data has them and no log consumer has, so they would be counted once too often."""
+    import sqlalchemy as sa
+
+    with _connected(url, "--source-url") as sql:
+        number = number_of(sql.execute(sa.text(query)).scalar() or 0)
+        staged = (
+            sql.scalar(sa.text("SELECT count(*) FROM staged_log_records"))
+            if sa.inspect(sql).has_table("staged_log_records")
+            else 0
+        )
+    if staged:
+        raise StartRefused(
+            f"--source-url: {staged:,} rows of its outbox are not in the stream yet: let `usher streamer` send them,"
+            " and try again"
+        )
+    if number is None:
+        raise StartRefused("--source-query must answer one number, for example: SELECT sum(distance) FROM rides")
+    return number
+
+
+def compare(states: Sequence[ConsumerState], wanted: Sequence[Decimal | None], why: Sequence[str]) -> list[Difference]:
+    """Return each consumer beside its correct total."""
+    return [
+        Difference(one.name, one.last_id, one.total, total, told)
+        for one, total, told in zip(states, wanted, why, strict=True)
+    ]
+
+
+def apply(url: str, key: str, state: ConsumerState, wanted: Decimal) -> bool:
+    """Write a total. False: the consumer has moved on meanwhile, and nothing was written. Raises StartRefused."""
+    import sqlalchemy as sa
+
+    try:
+        new = orjson.dumps({**state.state, key: to_json_number(wanted)}).decode()
+    except TypeError as wrong:  # a whole number of more than 64 bits
+        raise StartRefused(f"--apply: the state of {state.name} cannot be written: {wrong}") from wrong
+    with _connected(url, "--states-url") as sql:
+        moved = sql.execute(
+            sa.text(
+                "UPDATE checkpoints SET version = version + 1 WHERE name = :name AND stream = :stream AND version ="
+                " :version"
+            ),
+            {"name": state.name, "stream": state.stream, "version": state.version},
+        )
+        if moved.rowcount != 1:
+            return False
+        sql.execute(
+            sa.text(queries(sql.dialect.name)["store_state"]),
+            {"name": state.name, "stream": state.stream, "state": new},
+        )
+    return True
+
+
+def to_json_number(number: Decimal | None) -> int | float | None:
+    """Return the number as JSON has it."""
+    if number is None:
+        return None
+    return int(number) if number == number.to_integral_value() else float(number)

@@ -1,0 +1,388 @@
+"""Look at Redis in small reads: the facts of a stream, the names in its group, and the second look at every suspect.
+
+The first look reads for seconds while traffic flows, so its findings are only suspects. The second look asks for
+pending entry, index record, lease and body of one suspect in one script, at one moment: between two scripts of Usher
+all of them agree, so a disagreement there is a finding, and mere movement is not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from usher.common.base.errors import GroupMissing, StartRefused
+from usher.common.protocol.attempts import decode
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.marks import MarkFields
+from usher.common.protocol.mishaps import KEPT, losses_command, mishaps_command, parse_losses, parse_mishaps
+from usher.common.protocol.owner_words import is_given_back
+from usher.common.protocol.registration import NAME, name_of, parse
+from usher.common.protocol.stream_id import ZERO, is_id
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_record
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.audit.batches import is_ascending
+from usher.master.audit.bulk import BulkReader, NotAllowed
+from usher.master.audit.facts import AuditedStream
+from usher.master.audit.findings import RESERVED, AuditThresholds, Example
+from usher.master.operations.action_log import KEPT as ACTIONS_KEPT
+from usher.master.operations.live_rules import rulebook
+
+_GLOB = re.compile(r"([\\*?\[\]])")
+_BATCH = 200
+_NUMBER = re.compile(r"[0-9]{1,19}")
+#: Seconds for which entries that were cut unread are a finding: nothing more can be found out about them.
+_RECENT_S = 86_400
+
+
+class KeyForeign(StartRefused):
+    """A key of a stream that another program wrote to."""
+
+
+def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
+    """Read the facts of one stream. Raises StartRefused when the stream or its group does not exist, KeyForeign, and
+    what Link.call raises."""
+    seconds, micros = link.call("TIME")
+    ticket_stream = TicketStream(link, keys)
+    try:
+        group = ticket_stream.group_facts()
+    except GroupMissing as missing:
+        raise StartRefused(
+            f"USHER_TICKET_STREAM, USHER_GROUP: {missing}. There is nothing to audit: is this the Redis, the stream and"
+            " the group of your masters?"
+        ) from missing
+    runs = _span(link, keys.runs)
+    of_stream = pairs(link.call("XINFO", "STREAM", keys.stream))
+    first = of_stream[b"first-entry"]
+    counted = link.call("HGET", keys.counters, f"cut_at {keys.stream}")
+    try:
+        mishaps = parse_mishaps(link.call(*mishaps_command(keys)))
+    except ValueError as odd:
+        raise KeyForeign(f"{keys.counters} cannot be read: {odd}") from odd
+    declared = parse_losses(*link.all_of([losses_command(keys, KEPT)]))
+    ids = [one for loss in declared for span in (loss.repeats, loss.lost) if span for one in span]
+    if not all(is_id(one.decode(errors="replace")) for one in ids):
+        raise KeyForeign(f"{keys.losses} cannot be read: an id in it is none")
+    is_recent = int(seconds) - mishaps.unread_cut_s < _RECENT_S
+    return AuditedStream(
+        keys.stream,
+        keys.group,
+        int(seconds) * 1000 + int(micros) // 1000,
+        of_stream[b"length"],
+        group[b"last-delivered-id"],
+        group[b"pending"],
+        runs[0],
+        runs[1],
+        is_capped(runs[0], runs[2], run_log_length),
+        runs[3],
+        _span(link, keys.dead)[0],
+        first[0] if first else None,
+        cut_unread(group, of_stream, counted) + (mishaps.unread_cut if is_recent else 0),
+        tuple(declared),
+        of_stream.get(b"max-deleted-entry-id"),
+    )
+
+
+def foreign_keys(link: Link, keys: Keys) -> list[str]:
+    """Return a sentence for each key that is of another type than Usher's."""
+    kinds = dict.fromkeys((keys.tickets, keys.consumers, keys.counters, keys.attempts, keys.rules), b"hash")
+    kinds |= dict.fromkeys((keys.dead, keys.runs, keys.actions, keys.losses), b"stream")
+    found = link.all_of([("TYPE", name) for name in kinds])
+    return [
+        f"{name} is a {kind.decode()}, not a {own.decode()}"
+        for (name, own), kind in zip(kinds.items(), found, strict=True)
+        if kind not in (own, b"none")
+    ]
+
+
+def is_capped(length: int, added: int | None, cap: int) -> bool:
+    """Return True when records were cut off a log of ``length`` records. ``added``: how many it ever had, None before
+    Redis 7.0: a log that is shorter than its cap has never been cut."""
+    return added > length if added is not None else length >= cap > 0
+
+
+def _span(link: Link, stream: str) -> tuple[int, bytes | None, int | None, bytes | None]:
+    """Return length, first id, how many entries there ever were, and the last one that was deleted (None: Redis does
+    not count)."""
+    try:
+        facts = pairs(link.call("XINFO", "STREAM", stream))
+    except CommandRefused as refused:
+        if "no such key" in str(refused):
+            return 0, None, 0, None
+        raise
+    first = facts[b"first-entry"]
+    return (
+        facts[b"length"],
+        first[0] if first else None,
+        facts.get(b"entries-added"),
+        facts.get(b"max-deleted-entry-id"),
+    )
+
+
+def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:
+    """Return every name in the group, and every inbox and lease left by a name that is not in it, if the user of
+    ``reader`` may look for them."""
+    rows = [pairs(row) for row in reader.ask("XINFO", "CONSUMERS", keys.stream, keys.group)]
+    names = [row[b"name"].decode(errors="replace") for row in rows]
+    # A registered consumer that has not been given an entry yet is not in the group.
+    stored = pairs(reader.ask("HGETALL", keys.consumers))
+    consumers = {name.decode(errors="replace") for name in stored}
+    generation = reader.ask("HGET", keys.counters, "generation")
+    last = int(generation) if generation and generation.isdigit() else 1 << 63  # a lost counter says nothing
+    registered = {_incarnation(*one) for one in stored.items()}
+    left = _left_over(reader, keys) - {*names, *registered}
+
+    def member(name: str, row: dict[bytes, Any], oldest_ms: int, lives: bool, in_group: bool) -> GroupMember:
+        numbers = row.get(b"pending", 0), oldest_ms, row.get(b"idle", 0)
+        # Who has a lease and is registered is ours, whatever a counter that was lost or set back says.
+        known = name_of(name) in consumers, was_named(name, last) or (lives and name in registered)
+        return GroupMember(keys.stream, name, *numbers, lives, in_group, *known)
+
+    found = []
+    for at in range(0, len(rows), _BATCH):
+        part = rows[at : at + _BATCH]
+        questions: list[tuple[Any, ...]] = []
+        for row in part:
+            questions.append(("EXISTS", keys.prefix.encode() + b"lease:" + row[b"name"]))
+            questions.append(("XPENDING", keys.stream, keys.group, "-", "+", 1, row[b"name"]))
+        reader.send(*questions)
+        for name, row in zip(names[at : at + _BATCH], part, strict=True):
+            lives, oldest = bool(reader.take()), reader.take()
+            found.append(member(name, row, oldest[0][2] if oldest else 0, lives, True))
+    found += [member(name, {}, 0, bool(reader.ask("EXISTS", keys.lease(name))), False) for name in sorted(left)]
+    return found
+
+
+def _left_over(reader: BulkReader, keys: Keys) -> set[str]:
+    """Return the names that have an inbox or a lease."""
+    kinds = keys.inbox(""), keys.lease("")
+    try:
+        found = [key.decode(errors="replace") for key in reader.scan(_GLOB.sub(r"\\\1", keys.prefix) + "*")]
+    except NotAllowed:  # SCAN shows every name of the database: common/redis/acl.py does not give it to auditors
+        return set()
+    mark = keys.unproven("").removeprefix(keys.lease(""))  # beside a lease
+    names = [(key, kind) for key in found for kind in kinds if key.startswith(kind)]
+    return {key.removeprefix(kind) for key, kind in names if not key.endswith(mark)}
+
+
+def may_scan(link: Link) -> bool:
+    """Return True when inboxes without an owner can be looked for."""
+    try:
+        link.call("SCAN", 0, "COUNT", 1)
+    except CommandRefused as refused:
+        if "NOPERM" in str(refused):
+            return False
+        raise
+    return True
+
+
+def _incarnation(name: bytes, stored: bytes) -> str:
+    try:
+        return parse(name, stored).incarnation
+    except (ValueError, UnicodeDecodeError):
+        return ""
+
+
+class SuspectSnapshot(NamedTuple):
+    """The state of a suspect at one moment. ``owner`` None: not pending. ``record``: (owner, ids, fence) of its ticket,
+    None without. ``other_owner``: of the entry that it is compared with."""
+
+    owner: str | None
+    idle_ms: int
+    deliveries: int
+    record: tuple[str, tuple[str, ...], int] | None
+    readable: bool
+    lives: bool
+    in_stream: bool
+    attempts: int | None
+    other_owner: str | None = None
+
+
+def looks(link: Link, keys: Keys, name: str, suspects: Iterable[Example]) -> Iterator[tuple[Example, SuspectSnapshot]]:
+    """Yield the second look at each suspect of a check, atomic per suspect; those of one owner together."""
+    scripts = ScriptRunner(link)
+    by_owner: dict[str, list[Example]] = defaultdict(list)
+    for example in suspects:
+        by_owner[example.owner].append(example)
+    for owner, examples in by_owner.items():
+        names = (keys.stream, keys.tickets, keys.lease(owner), keys.attempts)
+        for at in range(0, len(examples), _BATCH):
+            part = examples[at : at + _BATCH]
+            asked = [(keys.group, one.id or ZERO, ticket_name(one), _other(name, one)) for one in part]
+            yield from zip(part, map(_look, scripts.run_each("look_again", names, asked)), strict=True)
+
+
+def _other(name: str, example: Example) -> bytes | str:
+    """Return the entry that it is compared with: the detail begins with its id."""
+    return example.detail.partition(" ")[0] if name == "ticket_owned_twice" else ZERO
+
+
+def ticket_name(example: Example) -> bytes:
+    """Return the ticket's field in the index. A message without a ticket id is a ticket of its own, under a name that
+    is not text."""
+    return (
+        b"\xff" + example.id.encode()
+        if not example.ticket or example.ticket == "\ufffd" + example.id
+        else example.ticket.encode()
+    )
+
+
+def _look(answer: Any) -> SuspectSnapshot:
+    owner, idle, deliveries, stored, lease, body, attempts, other = answer
+    record, readable = None, True
+    if stored is not None:
+        try:
+            parsed = parse_record(stored)
+            record = parsed.owner.decode(), tuple(entry_id.decode() for entry_id in parsed.ids), parsed.fence
+        except ValueError:
+            readable = False
+    counted = None if attempts is None else decode(attempts).failures
+    return SuspectSnapshot(
+        _name(owner), idle, deliveries, record, readable, bool(lease), bool(body), counted, _name(other)
+    )
+
+
+def _name(owner: bytes | None) -> str | None:
+    return None if owner is None else owner.decode(errors="replace")
+
+
+def held_back(link: Link, keys: Keys, parked: Sequence[Example], marks: MarkFields) -> tuple[set[Example], bool]:
+    """Return the entries that a live rule holds back, for their ticket or its tenant, and whether all such rules could
+    be followed. ``parked``: in the order of their ids; a ticket is of the tenant of its newest message."""
+    rules = rulebook(link.call("HGETALL", keys.rules))
+    limited = {name for name, rule in rules.tenant_limits.items() if rule.rate_per_second or rule.concurrency}
+    values, of_tenants = [b""] * len(parked), limited or rules.holds_tenants
+    if of_tenants and (field := marks.names[0]):
+        found = ScriptRunner(link).run_each("read_field", (keys.stream,), [(field, one.id) for one in parked])
+        values = [value or b"" for [value] in found]
+    tenants = {
+        one.ticket: marks.read(one.id.encode(), ticket_name(one), value, b"").tenant
+        for one, value in zip(parked, values, strict=True)
+    }
+    back = {one for one in parked if rules.of(ticket_name(one), tenants[one.ticket]) or tenants[one.ticket] in limited}
+    return back, bool(marks.tenant) or not of_tenants
+
+
+def is_incarnation(name: str | None) -> bool:
+    """Return True when an owner of this name is looked at as an incarnation (``name:generation``)."""
+    return name is not None and ":" in name
+
+
+def _agrees(owner: str, recorded: str) -> bool:
+    if recorded == "halted":
+        return owner in RESERVED
+    return owner == ("master" if is_given_back(recorded.encode()) else recorded)
+
+
+def _last_number(example: Example) -> int:
+    return int(example.detail.rpartition(" ")[2])
+
+
+def _holds(name: str, one: Example, look: SuspectSnapshot, limits: AuditThresholds) -> bool:
+    owner, (whose, ids, fence) = look.owner, look.record or ("", (), 0)
+    runs, is_recorded, is_its = is_incarnation(owner), one.id in ids, whose == one.owner
+    rules: dict[str, bool] = {
+        "pending_without_index": runs and look.in_stream and look.readable and not is_recorded,
+        "index_without_pending": owner is None and is_recorded,
+        "owners_differ": owner is not None and is_recorded and not _agrees(owner, whose),
+        "index_unreadable": not look.readable,
+        "ticket_owned_twice": runs and is_incarnation(look.other_owner) and look.other_owner != owner,
+        "idle_too_long": owner == one.owner and look.lives and look.idle_ms > limits.owner_idle_ms,
+        "parked_too_long": owner in RESERVED and look.record is None and look.idle_ms > limits.parked_ms,
+        "body_gone": owner is not None and not look.in_stream,
+        "delivered_often": owner is not None and look.deliveries > limits.deliveries,
+        "attempts_many": owner is not None and (look.attempts or 0) > limits.attempts,
+        "attempts_leaked": owner is None and look.attempts is not None,
+        "dead_and_pending": owner is not None and owner != "halted",
+        "indexed_twice": is_recorded,
+        "index_unordered": is_incarnation(whose) and not is_ascending([*map(str.encode, ids)]),
+        "never_told": look.lives and owner == one.owner and is_its and is_recorded,
+        "overtaken": owner is not None and look.in_stream,
+        "done_and_pending": owner is not None and look.in_stream,
+        "lost": owner is None and look.in_stream,
+    }
+    if name == "fence_low":
+        return look.record is not None and fence < _last_number(one)
+    if name == "inbox_differs":
+        is_below = look.record is None or fence < _last_number(one)
+        is_there = owner is not None or one.detail.startswith("the group has not read it")
+        return look.lives and owner != one.owner and not (is_its and is_recorded) and is_below and is_there
+    return rules.get(name, True)
+
+
+def still_there(
+    link: Link, keys: Keys, name: str, examples: Sequence[Example], limits: AuditThresholds
+) -> list[Example]:
+    """Return the suspects of the first look that are findings at the moment of a second one."""
+    return [one for one, look in looks(link, keys, name, examples) if _holds(name, one, look, limits)]
+
+
+@dataclass(frozen=True)
+class GroupMember:
+    """A name in the group, or only an inbox or a lease of one. ``oldest_idle_ms``: the longest idle time of its pending
+    entries, 0 without; ``idle_ms``: its own idle time; ``registered``: its consumer is, as this or another incarnation;
+    ``is_named``: like an incarnation that there may have been."""
+
+    stream: str
+    name: str
+    pending: int
+    oldest_idle_ms: int
+    idle_ms: int
+    lives: bool
+    in_group: bool = True
+    registered: bool = True
+    is_named: bool = True
+
+
+def was_named(name: str, last_generation: int) -> bool:
+    """Return True when there may have been an incarnation of this name: generations are counted for all consumers.
+
+    >>> was_named("c1:7", 9), was_named("c1:10", 9), was_named("celery@host:worker", 9)
+    (True, False, False)
+    """
+    consumer, _, generation = name.rpartition(":")
+    return bool(NAME.fullmatch(consumer)) and bool(_NUMBER.fullmatch(generation)) and int(generation) <= last_generation
+
+
+def judge_members(members: Iterable[GroupMember], limits: AuditThresholds) -> Iterator[tuple[str, int, Example]]:
+    """Yield (check, number of entries, example) for each member that breaks a rule."""
+    for member in members:
+        if member.name not in RESERVED and (found := _judge(member, limits)):
+            check, count, detail = found
+            yield check, count, Example(member.stream, owner=member.name, detail=detail)
+
+
+def _judge(member: GroupMember, limits: AuditThresholds) -> tuple[str, int, str] | None:
+    held = f"{member.pending:,} pending, the oldest idle for {member.oldest_idle_ms / 1000:.0f} s"
+    if not member.in_group and member.lives:
+        return None if member.registered else ("lease_orphan", 1, "a lease, but neither registered nor in the group")
+    if not member.in_group:
+        return "key_leaked", 1, "an inbox, but neither a lease nor a name in the group"
+    if not (is_incarnation(member.name) and member.is_named):
+        return ("stranger_owns", member.pending, held) if member.pending else None
+    if member.lives:
+        return None if member.registered else ("unregistered", 1, held)
+    if member.pending:
+        return ("owner_dead", member.pending, held) if member.oldest_idle_ms > limits.owner_idle_ms else None
+    if member.idle_ms > limits.reaped_ms:
+        return "consumer_leaked", 1, f"no lease, idle for {member.idle_ms / 1000:.0f} s"
+    return None
+
+
+def last_drop_ms(link: Link, keys: Keys) -> int:
+    """Return when a dead letter was last dropped; if the action log was cut and has no drop, when it begins: there may
+    have been one before. -1: never."""
+    end, first_ms = b"+", -1
+    while True:
+        rows = link.call("XREVRANGE", keys.actions, end, "-", "COUNT", 500)
+        for line, flat in rows:
+            first_ms = int(line.partition(b"-")[0])
+            if pairs(flat).get(b"what") == b"drop":
+                return first_ms
+        if len(rows) < 500:
+            length, _, added, _ = _span(link, keys.actions)
+            return first_ms if length and is_capped(length, added, ACTIONS_KEPT) else -1
+        end = b"(" + rows[-1][0]

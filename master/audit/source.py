@@ -1,0 +1,323 @@
+"""Data sources of Usher's Redis for PySpark. Register them once per session, then read them as any other format::
+
+    from usher.master.audit import source
+    source.register(spark)
+    spark.read.format("redis_pending").option("url", "redis://localhost:6379").load().groupBy("consumer").count().show()
+
+=================  ========================================================================  ======================
+format             a row (schema: ``batches``)                                               parts
+=================  ========================================================================  ======================
+``redis_pending``  a pending entry, with its ticket from the stream; ``entries=all``: also   ranges of ids
+                   entries that were read and are over
+``redis_stream``   an entry with its fields; ``key=...`` reads another stream; ``raw=true``  ranges of ids
+``redis_runs``     an execution of the run log                                               ranges of records
+=================  ========================================================================  ======================
+
+Options: ``url`` (as USHER_REDIS_URL), ``stream`` (default ``ticket_stream``; several, comma separated), ``group``,
+``ticket_field`` (a work stream has its own), ``partitions`` (parts per stream; 0 chooses), ``first`` and ``last`` (ids,
+for ``redis_stream`` and ``redis_runs``), ``maxRecords`` (entries or records of one stream in one micro-batch).
+
+Filters that are pushed down are not applied again: ``stream =``, ``ticket =``, and ranges of ids (``id =``, comparisons
+of ``ms``, of the run log ``record_ms``), which Redis reads.
+
+``spark.readStream`` takes ``redis_runs`` and ``redis_stream``: each micro-batch is read in parts, by the executors.
+``write`` and ``writeStream`` of ``redis_stream`` send: columns ``ticket`` and ``fields`` (a map). With the field
+``uid`` in each, and ``dedup`` (seconds), a task that runs again sends nothing twice.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+    ReadAllAvailable,
+    ReadLimit,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.sources import SCOPED_TICKET_FIELD, is_work_stream
+from usher.common.protocol.stream_id import is_id, rank
+from usher.common.redis.endpoints import near
+from usher.common.runtime.settings import CommonSettings
+from usher.common.sending.producer import Outgoing, Producer
+from usher.master.audit import batches, ranges
+from usher.master.audit.bulk import BulkReader
+
+#: The largest part of an id; and how late a moment is pushed down (later ones are cut off: ``batches``).
+_MOST, _LATEST_MS = (1 << 64) - 1, 1 << 52
+_DEFAULTS = {name: field.default for name, field in CommonSettings.model_fields.items()}
+#: What one micro-batch reads of a stream, and what is sent at once.
+_MAX_RECORDS, _SENT = 10_000, 500
+Span = tuple[bytes, bytes]
+
+
+class _Part(InputPartition):
+    def __init__(self, stream: str, first: bytes, last: bytes) -> None:
+        super().__init__((stream, first, last))
+
+
+class _Options:
+    """``time``: the column that is the first half of the ids by which ranges are read."""
+
+    time = "ms"
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self.options = {name.lower(): value for name, value in options.items()}
+        if "url" not in self.options:
+            raise ValueError('name the Redis: .option("url", "redis://host:6379")')
+
+    def option(self, name: str, default: str = "") -> str:
+        return self.options.get(name.lower(), default)
+
+    def streams(self) -> list[str]:
+        named = self.option("stream", _DEFAULTS["ticket_stream"]).split(",")
+        return [name.strip() for name in named if name.strip()]
+
+    def keys(self, stream: str) -> Keys:
+        return Keys(stream, self.option("group", _DEFAULTS["group"]))
+
+    def ticket_field(self, stream: str) -> bytes:
+        """Return the ticket field; a work stream has its own, also where it is named by hand beside others."""
+        if is_work_stream(stream, self.keys(stream).group):
+            return SCOPED_TICKET_FIELD
+        return self.option("ticket_field", _DEFAULTS["ticket_field"]).encode()
+
+    def connect(self, stream: str) -> BulkReader:
+        return BulkReader(near(self.options["url"], stream))
+
+
+class _Reader(_Options, DataSourceReader):
+    per_part = ranges.PART_ENTRIES
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self.equal: dict[str, Any] = {}  # column -> the value that is asked for
+        self.least_ms, self.most_ms = 0, _MOST
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Yield the filters that Spark must apply."""
+        for one in filters:
+            kind, column, value = (
+                type(one).__name__,
+                ".".join(getattr(one, "attribute", ())),
+                getattr(one, "value", None),
+            )
+            if not self._heeds(kind, column, value):
+                yield one
+
+    def _heeds(self, kind: str, column: str, value: Any) -> bool:
+        if kind == "EqualTo" and column in (("stream", "ticket", "id") if self.time == "ms" else ("stream", "ticket")):
+            return self.equal.setdefault(column, value) == value
+        if column != self.time or not isinstance(value, int) or not 0 <= value < _LATEST_MS:
+            return False
+        if kind in ("EqualTo", "GreaterThan", "GreaterThanOrEqual"):
+            self.least_ms = max(self.least_ms, value + (kind == "GreaterThan"))
+        if kind in ("EqualTo", "LessThan", "LessThanOrEqual"):
+            self.most_ms = min(self.most_ms, value - (kind == "LessThan"))
+        return kind in ("EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual")
+
+    def span(self) -> Span | None:
+        """Return the ids between which to read, both included, by options and filters; None: no id can be there."""
+        wanted = self.equal.get("id")
+        if (wanted is not None and not is_id(wanted)) or self.most_ms < self.least_ms:
+            return None
+        ids = [wanted.encode()] if wanted else []
+        first = max([self.option("first", "-").encode(), b"%d-0" % self.least_ms, *ids], key=_place)
+        last = min([self.option("last", "+").encode(), b"%d" % self.most_ms, *ids], key=_end)
+        return (first, last) if _place(first) <= _end(last) else None
+
+    def key(self, stream: str) -> str:
+        return self.option("key", stream)
+
+    def whole(self, reader: BulkReader, stream: str, span: Span) -> Span | None:
+        """Return what there is of ``span``."""
+        return ranges.stream_span(reader, self.key(stream), span)
+
+    def partitions(self) -> list[InputPartition]:
+        parts: list[InputPartition] = []
+        asked, number = self.span(), int(self.option("partitions", "0"))
+        for stream in [one for one in self.streams() if self.equal.get("stream", one) == one] if asked else []:
+            with self.connect(stream) as reader:
+                if asked and (whole := self.whole(reader, stream, asked)):
+                    spans = ranges.parts(reader, self.key(stream), whole, self.per_part, number)
+                    parts += [_Part(stream, *span) for span in _within(spans, asked)]
+        return parts or [_Part("", b"-", b"+")]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        stream, first, last = partition.value
+        if not stream:
+            return
+        # Millions of small lists, none of them in a cycle: a search for cycles would cost as much as the reading.
+        gc.disable()
+        try:
+            with self.connect(stream) as reader:
+                for batch in self.rows(reader, stream, (first, last)):
+                    wanted = self.equal.get("ticket")
+                    yield batch if wanted is None else batch.filter(pc.equal(batch["ticket"], wanted))
+        finally:
+            gc.enable()
+
+    def rows(self, reader: BulkReader, stream: str, span: Span) -> Iterator[pa.RecordBatch]:
+        raw, field = self.option("raw") == "true", self.ticket_field(stream)
+        return batches.stream(reader, stream, self.key(stream), field, span, raw)
+
+
+class _PendingReader(_Reader):
+    @property
+    def _everything(self) -> bool:
+        return self.option("entries", "pending") == "all"
+
+    def whole(self, reader: BulkReader, stream: str, span: Span) -> Span | None:
+        return ranges.pending_span(reader, self.keys(stream), self._everything)
+
+    def rows(self, reader: BulkReader, stream: str, span: Span) -> Iterator[pa.RecordBatch]:
+        with self.connect(stream) as bodies:
+            keys, field = self.keys(stream), self.ticket_field(stream)
+            yield from batches.pending(reader, bodies, keys, field, span, self._everything)
+
+
+class _RunsReader(_Reader):
+    time = "record_ms"
+    per_part = ranges.PART_RECORDS
+
+    def key(self, stream: str) -> str:
+        return self.keys(stream).runs
+
+    def rows(self, reader: BulkReader, stream: str, span: Span) -> Iterator[pa.RecordBatch]:
+        return batches.runs(reader, stream, self.key(stream), span)
+
+
+class _StreamReader(DataSourceStreamReader):
+    """What is new since the last micro-batch. Offsets are ids by stream."""
+
+    def __init__(self, of: _Reader) -> None:
+        self.of = of
+
+    def initialOffset(self) -> dict[str, str]:
+        return dict.fromkeys(self.of.streams(), self.of.option("first", "0-0"))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(int(self.of.option("maxRecords", str(_MAX_RECORDS))))
+
+    def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:
+        end = {}
+        for stream, after in start.items():
+            with self.of.connect(stream) as reader:
+                if isinstance(limit, ReadMaxRows):
+                    rows = reader.ask("XRANGE", self.of.key(stream), f"({after}", "+", "COUNT", limit.max_rows)
+                else:
+                    assert isinstance(limit, ReadAllAvailable)
+                    rows = reader.ask("XREVRANGE", self.of.key(stream), "+", f"({after}", "COUNT", 1)
+            end[stream] = rows[-1][0].decode() if rows else after
+        return end
+
+    def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
+        parts: list[InputPartition] = []
+        for stream, last in end.items():
+            if last != start.get(stream):
+                with self.of.connect(stream) as reader:
+                    span = self.of.whole(reader, stream, (f"({start[stream]}".encode(), last.encode()))
+                    spans = ranges.parts(reader, self.of.key(stream), span, self.of.per_part) if span else []
+                parts += [_Part(stream, *one) for one in spans]
+        return parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self.of.read(partition)
+
+
+class _Writer(_Options, DataSourceArrowWriter, DataSourceStreamArrowWriter):
+    """Send rows as messages, each task in the order of its rows."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        [stream] = self.streams()
+        producer = Producer(
+            near(self.options["url"], stream),
+            stream,
+            self.ticket_field(stream).decode(),
+            dedup_s=float(self.option("dedup", "0")),
+        )
+        try:
+            for batch in iterator:
+                rows = batch.to_pylist(maps_as_pydicts="strict")
+                for at in range(0, len(rows), _SENT):
+                    producer.send_many(Outgoing(row["ticket"], row["fields"]) for row in rows[at : at + _SENT])
+        finally:
+            producer.close()
+        return WriterCommitMessage()
+
+    def commit(self, *_: Any) -> None:
+        """Nothing is left to do: what was sent is sent."""
+
+    def abort(self, *_: Any) -> None:
+        """What was sent stays sent."""
+
+
+def _source(named: str, arrow: pa.Schema, reads: type[_Reader]) -> type[DataSource]:
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return named
+
+        def schema(self) -> str:
+            return batches.ddl(arrow)
+
+        def reader(self, schema: Any) -> DataSourceReader:
+            return reads(dict(self.options))
+
+        def streamReader(self, schema: Any) -> DataSourceStreamReader:
+            if named == "redis_pending":
+                raise ValueError("a pending list is no log; readStream takes redis_runs and redis_stream")
+            return _StreamReader(reads(dict(self.options)))
+
+        def writer(self, schema: Any, overwrite: bool) -> Any:
+            if named != "redis_stream" or overwrite or not {"ticket", "fields"} <= set(schema.names):
+                raise ValueError("only redis_stream is written to, with mode append and the columns ticket and fields")
+            return _Writer(dict(self.options))
+
+        def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+            return self.writer(schema, False)
+
+    return Source
+
+
+SOURCES = (
+    _source("redis_pending", batches.PENDING, _PendingReader),
+    _source("redis_stream", batches.STREAM, _Reader),
+    _source("redis_runs", batches.RUNS, _RunsReader),
+)
+
+
+def register(spark: Any) -> None:
+    """Make the data sources known to a session, and let it push filters down to them."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    for one in SOURCES:
+        spark.dataSource.register(one)
+
+
+def _place(first: bytes) -> int:
+    """Return the rank of the id from which a range begins."""
+    return 0 if first == b"-" else rank(first if b"-" in first else first + b"-0")
+
+
+def _end(last: bytes) -> int:
+    """Return the rank of the id with which a range ends."""
+    return rank(b"%d-%d" % (_MOST, _MOST) if last == b"+" else last if b"-" in last else b"%b-%d" % (last, _MOST))
+
+
+def _within(spans: list[Span], whole: Span) -> list[Span]:
+    """Return what of these ranges lies in ``whole``."""
+    cut = [(max(one, whole[0], key=_place), min(other, whole[1], key=_end)) for one, other in spans]
+    return [(one, other) for one, other in cut if _place(one) <= _end(other)]
