@@ -112,7 +112,7 @@ HIDDEN: dict[str, Listed] = {
         "The process that runs only a handler, for consumers and `usher rehearse`.",
     ),
     "torture-stage": Listed(
-        "usher.consumer.torture.__main__:main", "The process of `usher torture` that tells the stories."
+        "usher.consumer.torture.harness:main", "The process of `usher torture` that tells the stories."
     ),
     "preflight": Listed("usher.deploy.local.preflight:preflight", "Check settings and handler of the programs."),
 }

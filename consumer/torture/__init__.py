@@ -5,14 +5,14 @@ in a test, so here they are staged. Each *scenario* (``scenarios.py``) is a shor
 played by real processes that run the handler: where one dies it dies of ``kill -9``, where one stands still it does so
 by ``SIGSTOP``; the messages are entries of a stream in a real Redis, with the ids and fields that a consumer would
 have. Only the order is not left to chance: which process runs which message when, under which fence. Deaths, errors and
-pauses are tried *before every line* of the handler (``line_stops.py`` stops it there).
+pauses are tried *before every line* of the handler (``LineStops`` stops it there).
 
-The effect alone decides (``effects.py``): after the story a ticket must look like one whose three messages were handled
-once each, in order, without any trouble.
+The effect alone decides (``findings.py``): after the story a ticket must look like one whose three messages were
+handled once each, in order, without any trouble.
 
 ::
 
-    usher torture (cli.py) or the pytest fixture  starts Redis and the harness (runner.py), shows the result
-      harness (__main__.py, harness.py)           one process without threads; runs the scenarios
+    usher torture (cli.py) or the pytest fixture  starts Redis and the harness, shows the result
+      harness (harness.py)                        one process without threads; runs the scenarios
         child (child.py)                          forked; plays one incarnation of a consumer; runs the handler
 """

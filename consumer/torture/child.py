@@ -8,6 +8,7 @@ says how the order ended; before the child kills or freezes itself, it says so, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import functools
 import importlib
@@ -125,13 +126,17 @@ class TortureError(Exception):
 
 
 @dataclass(frozen=True)
-class HandlerSpec:
-    """A handler to test, the function that reads its effect, and one to call once before; each as
-    ``module:function``."""
+class TortureRequest:
+    """What to test: a handler, the function that reads its effect, and one to call once before, each as
+    ``module:function``. ``fields``: of the messages, one mapping for each; ``stops``: most places of a fault per
+    scenario; ``handler_s``: longest that one call may take."""
 
     handler: str
     effect: str
-    setup: str = ""
+    setup: str
+    fields: Sequence[Mapping[str, str]]
+    stops: int
+    handler_s: float
 
 
 def load_function(spec: str, option: str) -> Callable[..., Any]:
@@ -145,12 +150,12 @@ def load_function(spec: str, option: str) -> Callable[..., Any]:
 
 
 class TortureChild:
-    def __init__(self, play: HandlerSpec) -> None:
+    def __init__(self, request: TortureRequest) -> None:
         ours, theirs = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
-            _live(theirs, play)
+            _live(theirs, request)
         theirs.close()
         self._socket = ours
         self._rest = b""
@@ -202,11 +207,11 @@ class TortureChild:
 # ---- in the child process --------------------------------------------------------------------------------------------
 
 
-def _live(stage: socket.socket, play: HandlerSpec) -> None:
+def _live(stage: socket.socket, request: TortureRequest) -> None:
     """Obey orders until the harness is gone, then end the process; never return."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # frozen, it would outlive the harness
-        _ChildLoop(stage, play).run()
+        _ChildLoop(stage, request).run()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -216,10 +221,9 @@ def _live(stage: socket.socket, play: HandlerSpec) -> None:
 class _ChildLoop:
     """The loop of the child process: it obeys orders, one ``_do_`` method each."""
 
-    def __init__(self, stage: socket.socket, play: HandlerSpec) -> None:
+    def __init__(self, stage: socket.socket, request: TortureRequest) -> None:
         self._stage = stage
-        self._play = play
-        self._handler: Handler | None = None
+        self._request = request
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> None:
@@ -231,33 +235,35 @@ class _ChildLoop:
                 answer = _raised(problem)
             self._say(answer)
 
+    @functools.cached_property
+    def _handler(self) -> Handler:
+        return load_handler(self._request.handler)
+
     def _say(self, answer: Mapping[str, Any]) -> None:
         self._stage.sendall(orjson.dumps(answer) + b"\n")
 
     def _do_look(self, order: dict[str, Any]) -> dict[str, Any]:
         before = _descriptors()
-        load_handler(self._play.handler)
-        effect = load_function(self._play.effect, "--effect")
-        if self._play.setup:
-            load_function(self._play.setup, "--setup")
+        load_handler(self._request.handler)
+        effect = load_function(self._request.effect, "--effect")
+        if self._request.setup:
+            load_function(self._request.setup, "--setup")
         parameters = len(inspect.signature(effect).parameters)
-        return {"ended": "well", "opened": sorted(_descriptors() - before), "parameters": parameters}
+        return {"ended": "well", "opened": _descriptors() != before, "parameters": parameters}
 
     def _do_setup(self, order: dict[str, Any]) -> dict[str, Any]:
-        if self._play.setup:
-            self._called(load_function(self._play.setup, "--setup"))
+        if self._request.setup:
+            self._called(load_function(self._request.setup, "--setup"))
         return {"ended": "well"}
 
     def _do_effect(self, order: dict[str, Any]) -> dict[str, Any]:
-        effect = load_function(self._play.effect, "--effect")
+        effect = load_function(self._request.effect, "--effect")
         value = self._called(effect, *([order["ticket"]] if order["parameters"] else []))
         if not order["parameters"] and isinstance(value, Mapping):
             return {"ended": "well", "value": to_json_value(value.get(order["ticket"])), "is_total": False}
         return {"ended": "well", "value": to_json_value(value), "is_total": not order["parameters"]}
 
     def _do_run(self, order: dict[str, Any]) -> dict[str, Any]:
-        if self._handler is None:
-            self._handler = load_handler(self._play.handler)
         handler = self._handler
         lease = OwnLease(_LEASE_S, now_s())
         flat = [part.encode("utf-8", "surrogateescape") for part in order["flat"]]
@@ -339,8 +345,6 @@ def _descriptors() -> set[str]:
     """Return the open descriptors of this process: number and target of each."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
-        try:
+        with contextlib.suppress(OSError):  # the descriptor from which this list was read
             found.add(f"{name} {Path('/proc/self/fd', name).readlink()}")
-        except OSError:
-            pass  # the descriptor from which this list was read
     return found

@@ -11,85 +11,70 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import click
 import orjson
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused
 from usher.common.base.text import escape_control, json_line
+from usher.common.cli.progress import progress
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.stop_request import StopAsked, StopRequest
-from usher.consumer.torture.child import HandlerSpec
-from usher.consumer.torture.findings import CaseFailure, ScenarioResult, format_effect, summary
-from usher.consumer.torture.harness import TortureLimits, default_fields
+from usher.consumer.torture.child import TortureRequest
+from usher.consumer.torture.findings import ScenarioResult, format_effect, summary
+from usher.consumer.torture.harness import default_fields
 
 _LOOK_EVERY_S = 0.2
-Told = Callable[[str, int, int], None]
 
 
 def run_torture(
-    play: HandlerSpec,
-    fields: Sequence[Mapping[str, str]],
-    limits: TortureLimits,
+    request: TortureRequest,
     environ: Mapping[str, str],
-    progress: Told,
+    told: Callable[[str, int, int], object],
     check: Callable[[], None],
 ) -> list[ScenarioResult]:
-    """Run all scenarios, and return the results. It calls ``check`` meanwhile, which may raise. Raises StartRefused
-    when nothing can be said about the handler."""
-    with tempfile.TemporaryDirectory(prefix="usher-torture-", dir="/tmp" if Path("/tmp").is_dir() else None) as name:
-        folder = Path(name)
-        with EmbeddedRedis(folder, port=None, durable=False) as server:
-            request = {"redis_url": server.url, "play": asdict(play), "fields": list(fields), "limits": asdict(limits)}
-            (folder / "request").write_bytes(orjson.dumps(request))
-            return _staged(folder, dict(environ) | {"USHER_REDIS_URL": server.url}, progress, check)
-
-
-def _staged(
-    folder: Path, environ: Mapping[str, str], progress: Told, check: Callable[[], None]
-) -> list[ScenarioResult]:
-    reader, writer = os.pipe()
+    """Run all scenarios, and return the results; ``told`` gets the scenario, the runs done, and the runs in all.
+    ``check`` is called meanwhile, and may raise. Raises StartRefused when nothing can be said about the handler."""
     with (
-        (folder / "request").open("rb") as request,
-        (folder / "log").open("wb") as log,
-        os.fdopen(reader, "rb", buffering=0) as told,
+        tempfile.TemporaryDirectory(prefix="usher-torture-", dir="/tmp" if Path("/tmp").is_dir() else None) as name,
+        EmbeddedRedis(folder := Path(name), port=None, durable=False) as server,
+        (folder / "request").open("w+b") as given,
+        (folder / "log").open("w+b") as log,
     ):
+        given.write(orjson.dumps(request))
+        given.seek(0)
+        reader, writer = os.pipe()
         process = subprocess.Popen(
             usher_command("torture-stage", str(writer)),
-            stdin=request,
+            stdin=given,
             stdout=log,
             stderr=log,
-            env=dict(environ),
+            env={**environ, "USHER_REDIS_URL": server.url},
             pass_fds=(writer,),
             start_new_session=True,
         )
         os.close(writer)
         try:
-            for line in _lines(told, check):
-                document: dict[str, Any] = orjson.loads(line)
-                if "findings" in document:
-                    return [_finding(each) for each in document["findings"]]
-                if "cannot" in document:
-                    raise StartRefused(f"nothing can be said about this handler: {document['cannot']}")
-                progress(document["scenario"], document["told"], document["count"])
-            raise StartRefused(
-                "the torture process ended by itself; its last output:\n"
-                f"{(folder / 'log').read_text(errors='replace')[-2000:]}"
-            )
+            with os.fdopen(reader, "rb", buffering=0) as answers:
+                for line in _lines(answers, check):
+                    document: dict[str, Any] = orjson.loads(line)
+                    if "findings" in document:
+                        return [ScenarioResult.of(each) for each in document["findings"]]
+                    if "cannot" in document:
+                        raise StartRefused(f"nothing can be said about this handler: {document['cannot']}")
+                    told(document["scenario"], document["told"], document["count"])
+            last_words = (folder / "log").read_text(errors="replace")[-2000:]
+            raise StartRefused(f"the torture process ended by itself; its last output:\n{last_words}")
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its child processes are in its group, frozen ones too
-            except ProcessLookupError:
-                pass
             process.wait()
 
 
@@ -105,12 +90,6 @@ def _lines(told: IO[bytes], check: Callable[[], None]) -> Iterator[bytes]:
             return
         *lines, rest = (rest + chunk).split(b"\n")
         yield from lines
-
-
-def _finding(document: dict[str, Any]) -> ScenarioResult:
-    document.pop("safe")
-    failures = [CaseFailure(**{**failure, "notes": tuple(failure["notes"])}) for failure in document.pop("failures")]
-    return ScenarioResult(**document, failures=failures)
 
 
 _HELP = """Run HANDLER (module:function) against everything that may happen to it, and say whether its effects are safe.
@@ -163,16 +142,15 @@ Exit code 0: safe. 1: not safe. 2: nothing can be said, and why.
 def torture(
     handler: str, effect: str, setup: str, fields: tuple[str, ...], stops: int, handler_seconds: float, as_json: bool
 ) -> None:
-    for spec, option in ((handler, "HANDLER"), (effect, "--effect"), *([(setup, "--setup")] if setup else [])):
-        check_given(spec, option)
-    messages = default_fields(_pairs(fields))
+    for spec, option in ((handler, "HANDLER"), (effect, "--effect"), (setup, "--setup")):
+        module, colon, name = spec.partition(":")
+        if not (module and colon and name) and (spec or option != "--setup"):
+            raise StartRefused(f"{option} must look like module:function (it is {spec!r})")
+    request = TortureRequest(handler, effect, setup, default_fields(_pairs(fields)), stops, handler_seconds)
     began_s = time.monotonic()
-    with StopRequest() as stop, _display() as display:
+    with StopRequest() as stop, progress() as show:
         try:
-            limits = TortureLimits(stops, handler_seconds)
-            findings = run_torture(
-                HandlerSpec(handler, effect, setup), messages, limits, os.environ, display.progress, stop.check
-            )
+            findings = run_torture(request, os.environ, show, stop.check)
         except StopAsked:
             sys.exit(stop.exit_code)
     seconds = time.monotonic() - began_s
@@ -200,35 +178,6 @@ def _pairs(fields: tuple[str, ...]) -> dict[str, str]:
             raise click.UsageError(f"--field {name}: usher torture sets this field itself")
         made[name] = value
     return made
-
-
-@dataclass
-class _TortureProgress:
-    """The progress on stderr: a bar on a terminal, else nothing (the run takes seconds)."""
-
-    bars: Progress | None = None
-
-    def progress(self, scenario: str, told: int, count: int) -> None:
-        if self.bars is not None:
-            if not self.bars.tasks:
-                self.bars.add_task("", total=count)
-            self.bars.update(self.bars.tasks[0].id, completed=told, description=scenario)
-
-
-@contextlib.contextmanager
-def _display() -> Iterator[_TortureProgress]:
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _TortureProgress()
-        return
-    columns: tuple[Any, ...] = (
-        TextColumn("{task.description:>16}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bars:
-        yield _TortureProgress(bars)
 
 
 def print_torture_verdict(screen: Console, findings: list[ScenarioResult], seconds: float) -> None:
@@ -265,10 +214,3 @@ def explained(finding: ScenarioResult) -> Iterator[str]:
     if len(finding.failures) > 1:
         yield f"{len(finding.failures)} of {finding.runs} places are of this kind."
     yield f"-> {finding.advice}"
-
-
-def check_given(spec: str, option: str) -> None:
-    """Raise StartRefused unless ``spec`` looks like module:function."""
-    module, colon, name = spec.partition(":")
-    if not (module and colon and name):
-        raise StartRefused(f"{option} must look like module:function (it is {spec!r})")

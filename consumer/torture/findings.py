@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 _LONGEST_SHOWN = 160
@@ -14,15 +14,8 @@ _LONGEST_SHOWN = 160
 _TIMES = {1: "twice", 2: "three times", 3: "four times", 4: "five times"}
 
 
-@dataclass(frozen=True)
-class Expected:
-    """The effect of an undisturbed ticket before any message, and after the first, second and third."""
-
-    after: tuple[Any, ...]
-
-    @property
-    def whole(self) -> Any:
-        return self.after[-1]
+#: The effect of an undisturbed ticket before any message, and after the first, second and third.
+Expected = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -34,7 +27,7 @@ class CaseFailure:
     expected: Any
     seen: Any
     explanation: str
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
 
 @dataclass
@@ -55,13 +48,21 @@ class ScenarioResult:
     def document(self) -> dict[str, Any]:
         return asdict(self) | {"safe": self.safe}
 
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> ScenarioResult:
+        failures = [CaseFailure(**failure) for failure in document["failures"]]
+        return cls(**{name: value for name, value in document.items() if name != "safe"} | {"failures": failures})
+
 
 def explain(expected: Expected, seen: Any) -> str:
     """Return the difference in words; with numbers and lists also the message that it comes from."""
-    if all(_is_single(value) for value in (expected.whole, seen)):  # a table of one row, or of one value
-        return explain(Expected(tuple(map(_inside, expected.after))), _inside(seen))
-    want = expected.whole
-    for number, earlier in enumerate(expected.after[:-1]):
+    want = expected[-1]
+    if all(
+        isinstance(value, list) and len(value) == 1 for value in (want, seen)
+    ):  # a table of one row, or of one value
+        inside = tuple(value[0] if isinstance(value, list) and value else None for value in expected)
+        return explain(inside, seen[0])
+    for number, earlier in enumerate(expected[:-1]):
         if seen == earlier:
             return (
                 f"it is as after message {number}:"
@@ -75,9 +76,9 @@ def explain(expected: Expected, seen: Any) -> str:
 
 
 def _about_numbers(expected: Expected, seen: Any) -> str:
-    sums = [value if _is_number(value) else 0 for value in expected.after]  # before any message there may be no sum
+    sums = [value if _is_number(value) else 0 for value in expected]  # before any message there may be no sum
     steps = [later - earlier for earlier, later in pairwise(sums)]
-    difference = seen - expected.whole
+    difference = seen - expected[-1]
     told = f"{format_effect(abs(difference))} too {'much' if difference > 0 else 'little'}"
     for number, step in enumerate(steps, start=1):
         if step and difference > 0 and difference % step == 0 and difference // step in _TIMES:
@@ -85,38 +86,23 @@ def _about_numbers(expected: Expected, seen: Any) -> str:
         if step and difference == -step:
             return f"{told}: message {number} is missing"
     if len(set(steps)) == len(steps):
-        for first in range(len(steps)):
-            for second in range(first + 1, len(steps)):
-                if difference == steps[first] + steps[second]:
-                    return f"{told}: your handler added messages {first + 1} and {second + 1} twice"
+        for (first, one), (second, other) in combinations(enumerate(steps, start=1), 2):
+            if difference == one + other:
+                return f"{told}: your handler added messages {first} and {second} twice"
         if steps and difference == sum(steps):
             return f"{told}: your handler added every message twice"
     return told
 
 
 def _about_lists(want: list[Any], seen: list[Any]) -> str:
-    wanted, found = Counter(map(_key, want)), Counter(map(_key, seen))
+    wanted, found = (Counter(json.dumps(item, sort_keys=True) for item in items) for items in (want, seen))
     more, less = found - wanted, wanted - found
-    parts = [f"{', '.join(_some(more))} too often"] if more else []
-    parts += [f"{', '.join(_some(less))} missing"] if less else []
+    parts = [
+        f"{', '.join(item[:_LONGEST_SHOWN] for item in list(items)[:3])} {how}"
+        for items, how in ((more, "too often"), (less, "missing"))
+        if items
+    ]
     return "; ".join(parts) or "the same items in another order"
-
-
-def _some(items: Counter[str]) -> list[str]:
-    return [item[:_LONGEST_SHOWN] for item in list(items)[:3]]
-
-
-def _key(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
-def _is_single(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 1
-
-
-def _inside(value: Any) -> Any:
-    """Return the first element of a list; None for an empty one, and for any other value."""
-    return value[0] if isinstance(value, list) and value else None
 
 
 def _is_number(value: Any) -> bool:
@@ -131,15 +117,15 @@ def format_effect(value: Any) -> str:
 def trouble_with_effect(before: Any, first: Expected, second: Expected) -> str:
     """Return the reason why effects cannot be judged, else "": a handled ticket looks like one that was not, or two
     equal ones look different."""
-    if first.whole == before:
+    if first[-1] == before:
         return (
             f"a ticket looks the same before its messages and after them ({format_effect(before)}): --effect does not"
             " show what the handler does, or the handler does nothing with these messages (see --field)"
         )
-    if first.after != second.after:
+    if first != second:
         return (
             "two tickets got the same three messages undisturbed, and --effect returned"
-            f" {format_effect(first.whole)} for one and {format_effect(second.whole)} for the other: leave out what"
+            f" {format_effect(first[-1])} for one and {format_effect(second[-1])} for the other: leave out what"
             " differs by nature (ids, times, the ticket's own name)"
         )
     return ""

@@ -4,17 +4,25 @@ without threads, because it forks."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import secrets
+import signal
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import click
+import orjson
 
 from usher.common.base.clock import wall_ms
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.consumer.handlers.loader import load_handler
-from usher.consumer.torture.child import HandlerSpec, TortureChild
+from usher.consumer.torture.child import TortureChild, TortureRequest
 from usher.consumer.torture.findings import CaseFailure, Expected, ScenarioResult, explain, trouble_with_effect
 from usher.consumer.torture.scenarios import (
     DISTURBED,
@@ -33,19 +41,11 @@ _STREAM = Keys("ticket_stream", "concurrency_stream_group").stream
 _ATTEMPTS = 5
 _RETRIES_LATER = 50
 _LONGEST_PAUSE_S = 0.5
+_PR_SET_PDEATHSIG = 1
 
 
 class HandlerUntestable(Exception):
     """The error when nothing can be said about this handler; the text says why."""
-
-
-@dataclass(frozen=True)
-class TortureLimits:
-    """The limits of a run. ``stops``: most places of a fault per scenario; ``handler_s``: longest that one call may
-    take, in seconds."""
-
-    stops: int
-    handler_s: float
 
 
 @dataclass
@@ -61,15 +61,11 @@ class Case:
 
 
 class Harness:
-    """The runner of the scenarios for one handler. ``fields``: of the messages, one mapping for each."""
+    """The runner of the scenarios for one handler."""
 
-    def __init__(
-        self, play: HandlerSpec, link: Link, fields: Sequence[Mapping[str, str]], limits: TortureLimits
-    ) -> None:
-        self._play = play
+    def __init__(self, request: TortureRequest, link: Link) -> None:
+        self._request = request
         self._link = link
-        self._fields = fields
-        self._limits = limits
         self._run = secrets.token_hex(3)
         self._tickets = 0
         self._fences = wall_ms() * 1024  # as the leader's: higher than those of any run before
@@ -81,20 +77,14 @@ class Harness:
         all)``. Raises HandlerUntestable."""
         self._look()
         expected, lines = self._undisturbed()
-        plan = [(scenario, places(scenario, lines, self._limits.stops)) for scenario in SCENARIOS]
-        count, told = sum(len(stops) for _, stops in plan), 0
-        findings = []
-        for scenario, stops in plan:
-            finding = ScenarioResult(scenario.name, scenario.title, scenario.story, scenario.advice)
-            findings.append(finding)
-            for place in stops:
-                progress(scenario.name, told, count)
-                failure = self._tell(scenario, place, expected)
-                finding.runs += 1
-                finding.failures += [failure] if failure else []
-                told += 1
-        progress("", told, count)
-        return findings
+        plan = [(scenario, place) for scenario in SCENARIOS for place in places(scenario, lines, self._request.stops)]
+        findings = {each.name: ScenarioResult(each.name, each.title, each.story, each.advice) for each in SCENARIOS}
+        for told, (scenario, place) in enumerate(plan):
+            progress(scenario.name, told, len(plan))
+            failure = self._tell(scenario, place, expected)
+            findings[scenario.name].runs += 1
+            findings[scenario.name].failures += [failure] if failure else []
+        return [*findings.values()]
 
     def _look(self) -> None:
         """Check that all names are there, and import the handler once for all child processes, unless its import opens
@@ -103,25 +93,23 @@ class Harness:
             answer = self._ask(actor, {"do": "look"})
             self._parameters = answer["parameters"]
         if not answer["opened"]:
-            load_handler(self._play.handler)
+            load_handler(self._request.handler)
         with self._actor() as actor:
             self._ask(actor, {"do": "setup"})
 
     def _ask(self, actor: TortureChild, order: Mapping[str, Any]) -> dict[str, Any]:
         actor.tell(order)
-        answer = actor.hear(self._limits.handler_s)
-        if answer is None or answer["ended"] != "well":
-            if answer is None:
-                raise HandlerUntestable(f"{order['do']}: it did not end within {self._limits.handler_s:g} s")
+        answer = actor.hear(self._request.handler_s)
+        if answer is None:
+            raise HandlerUntestable(f"{order['do']}: it did not end within {self._request.handler_s:g} s")
+        if answer["ended"] != "well":
             is_known = order["do"] == "look"  # an error in a name needs only one line
-            raise HandlerUntestable(
-                f"{order['do']}: {answer['error'] if is_known else answer.get('details') or answer['error']}"
-            )
+            raise HandlerUntestable(f"{order['do']}: {answer['error'] if is_known else _details(answer)}")
         return answer
 
     @contextlib.contextmanager
     def _actor(self) -> Iterator[TortureChild]:
-        actor = TortureChild(self._play)
+        actor = TortureChild(self._request)
         try:
             yield actor
         finally:
@@ -135,30 +123,25 @@ class Harness:
         first, lines = self._control()
         self._hold_s = max(0.3, (time.monotonic() - began_s) / 2)
         second, _ = self._control()
-        trouble = trouble_with_effect(first.after[0], first, second)
+        trouble = trouble_with_effect(first[0], first, second)
         if trouble:
             raise HandlerUntestable(trouble)
         return first, lines
 
     def _control(self) -> tuple[Expected, int]:
-        story = self._story()
-        before = self._effect(story.ticket)
-        after, lines = [self._seen(before, before)], 0
-        try:
+        with self._story() as story:
+            before = self._effect(story.ticket)
+            after, lines = [self._seen(before, before)], 0
             for step in UNDISTURBED.steps(0):
                 assert isinstance(step, RunStep)
                 answer = self._perform(story, step)
                 if answer["ended"] != "well":
-                    why = answer.get("details") or answer["error"]
-                    raise HandlerUntestable(
-                        f"the handler fails although nothing goes wrong; message {step.number}: {why}"
-                    )
+                    told = f"the handler fails although nothing goes wrong; message {step.number}: {_details(answer)}"
+                    raise HandlerUntestable(told)
                 if step.number == DISTURBED:
                     lines = answer["lines"]
                 after.append(self._seen(self._effect(story.ticket), before))
-        finally:
-            self._end(story)
-        return Expected(tuple(after)), lines
+        return tuple(after), lines
 
     def _effect(self, ticket: str) -> tuple[Any, bool]:
         with self._actor() as actor:
@@ -180,18 +163,15 @@ class Harness:
     # ---- cases -------------------------------------------------------------------------------------------------------
 
     def _tell(self, scenario: Scenario, place: FaultPoint, expected: Expected) -> CaseFailure | None:
-        story = self._story()
-        before = (0, True) if self._parameters else self._effect(story.ticket)  # only a total needs it
-        try:
+        with self._story() as story:
+            before = (0, True) if self._parameters else self._effect(story.ticket)  # only a total needs it
             for step in scenario.steps(place):
                 self._step(story, step)
             self._wake_all(story)
-        finally:
-            self._end(story)
         seen = self._seen(self._effect(story.ticket), before)
-        if seen == expected.whole:
+        if seen == expected[-1]:
             return None
-        return CaseFailure(story.where, expected.whole, seen, explain(expected, seen), tuple(story.notes))
+        return CaseFailure(story.where, expected[-1], seen, explain(expected, seen), story.notes)
 
     def _step(self, story: Case, step: Step) -> None:
         if not isinstance(step, RunStep):
@@ -209,7 +189,7 @@ class Harness:
         """Run one message, again and again as a consumer would, until it ends. Return the last answer."""
         actor = story.actors.get(step.actor)
         if actor is None:
-            actor = story.actors[step.actor] = TortureChild(self._play)
+            actor = story.actors[step.actor] = TortureChild(self._request)
         is_stale, story.fence = step.fence < story.fence, max(step.fence, story.fence)
         entry_id, flat = self._entry(story, step)
         order = {"do": "run", "ticket": story.ticket, "id": entry_id, "flat": flat, "fence": self._fences + step.fence}
@@ -233,33 +213,34 @@ class Harness:
         if answer is None and any(other.is_frozen for other in story.actors.values()):
             self._wake_all(story)
         if answer is None:
-            answer = actor.hear(self._limits.handler_s)
+            answer = actor.hear(self._request.handler_s)
         if answer is None:
             actor.end()
-            return {"ended": "stuck", "error": f"it did not end within {self._limits.handler_s:g} s"}
+            return {"ended": "stuck", "error": f"it did not end within {self._request.handler_s:g} s"}
         return answer
 
     def _wake_all(self, story: Case) -> None:
-        for name, actor in story.actors.items():
-            if actor.is_frozen:
-                self._wake(story, name)
+        for name in story.actors:
+            self._wake(story, name)
 
     def _wake(self, story: Case, name: str) -> None:
         actor = story.actors[name]
         if not actor.is_frozen:
             return  # it was never stopped, or was woken earlier
         actor.wake()
-        answer = actor.hear(self._limits.handler_s)
+        answer = actor.hear(self._request.handler_s)
         if answer is not None and answer["ended"] != "well":
             story.notes.append(f"the zombie ended with {answer['error']}")
 
-    def _story(self) -> Case:
+    @contextlib.contextmanager
+    def _story(self) -> Iterator[Case]:
         self._tickets += 1
-        return Case(f"torture-{self._run}-{self._tickets}")
-
-    def _end(self, story: Case) -> None:
-        for actor in story.actors.values():
-            actor.end()
+        story = Case(f"torture-{self._run}-{self._tickets}")
+        try:
+            yield story
+        finally:
+            for actor in story.actors.values():
+                actor.end()
 
     def _entry(self, story: Case, step: RunStep) -> tuple[str, list[str]]:
         """Return the entry of a message in the stream, made when needed: its id, and names and values as text."""
@@ -268,12 +249,16 @@ class Harness:
             fields = {
                 "ticket_id": story.ticket,
                 "uid": f"{story.ticket}-m{step.number}",
-                **self._fields[(step.number - 1) % len(self._fields)],
+                **self._request.fields[step.number - 1],
             }
             entry_id = self._link.call("XADD", _STREAM, "*", *(part for pair in fields.items() for part in pair))
             [(_, flat)] = self._link.call("XRANGE", _STREAM, entry_id, entry_id)
             story.entries[key] = (entry_id.decode(), [part.decode("utf-8", "surrogateescape") for part in flat])
         return story.entries[key]
+
+
+def _details(answer: Mapping[str, Any]) -> str:
+    return str(answer.get("details") or answer["error"])
 
 
 def default_fields(given: Mapping[str, str]) -> list[dict[str, str]]:
@@ -287,3 +272,28 @@ def default_fields(given: Mapping[str, str]) -> list[dict[str, str]]:
         }
         made.append(base | filled)
     return made
+
+
+@click.command(name="torture-stage")
+@click.argument("told_to", type=int)
+def main(told_to: int) -> None:
+    """Run all scenarios for the request on standard input; write results to the file descriptor ``told_to``: standard
+    output belongs to the handler and its prints."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    sys.path.append(str(Path.cwd()))  # the folder of the handler's project
+    request = orjson.loads(sys.stdin.buffer.read())
+    os.set_inheritable(told_to, False)
+
+    def say(**told: Any) -> None:
+        os.write(told_to, orjson.dumps(told) + b"\n")
+
+    link = Link(os.environ["USHER_REDIS_URL"], "usher:torture")
+    try:
+        stage = Harness(TortureRequest(**request), link)
+        findings = stage.tell_all(lambda name, told, count: say(scenario=name, told=told, count=count))
+    except HandlerUntestable as why:
+        say(cannot=str(why))
+    else:
+        say(findings=[finding.document() for finding in findings])
+    finally:
+        link.close()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import pytest
 
@@ -34,23 +33,17 @@ def _torture(
     handler_seconds: float = 30.0,
 ) -> None:
     from usher.common.base.errors import StartRefused
-    from usher.consumer.torture.child import HandlerSpec
+    from usher.consumer.torture.child import TortureRequest
     from usher.consumer.torture.cli import explained, run_torture
     from usher.consumer.torture.findings import summary
-    from usher.consumer.torture.harness import TortureLimits, default_fields
+    from usher.consumer.torture.harness import default_fields
 
     __tracebackhide__ = True
-    limits = TortureLimits(stops, handler_seconds)
+    request = TortureRequest(handler, effect, setup, default_fields(fields or {}), stops, handler_seconds)
     try:
-        findings = run_torture(
-            HandlerSpec(handler, effect, setup), default_fields(fields or {}), limits, os.environ, _silent, lambda: None
-        )
+        findings = run_torture(request, os.environ, lambda scenario, told, count: None, lambda: None)
     except StartRefused as refused:
         pytest.fail(f"usher torture: {refused}", pytrace=False)
     if not all(finding.safe for finding in findings):
         parts = [f"{finding.title}\n  " + "\n  ".join(explained(finding)) for finding in findings if not finding.safe]
         pytest.fail(f"usher torture {handler}: {summary(findings)}\n\n" + "\n\n".join(parts), pytrace=False)
-
-
-def _silent(*progress: Any) -> None:
-    """Ignore progress: tests show none."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: Number of messages of a ticket in a scenario.
 MESSAGES = 3
@@ -41,14 +40,29 @@ Step = RunStep | WakeStep
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fault: its name in JSON, a title, how it comes about in real life, the advice, and the steps for one place."""
+    """A fault: its name in JSON, a title, how it comes about in real life, the advice, and its steps, in which ``a2/1``
+    is "actor a runs message 2 under fence 1". A fault, ``copy`` and ``again`` (the second attempt) may
+    follow a colon; ``wake:a`` wakes an actor."""
 
     name: str
     title: str
     story: str
     advice: str
-    steps: Callable[[FaultPoint], list[Step]]
+    script: str
     at_every_line: bool = False
+
+    def steps(self, place: FaultPoint) -> list[Step]:
+        """Return the steps, with the fault at ``place``."""
+        made: list[Step] = []
+        for word in self.script.split():
+            what, *how = word.split(":")
+            if what == "wake":
+                made.append(WakeStep(how[0]))
+                continue
+            does = next((fault for fault in ("kill", "fail", "freeze") if fault in how), "")
+            run = RunStep(what[0], int(what[1]), int(what[3:]), does, place if does else BEFORE, "copy" in how)
+            made.append(replace(run, attempt=2) if "again" in how else run)
+        return made
 
 
 _UID = (
@@ -65,64 +79,7 @@ _ATOMIC = (
 )
 
 
-def _undisturbed(_: FaultPoint) -> list[Step]:
-    return [RunStep("a", 1, 1), RunStep("a", 2, 1), RunStep("a", 3, 1)]
-
-
-def _killed(place: FaultPoint) -> list[Step]:
-    return [RunStep("a", 1, 1), RunStep("a", 2, 1, "kill", place), RunStep("b", 2, 2, attempt=2), RunStep("b", 3, 2)]
-
-
-def _failed(place: FaultPoint) -> list[Step]:
-    return [RunStep("a", 1, 1), RunStep("a", 2, 1, "fail", place), RunStep("a", 2, 1, attempt=2), RunStep("a", 3, 1)]
-
-
-def _zombie(place: FaultPoint) -> list[Step]:
-    return [
-        RunStep("a", 1, 1),
-        RunStep("a", 2, 1, "freeze", place),
-        RunStep("b", 2, 2),
-        RunStep("b", 3, 2),
-        WakeStep("a"),
-    ]
-
-
-def _sent_twice(_: FaultPoint) -> list[Step]:
-    return [RunStep("a", 1, 1), RunStep("a", 2, 1), RunStep("a", 2, 1, is_copy=True), RunStep("a", 3, 1)]
-
-
-def _sent_again_later(_: FaultPoint) -> list[Step]:
-    return [RunStep("a", 1, 1), RunStep("a", 2, 1), RunStep("a", 3, 1), RunStep("b", 1, 2, is_copy=True)]
-
-
-def _repeated_tail(_: FaultPoint) -> list[Step]:
-    return [
-        RunStep("a", 1, 1),
-        RunStep("a", 2, 1),
-        RunStep("a", 3, 1),
-        RunStep("b", 1, 2),
-        RunStep("b", 2, 2),
-        RunStep("b", 3, 2),
-    ]
-
-
-def _late_ack(_: FaultPoint) -> list[Step]:
-    return [RunStep("a", 1, 1), RunStep("a", 2, 1), RunStep("b", 2, 2), RunStep("a", 3, 1), RunStep("b", 3, 2)]
-
-
-def _two_zombies(_: FaultPoint) -> list[Step]:
-    waking: list[Step] = [WakeStep("b"), WakeStep("a")]
-    return [
-        RunStep("a", 1, 1, "freeze"),
-        RunStep("b", 1, 2, "freeze"),
-        RunStep("c", 1, 3),
-        RunStep("c", 2, 3),
-        RunStep("c", 3, 3),
-        *waking,
-    ]
-
-
-UNDISTURBED = Scenario("undisturbed", "nothing goes wrong", "Three messages, each handled once.", "", _undisturbed)
+UNDISTURBED = Scenario("undisturbed", "nothing goes wrong", "Three messages, each handled once.", "", "a1/1 a2/1 a3/1")
 SCENARIOS = (
     Scenario(
         "sent_twice",
@@ -130,14 +87,14 @@ SCENARIOS = (
         "Message 2 is in the stream twice, with the same uid: the producer did not hear that its first XADD had"
         " arrived.",
         _UID,
-        _sent_twice,
+        "a1/1 a2/1 a2/1:copy a3/1",
     ),
     Scenario(
         "sent_again_later",
         "the second copy comes behind newer messages",
         "Message 1 comes once more, with the same uid, after messages 2 and 3: an outbox sent its last batch again.",
         _UID + " A 'last uid seen' is not enough.",
-        _sent_again_later,
+        "a1/1 a2/1 a3/1 b1/2:copy",
     ),
     Scenario(
         "killed_after",
@@ -145,7 +102,7 @@ SCENARIOS = (
         "The process is killed right after the handler returned for message 2; its acknowledgement never reached Redis,"
         " so message 2 runs again.",
         _UID,
-        _killed,
+        "a1/1 a2/1:kill b2/2:again b3/2",
     ),
     Scenario(
         "repeated_tail",
@@ -153,7 +110,7 @@ SCENARIOS = (
         "Messages 1 to 3 were handled, and their process died before the batch of acknowledgements was sent: all three"
         " run again elsewhere.",
         _UID,
-        _repeated_tail,
+        "a1/1 a2/1 a3/1 b1/2 b2/2 b3/2",
     ),
     Scenario(
         "late_ack",
@@ -161,7 +118,7 @@ SCENARIOS = (
         "A consumer handled message 2, but its lease ended before it could say so: the new owner runs it again, the old"
         " one goes on to message 3.",
         _UID + " " + _FENCE,
-        _late_ack,
+        "a1/1 a2/1 b2/2 a3/1 b3/2",
     ),
     Scenario(
         "zombie",
@@ -169,21 +126,21 @@ SCENARIOS = (
         "A process stands still before it starts the handler for message 2; the ticket goes on elsewhere with messages"
         " 2 and 3; then it wakes up and runs message 2 under its old fencing token.",
         _FENCE,
-        _zombie,
+        "a1/1 a2/1:freeze b2/2 b3/2 wake:a",
     ),
     Scenario(
         "two_zombies",
         "two zombies wake up, the younger first",
         "Two owners in a row stand still before message 1; a third one runs messages 1 to 3; then both wake up.",
         _FENCE,
-        _two_zombies,
+        "a1/1:freeze b1/2:freeze c1/3 c2/3 c3/3 wake:b wake:a",
     ),
     Scenario(
         "killed_within",
         "kill -9 before every line",
         "The process is killed in the middle of the handler for message 2, which then runs again elsewhere.",
         _ATOMIC,
-        _killed,
+        "a1/1 a2/1:kill b2/2:again b3/2",
         at_every_line=True,
     ),
     Scenario(
@@ -192,7 +149,7 @@ SCENARIOS = (
         "An error comes up in the middle of the handler for message 2 (a timeout, say), and the handler is called"
         " again.",
         _ATOMIC + " Let errors out of the handler: one that is swallowed counts as success.",
-        _failed,
+        "a1/1 a2/1:fail a2/1:again a3/1",
         at_every_line=True,
     ),
     Scenario(
@@ -201,7 +158,7 @@ SCENARIOS = (
         "A process stands still in the middle of the handler for message 2; the ticket goes on elsewhere with messages"
         " 2 and 3; then it wakes up and finishes message 2.",
         _FENCE + " Check and effect must be one transaction.",
-        _zombie,
+        "a1/1 a2/1:freeze b2/2 b3/2 wake:a",
         at_every_line=True,
     ),
 )

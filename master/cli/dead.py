@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections import Counter
@@ -10,11 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from usher.common.base.errors import ReplyUnknown
 from usher.common.base.text import escape_control, label, pluralize
+from usher.common.cli.progress import progress
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.options import caller, filters, wanted_of
@@ -250,12 +248,12 @@ def _change(
     done: Counter[str] = Counter()
     code, ended = 0, FAILED
     try:
-        with _progress(what, preview.count) as advance:
+        with progress() as show:
             for batch in (
                 _batched(ids) if ids else ([letter.id for letter in page] for page in letters.all(wanted, until))
             ):
                 done.update(_carried_out(step, batch))
-                advance(sum(done.values()))
+                show(what, sum(done.values()), preview.count)
         ended = ""
     except KeyboardInterrupt:
         code, ended = 130, ""
@@ -324,17 +322,3 @@ def _print_letter_results(
         click.echo(f"{count:,} {word}: {_MEANS[word]}")
     if done and what == "redrive" and not letters.leader_url:
         click.echo("no master leads at the moment: nothing moves before one does")
-
-
-@contextlib.contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that takes the number done, and draws it on a terminal (nowhere else)."""
-    screen = Console(stderr=True)
-    if not screen.is_terminal:
-        yield lambda count: None
-        return
-    with Progress(
-        TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=screen, transient=True
-    ) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda count: bar.update(task, completed=count)

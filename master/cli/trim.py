@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.durations import Duration
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.text import escape_control, pluralize
+from usher.common.cli.progress import progress
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
@@ -121,15 +121,12 @@ def _forget(trimming: Trimming, forget: str | None, forget_group: str | None, fo
 
 def _cut(trimming: Trimming, decision: Cut, archived_only: bool, would: int) -> tuple[int, str]:
     """Cut; return how many entries went, and the error that stopped it."""
-    screen = console()
     cut = 0
-    columns = (TextColumn("cutting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("cutting", total=would)
+    with progress() as show:
         try:
             for gone in trimming.cut(decision.floor, archived_only=archived_only):
                 cut += gone
-                bar.update(task, completed=cut)
+                show("cutting", cut, would)
         except StillNeeded as needed:
             return cut, str(needed)
     return cut, ""

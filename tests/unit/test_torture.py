@@ -11,10 +11,10 @@ import pytest
 
 from tests.rules import ROOT
 from usher.consumer.torture.child import LineStops, is_users
-from usher.consumer.torture.findings import CaseFailure, Expected, ScenarioResult, explain, summary, trouble_with_effect
+from usher.consumer.torture.findings import CaseFailure, ScenarioResult, explain, summary, trouble_with_effect
 from usher.consumer.torture.scenarios import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, RunStep, WakeStep, places
 
-_SUMS = Expected((0, 1, 11, 111))
+_SUMS = (0, 1, 11, 111)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_numbers_tell_which_message_was_doubled_or_lost(seen: Any, told: str) ->
 def test_an_effect_that_shows_nothing_or_differs_by_nature_cannot_be_judged() -> None:
     assert trouble_with_effect(0, _SUMS, _SUMS) == ""
     assert "does not show what the handler does" in trouble_with_effect(111, _SUMS, _SUMS)
-    assert "leave out what differs by nature" in trouble_with_effect(0, _SUMS, Expected((0, 1, 11, 112)))
+    assert "leave out what differs by nature" in trouble_with_effect(0, _SUMS, (0, 1, 11, 112))
 
 
 def test_the_verdict_names_what_went_wrong() -> None:
