@@ -63,70 +63,48 @@ _HOMES = {
 
 if TYPE_CHECKING:
     __version__: str
-    from usher.common.base.errors import Behind, GiveUp, Invalid, PartialFailure, RetryLater, UsherError
-    from usher.common.outbox.log_consumer import LogConsumer, Record
-    from usher.common.outbox.log_reader import LogLost
-    from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
-    from usher.common.readers.loop import MessageReadingLoop
-    from usher.common.readers.reliable_stream import ReliableStream, StreamMessage, reader_name
-    from usher.common.readers.services import LoopOptions
-    from usher.common.redis.client import Link
-    from usher.common.redis.replies import Entry
-    from usher.common.router.options import RouterOptions
-    from usher.common.router.router import NOW, StreamRouter
-    from usher.common.router.subscription import Subscription, SubscriptionEnded
-    from usher.common.runtime.signals import UntilSignal
-    from usher.common.sending.producer import AsyncProducer, Outgoing, Producer, Sent
-    from usher.consumer.handlers.decorators import around, batch, handler
-    from usher.consumer.handlers.message import Message
-    from usher.consumer.handlers.router import Router
-    from usher.consumer.sinks.outcomes import Duplicate, SinkNotNow, StaleFence
-    from usher.consumer.sinks.redis_guard import RedisGuard
-    from usher.consumer.sinks.sql import SqlSink
-    from usher.consumer.sinks.sql_async import AsyncSqlSink
+    from usher.common.base.errors import Behind as Behind
+    from usher.common.base.errors import GiveUp as GiveUp
+    from usher.common.base.errors import Invalid as Invalid
+    from usher.common.base.errors import PartialFailure as PartialFailure
+    from usher.common.base.errors import RetryLater as RetryLater
+    from usher.common.base.errors import UsherError as UsherError
+    from usher.common.outbox.log_consumer import LogConsumer as LogConsumer
+    from usher.common.outbox.log_consumer import Record as Record
+    from usher.common.outbox.log_reader import LogLost as LogLost
+    from usher.common.outbox.writer import LogRecord as LogRecord
+    from usher.common.outbox.writer import write_all_to_outbox as write_all_to_outbox
+    from usher.common.outbox.writer import write_to_outbox as write_to_outbox
+    from usher.common.readers.loop import MessageReadingLoop as MessageReadingLoop
+    from usher.common.readers.reliable_stream import ReliableStream as ReliableStream
+    from usher.common.readers.reliable_stream import StreamMessage as StreamMessage
+    from usher.common.readers.reliable_stream import reader_name as reader_name
+    from usher.common.readers.services import LoopOptions as LoopOptions
+    from usher.common.redis.client import Link as Link
+    from usher.common.redis.replies import Entry as Entry
+    from usher.common.router.options import RouterOptions as RouterOptions
+    from usher.common.router.router import NOW as NOW
+    from usher.common.router.router import StreamRouter as StreamRouter
+    from usher.common.router.subscription import Subscription as Subscription
+    from usher.common.router.subscription import SubscriptionEnded as SubscriptionEnded
+    from usher.common.runtime.signals import UntilSignal as UntilSignal
+    from usher.common.sending.producer import AsyncProducer as AsyncProducer
+    from usher.common.sending.producer import Outgoing as Outgoing
+    from usher.common.sending.producer import Producer as Producer
+    from usher.common.sending.producer import Sent as Sent
+    from usher.consumer.handlers.decorators import around as around
+    from usher.consumer.handlers.decorators import batch as batch
+    from usher.consumer.handlers.decorators import handler as handler
+    from usher.consumer.handlers.message import Message as Message
+    from usher.consumer.handlers.router import Router as Router
+    from usher.consumer.sinks.outcomes import Duplicate as Duplicate
+    from usher.consumer.sinks.outcomes import SinkNotNow as SinkNotNow
+    from usher.consumer.sinks.outcomes import StaleFence as StaleFence
+    from usher.consumer.sinks.redis_guard import RedisGuard as RedisGuard
+    from usher.consumer.sinks.sql import SqlSink as SqlSink
+    from usher.consumer.sinks.sql_async import AsyncSqlSink as AsyncSqlSink
 
-__all__ = [
-    "NOW",
-    "AsyncProducer",
-    "AsyncSqlSink",
-    "Behind",
-    "Duplicate",
-    "Entry",
-    "GiveUp",
-    "Invalid",
-    "Link",
-    "LogConsumer",
-    "LogLost",
-    "LogRecord",
-    "LoopOptions",
-    "Message",
-    "MessageReadingLoop",
-    "Outgoing",
-    "PartialFailure",
-    "Producer",
-    "Record",
-    "RedisGuard",
-    "ReliableStream",
-    "RetryLater",
-    "Router",
-    "RouterOptions",
-    "Sent",
-    "SinkNotNow",
-    "SqlSink",
-    "StaleFence",
-    "StreamMessage",
-    "StreamRouter",
-    "Subscription",
-    "SubscriptionEnded",
-    "UntilSignal",
-    "UsherError",
-    "around",
-    "batch",
-    "handler",
-    "reader_name",
-    "write_all_to_outbox",
-    "write_to_outbox",
-]
+__all__ = [*sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:
