@@ -226,7 +226,7 @@ def test_every_public_name_is_there_and_a_page_tells_of_it(name: str) -> None:
 
 
 def test_a_name_that_is_not_public_is_refused() -> None:
-    with pytest.raises(AttributeError, match="'usher' has no attribute 'Handler'; its public names: NOW, "):
+    with pytest.raises(AttributeError, match="'usher' has no attribute 'Handler'; its public names: AsyncProducer, "):
         _ = public.Handler
 
 
