@@ -162,9 +162,12 @@ class DataSet:
     def _read(self, number: int | str) -> Commit:
         file = self._commits / f"{number}.json"
         try:
-            return Commit(**json.loads(file.read_bytes()))
+            commit = Commit(**json.loads(file.read_bytes()))
         except (OSError, ValueError, TypeError) as unreadable:
             raise StartRefused(f"the archive's commit {file} cannot be read ({unreadable}); {_HELP}") from unreadable
+        if commit.rows and not commit.files:
+            raise StartRefused(f"the archive's commit {file} has {commit.rows:,} rows but no file with them: {_HELP}")
+        return commit
 
     def staging(self, number: int) -> Path:
         """Return where commit ``number`` is written; it does not exist yet."""

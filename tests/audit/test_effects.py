@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.audit.seeding import CAP, GROUP, LIMITS, Seeder
-from usher.common.base.clock import now_s
 from usher.common.base.errors import StartRefused
 from usher.common.redis.client import Link
-from usher.consumer.handlers.message import OwnLease, message_type
 
 pytest.importorskip("sqlalchemy", reason="pip install -e '.[sql]' in Usher's folder")
 from usher.consumer.sinks.sql import SqlSink
@@ -29,12 +27,6 @@ class Done(NamedTuple):
     ticket_id: str
     uid: str
     fence: int = 5
-
-
-def _frame(session: Any, table: Any) -> Any:
-    if hasattr(session, "lazily"):
-        return session.lazily(table.schema, lambda: iter(table.to_batches()))
-    return session.createDataFrame(table)
 
 
 @pytest.fixture
@@ -82,65 +74,25 @@ def test_what_is_done_has_its_effect_or_is_found(
     )
     seeder.letter("5-1", "a")
     seeder.ran("c1:1", ("6-2", "d", 5, 1, 2))
-    report = AuditRun(session, AuditPlan(redis_url, ("s",), GROUP, "ticket_id", LIMITS, 0.1, CAP, url)).run()
+    report = AuditRun(session, AuditPlan(redis_url, ("s",), GROUP, "ticket_id", LIMITS, 0.1, CAP, url), tmp_path).run()
     assert [(one.check.name, one.count) for one in report.found] == [("effect_missing", 2)]
     assert [(one.id, one.ticket) for one in report.found[0].examples] == [("4-1", "a"), ("6-1", "c")], (
         "of another ticket; of none"
     )
 
 
-def test_effects_of_a_work_stream_are_known_by_source_and_uid(session: Any, shop: tuple[str, SqlSink]) -> None:
-    from usher.master.audit.checks.effects import check_stored
-    from usher.master.audit.checks.suspects import Suspects
-    from usher.master.audit.engine import use
+def test_a_sink_that_has_nothing_or_cannot_be_read_is_named(local: Any, tmp_path: Path) -> None:
+    from usher.master.audit.effects import read
 
-    url, sink = shop
-    sent = {"1-1": ("7-1", ""), "2-1": ("8-1", "order-8"), "3-1": ("9-1", "order-9")}
-    make = message_type("usher:{g}", is_gathered=True)
-    for entry_id, (source_id, uid) in list(sent.items())[:2]:
-        flat = [b"usher_from", f"{source_id} 7 a shop".encode(), b"usher_ticket", b"a shop/42", b"uid", uid.encode()]
-        with sink.transaction(make(b"a shop/42", entry_id.encode(), 5, flat, OwnLease(10.0, now_s()))):
-            pass
-    fields = pa.map_(pa.string(), pa.string())
-    entries = {
-        "stream": ["usher:{g}"] * 3,
-        "id": [*sent],
-        "fields": pa.array([[("usher_from", f"{of} 7 a shop"), ("uid", uid)] for of, uid in sent.values()], fields),
-    }
-    runs = {
-        "stream": ["usher:{g}"] * 3,
-        "id": [*sent],
-        "ms": [0, 1, 2],
-        "seq": [1] * 3,
-        "ticket": ["a shop/42"] * 3,
-        "outcome": ["done"] * 3,
-        "record_ms": [1 << 53] * 3,
-    }
-    suspects = Suspects()
-    with use(session):
-        told = check_stored(
-            *(_frame(session, pa.table(rows)) for rows in (runs, entries)),
-            *(url, "default", 0, suspects),
-            gathered=["usher:{g}"],
-        )
-    assert told == ""
-    assert [one.id for named in suspects.named.values() for one in named] == ["3-1"]
-
-
-def test_a_sink_that_has_nothing_or_cannot_be_read_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
-    from usher.master.audit.checks.effects import check_stored, oldest_s
-
-    nothing: Any = None  # it is asked first, before anything is read
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     with pytest.raises(StartRefused, match="USHER_AUDIT_SINK_URL: .*no such table"):
-        check_stored(nothing, nothing, url, "default", 0, nothing)
+        read(local, url, "default", 0, tmp_path)
     sink = SqlSink(url, "mine")
     sink.create_tables()
     with sink.transaction(Done("a", "1-1")):
         pass
-    assert oldest_s(url, "mine") is not None
-    assert "the sink default has stored nothing" in check_stored(nothing, nothing, url, "default", 0, nothing)
+    assert "the sink default has stored nothing" in read(local, url, "default", 0, tmp_path)
+    assert read(local, url, "mine", 0, tmp_path) == ""
     with pytest.raises(StartRefused, match="USHER_AUDIT_SINK_URL cannot be used"):
-        oldest_s("nonsense", "default")
+        read(local, "nonsense", "default", 0, tmp_path)
     sink.engine.dispose()

@@ -16,16 +16,18 @@ import pytest
 from tests.audit.seeding import GROUP, Seeder
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.audit.read.session import LOCAL, SparkPlace, _as_submitted, spark_session
+from usher.master.audit.engine import SparkEngine
+from usher.master.audit.settings import LOCAL
+from usher.master.audit.spark import SparkPlace, _as_submitted, spark_engine
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 ROOT = Path(__file__).parents[2]
 
 
-def read(spark: SparkSession, source: str, url: str, **options: Any) -> DataFrame:
-    return spark.read.format(source).options(url=url, group=GROUP, **options).load()
+def read(spark: SparkEngine, source: str, url: str, **options: Any) -> DataFrame:
+    return spark.spark.read.format(source).options(url=url, group=GROUP, **options).load()
 
 
 @pytest.fixture
@@ -43,13 +45,13 @@ def filled(link: Link) -> Seeder:
 
 @pytest.mark.parametrize("parts", [1, 7])
 def test_pending_entries_come_with_their_tickets_each_once(
-    spark: SparkSession, filled: Seeder, link: Link, redis_url: str, parts: int
+    spark: SparkEngine, filled: Seeder, link: Link, redis_url: str, parts: int
 ) -> None:
     rows = read(spark, "redis_pending", redis_url, stream="s", partitions=parts).collect()
     pending = link.call("XPENDING", "s", GROUP, "-", "+", 1000)
     assert sorted(row.id for row in rows) == sorted(entry_id.decode() for entry_id, *_ in pending)
     one = next(row for row in rows if row.id == "1-1")
-    assert (one.stream, one.group, one.ms, one.seq) == ("s", GROUP, 1, 1)
+    assert (one.stream, one.ms, one.seq) == ("s", 1, 1)
     assert (one.consumer, one.deliveries, one.ticket, one.in_stream) == ("c1:1", 4, "T0", True)
     assert one.idle_ms >= 0
     assert one.age_ms > 1_600_000_000_000
@@ -57,7 +59,7 @@ def test_pending_entries_come_with_their_tickets_each_once(
 
 @pytest.mark.parametrize("parts", [1, 5])
 def test_with_all_entries_those_that_are_over_come_too(
-    spark: SparkSession, filled: Seeder, link: Link, redis_url: str, parts: int
+    spark: SparkEngine, filled: Seeder, link: Link, redis_url: str, parts: int
 ) -> None:
     filled.add(("9000000-1", "new"))  # not read by the group: not its business
     rows = read(spark, "redis_pending", redis_url, stream="s", entries="all", partitions=parts).collect()
@@ -66,7 +68,7 @@ def test_with_all_entries_those_that_are_over_come_too(
 
 
 def test_few_pending_entries_in_a_long_stream_are_looked_up_one_by_one(
-    spark: SparkSession, link: Link, redis_url: str
+    spark: SparkEngine, link: Link, redis_url: str
 ) -> None:
     seeder = Seeder(link, "s")
     seeder.add(*((f"{n}-1", f"T{n}") for n in range(1, 5001)))
@@ -81,7 +83,7 @@ def test_few_pending_entries_in_a_long_stream_are_looked_up_one_by_one(
     ]
 
 
-def test_entries_come_as_text_and_exactly(spark: SparkSession, link: Link, redis_url: str) -> None:
+def test_entries_come_as_text_and_exactly(spark: SparkEngine, link: Link, redis_url: str) -> None:
     link.call("XADD", "s", "18446744073709551615-5", "ticket_id", "a", "bad", b"\xff\x00", "bad", "second")
     [row] = read(spark, "redis_stream", redis_url, stream="s", raw="true").collect()
     assert row.id == "18446744073709551615-5"
@@ -91,49 +93,12 @@ def test_entries_come_as_text_and_exactly(spark: SparkSession, link: Link, redis
     assert read(spark, "redis_stream", redis_url, stream="s", first="1-1", last="2-2").count() == 0
 
 
-def test_executions_tickets_attempts_and_members(
-    spark: SparkSession, filled: Seeder, link: Link, redis_url: str
-) -> None:
+def test_executions_come_row_by_row(spark: SparkEngine, filled: Seeder, redis_url: str) -> None:
     filled.ran("c1:1", ("1-1", "T0", 1 << 52, 10, 20), ("2-2", "T1", 5, 10, 0, "crashed"))
-    filled.index("T0", "c1:1 7 1-1 4-1")
-    filled.index("T1", "rubbish")
-    link.call("HSET", filled.keys.attempts, "1-1", 3)
     runs = {row.id: row for row in read(spark, "redis_runs", redis_url, stream="s").collect()}
-    assert (runs["1-1"].fence, runs["1-1"].outcome, runs["1-1"].consumer, runs["1-1"].end_us) == (
-        1 << 52,
-        "done",
-        "c1:1",
-        20,
-    )
+    one = runs["1-1"]
+    assert (one.fence, one.outcome, one.consumer, one.end_us) == (1 << 52, "done", "c1:1", 20)
     assert (runs["2-2"].outcome, runs["2-2"].attempt, runs["2-2"].ms) == ("crashed", 1, 2)
-    tickets = {
-        (row.ticket, row.owner, row.fence, row.id)
-        for row in read(spark, "redis_tickets", redis_url, stream="s").collect()
-    }
-    assert tickets == {("T0", "c1:1", 7, "1-1"), ("T0", "c1:1", 7, "4-1"), ("T1", None, None, None)}
-    assert [tuple(row) for row in read(spark, "redis_attempts", redis_url, stream="s").collect()] == [
-        ("s", "1-1", 3, 3)
-    ]
-    members = {
-        row.name: (row.pending, row.lives) for row in read(spark, "redis_consumers", redis_url, stream="s").collect()
-    }
-    assert members == {"master": (0, False), "c1:1": (67, True)}
-
-
-def test_what_a_filter_leaves_out_is_not_read(spark: SparkSession, filled: Seeder, link: Link, redis_url: str) -> None:
-    filled.index("T0", "c1:1 5 1-1 8-2")
-    filled.index("T1", "c1:1 5 2-2")
-    link.call("CONFIG", "RESETSTAT")
-    rows = read(spark, "redis_tickets", redis_url, stream="s,t").where("ticket = 'T0' and stream = 's'").collect()
-    asked = link.call("INFO", "commandstats")
-    assert [row.id for row in rows] == ["1-1", "8-2"]
-    assert b"cmdstat_hget:calls=1," in asked
-    assert b"hscan" not in asked
-    late = read(spark, "redis_stream", redis_url, stream="s").where("ms > 1000190 and ms <= 1000195 and ticket = 'T3'")
-    assert [row.id for row in late.collect()] == ["1000193-1"]
-    assert (
-        sum(int(number) for number in re.findall(rb"cmdstat_xrange:calls=(\d+)", link.call("INFO", "commandstats"))) < 5
-    )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +113,7 @@ def test_what_a_filter_leaves_out_is_not_read(spark: SparkSession, filled: Seede
     ],
 )
 def test_of_ranges_redis_sends_what_is_in_them(
-    spark: SparkSession, filled: Seeder, link: Link, redis_url: str, source: str, where: str, expected: list[str]
+    spark: SparkEngine, filled: Seeder, link: Link, redis_url: str, source: str, where: str, expected: list[str]
 ) -> None:
     for n in range(1, 200):
         filled.ran("c1:1", (f"{n}-{n % 3}", "T0", 5, n, n + 1), record=f"{n}-1")
@@ -169,56 +134,32 @@ def _sent_octets(link: Link) -> int:
     return int(link.call("INFO", "stats").partition(b"total_net_output_bytes:")[2].split(b"\r\n")[0])
 
 
-@pytest.mark.parametrize("source", ["redis_stream", "redis_pending", "redis_runs", "redis_inboxes"])
-def test_of_a_ticket_only_its_rows_leave_the_worker(filled: Seeder, redis_url: str, source: str) -> None:
-    from usher.master.audit.read.source import FORMATS
+def test_what_is_pushed_down_is_not_applied_again() -> None:
+    datasource = pytest.importorskip("pyspark.sql.datasource")
+    from usher.master.audit.source import _Reader, _RunsReader
 
-    filled.ran("c1:1", *((f"{n}-{n % 3}", f"T{n % 7}", 5, n, n + 1) for n in range(1, 8)))
-    for n in range(7):
-        filled.tell("c1:1", f"T{n}", f"5 {n + 1}-1")
-    [of] = [one for one in FORMATS if one.name == source]
-    reader: Any = of.reads({"url": redis_url, "stream": "s", "group": GROUP})
-    reader.heed("EqualTo", "ticket", "T3")
-    tickets = [
-        ticket for part in reader.partitions() for rows in reader.read(part) for ticket in rows["ticket"].to_pylist()
-    ]
-    assert tickets and set(tickets) == {"T3"}
+    def pushed(reader: Any, *filters: tuple[str, str, Any]) -> tuple[list[str], Any]:
+        given = [getattr(datasource, kind)((column,), value) for kind, column, value in filters]
+        return [one.attribute[0] for one in reader.pushFilters(given)], reader.span()
 
-
-@pytest.mark.parametrize(
-    ("source", "options", "filters", "expected"),
-    [
-        ("redis_stream", {}, [("GreaterThan", "ms", 5), ("LessThan", "ms", 9)], (b"5-0", b"9")),
-        ("redis_stream", {"first": "7", "last": "8"}, [("GreaterThan", "ms", 5), ("LessThan", "ms", 9)], (b"7", b"8")),
-        ("redis_stream", {"last": "5"}, [("EqualTo", "id", "5-3")], (b"5-3", b"5-3")),
-        ("redis_stream", {}, [("EqualTo", "id", "none")], None),
-        ("redis_stream", {}, [("GreaterThan", "ms", 5), ("LessThan", "ms", 4)], None),
-        ("redis_stream", {}, [("LessThan", "ms", -4), ("GreaterThan", "seq", 7)], (b"-", b"+")),
-        ("redis_runs", {}, [("GreaterThanOrEqual", "record_ms", 5), ("EqualTo", "id", "9-1")], (b"5-0", b"+")),
-        ("redis_runs", {}, [("LessThanOrEqual", "record_ms", 1 << 53), ("EqualTo", "ms", 7)], (b"-", b"+")),
-    ],
-)
-def test_filters_are_ranges_of_ids(source: str, options: dict[str, str], filters: list[Any], expected: Any) -> None:
-    pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
-    from pyspark.sql import datasource
-
-    from usher.master.audit.engine.spark import data_source
-    from usher.master.audit.read.source import FORMATS
-
-    [of] = [one for one in FORMATS if one.name == source]
-    reader: Any = data_source(of)({"url": "x", **options}).reader(None)  # type: ignore[arg-type]
-    given = [getattr(datasource, kind)((column,), value) for kind, column, value in filters]
-    assert [*reader.pushFilters(given)] == given, "Spark applies them again"
-    assert reader.of.span() == expected
+    options = {"url": "x"}
+    assert pushed(_Reader(options), ("GreaterThan", "ms", 5), ("LessThan", "ms", 9)) == ([], (b"6-0", b"8"))
+    assert pushed(_Reader(options), ("EqualTo", "id", "5-3"), ("EqualTo", "seq", 3)) == (["seq"], (b"5-3", b"5-3"))
+    assert pushed(_Reader(options), ("EqualTo", "id", "none")) == ([], None)
+    assert pushed(_Reader(options), ("GreaterThan", "ms", 5), ("LessThan", "ms", 4)) == ([], None)
+    assert pushed(_RunsReader(options), ("EqualTo", "id", "9-1"), ("LessThan", "record_ms", 1 << 53)) == (
+        ["id", "record_ms"],
+        (b"-", b"+"),
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["redis_runs", "redis_stream"])
 def test_what_is_new_in_the_run_log_or_among_dead_letters_comes_as_a_stream(
-    spark: SparkSession, filled: Seeder, redis_url: str, tmp_path: Path, source: str
+    spark: SparkEngine, filled: Seeder, redis_url: str, tmp_path: Path, source: str
 ) -> None:
     of_letters = {"key": filled.keys.dead} if source == "redis_stream" else {}
-    log = spark.readStream.format(source).options(url=redis_url, stream="s", group=GROUP, **of_letters).load()
+    log = spark.spark.readStream.format(source).options(url=redis_url, stream="s", group=GROUP, **of_letters).load()
     about = log.selectExpr("fields['usher-id'] AS id" if of_letters else "id")
 
     def add(*ids: str) -> None:
@@ -230,7 +171,7 @@ def test_what_is_new_in_the_run_log_or_among_dead_letters_comes_as_a_stream(
         """Return what a query sees that goes on where the one before ended."""
         started = about.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "at"))
         started.trigger(availableNow=True).start(str(tmp_path / "seen")).awaitTermination()
-        return sorted(row.id for row in spark.read.parquet(str(tmp_path / "seen")).collect())
+        return sorted(row.id for row in spark.spark.read.parquet(str(tmp_path / "seen")).collect())
 
     add("1-1", "8-2")
     assert seen() == ["1-1", "8-2"]
@@ -245,7 +186,7 @@ def test_three_lines_of_the_document_are_all_that_a_notebook_needs(
 ) -> None:
     """In a process of its own, in any folder; the lines are copied from the document, but for the names of Redis."""
     pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
-    from usher.master.audit.read.java import java_home
+    from usher.master.audit.spark import java_home
 
     [lines] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "audit.md").read_text(), re.DOTALL)
     lines = textwrap.dedent("  " + lines.strip())
@@ -267,13 +208,13 @@ def test_three_lines_of_the_document_are_all_that_a_notebook_needs(
 
 def test_every_option_is_in_the_document() -> None:
     """Where it is told as ``name`` or as ``name=value``."""
-    source, told = ((ROOT / place).read_text() for place in ("master/audit/read/source.py", "docs/audit.md"))
+    source, told = ((ROOT / place).read_text() for place in ("master/audit/source.py", "docs/audit.md"))
     known = set(re.findall(r"""(?:option\(|number\(|options\[)"(\w+)\"""", source))
     assert known >= {"url", "stream", "partitions", "key"}
     assert [name for name in sorted(known) if not re.search(rf"`{name}[`=]", told)] == []
 
 
-def test_several_streams_are_one_table(spark: SparkSession, link: Link, redis_url: str) -> None:
+def test_several_streams_are_one_table(spark: SparkEngine, link: Link, redis_url: str) -> None:
     for stream in ("a", "b{1}"):
         seeder = Seeder(link, stream)
         seeder.add(("1-1", "t"))
@@ -284,14 +225,14 @@ def test_several_streams_are_one_table(spark: SparkSession, link: Link, redis_ur
     assert Keys("a", GROUP).runs != Keys("b{1}", GROUP).runs
 
 
-def test_without_an_address_the_option_is_named(spark: SparkSession) -> None:
+def test_without_an_address_the_option_is_named(spark: SparkEngine) -> None:
     with pytest.raises(Exception, match="name the Redis"):
-        spark.read.format("redis_pending").load().count()
+        spark.spark.read.format("redis_pending").load().count()
 
 
 @pytest.mark.parametrize("everything", ["pending", "all"])
 def test_line_breaks_and_marks_in_names_and_values_change_nothing(
-    spark: SparkSession, link: Link, redis_url: str, everything: str
+    spark: SparkEngine, link: Link, redis_url: str, everything: str
 ) -> None:
     """The reply of such a page is decoded value by value; ``+PONG`` is what shows the end of a reply."""
     seeder = Seeder(link, "s")
@@ -318,23 +259,23 @@ def test_line_breaks_and_marks_in_names_and_values_change_nothing(
     assert rows["7-1"].consumer == hostile
 
 
-def test_a_session_that_runs_is_used_by_any_thread_and_left_running(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_session_that_runs_is_used_by_any_thread_and_left_running(spark: SparkEngine, tmp_path: Path) -> None:
     """Java knows an active session by its own thread; another thread of ours finds none there."""
     used = []
 
     def use() -> None:
-        with spark_session(SparkPlace("local[1]", tmp_path, 512, small=True), dict(os.environ)) as session:
-            used.append(session)
+        with spark_engine(SparkPlace("local[1]", tmp_path, 512, small=True), dict(os.environ)) as session:
+            used.append(session.spark)
 
     thread = threading.Thread(target=use)
     thread.start()
     thread.join()
-    assert used == [spark]
-    assert spark.range(3).count() == 3
+    assert used == [spark.spark]
+    assert spark.spark.range(3).count() == 3
 
 
 def test_the_master_of_spark_submit_holds_unless_a_setting_names_another_one(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkEngine, tmp_path: Path
 ) -> None:
     """pyspark has started the Java of this session by way of spark-submit, too."""
     unsaid, said = SparkPlace(LOCAL, tmp_path), SparkPlace("spark://host:7077", tmp_path)
