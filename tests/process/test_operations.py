@@ -241,7 +241,6 @@ def test_the_commands_do_the_same_and_need_no_master_for_it(crew: Crew, link: Li
     told = json.loads(usher(crew, "pause", "R", "--reason", "look at it", "--json"))
     assert (told["outcome"], told["handed_over"], told["handed_over_is_exact"]) == ("set", 2, True)
     assert "slow ticket R: replaced; 2 already handed over will finish" in usher(crew, "slow", "R", "--rate", "5")
-    assert "stdin is not a terminal: pass --yes" in usher(crew, "rules", "dead-letter", "--all", code=2)
     assert "pause pattern R*: set; " in usher(crew, "pause", "--pattern", "R*")
     assert "another rule fits it too" in usher(crew, "resume", "R")
     assert json.loads(usher(crew, "rules", "list", "--json"))["rules"][0]["value"] == "R*"
