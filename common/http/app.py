@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, NotRequired, TypeVar
 
-import orjson
 from flask import Flask, Request, Response, g, request
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -227,9 +226,7 @@ def parse_json(kind: type[T], body: bytes) -> T:
         found: T = _adapter(kind).validate_json(body)
         return found
     except ValidationError as wrong:
-        try:
-            orjson.loads(body)  # pydantic reads NaN and Infinity too
-        except orjson.JSONDecodeError:
+        if wrong.errors(include_url=False, include_input=False)[0]["type"] == "json_invalid":
             raise Problem(400, "malformed_json", "the body is not JSON in UTF-8") from None
         raise _refusal(wrong, kind) from None
 

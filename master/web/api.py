@@ -84,6 +84,7 @@ _HealthUrl = Annotated[
 _Uuid = Annotated[str, Fitting(_UUID, "must be 1 to 64 of A-Z a-z 0-9 _ -")]
 _Lock = Annotated[str, Fitting(_LOCK, "must be 1 to 200 of A-Z a-z 0-9 . _ : -")]
 _Incarnation = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9]{1,20}$")]
+_TICKET_ID = {"type": "string", "minLength": 1, "maxLength": _LONGEST_TICKET_ID}
 #: As bytes, and without a check of each: reports come all the time (``read_report``). Never passed to Redis.
 _MessageId = Annotated[bytes, WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,20}-[0-9]{1,20}$"})]
 _Cursor = Annotated[str, Fitting(_CURSOR, "must be a cursor from an earlier answer")]
@@ -111,11 +112,7 @@ class _Deregistration(BaseModel):
 class _ReportItem(TypedDict):
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[misc]
 
-    ticket_id: Annotated[
-        bytes,
-        Field(min_length=1, max_length=_LONGEST_TICKET_ID),
-        WithJsonSchema({"type": "string", "minLength": 1, "maxLength": _LONGEST_TICKET_ID}),
-    ]
+    ticket_id: Annotated[bytes, Field(min_length=1, max_length=_LONGEST_TICKET_ID), WithJsonSchema(_TICKET_ID)]
     fence: Annotated[int, Field(ge=0, le=_LARGEST_FENCE)]
     message_ids: Annotated[list[_MessageId], Field(min_length=1, max_length=MOST_MESSAGES)]
 

@@ -62,7 +62,7 @@ class ProcessRow(TypedDict):
 
 
 class ConsumerDetails(ConsumerRow):
-    """``process``: null when it did not say, as one of a former version."""
+    """``process``: null when it did not say."""
 
     process: ProcessRow | None
 

@@ -66,8 +66,7 @@ class NotLeader(UsherError):
 
 
 class IncarnationFenced(UsherError):
-    """The leader does not know this incarnation: its lease has ended, or it was never registered. It must stop and
-    register as a new one."""
+    """The leader does not know this incarnation: it must stop, and register as a new one."""
 
 
 class Desk:
