@@ -20,8 +20,7 @@ from usher.common.base.text import escape_control, format_error
 from usher.common.http.serve import check_address, leave, serve
 from usher.common.http.tls import server_tls
 from usher.common.http.watch import START_S, WorkerEnds
-from usher.common.redis.locate import resolve_redis_url
-from usher.common.redis.startup_check import check_at_start
+from usher.common.redis.locate import check_at_start, resolve_redis_url
 from usher.common.runtime.settings import load, options
 from usher.consumer.handlers.loader import load_handler
 from usher.consumer.program import ConsumerProgram, name_what_ran

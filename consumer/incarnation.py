@@ -202,7 +202,7 @@ class Incarnation:
         link = wires.link("read")
         reader = InboxReader(link, keys, self.name, self.lanes, self.lease)
         reader.most_bytes, reader.slots = settings.capacity_bytes, settings.concurrency
-        reader.on_recall, self.acker.can_put_off = self.acker.recall, lambda: reader.leader_puts_off
+        reader.on_recall = self.acker.recall
         reader.message_type = message_type(keys.stream, settings.sources is not None)
         steps, is_flushed = wires.steps(link), lambda: self.acker.is_flushed
         ending = ProcessEnding(steps, is_flushed, self._journal, settings.run_log_length, on_lost)

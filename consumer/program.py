@@ -24,7 +24,7 @@ from usher.common.http.watch import LEAST_SILENCE_S, Liveness, WorkerEnds
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import GIVES_BACK, MOST_SLOTS, NO_LOCK, Registration
-from usher.common.redis.startup_check import check_leases
+from usher.common.redis.locate import check_leases
 from usher.common.runtime.health import Health, judge, stalled
 from usher.common.runtime.name_lock import NameLock, boot_id
 from usher.common.runtime.process_state import ProcessState

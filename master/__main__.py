@@ -17,8 +17,7 @@ from usher.common.http.credentials import check_reach
 from usher.common.http.serve import check_address, serve
 from usher.common.http.tls import server_tls
 from usher.common.redis.client import Link
-from usher.common.redis.locate import resolve_redis_url
-from usher.common.redis.startup_check import check_at_start
+from usher.common.redis.locate import check_at_start, resolve_redis_url
 from usher.common.runtime.settings import load, options
 from usher.master.assembly.program import MasterProgram
 from usher.master.settings import MasterSettings

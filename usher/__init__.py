@@ -30,7 +30,7 @@ _HOMES = {
     "LogConsumer": "usher.common.outbox.log_consumer",
     "LogLost": "usher.common.outbox.log_reader",
     "LogRecord": "usher.common.outbox.writer",
-    "LoopOptions": "usher.common.readers.services",
+    "LoopOptions": "usher.common.readers.loop",
     "Message": "usher.consumer.handlers.message",
     "MessageReadingLoop": "usher.common.readers.loop",
     "NOW": "usher.common.router.router",
@@ -42,15 +42,15 @@ _HOMES = {
     "ReliableStream": "usher.common.readers.reliable_stream",
     "RetryLater": "usher.common.base.errors",
     "Router": "usher.consumer.handlers.router",
-    "RouterOptions": "usher.common.router.options",
+    "RouterOptions": "usher.common.router.desk",
     "Sent": "usher.common.sending.producer",
     "SinkNotNow": "usher.consumer.sinks.outcomes",
     "SqlSink": "usher.consumer.sinks.sql",
     "StaleFence": "usher.consumer.sinks.outcomes",
     "StreamMessage": "usher.common.readers.reliable_stream",
     "StreamRouter": "usher.common.router.router",
-    "Subscription": "usher.common.router.subscription",
-    "SubscriptionEnded": "usher.common.router.subscription",
+    "Subscription": "usher.common.router.desk",
+    "SubscriptionEnded": "usher.common.router.desk",
     "UntilSignal": "usher.common.runtime.signals",
     "UsherError": "usher.common.base.errors",
     "around": "usher.consumer.handlers.decorators",
@@ -75,18 +75,18 @@ if TYPE_CHECKING:
     from usher.common.outbox.writer import LogRecord as LogRecord
     from usher.common.outbox.writer import write_all_to_outbox as write_all_to_outbox
     from usher.common.outbox.writer import write_to_outbox as write_to_outbox
+    from usher.common.readers.loop import LoopOptions as LoopOptions
     from usher.common.readers.loop import MessageReadingLoop as MessageReadingLoop
     from usher.common.readers.reliable_stream import ReliableStream as ReliableStream
     from usher.common.readers.reliable_stream import StreamMessage as StreamMessage
     from usher.common.readers.reliable_stream import reader_name as reader_name
-    from usher.common.readers.services import LoopOptions as LoopOptions
     from usher.common.redis.client import Link as Link
     from usher.common.redis.replies import Entry as Entry
-    from usher.common.router.options import RouterOptions as RouterOptions
+    from usher.common.router.desk import RouterOptions as RouterOptions
+    from usher.common.router.desk import Subscription as Subscription
+    from usher.common.router.desk import SubscriptionEnded as SubscriptionEnded
     from usher.common.router.router import NOW as NOW
     from usher.common.router.router import StreamRouter as StreamRouter
-    from usher.common.router.subscription import Subscription as Subscription
-    from usher.common.router.subscription import SubscriptionEnded as SubscriptionEnded
     from usher.common.runtime.signals import UntilSignal as UntilSignal
     from usher.common.sending.producer import AsyncProducer as AsyncProducer
     from usher.common.sending.producer import Outgoing as Outgoing

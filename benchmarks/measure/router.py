@@ -19,7 +19,7 @@ import orjson
 from benchmarks.programs.router_reader import stream_name
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
-from usher.common.router.options import RouterOptions
+from usher.common.router.desk import RouterOptions
 from usher.deploy.bench import rig as machine
 from usher.deploy.bench.rig import BenchFailed, redis_version
 
@@ -116,7 +116,11 @@ def _run(
 def _formula_s(streams: int) -> float:
     """Return the longest wait in seconds that the portable mode promises, with the readers it will have."""
     options = RouterOptions()
-    return math.ceil(math.ceil(streams / options.xread_streams) / options.worker_count) * options.block_s
+    return (
+        math.ceil(math.ceil(streams / options.xread_streams) / options.worker_count)
+        * (options.xread_block_millis or 0)
+        / 1000
+    )
 
 
 def _fill(link: Link, streams: int) -> None:

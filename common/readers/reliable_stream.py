@@ -25,7 +25,7 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import EntryView
 from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, before, rank
 from usher.common.redis.client import Arg, Link
-from usher.common.redis.replies import Entry, TicketStream, pairs, parse_own, range_command
+from usher.common.redis.replies import TicketStream, pairs, parse_own
 from usher.common.redis.scripts import ScriptRunner
 
 log = logging.getLogger(__name__)
@@ -84,8 +84,6 @@ class ReliableStream:
         self._plain = TicketStream(link, self._keys)
         self.reader = reader
 
-    # ---- group -----------------------------------------------------------------------------------
-
     def ensure_group(self, seen: bytes = ZERO) -> bytes | None:
         """Make the group if it is missing; return the id after which it then reads, None if it was there.
 
@@ -104,8 +102,6 @@ class ReliableStream:
         oldest = summary[1] or b""
         self._link.call("HSET", self._log_keys.groups, self._keys.group, min(delivered, oldest or delivered, key=rank))
         self._link.call("HSET", self._keys.position, "delivered", delivered, "oldest_pending", oldest)
-
-    # ---- reading ---------------------------------------------------------------------------------
 
     def read_new(self, count: int, block_ms: int | None) -> list[StreamMessage]:
         """Read up to ``count`` new messages; waits up to ``block_ms`` for the first one, and returns none after that.
@@ -147,17 +143,11 @@ class ReliableStream:
     def _with_bodies(self, ids: Sequence[bytes]) -> list[StreamMessage]:
         if not ids:
             return []
-        commands: list[Sequence[Arg]] = [range_command(self._keys.stream, entry_id) for entry_id in ids]
-        *bodies, charged = self._link.pipeline([*commands, ("HMGET", self._keys.attempts, *ids)])
-        for reply in (*bodies, charged):
-            if isinstance(reply, Exception):
-                raise reply
-        found = [
-            Entry(*reply[0]) if reply else Entry(entry_id, None) for entry_id, reply in zip(ids, bodies, strict=True)
-        ]
+        commands: list[Sequence[Arg]] = [("XRANGE", self._keys.stream, entry_id, entry_id) for entry_id in ids]
+        *bodies, charged = self._link.all_of([*commands, ("HMGET", self._keys.attempts, *ids)])
         return [
-            StreamMessage(*entry, _failures(entry.id, count or b"0"))
-            for entry, count in zip(found, charged, strict=True)
+            StreamMessage(entry_id, reply[0][1] if reply else None, _failures(entry_id, count or b"0"))
+            for entry_id, reply, count in zip(ids, bodies, charged, strict=True)
         ]
 
     def claim_idle(self, count: int, min_idle_ms: int, cursor: bytes = ZERO) -> Claimed:
@@ -181,8 +171,6 @@ class ReliableStream:
         ]
         return Claimed(cursor, messages, gone)
 
-    # ---- what becomes of messages ----------------------------------------------------------------
-
     def acknowledge(self, ids: Sequence[bytes], remove: bool = False) -> list[bytes]:
         """Acknowledge these as done. Returns those that were this reader's: the others have another reader now, or were
         done before.
@@ -192,9 +180,8 @@ class ReliableStream:
         if not ids:
             return []
         keys = (self._keys.stream, self._keys.attempts, self._log_keys.checkpoints, self._log_keys.groups)
-        return _confirmed(
-            ids, self._scripts.run("stream_ack", keys, (self._keys.group, self.reader, _flag(remove), *ids))
-        )
+        args = (self._keys.group, self.reader, "1" if remove else "", *ids)
+        return _confirmed(ids, self._scripts.run("stream_ack", keys, args))
 
     def move_to_dead_letters(
         self,
@@ -210,17 +197,11 @@ class ReliableStream:
         """
         args: list[Arg] = []
         for message in messages:
-            args += (
-                message.stream_id,
-                reason,
-                (errors or {}).get(message.stream_id, ""),
-                message.attempt,
-                message.first_ms,
-                message.last_ms,
-            )
+            error = (errors or {}).get(message.stream_id, "")
+            args += (message.stream_id, reason, error, message.attempt, message.first_ms, message.last_ms)
         log_keys = self._log_keys
         script_keys = (self._keys.stream, self._keys.dead, self._keys.attempts, log_keys.checkpoints, log_keys.groups)
-        head = (self._keys.group, self.reader, _flag(remove))
+        head = (self._keys.group, self.reader, "1" if remove else "")
         replies: list[int] = []
         while len(replies) < len(messages):  # a call does not bury all where they are large
             replies += self._scripts.run("stream_bury", script_keys, (*head, *args[6 * len(replies) :]))
@@ -228,11 +209,9 @@ class ReliableStream:
 
     def charge(self, attempts: Mapping[bytes, int]) -> list[bytes]:
         """Note failed attempts, by id, for the message's next reader. Returns ids that are not this reader's."""
-        args = [part for pair in attempts.items() for part in pair]
+        args: list[Arg] = [self._keys.group, self.reader, *(part for pair in attempts.items() for part in pair)]
         keys = (self._keys.stream, self._keys.attempts)
-        return (
-            list(self._scripts.run("stream_charge", keys, (self._keys.group, self.reader, *args))) if attempts else []
-        )
+        return list(self._scripts.run("stream_charge", keys, args)) if attempts else []
 
     def touch(self, ids: Iterable[bytes]) -> list[bytes]:
         """Mark these as being worked on: not idle. Returns ids that are no longer this reader's."""
@@ -244,18 +223,8 @@ class ReliableStream:
         return self._pass(SUSPECT if suspect else RETURNED, _AT_ONCE_MS, ids)
 
     def _pass(self, to: str, idle_ms: int, ids: Iterable[bytes]) -> list[bytes]:
-        given = list(ids)
-        return (
-            list(
-                self._scripts.run(
-                    "stream_pass", (self._keys.stream,), (self._keys.group, self.reader, to, idle_ms, *given)
-                )
-            )
-            if given
-            else []
-        )
-
-    # ---- names -----------------------------------------------------------------------------------
+        args: list[Arg] = [self._keys.group, self.reader, to, idle_ms, *ids]
+        return list(self._scripts.run("stream_pass", (self._keys.stream,), args)) if len(args) > 4 else []
 
     def leave(self) -> bool:
         """Take this reader's name out of the group; False while something is pending for it."""
@@ -302,7 +271,3 @@ def _failures(entry_id: bytes, noted: bytes) -> int:
     if not is_readable(noted):
         event(log, "attempts_unreadable", level=logging.ERROR, count=1, first=entry_id)
     return decode(noted).failures
-
-
-def _flag(value: bool) -> str:
-    return "1" if value else ""

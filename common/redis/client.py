@@ -7,7 +7,6 @@ neither.
 
 from __future__ import annotations
 
-import enum
 import fcntl
 import os
 import socket
@@ -40,27 +39,14 @@ from usher.common.redis.private_names import socket_of
 Arg = bytes | str | int | float
 Meanwhile = Callable[[], None]
 
-#: Errors that mean "refused, nothing happened, try again", by their first word, as Redis sends it.
-_NOT_NOW = (
-    "LOADING",
-    "BUSY",
-    "READONLY",
-    "MISCONF",
-    "OOM",
-    "NOREPLICAS",
-    "MASTERDOWN",
-    "CLUSTERDOWN",
-    "TRYAGAIN",
-    "MOVED",
-    "ASK",
-    "UNKILLABLE",
-)
 #: Errors after which the server and its memory are the same as before. After any other it may be another server, or a
 #: restarted one.
 SAME_MEMORY = frozenset({"BUSY", "MISCONF", "OOM", "NOREPLICAS", "UNKILLABLE", "NOSCRIPT"})
 #: Errors after which another server is, or may be, the right one now: a master that has lost its replicas was perhaps
 #: cut off, or deposed without knowing it.
 ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
+#: Errors that mean "refused, nothing happened, try again", by their first word, as Redis sends it.
+_NOT_NOW = (*ELSEWHERE, "LOADING", "BUSY", "MISCONF", "OOM", "TRYAGAIN", "UNKILLABLE")
 #: Kinds for a server that was reached and did not let us in: because of the password or user, or for another reason (a
 #: database that it does not have, missing rights).
 AUTH, REFUSED = "AUTH", "REFUSED"
@@ -68,6 +54,19 @@ AUTH, REFUSED = "AUTH", "REFUSED"
 #: node.
 _FULL = "max number of clients"
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
+#: The first words that redis-py strips from errors, by its class for them.
+_BY_CLASS = {
+    "NoScriptError": "NOSCRIPT",
+    "BusyLoadingError": "LOADING",
+    "ReadOnlyError": "READONLY",
+    "OutOfMemoryError": "OOM",
+    "MovedError": "MOVED",
+    "AskError": "ASK",
+    "TryAgainError": "TRYAGAIN",
+    "ClusterDownError": "CLUSTERDOWN",
+    "MasterDownError": "MASTERDOWN",
+    "NoPermissionError": "NOPERM",
+}
 #: Seconds that ``answer`` waits for the rest of a reply: TLS may make a socket readable with records of its own.
 _GLANCE_S = 0.01
 #: Bytes per chunk.
@@ -90,12 +89,8 @@ def unsent_bytes(sock: socket.socket) -> int:
         return 0
 
 
-class _NotYet(enum.Enum):
-    NOT_YET = enum.auto()
-
-
 #: The result of ``Link.answer`` while the reply is under way.
-NOT_YET = _NotYet.NOT_YET
+NOT_YET = object()
 
 
 class Troubles:
@@ -128,24 +123,9 @@ class CommandRefused(Exception):
 
 
 def named(error: redis.RedisError) -> Exception:
-    """Convert an error answer of Redis to our error. redis-py strips the first word of errors that it knows, so its
-    classes count too."""
+    """Convert an error answer of Redis to our error."""
     text = str(error)
-    kind = type(error).__name__
-    word = text.split(" ", 1)[0]
-    known = {
-        "NoScriptError": "NOSCRIPT",
-        "BusyLoadingError": "LOADING",
-        "ReadOnlyError": "READONLY",
-        "OutOfMemoryError": "OOM",
-        "MovedError": "MOVED",
-        "AskError": "ASK",
-        "TryAgainError": "TRYAGAIN",
-        "ClusterDownError": "CLUSTERDOWN",
-        "MasterDownError": "MASTERDOWN",
-        "NoPermissionError": "NOPERM",
-    }
-    word = known.get(kind, word)
+    word = _BY_CLASS.get(type(error).__name__, text.split(" ", 1)[0])
     if word == "NOSCRIPT":
         return ScriptMissing(word, text)
     # Inside a script the first word is followed by Redis' own wrapping, before 7.0 even "ERR Error running script ...
@@ -252,7 +232,10 @@ class Link:
         connection = self._connected()
         self._send(connection, connection.pack_command(*command))
         if meanwhile is not None:
-            self._meanwhile(meanwhile)
+            try:
+                meanwhile()
+            except Exception as failed:
+                raise troubles.count(ReplyUnknown(f"the wait for Redis' reply was broken off: {failed}")) from failed
         return self._receive(block_s)
 
     def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
@@ -313,10 +296,6 @@ class Link:
             except OSError:
                 pass  # it was closed meanwhile, which is the aim
 
-    def close(self) -> None:
-        """Close the connection. The next call reconnects, to wherever the server is then."""
-        self._moved_on()
-
     def _connected(self) -> Any:
         """Return the open connection. Raises NotNow: nothing was sent."""
         try:
@@ -324,12 +303,12 @@ class Link:
                 if not self._is_fixed and has_moved(self.url, self._connection):
                     # The links of a process must not lead to two servers. The error tells this link's owner that its
                     # knowledge is of the former one.
-                    self._moved_on()
+                    self.close()
                     raise troubles.count(NotNow("CONNECT", f"Redis at {redacted(self.url)} is another server now"))
                 return self._connection
             # Drop the old connection: replies on it are not for us. A forked child would get its parent's replies, also
             # those to the parent's handshake.
-            self._moved_on()
+            self.close()
             if self._connection is None:
                 self._connection = make_connection(self.url, self._name, self._timeout_s)
             self._connection.connect()
@@ -344,13 +323,13 @@ class Link:
             ) from refused
         except redis.ResponseError as refused:
             self._misled()
-            self._moved_on()
+            self.close()
             trouble = named(refused)
             kind = "CONNECT" if _FULL in str(refused) else REFUSED
             raise troubles.count(trouble if isinstance(trouble, NotNow) else NotNow(kind, str(trouble))) from refused
         except (redis.RedisError, OSError) as failed:
             self._misled()
-            self._moved_on()
+            self.close()
             raise troubles.count(NotNow("CONNECT", describe_unreachable(self.url, failed))) from failed
 
     def _check_server(self) -> None:
@@ -362,7 +341,7 @@ class Link:
             return  # it cannot be checked; `usher doctor` says so
         except NotNow as refused:
             self._misled()
-            self._moved_on()
+            self.close()
             raise troubles.count(refused) from None
         except ServerChanged:
             self._connection.disconnect()
@@ -370,7 +349,11 @@ class Link:
 
     def _facts(self, connection: Any) -> ServerFacts:
         """Ask a server about itself. Raises NotNow for a replica: whose data it will have as a master is unknown."""
-        server, replication = (_asked(connection, section) for section in ("server", "replication"))
+        told = []
+        for section in ("server", "replication"):
+            connection.send_command("INFO", section, check_health=False)
+            told.append(_info(connection.read_response()))
+        server, replication = told
         if replication.get("role") == "slave":
             raise NotNow("READONLY", "Redis: this is a replica")
         return ServerFacts(
@@ -399,8 +382,8 @@ class Link:
         if self._connection is not None and not self._is_fixed:
             misled(self.url, self._connection)
 
-    def _moved_on(self) -> None:
-        """Disconnect from a server that is not, or no longer, the right one; the next command locates it again."""
+    def close(self) -> None:
+        """Close the connection. The next call reconnects, to wherever the server is then."""
         self._elsewhere = self._open = False
         self._owed = 0
         if self._connection is not None:
@@ -415,14 +398,8 @@ class Link:
             connection.send_packed_command(split_chunks(packed) if is_large else packed, check_health=False)
             self._unsent = unsent_bytes(self.socket) if is_large else 0
         except (redis.RedisError, OSError) as failed:
-            self._moved_on()
+            self.close()
             raise troubles.count(ReplyUnknown(f"the connection to Redis broke while sending: {failed}")) from failed
-
-    def _meanwhile(self, work: Meanwhile) -> None:
-        try:
-            work()
-        except Exception as failed:
-            raise troubles.count(ReplyUnknown(f"the wait for Redis' reply was broken off: {failed}")) from failed
 
     def _receive(self, block_s: float, is_glance: bool = False) -> Any:
         wait = {"timeout": _GLANCE_S} if is_glance else {"timeout": self._timeout_s + block_s} if block_s else {}
@@ -446,7 +423,7 @@ class Link:
                         return NOT_YET
                     if self._still_leaves():
                         continue
-                self._moved_on()
+                self.close()
                 raise troubles.count(
                     ReplyUnknown(f"the connection to Redis broke before the reply: {failed}")
                 ) from failed
@@ -511,11 +488,6 @@ def check_reachable(url: str) -> None:
     version = server.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < (6, 2):
         raise StartRefused(f"USHER_REDIS_URL: Redis {version} is too old; Usher needs 6.2.14 or later (XAUTOCLAIM)")
-
-
-def _asked(connection: Any, section: str) -> dict[str, str]:
-    connection.send_command("INFO", section, check_health=False)
-    return _info(connection.read_response())
 
 
 def _info(reply: bytes) -> dict[str, str]:

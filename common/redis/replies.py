@@ -44,15 +44,13 @@ class Order(NamedTuple):
 class InboxRecord(NamedTuple):
     """A record of an inbox: hand-overs, an order, or a recall. ``bodies``: fields by id of some of the messages, which
     need not be fetched. ``recalled``: tickets that the leader wants back, under their fences, with the ids that they
-    had then. ``knows_waits``: the leader knows of tickets that wait. A record of an unknown form has nothing of these.
-    """
+    had then. A record of an unknown form has nothing of these."""
 
     id: bytes
     parts: list[HandOver]
     bodies: dict[bytes, list[bytes]]
     order: Order | None = None
     recalled: Sequence[HandOver] = ()
-    knows_waits: bool = False
 
 
 class TicketRecord(NamedTuple):
@@ -112,8 +110,7 @@ def parse_inbox(reply: Any) -> Iterator[InboxRecord]:
         elif fields[:2] == [b"recall", b"1"]:
             yield InboxRecord(record_id, [], {}, recalled=list(_hand_overs([b"fence", b"", *fields[2:]])))
         else:
-            knows_waits = _is_known(fields) and fields[6] == b"ids+waits"
-            yield InboxRecord(record_id, list(_hand_overs(fields)), _bodies(fields), knows_waits=knows_waits)
+            yield InboxRecord(record_id, list(_hand_overs(fields)), _bodies(fields))
 
 
 def _hand_overs(fields: list[bytes]) -> Iterator[HandOver]:

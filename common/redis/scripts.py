@@ -102,11 +102,6 @@ def with_memory_flag(text: str) -> str:
     return text
 
 
-def _may_not_eval(refused: CommandRefused) -> bool:
-    """Return True if Redis refused EVAL itself, and not a command of its script."""
-    return "NOPERM" in str(refused) and "'eval'" in str(refused)
-
-
 def _reads_no_flags(refused: object) -> bool:
     """Return True if the server (6.2) takes a ``#!lua`` line for Lua that it cannot compile; it ran nothing."""
     return isinstance(refused, CommandRefused) and "compiling script" in str(refused)
@@ -231,7 +226,7 @@ class ScriptRunner:
         try:
             return self.link.call("EVAL", self.prepared(name)[0], *arguments)
         except CommandRefused as refused:
-            if _may_not_eval(refused):
+            if "NOPERM" in str(refused) and "'eval'" in str(refused):  # EVAL itself, not a command of the script
                 raise ScriptMissing(missing.kind, f"Redis does not know step {name}, {_LOADS_AGAIN}") from refused
             if not self._reads_flags or not _reads_no_flags(refused):
                 raise

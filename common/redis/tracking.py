@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import hiredis
 import redis
@@ -30,13 +30,10 @@ class TrackingRefused(UsherError):
     """This server, or a proxy before it, does not report changes."""
 
 
-class KeysChanged:
+class KeysChanged(NamedTuple):
     """A message that these keys have changed; None: any key may have (FLUSHALL)."""
 
-    __slots__ = ("keys",)
-
-    def __init__(self, keys: list[bytes] | None) -> None:
-        self.keys = keys
+    keys: list[bytes] | None
 
 
 class TrackingLink:
@@ -122,8 +119,12 @@ class TrackingLink:
                 if len(chunk) < _CHUNK and not getattr(self._socket, "pending", int)():
                     break
             while (message := self._reader.gets()) is not _NOTHING:
-                if not isinstance(message, hiredis.PushNotification):
-                    messages.append(_as_reply(message))
+                if isinstance(message, redis.RedisError):
+                    trouble = named(message)
+                    is_ours = isinstance(trouble, (NotNow, CommandRefused))
+                    messages.append(trouble if is_ours else CommandRefused(str(trouble)))
+                elif not isinstance(message, hiredis.PushNotification):
+                    messages.append(message)
                 elif message and message[0] == b"invalidate":
                     messages.append(KeysChanged(message[1]))
         except (OSError, hiredis.HiredisError) as failed:
@@ -154,10 +155,3 @@ class TrackingLink:
 
 def _reader() -> Any:
     return hiredis.Reader(replyError=redis.ResponseError, notEnoughData=_NOTHING)
-
-
-def _as_reply(message: Any) -> Any:
-    if isinstance(message, redis.RedisError):
-        trouble = named(message)
-        return trouble if isinstance(trouble, (NotNow, CommandRefused)) else CommandRefused(str(trouble))
-    return message

@@ -46,11 +46,16 @@ from usher.common.protocol.stream_id import ZERO, from_rank, rank
 from usher.common.redis.client import Link
 from usher.common.redis.endpoints import in_reach
 from usher.common.redis.tracking import TrackingLink
-from usher.common.router.change_driven import ChangeDrivenReader
-from usher.common.router.coordinator import RouterCoordinator
-from usher.common.router.options import RouterOptions
-from usher.common.router.polling import PollingReader
-from usher.common.router.subscription import Callback, End, SlowPolicy, Subscription, SubscriptionEnded
+from usher.common.router.desk import (
+    Callback,
+    End,
+    RouterCoordinator,
+    RouterOptions,
+    SlowPolicy,
+    Subscription,
+    SubscriptionEnded,
+)
+from usher.common.router.reading import ChangeDrivenReader, PollingReader
 from usher.common.runtime.service import Service
 
 __all__ = ["NOW", "End", "Mode", "RouterOptions", "SlowPolicy", "StreamRouter", "Subscription", "SubscriptionEnded"]

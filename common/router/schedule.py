@@ -10,32 +10,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from enum import IntFlag
 from typing import NamedTuple
 
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.replies import Entry
 
-
-class StreamMark(IntFlag):
-    """States of a stream; the marks of one stream are one number, because there may be a million streams."""
-
-    NONE = 0
-    QUEUED = 1
-    #: Queued before the streams that are only looked at in passing.
-    URGENT = 2
-    READING = 4
-    #: Announced, or got a subscription, while it was being read.
-    AGAIN = 8
-    #: When nothing new is found, check that the stream is still the one that the positions belong to.
-    CHECK = 16
-    #: Queued by the sweep, without an announced change.
-    SWEPT = 32
-
-
-# As plain numbers: arithmetic of IntFlag costs a microsecond each.
-_QUEUED, _URGENT, _READING = int(StreamMark.QUEUED), int(StreamMark.URGENT), int(StreamMark.READING)
-_AGAIN, _CHECK, _SWEPT = int(StreamMark.AGAIN), int(StreamMark.CHECK), int(StreamMark.SWEPT)
+# Marks of a stream. They are one number, because there may be a million streams, and a plain one: arithmetic of an
+# IntFlag costs a microsecond each.
+#: Urgent: queued before the streams that are only looked at in passing.
+_QUEUED, _URGENT, _READING = 1, 2, 4
+#: Announced, or got a subscription, while it was being read.
+_AGAIN = 8
+#: When nothing new is found, check that the stream is still the one that the positions belong to.
+_CHECK = 16
+#: Queued by the sweep, without an announced change.
+_SWEPT = 32
 
 
 class Stream:
@@ -65,8 +54,8 @@ class ReadPosition:
 
 
 class Read(NamedTuple):
-    """A read to do: entries of ``stream`` above ``after``. ``swept``: no change was announced; ``check``: see
-    ``StreamMark.CHECK``."""
+    """A read to do: entries of ``stream`` above ``after``. ``swept``: no change was announced; ``check``: when
+    nothing is found, see that the stream is still the same."""
 
     stream: Stream
     after: bytes
@@ -97,10 +86,7 @@ class ReadSchedule:
 
     def stream(self, key: bytes) -> Stream:
         """Return the stream of that key, to which the caller is about to ``add`` a position."""
-        found = self.streams.get(key)
-        if found is None:
-            found = self.streams[key] = Stream(key)
-        return found
+        return self.streams.get(key) or self.streams.setdefault(key, Stream(key))
 
     def add(self, place: ReadPosition) -> None:
         stream = place.stream

@@ -161,8 +161,6 @@ class Acker(Service):
         self._lingering = False
         self._write_now = threading.Event()  # ends the linger
         self.policy = SKIP
-        #: Whether the leader knows of tickets that wait.
-        self.can_put_off: Callable[[], bool] = lambda: False
         self.on_dead_letter: Callable[[Letter], None] = lambda letter: None
         #: Called when messages were acknowledged.
         self.on_progress: Callable[[], None] = lambda: None
@@ -194,11 +192,7 @@ class Acker(Service):
         self.wake()
 
     def put_off(self, lane: MessageLane, message: Message, due_s: float) -> None:
-        """Have a message wait until then, and with it its ticket; its lane is held. The ticket is given back if the
-        leader knows what that means; else it waits here."""
-        if not self.can_put_off():
-            self._lanes.wait(lane, message, due_s)
-            return
+        """Have a message wait until then, and with it its ticket; its lane is held. The ticket is given back."""
         with self._lanes.locked() as board:
             board.close_fence(message.ticket, message.fence, message.stream_id)
         self._take_back(GivenBack(message.ticket, message.fence, lane, due_s))

@@ -122,9 +122,9 @@ class Drain:
             return 0
         # A second safeguard: Redis still has the ids of ended messages in processing, so it keeps a ticket that is not
         # whole for the next look.
-        now, waits = now_s(), self._reader.leader_puts_off
+        now = now_s()
         asked = [
-            GiveBack(ticket, fence, ids, ms_until(due_s, now) if waits and due_s is not None else None)
+            GiveBack(ticket, fence, ids, ms_until(due_s, now) if due_s is not None else None)
             for ticket, (ids, fence, due_s) in quiet.items()
         ]
         answers = self._steps.give_back(asked)

@@ -211,8 +211,6 @@ class InboxReader(Service):
         self._postponed: list[HandOver] = []
         self.messages = 0
         self.message_type = Message
-        #: Whether the leader that has handed over last knows of tickets that wait.
-        self.leader_puts_off = False
         self.on_order: Callable[[Order], None] = lambda order: None
         self.on_recall: Callable[[Iterable[HandOver]], None] = lambda tickets: None
 
@@ -359,7 +357,6 @@ class InboxReader(Service):
         command = read_inbox_command(self._inbox, self._last_record, block_ms, _MOST_RECORDS)
         records = list(parse_inbox(self._link.call(*command, block_s=(block_ms or 0) / 1000)))
         for record in records:
-            self.leader_puts_off = record.knows_waits if record.parts else self.leader_puts_off
             if not (record.parts or record.order or record.recalled):
                 event(log, "inbox_record_unknown", level=logging.ERROR, consumer=self._incarnation, record=record.id)
         return records

@@ -94,6 +94,8 @@ from usher.consumer.sinks.outcomes import (
     is_rehearsal,
 )
 
+log = logging.getLogger(__name__)
+
 #: Longest text that is stored as it is. Longer or odd ones (NUL, which PostgreSQL refuses; bytes that are not UTF-8)
 #: are stored as their digest.
 _LONGEST_TEXT = 256
@@ -155,7 +157,7 @@ class SinkTables:
         counted = {"preserve_rowcount": True}
         return fence.execution_options(**counted), uid.execution_options(**counted)
 
-    def admit(self, connection: sa.Connection, message: Marked) -> bool:
+    def _admit(self, connection: sa.Connection, message: Marked) -> bool:
         """Run the first statements of a transaction. Return True when the effect may follow, False when it is stored
         already. Raises StaleFence, and SinkNotNow when the statements were cancelled.
 
@@ -174,23 +176,43 @@ class SinkTables:
             # These two statements only wait, for a zombie or for a slow disk: that is not the message's fault.
             raise SinkNotNow(f"before the handler was called: {driver_message(error)}", _CANCELED_S) from error
 
-    def begin_rehearsal(self, connection: sa.Connection) -> bool:
-        """Start the transaction of a rehearsal, in place of ``admit``. It looks at no fence and no uid, so that stored
-        messages can be rehearsed. Return True.
+    def enter(self, connection: sa.Connection, message: Marked, is_checked: bool) -> bool:
+        """Begin the sink's transaction; return True when the effect may follow. ``is_checked``: a transaction of this
+        engine was checked before.
 
-        It changes no row, but it is a write: SQLite begins its transaction only with a write, and a CREATE TABLE before
-        it would stay. Missing tables and an engine in AUTOCOMMIT mode show before the effect.
+        A rehearsal looks at no fence and no uid, so that stored messages can be rehearsed. It changes no row, but
+        writes: SQLite begins its transaction only with a write, and a CREATE TABLE before it would stay. Missing tables
+        and an engine in AUTOCOMMIT mode show before the effect; and the savepoint is set once it is known that a
+        transaction runs: without one, SQLite would begin one with this.
         """
-        connection.execute(sa.delete(self._fences).where(sa.false()))
-        connection.execute(sa.delete(self._uids).where(sa.false()))
-        return True
+        rehearses = is_rehearsal(message)
+        if rehearses:
+            connection.execute(sa.delete(self._fences).where(sa.false()))
+            connection.execute(sa.delete(self._uids).where(sa.false()))
+        is_new = rehearses or self._admit(connection, message)
+        if not is_checked and is_autocommit(connection):
+            raise SinkMisused(
+                "the engine is in AUTOCOMMIT mode, in which fencing token, uid and effect are three transactions; leave"
+                " isolation_level out"
+            )
+        if rehearses:
+            connection.execute(sa.text(f"SAVEPOINT {_SAVEPOINT}"))
+        return is_new
 
-    def mark_rehearsal(self, connection: sa.Connection) -> None:
-        """Set the savepoint, once it is known that a transaction runs: without one, SQLite would begin one with
-        this."""
-        connection.execute(sa.text(f"SAVEPOINT {_SAVEPOINT}"))
+    def leave(self, connection: sa.Connection, message: Marked, is_active: bool) -> bool:
+        """Check the transaction after the effect; return True when it must be rolled back now, as that of a
+        rehearsal."""
+        if not is_active:
+            raise SinkMisused(
+                "the sink's transaction was ended inside of it; leave commit and rollback to the sink, and raise to"
+                " undo everything"
+            )
+        self._check_unbroken(connection)
+        if is_rehearsal(message):
+            self._end_rehearsal(connection)
+        return is_rehearsal(message)
 
-    def end_rehearsal(self, connection: sa.Connection) -> None:
+    def _end_rehearsal(self, connection: sa.Connection) -> None:
         """Check a rehearsal before its rollback. Raise the errors that the commit would, for constraints that
         PostgreSQL checks only then; and SinkMisused when there is nothing to roll back any more."""
         try:
@@ -205,16 +227,7 @@ class SinkTables:
         if self._is_postgres:
             connection.execute(sa.text("SET CONSTRAINTS ALL IMMEDIATE"))
 
-    def check_transactional(self, connection: sa.Connection) -> None:
-        """Raise SinkMisused when each statement is a transaction of its own. Call it after the first write of a
-        transaction."""
-        if is_autocommit(connection):
-            raise SinkMisused(
-                "the engine is in AUTOCOMMIT mode, in which fencing token, uid and effect are three transactions; leave"
-                " isolation_level out"
-            )
-
-    def check_unbroken(self, connection: sa.Connection) -> None:
+    def _check_unbroken(self, connection: sa.Connection) -> None:
         """Raise SinkMisused when a statement of this transaction has failed. PostgreSQL answers COMMIT with a rollback
         then, and no driver calls it an error."""
         if not self._is_postgres:
@@ -332,24 +345,6 @@ class Away:
                 self._since_s, self._last_due_s = None, 0.0
 
 
-def translated(error: Exception, away: Away) -> Exception:
-    """Return the error to raise instead of ``error``, which the database or its driver raised."""
-    state = ""
-    if isinstance(error, sa.exc.DBAPIError):
-        told, state = driver_message(error), sqlstate(error)
-        if (state == _UNDEFINED_TABLE and "usher_" in told) or told.startswith("no such table: usher_"):
-            return SinkMisused(
-                f"{told}: call sink.create_tables() once, or run what sink.ddl() prints in your migrations"
-            )
-    found = passing(error)
-    if found is None:
-        return error
-    lasts = found.why is PassingCause.AWAY or state.startswith(_SHORT)
-    return SinkNotNow(f"{found.why.value}: {found.told}", away.pause_s() if lasts else _RNG.uniform(*_CONTENTION_S))
-
-
-log = logging.getLogger(__name__)
-
 WEEK_S = 7 * 86_400.0
 #: Old rows are looked for once in so many transactions of a process, and at most so many are removed then: more than
 #: were added meanwhile.
@@ -359,7 +354,31 @@ PRUNE_AT_ONCE = 1000
 M = TypeVar("M", bound=Marked)
 
 
-class SqlSink:
+class BaseSink:
+    """What the sinks for plain and for ``async def`` handlers share."""
+
+    def __init__(self, dialect: str, name: str, schema: str | None, keep_s: float, keep_most: int | None) -> None:
+        self._tables = SinkTables(dialect, name, schema)
+        self._kept = (keep_s, keep_most)
+        self._away = Away()
+        self._turns = itertools.count(1)
+        self._checked = False
+
+    def _enter(self, connection: sa.Connection, message: Marked) -> bool:
+        is_new = self._tables.enter(connection, message, self._checked)
+        self._checked = True
+        return is_new
+
+    @contextlib.contextmanager
+    def _pruning(self) -> Iterator[None]:
+        """Only log an error of the pruning: the effect is stored, so the message must not fail any more."""
+        try:
+            yield
+        except Exception as problem:
+            event(log, "sink_prune_failed", level=logging.WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
+
+
+class SqlSink(BaseSink):
     """Exactly-once effects through one SQLAlchemy engine (see the module). Threads may share it.
 
     ``name``: one per use, see the module. ``keep_s``: seconds for which uids and fences are kept; ``keep_most``: most
@@ -375,18 +394,16 @@ class SqlSink:
         keep_most: int | None = None,
         schema: str | None = None,
     ) -> None:
-        self.engine = _engine_of(engine) if isinstance(engine, str) else engine
-        if not isinstance(self.engine, sa.Engine) or self.engine.dialect.is_async:
+        if isinstance(engine, str):
+            made = sa.engine.make_url(engine)
+            engine = sa.create_engine(made, connect_args=postgres_args(made))
+        if not isinstance(engine, sa.Engine) or engine.dialect.is_async:
             raise SinkMisused(
                 "SqlSink takes a URL or an Engine of a plain driver; for an AsyncEngine there is"
                 " usher.consumer.sinks.sql_async.AsyncSqlSink"
             )
-        self._tables = SinkTables(self.engine.dialect.name, name, schema)
-        self._keep_s = keep_s
-        self._keep_most = keep_most
-        self._away = Away()
-        self._turns = itertools.count(1)
-        self._checked = False
+        self.engine = engine
+        super().__init__(engine.dialect.name, name, schema, keep_s, keep_most)
 
     @property
     def metadata(self) -> sa.MetaData:
@@ -441,60 +458,31 @@ class SqlSink:
         """Remove up to ``at_once`` rows of each table that need not be kept, and return how many. The sink calls it by
         itself now and then."""
         with plain_errors(self._away), self.engine.begin() as connection:
-            return self._tables.prune(connection, self._keep_s, self._keep_most, at_once)
+            return self._tables.prune(connection, *self._kept, at_once)
 
     @contextlib.contextmanager
     def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
         """Give a session, or None for a repeat."""
         with plain_errors(self._away), self.engine.connect() as connection, connection.begin() as transaction:
-            rehearses = is_rehearsal(message)
-            is_new = self._tables.begin_rehearsal(connection) if rehearses else self._tables.admit(connection, message)
-            if not self._checked:
-                self._tables.check_transactional(connection)
-                self._checked = True
-            if rehearses:
-                self._tables.mark_rehearsal(connection)
-            if not is_new:
+            if not self._enter(connection, message):
                 with ForkGuard():
                     yield None  # the fence is stored nevertheless
             else:
-                with session_in(connection) as session:
+                # commit() flushes pending objects; the transaction does not belong to the session.
+                with sa.orm.Session(bind=connection, join_transaction_mode="rollback_only") as session:
                     with ForkGuard():  # forked children would commit, or roll back, on our connection
                         yield session
-                    session.commit()  # flushes pending objects; the transaction does not belong to the session
-                if not transaction.is_active:
-                    raise SinkMisused(ENDED_INSIDE)
-                self._tables.check_unbroken(connection)
-                if rehearses:
-                    self._tables.end_rehearsal(connection)
+                    session.commit()
+                if self._tables.leave(connection, message, transaction.is_active):
                     transaction.rollback()
                     return
         if next(self._turns) % PRUNE_EVERY == 0:
-            self._prune_quietly()
-
-    def _prune_quietly(self) -> None:
-        """Prune, and only log an error: the effect is stored, so the message must not fail any more."""
-        try:
-            self.prune()
-        except Exception as problem:
-            event(log, "sink_prune_failed", level=logging.WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
+            with self._pruning():
+                self.prune()
 
 
-ENDED_INSIDE = (
-    "the sink's transaction was ended inside of it; leave commit and rollback to the sink, and raise to undo everything"
-)
 #: load_handler checks it: one argument, whatever the decorated function takes.
 ONE_MESSAGE = inspect.Signature([inspect.Parameter("message", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
-
-
-def _engine_of(url: str) -> sa.Engine:
-    made = sa.engine.make_url(url)
-    return sa.create_engine(made, connect_args=postgres_args(made))
-
-
-def session_in(connection: sa.Connection) -> sa.orm.Session:
-    """Return a session whose commit() does not end the transaction: that belongs to the sink."""
-    return sa.orm.Session(bind=connection, join_transaction_mode="rollback_only")
 
 
 def check_done(result: object) -> None:
@@ -513,10 +501,19 @@ def plain_errors(away: Away) -> Iterator[None]:
         yield
         away.over()
     except sa.exc.SQLAlchemyError as error:
-        told = translated(error, away)
-        if told is error:
+        state = ""
+        if isinstance(error, sa.exc.DBAPIError):
+            told, state = driver_message(error), sqlstate(error)
+            if (state == _UNDEFINED_TABLE and "usher_" in told) or told.startswith("no such table: usher_"):
+                raise SinkMisused(
+                    f"{told}: call sink.create_tables() once, or run what sink.ddl() prints in your migrations"
+                ) from error
+        found = passing(error)
+        if found is None:
             raise
-        raise told from error
+        lasts = found.why is PassingCause.AWAY or state.startswith(_SHORT)
+        pause_s = away.pause_s() if lasts else _RNG.uniform(*_CONTENTION_S)
+        raise SinkNotNow(f"{found.why.value}: {found.told}", pause_s) from error
 
 
 class _NotAgain:

@@ -17,34 +17,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from usher.common.base.log import event
 from usher.common.runtime.fork_guard import ForkGuard
-from usher.consumer.sinks.outcomes import Marked, SinkMisused, is_rehearsal
-from usher.consumer.sinks.sql import (
-    ENDED_INSIDE,
-    ONE_MESSAGE,
-    PRUNE_AT_ONCE,
-    PRUNE_EVERY,
-    WEEK_S,
-    Away,
-    SinkTables,
-    check_done,
-    plain_errors,
-)
-
-log = logging.getLogger(__name__)
+from usher.consumer.sinks.outcomes import Marked, SinkMisused
+from usher.consumer.sinks.sql import ONE_MESSAGE, PRUNE_AT_ONCE, PRUNE_EVERY, WEEK_S, BaseSink, check_done, plain_errors
 
 M = TypeVar("M", bound=Marked)
 
 
-class AsyncSqlSink:
+class AsyncSqlSink(BaseSink):
     """Exactly-once effects like SqlSink's, for one event loop, since an engine's connections belong to a loop."""
 
     def __init__(
@@ -62,12 +47,7 @@ class AsyncSqlSink:
                 " usher.consumer.sinks.sql.SqlSink"
             )
         self.engine = engine
-        self._tables = SinkTables(engine.dialect.name, name, schema)
-        self._keep_s = keep_s
-        self._keep_most = keep_most
-        self._away = Away()
-        self._turns = itertools.count(1)
-        self._checked = False
+        super().__init__(engine.dialect.name, name, schema, keep_s, keep_most)
 
     async def create_tables(self) -> None:
         """Create the sink's tables where they are missing; safe in many processes at once."""
@@ -96,18 +76,7 @@ class AsyncSqlSink:
         StaleFence, SinkNotNow and SinkMisused."""
         with plain_errors(self._away):
             async with self.engine.connect() as connection, connection.begin() as transaction:
-                rehearses = is_rehearsal(message)
-                is_new = await (
-                    connection.run_sync(self._tables.begin_rehearsal)
-                    if rehearses
-                    else connection.run_sync(self._tables.admit, message)
-                )
-                if not self._checked:
-                    await connection.run_sync(self._tables.check_transactional)
-                    self._checked = True
-                if rehearses:
-                    await connection.run_sync(self._tables.mark_rehearsal)
-                if not is_new:
+                if not await connection.run_sync(self._enter, message):
                     with ForkGuard():
                         yield None
                 else:
@@ -115,19 +84,10 @@ class AsyncSqlSink:
                         with ForkGuard():  # forked children would commit, or roll back, on our connection
                             yield session
                         await session.commit()
-                    if not transaction.is_active:
-                        raise SinkMisused(ENDED_INSIDE)
-                    await connection.run_sync(self._tables.check_unbroken)
-                    if rehearses:
-                        await connection.run_sync(self._tables.end_rehearsal)
+                    if await connection.run_sync(self._tables.leave, message, transaction.is_active):
                         await transaction.rollback()
                         return
         if next(self._turns) % PRUNE_EVERY == 0:
-            await self._prune_quietly()
-
-    async def _prune_quietly(self) -> None:
-        try:
-            async with self.engine.begin() as connection:
-                await connection.run_sync(self._tables.prune, self._keep_s, self._keep_most, PRUNE_AT_ONCE)
-        except Exception as problem:
-            event(log, "sink_prune_failed", level=logging.WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
+            with self._pruning():
+                async with self.engine.begin() as connection:
+                    await connection.run_sync(self._tables.prune, *self._kept, PRUNE_AT_ONCE)

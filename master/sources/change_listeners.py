@@ -16,14 +16,14 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, ReplyUnknown
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.tracking import HUNG_UP, KeysChanged, TrackingLink, TrackingRefused
-from usher.common.router.coordinator import as_found, last_id_of
+from usher.common.router.desk import as_found, last_id_of
 
 #: Longest wait of one turn.
 _WAIT_S = 2.0
 #: A connection on which nothing came for this long is checked with PING.
 _QUIET_S = 5.0
 #: Connections in a row that ended while tracking was asked for, after which tracking is taken for the reason (as in
-#: common/router/change_driven.py).
+#: common/router/reading.py).
 _MOST_HUNG_UP = 5
 #: How often the poll listener forgets how far it was: a stream that was deleted and made again may have lower ids.
 _FORGET_S = 30.0

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _SCAN_COUNT = 1000
 #: Seconds within which a change that a sweep found must be announced, or it counts as lost; and the number of lost ones
-#: that shows that something in between does not announce changes (as in common/router/change_driven.py).
+#: that shows that something in between does not announce changes (as in common/router/reading.py).
 _SAID_WITHIN_S, _MOST_UNSAID = 1.0, 3
 
 

@@ -95,7 +95,7 @@ class Seeder:
 
     def tell(self, owner: str, ticket: str, told: str) -> None:
         """``told``: fence and ids, of a hand-over that draws a fence of its own."""
-        fields = ("fence", 1, "between", "\n", "tickets", ticket, "ids+waits", told)
+        fields = ("fence", 1, "between", "\n", "tickets", ticket, "ids", told)
         self._link.call("XADD", self.keys.inbox(owner), "*", *fields)
 
     def rule(self, rule: Rule) -> None:

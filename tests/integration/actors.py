@@ -289,7 +289,6 @@ class ConsumerActor:
         self.reader.on_order = Orders(self.executor, self.journal, ending).obey
         self.drain = Drain(self.steps, self.lanes, self.reader, self.acker, LEASE_MS)
         self.reader.on_recall = self.acker.recall
-        self.acker.can_put_off = lambda: self.reader.leader_puts_off
         self.runs: list[Run] = []
         self.drains = False
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from usher.common.redis.client import Arg, Link
 from usher.common.redis.replies import Entry
-from usher.common.router.options import RouterOptions
+from usher.common.router.desk import RouterOptions
 from usher.common.router.router import Mode, StreamRouter, Subscription
 
 PATIENCE_S = 30.0

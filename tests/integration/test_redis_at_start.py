@@ -12,7 +12,7 @@ from tests.proxy import Proxy
 from usher.common.base.errors import NotNow, StartRefused
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import free_port
-from usher.common.redis.startup_check import check_at_start
+from usher.common.redis.locate import check_at_start
 
 _FULL = (b"-ERR max number of clients reached\r\n", b"-ERR max number of clients + cluster connections reached\r\n")
 

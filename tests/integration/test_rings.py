@@ -7,7 +7,7 @@ import select
 import socket
 from collections.abc import Callable
 
-from usher.common.router.change_driven import ChangeDrivenReader
+from usher.common.router.reading import ChangeDrivenReader
 from usher.common.router.router import StreamRouter
 
 

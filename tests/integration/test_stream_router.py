@@ -14,9 +14,8 @@ from tests.integration.routers import PATIENCE_S, Tally, add, add_many, nothing_
 from tests.proxy import Proxy
 from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.redis.client import Link
-from usher.common.router.options import RouterOptions
+from usher.common.router.desk import RouterOptions, SubscriptionEnded
 from usher.common.router.router import NOW, End, Mode, SlowPolicy, StreamRouter
-from usher.common.router.subscription import SubscriptionEnded
 
 _NOWHERE = "redis://127.0.0.1:1/0"
 #: With so many streams, the slow passes come to none of them while a test runs.

@@ -15,9 +15,9 @@ from tests.integration.routers import PATIENCE_S, Tally, add, add_many, running,
 from tests.proxy import Proxy
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
-from usher.common.router import change_driven as change_reader
+from usher.common.router import reading as change_reader
+from usher.common.router.desk import SubscriptionEnded
 from usher.common.router.router import NOW, End, Mode
-from usher.common.router.subscription import SubscriptionEnded
 
 _PUSH = re.compile(rb">2\r\n\$10\r\ninvalidate\r\n(?:_\r\n|\*(\d+)\r\n(?:\$\d+\r\n[^\r]*\r\n)*)")
 

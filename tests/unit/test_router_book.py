@@ -8,8 +8,8 @@ import pytest
 
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.replies import Entry
-from usher.common.router.change_driven import sweep_slice
-from usher.common.router.options import RouterOptions
+from usher.common.router.desk import RouterOptions
+from usher.common.router.reading import sweep_slice
 from usher.common.router.schedule import LastIdCheck, Read, ReadPosition, ReadSchedule
 
 _COUNT = 3

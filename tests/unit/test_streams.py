@@ -53,14 +53,6 @@ def test_a_recall_names_each_ticket_under_its_fence_with_its_ids(tickets: list[b
     assert record.recalled == [HandOver(t, n, [b"%d-1" % n, b"%d-2" % n]) for n, t in enumerate(tickets)]
 
 
-def test_a_record_says_whether_its_leader_knows_of_tickets_that_wait() -> None:
-    fields = [b"fence", b"7", b"between", b"\n", b"tickets", b"T", b"ids", b"1-1"]
-    for name, knows in ((b"ids", False), (b"ids+waits", True)):
-        fields[6] = name
-        [record] = parse_inbox([[b"inbox", [[b"5-0", fields]]]])
-        assert (record.knows_waits, record.parts) == (knows, [HandOver(b"T", 7, [b"1-1"])])
-
-
 def test_a_record_of_a_form_that_is_not_known_names_nothing_and_stops_nobody() -> None:
     for fields in ([b"novelty", b"1"], [b"recall", b"2", b"T", b"1-1"], [b"T", b"7 1-1", b"U", b"x"], []):
         [record] = parse_inbox([[b"inbox", [[b"5-0", fields]]]])

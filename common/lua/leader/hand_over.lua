@@ -296,7 +296,7 @@ for _, target in ipairs(targets) do
     in_chunks(2 * n, function(from, to) redis.call('HSET', tickets_key, unpack(record_args, from, to)) end)
     if n > 0 then
       local record = {
-        'fence', fence, 'between', between, 'tickets', concat(tickets, between), 'ids+waits', concat(lines, '\n'),
+        'fence', fence, 'between', between, 'tickets', concat(tickets, between), 'ids', concat(lines, '\n'),
       }
       if heard then add_bodies(record, target.ids, over) end
       redis.call('XADD', target.inbox, '*', unpack(record))

@@ -1,19 +1,26 @@
-"""Guard the schedule with a lock: readers take their work here, bring entries back, and subscriptions get them."""
+"""What the threads of a stream router share: the schedule under its lock, from which readers take their work and to
+which they bring entries back, and the subscriptions that get them.
+
+A subscription has a stated policy for a reader that is too slow. An idle one is only its position: its channel, and the
+means to wait, are made when first needed.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
-from usher.common.base.errors import RedisTrouble
+from usher.common.base.clock import now_s
+from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.base.log import event
 from usher.common.redis.client import Arg, CommandRefused
 from usher.common.redis.replies import Entry, pairs
-from usher.common.router.schedule import LastIdCheck, Read, ReadSchedule, Stream
-from usher.common.router.subscription import End, Subscription
+from usher.common.router.schedule import LastIdCheck, Read, ReadPosition, ReadSchedule, Stream
 from usher.common.runtime.fork_guard import ForkGuard
 
 log = logging.getLogger(__name__)
@@ -22,17 +29,189 @@ log = logging.getLogger(__name__)
 _MOST_ENTRIES = 10_000
 #: (key, entries) pairs of an XREAD reply, in either protocol.
 Found = dict[bytes, list[Any]]
-
-
 _COUNTED = ("subscribed", "entries", "reads", "empty_reads", "announced", "unannounced", "connects", "breaks", "resets")
 
 
+@dataclass(frozen=True)
+class RouterOptions:
+    """``worker_count``: readers, and connections, of the portable mode. ``xread_streams``: streams of one XREAD;
+    ``xread_count``: most entries of each of them. ``xread_block_millis``: how long a reader of the portable mode waits
+    for entries of its streams; None: not at all. There an entry waits until its stream's turn comes: with n streams up
+    to n / ``xread_streams`` / ``worker_count`` times that long.
+
+    ``sweep_seconds``: the change-driven mode looks at every stream once in this time, announced or not.
+    ``check_seconds``: how often every stream is checked for having gone back (deleted and made again) without an
+    announcement.
+
+    Raises ValueError for values that make no sense.
+    """
+
+    worker_count: int = 4
+    xread_streams: int = 500
+    xread_block_millis: int | None = 100
+    xread_count: int = 100
+    sweep_seconds: float = 60.0
+    check_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        wrong = [name for name in ("worker_count", "xread_streams", "xread_count") if getattr(self, name) < 1]
+        wrong += [name for name in ("sweep_seconds", "check_seconds") if getattr(self, name) <= 0]
+        if self.xread_block_millis is not None and self.xread_block_millis < 1:
+            wrong.append("xread_block_millis")
+        if wrong:
+            raise ValueError(f"RouterOptions: {', '.join(wrong)} must be greater")
+
+
+class SlowPolicy(Enum):
+    #: Stop reading for it until it has taken half of its channel. Redis keeps the rest (unless the stream is trimmed).
+    WAIT = "wait"
+    #: Drop the oldest entry in the channel; ``dropped`` counts them.
+    DROP_OLDEST = "drop oldest"
+    #: End the subscription, with the reason SLOW, after the entries it has.
+    CLOSE = "close"
+
+
+class End(Enum):
+    CLOSED = "it was closed"
+    ROUTER_STOPPED = "the router was stopped"
+    SLOW = "its reader was too slow"
+    NOT_A_STREAM = "the key holds something that is not a stream"
+    REFUSED = "Redis refuses to read the key"
+    CALLBACK_FAILED = "its callback raised an error"
+
+
+#: Ends that the reader has asked for: iteration simply ends.
+_WANTED = (End.CLOSED, End.ROUTER_STOPPED)
+#: Called on the router's thread, which serves many subscriptions: it must be quick, and may close or pause its
+#: subscription.
+Callback = Callable[["Subscription", Sequence[Entry]], None]
+
+
+class SubscriptionEnded(UsherError):
+    """The subscription has ended without its reader's request. ``reason`` says why, ``detail`` gives Redis' words."""
+
+    def __init__(self, key: bytes, reason: End, detail: str) -> None:
+        self.reason = reason
+        self.detail = detail
+        super().__init__(
+            f"the subscription of {key.decode(errors='replace')} has ended:"
+            f" {reason.value}{f' ({detail})' if detail else ''}"
+        )
+
+
+class Subscription(ReadPosition):
+    """A subscription, made by ``StreamRouter.subscribe``. Iterate over it, or call ``take``; with a callback neither.
+
+    ``last`` (bytes) is the id of the last entry that the subscription was given, ``resets`` how often it began anew
+    because the stream is not the one it was: entries may then come again.
+    """
+
+    __slots__ = ("_capacity", "_channel", "_desk", "_waiting", "callback", "detail", "dropped", "end", "policy")
+
+    def __init__(
+        self,
+        desk: RouterCoordinator,
+        stream: Stream,
+        last: bytes | None,
+        callback: Callback | None,
+        capacity: int,
+        policy: SlowPolicy,
+    ) -> None:
+        super().__init__(stream, last)
+        self._desk = desk
+        self.callback = callback
+        self._capacity = capacity
+        self.policy = policy
+        self._channel: deque[Entry] | None = None  # guarded by the coordinator's lock, like all below
+        self._waiting: threading.Condition | None = None
+        self.end: End | None = None
+        self.detail = ""
+        self.dropped = 0
+
+    @property
+    def key(self) -> bytes:
+        return self.stream.key
+
+    def close(self) -> None:
+        """End the subscription and drop entries that were not taken. May be called twice."""
+        self._desk.close(self, End.CLOSED)
+
+    def take(self, most: int = 100, timeout_s: float | None = None) -> list[Entry]:
+        """Return up to ``most`` entries, waiting for the first; none after ``timeout_s`` seconds, or after the end.
+        Raises SubscriptionEnded."""
+        deadline_s = None if timeout_s is None else now_s() + timeout_s
+        with self._desk.lock:
+            while not self._channel:
+                if self.end is not None:
+                    if self.end in _WANTED:
+                        return []
+                    raise SubscriptionEnded(self.key, self.end, self.detail)
+                left_s = None if deadline_s is None else deadline_s - now_s()
+                if left_s is not None and left_s <= 0:
+                    return []
+                if self._waiting is None:
+                    self._waiting = threading.Condition(self._desk.lock)
+                self._waiting.wait(left_s)
+            taken = [self._channel.popleft() for _ in range(min(most, len(self._channel)))]
+            if self.held and len(self._channel) <= self._capacity // 2:
+                self._resume()
+            return taken
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield entries as they come, until the end. Raises SubscriptionEnded for an end that was not asked for."""
+        while taken := self.take(1):
+            yield taken[0]
+
+    def pause(self) -> None:
+        """Stop reading for it until ``resume``. For callbacks that hand entries on to a slow receiver."""
+        with self._desk.lock:
+            self.held = True
+
+    def resume(self) -> None:
+        with self._desk.lock:
+            self._resume()
+
+    def _resume(self) -> None:
+        self._desk.book.resume(self)
+        self._desk.on_work()
+
+    # -- called by the coordinator, under its lock
+
+    def offer(self, entries: Sequence[Entry]) -> int:
+        """Put entries into the channel; returns how many of them, from the first, are dealt with. The others come
+        again."""
+        if self._channel is None:
+            self._channel = deque()
+        channel = self._channel
+        accepted = len(entries)
+        if self.policy is SlowPolicy.DROP_OLDEST:
+            channel.extend(entries)
+            over = max(0, len(channel) - self._capacity)
+            for _ in range(over):
+                channel.popleft()
+            self.dropped += over
+        else:
+            accepted = min(accepted, self._capacity - len(channel))
+            channel.extend(entries[:accepted])
+            self.held = self.policy is SlowPolicy.WAIT and len(channel) >= self._capacity
+        if self._waiting is not None:
+            self._waiting.notify_all()
+        return accepted
+
+    def ended(self, reason: End, detail: str) -> None:
+        if self.end is None:
+            self.end, self.detail = reason, detail
+            if reason is End.CLOSED:
+                self._channel = None
+            if self._waiting is not None:
+                self._waiting.notify_all()
+
+
 class RouterCoordinator:
-    """The lock and the schedule, shared by all threads of a router. Callbacks run without the lock, on the thread of
-    the reader that brought their entries."""
+    """The lock and the schedule. Callbacks run without the lock, on the thread of the reader that brought their
+    entries. ``count``: most entries of one stream that one read brings."""
 
     def __init__(self, count: int) -> None:
-        """Make an empty coordinator. ``count``: most entries of one stream that one read brings."""
         self.lock = threading.Lock()
         self.book = ReadSchedule()  # guarded by self.lock, like all below
         self.counters: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
@@ -59,10 +238,6 @@ class RouterCoordinator:
                 for place in stream.places:
                     self._close(place, reason, "")
 
-    def resume_locked(self, subscription: Subscription) -> None:
-        self.book.resume(subscription)
-        self.on_work()
-
     def _close(self, subscription: object, reason: End, detail: str) -> None:
         assert isinstance(subscription, Subscription)
         if subscription.end is None:
@@ -80,15 +255,8 @@ class RouterCoordinator:
     def read_command(self, reads: Sequence[Read], block_ms: int | None = None) -> tuple[Arg, ...]:
         block = () if block_ms is None else ("BLOCK", block_ms)
         self.counters["reads"] += 1
-        return (
-            "XREAD",
-            "COUNT",
-            self._count_of(reads),
-            *block,
-            "STREAMS",
-            *(read.stream.key for read in reads),
-            *(read.after for read in reads),
-        )
+        keys, after = (read.stream.key for read in reads), (read.after for read in reads)
+        return ("XREAD", "COUNT", self._count_of(reads), *block, "STREAMS", *keys, *after)
 
     def came(self, reads: Sequence[Read], found: Found, announced: bool) -> list[LastIdCheck]:
         """Hand out the entries of an XREAD. Returns the checks that are due: of streams where nothing was found
@@ -157,13 +325,8 @@ class RouterCoordinator:
                 self.counters["resets"] += len(reset)
             if reset:
                 seen = "there is none" if last_generated is None else last_generated.decode()
-                event(
-                    log,
-                    "stream_reset",
-                    level=logging.WARNING,
-                    stream=check.stream.key.decode(errors="replace"),
-                    last_id=seen,
-                )
+                stream = check.stream.key.decode(errors="replace")
+                event(log, "stream_reset", level=logging.WARNING, stream=stream, last_id=seen)
 
     def take_unplaced(self, most: int) -> list[tuple[Stream, list[Subscription]]]:
         with self.lock:
@@ -209,7 +372,7 @@ class RouterCoordinator:
             if accepted:
                 place.last = share[accepted - 1].id
                 self.counters["entries"] += accepted
-            if accepted < len(share) and place.overflows:
+            if accepted < len(share) and place.policy is SlowPolicy.CLOSE:
                 self._close(place, End.SLOW, "")
 
     def _call(self, calls: Iterable[tuple[Subscription, Sequence[Entry]]]) -> None:
@@ -221,13 +384,8 @@ class RouterCoordinator:
                 with ForkGuard():  # a forked child would read on our connection
                     callback(subscription, entries)
             except Exception as problem:
-                event(
-                    log,
-                    "callback_failed",
-                    level=logging.ERROR,
-                    stream=subscription.key.decode(errors="replace"),
-                    exc_info=True,
-                )
+                stream = subscription.key.decode(errors="replace")
+                event(log, "callback_failed", level=logging.ERROR, stream=stream, exc_info=True)
                 self.close(subscription, End.CALLBACK_FAILED, repr(problem))
 
     def _refused(self, stream: Stream, refused: CommandRefused) -> None:
@@ -236,13 +394,8 @@ class RouterCoordinator:
         with self.lock:
             for place in stream.places:
                 self._close(place, reason, str(refused))
-        event(
-            log,
-            "subscription_refused",
-            level=logging.WARNING,
-            stream=stream.key.decode(errors="replace"),
-            why=str(refused),
-        )
+        name = stream.key.decode(errors="replace")
+        event(log, "subscription_refused", level=logging.WARNING, stream=name, why=str(refused))
 
 
 def last_id_command(stream: Stream) -> tuple[Arg, ...]:
@@ -259,13 +412,6 @@ def last_id_of(reply: object) -> bytes | None:
     return bytes(facts[b"last-generated-id"])
 
 
-def as_found(reply: object) -> Found:
+def as_found(reply: Any) -> Found:
     """Return the entries of an XREAD reply, of either protocol, by key."""
-    if not reply:
-        return {}
-    return reply if isinstance(reply, dict) else dict(_listed(reply))
-
-
-def _listed(reply: object) -> Iterator[tuple[bytes, list[Any]]]:
-    for key, entries in reply:  # type: ignore[attr-defined]
-        yield bytes(key), entries
+    return reply if isinstance(reply, dict) else {bytes(key): entries for key, entries in reply or ()}

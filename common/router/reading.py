@@ -1,10 +1,13 @@
-"""The change-driven mode: Redis says which keys have changed, and one read without waiting brings just those. One
-thread, one connection.
+"""The two ways to read what a router's subscriptions want.
 
-One request is under way at a time; what changes meanwhile is read by the next one, so that the reads grow with the
-load. Unannounced changes (a connection that broke, a proxy that drops messages) are found by a sweep: of everything
-after every connect, and by a slow one that never ends. The slow one also asks for an answer at least once a second,
-which reveals a dead connection.
+Change-driven: Redis says which keys have changed, and one read without waiting brings just those. One thread, one
+connection. One request is under way at a time; what changes meanwhile is read by the next one, so that the reads grow
+with the load. Unannounced changes (a connection that broke, a proxy that drops messages) are found by a sweep: of
+everything after every connect, and by a slow one that never ends. The slow one also asks for an answer at least once a
+second, which reveals a dead connection.
+
+Portable: every reader takes the streams whose turn it is, asks for all of them with one XREAD, and puts them back at
+the end of the queue. It needs only XREAD; its price is that an entry waits until its stream's turn comes.
 """
 
 from __future__ import annotations
@@ -18,17 +21,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import NotNow, ReplyUnknown
+from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown
 from usher.common.base.log import event
-from usher.common.redis.client import ELSEWHERE, Arg, CommandRefused
+from usher.common.redis.client import ELSEWHERE, Arg, CommandRefused, Link
 from usher.common.redis.tracking import HUNG_UP, KeysChanged, TrackingLink, TrackingRefused
-from usher.common.router.coordinator import RouterCoordinator, as_found, last_id_command
-from usher.common.router.options import RouterOptions
-from usher.common.router.schedule import LastIdCheck, Read, ReadSchedule
+from usher.common.router.desk import RouterCoordinator, RouterOptions, as_found, last_id_command
+from usher.common.router.schedule import LastIdCheck, Read
 from usher.common.runtime.service import Service, ServiceEnded
 
 log = logging.getLogger(__name__)
 
+#: Pause of a polling reader that does not block, or has nothing to read, in seconds.
+_IDLE_S = 0.05
+#: Most streams whose last id is asked for at once.
+_MOST_ASKED = 500
 #: Changes that were found without an announcement, on one connection, after which announcements are not trusted any
 #: more.
 _MOST_UNANNOUNCED = 3
@@ -90,8 +96,7 @@ class ChangeDrivenReader(Service):
             except OSError:
                 pass  # it is full of rings already, or closed
 
-    def interrupt(self) -> None:
-        self.ring()
+    interrupt = ring
 
     def run_once(self) -> float:
         if self._bell is None:
@@ -254,12 +259,8 @@ class ChangeDrivenReader(Service):
         else:
             found = as_found(reply)
             with self._desk.lock:
-                unheard = [
-                    read
-                    for read in reads
-                    if read.swept and read.stream.key in found and not ReadSchedule.heard_of(read)
-                ]
-            self._unannounced[0].update(read.stream.key for read in unheard)
+                swept = [read for read in reads if read.swept and read.stream.key in found]
+                self._unannounced[0].update(read.stream.key for read in swept if not self._desk.book.heard_of(read))
             self._checks += self._desk.came(reads, found, announced=True)
 
     def _of_alone(self) -> list[tuple[Arg, ...]]:
@@ -274,14 +275,13 @@ class ChangeDrivenReader(Service):
         self._checks += self._desk.came_alone(read, reply)
 
     def _of_checks(self) -> list[tuple[Arg, ...]]:
-        checks, self._checks = self._checks[:500], self._checks[500:]
+        checks, self._checks = self._checks[:_MOST_ASKED], self._checks[_MOST_ASKED:]
         for check in checks:
             self._asked.append(lambda reply, check=check: self._desk.checked([check], [reply]))  # type: ignore[misc]
         return [last_id_command(check.stream) for check in checks]
 
     def _of_places(self) -> list[tuple[Arg, ...]]:
-        places = self._desk.take_unplaced(500)
-
+        places = self._desk.take_unplaced(_MOST_ASKED)
         for asked in places:
             self._asked.append(lambda reply, asked=asked: self._desk.placed([asked], [reply]))  # type: ignore[misc]
         return [last_id_command(stream) for stream, _ in places]
@@ -300,3 +300,71 @@ def sweep_slice(streams: int, pass_s: float) -> tuple[int, float]:
         return size, min(1.0, pass_s * size / max(1, streams))
     every_s = max(_SHORTEST_S, _AT_ONCE / per_second)
     return math.ceil(per_second * every_s), every_s
+
+
+class PollingReader(Service):
+    def __init__(self, name: str, link: Link, desk: RouterCoordinator, options: RouterOptions) -> None:
+        super().__init__()
+        self.name = name
+        self._link = link
+        self._desk = desk
+        self._options = options
+        self._connections = 0
+        self._check_at_s = now_s() + options.check_seconds
+
+    ring = Service.wake
+
+    def run_once(self) -> float:
+        # Behind another connection may be another server, with fewer entries.
+        if self._link.connections != self._connections or now_s() >= self._check_at_s:
+            self._connections = self._link.connections
+            self._check_at_s = now_s() + self._options.check_seconds
+            self._desk.check_all()
+        self._place()
+        reads = self._desk.take(self._options.xread_streams)
+        if not reads:
+            return _IDLE_S * 4
+        block_ms = self._options.xread_block_millis
+        command = self._desk.read_command(reads, block_ms)
+        try:
+            try:
+                reply = self._link.call(*command, block_s=(block_ms or 0) / 1000)
+                alone = None
+            except CommandRefused:  # one of the streams makes the read of all fail: read each by itself
+                alone = self._link.pipeline([self._desk.read_command([read]) for read in reads])
+        except BaseException:
+            self._desk.failed(reads)
+            raise
+        if alone is not None:
+            each = zip(reads, alone, strict=True)
+            self._checked([check for read, one in each for check in self._desk.came_alone(read, one)])
+            for one in alone:
+                if isinstance(one, NotNow):
+                    raise one  # a pause, then again
+            return 0.0
+        found = as_found(reply)
+        self._checked(self._desk.came(reads, found, announced=False))
+        return _IDLE_S if block_ms is None and not found else 0.0
+
+    def interrupt(self) -> None:
+        self._link.interrupt()
+
+    def _checked(self, checks: Sequence[LastIdCheck]) -> None:
+        if checks:
+            try:
+                replies = self._link.pipeline([last_id_command(check.stream) for check in checks])
+            except RedisTrouble as trouble:
+                self._desk.checked(checks, [trouble] * len(checks))
+                raise
+            self._desk.checked(checks, replies)
+
+    def _place(self) -> None:
+        asked = self._desk.take_unplaced(_MOST_ASKED)
+        if not asked:
+            return
+        try:
+            replies = self._link.pipeline([last_id_command(stream) for stream, _ in asked])
+        except RedisTrouble:
+            self._desk.not_placed([stream for stream, _ in asked])
+            raise
+        self._desk.placed(asked, replies)
