@@ -88,6 +88,7 @@ const int N = MESSAGES, I = INCARNATIONS, T = 2, INBOX = 7, NOTES = 9;
   X(R29, SETTLE_NOTES, "settle's answer reaches the leader as a note in `changes`, in its place") \
   X(R29, SETTLE_ANSWERS_ALL, "(a second lock) the note has a word on every id that was asked for, not only on those that moved") \
   X(R30, EXCEPTION_STANDS, "settle halts again what is under `halted` without an exception, or the reverse") \
+  X(R30, SETTLE_UP_TO_TAKEN, "settle and redrive leave ids above `taken` alone: they will be read") \
   X(R31, NOTE_DRAIN, "(speed) drain and deregister leave a note") \
   X(R31, NOTE_REGISTER, "(speed) register leaves a note") \
   X(R31, EXPIRY_ABORTS, "(not needed) the end of the leader's lease aborts its EXEC")
@@ -651,7 +652,7 @@ static void settle(State& s, const Settle& q, bool redrive, u8& waits, u8& ended
   u8 moved = 0, redriven = redrive && r.exception[t] ? 1 << (r.exception[t] - 1) : 0;
   if (redrive) r.exception[t] = 0;
   for (int e = 0; e < N; e++) {
-    if (!has(q.ids, e)) continue;
+    if (!has(q.ids, e) || (e >= r.taken && on(SETTLE_UP_TO_TAKEN))) continue;
     bool body = !has(r.gone, e), queued = has(queue_set(r, t), e), halts = r.exception[t] == e + 1;
     u8 who = r.pending[e];
     bool take = who == MASTER || (who == HALTED && redrive);

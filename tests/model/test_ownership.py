@@ -79,6 +79,7 @@ _NEEDED = {
     "SETTLE_DEAD_ONLY": "",
     "SETTLE_NOTES": "delname=1",
     "EXCEPTION_STANDS": "park=1 delexc=1 lost=1",
+    "SETTLE_UP_TO_TAKEN": "2x4 group=1 park=1",
 }
 #: Rules that no state within the bounds misses: kept for speed, or as a second lock on a door.
 _SPARE = {"SETTLE_BY_EPOCH", "SETTLE_ANSWERS_ALL", "NOTE_DRAIN", "NOTE_REGISTER", "EXPIRY_ABORTS"}
@@ -103,7 +104,7 @@ _SOUND = [
     "doorbell",
     "3x2 tickets=000 expire=1 pages",
     "2x4 crash=1 lost=1",
-    "2x4 group=1",
+    "2x4 group=1 park=1",
     "2x4 rollback roll=1",
 ]
 
