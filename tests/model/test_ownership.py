@@ -85,7 +85,6 @@ _NEEDED = {
 _SPARE = {"SETTLE_BY_EPOCH", "SETTLE_ANSWERS_ALL", "NOTE_DRAIN", "NOTE_REGISTER", "EXPIRY_ABORTS"}
 
 _SOUND = [
-    "lost=1",
     "lost=1 all",
     "leader=1",
     "expire=1 eager",
