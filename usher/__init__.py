@@ -28,7 +28,7 @@ _HOMES = {
     "Invalid": "usher.common.base.errors",
     "Link": "usher.common.redis.client",
     "LogConsumer": "usher.common.outbox.log_consumer",
-    "LogLost": "usher.common.outbox.log_reader",
+    "LogLost": "usher.common.outbox.log_consumer",
     "LogRecord": "usher.common.outbox.writer",
     "LoopOptions": "usher.common.readers.loop",
     "Message": "usher.consumer.handlers.message",
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from usher.common.base.errors import RetryLater as RetryLater
     from usher.common.base.errors import UsherError as UsherError
     from usher.common.outbox.log_consumer import LogConsumer as LogConsumer
+    from usher.common.outbox.log_consumer import LogLost as LogLost
     from usher.common.outbox.log_consumer import Record as Record
-    from usher.common.outbox.log_reader import LogLost as LogLost
     from usher.common.outbox.writer import LogRecord as LogRecord
     from usher.common.outbox.writer import write_all_to_outbox as write_all_to_outbox
     from usher.common.outbox.writer import write_to_outbox as write_to_outbox

@@ -37,12 +37,13 @@ was lost or cut is noticed from then on (LogLost), or from the first batch on if
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ import orjson
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.callables import unfinished_kind
-from usher.common.base.errors import RedisTrouble, SqlTrouble
+from usher.common.base.errors import RedisTrouble, SqlTrouble, UsherError
 from usher.common.base.log import event
 from usher.common.base.text import parse_json
 from usher.common.outbox.database import (
@@ -61,14 +62,16 @@ from usher.common.outbox.database import (
     open_engine,
     sql_trouble,
 )
-from usher.common.outbox.log_reader import LogLost, StreamLog
-from usher.common.outbox.payload import as_json
-from usher.common.outbox.rows import LONGEST_UID
+from usher.common.outbox.rows import LONGEST_UID, as_json
 from usher.common.outbox.sql_files import queries
+from usher.common.protocol.keys import LogKeys
 from usher.common.protocol.message import UID_FIELD, as_mapping, first_value
 from usher.common.protocol.sources import FROM_FIELD
-from usher.common.protocol.stream_id import ZERO, rank
-from usher.common.redis.replies import Entry
+from usher.common.protocol.stream_id import ZERO, Span, after, before, rank
+from usher.common.redis.client import Link
+from usher.common.redis.endpoints import near
+from usher.common.redis.replies import Entry, span_of
+from usher.common.redis.scripts import ScriptRunner
 from usher.common.router.router import StreamRouter
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.signals import UntilSignal
@@ -83,6 +86,155 @@ _WAIT_S = 1.0
 _RECALLED = 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _TOLD_EVERY_S = 60.0
+#: Redis stands still, and both sides hold the whole reply: a few entries show how large they are, and a read ends with
+#: about so many bytes.
+_ENOUGH_BYTES = 4 * 1024 * 1024
+_FIRST_PAGE, _GROWTH = 16, 4
+
+
+class Loss(enum.Enum):
+    ABOVE_END = "checkpoint_above_end"
+    BELOW_START = "checkpoint_below_start"
+    GONE = "checkpoint_entry_gone"
+
+
+_TOLD = {
+    Loss.ABOVE_END: "the stream ends below it: Redis has lost its data, or this is another stream",
+    Loss.BELOW_START: "the stream begins above it: entries that it has not read may have been cut",
+    Loss.GONE: "its entry is not in the stream: it was deleted, or Redis has lost its last moments and gone on",
+}
+
+
+class LogLost(UsherError):
+    """The stream after a checkpoint is not the unread rest of what its reader has read. Nothing was handled; it stays
+    like this until it is reset."""
+
+    def __init__(self, name: str, stream: str, last_id: bytes, loss: Loss, span: Span | None) -> None:
+        self.loss = loss
+        first, last = (b"", b"") if span is None else (span.first or b"", span.last_generated)
+        super().__init__(
+            f"{loss.value}: log consumer {name} has read {stream} up to {last_id.decode()}, but {_TOLD[loss]} (first"
+            f" entry {first.decode() or 'none'}, last id {last.decode() or 'none'}). Compare its state with the source"
+            " and reset it: LogConsumer.reset(last_id, state)"
+        )
+
+
+def judge_loss(last_id: bytes, span: Span | None) -> Loss | None:
+    """Return why the entry of a checkpoint is missing; None when nothing after it can be lost. Pure."""
+    if span is None or rank(last_id) > rank(span.last_generated):
+        return Loss.ABOVE_END
+    if last_id == span.last_generated:
+        return None  # it never had a successor
+    return Loss.BELOW_START if span.first is None or rank(span.first) > rank(last_id) else Loss.GONE
+
+
+def _next_page(page: int, room: int, seen: list[Entry]) -> int:
+    """Return how many entries to ask for after a page of so many: as many as ``room`` bytes hold of entries like those
+    that were seen."""
+    return min(_GROWTH * page, room // (_size(seen) // len(seen) + 1))
+
+
+def _size(entries: list[Entry]) -> int:
+    return sum(len(part) for entry in entries for part in entry.fields or ())
+
+
+class StreamLog:
+    """A stream as a log, from after an id, with a proof that nothing was lost in between; over a connection of its own,
+    used by one thread.
+
+    The entry of the id itself is read again, each time: while it is there, its successors were neither trimmed away nor
+    lost with Redis' memory. That needs no second command, and `usher trim` keeps the entry of every checkpoint for it.
+    A consumer that begins with the first entry is placed at the id just below it: nothing fits between the two, so
+    while that entry is there nothing was lost either. Only after 0-0, of a stream that has no entry yet, there is no
+    proof before the first batch.
+
+    With a ``router`` it waits through that: log consumers of many streams in one process block no connection each, and
+    wake when Redis announces a change. Entries to handle are read here all the same: a router's delivery proves no
+    continuity.
+    """
+
+    def __init__(self, redis_url: str, stream: str, name: str, router: StreamRouter | None = None) -> None:
+        self._link = Link(near(redis_url, stream), f"log:{name}")
+        self._scripts = ScriptRunner(self._link)
+        self._keys = LogKeys(stream)
+        self._router = router
+
+    def read(self, name: str, last_id: bytes, count: int) -> list[Entry]:
+        """Return entries above ``last_id``, at most ``count``, fewer where they are large; at once. Raises LogLost, and
+        what ``Link.call`` raises."""
+        page, room = min(count, _FIRST_PAGE), _ENOUGH_BYTES
+        found = entries = self._page(name, last_id, page)
+        while len(found) == page:
+            room -= _size(found)
+            page = min(_next_page(page, room, found), count - len(entries))
+            if page <= 0:
+                break
+            behind = self._range(entries[-1].id, page + 1)
+            if not behind or behind[0].id != entries[-1].id:
+                break  # lost, or cut, meanwhile: the next read reports it
+            found = behind[1:]
+            entries = [*entries, *found]
+        return entries
+
+    def _page(self, name: str, last_id: bytes, count: int) -> list[Entry]:
+        if last_id == ZERO:
+            return self._range(b"-", count)
+        found = self._range(last_id, count + 1)
+        if found and found[0].id == last_id:
+            return found[1:]
+        span = span_of(self._link, self._keys.stream)
+        if found and span is not None and found[0].id == span.first == after(last_id):
+            return found[:count]
+        loss = judge_loss(last_id, span)
+        if loss is not None:
+            raise LogLost(name, self._keys.stream, last_id, loss, span)
+        return []  # entries that came between the two looks are read by the next one
+
+    def _range(self, start: bytes, count: int) -> list[Entry]:
+        return [Entry(*entry) for entry in self._link.call("XRANGE", self._keys.stream, start, "+", "COUNT", count)]
+
+    def wait(self, last_id: bytes, wait_s: float) -> bool:
+        """Return True when there is an entry above ``last_id``, waiting up to ``wait_s`` seconds."""
+        if self._router is not None:
+            subscription = self._router.subscribe(self._keys.stream, last_id, capacity=1)
+            try:
+                return bool(subscription.take(1, wait_s))
+            finally:
+                subscription.close()
+        command = ("XREAD", "COUNT", 1, "BLOCK", max(1, int(wait_s * 1000)), "STREAMS", self._keys.stream, last_id)
+        return self._link.call(*command, block_s=wait_s) is not None
+
+    def place(self, wanted: bytes) -> bytes:
+        """Return the highest id in the stream that is not above ``wanted`` (b"+": the end); the one just below the
+        first entry when there is none, 0-0 when the stream is empty."""
+        below = self._link.call("XREVRANGE", self._keys.stream, wanted, "-", "COUNT", 1)
+        if below:
+            return bytes(below[0][0])
+        first = self._link.call("XRANGE", self._keys.stream, "-", "+", "COUNT", 1)
+        return before(first[0][0]) if first else ZERO
+
+    def back_from(self, last_id: bytes, page: int) -> Iterator[Entry]:
+        """Yield the entries from ``last_id`` back to the first one, in pages of ``page``, fewer where they are
+        large."""
+        most, page = page, min(page, _FIRST_PAGE)
+        while rows := self._link.call("XREVRANGE", self._keys.stream, last_id, "-", "COUNT", page):
+            found = [Entry(*row) for row in rows]
+            yield from found
+            last_id = b"(" + found[-1].id
+            page = max(1, min(most, _next_page(page, _ENOUGH_BYTES, found)))
+
+    def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
+        """Tell trimmers that everything from ``last_id`` on is needed; return False when a later version is noted."""
+        args = (name, version, last_id, "1" if replace else "")
+        return bool(self._scripts.run("note_checkpoint", (self._keys.checkpoints,), args))
+
+    def noted(self, name: str) -> int | None:
+        value = self._link.call("HGET", self._keys.checkpoints, name)
+        version = (value or b"").partition(b" ")[0]
+        return int(version) if version.isdigit() else None
+
+    def close(self) -> None:
+        self._link.close()
 
 
 class Record(NamedTuple):
@@ -186,14 +338,8 @@ class LogConsumer:
                     failures += 1
                     if failures == 1 or time.monotonic() >= told_s + _TOLD_EVERY_S:
                         told_s = time.monotonic()
-                        event(
-                            log,
-                            "log_consumer_retrying",
-                            level=logging.WARNING,
-                            name=self._name,
-                            failures=failures,
-                            problem=str(trouble),
-                        )
+                        about: dict[str, Any] = {"name": self._name, "failures": failures, "problem": str(trouble)}
+                        event(log, "log_consumer_retrying", level=logging.WARNING, **about)
                     time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, rng)))
 
     def step(self, handle: Handle, wait_s: float = 0.0, on_error: OnError | None = None) -> int:
@@ -244,15 +390,8 @@ class LogConsumer:
     def _giving_up(self, on_error: OnError, error: Exception) -> Handle:
         def give_up(records: Sequence[Record], state: dict[str, Any], sql: sa.Connection) -> object:
             returned = on_error(records[0], error, sql)
-            event(
-                log,
-                "log_record_given_up",
-                level=logging.ERROR,
-                name=self._name,
-                stream=self._stream,
-                id=records[0].id,
-                error=f"{type(error).__name__}: {error}",
-            )
+            about: dict[str, Any] = {**self._me, "id": records[0].id, "error": f"{type(error).__name__}: {error}"}
+            event(log, "log_record_given_up", level=logging.ERROR, **about)
             return returned
 
         return give_up
@@ -305,24 +444,18 @@ class LogConsumer:
     ) -> None:
         self.close()
 
-    # ---- the transaction -------------------------------------------------------------------------
-
     def _advance(self, sql: sa.Connection, at: _Checkpoint, last_id: bytes, count: int) -> _Checkpoint | None:
         """Move the checkpoint, as the first statement: it takes the row's lock, and does nothing if the checkpoint is
         no longer the one after which we read."""
-        values = self._me | {
-            "from_id": at.last_id.decode(),
-            "last_id": last_id.decode(),
-            "records": count,
-            "version": at.version,
-        }
+        moved = {"from_id": at.last_id.decode(), "last_id": last_id.decode(), "records": count}
+        values = self._me | moved | {"version": at.version}
         done: Any = sql.execute(self._sql["advance"], values)
         return _Checkpoint(last_id, at.version + 1, at.records + count) if done.rowcount == 1 else None
 
     def _apply(self, sql: sa.Connection, at: _Checkpoint, entries: list[Entry], handle: Handle) -> None:
         fresh = self._fresh(sql, at, [_record(entry) for entry in entries])
         if fresh:
-            state = self._load(sql)
+            state = _decoded(sql.scalar(self._sql["state"], self._me))
             with ForkGuard():  # a forked child would commit, or roll back, on our connection
                 returned = handle(fresh, state, sql)
             if kind := unfinished_kind(returned):  # else the checkpoint would move over unhandled records
@@ -363,14 +496,9 @@ class LogConsumer:
             return uids
         return orjson.dumps(uids if sql.dialect.name == "sqlite" else [uid.encode().hex() for uid in uids]).decode()
 
-    def _load(self, sql: sa.Connection) -> dict[str, Any]:
-        return _decoded(sql.scalar(self._sql["state"], self._me))
-
     def _read(self, sql: sa.Connection) -> _Checkpoint | None:
         row = sql.execute(self._sql["checkpoint"], self._me).one_or_none()
         return None if row is None else _Checkpoint(row[0].encode(), int(row[1]), int(row[2]))
-
-    # ---- the checkpoint --------------------------------------------------------------------------
 
     def _open(self) -> _Checkpoint:
         """Read the checkpoint from SQL, made at the first start; note it in Redis before anything is read after it.

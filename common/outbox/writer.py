@@ -36,8 +36,7 @@ from typing import Any, NamedTuple
 
 from usher.common.base.errors import MessageUndecodable
 from usher.common.outbox.database import OutboxMisused
-from usher.common.outbox.payload import as_json
-from usher.common.outbox.rows import check_uid
+from usher.common.outbox.rows import as_json, check_uid
 from usher.common.outbox.sql_files import DIALECTS, queries
 from usher.common.protocol.message import check_ticket
 from usher.common.sql.alchemy import sa

@@ -33,7 +33,7 @@ from django.utils.module_loading import import_string
 
 from usher.common.base.errors import GiveUp, HandlerUnusable, Invalid, RetryLater
 from usher.common.base.text import format_error
-from usher.common.outbox.payload import as_json
+from usher.common.outbox.rows import as_json
 from usher.common.sending.producer import Producer
 
 try:

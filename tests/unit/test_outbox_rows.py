@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from usher.common.outbox.log_reader import Loss, judge_loss
+from usher.common.outbox.log_consumer import Loss, judge_loss
 from usher.common.outbox.rows import LONGEST_UID, Row, encode
 from usher.common.outbox.sql_files import DIALECTS, queries
 from usher.common.protocol.message import LONGEST_TICKET

@@ -1,4 +1,4 @@
-"""common/outbox/payload.py: what would be encoded is looked at, and nothing else."""
+"""common/outbox/rows.py: what would be encoded is looked at, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from usher.common.outbox.payload import as_json
+from usher.common.outbox.rows import as_json
 
 
 @dataclasses.dataclass
@@ -45,7 +45,7 @@ def test_what_a_dataclass_was_given_beside_its_fields_is_encoded_too() -> None:
 def test_places_are_named_only_where_a_number_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log consumer's state may be large, is encoded with every batch, and may well have a None in it."""
     named = []
-    monkeypatch.setattr("usher.common.outbox.payload._not_finite", lambda place, value: named.append(place))
+    monkeypatch.setattr("usher.common.outbox.rows._not_finite", lambda place, value: named.append(place))
     as_json("state", {"total": 1.5, "last": None, "parts": [{"n": 1, "is": True}, ("null", 2.0)]})
     assert named == []
     for found in (math.nan, _Row(math.nan), {"in": [(math.inf,)]}):
