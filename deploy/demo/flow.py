@@ -99,23 +99,21 @@ class Flow:
         there is no group to ask."""
         deadline_s = time.monotonic() + _ACKNOWLEDGED_WITHIN_S
         try:
-            while (pending := self._pending()) and time.monotonic() < deadline_s:
+            while (
+                pending := int(self.link.call("XPENDING", self.keys.stream, self.keys.group)[0])
+            ) and time.monotonic() < deadline_s:
                 self.check()
                 time.sleep(_POLL_S)
         except GroupMissing:
             return len(self.sent)
         return pending
 
-    def _pending(self) -> int:
-        return int(self.link.call("XPENDING", self.keys.stream, self.keys.group)[0])
-
     def _dead_letters(self) -> dict[str, str]:
         dead = {}
         for letter_id, fields in self.link.call("XRANGE", self.keys.dead, "-", "+", "COUNT", len(self.sent) + 1):
             named = dict(zip(fields[::2], fields[1::2], strict=False))
             told = (
-                named.get(name, b"").decode(errors="replace")
-                for name in (b"usher-reason", b"usher-error", b"usher-owner")
+                named.get(b"usher-" + name, b"").decode(errors="replace") for name in (b"reason", b"error", b"owner")
             )
             dead[named.get(b"usher-id", letter_id).decode()] = " ".join(filter(None, told))
         return dead

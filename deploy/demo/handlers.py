@@ -21,25 +21,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from usher.common.base.log import event
 
+if TYPE_CHECKING:
+    from usher.consumer.handlers.message import Message
+
 _SUFFIX = ".records"
-
-
-class Handled(Protocol):
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def ticket_id(self) -> str: ...
-
-    @property
-    def fence(self) -> int: ...
-
-    @property
-    def attempt(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -66,7 +55,7 @@ class RecordFile:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._serials = itertools.count()  # next() on it is one step of the interpreter
 
-    def started(self, message: Handled) -> int:
+    def started(self, message: Message) -> int:
         """Write that the handler starts on ``message``, now; return the serial for ``ended``."""
         start_ns = time.monotonic_ns()
         serial = next(self._serials)
@@ -148,37 +137,25 @@ _LONGEST_SHOWN = 60
 _MOST_SHOWN = 6
 
 
-class Shown(Handled, Protocol):
-    @property
-    def fields(self) -> dict[str, str]: ...
-
-
-def show(message: Shown) -> None:
+def show(message: Message) -> None:
     """Log one line per message: ticket, id, fence and the first fields."""
-    fields: dict[str, Any] = {
-        f"field_{name}": _cut(value) for name, value in list(message.fields.items())[:_MOST_SHOWN]
+    facts: dict[str, Any] = {
+        "ticket": message.ticket_id,
+        "id": message.id,
+        "fence": message.fence,
+        "attempt": message.attempt,
     }
-    event(
-        log,
-        "message_shown",
-        ticket=message.ticket_id,
-        id=message.id,
-        fence=message.fence,
-        attempt=message.attempt,
-        **fields,
-    )
+    for name, value in list(message.fields.items())[:_MOST_SHOWN]:
+        facts[f"field_{name}"] = value if len(value) <= _LONGEST_SHOWN else value[:_LONGEST_SHOWN] + "..."
+    event(log, "message_shown", **facts)
 
 
-def record(message: Handled) -> None:
+def record(message: Message) -> None:
     """Write down that the message starts, work for a moment, write down that it ended."""
     file, work_s = _Setup.get()
     serial = file.started(message)
     time.sleep(work_s)
     file.ended(serial)
-
-
-def _cut(value: str) -> str:
-    return value if len(value) <= _LONGEST_SHOWN else value[:_LONGEST_SHOWN] + "..."
 
 
 class _Setup:

@@ -17,9 +17,9 @@ unexpected       an execution of a message that was never sent
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from usher.deploy.demo.handlers import Execution
@@ -30,17 +30,9 @@ _NEVER_NS = 1 << 63
 
 
 @dataclass(frozen=True)
-class ConsumerShare:
-    """The share of one consumer: messages that it was the first to finish, and tickets of which it ran a message."""
-
-    name: str
-    handled: int
-    tickets: int
-
-
-@dataclass(frozen=True)
 class DemoVerdict:
-    """The outcome of a demo run. ``examples`` are sentences about the first few problems."""
+    """The outcome of a demo run. ``consumers``: messages that each was the first to finish, and tickets of which it ran
+    a message; ``examples`` are sentences about the first few problems."""
 
     sent: int
     handled: int
@@ -53,9 +45,9 @@ class DemoVerdict:
     unexpected: int
     unacknowledged: int
     seconds: float
-    consumers: tuple[ConsumerShare, ...]
+    consumers: list[dict[str, Any]]
     repeats_allowed: bool
-    examples: tuple[str, ...] = ()
+    examples: list[str]
 
     @property
     def messages_per_second(self) -> float:
@@ -64,48 +56,23 @@ class DemoVerdict:
     @property
     def clean(self) -> bool:
         """Return True when the promise held. Repeats are part of it when a consumer was killed, and only then."""
-        wrong = (
-            self.lost
-            + self.order_violations
-            + self.overlaps
-            + self.dead_letters
-            + self.unexpected
-            + self.unacknowledged
-        )
-        return wrong == 0 and self.handled == self.sent and (self.repeats_allowed or self.duplicates == 0)
+        broken = self.lost or self.order_violations or self.overlaps or self.dead_letters or self.unexpected
+        is_done = not broken and not self.unacknowledged and self.handled == self.sent
+        return is_done and (self.repeats_allowed or self.duplicates == 0)
 
     def document(self) -> dict[str, Any]:
-        names = (
-            "sent",
-            "handled",
-            "tickets",
-            "lost",
-            "duplicates",
-            "order_violations",
-            "overlaps",
-            "dead_letters",
-            "messages_per_second",
-        )
-        document: dict[str, Any] = {name: getattr(self, name) for name in names}
-        document["consumers"] = [
-            {"name": share.name, "handled": share.handled, "tickets": share.tickets} for share in self.consumers
-        ]
-        document |= {
-            "unexpected": self.unexpected,
-            "unacknowledged": self.unacknowledged,
-            "seconds": round(self.seconds, 3),
-        }
-        return document | {"clean": self.clean, "examples": list(self.examples)}
+        document = asdict(self) | {"messages_per_second": self.messages_per_second, "seconds": round(self.seconds, 3)}
+        document.pop("repeats_allowed")
+        return document | {"clean": self.clean}
 
 
-@dataclass
 class _Findings:
-    order_violations: int = 0
-    overlaps: int = 0
-    unexpected: int = 0
-    examples: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.examples: list[str] = []
 
-    def example(self, text: str) -> None:
+    def note(self, kind: str, text: str) -> None:
+        self.counts[kind] += 1
         if len(self.examples) < _MOST_EXAMPLES:
             self.examples.append(text)
 
@@ -128,58 +95,39 @@ def judge(
     killed_ns, dead = killed_ns or {}, dead or {}
     place = {stream_id: index for index, (stream_id, _) in enumerate(sent)}
     found = _Findings()
-    ours = [
-        run
-        for run in sorted(executions, key=lambda run: (run.start_ns, run.end_ns or _NEVER_NS))
-        if _was_sent(run, place, found)
-    ]
-    by_ticket = _by_ticket(ours, sent, place, found)
+    ours: list[Execution] = []
+    by_ticket: dict[str, list[Execution]] = defaultdict(list)
+    for run in sorted(executions, key=lambda run: (run.start_ns, run.end_ns or _NEVER_NS)):
+        if run.stream_id not in place:
+            found.note("unexpected", f"{run.stream_id} was handled by {run.consumer} but never sent")
+            continue
+        ours.append(run)
+        ticket = sent[place[run.stream_id]][1]
+        if run.ticket != ticket:
+            told = f"{run.stream_id} was sent for ticket {ticket!r} and handled as {run.ticket!r}"
+            found.note("order_violations", told)
+        by_ticket[ticket].append(run)
     for ticket, history in by_ticket.items():
         _judge_order(ticket, history, place, found)
         _judge_overlaps(ticket, history, killed_ns, found)
     for stream_id, reason in dead.items():
-        found.example(f"{stream_id} became a dead letter: {reason}")
+        found.note("dead_letters", f"{stream_id} became a dead letter: {reason}")
     finished = {run.stream_id for run in ours if run.end_ns is not None}
-    missing = [stream_id for stream_id, _ in sent if stream_id not in finished and stream_id not in dead]
-    for stream_id in missing:
-        found.example(f"{stream_id} of ticket {sent[place[stream_id]][1]!r} was lost")
+    for stream_id, ticket in sent:
+        if stream_id not in finished and stream_id not in dead:
+            found.note("lost", f"{stream_id} of ticket {ticket!r} was lost")
     return DemoVerdict(
         sent=len(sent),
         handled=len(finished),
         tickets=len({ticket for _, ticket in sent}),
-        lost=len(missing),
+        **{kind: found.counts[kind] for kind in ("lost", "order_violations", "overlaps", "dead_letters", "unexpected")},
         duplicates=len(ours) - len({run.stream_id for run in ours}),
-        order_violations=found.order_violations,
-        overlaps=found.overlaps,
-        dead_letters=len(dead),
-        unexpected=found.unexpected,
         unacknowledged=unacknowledged,
         seconds=seconds,
         consumers=_shares(ours),
         repeats_allowed=bool(killed_ns),
-        examples=tuple(found.examples),
+        examples=found.examples,
     )
-
-
-def _was_sent(run: Execution, place: Mapping[str, int], found: _Findings) -> bool:
-    if run.stream_id in place:
-        return True
-    found.unexpected += 1
-    found.example(f"{run.stream_id} was handled by {run.consumer} but never sent")
-    return False
-
-
-def _by_ticket(
-    runs: Iterable[Execution], sent: Sequence[tuple[str, str]], place: Mapping[str, int], found: _Findings
-) -> dict[str, list[Execution]]:
-    by_ticket: dict[str, list[Execution]] = defaultdict(list)
-    for run in runs:
-        ticket = sent[place[run.stream_id]][1]
-        if run.ticket != ticket:
-            found.order_violations += 1
-            found.example(f"{run.stream_id} was sent for ticket {ticket!r} and handled as {run.ticket!r}")
-        by_ticket[ticket].append(run)
-    return by_ticket
 
 
 def _judge_order(ticket: str, history: Sequence[Execution], place: Mapping[str, int], found: _Findings) -> None:
@@ -195,8 +143,7 @@ def _judge_order(ticket: str, history: Sequence[Execution], place: Mapping[str, 
         elif run.fence < highest_fence:
             wrong = f"started under fencing token {run.fence} when {highest_fence} had been there"
         if wrong:
-            found.order_violations += 1
-            found.example(f"{run.stream_id} of ticket {ticket!r} on {run.consumer} {wrong}")
+            found.note("order_violations", f"{run.stream_id} of ticket {ticket!r} on {run.consumer} {wrong}")
         started.add(run.stream_id)
         furthest, previous = max(furthest, at), at
         highest_fence, fence_before = max(highest_fence, run.fence), run.fence
@@ -206,16 +153,14 @@ def _judge_overlaps(ticket: str, history: Sequence[Execution], killed_ns: Mappin
     busy_until, busy_with = -1, ""
     for run in history:
         if run.start_ns < busy_until:
-            found.overlaps += 1
-            found.example(
-                f"{run.stream_id} of ticket {ticket!r} on {run.consumer} started while {busy_with} was running"
-            )
+            told = f"{run.stream_id} of ticket {ticket!r} on {run.consumer} started while {busy_with} was running"
+            found.note("overlaps", told)
         end_ns = run.end_ns if run.end_ns is not None else max(killed_ns.get(run.pid, _NEVER_NS), run.start_ns)
         if end_ns > busy_until:
             busy_until, busy_with = end_ns, f"{run.stream_id} on {run.consumer}"
 
 
-def _shares(runs: Iterable[Execution]) -> tuple[ConsumerShare, ...]:
+def _shares(runs: Iterable[Execution]) -> list[dict[str, Any]]:
     """Return the consumers' shares. A message counts for the consumer that finished it first, so that the sum is
     ``handled``."""
     tickets: dict[str, set[str]] = defaultdict(set)
@@ -224,7 +169,5 @@ def _shares(runs: Iterable[Execution]) -> tuple[ConsumerShare, ...]:
         tickets[run.consumer].add(run.ticket)
         if run.end_ns is not None:
             first_end[run.stream_id] = min(first_end.get(run.stream_id, (_NEVER_NS, "")), (run.end_ns, run.consumer))
-    handled: dict[str, int] = defaultdict(int)
-    for _, consumer in first_end.values():
-        handled[consumer] += 1
-    return tuple(ConsumerShare(name, handled[name], len(tickets[name])) for name in sorted(tickets))
+    handled = Counter(consumer for _, consumer in first_end.values())
+    return [{"name": name, "handled": handled[name], "tickets": len(tickets[name])} for name in sorted(tickets)]

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -31,32 +30,13 @@ from usher.common.sending.workload import CsvSource, NewMessage, incidents
 from usher.deploy.demo.flow import Flow
 from usher.deploy.demo.handlers import FOLDER_VARIABLE, WORK_VARIABLE
 from usher.deploy.demo.verdict import DemoVerdict
-from usher.deploy.local.plan import LocalSettings, Plan, plan, quiet_port, start, watch
+from usher.deploy.local.plan import LocalSettings, plan, quiet_port, start, watch
 from usher.deploy.local.supervision import Supervision
 
 _HANDLER = "usher.deploy.demo.handlers:record"
 _MASTERS = 2
 #: Seconds between two checks: supervisord takes some 0.1 s to answer; asked per batch it would slow the whole demo.
 _WATCH_EVERY_S = 1.0
-
-
-@dataclass(frozen=True)
-class Input:
-    """The messages to send: ``count`` of them, from a CSV file or made up."""
-
-    count: int
-    csv_path: str | None
-    key: str
-    tickets: int
-    seed: int
-
-    @contextlib.contextmanager
-    def messages(self) -> Iterator[Iterable[NewMessage]]:
-        if self.csv_path is None:
-            yield incidents(self.count, self.tickets, self.seed)
-            return
-        with CsvSource(self.csv_path, self.key) as rows:
-            yield itertools.islice(rows, self.count)
 
 
 @click.command(
@@ -109,10 +89,18 @@ def demo(
     if (csv_path is None) != (key is None):
         raise click.UsageError("--csv and --key belong together: --key names the column that holds the ticket")
     with _temporary_folder(flags["keep"]) as folder:
-        given = _input(folder, csv_path, key or "", messages, tickets, seed)
-        with StopRequest() as stop:
+        count = messages or 20_000
+        if csv_path is not None:
+            csv_path, count = _readable(folder, csv_path, key or "", messages)
+        with (
+            contextlib.nullcontext(incidents(count, tickets, seed))
+            if csv_path is None
+            else CsvSource(csv_path, key or "") as rows,
+            StopRequest() as stop,
+        ):
             try:
-                verdict, killed = _run(folder, given, consumers, work_ms, flags["kill"], stop)
+                given = itertools.islice(rows, count)
+                verdict, killed = _run(folder, given, count, consumers, work_ms, flags["kill"], stop)
             except (StopAsked, UsherError, CommandRefused) as problem:
                 if stop.asked:  # any other problem is a consequence of the stop
                     click.echo("usher: demo stopped", err=True)
@@ -140,37 +128,38 @@ def _temporary_folder(keep: bool) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _input(folder: Path, csv_path: str | None, key: str, messages: int | None, tickets: int, seed: int) -> Input:
-    """Return the input; a file is read through once, so a bad row is found before anything starts. Raises
-    StartRefused."""
-    if csv_path is None:
-        return Input(messages or 20_000, None, key, tickets, seed)
+def _readable(folder: Path, csv_path: str, key: str, most: int | None) -> tuple[str, int]:
+    """Return the path of the CSV, and the number of its rows; it is read through once, so a bad row is found before
+    anything starts. Raises StartRefused."""
     if csv_path == "-":
         csv_path = str(folder / "input.csv")
         with Path(csv_path).open("wb") as copy:
             shutil.copyfileobj(sys.stdin.buffer, copy)
     with CsvSource(csv_path, key) as rows:
-        count = sum(1 for _ in itertools.islice(rows, messages))
+        count = sum(1 for _ in itertools.islice(rows, most))
     if not count:
         raise StartRefused(f"--csv: {csv_path} has no rows")
-    return Input(count, csv_path, key, tickets, seed)
+    return csv_path, count
 
 
 def _run(
-    folder: Path, given: Input, consumers: int, work_ms: float, kill: bool, stop: StopRequest
+    folder: Path,
+    messages: Iterable[NewMessage],
+    count: int,
+    consumers: int,
+    work_ms: float,
+    kill: bool,
+    stop: StopRequest,
 ) -> tuple[DemoVerdict, str]:
     """Start, send, follow, stop. Returns the verdict and the name of the killed consumer, if any."""
     records = folder / "records"
     records.mkdir()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
     port = quiet_port(_MASTERS, random.Random())
-    settings = load(
-        LocalSettings,
-        {},
-        {"state_dir": folder, "consumers": consumers, "masters": _MASTERS, "port": port, "handler": _HANDLER},
-    )
+    asked = {"state_dir": folder, "consumers": consumers, "masters": _MASTERS, "port": port, "handler": _HANDLER}
+    settings = load(LocalSettings, {}, asked)
     made = plan(settings, {**clean, FOLDER_VARIABLE: str(records), WORK_VARIABLE: str(work_ms)})
-    running = Supervision(folder, made.environ, made.stop_seconds)
+    running = Supervision(folder, made.environ, made.settings.stop_seconds)
 
     watched_s = time.monotonic()
 
@@ -181,37 +170,28 @@ def _run(
             watch(running, redis_is_ours=True)
             watched_s = time.monotonic()
 
-    with _display(given.count) as display:
+    with _display(count) as display:
         try:
             stop.check()
             running.start()
             start(made, running, stop.check, display.said)
             display.said(f"watch it at {settings.urls[0]}/ while it lasts")
-            flow = _flow(made, records, display, kill, given.count)
-            flow.check = check
-            try:
-                with given.messages() as messages:
-                    verdict = flow.run(messages)
-            finally:
-                flow.link.close()
+            display.said(f"sending {count:,} messages")
+            with contextlib.closing(Link(made.redis_url, "usher:demo")) as link:
+                flow = Flow(
+                    link,
+                    Keys(settings.work_stream, settings.group),
+                    settings.ticket_field,
+                    records,
+                    display.progress,
+                    check,
+                    count // 2 if kill else None,
+                )
+                verdict = flow.run(messages)
         finally:
             display.said("stopping")
             running.stop(lambda: stop.insists)
     return verdict, flow.killed
-
-
-def _flow(made: Plan, records: Path, display: _DemoProgress, kill: bool, count: int) -> Flow:
-    keys = Keys(made.settings.work_stream, made.settings.group)
-    display.said(f"sending {count:,} messages")
-    return Flow(
-        link=Link(made.redis_url, "usher:demo"),
-        keys=keys,
-        ticket_field=made.settings.ticket_field,
-        records=records,
-        progress=display.progress,
-        check=lambda: None,
-        kill_at=count // 2 if kill else None,
-    )
 
 
 class _DemoProgress:
@@ -254,18 +234,15 @@ def _print_demo_verdict(verdict: DemoVerdict, killed: str) -> None:
         counts.add_row(name.replace("_", " "), f"{document[name]:,}")
     shares = Table("consumer", Column("handled", justify="right"), Column("tickets", justify="right"))
     for share in verdict.consumers:
-        shares.add_row(
-            share.name + (" (killed once)" if share.name == killed else ""), f"{share.handled:,}", f"{share.tickets:,}"
-        )
+        name = share["name"] + (" (killed once)" if share["name"] == killed else "")
+        shares.add_row(name, f"{share['handled']:,}", f"{share['tickets']:,}")
     console.print(counts)
     console.print(shares)
     for example in verdict.examples:
         console.print(f"  {example}", markup=False, highlight=False)
     if verdict.unacknowledged or verdict.unexpected:
-        console.print(
-            f"  {verdict.unacknowledged:,} never acknowledged, {verdict.unexpected:,} never sent but handled",
-            highlight=False,
-        )
+        told = f"  {verdict.unacknowledged:,} never acknowledged, {verdict.unexpected:,} never sent but handled"
+        console.print(told, highlight=False)
     speed = f"{verdict.handled:,} messages in {verdict.seconds:.1f} s ({verdict.messages_per_second:,.0f}/s)"
     repeats = (
         f"; {verdict.duplicates:,} executions were repeats after the kill, in order" if verdict.clean and killed else ""

@@ -83,10 +83,6 @@ class Plan:
     redis_port: int | None  # None: not ours
     environ: dict[str, str]
 
-    @property
-    def stop_seconds(self) -> int:
-        return self.settings.stop_seconds
-
 
 @contextlib.contextmanager
 def claimed(state_folder: Path) -> Iterator[None]:
@@ -154,14 +150,15 @@ def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[]
         redis_url = prepared.url
     base = _of_programs(environ) | changed_settings(settings)
     base["USHER_HANDLER"] = settings.handler
-    made = Plan(settings, folder, redis_url, redis_port, base)
-    facts = {
-        "consumers": settings.consumers,
-        "masters": settings.masters,
-        "port": settings.port,
-        "redis_port": redis_port,
-    }
-    whole = environment(base, folder, stop_seconds=made.stop_seconds, **facts)  # type: ignore[arg-type]
+    whole = environment(
+        base,
+        folder,
+        consumers=settings.consumers,
+        masters=settings.masters,
+        port=settings.port,
+        redis_port=redis_port,
+        stop_seconds=settings.stop_seconds,
+    )
     check_programs(whole, check=check)
     return Plan(settings, folder, redis_url, redis_port, whole)
 
@@ -281,7 +278,7 @@ def _wait(
     while problem := trouble():
         check()
         states = [state for state in running.states() if state.group == group]
-        stuck = [state for state in states if state.fell]
+        stuck = [state for state in states if state.state in ("BACKOFF", "FATAL")]  # it may be tried again
         if stuck or time.monotonic() > deadline_s:
             names = [state.name for state in stuck or states if state.state != "RUNNING"] or [group]
             told = f"{names[0]} did not start" if stuck else f"{group} is not well after {within_s:.0f} s ({problem})"

@@ -95,13 +95,9 @@ def check_programs(
         finally:  # also what the handler's module has started
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    code = process.returncode
-    if code:
-        how = (
-            f"with exit code {code}"
-            if code > 0
-            else f"by {signal.Signals(-code).name}, while USHER_HANDLER was imported"
-        )
+    if code := process.returncode:
+        by_signal = f"by {signal.Signals(-code).name}, while USHER_HANDLER was imported" if code < 0 else ""
+        how = by_signal or f"with exit code {code}"
         raise StartRefused((err or out).removeprefix("usher: ") or f"the check of settings and handler ended {how}")
 
 

@@ -24,10 +24,9 @@ import tempfile
 import time
 import warnings
 import xmlrpc.client
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import click
 import psutil
@@ -59,8 +58,7 @@ class SupervisionHangs(SupervisionLost):
     """supervisord lives and does not answer in time; its programs may work all the same."""
 
 
-@dataclass(frozen=True)
-class ProgramState:
+class ProgramState(NamedTuple):
     """A program as supervisord sees it. ``state`` is one of STOPPED STARTING RUNNING BACKOFF STOPPING EXITED FATAL
     UNKNOWN."""
 
@@ -68,11 +66,6 @@ class ProgramState:
     group: str
     state: str
     pid: int
-
-    @property
-    def fell(self) -> bool:
-        """Return True when it ended right after its start (and may be tried again), or was given up."""
-        return self.state in ("BACKOFF", "FATAL")
 
 
 def environment(
@@ -140,7 +133,10 @@ class Supervision:
                 start_new_session=True,
             )
         deadline_s = time.monotonic() + ready_within_s
-        while self.states_or_none() is None:
+        while True:
+            with contextlib.suppress(SupervisionLost):
+                self.states()
+                return
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 raise StartRefused(_why((self.logs / "supervisord.out").read_text(errors="replace")))
             time.sleep(_POLL_S / 2)
@@ -148,31 +144,28 @@ class Supervision:
     def start_group(self, group: str) -> None:
         """Start the programs of a group (redis, master or consumer) without waiting for them. Raises
         SupervisionLost."""
-        with self._or_lost(), self._rpc() as supervisor:
+        with self._rpc() as supervisor:
             supervisor.startProcessGroup(group, False)
 
     def drain_group(self, group: str) -> None:
         """Let the programs of a group end in order; supervisord starts each again. Raises SupervisionLost."""
-        with self._or_lost(), self._rpc() as supervisor:
+        with self._rpc() as supervisor:
             supervisor.signalProcessGroup(group, "TERM")
 
     def states(self) -> list[ProgramState]:
         """Return the states of all programs. Raises SupervisionLost when supervisord is gone, SupervisionHangs when it
         takes too long."""
-        with self._or_lost():
-            return self._ask()
-
-    def states_or_none(self) -> list[ProgramState] | None:
-        """Return the states of all programs, or None when supervisord does not answer."""
-        try:
-            return self._ask()
-        except (OSError, xmlrpc.client.Error):
-            return None
+        with self._rpc() as supervisor:
+            told: Any = supervisor.getAllProcessInfo()
+        states = [ProgramState(one["name"], one["group"], one["statename"], one["pid"]) for one in told]
+        self._redis_pid = next((state.pid for state in states if state.group == "redis"), self._redis_pid)
+        return states
 
     @contextlib.contextmanager
-    def _or_lost(self) -> Iterator[None]:
+    def _rpc(self) -> Iterator[Any]:
         try:
-            yield
+            with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=_Transport(self._socket)) as proxy:
+                yield proxy.supervisor
         except (OSError, xmlrpc.client.Error) as trouble:
             if self._process is None or self._process.poll() is not None:
                 told = f"supervisord has ended unexpectedly; its last words are in {self.logs}"
@@ -180,13 +173,6 @@ class Supervision:
             # BlockingIOError: too many calls wait for it already.
             kind = SupervisionHangs if isinstance(trouble, (TimeoutError, BlockingIOError)) else SupervisionLost
             raise kind("supervisord lives but does not answer") from trouble
-
-    def _ask(self) -> list[ProgramState]:
-        with self._rpc() as supervisor:
-            told: Any = supervisor.getAllProcessInfo()
-        states = [ProgramState(one["name"], one["group"], one["statename"], one["pid"]) for one in told]
-        self._redis_pid = next((state.pid for state in states if state.group == "redis"), self._redis_pid)
-        return states
 
     def last_words(self, name: str, lines: int = 5) -> str:
         path = self.logs / f"{name}.log"
@@ -233,11 +219,6 @@ class Supervision:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    @contextlib.contextmanager
-    def _rpc(self) -> Iterator[Any]:
-        with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=_Transport(self._socket)) as proxy:
-            yield proxy.supervisor
-
     def _knock(self) -> None:
         """Wake supervisord, which looks once a second whether a program has ended, or when called: the next group then
         need not wait for that second."""
@@ -248,14 +229,11 @@ class Supervision:
     def _end_leftovers(self, session: int, hurry: Callable[[], bool]) -> None:
         """End the processes that supervisord did not: Redis last, so that the others can still give back their work."""
         for keep, wait_s in ((self._redis_pid, self._stop_seconds), (0, _TERM_WAIT_S)):
-            for pid in _members(session):
-                if pid not in (keep, session):
-                    _signal(pid, signal.SIGTERM)
+            _signal(set(_members(session)) - {keep, session}, signal.SIGTERM)
             deadline_s = time.monotonic() + wait_s
             while set(_members(session)) - {keep, session} and time.monotonic() < deadline_s and not hurry():
                 time.sleep(_POLL_S)
-        for pid in _members(session):
-            _signal(pid, signal.SIGKILL)
+        _signal(_members(session), signal.SIGKILL)
 
 
 class _Transport(SupervisorTransport):
@@ -355,6 +333,7 @@ def _members(session: int) -> list[int]:
     return members
 
 
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

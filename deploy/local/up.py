@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -37,89 +37,60 @@ from usher.deploy.local.preflight import PassesOn
 from usher.deploy.local.supervision import Supervision, SupervisionLost, leftover, longest_stop_s
 
 #: Colours of programs, in the order in which they appear; red is left for supervisord's own news.
-_COLOURS = (
-    "cyan",
-    "green",
-    "yellow",
-    "blue",
-    "magenta",
-    "bright_cyan",
-    "bright_green",
-    "bright_yellow",
-    "bright_blue",
-    "bright_magenta",
+_COLOURS = tuple(
+    f"{light}{name}" for light in ("", "bright_") for name in ("cyan", "green", "yellow", "blue", "magenta")
 )
+#: Words of those lines of supervisord's own log that a person wants to see while it runs well.
+_NEWS = (" exited: ", "gave up: ", "killing ", "spawnerr", "FATAL")
 _WIDTH = 12
 #: Bytes read per file and turn; the rest waits for the next turn, so that one noisy program does not hide the others.
 _TURN_BYTES = 256 * 1024
 
 
-@dataclass
-class _OpenLog:
-    """An open log: the file itself, not its name, so that a rotation loses nothing."""
-
-    descriptor: int
-    inode: int
-    rest: bytes = b""
-
-
 class Relay:
+    """The programs' logs, followed as open files: a rotation loses nothing."""
+
     def __init__(self, folder: Path, coloured: bool) -> None:
         self._folder = folder
         self._coloured = coloured
-        self._followed: dict[str, _OpenLog] = {}
+        self._followed: dict[str, FileIO] = {}
+        self._rests: dict[str, bytes] = {}
         for path in folder.glob("*.log"):
-            followed = self._open(path)
-            if followed is not None:
-                os.lseek(followed.descriptor, 0, os.SEEK_END)
+            if (followed := self._open(path)) is not None:
+                followed.seek(0, os.SEEK_END)
 
     def lines(self) -> list[str]:
         """Return the lines logged since the last call, ready to print."""
-        shown = []
-        for path in sorted(self._folder.glob("*.log")):
-            name = path.name.removesuffix(".log")
-            for line in self._news(path, name):
-                if name != "supervisord" or self._is_news(line):
-                    shown.append(self._dressed(name, line))
-        return shown
+        return [
+            self._dressed(path.stem, line)
+            for path in sorted(self._folder.glob("*.log"))
+            for line in self._news(path)
+            if path.stem != "supervisord" or any(word in line for word in _NEWS)
+        ]
 
     def close(self) -> None:
         for followed in self._followed.values():
-            os.close(followed.descriptor)
+            followed.close()
         self._followed.clear()
 
-    def _open(self, path: Path) -> _OpenLog | None:
+    def _open(self, path: Path) -> FileIO | None:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._followed[path.stem] = path.open("rb", buffering=0)
         except OSError:
             return None  # rotated away at this moment; the next turn finds the new one
-        followed = _OpenLog(descriptor, os.fstat(descriptor).st_ino)
-        self._followed[path.name.removesuffix(".log")] = followed
-        return followed
+        return self._followed[path.stem]
 
-    def _news(self, path: Path, name: str) -> list[str]:
-        followed = self._followed.get(name) or self._open(path)
+    def _news(self, path: Path) -> list[str]:
+        followed = self._followed.get(path.stem) or self._open(path)
         if followed is None:
             return []
-        grown = os.read(followed.descriptor, _TURN_BYTES)
-        if not grown and self._was_rotated(path, followed):
-            os.close(followed.descriptor)
-            del self._followed[name]
-            return self._news(path, name)
-        *whole, followed.rest = (followed.rest + grown).split(b"\n")
+        grown = followed.read(_TURN_BYTES)
+        if not grown and _was_rotated(path, followed):
+            self._followed.pop(path.stem).close()
+            self._rests.pop(path.stem, None)
+            return self._news(path)
+        *whole, self._rests[path.stem] = (self._rests.get(path.stem, b"") + grown).split(b"\n")
         return [line.decode(errors="replace") for line in whole]
-
-    @staticmethod
-    def _was_rotated(path: Path, followed: _OpenLog) -> bool:
-        try:
-            return path.stat().st_ino != followed.inode
-        except OSError:
-            return False
-
-    @staticmethod
-    def _is_news(line: str) -> bool:
-        """Select from supervisord's own log the lines that a person wants to see while it runs well."""
-        return any(word in line for word in (" exited: ", "gave up: ", "killing ", "spawnerr", "FATAL"))
 
     def _dressed(self, name: str, line: str) -> str:
         # Logs may hold text from the network: none of its control characters reaches the terminal.
@@ -131,6 +102,13 @@ class Relay:
             return label + plain
         colour = "red" if name == "supervisord" else _COLOURS[sorted(self._followed).index(name) % len(_COLOURS)]
         return click.style(label, fg=colour) + plain
+
+
+def _was_rotated(path: Path, followed: FileIO) -> bool:
+    try:
+        return path.stat().st_ino != os.fstat(followed.fileno()).st_ino
+    except OSError:
+        return False
 
 
 #: Most files that are looked at, each second.
@@ -204,14 +182,10 @@ def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
     """Wait for the rest of a killed run: it drains, and has the ports until then. Raises StartRefused when it does not
     end."""
     deadline_s = time.monotonic() + longest_stop_s(settings.stop_seconds)
-    told = False
+    if (pid := leftover(settings.state_folder.absolute())) is not None:
+        told = f"the run before was killed, and its programs still drain (supervisord: process {pid}); waiting"
+        click.echo(f"usher: {told}", err=True)
     while not stop.asked and (pid := leftover(settings.state_folder.absolute())) is not None:
-        if not told:
-            click.echo(
-                f"usher: the run before was killed, and its programs still drain (supervisord: process {pid}); waiting",
-                err=True,
-            )
-            told = True
         if time.monotonic() > deadline_s:
             raise StartRefused(
                 f"USHER_STATE_DIR: supervisord of a killed run, process {pid}, does not end; end it, or set another"
@@ -224,7 +198,7 @@ def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
 
 def _run(made: Plan, stop: StopRequest, sources: CodeWatch | None) -> int:
     """Run everything until asked to stop (``_asked_code``) or until a program is gone for good (1)."""
-    running = Supervision(made.state_folder, made.environ, made.stop_seconds)
+    running = Supervision(made.state_folder, made.environ, made.settings.stop_seconds)
     running.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     shown = _Shown(Relay(running.logs, coloured=sys.stdout.isatty() and not made.environ.get("NO_COLOR")))
     code = 0
@@ -311,24 +285,15 @@ class _Shown:
 
 def _summary(made: Plan) -> str:
     settings = made.settings
+    embedded = f"  (embedded; data in {made.state_folder / 'redis'})" if made.redis_port is not None else ""
+    is_example = settings.handler == EXAMPLE_HANDLER
+    built_in = "  (built in, logs each message; choose yours with --handler)" if is_example else ""
     rows = [
-        (
-            "Redis",
-            redacted(made.redis_url)
-            + ("" if made.redis_port is None else f"  (embedded; data in {made.state_folder / 'redis'})"),
-        ),
+        ("Redis", redacted(made.redis_url) + embedded),
         ("page", f"{settings.urls[0]}/"),
         ("masters", "  ".join(settings.urls)),
         ("consumers", " ".join(f"consumer-{index + 1}" for index in range(settings.consumers))),
-        (
-            "handler",
-            settings.handler
-            + (
-                "  (built in, logs each message; choose yours with --handler)"
-                if settings.handler == EXAMPLE_HANDLER
-                else ""
-            ),
-        ),
+        ("handler", settings.handler + built_in),
         ("logs", str(made.state_folder / "logs")),
         ("try", _example(made)),
     ]
@@ -348,9 +313,8 @@ def _example(made: Plan) -> str:
     message = f"XADD {shlex.quote(stream)} '*' {shlex.quote(made.settings.ticket_field)} 42 text hello"
     if made.redis_port is None:
         if mode(made.redis_url) not in ("redis", "rediss") or urlsplit(made.redis_url).query:
-            given = {"--ticket-stream": stream, "--ticket-field": made.settings.ticket_field}
-            usual = {"--ticket-stream": "ticket_stream", "--ticket-field": "ticket_id"}
-            flags = [f"{flag} {shlex.quote(value)}" for flag, value in given.items() if value != usual[flag]]
+            given = (("stream", stream, "ticket_stream"), ("field", made.settings.ticket_field, "ticket_id"))
+            flags = [f"--ticket-{name} {shlex.quote(value)}" for name, value, usual in given if value != usual]
             return " ".join(["usher send", *flags, "--ticket 42 text=hello"])
         return f"redis-cli -u {redacted(made.redis_url)} {message}"
     password = shlex.quote(str(made.state_folder / "redis" / "password"))

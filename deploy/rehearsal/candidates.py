@@ -34,15 +34,8 @@ from usher.master.policy.letters import DeadLetter, LetterFilter, parse_letter
 #: Reasons of letters whose message no handler was ever given, nor would be if it were redriven.
 _FOR_NOBODY = frozenset({"no_ticket_id", "empty_ticket_id", "ticket_id_too_long", "ticket_id_not_utf8"})
 _NOBODY = "no handler is ever given it ({})"
-DEAD, DONE, HELD, HALT, WAITING, ENDED, UNKNOWN = (
-    "dead_letter",
-    "done",
-    "in_processing",
-    "halted",
-    "waiting",
-    "ended",
-    "unknown",
-)
+DEAD, DONE, HELD, HALT = "dead_letter", "done", "in_processing", "halted"
+WAITING, ENDED, UNKNOWN = "waiting", "ended", "unknown"
 
 
 class Before(NamedTuple):
@@ -58,6 +51,9 @@ class Before(NamedTuple):
         ('done', 'gave up: it is broken')
         """
         return self.told or self.state.replace("_", " ")
+
+
+_UNTOLD = Before(UNKNOWN, "over; the run log does not tell how")
 
 
 @dataclass(frozen=True)
@@ -79,6 +75,14 @@ class Candidate:
     def is_over(self) -> bool:
         return not self.unfit and self.before.state in (DONE, ENDED, UNKNOWN)
 
+    def with_run(self, run: RunRecord | None) -> Candidate:
+        """Return it with its last execution, which tells how it ended."""
+        if run is None:
+            return self
+        ended = Before(ENDED, f"over; {run.outcome.replace('_', ' ')} at its last start")
+        before = Before(DONE) if run.outcome == RAN_WELL else ended
+        return replace(self, before=before, fence=self.fence or run.fence, run=run)
+
     @property
     def id(self) -> str:
         """Return the id that commands use: that of its letter, if it has one."""
@@ -95,13 +99,13 @@ class Candidate:
         return Piece(self.ticket, self.message_id, self.fence, (*self.known,), tuple(flat))
 
 
-def of_letter(letter: DeadLetter, ticket: bytes) -> Candidate:
+def of_letter(letter: DeadLetter) -> Candidate:
     """Make a candidate of a dead letter. It would be redriven with attempts that begin anew."""
     reason = letter.reason.replace("_", " ")
     why = f"{reason}: {letter.error}" if letter.error else reason
     before = Before(DEAD, f"{why} (halted)" if letter.policy == "halt" else why)
     unfit = _NOBODY.format(letter.reason) if letter.reason in _FOR_NOBODY else unfit_of(letter.ticket or None)
-    return Candidate(letter.message_id, ticket, before, letter, letter.fence, NEVER, unfit)
+    return Candidate(letter.message_id, letter.ticket, before, letter, letter.fence, NEVER, unfit)
 
 
 def unfit_of(ticket: bytes | None) -> str:
@@ -156,20 +160,12 @@ def _display_ticket(ticket: bytes) -> str:
 
 def redrive_command(done: Sequence[Rehearsed], given: Mapping[str, str | None]) -> str | None:
     """Return the command line that redrives the letters that are taken now; None when there are none. ``given``: the
-    flags with which Usher was found.
-
-    >>> redrive_command([], {}) is None
-    True
-    """
+    flags with which Usher was found."""
     ids = [one.candidate.letter.id.decode() for one in done if one.now.is_taken and one.candidate.letter is not None]
     flags = [
         word for field, value in given.items() if value is not None for word in (f"--{field.replace('_', '-')}", value)
     ]
     return shlex.join(["usher", "dead", "redrive", *ids, *flags]) if ids else None
-
-
-def exit_code(done: Sequence[Rehearsed]) -> int:
-    return 0 if all(one.now.is_taken for one in done) else 1
 
 
 # ---- replay ----------------------------------------------------------------------------------------------------------
@@ -277,23 +273,6 @@ _ALL = 2**62
 _SEARCH_S, _RUNS_S, _LETTER_S = 60.0, 5.0, 2.0
 
 
-class Named(NamedTuple):
-    """Messages found by their ids, and the ids for which there is none."""
-
-    found: list[Candidate]
-    missing: list[bytes]
-
-
-class _Known(NamedTuple):
-    """Redis' knowledge of entries: how far the group was given the stream, and for each entry its attempts, owner and
-    ticket's record."""
-
-    delivered: bytes | None
-    attempts: dict[bytes, Attempts]
-    owners: dict[bytes, bytes]
-    records: dict[bytes, TicketRecord]
-
-
 class Candidates:
     """Finder of candidates, for one thread. ``on_page`` is called with what is being searched and how much of it has
     been, and may raise."""
@@ -309,15 +288,17 @@ class Candidates:
         self.notes: list[str] = []
         self._kept: dict[bytes, list[bytes]] = {}  # the fields of archived entries
 
-    def letters(self, ids: Sequence[bytes]) -> Named:
+    def letters(self, ids: Sequence[bytes]) -> tuple[list[Candidate], list[bytes]]:
+        """Find dead letters by their ids, or by those of their messages; and the ids for which there is none."""
         found, missing = [], []
         for letter_id, letter in zip(ids, self._heads(ids), strict=True):
-            for one in [letter] if letter is not None else self._letters.where("id", letter_id, 1, _LETTER_S).letters:
-                found.append(_of_letter(one))
-                break
-            else:
+            if letter is None:
+                letter = next(iter(self._letters.where("id", letter_id, 1, _LETTER_S).letters), None)
+            if letter is None:
                 missing.append(letter_id)
-        return Named(found, missing)
+            else:
+                found.append(of_letter(letter))
+        return found, missing
 
     def matching(self, wanted: LetterFilter, most: int) -> list[Candidate]:
         found: list[DeadLetter] = []
@@ -328,64 +309,52 @@ class Candidates:
             self._on_page("dead letters found", len(found))
             if below is None:
                 break
-        return in_order(map(_of_letter, found))
+        return in_order(map(of_letter, found))
 
-    def messages(self, ids: Sequence[bytes]) -> Named:
-        """Find the entries of the stream with these ids; those that became dead letters say so."""
-        entries, missing = [], []
-        for entry_id in ids:
-            flat = self._entry(entry_id)
-            if flat is None:
-                missing.append(entry_id)
-            else:
-                entries.append((entry_id, ticket_value(flat, self._field.encode())))
-        found = self.states(entries)
-        return Named(
-            [self._with_letter(one) if one.before.state in (ENDED, HALT, UNKNOWN) else one for one in found], missing
+    def messages(self, ids: Sequence[bytes]) -> tuple[list[Candidate], list[bytes]]:
+        """Find the entries of the stream with these ids; those that became dead letters say so; and the ids for which
+        there is none."""
+        bodies = {entry_id: self._entry(entry_id) for entry_id in ids}
+        found = self.states(
+            [(one, ticket_value(flat, self._field.encode())) for one, flat in bodies.items() if flat is not None]
         )
+        over = [one.message_id for one in found if one.before.state in (ENDED, HALT, UNKNOWN)]
+        letters = {one: self._letters.where("id", one, 1, _LETTER_S).letters for one in over}
+        return [of_letter(written[0]) if (written := letters.get(one.message_id)) else one for one in found], [
+            one for one, flat in bodies.items() if flat is None
+        ]
 
     def of_ticket(self, ticket: bytes, most: int) -> list[Candidate]:
         """Find the newest ``most`` messages of a ticket, in the order of the stream: its entries, and its dead
         letters."""
         ids = self._search("entries looked at", self._keys.stream, self._field, ticket, most)
         letter_ids = self._search("dead letters looked at", self._keys.dead, "usher-ticket", ticket, most)
-        letters = [_of_letter(letter) for letter in self._heads(letter_ids) if letter is not None]
+        letters = [of_letter(letter) for letter in self._heads(letter_ids) if letter is not None]
         dead = {one.message_id for one in letters}
         return in_order([*letters, *self.states([(one, ticket) for one in ids if one not in dead])], most)
 
-    def chosen(self, wanted: Wanted, most: int) -> list[Candidate]:
-        """Find the entries of the stream that are wanted, in its order. Raises StartRefused for more than ``most``, and
-        for a search that did not come to its end: a part of them would be another replay."""
-        entries: list[tuple[bytes, bytes | None]] = []
-        for entry_id, flat in self._read(wanted, most):
-            if wanted.fits(flat):
-                entries.append((entry_id, ticket_value(flat, self._field.encode())))
-            self._check_most(entries, most)
-        return self.states(entries)
-
-    def archived(
+    def chosen(
         self,
         wanted: Wanted,
-        rows: Iterable[tuple[bytes, list[bytes]]],
-        runs_of: Callable[[list[bytes]], dict[bytes, RunRecord]],
         most: int,
+        archived: Iterable[tuple[bytes, list[bytes]]] | None = None,
+        runs_of: Callable[[list[bytes]], dict[bytes, RunRecord]] | None = None,
     ) -> list[Candidate]:
-        """Find the entries that are wanted among those of an archive, whose run log may know what Redis' no longer
-        does. Raises StartRefused for more than ``most``."""
+        """Find the entries of the stream that are wanted, in its order; or of an archive, whose run log may know what
+        Redis' no longer does. Raises StartRefused for more than ``most``, and for a search that did not come to its
+        end: a part of them would be another replay."""
         entries: list[tuple[bytes, bytes | None]] = []
         span = range(rank(wanted.first), rank(wanted.last) + 1)
-        for entry_id, flat in rows:
+        for entry_id, flat in self._read(wanted, most) if archived is None else archived:
             ticket = ticket_value(flat, self._field.encode())
             if rank(entry_id) in span and wanted.ticket in (None, ticket) and wanted.fits(flat):
                 entries.append((entry_id, ticket))
-                self._kept[entry_id] = flat
+                if archived is not None:
+                    self._kept[entry_id] = flat
             self._check_most(entries, most)
         found = self.states(sorted(entries, key=lambda entry: rank(entry[0])))
-        runs = runs_of([one.message_id for one in found if one.before.state == UNKNOWN])
-        return [
-            replace(one, before=_how_it_ended(run), run=run) if (run := runs.get(one.message_id)) is not None else one
-            for one in found
-        ]
+        runs = runs_of([one.message_id for one in found if one.before.state == UNKNOWN]) if runs_of is not None else {}
+        return [one.with_run(runs.get(one.message_id)) for one in found]
 
     def _read(self, wanted: Wanted, most: int) -> Iterator[tuple[bytes, list[bytes]]]:
         """Yield entries that may be wanted, in order; where there is something to look for, Redis looks."""
@@ -433,10 +402,6 @@ class Candidates:
         rows = self._scripts.run_each("read_letters", (self._keys.dead,), [(one, one, 1, "") for one in ids])
         return [parse_letter(*row[0]) if row else None for _, row in rows]
 
-    def _with_letter(self, one: Candidate) -> Candidate:
-        letters = self._letters.where("id", one.message_id, 1, _LETTER_S).letters
-        return _of_letter(letters[0]) if letters else one
-
     # ---- entries -----------------------------------------------------------------------------------------------------
 
     def _entry(self, entry_id: bytes) -> list[bytes] | None:
@@ -476,47 +441,32 @@ class Candidates:
         """Make candidates of (id, ticket id as it is in the entry): what has become of each until now."""
         if not entries:
             return []
-        named = [(one, ticket or b"", unfit_of(ticket)) for one, ticket in entries]
-        known = self._known([one for one, _, _ in named], list(dict.fromkeys(ticket for _, ticket, _ in named)))
-        over = [(one, ticket) for one, ticket, unfit in named if not unfit and _state(one, known) is None]
-        runs = self._runs_of(over)
-        made = []
-        for one, ticket, unfit in named:
-            record = known.records.get(ticket)
-            fence = record.fence if record is not None and one in record.ids else runs[one].fence if one in runs else 0
-            before = _state(one, known) or _how_it_ended(runs.get(one))
-            made.append(
-                Candidate(one, ticket, before, None, fence, known.attempts.get(one, NEVER), unfit, runs.get(one))
-            )
-        return made
-
-    def _known(self, ids: list[bytes], tickets: list[bytes]) -> _Known:
-        keys = self._keys
+        keys, tickets = self._keys, list(dict.fromkeys(ticket or b"" for _, ticket in entries))
         stored: list[tuple[Arg, ...]] = [
             ("XINFO", "GROUPS", keys.stream),
-            ("HMGET", keys.attempts, *ids),
+            ("HMGET", keys.attempts, *(one for one, _ in entries)),
             ("HMGET", keys.tickets, *tickets),
         ]
         groups, attempts, values, *pending = self._link.pipeline(
-            [*stored, *(("XPENDING", keys.stream, keys.group, one, one, 1) for one in ids)]
+            [*stored, *(("XPENDING", keys.stream, keys.group, one, one, 1) for one, _ in entries)]
         )
         for reply in (attempts, values):
             if isinstance(reply, Exception):
                 raise reply
-        return _Known(
-            _delivered(groups, keys.group),
-            {one: decode(value) for one, value in zip(ids, attempts, strict=True) if value is not None},
-            {
-                one: rows[0][1]
-                for one, rows in zip(ids, pending, strict=True)
-                if not isinstance(rows, Exception) and rows
-            },
-            {
-                ticket: record
-                for ticket, value in zip(tickets, values, strict=True)
-                if (record := _record(value)) is not None
-            },
-        )
+        facts = group_of(groups, keys.group)
+        delivered = -1 if facts is None else rank(facts[b"last-delivered-id"])
+        records = dict(zip(tickets, map(_record, values), strict=True))
+        found, over = [], []
+        for (one, ticket), tries, rows in zip(entries, attempts, pending, strict=True):
+            before = _state(one, None if isinstance(rows, Exception) or not rows else rows[0][1], delivered)
+            record, unfit = records[ticket or b""], unfit_of(ticket)
+            fence = record.fence if record is not None and one in record.ids else 0
+            known = NEVER if tries is None else decode(tries)
+            found.append(Candidate(one, ticket or b"", before or _UNTOLD, None, fence, known, unfit))
+            if before is None and ticket is not None and not unfit:
+                over.append((one, ticket))
+        runs = self._runs_of(over)
+        return [one.with_run(runs.get(one.message_id)) for one in found]
 
     def _runs_of(self, entries: Iterable[tuple[bytes, bytes]]) -> dict[bytes, RunRecord]:
         """Return the last run of each of these (id, ticket), as far as the run log is searched in time."""
@@ -542,37 +492,16 @@ class Candidates:
         return found
 
 
-def _of_letter(letter: DeadLetter) -> Candidate:
-    return of_letter(letter, letter.ticket)
-
-
-def _state(entry_id: bytes, known: _Known) -> Before | None:
-    """Return the state of an entry that is not over; None when it is."""
-    owner = known.owners.get(entry_id)
+def _state(entry_id: bytes, owner: bytes | None, delivered: int) -> Before | None:
+    """Return the state of an entry that is not over; None when it is. ``delivered``: rank of the last id that the group
+    was given."""
     if owner == HALTED:
         return Before(HALT, "halted: its ticket waits for an operator")
     if owner == MASTER:
         return Before(WAITING, "read, and not handed over")
     if owner is not None:
         return Before(HELD, f"in processing by {name_of(owner.decode(errors='replace'))}")
-    if known.delivered is None or rank(entry_id) > rank(known.delivered):
-        return Before(WAITING, "not read yet")
-    return None
-
-
-def _how_it_ended(run: RunRecord | None) -> Before:
-    if run is None:
-        return Before(UNKNOWN, "over; the run log does not tell how")
-    return (
-        Before(DONE)
-        if run.outcome == RAN_WELL
-        else Before(ENDED, f"over; {run.outcome.replace('_', ' ')} at its last start")
-    )
-
-
-def _delivered(reply: Any, group: str) -> bytes | None:
-    facts = group_of(reply, group)
-    return None if facts is None else facts[b"last-delivered-id"]
+    return Before(WAITING, "not read yet") if rank(entry_id) > delivered else None
 
 
 def _record(value: bytes | None) -> TicketRecord | None:

@@ -7,14 +7,12 @@ import contextlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from pydantic import Field
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from usher.common.base.clock import wall_ms
@@ -22,6 +20,7 @@ from usher.common.base.durations import Number
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.log import redacted
 from usher.common.base.text import escape_control, pluralize
+from usher.common.cli.progress import progress
 from usher.common.protocol.stream_id import is_id
 from usher.common.redis.client import CommandRefused
 from usher.common.runtime.settings import CommonSettings, load, options
@@ -31,12 +30,10 @@ from usher.deploy.rehearsal.candidates import (
     DONE,
     Candidate,
     Candidates,
-    Named,
     Rehearsed,
     Replayed,
     Wanted,
     as_replayed,
-    exit_code,
     in_order,
     redrive_command,
 )
@@ -86,20 +83,17 @@ class RehearseSettings(CommonSettings):
     )
 
 
-class _Selection(NamedTuple):
-    """Selection of messages: those with these ids, or of this ticket, or letters that match."""
-
-    letter_ids: list[bytes]
-    message_ids: list[bytes]
-    ticket: bytes | None
-    wanted: LetterFilter | None
-    most: int
-
-
 def _of_letters(command: Callable[..., Any]) -> Callable[..., Any]:
     for decorate in reversed(OF_LETTERS):
         command = decorate(command)
     return command
+
+
+def _ids(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> list[bytes]:
+    for text in given:
+        if not is_id(text):
+            raise click.UsageError(f"{text!r} is not an id: an id looks like 1526919030474-55")
+    return [text.encode() for text in dict.fromkeys(given)]
 
 
 @click.command(help=_HELP)
@@ -108,11 +102,17 @@ def _of_letters(command: Callable[..., Any]) -> Callable[..., Any]:
     "--letter",
     "letter_ids",
     multiple=True,
+    callback=_ids,
     metavar="ID",
     help="This dead letter, or that of the message with this id; repeatable.",
 )
 @click.option(
-    "--message", "message_ids", multiple=True, metavar="ID", help="This entry of the (work) stream; repeatable."
+    "--message",
+    "message_ids",
+    multiple=True,
+    callback=_ids,
+    metavar="ID",
+    help="This entry of the (work) stream; repeatable.",
 )
 @click.option(
     "--ticket",
@@ -134,89 +134,95 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
     module, colon, name = handler.partition(":")
     if not (module and colon and name):
         raise StartRefused(f"HANDLER must look like module:function (it is {handler!r})")
-    asked = _asked(given)
+    wanted = _wanted_letters(given)
     if as_json and not yes:
         raise click.UsageError("--json does not ask: pass --yes too")
     if not yes and not sys.stdin.isatty():
         raise click.UsageError(f"stdin is not a terminal: pass --yes. {_WARNING}")
     settings = load(RehearseSettings, os.environ, flags)
     with configured(flags, "rehearse") as at:
-        with StopRequest() as stop, _bar() as bar:
-            finder = Candidates(at.link, at.keys, settings.work_ticket_field, _watched(stop, bar))
-            try:
-                candidates = _found(finder, asked, at)
-            except StopAsked:
-                sys.exit(stop.exit_code)
+        finder, candidates = _searched(at, settings, lambda finder: _found(finder, given, wanted, at))
         _tell_notes(finder.notes)
-        if not yes and not _agreed(handler, candidates):
-            sys.exit(_NOTHING_SAID)
-        log, secrets = (settings.log_level, settings.log_format), tuple(filter(None, settings.secrets))
-        play = ProcessSpec(
-            handler, at.keys.stream, settings.sources is not None, settings.handler_seconds, log, secrets
-        )
+        if not yes:
+            many = pluralize(len(candidates), "message")
+            click.echo(f"{handler} is called with {many}, one by one. {_WARNING}", err=True)
+            if not click.confirm("Go on?", err=True):
+                sys.exit(_NOTHING_SAID)
         done: list[Rehearsed] = []
-        code = _rehearse(finder, candidates, play, done)
+        code = _rehearse(finder, candidates, at, handler, settings, done)
     where = {field: flags[field] for field in _WHERE}
     _print_rehearsals(handler, done, len(candidates), redrive_command(done, where), as_json)
     sys.exit(code)
 
 
-def _asked(given: dict[str, Any]) -> _Selection:
-    """Parse the selection. Raises click.UsageError when it is not clear which messages are meant."""
-    letter_ids, message_ids = (list(map(_id_of, dict.fromkeys(given[name]))) for name in ("letter_ids", "message_ids"))
-    ticket = None if given["ticket"] is None else given["ticket"].encode("utf-8", "surrogateescape")
+def _wanted_letters(given: dict[str, Any]) -> LetterFilter | None:
+    """Return the filter of letters, if one is given. Raises click.UsageError when it is not clear which messages are
+    meant."""
+    is_named, of_ticket = bool(given["letter_ids"] or given["message_ids"]), given["ticket"] is not None
     is_filtered = given["everything"] or any(given[name] not in (None, "") for name in _FILTERS)
-    if not (letter_ids or message_ids or ticket is not None or is_filtered):
+    if not (is_named or of_ticket or is_filtered):
         raise click.UsageError(
             "say which messages: --letter ID, --message ID, --ticket ID, or dead letters by --error, --reason, age, or"
             " --all"
         )
-    if (letter_ids or message_ids) and (ticket is not None or is_filtered or given["last"]):
+    if is_named and (of_ticket or is_filtered or given["last"]):
         raise click.UsageError("--letter and --message name messages; --ticket, --last and filters do not go with them")
-    return _Selection(
-        letter_ids, message_ids, ticket, wanted_of(given) if is_filtered else None, given["last"] or _LAST
-    )
+    return wanted_of(given) if is_filtered else None
 
 
-def _id_of(text: str) -> bytes:
-    if not is_id(text):
-        raise click.UsageError(f"{text!r} is not an id: an id looks like 1526919030474-55")
-    return text.encode()
+def _searched(
+    at: CommandContext, settings: RehearseSettings, search: Callable[[Candidates], list[Candidate]]
+) -> tuple[Candidates, list[Candidate]]:
+    """Return a finder and what it found; end the program when that is asked."""
+    with StopRequest() as stop, progress(is_counted=False) as show:
+
+        def on_page(what: str, count: int) -> None:
+            stop.check()
+            show(f"{what}: {count:,}", 0, 0)
+
+        finder = Candidates(at.link, at.keys, settings.work_ticket_field, on_page)
+        try:
+            return finder, search(finder)
+        except StopAsked:
+            sys.exit(stop.exit_code)
 
 
-def _found(finder: Candidates, asked: _Selection, at: CommandContext) -> list[Candidate]:
+def _found(
+    finder: Candidates, given: dict[str, Any], wanted: LetterFilter | None, at: CommandContext
+) -> list[Candidate]:
     """Find the selected messages, in the order of the stream. Raises StartRefused when a named one does not exist, or
     none matches."""
-    if asked.wanted is not None:
-        found = finder.matching(asked.wanted, asked.most)
+    most = given["last"] or _LAST
+    if wanted is not None:
+        found = finder.matching(wanted, most)
         nothing = "no dead letter matches (usher dead list)"
-    elif asked.ticket is not None:
-        found = finder.of_ticket(asked.ticket, asked.most)
+    elif given["ticket"] is not None:
+        ticket = given["ticket"].encode("utf-8", "surrogateescape")
+        found = finder.of_ticket(ticket, most)
         hint = "; of several streams a ticket is called STREAM/ID" if at.settings.by_stream else ""
         nothing = (
-            f"of ticket {asked.ticket.decode(errors='replace')!r} nothing is in {at.keys.stream}, nor in the dead"
+            f"of ticket {ticket.decode(errors='replace')!r} nothing is in {at.keys.stream}, nor in the dead"
             f" letters{hint}"
         )
     else:
-        letters, entries = finder.letters(asked.letter_ids), finder.messages(asked.message_ids)
-        _check_named(letters, entries, at)
-        found, nothing = in_order([*entries.found, *letters.found]), ""
+        (letters, no_letters), (entries, no_entries) = (
+            finder.letters(given["letter_ids"]),
+            finder.messages(given["message_ids"]),
+        )
+        wrong = [
+            f"there is no dead letter {one.decode()}, nor one of a message {one.decode()} (usher dead list)"
+            for one in no_letters
+        ]
+        wrong += [
+            f"{at.keys.stream} has no entry {one.decode()} (any more); is there a dead letter of it? (--letter)"
+            for one in no_entries
+        ]
+        if wrong:
+            raise StartRefused("nothing was rehearsed:\n  " + "\n  ".join(wrong))
+        found, nothing = in_order([*entries, *letters]), ""
     if not found:
         raise StartRefused(f"nothing to rehearse: {nothing}")
     return found
-
-
-def _check_named(letters: Named, entries: Named, at: CommandContext) -> None:
-    wrong = [
-        f"there is no dead letter {one.decode()}, nor one of a message {one.decode()} (usher dead list)"
-        for one in letters.missing
-    ]
-    wrong += [
-        f"{at.keys.stream} has no entry {one.decode()} (any more); is there a dead letter of it? (--letter)"
-        for one in entries.missing
-    ]
-    if wrong:
-        raise StartRefused("nothing was rehearsed:\n  " + "\n  ".join(wrong))
 
 
 def _tell_notes(notes: Sequence[str]) -> None:
@@ -224,21 +230,25 @@ def _tell_notes(notes: Sequence[str]) -> None:
         click.echo("usher: " + escape_control(note, kept="\n"), err=True)
 
 
-def _agreed(handler: str, candidates: Sequence[Candidate]) -> bool:
-    click.echo(f"{handler} is called with {pluralize(len(candidates), 'message')}, one by one. {_WARNING}", err=True)
-    return click.confirm("Go on?", err=True)
-
-
-def _rehearse(finder: Candidates, candidates: Sequence[Candidate], play: ProcessSpec, done: list[Rehearsed]) -> int:
+def _rehearse(
+    finder: Candidates,
+    candidates: Sequence[Candidate],
+    at: CommandContext,
+    handler: str,
+    settings: RehearseSettings,
+    done: list[Rehearsed],
+) -> int:
     """Call the handler with one message after another, and return the exit code. ``done`` is filled as it goes, so that
     it can be shown whatever happens later."""
-    with StopRequest() as stop, _bar(len(candidates)) as bar:
+    log, secrets = (settings.log_level, settings.log_format), tuple(filter(None, settings.secrets))
+    play = ProcessSpec(handler, at.keys.stream, settings.sources is not None, settings.handler_seconds, log, secrets)
+    with StopRequest() as stop, progress() as show:
         process = HandlerProcess(play, os.environ, stop.check)
         try:
             with process:
                 for one in candidates:
                     stop.check()
-                    bar(one.id)
+                    show(one.id, len(done), len(candidates))
                     done.append(Rehearsed(one, _run(finder, one, process)))
         except StopAsked:
             return stop.exit_code
@@ -249,26 +259,22 @@ def _rehearse(finder: Candidates, candidates: Sequence[Candidate], play: Process
             return 1
         finally:
             _tell_notes(process.notes)
-    return exit_code(done)
+    return int(not all(one.now.is_taken for one in done))
 
 
 def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> CallResult:
     if one.unfit:
         return CallResult(NOT_RUN, one.unfit)
     try:
-        body = _body(finder, one)
+        try:
+            body = finder.body(one)
+        except RedisTrouble:  # Redis may have closed a connection that was idle while a handler ran
+            body = finder.body(one)
     except (RedisTrouble, CommandRefused) as trouble:  # the results of the others are shown all the same
         return CallResult(NOT_RUN, f"Redis: {trouble}")
     if body is None:
         return CallResult(NOT_RUN, "its fields are no longer complete anywhere")
     return process.run(one.piece(body))
-
-
-def _body(finder: Candidates, one: Candidate) -> list[bytes] | None:
-    try:
-        return finder.body(one)
-    except RedisTrouble:  # Redis may have closed a connection that was idle while a handler ran
-        return finder.body(one)
 
 
 def _print_rehearsals(handler: str, done: Sequence[Rehearsed], asked: int, command: str | None, as_json: bool) -> None:
@@ -284,7 +290,11 @@ def _print_rehearsals(handler: str, done: Sequence[Rehearsed], asked: int, comma
             }
         )
         return
-    rows = [_styled(one) for one in done]
+    rows = [
+        [*cells, Text(now, "green" if one.now.is_taken else "red"), seconds]
+        for one in done
+        for *cells, now, seconds in [one.row()]
+    ]
     columns = ("", "id", "ticket", "before", "now", "seconds")
     console().print(table(f"Rehearsal of {handler}", columns, rows, numbers=("seconds",), ids=("", "id", "seconds")))
     if asked == 1 and done and done[0].now.traceback:
@@ -293,30 +303,6 @@ def _print_rehearsals(handler: str, done: Sequence[Rehearsed], asked: int, comma
     click.echo(f"{taken:,} of {pluralize(asked, 'message')} taken{left}; nothing was acknowledged or redriven")
     if command is not None:
         click.echo(escape_control(redacted(command)))
-
-
-def _styled(one: Rehearsed) -> list[object]:
-    *cells, now, seconds = one.row()
-    return [*cells, Text(now, "green" if one.now.is_taken else "red"), seconds]
-
-
-@contextlib.contextmanager
-def _bar(total: int | None = None) -> Iterator[Callable[[str], object]]:
-    """Yield a function that shows its text and the progress on a terminal (it is called before each turn), and does
-    nothing elsewhere."""
-    screen = Console(stderr=True)
-    if not screen.is_terminal:
-        yield lambda told: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        *((BarColumn(), MofNCompleteColumn()) if total else ()),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        turns = iter(range(total or 0))
-        yield lambda told: bar.update(task, description=told, completed=next(turns, None))
 
 
 # ---- replay ----------------------------------------------------------------------------------------------------------
@@ -381,14 +367,7 @@ def replay(flags: dict[str, Any], into: str | None, why: str, preview: bool, yes
     with configured(flags, "replay") as at:
         if settings.sources is not None and not into:
             raise StartRefused("USHER_TICKET_STREAM: of several streams nothing is replayed, but --into a handler")
-        with StopRequest() as stop, _bar() as bar:
-            finder = Candidates(at.link, at.keys, settings.work_ticket_field, _watched(stop, bar))
-            try:
-                found = (
-                    _of_archive(finder, at, wanted, given) if given["archive"] else finder.chosen(wanted, given["most"])
-                )
-            except StopAsked:
-                sys.exit(stop.exit_code)
+        finder, found = _searched(at, settings, lambda finder: _chosen(finder, at, wanted, given))
         over = [one for one in found if one.is_over]
         if is_shown:
             _tell_preview(over, len(found) - len(over), [] if into else DeadLetters(at.link, at.keys).other_groups())
@@ -399,7 +378,9 @@ def replay(flags: dict[str, Any], into: str | None, why: str, preview: bool, yes
         if not yes and not click.confirm(f"Replay {pluralize(len(over), 'message')}?", err=True):
             sys.exit(_NOTHING_SAID)
         if into:
-            done, code = _into(finder, over, at, into, settings)
+            rehearsed: list[Rehearsed] = []
+            code = _rehearse(finder, over, at, into, settings, rehearsed)
+            done = [as_replayed(one) for one in rehearsed]
         else:
             done, code = _added_again(finder, over, at, wanted, by, given)
     _print_replay(done, given["as_json"])
@@ -423,22 +404,16 @@ def _wanted(given: dict[str, Any]) -> Wanted:
     return Wanted(first, last if b"-" in last else last + b"-" + _LATEST, ticket, tuple(where))
 
 
-def _watched(stop: StopRequest, bar: Callable[[str], object]) -> Callable[[str, int], None]:
-    def on_page(what: str, count: int) -> None:
-        stop.check()
-        bar(f"{what}: {count:,}")
-
-    return on_page
-
-
-def _of_archive(finder: Candidates, at: CommandContext, wanted: Wanted, given: dict[str, Any]) -> list[Candidate]:
+def _chosen(finder: Candidates, at: CommandContext, wanted: Wanted, given: dict[str, Any]) -> list[Candidate]:
+    folder = given["archive"]
+    if folder is None:
+        return finder.chosen(wanted, given["most"])
     from usher.master.audit.archive import archived_entries, last_runs  # pyarrow is an extra
     from usher.master.audit.commits import locked
 
-    folder = given["archive"]
     with locked(folder):
         rows = archived_entries(folder, at.keys, given["ticket"], wanted.first, wanted.last)
-        return finder.archived(wanted, rows, lambda ids: last_runs(folder, at.keys, ids), given["most"])
+        return finder.chosen(wanted, given["most"], rows, lambda ids: last_runs(folder, at.keys, ids))
 
 
 def _tell_preview(over: Sequence[Candidate], left_out: int, others: list[str]) -> None:
@@ -453,16 +428,6 @@ def _tell_preview(over: Sequence[Candidate], left_out: int, others: list[str]) -
         click.echo(f"they will be new messages: {also}", err=True)
 
 
-def _into(
-    finder: Candidates, over: Sequence[Candidate], at: CommandContext, handler: str, settings: RehearseSettings
-) -> tuple[list[Replayed], int]:
-    log, secrets = (settings.log_level, settings.log_format), tuple(filter(None, settings.secrets))
-    play = ProcessSpec(handler, at.keys.stream, settings.sources is not None, settings.handler_seconds, log, secrets)
-    done: list[Rehearsed] = []
-    code = _rehearse(finder, over, play, done)
-    return [as_replayed(one) for one in done], code
-
-
 def _added_again(
     finder: Candidates, over: Sequence[Candidate], at: CommandContext, wanted: Wanted, by: By, given: dict[str, Any]
 ) -> tuple[list[Replayed], int]:
@@ -471,11 +436,11 @@ def _added_again(
     code, failed = 0, FAILED
     action = OperatorAction(by, "replay", f"{pluralize(len(over), 'message')} of {wanted.told()}, as {name}")
     ActionLog(at.link, at.keys).note(action, "begun")  # who did it is known whatever ends this process
-    with StopRequest() as stop, _bar(len(over)) as bar:
+    with StopRequest() as stop, progress() as show:
 
         def check(done: int) -> None:
             stop.check()
-            bar(f"{done:,} of {len(over):,} over")
+            show(f"{done:,} of {len(over):,} over", done, len(over))
 
         run = Replay(at.link, at.keys, finder, name, given["rate"], given["same_uid"], check)
         try:

@@ -33,8 +33,8 @@ def test_a_good_run_is_clean_and_counted() -> None:
     seen = verdict(good())
     assert seen.clean
     assert (seen.sent, seen.handled, seen.tickets, seen.messages_per_second) == (4, 4, 2, 2.0)
-    assert [(share.name, share.handled, share.tickets) for share in seen.consumers] == [("c7", 3, 1), ("c8", 1, 1)]
-    assert seen.examples == ()
+    assert [tuple(share.values()) for share in seen.consumers] == [("c7", 3, 1), ("c8", 1, 1)]
+    assert seen.examples == []
 
 
 def test_the_document_has_the_decided_names() -> None:

@@ -22,7 +22,7 @@ from usher.consumer.settings import ConsumerSettings
 from usher.deploy.local import deploy_folder
 from usher.deploy.local.deploy_folder import AROUND_DRAIN_S, DEPLOY, Host
 from usher.deploy.local.init_deploy import plan
-from usher.deploy.local.plan import LocalSettings, Plan
+from usher.deploy.local.plan import LocalSettings
 
 _ASKED: dict[str, Any] = {
     "host": "127.0.0.1",
@@ -290,7 +290,7 @@ def test_a_program_is_not_killed_while_it_may_still_drain() -> None:
     for drain_s in (0.0, 20.0, 100.5):
         host = planned(environ={"USHER_DRAIN_SECONDS": str(drain_s)})
         settings = LocalSettings(drain_seconds=drain_s)
-        for seconds in (host.consumer_stop_seconds, Plan(settings, Path(), "", None, {}).stop_seconds):
+        for seconds in (host.consumer_stop_seconds, settings.stop_seconds):
             assert seconds > drain_s + 5 + 3
         whole = int(re.findall(r"TimeoutStopSec=(\d+)", host.files()["usher.service"][0])[0])
         waits = {
@@ -298,7 +298,7 @@ def test_a_program_is_not_killed_while_it_may_still_drain() -> None:
         }
         assert whole > waits["program:consumer-1"] + waits["program:master-1"] + waits["program:redis"]
         assert waits["program:master-1"] > 10 + 3, "a master has 10 s"
-    assert Plan(LocalSettings(drain_seconds=0), Path(), "", None, {}).stop_seconds == AROUND_DRAIN_S
+    assert LocalSettings(drain_seconds=0).stop_seconds == AROUND_DRAIN_S
 
 
 def test_every_alert_says_what_to_do() -> None:
