@@ -86,7 +86,7 @@ class Slot(Service):
         self.is_busy = True
         result = self._run(piece)
         self.is_busy = False
-        answer(self._asker, result.document())
+        answer(self._asker, result)
         return 0.0
 
     def on_end(self) -> None:
@@ -182,7 +182,7 @@ def ended(raised: BaseException | None, seconds: float) -> CallResult:
     return CallResult(how, format_error(problem), type_name(problem), traced(problem), seconds=seconds)
 
 
-def answer(asker: socket.socket, document: dict[str, Any]) -> None:
+def answer(asker: socket.socket, document: dict[str, Any] | CallResult) -> None:
     asker.sendall(orjson.dumps(document) + b"\n")
 
 
@@ -229,9 +229,8 @@ def main(asked_by: int, where: int) -> None:
             lease.ends_s = order[LEASE]
         else:
             slot.pieces.put(Piece.of(order))
-    if (
-        slot.is_busy
-    ):  # who asked has gone, and we were not told: a handler that changes its user clears PR_SET_PDEATHSIG
+    # Who asked has gone, and we were not told: a handler that changes its user clears PR_SET_PDEATHSIG.
+    if slot.is_busy:
         end_all()
     slot.pieces.put(None)
     while not slot.join(1.0):

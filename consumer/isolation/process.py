@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -26,17 +26,8 @@ from usher.common.base.errors import StartRefused
 from usher.common.runtime.memory import oom_kills
 from usher.common.runtime.own_command import usher_command
 
-DONE, RAISED, LATER, GAVE_UP, INVALID, HUNG, DIED, NOT_RUN = (
-    "done",
-    "raised",
-    "retry_later",
-    "gave_up",
-    "invalid",
-    "hung",
-    "died",
-    "not_run",
-)
-
+DONE, RAISED, LATER, GAVE_UP, INVALID = "done", "raised", "retry_later", "gave_up", "invalid"
+HUNG, DIED, NOT_RUN = "hung", "died", "not_run"
 
 #: The key of an order that only says when the lease ends, on the clock ``now_s``; and of the answer that the handler is
 #: called next.
@@ -63,9 +54,6 @@ class ProcessSpec:
     has_lease: bool = False
     group: str = ""
 
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -85,27 +73,16 @@ class Piece:
         >>> Piece.of(one.document()) == one
         True
         """
-        flat = [part.decode("latin-1") for part in self.flat]
-        return {
-            "ticket": self.ticket.decode("latin-1"),
-            "stream_id": self.stream_id.decode("latin-1"),
-            "fence": self.fence,
-            "known": self.known,
-            "flat": flat,
-        }
+        ticket, stream_id, *flat = (part.decode("latin-1") for part in (self.ticket, self.stream_id, *self.flat))
+        return {"ticket": ticket, "stream_id": stream_id, "fence": self.fence, "known": self.known, "flat": flat}
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Piece:
         starts, failures, crashes, losses = document["known"]
-        flat = tuple(part.encode("latin-1") for part in document["flat"])
-        known = (starts, failures, crashes, losses)
-        return cls(
-            document["ticket"].encode("latin-1"),
-            document["stream_id"].encode("latin-1"),
-            document["fence"],
-            known,
-            flat,
+        ticket, stream_id, *flat = (
+            part.encode("latin-1") for part in (document["ticket"], document["stream_id"], *document["flat"])
         )
+        return cls(ticket, stream_id, document["fence"], (starts, failures, crashes, losses), tuple(flat))
 
 
 @dataclass(frozen=True)
@@ -129,9 +106,6 @@ class CallResult:
     def is_taken(self) -> bool:
         return self.how == DONE
 
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
-
     def told(self) -> str:
         """Describe the result in a few words.
 
@@ -142,16 +116,10 @@ class CallResult:
         """
         if self.how == LATER:
             return f"RetryLater {self.after_s:g} s"
-        words = {
-            DONE: "done",
-            RAISED: "raises ",
-            GAVE_UP: "",
-            INVALID: "",
-            HUNG: "hung: ",
-            DIED: "ended its process ",
-            NOT_RUN: "not run: ",
-        }
-        return words[self.how] + ("" if self.how == DONE else self.error)
+        if self.how == DONE:
+            return "done"
+        words = {RAISED: "raises ", HUNG: "hung: ", DIED: "ended its process ", NOT_RUN: "not run: "}
+        return words.get(self.how, "") + self.error
 
 
 def calls_of_handler(dump: str) -> str:
@@ -242,13 +210,8 @@ class HandlerProcess:
             is_in_doubt = process.returncode == -signal.SIGKILL and oom_kills() != kills
             told += ", when the kernel ended processes for want of memory" if is_in_doubt else ""
         else:
-            how, told = (
-                HUNG,
-                (
-                    f"it did not end within {limit_s:g}"
-                    f" s{'' if self._limit_s else ', and no limit is set (--handler-seconds)'}"
-                ),
-            )
+            how, told = HUNG, f"it did not end within {limit_s:g} s"
+            told += "" if self._limit_s else ", and no limit is set (--handler-seconds)"
             process.send_signal(TELL_WHERE)
             self._is_over(process, _LAST_WORDS_S)
         self._kill()
@@ -333,7 +296,7 @@ class HandlerProcess:
         ours.settimeout(_SEND_S)
         self._process, self._socket, self._rest, self.is_fresh = process, ours, b"", True
         try:
-            ours.sendall(orjson.dumps(self._spec.document()) + b"\n")
+            ours.sendall(orjson.dumps(self._spec) + b"\n")
             answer = self._hear(_IMPORT_S)
         except OSError:
             answer = None

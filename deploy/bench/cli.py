@@ -17,7 +17,6 @@ from rich.table import Column, Table
 
 from usher.common.base.durations import Number
 from usher.deploy.bench import rig as machine
-from usher.deploy.bench import throughput as measure_latency
 from usher.deploy.bench import throughput as measures
 from usher.deploy.bench.rig import BenchFailed
 
@@ -69,22 +68,9 @@ def bench() -> None:
 @VOLATILE
 @click.option("--no-run-log", is_flag=True, help="Without the run log, to see what it costs.")
 @JSON
-def throughput(
-    messages: int,
-    tickets: int,
-    payload: int,
-    consumers: int,
-    runs: int,
-    no_aof: bool,
-    no_run_log: bool,
-    as_json: bool,
-) -> None:
-    report(
-        lambda: measures.throughput(messages, tickets, payload, consumers, not no_aof, os.environ, not no_run_log),
-        runs,
-        ("messages_per_second", "floor_per_second", "ratio"),
-        as_json,
-    )
+def throughput(runs: int, as_json: bool, **asked: Any) -> None:
+    headline = ("messages_per_second", "floor_per_second", "ratio")
+    report(lambda: measures.throughput(environ=os.environ, **asked), runs, headline, as_json)
 
 
 @bench.command(
@@ -101,15 +87,9 @@ def throughput(
 @RUNS
 @VOLATILE
 @JSON
-def latency(
-    rate: float, seconds: float, tickets: int, payload: int, consumers: int, runs: int, no_aof: bool, as_json: bool
-) -> None:
-    report(
-        lambda: measure_latency.latency(rate, seconds, tickets, payload, consumers, not no_aof, os.environ),
-        runs,
-        ("p50_ms", "p99_ms", "bare_p50_ms", "bare_p99_ms", "p99_ratio"),
-        as_json,
-    )
+def latency(runs: int, as_json: bool, **asked: Any) -> None:
+    headline = ("p50_ms", "p99_ms", "bare_p50_ms", "bare_p99_ms", "p99_ratio")
+    report(lambda: measures.latency(environ=os.environ, **asked), runs, headline, as_json)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import psutil
 
@@ -32,17 +32,9 @@ from usher.deploy.bench.bare import GROUP as GROUP_OF_BARE
 
 
 def facts(redis_version: str) -> dict[str, Any]:
-    model = ""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        model = next(
-            (
-                line.partition(":")[2].strip()
-                for line in cpuinfo.read_text().splitlines()
-                if line.startswith("model name")
-            ),
-            "",
-        )
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     return {
         "cores": os.cpu_count(),
         "cpu": model or platform.machine(),
@@ -146,12 +138,7 @@ class Rig:
     def wait_until_registered(self) -> None:
         """Wait until all consumers are registered."""
         names = {name for name in self._programs if name.startswith("consumer")}
-        deadline_s = time.monotonic() + _READY_S
-        while not living_consumers(self._urls) >= names:
-            if time.monotonic() > deadline_s:
-                raise BenchFailed(f"not all consumers registered in {_READY_S:.0f} s; their logs are above")
-            self.check()
-            time.sleep(0.05)
+        self._wait(lambda: "" if living_consumers(self._urls) >= names else "not all consumers registered", 0.05)
 
     def begin(
         self, masters: int, consumers: int, handler: str, environ: dict[str, str], pause_s: float = 0.0
@@ -216,24 +203,27 @@ class Rig:
 
     def wait_until_begun(self, after: bytes = b"0-0") -> None:
         """Wait until the first entries were read, or the first ones after ``after``."""
-        deadline_s = time.monotonic() + _READY_S
-        while self.stream.last_delivered() == after:
-            if time.monotonic() > deadline_s:
-                raise BenchFailed("nothing was read")
-            time.sleep(_BEGUN_S)
+        self._wait(lambda: "" if self.stream.last_delivered() != after else "nothing was read", _BEGUN_S)
 
     def wait_until_done(self, last_id: bytes, patience_s: float, held: int = 0) -> None:
         """Wait until everything up to ``last_id`` (or, of gathered messages, to an id with that end) was read and,
         except ``held``, acknowledged."""
-        deadline_s = time.monotonic() + patience_s
-        while True:
+
+        def left() -> str:
             facts = self.stream.group_facts()
-            if facts[b"last-delivered-id"].endswith(last_id) and facts[b"pending"] == held:
-                return
+            is_done = facts[b"last-delivered-id"].endswith(last_id) and facts[b"pending"] == held
+            return "" if is_done else f"not done: {facts}"
+
+        self._wait(left, _DONE_S, patience_s)
+
+    def _wait(self, trouble: Callable[[], str], every_s: float, within_s: float = _READY_S) -> None:
+        """Wait until ``trouble`` is empty. Raises BenchFailed."""
+        deadline_s = time.monotonic() + within_s
+        while problem := trouble():
             if time.monotonic() > deadline_s:
-                raise BenchFailed(f"not done after {patience_s:.0f} s: {facts}")
+                raise BenchFailed(f"{problem}, after {within_s:.0f} s; the programs' logs are above")
             self.check()
-            time.sleep(_DONE_S)
+            time.sleep(every_s)
 
     def pending(self) -> int:
         return int(self.stream.group_facts()[b"pending"])
@@ -287,39 +277,39 @@ def redis_version(link: Link) -> str:
     return version_text(dict(line.split(":", 1) for line in info.splitlines() if ":" in line))
 
 
+@contextlib.contextmanager
+def bare_consumers(rig: Rig, start: str, words: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[BinaryIO, BinaryIO]]]:
+    """Start a bare consumer (``bare.py``) with each of these words, and end them at the exit. Yields standard input and
+    output of each, once all are connected."""
+    rig.link.call("XGROUP", "CREATE", STREAM, GROUP_OF_BARE, start)
+    command = [sys.executable, str(Path(__file__).with_name("bare.py")), rig.url, STREAM]
+    workers = [subprocess.Popen([*command, *own], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for own in words]
+    try:
+        pipes = [(cast(BinaryIO, worker.stdin), cast(BinaryIO, worker.stdout)) for worker in workers]
+        for _, said in pipes:
+            said.readline()
+        yield pipes
+    finally:
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.communicate()
+        rig.link.call("XGROUP", "DESTROY", STREAM, GROUP_OF_BARE)
+
+
 def floor_seconds(rig: Rig, processes: int, count: int) -> float:
     """Measure the raw floor: ``processes`` processes, XREADGROUP > COUNT 500, one XACK per batch, no order at all.
     Returns the seconds for ``count`` entries.
 
     The clock runs from when all processes are connected until the last one has acknowledged its last batch.
     """
-    rig.link.call("XGROUP", "CREATE", STREAM, GROUP_OF_BARE, "0")
-    script = Path(__file__).with_name("bare.py")
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(script), rig.url, STREAM, f"f{number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        for number in range(processes)
-    ]
-    try:
-        for worker in workers:
-            assert worker.stdout is not None
-            worker.stdout.readline()
+    with bare_consumers(rig, "0", [(f"f{number}",) for number in range(processes)]) as pipes:
         began = time.monotonic()
-        handled = 0
-        for worker in workers:
-            assert worker.stdin is not None
-            worker.stdin.write(b"go\n")
-            worker.stdin.flush()
-        for worker in workers:
-            assert worker.stdout is not None
-            handled += int(worker.stdout.readline())
+        for given, _ in pipes:
+            given.write(b"go\n")
+            given.flush()
+        handled = sum(int(said.readline()) for _, said in pipes)
         seconds = time.monotonic() - began
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
-        rig.link.call("XGROUP", "DESTROY", STREAM, GROUP_OF_BARE)
     if handled != count:
         raise BenchFailed(f"the floor handled {handled} of {count}")
     return seconds

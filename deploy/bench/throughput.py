@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from usher.deploy.bench.bare import GROUP
 from usher.deploy.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, WARM, read_waits
-from usher.deploy.bench.rig import STREAM, BenchFailed, Rig, floor_seconds, zipf_tickets
+from usher.deploy.bench.rig import STREAM, BenchFailed, Rig, bare_consumers, floor_seconds, zipf_tickets
 
 _SEED = 1
 _PATIENCE_S = 300.0
@@ -26,9 +23,9 @@ def throughput(
     tickets: int,
     payload: int,
     consumers: int,
-    durable: bool,
+    no_aof: bool,
+    no_run_log: bool,
     environ: Mapping[str, str],
-    run_log: bool = True,
 ) -> dict[str, Any]:
     """Run once: the raw floor, then the system, on the same stream of ``messages`` that is there before the clock
     starts.
@@ -36,21 +33,20 @@ def throughput(
     The clock runs from the first entry read to the last one acknowledged (the pending list is empty).
     """
     names = zipf_tickets(messages, tickets, _SEED)
-    with new_rig(durable, environ) as (rig, _):
+    with new_rig(not no_aof, environ) as (rig, _):
         last_id = rig.fill(names, b"x" * payload)
         floor_s = floor_seconds(rig, consumers, messages)
         rig.stream.create_group(b"0-0")
-        rig.start_programs(
-            consumers, "usher.deploy.bench.handlers:noop", {"USHER_RUN_LOG_LENGTH": "1000" if run_log else "0"}
-        )
+        run_log = {"USHER_RUN_LOG_LENGTH": "0" if no_run_log else "1000"}
+        rig.start_programs(consumers, "usher.deploy.bench.handlers:noop", run_log)
         seconds, cpu = seconds_for(rig, last_id)
         return {
             "messages": messages,
             "tickets": tickets,
             "payload_bytes": payload,
             "consumers": consumers,
-            "appendonly": durable,
-            "run_log": run_log,
+            "appendonly": not no_aof,
+            "run_log": not no_run_log,
             "messages_per_second": round(messages / seconds, 1),
             "floor_per_second": round(messages / floor_s, 1),
             "ratio": round(floor_s / seconds, 4),
@@ -129,18 +125,15 @@ def medians(runs: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, flo
     return {name: statistics.median(run[name] for run in runs) for name in names}
 
 
-_BARE = Path(__file__).with_name("bare.py")
-
-
 def latency(
-    rate: float, seconds: float, tickets: int, payload: int, consumers: int, durable: bool, environ: Mapping[str, str]
+    rate: float, seconds: float, tickets: int, payload: int, consumers: int, no_aof: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """Run once: messages on an open-loop schedule; the wait counts from a message's due time to the start of its
     handler. Then, the system having ended, the same schedule once more to as many bare consumers
     (``usher.deploy.bench.bare``)."""
     count = int(rate * seconds)
     names = zipf_tickets(count, tickets, _SEED)
-    with new_rig(durable, environ) as (rig, folder):
+    with new_rig(not no_aof, environ) as (rig, folder):
         waits_folder, bare_folder = folder / "waits", folder / "bare"
         waits_folder.mkdir()
         bare_folder.mkdir()
@@ -154,7 +147,10 @@ def latency(
         took = time.monotonic() - began
         cpu_after = rig.cpu()
         rig.end_programs()
-        _send_to_bare(rig, names, payload, rate, consumers, bare_folder)
+        files = [str(bare_folder / f"b{number}") for number in range(consumers)]
+        with bare_consumers(rig, "$", [(Path(file).name, file) for file in files]):
+            send_on_schedule(rig, names, b"x" * payload, rate)
+            time.sleep(1.0)
         version = rig.redis_version()
         waits, bare = _figures(waits_folder, count), _figures(bare_folder, count)
     return {
@@ -163,7 +159,7 @@ def latency(
         "tickets": tickets,
         "payload_bytes": payload,
         "consumers": consumers,
-        "appendonly": durable,
+        "appendonly": not no_aof,
         **waits,
         **{f"bare_{name}": figure for name, figure in bare.items()},
         "p50_ratio": round(waits["p50_ms"] / bare["p50_ms"], 2),
@@ -183,23 +179,3 @@ def _figures(folder: Path, count: int) -> dict[str, float]:
         round(wait / 1e6, 3) for wait in (waits[len(waits) // 2], waits[int(len(waits) * 0.99)], waits[-1])
     )
     return {"timed": len(waits), "p50_ms": p50, "p99_ms": p99, "max_ms": most}
-
-
-def _send_to_bare(rig: Rig, names: Sequence[bytes], payload: int, rate: float, processes: int, folder: Path) -> None:
-    rig.link.call("XGROUP", "CREATE", STREAM, GROUP, "$")
-    words = [sys.executable, str(_BARE), rig.url, STREAM]
-    workers = [
-        subprocess.Popen([*words, f"b{number}", str(folder / f"b{number}")], stdout=subprocess.PIPE)
-        for number in range(processes)
-    ]
-    try:
-        for worker in workers:
-            assert worker.stdout is not None
-            worker.stdout.readline()
-        send_on_schedule(rig, list(names), b"x" * payload, rate)
-        time.sleep(1.0)
-    finally:
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.communicate()

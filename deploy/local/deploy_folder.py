@@ -156,14 +156,17 @@ class Host:
         made = {
             "usher.env": (_render("usher.env", facts), _SECRET),
             "supervisord.conf": (_render("supervisord.conf", facts), _PLAIN),
-            "usher.service": (_render("usher.service", facts | {"folder": _for_systemd(str(self.folder))}), _PLAIN),
+            "usher.service": (
+                _render("usher.service", facts | {"folder": str(self.folder).replace("%", "%%")}),
+                _PLAIN,
+            ),
             "start": (_render("start", facts), _RUN),
             "as": (_render("as", facts), _RUN),
             "README.md": (_render("README.md", facts), _PLAIN),
         }
         for role in {"master", "consumer"} & {*self.roles}:
             own = {"role": role, "settings": sorted(self.settings_of(role).items())}
-            made[env_of(role)] = (_render("role.env", own), _SECRET)
+            made[f"{role}.env"] = (_render("role.env", own), _SECRET)
         made |= {name: ((DEPLOY / name).read_text("utf-8"), _PLAIN) for name in _COPIES if (DEPLOY / name).is_file()}
         if "TOKEN_OPERATOR" in self.settings:
             made["tokens"] = (self._tokens(), _SECRET)
@@ -181,21 +184,10 @@ class Host:
 
     def again(self) -> str:
         """Return the command that writes this folder again, without the settings in usher.env."""
-        words = [
-            "usher",
-            "init-deploy",
-            str(self.folder),
-            "--force",
-            *(word for role in self.roles for word in ("--role", role)),
-        ]
-        words += ["--host", self.address]
+        words = ["usher", "init-deploy", str(self.folder), "--force"]
+        words += [word for role in self.roles for word in ("--role", role)] + ["--host", self.address]
         if "consumer" in self.roles:
-            words += [
-                "--consumers",
-                str(self.consumers),
-                "--health-port",
-                str(self.health_port),
-            ]
+            words += ["--consumers", str(self.consumers), "--health-port", str(self.health_port)]
         if "redis" in self.roles:
             words += ["--redis-port", str(urlsplit(self.redis_url).port)]
         words += [word for role, user in self.users.items() for word in ("--user", f"{role}={user}")]
@@ -276,10 +268,6 @@ def own_redis_url(user: str, address: str, port: int, password: str, settings: M
     return f"rediss://{where}{f'?ssl_ca_certs={quote(ca)}' if ca else ''}"
 
 
-def env_of(role: str) -> str:
-    return f"{role}.env"
-
-
 def _as(role: str, *words: str) -> str:
     return f"%(here)s/as {role} {_words(*usher_command(), *words)}"
 
@@ -292,10 +280,6 @@ def _words(*words: str, escape: bool = True) -> str:
     """Return a command line; supervisord expands words with a per cent sign, so it is escaped."""
     line = shlex.join(words)
     return line.replace("%", "%%") if escape else line
-
-
-def _for_systemd(path: str) -> str:
-    return path.replace("%", "%%")
 
 
 def _render(name: str, facts: Mapping[str, object]) -> str:

@@ -28,7 +28,6 @@ from usher.deploy.local.deploy_folder import (
     TOKEN_OF,
     TOKENS,
     Host,
-    env_of,
     own_redis_url,
     scheme_of,
 )
@@ -39,16 +38,7 @@ _ALL = "all"
 #: Settings given for each program in its section, or by this command's flags.
 _NOT_SHARED = frozenset(
     PREFIX + name
-    for name in (
-        "BIND",
-        "ADVERTISE_URL",
-        "CONSUMER_NAME",
-        "CONSUMERS",
-        "MASTERS",
-        "PORT",
-        "REDIS_PORT",
-        "STATE_DIR",
-    )
+    for name in ["BIND", "ADVERTISE_URL", "CONSUMER_NAME", "CONSUMERS", "MASTERS", "PORT", "REDIS_PORT", "STATE_DIR"]
 )
 _TOKENS = ("USHER_API_TOKEN", *(TOKEN_OF.format(role.upper()) for role, _ in TOKENS))
 #: Settings that name files, which programs look for from other folders than this one.
@@ -58,8 +48,8 @@ _OWNERS = {
     "redis.conf": "redis",
     "users.acl": "redis",
     "tokens": "master",
-    env_of("master"): "master",
-    env_of("consumer"): "consumer",
+    "master.env": "master",
+    "consumer.env": "consumer",
 }
 #: Longest path in bytes: a socket below it must fit into 108 bytes, with what supervisord adds to its name.
 _LONGEST_FOLDER = 70
@@ -442,12 +432,8 @@ def _check_quotes(shared: Mapping[str, str]) -> None:
         if set("'\n\r\\") & set(value) or ('"' in value and not name.startswith(PREFIX))
     ]
     if odd:
-        raise SettingsError(
-            [
-                f"{name} has a quote, a backslash or a line break, which cannot stand in usher.env"
-                for name in sorted(odd)
-            ]
-        )
+        told = "has a quote, a backslash or a line break, which cannot stand in usher.env"
+        raise SettingsError([f"{name} {told}" for name in sorted(odd)])
 
 
 def _in_url(address: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import orjson
@@ -143,7 +143,7 @@ class Rehearsed(NamedTuple):
             "attempt": one.known.starts + 1,
             "before": {"state": one.before.state, "told": one.before.text()}
             | ({"reason": one.letter.reason, "error": one.letter.error} if one.letter is not None else {}),
-            "now": self.now.document(),
+            "now": asdict(self.now),
             "taken": self.now.is_taken,
         }
 
