@@ -1,8 +1,8 @@
 """A process of the yardsticks: a bare consumer, without order, leases or fences. Plain redis-py (with hiredis) in its
 usual form.
 
-``python bare.py URL STREAM NAME`` connects, prints "ready", waits for a line, reads and acknowledges until the stream
-is empty, prints how many (``usher bench throughput``). With a FILE it reads until a signal ends it, and that
+``python bare.py URL STREAM GROUP NAME`` connects, prints "ready", waits for a line, reads and acknowledges until the
+stream is empty, prints how many (``usher bench throughput``). With a FILE it reads until a signal ends it, and that
 gets the waits in ns, from a message's due time to its reading (``usher bench latency``).
 """
 
@@ -18,16 +18,15 @@ from typing import Any
 
 import redis
 
-GROUP = "bare"
 _COUNT, _BLOCK_MS = 500, 1000
 
 
-def main(url: str, stream: str, name: str, file: str = "") -> None:
+def main(url: str, stream: str, group: str, name: str, file: str = "") -> None:
     signal.signal(signal.SIGTERM, _end)
     client = redis.Redis.from_url(url, protocol=2)
     client.ping()
     _write_bare_result("ready")
-    read = ("XREADGROUP", "GROUP", GROUP, name, "COUNT", _COUNT, *(("BLOCK", _BLOCK_MS) if file else ()), "STREAMS")
+    read = ("XREADGROUP", "GROUP", group, name, "COUNT", _COUNT, *(("BLOCK", _BLOCK_MS) if file else ()), "STREAMS")
     if not file:
         sys.stdin.readline()
     handled, waits = 0, array.array("q")
@@ -36,7 +35,7 @@ def main(url: str, stream: str, name: str, file: str = "") -> None:
             if file:
                 waits.extend(time.time_ns() - int(fields[b"due_ns"]) for _, fields in found)
             if found:
-                client.execute_command("XACK", stream, GROUP, *(entry_id for entry_id, _ in found))
+                client.execute_command("XACK", stream, group, *(entry_id for entry_id, _ in found))
                 handled += len(found)
         _write_bare_result(str(handled))
     finally:

@@ -28,7 +28,6 @@ from usher.common.redis.embedded import EmbeddedRedis, free_port
 from usher.common.redis.replies import TicketStream
 from usher.common.runtime.own_command import usher_command
 from usher.deploy.bench import rig as machine
-from usher.deploy.bench.bare import GROUP as GROUP_OF_BARE
 
 
 def facts(redis_version: str) -> dict[str, Any]:
@@ -76,6 +75,7 @@ def _of_each(pid: int, read: Callable[[psutil.Process], float]) -> Iterator[floa
 
 
 STREAM, GROUP = "bench", "bench_group"
+_BARE_GROUP = "bare"
 #: Seconds between two questions: was the first entry read, and are all done. The latter takes cores from the measured
 #: system (every 5 ms: 2 %).
 _BEGUN_S, _DONE_S = 0.001, 0.02
@@ -281,8 +281,8 @@ def redis_version(link: Link) -> str:
 def bare_consumers(rig: Rig, start: str, words: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[BinaryIO, BinaryIO]]]:
     """Start a bare consumer (``bare.py``) with each of these words, and end them at the exit. Yields standard input and
     output of each, once all are connected."""
-    rig.link.call("XGROUP", "CREATE", STREAM, GROUP_OF_BARE, start)
-    command = [sys.executable, str(Path(__file__).with_name("bare.py")), rig.url, STREAM]
+    rig.link.call("XGROUP", "CREATE", STREAM, _BARE_GROUP, start)
+    command = [sys.executable, str(Path(__file__).with_name("bare.py")), rig.url, STREAM, _BARE_GROUP]
     workers = [subprocess.Popen([*command, *own], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for own in words]
     try:
         pipes = [(cast(BinaryIO, worker.stdin), cast(BinaryIO, worker.stdout)) for worker in workers]
@@ -294,7 +294,7 @@ def bare_consumers(rig: Rig, start: str, words: Sequence[tuple[str, ...]]) -> It
             worker.terminate()
         for worker in workers:
             worker.communicate()
-        rig.link.call("XGROUP", "DESTROY", STREAM, GROUP_OF_BARE)
+        rig.link.call("XGROUP", "DESTROY", STREAM, _BARE_GROUP)
 
 
 def floor_seconds(rig: Rig, processes: int, count: int) -> float:

@@ -169,12 +169,14 @@ def plan(folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ
     shared |= _tokens(folder, chosen, environ)
     if urlsplit(shared["USHER_REDIS_URL"]).scheme == "rediss" and "redis" in chosen:
         _check_tls(find_redis_server(settings.redis_server))
-    shared["PYTHONPATH"] = _python_path(environ)
+    paths = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
+    shared["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in paths)  # we go to another folder
     _check_health_hosts(chosen, address, shared)
     if "redis" in chosen:  # no older server reads its files: a restored backup needs the same one
         shared[SERVER_VARIABLE] = str(find_redis_server(settings.redis_server))
     shared = {name: value for name, value in shared.items() if value}
-    drain_seconds = _check_programs(shared)
+    check_programs({**_plain_environ(), **{name: value for name, value in shared.items() if name != "USHER_HANDLER"}})
+    drain_seconds = float(shared.get("USHER_DRAIN_SECONDS", 20))
     _check_quotes(shared | {REDIS_URL_OF.format(user.upper()): url for user, url in users.items()})
     prefix = "consumer" if address == "127.0.0.1" else re.sub(r"[^A-Za-z0-9.-]", "-", address).strip("-")
     project = _project(folder, shared) if "consumer" in chosen else None
@@ -235,9 +237,8 @@ def _masters(roles: list[str], asked: str, address: str, scheme: str) -> list[st
     if asked:
         return [url.strip().rstrip("/") for url in asked.split(",")]
     if "consumer" in roles and "master" not in roles:
-        raise StartRefused(
-            "--masters (or USHER_MASTER_URLS) is not set: name the masters that these consumers work for"
-        )
+        told = "--masters (or USHER_MASTER_URLS) is not set: name the masters that these consumers work for"
+        raise StartRefused(told)
     return [f"{scheme}://{_in_url(address)}:{port}" for port in (8700, 8701)]
 
 
@@ -351,20 +352,6 @@ def _check_health_hosts(roles: list[str], address: str, shared: dict[str, str]) 
             " USHER_HEALTH_HOSTS=10.0.0.0/24"
         )
     shared["USHER_HEALTH_HOSTS"] = f"127.0.0.1,::1,{address}"
-
-
-def _check_programs(shared: Mapping[str, str]) -> float:
-    """Raise StartRefused unless master and consumer accept all of the settings; return the drain seconds."""
-    without_handler = {name: value for name, value in shared.items() if name != "USHER_HANDLER"}
-    check_programs({**_plain_environ(), **without_handler})
-    return float(shared.get("USHER_DRAIN_SECONDS", 20))
-
-
-def _python_path(environ: Mapping[str, str]) -> str:
-    """Return PYTHONPATH with absolute paths: another folder will be current later."""
-    return os.pathsep.join(
-        str(Path(part).absolute()) for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part
-    )
 
 
 def _project(folder: Path, settings: Mapping[str, str]) -> Path | None:

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -21,11 +21,6 @@ from usher.common.base.errors import HandlerUnusable, SettingsError, StartRefuse
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import CommonSettings, load, name_of
 
-_SETTINGS = (
-    "usher.master.settings:MasterSettings",
-    "usher.master.settings:StreamerSettings",
-    "usher.consumer.settings:ConsumerSettings",
-)
 #: Stand-ins for settings that are only known at each program's start, or checked below.
 _ANY = {"handler": "any:handler"}
 #: Seconds between two looks whether the check has ended, or must end.
@@ -55,11 +50,12 @@ class PassesOn(click.Command):
             raise click.UsageError(f"No such option: {unknown.option_name}. {how}", ctx) from None
 
 
-def _classes() -> Iterator[type[CommonSettings]]:
-    """Yield the settings of the programs, which know this package and not the other way round."""
-    for target in _SETTINGS:
-        module, _, name = target.partition(":")
-        yield getattr(importlib.import_module(module), name)
+def _classes() -> tuple[type[CommonSettings], ...]:
+    """Return the settings of the programs; only who needs them loads them."""
+    from usher.consumer.settings import ConsumerSettings
+    from usher.master.settings import MasterSettings, StreamerSettings
+
+    return MasterSettings, StreamerSettings, ConsumerSettings
 
 
 def problems_of_programs(environ: Mapping[str, str]) -> list[str]:
