@@ -19,6 +19,7 @@ from usher.common.http.auth import CSRF_FIELD as CSRF_FIELD
 from usher.common.http.auth import CSRF_HEADER as CSRF_HEADER
 from usher.common.http.credentials import Role as Role
 from usher.common.http.credentials import line_of as line_of
+from usher.common.protocol.attempts import decode as decode_attempts  # noqa: F401
 from usher.common.protocol.keys import MASTER as MASTER
 from usher.common.protocol.keys import Keys as Keys
 from usher.common.protocol.keys import LogKeys as LogKeys

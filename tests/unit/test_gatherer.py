@@ -11,15 +11,13 @@ from usher.common.redis.client import Link
 from usher.master.policy.fair_queue import TurnOutcome, TurnResult
 from usher.master.sources import discovery as source_watch
 from usher.master.sources.discovery import SourceWatch
-from usher.master.sources.gatherer import Gatherer, GatherPlan
+from usher.master.sources.gatherer import Gatherer
 
 
 @pytest.fixture
 def gatherer() -> Gatherer:
     link = Link("redis://127.0.0.1:1", "test")  # never connected
-    return Gatherer(
-        link, Keys("usher:{g}", "g"), "m1", SourceSelection.parse("a,b,c,d"), GatherPlan("ticket_id", "stream", 1000)
-    )
+    return Gatherer(link, Keys("usher:{g}", "g"), SourceSelection.parse("a,b,c,d"), "ticket_id", 1000)
 
 
 def test_a_full_work_stream_that_stands_still_is_asked_more_and_more_rarely(
