@@ -8,15 +8,17 @@ import tempfile
 from collections.abc import Callable, Iterator, MutableMapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
-from usher.master.audit.engine import Engine, local_engine
 from usher.master.audit.settings import AuditSettings
-from usher.master.audit.spark import SparkPlace, is_elsewhere, spark_engine
+
+if TYPE_CHECKING:  # both need an extra, which help and refusals do not
+    from usher.master.audit.engine import Engine
+    from usher.master.audit.spark import SparkPlace
 
 T = TypeVar("T")
 #: Below both, Spark is started for little data (``SparkPlace.small``).
@@ -35,6 +37,9 @@ def session(
 ) -> Iterator[tuple[Engine, Path]]:
     """Yield the engine of the settings, and a folder. ``local``: where the settings leave it open, this process;
     ``rows``: of an archive, to be read too. ``environ``: see ``spark_engine``. Raises StartRefused."""
+    from usher.master.audit.engine import local_engine
+    from usher.master.audit.spark import is_elsewhere, spark_engine
+
     entries, records = _amount(settings, url) if url else (0, 0)
     with contextlib.ExitStack() as opened:
         place = settings.folder / "reading"
@@ -64,6 +69,8 @@ def _has_spark() -> bool:
 
 def place_of(settings: AuditSettings) -> SparkPlace:
     """Return where Spark runs by these settings."""
+    from usher.master.audit.spark import SparkPlace
+
     return SparkPlace(
         settings.audit_spark_master, settings.folder / "spark", settings.audit_memory_mib, settings.audit_py_files
     )

@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 
 from pyspark import SparkContext
 
-from usher.master.audit.read import private_names
+from usher.master.audit import private_names
 
 
 def test_the_names_are_there_and_nothing_runs() -> None:
