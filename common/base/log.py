@@ -29,6 +29,7 @@ import logging
 import os
 import queue
 import re
+import select
 import stat
 import sys
 import threading
@@ -251,12 +252,17 @@ class _Stderr:
         if may_wait or self._takes_all:
             return os.write(self._descriptor, line)
         try:
-            return os.pwritev(self._descriptor, [line], -1, self._flag) if self._flag else 0
+            if self._flag:
+                return os.pwritev(self._descriptor, [line], -1, self._flag)
+            room = select.poll()
+            room.register(self._descriptor, select.POLLOUT)
+            # Another process may take the room between the two: then this thread waits for the reader.
+            return os.write(self._descriptor, line[: select.PIPE_BUF]) if room.poll(0) else 0
         except (BlockingIOError, BrokenPipeError):
             raise
         except OSError:  # not for this kind of file, or not on this kernel
             self._flag = 0
-            return 0
+            return self._write(line, may_wait)
 
     def _write_on(self, line: bytes) -> None:
         """Write a line that waits, as its reader takes it."""
@@ -281,6 +287,7 @@ class LogHandler(logging.Handler):
         self._line = self._json if style == "json" else self._human
         self.threshold = threshold
         self._repeats = _Repeats()
+        self.pid = os.getpid()
         self._is_replaced = False  # and the log says so
         # Not the stream itself: a handler may close it, and a thread that is forked away may hold its lock for ever.
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
@@ -303,6 +310,9 @@ class LogHandler(logging.Handler):
         """Have a record handled by the handlers of others, on a thread of its own. What these log themselves, or
         libraries that they use, is passed on to nobody: it would never end."""
         if self.others.is_here or all(handler is self for handler in _handlers_of(log)):
+            return
+        if os.getpid() != self.pid:  # a child that a handler forked may end by os._exit, and holds none of us up
+            self._hand_on((copy_context(), log, record))
             return
         with self._lock:
             before = self.others.dropped
@@ -332,7 +342,8 @@ class LogHandler(logging.Handler):
         return bool(kept)
 
     def flush(self) -> None:
-        """Write what waits for a reader, for as long as may be."""
+        """Write what waits for a reader, and for handlers of others, for as long as may be."""
+        self.others.flush(_FLUSH_S)
         self.stderr.backlog.flush(_FLUSH_S)
 
     def end(self) -> None:
@@ -461,6 +472,12 @@ def flush() -> None:
     """Write the lines that wait for a reader, for as long as may be: this process is about to end."""
     if _ours is not None:
         _ours.flush()
+
+
+def began_here() -> None:
+    """Say that this forked process is one of ours: handlers of others run on a thread of its own, too."""
+    if _ours is not None:
+        _ours.pid = os.getpid()
 
 
 def _end() -> None:

@@ -157,7 +157,8 @@ def running_masters(notes: Mapping[bytes, bytes], now_ms: int) -> list[bytes]:
     >>> running_masters({b"b": b"2000 {}", b"a": b"2000 {}", b"dead": b"900 {}"}, 1000)
     [b'a', b'b']
     """
-    until_ms = {master: int(note.partition(b" ")[0]) for master, note in notes.items()}
+    heads = {master: note.partition(b" ")[0] for master, note in notes.items()}
+    until_ms = {master: int(head) if head.isdigit() else 0 for master, head in heads.items()}  # 0: not one of ours
     return sorted(master for master, until in until_ms.items() if now_ms < until <= now_ms + _LONGEST_NOTE_MS)
 
 

@@ -44,7 +44,7 @@ from gunicorn.arbiter import Arbiter
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import StartRefused, UsherError
-from usher.common.base.log import event, flush
+from usher.common.base.log import began_here, event, flush
 from usher.common.http.push import MOST_FOLLOWERS
 from usher.common.http.tls import ServerTls
 from usher.common.http.watch import START_S, Liveness, WatchedWorker, WorkerEnds
@@ -384,6 +384,7 @@ class _Program(BaseApplication):
     # -- in the worker
 
     def load(self) -> WSGIApplication:
+        began_here()
         # By it the arbiter ends a worker that stands still, where a handler in Python would not run; printed are calls.
         signal.signal(signal.SIGABRT, signal.SIG_DFL)
         faulthandler.disable()  # it may be on already, and would not see SIGABRT

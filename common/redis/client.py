@@ -7,6 +7,7 @@ neither.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -445,12 +446,22 @@ class SharedLink(Link):
         self._lock = threading.Lock()
 
     def call(self, *command: Arg, block_s: float = 0.0, meanwhile: Meanwhile | None = None) -> Any:
-        with self._lock:
+        with self._turn():
             return super().call(*command, block_s=block_s, meanwhile=meanwhile)
 
     def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-        with self._lock:
+        with self._turn():
             return super().pipeline(commands)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait no longer than Redis may take: behind one that hangs, threads of the server would gather."""
+        if not self._lock.acquire(timeout=self._timeout_s):
+            raise NotNow("BUSY", f"other threads have waited for Redis for {self._timeout_s:g} s")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
 
 class ClientLink(Link):

@@ -41,12 +41,13 @@ for _, row in ipairs(rows) do
     entries[n + 1], entries[n + 2] = id, ticket
     n = n + 2
     if type(ticket) == 'table' then ticket = ticket[1] end
-    local name = ticket or ''
-    if not leaving[name] then
-      leaving[name] = {}
-      first_of[#first_of + 1], names[#names + 1] = id, name
+    if ticket then -- else nobody runs it; and the field '' of KEYS[7] has another meaning
+      if not leaving[ticket] then
+        leaving[ticket] = {}
+        first_of[#first_of + 1], names[#names + 1] = id, ticket
+      end
+      leaving[ticket][id] = true
     end
-    leaving[name][id] = true
   else
     bury(KEYS[5], id, '', 'body_gone', '', '0', dead_one, now_ms(), now_ms(), nil)
     redis.call('XACK', stream, group, id)
