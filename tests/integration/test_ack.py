@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World, fetch, plan
+from tests.integration.factories import TRICKY_IDS, Owner, World, plan
 from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.last_error import NotedError
@@ -34,13 +34,6 @@ def test_a_finished_beginning_leaves_and_the_rest_stays_in_its_order(world: Worl
         assert a.steps.ack({b"T": [ids[done - 1]]}, b"", 0) == AckAnswer({b"T": [ids[done - 1]]}, [])
         assert world.record(b"T") == (a.name, fence, ids[done:])
         assert world.pending() == {a.name: ids[done:]}
-
-
-def test_with_the_last_one_the_record_goes(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    ids = world.owned(leader, a, b"T", *TRICKY_IDS)
-    assert _ack(world, a, b"T", b" ".join(ids)) == [b"OK", b"OK"]
-    assert world.state() == ({}, {}, [])
 
 
 def test_the_same_call_twice_answers_that_it_is_done(world: World) -> None:
@@ -99,17 +92,6 @@ def test_without_a_lease_nothing_is_acknowledged_whoever_has_it_now(world: World
     assert world.pending() == {b.name: ids}
 
 
-@pytest.mark.parametrize("state", ["draining", "revoked"])
-def test_a_lease_that_still_runs_is_good_for_acknowledging(world: World, state: str) -> None:
-    leader, a = world.elect(), world.join("a")
-    ids = world.owned(leader, a, b"T")
-    if state == "draining":
-        a.steps.drain(60_000)
-    else:
-        leader.revoke(a.incarnation)
-    assert a.steps.ack({b"T": ids}, b"", 0) == AckAnswer({b"T": ids}, [])
-
-
 def test_nobody_acknowledges_what_another_owner_has(world: World) -> None:
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     theirs, mine = world.owned(leader, b, b"T"), world.owned(leader, a, b"U")
@@ -140,31 +122,12 @@ def test_a_record_that_nobody_can_read_or_that_is_halted_is_not_ours_and_nothing
     world.apart_because = "the record was written by hand"
 
 
-@pytest.mark.parametrize("ticket", NASTY_TICKETS)
-def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
-    leader, a = world.elect(), world.join("a")
-    first, second = world.owned(leader, a, ticket, b"1-1", b"2-1")
-    other = world.owned(leader, a, b"other")
-    assert a.steps.ack({ticket: [first]}, b"", 0).done == {ticket: [first]}
-    assert world.pending() == {a.name: [second, *other]}
-    assert a.steps.ack({ticket: [second], b"other": other}, b"", 0).stale == []
-    assert world.state() == ({}, {}, [])
-
-
 def test_an_entry_whose_body_is_gone_is_acknowledged_like_any_other(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T", b"1-1", b"2-1")
     world.delete(ids[0])
     assert a.steps.ack({b"T": ids}, b"", 0).done == {b"T": ids}
     assert world.state() == ({}, {}, [])
-
-
-def test_attempts_of_what_is_done_are_forgotten_and_others_are_kept(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
-    world.link.call("HSET", world.keys.attempts, first, 2, second, 1)
-    a.steps.ack({b"T": [first]}, b"", 0)
-    assert world.link.call("HGETALL", world.keys.attempts) == [second, b"1"]
 
 
 def test_the_run_log_gets_one_entry_per_batch_that_did_something(world: World) -> None:
@@ -201,16 +164,6 @@ def test_the_run_log_tells_what_was_refused_from_what_was_acknowledged_beside_it
         a.steps.ack({b"T": theirs, b"U": mine}, encode(a.incarnation, ended), 100)
 
 
-def test_what_was_refused_by_itself_is_in_the_run_log_too(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    ids = world.owned(leader, a, b"T", b"1-1")
-    a.steps.drain(60_000)
-    world.give_back(a, {b"T": ids})
-    a.steps.ack({b"T": ids}, encode(a.incarnation, [Finished(b"T", ids[0], 7, 1, 3, 4)]), 100)
-    [(_, [_, record])] = world.link.call("XRANGE", world.keys.runs, "-", "+")
-    assert list(decode(record)) == [RunRecord(a.incarnation, "T", "1-1", 7, 1, 3, 4, STALE)]
-
-
 def test_a_batch_whose_reply_was_lost_is_not_refused_in_the_run_log_though_its_ticket_is_with_somebody_else_by_then(
     world: World,
 ) -> None:
@@ -230,21 +183,6 @@ def test_the_run_log_is_kept_short(world: World) -> None:
     for entry_id in ids:
         a.steps.ack({b"T": [entry_id]}, b"x", 10)
     assert world.link.call("XLEN", world.keys.runs) < 200
-
-
-def test_thousands_of_tickets_are_acknowledged_in_one_call(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    names = [b"T%d" % n for n in range(9001)]
-    ids = world.send_many(names + names[:4500])
-    fetch(leader, 20_000)
-    parts = {name: [entry_id] for name, entry_id in zip(names, ids, strict=False)}
-    for name, entry_id in zip(names[:4500], ids[9001:], strict=True):
-        parts[name].append(entry_id)
-    leader.hand_over(plan(a, parts))
-    firsts = {name: ids_[:1] for name, ids_ in parts.items()}
-    assert a.steps.ack(firsts, b"", 0).stale == []
-    assert world.pending() == {a.name: ids[9001:]}
-    assert len(world.state().index) == 4500
 
 
 def test_thousands_of_entries_of_a_ticket_are_acknowledged_in_one_call(world: World) -> None:

@@ -220,24 +220,6 @@ def test_where_the_group_is_not_there_the_group_is_blamed_and_not_redis(
     )
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("pause", "T"), ("slow", "T", "--rate", "1"), ("resume", "T"), ("rules", "lift", "x"),
-        ("consumers", "drain", "a"), ("consumers", "resume", "a"), ("delayed", "drop", "1-1", "--yes"),
-    ],
-)  # fmt: skip
-def test_why_an_operator_acts_is_why_everywhere_and_scripts_that_call_it_reason_go_on(
-    world: World, words: tuple[str, ...]
-) -> None:
-    told = shown(world, *words, "--help").output
-    assert "--why TEXT" in told
-    assert "--reason" not in told
-    for name in ("--why", "--reason"):
-        shown(world, "pause", "T")  # so that there is something to lift
-        assert shown(world, *words, name, f"because {name}").exit_code in (0, 1), "1: there was nothing of that kind"
-
-
 @pytest.mark.parametrize("what", ["show", "redrive", "drop"])
 @pytest.mark.parametrize("text", ["99999999999999999999-0", "1", "1-x", "\uff11-0"])
 def test_what_is_no_id_of_a_letter_is_refused_in_one_line(world: World, what: str, text: str) -> None:
@@ -311,13 +293,6 @@ def test_one_letter_is_one_letter(world: World, what: str) -> None:
     assert shown(world, "dead", what, "--all", "--yes").output.startswith(f"2 dead letters to {what}\n")
 
 
-@pytest.mark.parametrize("what", ["list", "redrive", "drop"])
-def test_a_reason_of_letters_is_told_from_the_reason_of_an_action(world: World, what: str) -> None:
-    told = " ".join(shown(world, "dead", what, "--help").output.split())
-    assert "--reason TEXT Only those given up for a reason that contains this; not your own reason." in told
-    assert ("--why TEXT Why, for the action log." in told) == (what != "list")
-
-
 def test_whoever_lifts_a_rule_says_why_to_the_action_log_only(world: World) -> None:
     """Whoever asks what a ticket waits for is told of the rules that hold, so what is said at a lift is not told
     there."""
@@ -329,16 +304,6 @@ def test_whoever_lifts_a_rule_says_why_to_the_action_log_only(world: World) -> N
     assert "open now" not in shown(world, "tickets", "explain", "T").output
     assert "open now" in shown(world, "actions").output
     assert "none" in shown(world, "rules").output
-
-
-def test_of_a_ticket_of_which_nothing_is_left_nobody_knows_whether_it_ever_came(world: World) -> None:
-    world.elect()
-    told = " ".join(shown(world, "tickets", "explain", "nosuch").output.split())
-    assert (
-        told
-        == "nosuch: idle the ticket has nothing unread, waiting or in processing: all that ever came is finished, or nothing"
-        " ever came"
-    )
 
 
 @pytest.mark.parametrize("ticket", [b"\\[/x]", b"\\[red]", b"[/x]", b"gift:id:key:7", b"a\\"])

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -89,13 +88,6 @@ def test_what_is_no_time_is_refused(run: Run, link: Link, words: tuple[str, ...]
     assert link.call("DBSIZE") == 0
 
 
-def test_the_document_tells_the_time_that_the_last_message_has(run: Run, link: Link, tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("case\n1\n2\n")
-    seen = _document(run, "send", "--csv", str(tmp_path / "rows.csv"), "--key", "case", "--after", "1h", "--rate", "5")
-    _, [_, flat] = link.call("XRANGE", LogKeys("ticket_stream").delayed, "-", "+")
-    assert seen["due_ms"] == int(dict(zip(flat[::2], flat[1::2], strict=True))[b"due_ms"])
-
-
 def test_those_that_wait_are_listed_the_earliest_first(run: Run, link: Link) -> None:
     run("send", "--ticket", "late", "text=b\x1bc", "--after", "2h")
     run("send", "--ticket", "early", "text=a", "--after", "10m")
@@ -164,13 +156,6 @@ def test_for_one_of_several_streams_a_message_waits_only_where_a_master_looks(
     assert run("send", "--ticket", "42", "--after", "10m", "--ticket-stream", work, f"stream={name}")[0] == 0
     [row] = link.call("XRANGE", LogKeys(SourceSelection.parse(streams).work_stream("g")).delayed, "-", "+")
     assert {b"stream", name.encode()} < set(row[1])
-
-
-def test_a_ticket_that_is_no_text_can_be_dropped(run: Run, link: Link) -> None:
-    link.call("XADD", LogKeys("ticket_stream").delayed, "*", "due_ms", 4_000_000_000_000, "ticket_id", b"\xff")
-    assert run("delayed", "drop", "--all", "--ticket", "\udcff", "--yes") == (0, "1 delayed message dropped\n")
-    [line], _ = ActionLog(link, KEYS).page(None, 10)
-    assert line["outcome"] == "dropped 1"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import orjson
 import pytest
 
 from tests.integration.factories import World
-from tests.integration.memory import full_memory
 from tests.proxy import Proxy
 from usher.common.base.errors import NotNow
 from usher.common.doctor.collector import collect, startup_findings
@@ -134,30 +133,6 @@ def test_the_document_has_all_of_it_and_no_password(link: Link) -> None:
     assert ":***@" in document["redis"]
     password = link.url.split("@")[0].rpartition(":")[2]
     assert password not in done.stdout
-
-
-def test_a_replica_is_no_place_to_be(link: Link) -> None:
-    link.call("REPLICAOF", "127.0.0.1", 1)
-    _, found = look(link)
-    assert (found["role"].severity, found["role"].seen) == (BAD, "replica of 127.0.0.1:1")
-
-
-def test_missing_replicas_refuse_all_writes(link: Link) -> None:
-    link.call("CONFIG", "SET", "min-replicas-to-write", 1)
-    _, found = look(link)
-    assert found["replicas"].severity is BAD
-
-
-def test_full_memory_is_seen(link: Link) -> None:
-    with full_memory(link):
-        _, found = look(link)
-    assert found["memory"].severity is BAD
-
-
-def test_an_id_of_the_future_is_seen(link: Link) -> None:
-    link.call("XADD", KEYS.stream, "9999999999999-0", "ticket_id", "T")
-    _, found = look(link)
-    assert (found["ids"].severity, found["group"].severity, found["leader"].severity) == (BAD, WARN, BAD)
 
 
 def test_a_lost_group_and_a_key_of_another_type_are_seen(link: Link) -> None:

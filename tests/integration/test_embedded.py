@@ -24,7 +24,6 @@ from usher.common.redis import embedded
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import SERVER_VARIABLE, WHEEL, EmbeddedRedis, find_redis_server, free_port, server_of
 from usher.common.redis.locate import LocalInstance, announce_instance, find_local_instance, resolve_redis_url
-from usher.common.runtime.memory import memory_of_machine
 from usher.common.runtime.settings import load
 from usher.master.settings import MasterSettings
 
@@ -80,29 +79,6 @@ def test_data_survive_restarts_and_a_kill(tmp_path_short: Path, port: int | None
         assert _call(server.url, "XLEN", "s") == 2
     finally:
         server.stop()
-
-
-def test_a_second_object_on_the_folder_finds_the_data_under_the_same_password(tmp_path_short: Path) -> None:
-    with EmbeddedRedis(tmp_path_short, None) as one:
-        _call(one.url, "SET", "k", "v")
-    with EmbeddedRedis(tmp_path_short, None) as other:
-        assert other.url == one.url
-        assert _call(other.url, "GET", "k") == b"v"
-
-
-def test_it_is_configured_to_keep_everything(tmp_path: Path) -> None:
-    with EmbeddedRedis(tmp_path) as server:
-        wanted = {
-            b"appendonly": b"yes",
-            b"appendfsync": b"everysec",
-            b"maxmemory-policy": b"noeviction",
-            b"maxmemory": b"%d" % (memory_of_machine() // 2),
-            b"save": b"",
-            b"protected-mode": b"yes",
-        }
-        for name, value in wanted.items():
-            assert _call(server.url, "CONFIG", "GET", name.decode()) == [name, value]
-        assert _call(server.url, "CONFIG", "GET", "dir") == [b"dir", os.fsencode(server.folder)]
 
 
 def test_it_is_tuned_for_our_keys_as_the_deployed_one_is(tmp_path: Path) -> None:
@@ -217,12 +193,6 @@ def test_any_folder_name_will_do(tmp_path_short: Path, name: str) -> None:
 def test_a_folder_that_is_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartRefused, match="USHER_STATE_DIR: .* is too long for a unix socket"):
         EmbeddedRedis(tmp_path / ("deep" * 30), None).start()
-
-
-def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StartRefused, match="USHER_STATE_DIR"):
-        EmbeddedRedis(tmp_path / "file").start()
 
 
 def test_a_taken_port_is_refused_in_the_words_of_redis(tmp_path: Path) -> None:
@@ -372,27 +342,8 @@ def test_without_a_wheel_the_path_is_searched_and_then_the_setting_is_named(
     assert find_redis_server() == binary
 
 
-def test_the_server_that_is_set_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    binary = tmp_path / "valkey-server"
-    monkeypatch.setenv("USHER_REDIS_SERVER", str(binary))
-    with pytest.raises(StartRefused, match="USHER_REDIS_SERVER: there is no program"):
-        find_redis_server()
-    monkeypatch.delenv("USHER_REDIS_SERVER")
-    binary.symlink_to(find_redis_server())
-    assert find_redis_server(str(binary)) == binary
-    monkeypatch.setenv("USHER_REDIS_SERVER", str(binary))
-    with EmbeddedRedis(tmp_path) as server:
-        assert psutil.Process(server.pid).exe() == str(binary.resolve())
-        assert psutil.Process(server.pid).name() == "valkey-server"
-
-
 def _settings(state: Path, redis_url: str = "") -> MasterSettings:
     return load(MasterSettings, {"USHER_STATE_DIR": str(state), "USHER_REDIS_URL": redis_url})
-
-
-def test_the_redis_that_is_set_is_used(tmp_path: Path) -> None:
-    announce_instance(tmp_path, LocalInstance("redis://up", "http://m", os.getpid()))
-    assert resolve_redis_url(_settings(tmp_path, "redis://set")) == "redis://set"
 
 
 def test_else_the_redis_of_the_running_up(tmp_path: Path) -> None:

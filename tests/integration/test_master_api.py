@@ -214,17 +214,6 @@ def test_what_is_in_a_registration_is_taken(master: Running) -> None:
     assert given in [record["asked"] for record in master.records("asked")]
 
 
-def test_the_same_start_again_is_200(master: Running) -> None:
-    assert ask(master, "POST", REGISTER, json=registration(uuid="again")).status_code == 200
-
-
-def test_a_name_that_is_held_is_409_with_retry_after(master: Running) -> None:
-    answered = ask(master, "POST", REGISTER, json=registration(name="held"))
-    assert answered.status_code == 409
-    assert answered.json()["title"] == "name_in_use"
-    assert answered.headers["Retry-After"] == "3"
-
-
 def test_a_start_that_is_over_is_410(master: Running) -> None:
     answered = ask(master, "POST", REGISTER, json=registration(name="over"))
     assert (answered.status_code, answered.json()["title"]) == (410, "registration_over")
@@ -298,12 +287,6 @@ def test_a_report_to_a_standby_is_503_and_names_the_leader(master: Running, head
         _LEADER,
     )
     assert answered.headers["Retry-After"] == "1"
-
-
-@pytest.mark.parametrize("headers", [{}, {"Prefer": "return=minimal"}])
-def test_a_report_of_a_fenced_incarnation_is_409(master: Running, headers: dict[str, str]) -> None:
-    answered = ask(master, "POST", ACKNOWLEDGE, json=report("fenced:1"), headers=headers)
-    assert (answered.status_code, answered.json()["title"]) == (409, "fenced")
 
 
 @pytest.mark.parametrize("name", ["redis-away", "redis-unsure"])
@@ -454,11 +437,6 @@ def test_a_body_that_cannot_be_read(
     master: Running, path: str, headers: dict[str, str], body: bytes, status: int
 ) -> None:
     assert ask(master, "POST", path, headers=headers, data=body).status_code == status
-
-
-def test_a_registration_of_more_than_4_kib_is_413(master: Running) -> None:
-    answered = ask(master, "POST", REGISTER, json=registration(uuid="u" * 4096))
-    assert (answered.status_code, answered.headers["Connection"]) == (413, "close")
 
 
 @pytest.mark.parametrize(

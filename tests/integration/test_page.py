@@ -274,20 +274,6 @@ def test_files_are_kept_by_browsers_as_long_as_their_address_is_that_of_their_co
         assert site.get(address[:-3]).headers["Cache-Control"] == "no-store"
 
 
-def test_a_tickets_page_has_its_letter_at_hand_halted_or_not(site: Site, world: World) -> None:
-    skipped, parked = busy(world)
-    for ticket, letter, button in (
-        ("D", skipped, "Redrive its dead letter as a new message<"),
-        ("H", parked, "Redrive its dead letter<"),
-    ):
-        page = site.get(f"/tickets/{ticket}").text
-        assert f'name="id" value="{letter}"' in page
-        assert button in page
-    assert "Redrive its dead letter" not in site.get("/tickets/T").text
-    site.post("/dead-letters/redrive", id=skipped, why="mended", back="/tickets/D")
-    assert "Redrive its dead letter" not in site.get("/tickets/D").text
-
-
 def test_letters_are_redriven_and_the_log_says_who_and_why(site: Site, world: World) -> None:
     letters = busy(world)
     answered = site.post("/dead-letters/redrive", id=letters[0], why="mended", back="/dead-letters?ticket=D")
@@ -370,72 +356,6 @@ def test_what_may_be_ordered_is_offered_and_done(site: Site, guarded: Site, worl
     assert "nothing of it runs" in site.get(refused.headers["Location"]).text
     assert site.post("/tickets/order", ticket_id="P", order="eat").status_code == 422
     assert guarded.client.post("/tickets/order", headers={"Authorization": "Bearer look"}).status_code == 403
-
-
-def test_what_is_paused_can_be_resumed_and_not_paused_again(site: Site, world: World) -> None:
-    busy(world)
-    assert "Pause ticket" in site.get("/tickets/T").text
-    site.post("/rules/set", target="ticket", value="T", action="pause", why="asked")
-    ticket = site.get("/tickets/T").text
-    assert "Resume ticket" in ticket
-    assert "Pause ticket" not in ticket
-    site.post("/rules/set", target="everything", value="", action="pause")
-    other = site.get("/tickets/D").text
-    assert "Resume all of it" in other, "the rule is of more than this ticket"
-    assert "Pause ticket" not in other
-
-
-def test_what_tickets_are_doing_is_told_also_of_those_that_nobody_has(site: Site, world: World) -> None:
-    busy(world)
-    world.link.call("HSET", world.keys.attempts, "1-1", "1 1 0 0")
-    site.post("/rules/set", target="ticket", value="P", action="pause", why="stock <is> counted")
-    for path, tickets in (("/tickets", {"P", "T", "H"}), ("/tickets?q=T", {"T"})):
-        rows = {
-            row[0]: row[1]
-            for row in re.findall(r'<bdi>(\w+)</bdi></a></td><td[^>]*><span class="state (\w+)">', site.get(path).text)
-        }
-        assert {name: rows[name] for name in tickets} == {
-            name: {"P": "paused", "T": "retrying", "H": "halted"}[name] for name in tickets
-        }
-    assert "stock &lt;is&gt; counted" in site.get("/tickets").text
-
-
-def test_what_stands_behind_the_names_of_pages_is_there_before_anybody_has_seen_the_overview(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    busy(world)
-    site = Site(world)
-
-    def snapshot(pulse: LiveOverview, patience_s: float = 0) -> dict[str, object]:
-        """As when its thread runs."""
-        pulse._look()
-        pulse.run_once()
-        return pulse.last
-
-    monkeypatch.setattr("usher.master.insight.live_overview.LiveOverview.snapshot", snapshot)
-    site.post("/rules/set", target="ticket", value="T", action="pause")
-    counts = dict(
-        re.findall(
-            r'>([A-Z][a-z ]+) <span class="count" id="count-\w+" data-swap>([^<]+)</span>', site.get("/actions").text
-        )
-    )
-    assert counts["Rules"] == "1"
-    assert counts["Dead letters"] == "2"
-    assert int(counts["Overview"]) >= 2
-
-
-def test_a_consumer_is_drained_and_resumed(site: Site, world: World) -> None:
-    busy(world)
-    site.pulse.run_once()
-    assert "Drain<" in site.get("/consumers").text
-    site.post("/consumers/drain", name="a", why="update")
-    page = site.get("/consumers").text
-    assert "Resume<" in page
-    assert "drained by an operator" in page
-    site.post("/consumers/resume", name="a")
-    assert "Drain<" in site.get("/consumers").text
-    unknown = site.post("/consumers/drain", name="nobody")
-    assert "No consumer named nobody" in site.get(unknown.headers["Location"]).text
 
 
 def test_a_drain_that_is_one_rule_too_many_says_what_to_do(

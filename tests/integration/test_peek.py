@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, World, fetch
+from tests.integration.factories import FIELD, TRICKY_IDS, World, fetch
 from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced, GroupMissing, NotNow
 from usher.common.protocol.message import LONGEST_TICKET
@@ -15,12 +15,6 @@ from usher.master.leader.entries import NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts
 
 _BEGIN = b"0-0"
-
-
-def test_new_entries_are_seen_in_stream_order_with_where_the_group_is(world: World) -> None:
-    leader = world.elect()
-    ids = world.send(b"T", *TRICKY_IDS)
-    assert leader.peek(100) == NewEntries(_BEGIN, [PeekedEntry(entry_id, b"T") for entry_id in ids], True)
 
 
 def test_to_look_changes_nothing_and_to_look_again_shows_the_same(world: World) -> None:
@@ -33,36 +27,6 @@ def test_to_look_changes_nothing_and_to_look_again_shows_the_same(world: World) 
     assert world.link.call("XINFO", "GROUPS", world.keys.stream) == before, "there is no consumer `master` either"
 
 
-def test_what_came_since_is_seen_by_the_next_look(world: World) -> None:
-    leader = world.elect()
-    first = world.send(b"T", b"1-1")
-    seen = leader.peek(100)
-    second = world.send(b"U", b"2-1")
-    again = leader.peek(100)
-    assert [found.id for found in seen.found] == first
-    assert (again.position, [found.id for found in again.found]) == (seen.position, first + second)
-
-
-def test_nothing_new_is_all_there_is(world: World) -> None:
-    leader = world.elect()
-    assert leader.peek(100) == NewEntries(_BEGIN, [], True)
-    ids = world.send(b"T", *TRICKY_IDS[:3])
-    fetch(leader, 100)
-    assert leader.peek(100) == NewEntries(ids[-1], [], True)
-
-
-@pytest.mark.parametrize("given", range(1, 5))
-def test_the_position_is_the_last_id_that_the_group_was_given_and_all_above_it_is_seen(
-    world: World, given: int
-) -> None:
-    leader = world.elect()
-    ids = world.send(b"T", *TRICKY_IDS)
-    fetch(leader, given)
-    assert leader.peek(100) == NewEntries(
-        ids[given - 1], [PeekedEntry(entry_id, b"T") for entry_id in ids[given:]], True
-    )
-
-
 @pytest.mark.parametrize("position", [b"1-11", b"50-0", b"99-8", b"1000-0", b"18446744073709551-0"])
 def test_the_position_may_be_an_id_that_no_entry_has(world: World, position: bytes) -> None:
     leader = world.elect()
@@ -73,24 +37,6 @@ def test_the_position_may_be_an_id_that_no_entry_has(world: World, position: byt
         position,
         [one for one in ids if rank(one) > rank(position)],
     )
-
-
-def test_what_is_pending_or_acknowledged_is_not_seen(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    world.parked(leader, b"P")
-    world.owned(leader, a, b"O")
-    done = world.owned(leader, a, b"D")
-    a.steps.ack({b"D": done}, b"", 0)
-    [new] = world.send(b"N")
-    assert leader.peek(100).found == [PeekedEntry(new, b"N")]
-
-
-def test_no_more_are_seen_than_asked_for(world: World) -> None:
-    leader = world.elect()
-    ids = world.send(b"T", *TRICKY_IDS)
-    for count in (1, 3, 8, 9):
-        news = leader.peek(count)
-        assert ([found.id for found in news.found], news.is_all) == (ids[:count], False)
 
 
 def test_who_asked_for_as_many_as_there_are_is_not_told_that_these_are_all(world: World) -> None:
@@ -169,13 +115,6 @@ def test_a_deposed_leader_sees_nothing(world: World, depose: Callable[[LeaderScr
         leader.peek(10)
 
 
-@pytest.mark.parametrize("ticket", NASTY_TICKETS)
-def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
-    leader = world.elect()
-    [entry_id] = world.send(ticket)
-    assert leader.peek(10).found == [PeekedEntry(entry_id, ticket)]
-
-
 def test_an_entry_without_the_field_has_no_ticket(world: World) -> None:
     leader = world.elect()
     ids = [world.add(b"1-1", "other", "1"), world.add(b"2-1", "", ""), world.add(b"3-1", "x", "ticket_id")]
@@ -189,18 +128,6 @@ def test_an_empty_ticket_is_not_the_same_as_none(world: World) -> None:
     assert leader.peek(10).found == [PeekedEntry(entry_id, b"")]
 
 
-def test_of_several_fields_of_that_name_the_first_counts(world: World) -> None:
-    leader = world.elect()
-    world.add(b"1-1", "body", "x", "ticket_id", "first", "ticket_id", "second")
-    assert leader.peek(10).found == [PeekedEntry(b"1-1", b"first")]
-
-
-def test_a_value_that_looks_like_the_field_name_is_no_field(world: World) -> None:
-    leader = world.elect()
-    world.add(b"1-1", "a", "ticket_id", "ticket_id", "T")
-    assert leader.peek(10).found == [PeekedEntry(b"1-1", b"T")]
-
-
 def test_of_a_ticket_that_is_too_long_one_byte_more_than_allowed_travels(world: World) -> None:
     leader = world.elect()
     world.send(b"x" * LONGEST_TICKET, b"1-1")
@@ -208,30 +135,10 @@ def test_of_a_ticket_that_is_too_long_one_byte_more_than_allowed_travels(world: 
     assert [len(found.ticket or b"") for found in leader.peek(10).found] == [LONGEST_TICKET, LONGEST_TICKET + 1]
 
 
-def test_thousands_are_seen_and_taken_in_one_call_each(world: World) -> None:
-    leader = world.elect()
-    ids = world.send_many([b"T%d" % n for n in range(9000)])
-    news = leader.peek(10_000)
-    assert ([found.id for found in news.found], news.is_all) == (ids, True)
-    fetch(leader, 10_000)
-    assert world.pending() == {b"master": ids}
-    assert leader.peek(10_000) == NewEntries(ids[-1], [], True)
-
-
 def test_an_entry_of_thousands_of_fields_is_seen(world: World) -> None:
     leader = world.elect()
     world.add(b"1-1", *[b"f%d" % n for n in range(20_000)], "ticket_id", "T")
     assert leader.peek(10).found == [PeekedEntry(b"1-1", b"T")]
-
-
-def test_an_entry_that_was_deleted_is_not_seen(world: World) -> None:
-    leader = world.elect()
-    first, second, third, fourth = world.send(b"T", b"1-1", b"2-1", b"3-1", b"4-1")
-    world.delete(first, third)
-    assert leader.peek(10) == NewEntries(_BEGIN, [PeekedEntry(second, b"T"), PeekedEntry(fourth, b"T")], True)
-    assert leader.peek(2).is_all is False
-    world.delete(second, fourth)
-    assert leader.peek(10) == NewEntries(_BEGIN, [], True)
 
 
 def test_the_group_of_another_program_is_not_looked_at(world: World) -> None:
@@ -261,14 +168,6 @@ def test_a_group_that_is_gone_is_said_to_be_gone(world: World) -> None:
     with world.unchanged(), pytest.raises(GroupMissing):
         leader.peek(10)
     world.link.call("XGROUP", "CREATE", world.keys.stream, "other", "0")
-    with world.unchanged(), pytest.raises(GroupMissing):
-        leader.peek(10)
-    world.make_group()
-
-
-def test_a_stream_that_is_gone_is_a_group_that_is_gone(world: World) -> None:
-    leader = world.elect()
-    world.link.call("DEL", world.keys.stream)
     with world.unchanged(), pytest.raises(GroupMissing):
         leader.peek(10)
     world.make_group()

@@ -48,31 +48,11 @@ def _register(
 # ---- the script ----
 
 
-def test_a_free_name_is_taken_with_a_lease_that_ends(world: World) -> None:
-    new = _asked().with_generation(7)
-    assert _register(world, b"", new) == [b"REGISTERED"]
-    assert world.link.call("HGET", world.keys.consumers, "a") == new.dump()
-    assert world.link.call("GET", world.keys.lease("a:7")) == b"live"
-    assert 0 < world.link.call("PTTL", world.keys.lease("a:7")) <= LEASE_MS
-
-
 @pytest.mark.parametrize("believed", [b"", b"somebody else"])
 def test_who_believes_wrongly_is_told_and_changes_nothing(world: World, believed: bytes) -> None:
     _register(world, b"", _asked().with_generation(7))
     with world.unchanged():
         assert _register(world, believed, _asked().with_generation(8), "a:7", "1") == [b"CHANGED"]
-
-
-def test_who_believes_in_a_registration_that_is_gone_changes_nothing(world: World) -> None:
-    with world.unchanged():
-        assert _register(world, b"gone", _asked().with_generation(8), "a:7", "1") == [b"CHANGED"]
-
-
-def test_the_same_call_twice_registers_once(world: World) -> None:
-    new = _asked().with_generation(7)
-    _register(world, b"", new)
-    with world.unchanged():
-        assert _register(world, b"", new) == [b"CHANGED"]
 
 
 @pytest.mark.parametrize("state", ["live", "draining", "revoked"])
@@ -126,14 +106,6 @@ def test_the_inbox_of_the_former_goes_with_its_registration_by_which_alone_the_j
     assert world.link.call("EXISTS", world.keys.inbox(successor.incarnation)) == 1
 
 
-def test_after_the_end_of_the_former_lease_the_name_is_free(world: World) -> None:
-    former, new = _asked().with_generation(7), _asked().with_generation(8)
-    _register(world, b"", former)
-    world.link.call("DEL", world.keys.lease("a:7"))
-    assert _register(world, former.dump(), new, "a:7") == [b"REGISTERED"]
-    assert world.link.call("HGET", world.keys.consumers, "a") == new.dump()
-
-
 def test_generations_grow_also_when_redis_lost_its_tail(world: World) -> None:
     def draw() -> int:
         return int(world.scripts.run("next_generation", (world.keys.counters,), ()))
@@ -183,14 +155,6 @@ def test_the_same_process_again_after_its_lease_must_begin_under_a_new_uuid(worl
     again = world.members.register(_asked(lock=_lock(2)))
     assert again.created
     assert again.registration.generation > first.generation
-
-
-def test_a_name_that_lives_elsewhere_is_refused_with_the_time_it_may_take(world: World) -> None:
-    world.members.register(_asked())
-    for lock in (NO_LOCK, _lock()):
-        with pytest.raises(NameInUse) as held:
-            world.members.register(_asked(lock=lock))
-        assert 0 < held.value.retry_after_ms <= LEASE_MS
 
 
 def test_a_dead_process_whose_request_comes_late_does_not_take_the_lease_of_its_living_successor(world: World) -> None:
@@ -287,12 +251,6 @@ def test_a_registration_that_nobody_can_read_is_replaced(world: World) -> None:
     for value in (b"garbage", b"", b"\xff", b"1 2 3 4 5"):
         world.link.call("HSET", world.keys.consumers, "a", value)
         assert world.members.register(_asked()).created
-
-
-def test_other_names_are_other_consumers(world: World) -> None:
-    first = world.members.register(_asked("a", _lock(1))).registration
-    second = world.members.register(_asked("a.", _lock(2))).registration
-    assert world.link.call("EXISTS", world.keys.lease(first.incarnation), world.keys.lease(second.incarnation)) == 2
 
 
 def test_of_many_processes_that_want_a_name_at_once_one_gets_it(world: World) -> None:

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import usher as public
 from usher import cli
 from usher.common.base.errors import SettingsError
-from usher.deploy.local.supervision import environment, master_urls
+from usher.deploy.local.supervision import environment
 from usher.deploy.local.up import Relay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,11 +55,6 @@ def test_help_lists_every_command_and_imports_none_of_them() -> None:
         assert listed.summary.split(":")[0] in " ".join(done.stdout.split())
 
 
-def test_the_modules_of_all_commands_exist() -> None:
-    for listed in (*cli.COMMANDS.values(), *cli.HIDDEN.values()):
-        assert importlib.util.find_spec(listed.target.partition(":")[0]) is not None, listed.target
-
-
 @pytest.mark.parametrize(("word", "meant"), [("stauts", "status"), ("consumer s", "consumers"), ("zzz", None)])
 def test_a_misspelt_command_is_told_which_one_may_be_meant(word: str, meant: str | None) -> None:
     done = usher(word)
@@ -80,12 +75,6 @@ def test_the_shell_completes_as_the_help_says(line: str, offered: set[str]) -> N
     asked = {"_USHER_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     done = usher(start=("-c", "from usher.cli import main; main()"), **asked)
     assert {word.partition(",")[2] for word in done.stdout.split()} == offered
-
-
-def test_version() -> None:
-    done = usher("--version")
-    assert done.returncode == 0
-    assert done.stdout.startswith("usher ")
 
 
 @pytest.mark.parametrize(
@@ -225,23 +214,6 @@ def test_every_public_name_is_there_and_a_page_tells_of_it(name: str) -> None:
     assert f"`{name}`" in (ROOT / "docs" / "api.md").read_text(), "docs/api.md lists the public names"
 
 
-def test_a_name_that_is_not_public_is_refused() -> None:
-    with pytest.raises(AttributeError, match="'usher' has no attribute 'Handler'; its public names: AsyncProducer, "):
-        _ = public.Handler
-
-
-def test_supervisord_gets_every_variable_that_its_file_asks_for(tmp_path: Path) -> None:
-    text = (ROOT / "deploy" / "supervisord.conf").read_text()
-    asked = {part.partition(")")[0] for part in text.split("%(ENV_")[1:]}
-    made = environment(
-        {"USHER_HANDLER": "a:b"}, tmp_path, consumers=3, masters=2, port=8700, redis_port=None, stop_seconds=30
-    )
-    assert asked <= set(made)
-    for name in asked:
-        assert f";   {name} " in text, f"{name} is not in the header"
-    assert made["USHER_MASTER_URLS"] == master_urls(8700, 2) == "http://127.0.0.1:8700,http://127.0.0.1:8701"
-
-
 def test_the_control_socket_fits_however_long_the_state_folder_is(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 90)
     made = environment({}, deep, consumers=1, masters=1, port=1, redis_port=None, stop_seconds=1)
@@ -252,19 +224,6 @@ def test_the_control_socket_fits_however_long_the_state_folder_is(tmp_path: Path
 
 
 class TestRelay:
-    def test_new_lines_are_shown_with_their_program_and_old_ones_are_not(self, tmp_path: Path) -> None:
-        (tmp_path / "master-1.log").write_text("old\n")
-        relay = Relay(tmp_path, coloured=False)
-        with (tmp_path / "master-1.log").open("a") as log:
-            log.write("one\ntw")
-            log.flush()
-            assert relay.lines() == ["master-1     | one"]
-            log.write("o\n")
-        (tmp_path / "consumer-1.log").write_text("first\n")
-        assert relay.lines() == ["consumer-1   | first", "master-1     | two"]
-        assert relay.lines() == []
-        relay.close()
-
     def test_a_rotation_loses_nothing(self, tmp_path: Path) -> None:
         path = tmp_path / "c.log"
         path.write_text("")
@@ -279,16 +238,6 @@ class TestRelay:
         relay = Relay(tmp_path, coloured=False)
         (tmp_path / "c.log").write_bytes(b"\x1b[31mred\x07 \xff\n")
         assert relay.lines() == ["c            | \ufffd[31mred\ufffd \ufffd"]
-        relay.close()
-
-    def test_of_supervisord_only_news_is_shown(self, tmp_path: Path) -> None:
-        relay = Relay(tmp_path, coloured=True)
-        (tmp_path / "supervisord.log").write_text(
-            "x INFO spawned: 'a' with pid 1\nx WARN exited: a (exit status 1; not expected)\n"
-        )
-        (line,) = relay.lines()
-        assert "exited: a" in line
-        assert line.startswith("\x1b[31m")
         relay.close()
 
 
@@ -412,17 +361,6 @@ def test_a_full_disk_behind_the_output_is_told_in_one_line() -> None:
         2,
         b"usher: the disk on which it writes, or to which its output goes, is full\n",
     )
-
-
-def test_commands_are_listed_by_what_they_are_for_and_shared_options_last() -> None:
-    listed = CliRunner().invoke(cli.usher, ["--help"]).stdout
-    headings = [line.rstrip(":") for line in listed.splitlines() if re.fullmatch(r"\w+:", line)]
-    assert headings == [*cli.PARTS, "Options"]
-    assert list(cli.PARTS) == ["Run", "Send", "Look", "Act", "Check", "Deploy"]
-    assert "--redis-url" in listed and "--tls-cert" in listed and "--api-token" not in listed
-    told = CliRunner().invoke(cli.usher, ["tickets", "list", "--help"]).stdout
-    assert "--limit" in told and "--redis-url" not in told and "`usher --help`" in told
-    assert "`usher --help`" not in CliRunner().invoke(cli.usher, ["token", "new", "--help"]).stdout
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from usher.common.base.errors import SettingsError, StartRefused, UsherError
 from usher.common.http.credentials import Role, line_of
 from usher.common.redis.acl import USERS, acl_file
 from usher.consumer.settings import ConsumerSettings
-from usher.deploy.local import deploy_folder
 from usher.deploy.local.deploy_folder import AROUND_DRAIN_S, DEPLOY, Host
 from usher.deploy.local.init_deploy import plan
 from usher.deploy.local.plan import LocalSettings
@@ -50,22 +49,6 @@ def sections(host: Host) -> dict[str, dict[str, str]]:
     parser = configparser.RawConfigParser(inline_comment_prefixes=(" ;",))
     parser.read_string(host.files()["supervisord.conf"][0])
     return {name: dict(parser[name]) for name in parser.sections()}
-
-
-def test_one_host_runs_all_of_it_in_groups_that_stop_in_order() -> None:
-    found = sections(planned())
-    programs = [name.removeprefix("program:") for name in found if name.startswith("program:")]
-    assert programs == ["redis", "master-1", "master-2", "consumer-1", "consumer-2"]
-    assert (found["group:master"]["programs"], found["group:consumer"]["programs"]) == (
-        "master-1,master-2",
-        "consumer-1,consumer-2",
-    )
-    assert (
-        int(found["program:redis"]["priority"])
-        < int(found["group:master"]["priority"])
-        < int(found["group:consumer"]["priority"])
-    )
-    assert "--bind 127.0.0.1:8722 --advertise-url http://127.0.0.1:8722" in found["program:consumer-2"]["command"]
 
 
 def test_what_is_generated_is_new_each_time_and_what_is_given_is_kept() -> None:
@@ -100,12 +83,6 @@ def test_the_python_path_of_the_environment_is_kept_and_holds_in_any_folder(
     kept = planned(environ={"PYTHONPATH": "shop::/srv/lib"})
     assert f"PYTHONPATH='{tmp_path}/shop:/srv/lib'\n" in kept.files()["usher.env"][0]
     assert "PYTHONPATH" not in planned(environ={"PYTHONPATH": ""}).settings
-
-
-def test_a_redis_of_somebody_elses_is_used_and_not_run() -> None:
-    host = planned(environ=_ELSEWHERE)
-    assert host.roles == ["master", "consumer"]
-    assert "redis.conf" not in host.files()
 
 
 def test_a_redis_of_our_own_has_a_user_for_each_kind_of_program() -> None:
@@ -227,25 +204,6 @@ def test_lines_that_people_have_added_to_the_tokens_are_kept() -> None:
     assert "0" * 64 not in text
 
 
-def test_consumers_of_another_host_are_told_apart_and_reached_there() -> None:
-    host = planned(
-        "consumer", environ=_ELSEWHERE, host="10.0.0.3", masters="http://10.0.0.1:8700,http://10.0.0.2:8700/"
-    )
-    command = sections(host)["program:10.0.0.3-1"]["command"]
-    assert "--consumer-name 10.0.0.3-1 --bind 10.0.0.3:8721 --advertise-url http://10.0.0.3:8721" in command
-    assert host.settings["USHER_MASTER_URLS"] == "http://10.0.0.1:8700,http://10.0.0.2:8700"
-
-
-def test_of_several_masters_a_host_runs_its_own() -> None:
-    masters = "http://10.0.0.1:8700,http://10.0.0.2:8701"
-    host = planned(
-        "master", environ=_ELSEWHERE | {"USHER_HEALTH_HOSTS": "10.0.0.0/24"}, host="10.0.0.2", masters=masters
-    )
-    found = sections(host)
-    assert [name for name in found if name.startswith("program:")] == ["program:master-1"]
-    assert "--bind 10.0.0.2:8701 --advertise-url http://10.0.0.2:8701" in found["program:master-1"]["command"]
-
-
 def test_addresses_of_ipv6_have_brackets_where_they_must() -> None:
     host = planned(host="fd00::1")
     assert host.settings["USHER_REDIS_URL"].endswith("@[fd00::1]:6390/0")
@@ -341,21 +299,6 @@ def test_links_within_the_runbook_lead_somewhere() -> None:
         for title in re.findall(r"^## (.+)$", runbook, re.MULTILINE)
     }
     assert set(re.findall(r"\]\((#[^)]*)\)", runbook)) <= anchors
-
-
-def test_all_files_that_are_read_are_packaged() -> None:
-    """Those beside the code and those in folders of their own: pyproject.toml names both."""
-    pyproject = (DEPLOY.parent / "pyproject.toml").read_text()
-    folders = {
-        file.parent.relative_to(DEPLOY.parent).as_posix().replace("/", ".")
-        for file in DEPLOY.rglob("*")
-        if file.is_file() and file.suffix not in (".py", ".pyc")
-    }
-    # Those of the other folders are read in a checkout only: they build an image of it, or are applied or copied from it.
-    of_checkouts = {"deploy.container", "deploy.kubernetes", "deploy.kubernetes.keda", "deploy.systemd"}
-    assert folders == {"deploy", "deploy.init"} | of_checkouts
-    assert '"usher.deploy" = ["*"]' in pyproject and '"usher.deploy.init" = ["*"]' in pyproject
-    assert set(deploy_folder._COPIES) <= {file.name for file in DEPLOY.iterdir()}
 
 
 @pytest.mark.parametrize("program", ["master", "consumer"])

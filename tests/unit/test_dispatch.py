@@ -8,28 +8,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, owner_of, wait_once
+from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids
 from usher.master.policy.board import placement as choice
 from usher.master.policy.board.placement import Affinity
-from usher.master.policy.board.plans import NOBODY, HandOverReply, ReplyFollowUp, TargetReply
+from usher.master.policy.board.plans import HandOverReply, ReplyFollowUp, TargetReply
 
 
 class TestPlan:
-    def test_a_ticket_goes_to_one_consumer_whole_and_in_id_order(self) -> None:
-        board = board_with("c1", "c2", "c3")
-        arrive(board, b"T", 1, 2, 9, 10)
-        ((_, handed),) = hand_over(board).items()
-        assert handed == ids(1, 2, 9, 10)
-
-    def test_room_comes_back_with_what_is_acknowledged(self) -> None:
-        board = board_with("c1", capacity=2)
-        for number in (1, 2):
-            arrive(board, b"T%d" % number, number)
-        hand_over(board)
-        assert board.room == 0
-        freed(board, "c1:1", b"T1", ids(1))
-        assert board.room == 1
-
     def test_a_thousand_that_join_one_after_the_other_are_ranked_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         ranked: list[int] = []
         monkeypatch.setattr(choice, "Affinity", lambda names: ranked.append(len(names)) or Affinity(names))
@@ -57,26 +42,6 @@ class TestPlan:
             consumer.name == ranking(ticket)[0] for consumer in board.consumers.values() for ticket in consumer.tickets
         )
 
-    def test_a_ticket_in_processing_stays_with_its_owner_whoever_else_is_idle(self) -> None:
-        board = board_with("c1")
-        arrive(board, b"T", 1)
-        hand_over(board)
-        for name in ("c2", "c3", "c4", "c5"):
-            board.join(f"{name}:1", name, 4, 100, True)
-        arrive(board, b"T", 2)
-        assert hand_over(board) == {("c1:1", b"T"): ids(2)}
-
-    def test_a_ticket_that_is_done_is_forgotten_and_may_go_elsewhere(self) -> None:
-        board = board_with("c1")
-        arrive(board, b"T", 1)
-        hand_over(board)
-        assert freed(board, "c1:1", b"T", ids(1)) == ["ok"]
-        assert not board.tickets
-        board.join("c1:1", "c1", 4, 100, False)
-        board.join("c2:1", "c2", 4, 100, True)
-        arrive(board, b"T", 2)
-        assert hand_over(board) == {("c2:1", b"T"): ids(2)}
-
     def test_what_its_owner_was_about_to_get_when_it_began_to_drain_waits_until_it_is_done(self) -> None:
         board = board_with("c1")
         arrive(board, b"T", 1)
@@ -87,33 +52,6 @@ class TestPlan:
         assert hand_over(board) == {}
         freed(board, "c1:1", b"T", ids(1))
         assert hand_over(board) == {("c2:1", b"T"): ids(2)}
-
-    def test_what_comes_to_a_ticket_that_waits_for_room_waits_in_the_same_place(self) -> None:
-        board = board_with("c1", capacity=1)
-        arrive(board, b"T", 1)
-        hand_over(board)
-        for number in (2, 4):
-            arrive(board, b"T", number)
-            arrive(board, b"U", number + 1)
-            assert hand_over(board) == {}
-            wait_once(board)
-        freed(board, "c1:1", b"T", ids(1))
-        assert len(hand_over(board)) == 1
-        wait_once(board)
-
-    def test_the_plan_carries_what_memory_believes_of_the_record(self) -> None:
-        board = board_with("c1")
-        arrive(board, b"T", 1)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        assert plan.targets[0].parts[0].believed == NOBODY
-        board.confirm(plan, answer(plan, 7))
-        arrive(board, b"T", 2)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        assert plan.targets[0].parts[0].believed == b"c1:1 7"
-        board.confirm(plan, answer(plan, 0))
-        assert board.tickets[b"T"].believed == b"c1:1 7"
 
     def test_an_owner_whose_acknowledgement_came_before_its_report_gets_a_new_fence(self) -> None:
         board = board_with("c1")
@@ -136,17 +74,6 @@ class TestPlan:
         freed(board, "c1:1", b"HOT", ids(1))
         assert hand_over(board) == {("c1:1", b"HOT"): ids(3)}
 
-    def test_a_consumer_never_gets_more_than_its_capacity(self) -> None:
-        board = board_with("c1", capacity=3)
-        arrive(board, b"A", 1, 2)
-        arrive(board, b"B", 3, 4)
-        arrive(board, b"C", 5)
-        assert hand_over(board) == {("c1:1", b"A"): ids(1, 2), ("c1:1", b"B"): ids(3)}
-        assert hand_over(board) == {}
-        assert board.room == 0
-        freed(board, "c1:1", b"A", ids(1))
-        assert sum(map(len, hand_over(board).values())) == 1
-
     def test_whoever_waits_for_room_gets_it_in_the_order_of_waiting(self) -> None:
         board = board_with("c1", capacity=1)
         for number, ticket in enumerate((b"A", b"B", b"C"), 1):
@@ -158,15 +85,6 @@ class TestPlan:
             freed(board, "c1:1", ticket, list(board.tickets[ticket].running))
         assert handed == [b"A", b"B", b"C"]
 
-    def test_nothing_is_planned_and_nothing_more_is_read_while_nobody_accepts(self) -> None:
-        board = board_with()
-        assert board.room == 0
-        arrive(board, b"T", 1)
-        assert board.plan(1000, NOW) is None
-        board.join("c1:1", "c1", 4, 100, True)
-        assert hand_over(board) == {("c1:1", b"T"): ids(1)}
-        assert board.room == 99
-
     def test_a_plan_ends_at_its_limit_and_the_next_one_goes_on(self) -> None:
         board = board_with("c1")
         arrive(board, b"A", 1, 2, 3)
@@ -174,12 +92,6 @@ class TestPlan:
         assert hand_over(board, limit=2) == {("c1:1", b"A"): ids(1, 2)}
         assert board.room == 0, "what is runnable goes first"
         assert {ticket: handed for (_, ticket), handed in hand_over(board).items()} == {b"A": ids(3), b"B": ids(4)}
-
-    def test_what_is_left_of_the_limit_is_for_the_next_ticket(self) -> None:
-        board = board_with("c1")
-        arrive(board, b"A", 1, 2)
-        arrive(board, b"B", 3, 4, 5)
-        assert hand_over(board, limit=3) == {("c1:1", b"A"): ids(1, 2), ("c1:1", b"B"): ids(3)}
 
     def test_nobody_gets_much_more_than_its_share_though_all_tickets_belong_to_it(self) -> None:
         names = ("c1", "c2", "c3")
@@ -226,15 +138,6 @@ class TestPlan:
         assert plan is not None
         assert (plan.lowest, plan.highest) == (b"-", b"+")
 
-    def test_a_plan_that_redis_refused_for_the_moment_leaves_no_trace(self) -> None:
-        board = board_with("c1", window=2)
-        arrive(board, b"T", 1, 2, 3)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        board.withdraw(plan)
-        assert (board.in_flight, board.parked, owner_of(board, b"T")) == (0, 3, "")
-        assert hand_over(board) == {("c1:1", b"T"): ids(1, 2)}
-
 
 class TestReplies:
     @pytest.mark.parametrize(
@@ -259,43 +162,6 @@ class TestReplies:
         board.join("c2:1", "c2", 4, 100, True)
         assert hand_over(board) == {("c2:1", b"T"): ids(1, 2, 3)}
 
-    def test_what_a_draining_owner_still_runs_keeps_the_rest_of_its_ticket_parked(self) -> None:
-        board = board_with("c1")
-        arrive(board, b"T", 1)
-        hand_over(board)
-        board.join("c2:1", "c2", 4, 100, True)
-        arrive(board, b"T", 2)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        board.confirm(plan, answer(plan, 0, "DRAINING"))
-        assert board.plan(1000, NOW) is None
-        freed(board, "c1:1", b"T", ids(1))
-        assert hand_over(board) == {("c2:1", b"T"): ids(2)}
-
-    def test_a_refused_ticket_waits_until_its_record_was_read_and_stops_nobody_else(self) -> None:
-        board = board_with("c1")
-        arrive(board, b"A", 1)
-        arrive(board, b"B", 2)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        assert board.confirm(plan, answer(plan, 7, refused=[b"A"])) == ReplyFollowUp(unsure=(b"A",))
-        arrive(board, b"A", 3)
-        assert board.plan(1000, NOW) is None
-        assert (owner_of(board, b"A"), owner_of(board, b"B")) == ("", "c1:1")
-        board.clear_record(b"A")
-        assert hand_over(board) == {("c1:1", b"A"): ids(1, 3)}
-
-    def test_a_refused_ticket_goes_on_with_the_owner_that_its_record_names(self) -> None:
-        board = board_with("c1", "c2")
-        arrive(board, b"A", 2)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        board.confirm(plan, answer(plan, refused=[b"A"]))
-        assert board.plan(1000, NOW) is None
-        owner = next(name for name in board.consumers if name != plan.targets[0].incarnation)
-        assert board.set_record(b"A", owner.encode(), 8, ids(1), NOW) is None
-        assert hand_over(board) == {(owner, b"A"): ids(2)}
-
     def test_a_stray_of_one_target_is_not_outweighed_by_what_the_others_say(self) -> None:
         board = board_with("c1", "c2", slots=1, capacity=1)
         arrive(board, b"A", 1)
@@ -305,29 +171,6 @@ class TestReplies:
         _, other = plan.targets
         replies = tuple(TargetReply(state, [], [], []) for state in ("STRAY", "LOST"))
         assert board.confirm(plan, HandOverReply(0, replies)) == ReplyFollowUp(lost=(other.incarnation,), doubt=True)
-
-    def test_of_several_tickets_those_whose_ids_are_over_are_free(self) -> None:
-        board = board_with("c1")
-        for number, ticket in enumerate((b"A", b"B", b"C"), 1):
-            arrive(board, ticket, number)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        board.confirm(plan, answer(plan, gone=ids(1, 2)))
-        assert (board.in_flight, list(board.tickets)) == (1, [b"C"])
-
-    def test_ids_that_are_over_are_forgotten(self) -> None:
-        board = board_with("c1", capacity=2)
-        arrive(board, b"A", 1, 2)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        board.confirm(plan, answer(plan, gone=ids(2)))
-        assert (board.in_flight, list(board.tickets[b"A"].running)) == (1, ids(1))
-        arrive(board, b"B", 3)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        board.confirm(plan, answer(plan, gone=ids(3)))
-        assert b"B" not in board.tickets
-        assert board.room == 1
 
 
 class TestReports:
@@ -348,30 +191,8 @@ class TestReports:
         assert freed(board, incarnation, ticket, ids(number)) == [told]
         assert board.in_flight == (1 if told == "ok" else 2)
 
-    def test_a_doubled_or_reordered_report_changes_nothing(self) -> None:
-        board = board_with("c1")
-        board.set_record(b"T", b"c1:1", 7, ids(1, 2, 3), NOW)
-        assert freed(board, "c1:1", b"T", ids(2)) == ["ok"]
-        assert freed(board, "c1:1", b"T", ids(1, 2, 1)) == ["ok", "gone", "gone"]
-        assert (board.in_flight, list(board.tickets[b"T"].running)) == (1, ids(3))
-
-    def test_a_report_on_a_ticket_that_nobody_has_is_stale(self) -> None:
-        board = board_with()
-        arrive(board, b"T", 1)
-        assert freed(board, "c1:1", b"T", ids(1)) == ["stale"]
-        assert list(board.tickets[b"T"].parked) == ids(1)
-
 
 class TestTakeIn:
-    def test_a_lower_id_goes_before_what_is_parked(self) -> None:
-        board = board_with()
-        arrive(board, b"T", 5, 6)
-        board.take_in([(b"3-0", b"T"), (b"10-0", b"T"), (b"7-0", b"U")])
-        board.take_in([(b"1-0", b"T"), (b"2-0", b"T")])
-        board.take_in([(b"5-5", b"T"), (b"6-0", b"T")])
-        assert list(board.tickets[b"T"].parked) == [b"1-0", b"2-0", b"3-0", b"5-0", b"5-5", b"6-0", b"10-0"]
-        assert board.parked == 8
-
     def test_entries_that_come_in_the_order_of_their_hand_over_are_put_in_id_order(self) -> None:
         board = board_with()
         board.take_in([(b"7-0", b"T"), (b"10-0", b"T"), (b"5-0", b"T")])
@@ -414,11 +235,3 @@ class TestTakeIn:
         assert board.has(b"T", b"1-0"), "nobody has taken it back"
         assert not board.has(b"T", b"2-0")
         assert not board.has(b"U", b"1-0")
-
-    def test_what_a_halted_ticket_waits_for_is_known_and_what_is_behind_it_is_not(self) -> None:
-        board = board_with("c1")
-        board.set_record(b"T", b"halted", 7, ids(1), NOW)
-        for knows in (board.has, board.runs):
-            assert [knows(b"T", entry_id) for entry_id in ids(1, 2)] == [True, False]
-        board.clear_record(b"T")
-        assert not board.has(b"T", b"1-0"), "its letter was dropped"

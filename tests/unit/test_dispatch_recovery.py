@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.boards import NOW, arrive, board_with, freed, hand_over, ids, owner_of, planned
+from tests.boards import NOW, arrive, board_with, freed, hand_over, ids, owner_of
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.placement import Affinity
-from usher.master.policy.board.plans import NOBODY
-from usher.master.policy.board.tickets import Standing
 
 
 class TestRecovery:
@@ -21,30 +19,6 @@ class TestRecovery:
         assert board.mark_lost("c1:1")
         arrive(board, b"T", 3)
         return board
-
-    def test_nothing_of_a_ticket_in_recovery_is_planned(self) -> None:
-        board = self.lost()
-        assert board.plan(1000, NOW) is None
-        board.take_in([(b"1-0", b"T")])
-        assert board.plan(1000, NOW) is None
-        assert board.room == 100, "and others may be read"
-
-    def test_what_was_recovered_goes_on_oldest_first_with_a_new_fence(self) -> None:
-        board = self.lost()
-        board.take_in([(b"1-0", b"T"), (b"2-0", b"T")])
-        assert board.recovered("c1:1") == ()
-        assert "c1:1" not in board.consumers
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        assert planned(plan) == {("c2:1", b"T"): ids(1, 2, 3)}
-        assert plan.targets[0].parts[0].believed == NOBODY
-
-    def test_what_was_acknowledged_without_a_report_does_not_run_again(self) -> None:
-        board = self.lost()
-        board.take_in([(b"2-0", b"T")])
-        board.recovered("c1:1")
-        assert hand_over(board) == {("c2:1", b"T"): ids(2, 3)}
-        assert board.in_flight == 2
 
     def test_a_restarted_consumer_gets_its_tickets_back(self) -> None:
         board = board_with("c1", "c2", "c3", "c4")
@@ -67,11 +41,6 @@ class TestRecovery:
         assert board.plan(1000, NOW) is None
         board.set_record(b"T", b"returned", 7, ids(1, 2), NOW)
         assert hand_over(board) == {("c2:1", b"T"): ids(1, 2, 3)}
-
-    def test_a_consumer_that_was_not_dead_after_all_keeps_its_tickets(self) -> None:
-        board = self.lost()
-        board.keep("c1:1")
-        assert hand_over(board) == {("c1:1", b"T"): ids(3)}
 
     def test_a_consumer_that_was_not_dead_after_all_gets_others_however_little_it_takes_at_a_time(self) -> None:
         board = board_with("c1", capacity=1)
@@ -107,58 +76,9 @@ class TestRecovery:
         board.mark_lost("c1:1")
         assert hand_over(board) == {("c1:2", b"B"): ids(2)}
 
-    def test_nobody_unknown_is_lost_or_recovered(self) -> None:
-        board = board_with("c1")
-        assert not board.mark_lost("c9:1")
-        assert board.recovered("c9:1") == ()
-
 
 class TestRecords:
     """Memory follows the index."""
-
-    def test_a_record_of_a_living_owner(self) -> None:
-        board = board_with("c1", "c2")
-        assert board.set_record(b"T", b"c2:1", 7, ids(1, 2), NOW) is None
-        arrive(board, b"T", 3)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        assert planned(plan) == {("c2:1", b"T"): ids(3)}
-        assert plan.targets[0].parts[0].believed == b"c2:1 7"
-
-    def test_a_record_says_what_was_acknowledged_without_a_report(self) -> None:
-        board = board_with("c1", capacity=2)
-        arrive(board, b"T", 1, 2, 3)
-        hand_over(board)
-        board.set_record(b"T", b"c1:1", 7, ids(2), NOW)
-        assert (board.in_flight, list(board.tickets[b"T"].running)) == (1, ids(2))
-        assert hand_over(board) == {("c1:1", b"T"): ids(3)}
-
-    def test_a_returned_ticket_goes_on_with_its_lowest_entry(self) -> None:
-        board = board_with("c1")
-        board.set_record(b"T", b"c9:1", 6, ids(1, 2), NOW)
-        arrive(board, b"T", 3)
-        assert board.set_record(b"T", b"returned", 6, ids(2, 1), NOW) is None
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        assert plan.targets[0].parts[0] == (b"T", b"returned 6", ids(1, 2, 3))
-        assert plan.targets[0].parts[0].changes_owner
-
-    def test_an_owner_that_nobody_knows_is_to_be_recovered(self) -> None:
-        board = board_with("c1")
-        arrive(board, b"T", 2)
-        assert board.set_record(b"T", b"c9:4", 7, ids(1), NOW) == "c9:4"
-        assert board.plan(1000, NOW) is None
-        assert board.tickets[b"T"].standing is Standing.RECOVERING
-        board.take_in([(b"1-0", b"T")])
-        board.recovered("c9:4")
-        assert hand_over(board) == {("c1:1", b"T"): ids(1, 2)}
-
-    def test_a_record_that_is_read_during_a_recovery_does_not_end_it(self) -> None:
-        board = board_with("c1")
-        board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW)
-        board.mark_lost("c1:1")
-        assert board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW) == "c1:1"
-        assert board.tickets[b"T"].standing is Standing.RECOVERING
 
     def test_an_owner_that_only_a_record_named_gets_nothing_before_the_roster_knows_it(self) -> None:
         board = board_with()
@@ -237,20 +157,6 @@ class TestRecords:
         assert (board.in_flight, board.consumers["c1:1"].in_flight) == (0, 0)
         assert board.quiet_since(NOW + 5) == []
         assert board.quiet_since(NOW + 6) == [b"T"]
-
-    def test_a_ticket_without_a_record_is_free(self) -> None:
-        board = board_with("c1")
-        arrive(board, b"T", 1)
-        hand_over(board)
-        board.clear_record(b"T")
-        assert (board.in_flight, b"T" in board.tickets) == (0, False)
-
-    def test_a_ticket_in_recovery_is_not_freed_by_its_missing_record(self) -> None:
-        board = board_with("c1")
-        board.set_record(b"T", b"c1:1", 7, ids(1), NOW)
-        board.mark_lost("c1:1")
-        board.clear_record(b"T")
-        assert board.tickets[b"T"].standing is Standing.RECOVERING
 
     def test_only_tickets_that_nobody_reported_on_are_read_again(self) -> None:
         board = board_with("c1", "c2")

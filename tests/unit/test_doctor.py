@@ -115,19 +115,6 @@ def test_where_proofs_take_too_long_to_come_along_nobody_is_told_to_prove_more_o
     assert "USHER_RUN_LOG_LENGTH" in told_slow.do and "USHER_AUDIT_SPARK_MASTER" in told_slow.do
 
 
-def test_a_run_log_that_is_too_short_for_the_schedule_is_told_with_both_times() -> None:
-    hourly, gone = (proof_told(with_proof(at, 3_600_000)) for at in (b"1149000-0", b"999999-9"))
-    assert hourly.seen == "the run log holds 150 s, and proofs are 3,600 s apart"
-    assert "executions are cut from the log before they are archived: a hole in the proof" in hourly.means
-    assert gone.seen == "the run log holds 150 s, and the last proof is 5 s old"
-    assert "they will not be proven" in gone.means
-
-
-def proof_told(facts: DoctorFacts) -> DoctorFinding:
-    [told] = [one for one in examine(facts) if one.check == "proof"]
-    return told
-
-
 _LACKS: dict[str, tuple[str, ...]] = {"master": ("XCLAIM",), "consumer": (), "auditor": ()}
 _FAST = Growth(1000.0, 119.6, 0.5)
 ONE_THING_WRONG: list[tuple[DoctorFacts, str, DoctorSeverity]] = [
@@ -283,11 +270,6 @@ def test_the_worst_counts() -> None:
     assert of(OK, UNKNOWN) is UNKNOWN
     assert of(WARN, UNKNOWN, OK) is WARN
     assert of(WARN, BAD, OK) is BAD
-
-
-def test_a_long_list_of_names_is_cut() -> None:
-    names = tuple(NameInGroup(f"s{n}", "unknown", 1) for n in range(8))
-    assert findings(with_stream(names=names))["strangers"].seen.endswith("s4 (1 pending) and 3 more")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.membership.consumer_http import read_answer
 from usher.master.policy.board.plans import BoardFacts
-from usher.master.policy.explain.explain import explain, span
+from usher.master.policy.explain.explain import explain
 from usher.master.policy.explain.facts import (
     ConsumerTotals,
     LeaderFacts,
@@ -63,10 +63,6 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         *(owned(RUNS, refuses_writes=FULL), "running", "handler_runs"),
         f"12-0 started 41 s ago on c3, 2 starts, 0 charged of 5, fencing token {FENCE}",
     ),
-    "runs for the last time": (
-        *(owned(replace(RUNS, attempt=5)), "running", "handler_runs"),
-        f"12-0 started 41 s ago on c3, 5 starts, 0 charged of 5, fencing token {FENCE}",
-    ),
     "runs": (
         owned(RUNS),
         "running",
@@ -107,10 +103,6 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
             " lost with it as the next of its ticket"
         ),
     ),
-    "just ended": (
-        *(owned(), "handed_over", "on_the_way"),
-        f"12-0 was handed over to c3 50 s ago (fencing token {FENCE}); it is on its way into a lane there, or has just ended",
-    ),
     "its owner does not answer": (
         *(owned(told=False, attempts={A: Attempts(2, 1)}), "handed_over", "owner_silent"),
         (
@@ -124,14 +116,6 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
             f"consumer c3 died with 12-0 (fencing token {FENCE}): the leader http://m1 takes its entries back, oldest first,"
             " and hands them over anew under a new fencing token, in 10 s at the latest; c3:8 has its name now and gets the"
             " ticket first"
-        ),
-    ),
-    "its owner is dead, and nobody leads": (
-        *(
-            owned(owner=replace(OWNER, state=""), leader=None),
-            "recovering",
-            "owner_lost",
-            "consumer c3 died with 12-0: its lease has ended",
         ),
     ),
     "parked, about to go": (
@@ -160,10 +144,6 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         *(ticket(parked=(A,), rules=(PAUSE,)), "paused", "rule_pause"),
         "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, everything)",
     ),
-    "parked, its ticket is paused": (
-        *(ticket(parked=(A,), rules=(replace(PAUSE, target=Target.TICKET, value="T"),)), "paused", "rule_pause"),
-        "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, ticket)",
-    ),
     "parked, slowed": (
         *(
             ticket(parked=(A,), rules=(SLOW,), board=BoardFacts("open", 1, True, due_ms=NOW + 500)),
@@ -184,10 +164,6 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         *(ticket(kind="put_off", fence=8, ids=(A, B), due_ms=NOW + 123_000), "put_off", "put_off"),
         "12-0 waits until 14:15:23 UTC, asked for by the handler: 2 min 3 s more; no consumer has it meanwhile",
     ),
-    "put off, and due": (
-        *(ticket(kind="put_off", fence=8, ids=(A, B), due_ms=NOW - 1), "put_off", "about_to_move"),
-        "12-0 is handed over within moments by the leader http://m1",
-    ),
     "put off, and due on Redis' clock in a moment": (
         *(
             ticket(kind="put_off", fence=8, ids=(A,), due_ms=NOW, board=BoardFacts("waiting", 1, True)),
@@ -200,19 +176,11 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         *(ticket(kind="returned", fence=8, ids=(A, B)), "returned", "about_to_move"),
         "12-0 is handed over within moments by the leader http://m1",
     ),
-    "returned, paused": (
-        *(ticket(kind="returned", fence=8, ids=(A,), rules=(PAUSE,)), "paused", "rule_pause"),
-        "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, everything)",
-    ),
     "unread": (
         ticket(unread=(A,), lag=900),
         "unread",
         "lag",
         "12-0 waits to be read: the leader http://m1 reads the stream in order",
-    ),
-    "unread, everything is paused": (
-        *(ticket(unread=(A,), lag=900, rules=(PAUSE,)), "paused", "rule_pause"),
-        "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, everything)",
     ),
     "unread, its ticket is paused": (  # the leader reads it all the same
         *(
@@ -252,16 +220,8 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         *(ticket(delayed=1, due_ms=NOW + 570_000), "delayed", "delayed"),
         "1 message of the ticket is delayed, due in 9 min 30 s",
     ),
-    "more are delayed": (
-        *(ticket(delayed=7, delayed_is_exact=False, due_ms=NOW - 5), "delayed", "delayed"),
-        "at least 7 messages of the ticket are delayed, the first is due now",
-    ),
     "idle": (
         *(ticket(), "idle", "nothing_to_do"),
-        "the ticket has nothing unread, waiting or in processing: all that ever came is finished, or nothing ever came",
-    ),
-    "idle, and the leader remembers its name": (
-        *(ticket(board=BoardFacts("unsure", 0, True)), "idle", "nothing_to_do"),
         "the ticket has nothing unread, waiting or in processing: all that ever came is finished, or nothing ever came",
     ),
     "idle, but not all letters were looked at": (
@@ -275,13 +235,6 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         *(ticket(gathered_is_exact=False, by_stream=True), "not_found", "not_looked_through"),
         "nothing of the ticket was found; not all ticket streams were searched, so it may wait in one to be gathered",
     ),
-    "not gathered, and not all streams were looked at": (
-        *(ticket(not_gathered=7, gathered_is_exact=False, by_stream=True), "not_found", "not_gathered"),
-        (
-            "the ticket has nothing in the work stream; at least 7 entries wait in the ticket streams to be gathered,"
-            " and some may belong to it"
-        ),
-    ),
     "not gathered": (
         *(ticket(not_gathered=1, by_stream=True), "not_found", "not_gathered"),
         (
@@ -291,10 +244,6 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "not found, more is parked": (
         *(ticket(parked_is_exact=False), "not_found", "not_looked_through"),
-        "the ticket has nothing in processing; more is unread or waiting than was searched, so it may be further behind",
-    ),
-    "not found": (
-        *(ticket(unread_is_exact=False), "not_found", "not_looked_through"),
         "the ticket has nothing in processing; more is unread or waiting than was searched, so it may be further behind",
     ),
 }
@@ -322,21 +271,6 @@ def test_every_state_has_its_words(name: str) -> None:
     told = explain(facts)
     assert (told.state, told.reasons[0].code, told.reasons[0].text) == (state, code, sentence)
     assert told.until_ms == 0 or told.until_ms > NOW - 60_000, "a time, or none is known"
-
-
-@pytest.mark.parametrize(
-    ("milliseconds", "words"),
-    [
-        (10_000, "10 s"),
-        (59_999, "59 s"),
-        (60_000, "1 min 0 s"),
-        (3_600_000, "1 h 0 min"),
-        (172_799_999, "47 h 59 min"),
-        (172_800_000, "2 days"),
-    ],
-)
-def test_a_length_of_time_is_told_in_the_units_that_fit(milliseconds: int, words: str) -> None:
-    assert span(milliseconds) == words
 
 
 def test_every_state_is_in_the_table() -> None:
@@ -404,55 +338,6 @@ def test_whatever_the_facts_are_there_is_an_explanation(facts: TicketFacts) -> N
     assert all(document["sentences"])
     assert [reason["text"] for reason in document["reasons"]] == document["sentences"]
     assert document["summary"] == document["sentences"][0]
-
-
-class TestDocument:
-    """What programs read: what is not known, or not there, is null."""
-
-    def part(self, facts: TicketFacts, *keys: str) -> dict[str, Any]:
-        document = explain(facts).document()
-        return {key: document[key] for key in keys}
-
-    def test_of_a_ticket_that_runs(self) -> None:
-        facts = owned(RUNS, parked=(C,), unread=(b"20-0",), rules=(SLOW,))
-        numbers = {"in_processing": 2, "parked": 1, "unread": 1, "fence": FENCE, "max_attempts": 5}
-        assert self.part(facts, *numbers) == numbers
-        told = {"waits_for": "the handler on c3", "until_ms": None, "leader_url": "http://m1", "rules": [SLOW.shown()]}
-        assert self.part(facts, *told) == told
-        owner = {"name": "c3", "incarnation": "c3:7", "state": "live", "lease_ms": 4000, "paused": False}
-        assert self.part(facts, "owner") == {"owner": owner}
-        paused = explain(owned(RUNS, owner=replace(OWNER, incarnation="odd", state="", paused=PAUSE))).document()[
-            "owner"
-        ]
-        assert paused == owner | {"name": "odd", "incarnation": "odd", "state": "lost", "paused": True}
-
-    def test_of_one_that_is_tried_again(self) -> None:
-        document = explain(owned(OwnEntry(A, "waiting", 2, NOW - 9, NOW + 90_000))).document()
-        assert document["until_ms"] == document["entries"][0]["due_ms"] == NOW + 90_000
-        assert document["entries"][0]["started_ms"] is None
-
-    def test_of_one_of_which_nothing_is_there(self) -> None:
-        nothing = dict.fromkeys(
-            ("waits_for", "until_ms", "owner", "fence", "max_attempts", "leader_url", "dead_letter", "last_dead_letter")
-        )
-        assert self.part(TicketFacts("T", NOW), *nothing) == nothing
-        empty: dict[str, Any] = {
-            "entries": [],
-            "rules": [],
-            "commands": [],
-            "in_processing": 0,
-            "parked": 0,
-            "unread": 0,
-        }
-        assert self.part(TicketFacts("T", NOW), *empty) == empty
-        assert self.part(ticket(kind="halted", ids=(A, B)), "in_processing", "parked") == {
-            "in_processing": 0,
-            "parked": 1,
-        }
-
-    def test_no_more_entries_are_named_than_a_page_shows_and_all_are_counted(self) -> None:
-        document = explain(ticket(parked=tuple(b"%d-0" % number for number in range(1, 302)))).document()
-        assert (len(document["entries"]), document["parked"]) == (200, 301)
 
 
 class TestTheOwnersAnswer:

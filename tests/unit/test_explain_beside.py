@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.test_explain import FENCE, LEADER, LETTER, NOW, OWNER, PAUSE, RUNS, SLOW, A, B, C, owned, ticket
+from tests.unit.test_explain import LEADER, NOW, OWNER, PAUSE, RUNS, SLOW, A, B, C, owned, ticket
 from usher.master.policy.board.plans import BoardFacts
 from usher.master.policy.explain.explain import explain
 from usher.master.policy.explain.facts import (
@@ -19,16 +19,6 @@ from usher.master.policy.explain.facts import (
 class TestWhatElseIsSaid:
     def sentences(self, facts: TicketFacts) -> list[str]:
         return [reason.text for reason in explain(facts).reasons]
-
-    def test_a_ticket_that_is_asked_back(self) -> None:
-        facts = owned(OwnEntry(A, "queued"), board=BoardFacts("open", 0, True, recalled_for="c5"))
-        told = "being recalled from c3 for c5, which has nothing to do, unless it has started there by now"
-        assert told in self.sentences(facts)
-
-    def test_starts_beyond_the_limit_are_told_beside_those_that_are_charged(self) -> None:
-        """Those that asked to be called later (RetryLater) count as starts, and are in no limit."""
-        [first, *_] = self.sentences(owned(replace(RUNS, attempt=7)))
-        assert first == f"12-0 started 41 s ago on c3, 7 starts, 0 charged of 5, fencing token {FENCE}"
 
     def test_what_else_is_known_is_told_beside_what_is_delayed(self) -> None:
         told = self.sentences(ticket(delayed=1, due_ms=NOW + 9_000, unread_is_exact=False, rules=(PAUSE,), leader=None))
@@ -53,33 +43,6 @@ class TestWhatElseIsSaid:
             "which one only the leader knows"
         )
 
-    @pytest.mark.parametrize(
-        ("facts", "also"),
-        [
-            (ticket(parked=(A,)), ["12-0 was read by the leader and is waiting: no consumer has it"]),
-            (
-                ticket(unread=(A,), lag=1),
-                ["12-0 is in the stream and was not read yet; 1 entry of all tickets is unread"],
-            ),
-            (
-                ticket(unread=(A,), lag=9000),
-                ["12-0 is in the stream and was not read yet; 9,000 entries of all tickets are unread"],
-            ),
-            (
-                ticket(kind="returned", fence=8, ids=(A, B)),
-                [
-                    (
-                        "12-0 was given back, by a drain, a recall or a redrive: the ticket's next owner begins with it, under"
-                        " a fencing token above 8"
-                    ),
-                    "17-0 waits behind 12-0",
-                ],
-            ),
-        ],
-    )
-    def test_where_it_is_that_waits(self, facts: TicketFacts, also: list[str]) -> None:
-        assert self.sentences(facts)[1:] == also
-
     def test_a_rule_is_told_where_something_else_is_in_the_way_first(self) -> None:
         told = explain(ticket(parked=(A,), crowd=ConsumerTotals(), rules=(SLOW,)))
         assert [reason.code for reason in told.reasons] == ["no_consumers", "parked", "rule_too"]
@@ -95,24 +58,6 @@ class TestWhatElseIsSaid:
                 " everything))"
             )
         assert "rule_too" not in [reason.code for reason in explain(ticket(parked=(A,), rules=(PAUSE,))).reasons]
-
-    def test_how_many_wait_where_nobody_knows_which_one_is_first(self) -> None:
-        for parked, has_all, told in ((3, True, "3 entries wait"), (1, False, "at least 1 entry waits")):
-            assert self.sentences(ticket(board=BoardFacts("open", parked, has_all)))[-1] == told
-        assert self.sentences(owned(ids=(), parked=(B, C)))[-1] == "2 wait behind ?, the next is 17-0"
-
-    def test_what_becomes_of_the_owner(self) -> None:
-        assert "the lease of c3 ends in 4 s unless it is renewed" in self.sentences(owned(RUNS))
-        assert any(
-            told.startswith("consumer c3 is draining: ")
-            for told in self.sentences(owned(RUNS, owner=replace(OWNER, state="draining")))
-        )
-        assert any("was revoked" in told for told in self.sentences(owned(RUNS, owner=replace(OWNER, state="revoked"))))
-        told = self.sentences(owned(RUNS, owner=replace(OWNER, paused=PAUSE)))
-        assert (
-            "consumer c3 was drained by alice: maintenance: it finishes what it has, what comes later goes to others"
-            in told
-        )
 
     def test_why_the_rest_stays_parked(self) -> None:
         full = owned(RUNS, parked=(C,), board=BoardFacts("open", 5, True, True))
@@ -135,35 +80,10 @@ class TestWhatElseIsSaid:
             "who has paused a ticket is told what goes on all the same"
         )
 
-    def test_the_way_out_of_a_halt(self) -> None:
-        told = explain(replace(ticket(kind="halted", ids=(A,)), ticket_id="two words"))
-        commands = [command for _, command in told.commands]
-        assert commands == [
-            "usher dead redrive --all --ticket 'two words'",
-            "usher dead drop --all --ticket 'two words'",
-        ]
-
-    def test_of_several_streams_it_is_said_what_their_tickets_are_called(self) -> None:
-        expected = "tickets of several streams are told apart by the stream here: ask for STREAM/ID, such as shop:3/T"
-        assert expected in self.sentences(ticket(by_stream=True))
-        assert expected not in self.sentences(replace(ticket(by_stream=True), ticket_id="shop:3/T"))
-
     @pytest.mark.parametrize("facts", [ticket(kind="halted", ids=(A,)), ticket(delayed=1, due_ms=NOW + 1)])
     def test_that_nobody_leads_is_said_where_it_matters_later(self, facts: TicketFacts) -> None:
         told = [[reason.code for reason in explain(replace(facts, leader=leader)).reasons] for leader in (LEADER, None)]
         assert ["no_leader" in codes for codes in told] == [False, True]
-
-    def test_a_rule_that_waits_for_a_ticket_can_be_lifted(self) -> None:
-        assert explain(ticket(rules=(PAUSE,))).commands == (("lifts the rule of everything", "usher rules lift 71f1"),)
-
-    def test_a_halted_ticket_may_be_paused_too(self) -> None:
-        told = explain(ticket(kind="halted", ids=(A,), rules=(PAUSE,)))
-        assert (told.reasons[-1].code, told.commands[-1][1]) == ("rule_too", "usher rules lift 71f1")
-
-    def test_what_is_finished_may_have_left_a_letter(self) -> None:
-        told = explain(ticket(last_letter=replace(LETTER, policy="skip")))
-        assert (told.state, told.reasons[1].code) == ("idle", "has_dead_letter")
-        assert told.commands == (("runs it again, as a new message", "usher dead redrive 99-0"),)
 
     @pytest.mark.parametrize(
         ("facts", "parked", "behind"),
@@ -191,11 +111,6 @@ class TestWhatElseIsSaid:
     def test_nothing_is_counted_twice(self, facts: TicketFacts, parked: int, behind: str) -> None:
         assert explain(facts).document()["parked"] == parked
         assert behind in self.sentences(facts)
-
-    def test_until_when(self) -> None:
-        assert explain(owned(OwnEntry(A, "waiting", 2, 0, NOW + 9))).until_ms == NOW + 9
-        assert explain(owned(owner=replace(OWNER, state=""))).until_ms == NOW + 10_000
-        assert explain(owned(RUNS)).until_ms == 0, "nobody can know"
 
     def test_entries_are_told_in_the_order_in_which_they_run(self) -> None:
         rows = explain(owned(RUNS, parked=(C,), unread=(b"20-0",))).document()["entries"]

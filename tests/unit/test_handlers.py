@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from usher.common.base.errors import HandlerUnusable
-from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import _tell_of_future, check_ran, load_handler
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,25 +46,9 @@ def refusal(spec: str) -> str:
 
 
 class TestFound:
-    @pytest.mark.parametrize("word", ["def", "async def"])
-    def test_a_batch_handler_says_how_it_is_called(self, project: Path, word: str) -> None:
-        write(
-            project,
-            "many.py",
-            f"from usher import batch\n@batch(most=5, wait_s=0.5, per_ticket=2)\n{word} handle(messages): ...",
-        )
-        handler = load_handler("many:handle")
-        assert (handler.batch, handler.is_async) == (BatchOptions(5, 0.5, 2), word != "def")
-
     def test_a_batch_that_cannot_be_is_said_at_the_start(self, project: Path) -> None:
         write(project, "many.py", "from usher import batch\n@batch\ndef handle(messages): ...")
         assert "write @batch() with parentheses" in refusal("many:handle")
-
-    def test_a_function_in_the_current_folder(self, project: Path) -> None:
-        write(project, "orders.py", "def handle(message): return ('seen', message)")
-        handler = load_handler("orders:handle")
-        assert handler.call("m") == ("seen", "m")  # type: ignore[arg-type]
-        assert not handler.is_async
 
     def test_a_function_in_a_package_and_a_method_of_an_object(self, project: Path) -> None:
         write(project, "shop/__init__.py", "")
@@ -132,10 +115,6 @@ class TestRefused:
             + "install its project, or name its folder in PYTHONPATH"
         )
 
-    def test_a_module_that_is_not_there_inside_a_package_that_is(self, project: Path) -> None:
-        write(project, "shop/__init__.py", "")
-        assert "No module named 'shop.orders'" in refusal("shop.orders:handle")
-
     @pytest.mark.parametrize(
         ("text", "told"),
         [
@@ -171,10 +150,6 @@ class TestRefused:
     def test_a_module_without_such_a_function(self, project: Path, attribute: str) -> None:
         write(project, "orders.py", "class Orders: ...\ndef handle(message): ...")
         assert refusal(f"orders:{attribute}") == f"USHER_HANDLER=orders:{attribute}: orders has no {attribute}"
-
-    def test_something_that_cannot_be_called(self, project: Path) -> None:
-        write(project, "orders.py", "handle = 42")
-        assert refusal("orders:handle") == "USHER_HANDLER=orders:handle: handle is not a function"
 
     @pytest.mark.parametrize("signature", ["handle()", "handle(message, more)", "handle(*, message)"])
     @pytest.mark.parametrize("kind", ["def", "async def"])

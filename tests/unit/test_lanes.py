@@ -62,43 +62,10 @@ def numbers(messages: Iterable[Entry]) -> list[int]:
 
 
 class TestOrder:
-    def test_a_ticket_is_one_lane_in_id_order_however_it_comes(self) -> None:
-        board = filled(T=entries(1, 2))
-        board.add(b"T", entries(9))
-        board.add(b"T", entries(10))
-        assert numbers(taken(board).queue) == [1, 2, 9, 10]
-        assert board.take() is None, "one in flight"
-
     def test_tickets_are_taken_side_by_side_in_the_order_they_came(self) -> None:
         board = filled(A=entries(5), B=entries(1), C=entries(3))
         assert [taken(board).ticket for _ in range(3)] == [b"A", b"B", b"C"]
         assert board.running == 3
-
-    def test_an_older_entry_that_arrives_late_goes_first(self) -> None:
-        board = filled(T=entries(5, 6))
-        board.add(b"T", entries(2, 3))
-        board.add(b"T", entries(4, 9))
-        board.add(b"T", entries(10))
-        assert numbers(board.look(b"T")[0]) == [2, 3, 4, 5, 6, 9, 10]
-        assert numbers(taken(board).queue) == [2, 3, 4, 5, 6, 9, 10]
-
-    def test_but_never_before_what_runs(self) -> None:
-        board = filled(T=entries(5, 6))
-        lane = taken(board)
-        assert lane.queue.popleft().number == 5
-        board.add(b"T", entries(2))
-        assert board.take() is None
-        lane.merge_early()
-        assert numbers(lane.queue) == [2, 6]
-
-    def test_what_comes_after_late_arrivals_were_put_in_is_compared_with_the_highest_of_them(self) -> None:
-        board = filled(T=entries(5))
-        board.add(b"T", entries(2, 9))
-        lane = taken(board)
-        assert lane.queue.popleft().number == 2
-        board.add(b"T", entries(8))
-        lane.merge_early()
-        assert numbers(lane.queue) == [5, 8, 9]
 
     def test_ids_are_compared_as_numbers(self) -> None:
         board: LaneBoard[Entry] = LaneBoard()
@@ -120,35 +87,6 @@ class TestRelease:
         assert b"A" not in board.lanes
         assert board.running == 1
 
-    def test_what_comes_while_a_lane_runs_is_taken_after_it(self) -> None:
-        board = filled(T=entries(1))
-        lane = taken(board)
-        lane.queue.popleft()
-        board.add(b"T", entries(2))
-        assert board.take() is None
-        board.release(lane)
-        assert numbers(taken(board).queue) == [2]
-
-    def test_a_held_lane_waits_for_its_acknowledgement_whatever_comes(self) -> None:
-        board = filled(T=entries(1))
-        lane = taken(board)
-        lane.queue.popleft()
-        board.hold(lane)
-        board.add(b"T", entries(2))
-        assert (board.take(), board.running) == (None, 0)
-        board.resume(lane)
-        assert numbers(taken(board).queue) == [2]
-
-    def test_a_held_lane_without_more_is_forgotten_when_it_is_let_go(self) -> None:
-        board = filled(T=entries(1))
-        lane = taken(board)
-        lane.queue.popleft()
-        board.hold(lane)
-        board.resume(lane)
-        assert not board.lanes
-        board.add(b"T", entries(2))
-        assert numbers(taken(board).queue) == [2]
-
     def test_a_retry_waits_for_its_time_with_its_whole_ticket(self) -> None:
         board = filled(T=entries(1, 2), U=entries(3))
         lane = taken(board)
@@ -168,47 +106,7 @@ class TestRelease:
         assert [taken(board).ticket for _ in range(3)] == [b"B", b"A", b"C"]
 
 
-class TestKnownIds:
-    def test_a_second_hand_over_of_an_id_is_not_unknown_until_redis_has_it_as_done(self) -> None:
-        board = filled(T=entries(1, 2))
-        assert board.unknown([b"1-0", b"2-0", b"3-0"]) == [b"3-0"]
-        taken(board).queue.popleft()
-        assert board.unknown([b"1-0"]) == [], "it runs"
-        board.done([b"1-0"])
-        assert board.unknown([b"1-0", b"2-0"]) == [b"1-0"]
-
-
 class TestForget:
-    @pytest.mark.parametrize("place", ["ready", "waiting", "held"])
-    def test_nothing_of_a_forgotten_ticket_starts_wherever_its_lane_is(self, place: str) -> None:
-        board = filled(T=entries(1, 2))
-        lane = board.lanes[b"T"]
-        if place == "waiting":
-            put_off(board, 5.0)
-        elif place == "held":
-            board.hold(taken(board))
-        board.add(b"T", entries(0))
-        board.forget(b"T", 1)
-        board.wake_due(6.0)
-        if place == "held":
-            board.resume(lane)
-        while (found := board.take()) is not None:
-            assert not found.queue
-            assert not found.early
-            board.release(found)
-        assert not board.lanes
-        assert board.unknown([b"0-0", b"1-0", b"2-0"]) == [b"0-0", b"1-0", b"2-0"]
-
-    def test_a_ticket_that_comes_back_while_its_forgotten_lane_runs_does_not_run_twice_at_once(self) -> None:
-        board = filled(T=entries(1, 2))
-        lane = taken(board)
-        lane.queue.popleft()
-        board.forget(b"T", 1)
-        board.add(b"T", [Entry(b"2-0", 2)])
-        assert board.take() is None
-        board.release(lane)
-        assert numbers(taken(board).queue) == [2]
-
     def test_what_failed_while_its_ticket_was_forgotten_is_not_tried_again_and_what_came_since_is_run(self) -> None:
         board = filled(T=entries(1, 2))
         lane = taken(board)
@@ -245,9 +143,6 @@ class TestForget:
         assert [*again.queue, *again.early] == [new]
         assert board.held_ids == {new.stream_id} | ({old.stream_id} if place == "running" else set())
 
-    def test_a_ticket_that_nobody_has_can_be_forgotten(self) -> None:
-        filled(T=entries(1)).forget(b"U", 1)
-
 
 class TestQuiet:
     def test_tickets_that_neither_run_nor_are_held_are_quiet_with_all_their_ids_in_order(self) -> None:
@@ -280,15 +175,6 @@ def recalled(board: LaneBoard[Entry], ticket: bytes, *ids: int, fence: int = 1) 
 
 
 class TestRecall:
-    def test_a_ticket_of_which_nothing_was_started_is_dropped_and_what_its_fence_still_brings_too(self) -> None:
-        board = filled(A=entries(1, 3), B=entries(2))
-        board.add(b"A", entries(0))
-        assert recalled(board, b"A", 0, 1, 3)
-        board.add(b"A", entries(4))
-        assert board.held_ids == {b"2-0"}
-        board.add(b"A", [Entry(b"0-0", 2)])
-        assert [taken(board).ticket for _ in range(2)] == [b"B", b"A"], "it came back under a later fence"
-
     @pytest.mark.parametrize("state", ["runs", "held", "waits", "suspect", "ended", "unread", "other fence"])
     def test_a_ticket_that_was_started_or_is_not_here_stays(self, state: str) -> None:
         board = filled(A=entries(1, 2))

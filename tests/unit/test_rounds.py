@@ -28,15 +28,6 @@ def taken(of: Rounds) -> Turn:
     return turn
 
 
-def test_what_is_found_is_looked_at_once_and_then_nothing_waits() -> None:
-    of = rounds(b"a", b"b")
-    turn = taken(of)
-    assert turn.sources == (b"a", b"b")
-    of.answered(turn, [told(TurnOutcome.OVER)] * 2)
-    assert of.take() is None
-    assert of.found([b"a"]) == 0 and of.take() is None
-
-
 def test_a_flood_has_its_turn_behind_everybody_who_has_news() -> None:
     names = [b"s%d" % number for number in range(200)]
     of = rounds(b"flood")
@@ -86,17 +77,6 @@ def test_a_call_of_which_nobody_knows_is_made_again_first() -> None:
     of.changed([b"c", b"b"])
     of.again(turn)
     assert taken(of).sources == (b"a", b"c", b"b")
-
-
-def test_who_is_to_be_the_first_and_changes_meanwhile_waits_once() -> None:
-    of = rounds(batch=100)
-    of.changed([b"a"])
-    of.again(taken(of))
-    of.changed([b"a"])
-    turn = taken(of)
-    assert (turn.sources, turn.quantum) == ((b"a",), 100), "it has the call for itself"
-    of.answered(turn, [told(TurnOutcome.OVER, 1)])
-    assert of.take() is None
 
 
 def test_a_change_during_the_turn_is_not_forgotten() -> None:
@@ -179,17 +159,6 @@ def test_troubles_are_told_by_source_until_they_are_over() -> None:
     assert of.troubles == {}, "it is another master's to tell"
 
 
-def test_of_very_many_troubles_a_thousand_are_remembered_and_what_they_are_now() -> None:
-    names = [b"s%d" % number for number in range(1100)]
-    of = rounds(*names)
-    while (turn := of.take()) is not None:
-        of.answered(turn, [told(TurnOutcome.AHEAD)] * len(turn.sources))
-    assert list(of.troubles) == names[:1000]
-    of.changed(names[999:1001])
-    of.answered(taken(of), [told(TurnOutcome.BEFORE)] * 2)
-    assert (len(of.troubles), of.troubles[names[999]].outcome) == (1000, TurnOutcome.BEFORE)
-
-
 @settings(deadline=None)
 @given(
     st.lists(
@@ -248,17 +217,6 @@ def swept(*sources: bytes) -> Rounds:
     return of
 
 
-def test_what_waited_for_a_reason_when_a_sweep_came_and_what_brought_nothing_is_not_told() -> None:
-    of = rounds(b"a", b"b", b"c")
-    of.answered(taken(of), [told(TurnOutcome.OVER)] * 3)
-    of.changed([b"b"])
-    of.found([b"d"])
-    of.sweep()
-    turn = taken(of)
-    assert turn.sources == (b"b", b"d", b"a", b"c")
-    assert of.answered(turn, [told(TurnOutcome.OVER, moved) for moved in (1, 1, 1, 0)]) == [b"a"]
-
-
 def test_what_a_sweep_found_is_told_once_however_many_turns_it_takes() -> None:
     of = swept(b"a")
     assert of.answered(taken(of), [told(TurnOutcome.MORE, 500)]) == [b"a"]
@@ -281,25 +239,6 @@ def test_what_a_sweep_was_to_look_at_has_a_reason_once_its_reply_was_lost() -> N
     of = swept(b"a", b"b")
     of.again(taken(of))
     assert of.answered(taken(of), [told(TurnOutcome.OVER, 1)] * 2) == []
-
-
-def test_what_a_sweep_was_to_look_at_has_a_reason_once_its_shard_was_another_masters() -> None:
-    of = swept(b"a", b"b")
-    of.hold(ALL - {shard_of(b"a")})
-    of.hold(ALL)
-    assert of.answered(taken(of), [told(TurnOutcome.OVER, 1)] * 2) == [b"b"]
-
-
-def test_what_another_master_got_before_a_sweep_came_to_it_is_swept_no_more() -> None:
-    of = swept(b"a")
-    of.hold(frozenset())
-    assert of.take() is None
-    of.doubt(frozenset())
-    of.forget_doubted()
-    assert of.known == 0
-    of.hold(ALL)
-    of.found([b"a"])
-    assert of.answered(taken(of), [told(TurnOutcome.OVER, 1)]) == [], "it was found, which is a reason to look"
 
 
 def test_what_may_have_more_to_cut_is_told_once_and_what_is_quiet_never_again() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from pathlib import Path
 
 import click
@@ -9,11 +8,10 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from tests.env_example import text
 from usher.common.base.errors import SettingsError
-from usher.common.runtime.settings import CommonSettings, environment, flags_of, is_loopback, load, name_of, options
+from usher.common.runtime.settings import CommonSettings, environment, is_loopback, load, name_of, options
 from usher.consumer.settings import ConsumerSettings
 from usher.master.settings import MasterSettings, StreamerSettings
 
@@ -26,12 +24,6 @@ def test_without_any_setting_a_master_has_its_defaults_and_a_consumer_wants_a_ha
     with pytest.raises(SettingsError) as refused:
         load(ConsumerSettings, {})
     assert refused.value.problems == ("USHER_HANDLER is not set (or give --handler)",)
-
-
-def test_a_consumer_is_named_as_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    for host, name in (("shop-7f9c", "shop-7f9c"), ("-my_host (1)", "my_host--1-"), ("", "consumer")):
-        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
-        assert load(ConsumerSettings, {"USHER_HANDLER": "m:f"}).consumer_name == name
 
 
 def test_all_that_a_pod_lacks_is_in_one_message(tmp_path: Path) -> None:
@@ -88,11 +80,6 @@ def test_the_example_of_an_environment_can_be_used_as_it_stands() -> None:
     assert settings.model_dump() == load(MasterSettings, {}).model_dump()
 
 
-def test_a_handler_may_not_run_for_ever() -> None:
-    with pytest.raises(SettingsError, match="USHER_HANDLER_SECONDS"):
-        load(ConsumerSettings, {"USHER_HANDLER": "a:b", "USHER_CONSUMER_NAME": "c", "USHER_HANDLER_SECONDS": "inf"})
-
-
 def test_a_bad_value_is_shown_unless_it_may_hold_a_secret() -> None:
     with pytest.raises(SettingsError, match="it is 'soon'"):
         load(MasterSettings, {"USHER_LEASE_SECONDS": "soon"})
@@ -118,17 +105,6 @@ def test_no_program_takes_the_setting_of_another_one_for_a_mistyped_one() -> Non
             load(cls, dict.fromkeys(others, "1"))
         except SettingsError as refused:
             assert "did you mean" not in str(refused)
-
-
-def test_a_flag_wins_over_the_environment_and_a_flag_not_given_does_not() -> None:
-    environ = {"USHER_GROUP": "from_environment"}
-    assert load(MasterSettings, environ, {"group": "from_flag"}).group == "from_flag"
-    assert load(MasterSettings, environ, {"group": None}).group == "from_environment"
-
-
-@pytest.mark.parametrize("url", ["redis://h", "rediss://u:p@h:1/2", "unix:///tmp/s", ""])
-def test_redis_urls(url: str) -> None:
-    assert load(MasterSettings, {"USHER_REDIS_URL": url}).redis_url == url
 
 
 @pytest.mark.parametrize("name", ["c:1", "../c", "c\n", "-c", "c" * 65])
@@ -157,16 +133,6 @@ def test_reachable_from_this_machine_only(address: str) -> None:
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "host:1", "localhost.example:1"])
 def test_reachable_from_elsewhere(address: str) -> None:
     assert not is_loopback(address)
-
-
-def test_settings_cannot_be_changed() -> None:
-    with pytest.raises(ValidationError):
-        load(MasterSettings, {}).group = "other"  # type: ignore[misc]
-
-
-def test_the_state_folder_is_in_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert load(MasterSettings, {"USHER_STATE_DIR": "~/state"}).state_folder == tmp_path / "state"
 
 
 @given(
@@ -200,37 +166,6 @@ def test_a_command_gets_its_flags_as_one_dict_and_help_tells_default_and_variabl
     told = " ".join(CliRunner().invoke(command, ["--help"], terminal_width=1000).output.split())
     assert "--leader-lease-seconds" in told and "--group" not in told
     assert "[default: 5.0] [USHER_LEADER_LEASE_SECONDS]" in told
-
-
-def _help(cls: type[CommonSettings]) -> str:
-    options = flags_of(cls, cls.model_fields)
-    with click.Context(click.Command("x", params=options)) as context:
-        return " ".join(word for one in options for word in one.get_help_record(context) or ())
-
-
-@pytest.mark.parametrize(
-    ("cls", "told"),
-    [
-        (MasterSettings, "--lease-seconds SECONDS Life"),
-        (MasterSettings, "--backlog-limit INTEGER Unfinished"),
-        (MasterSettings, "--log-format human|json human"),
-        (MasterSettings, "--redis-url URL Redis"),
-        (
-            MasterSettings,
-            (
-                "--tls-cert PATH Certificate chain (PEM) for HTTPS; read again when it has changed. Empty: plain HTTP."
-                " [USHER_TLS_CERT]"
-            ),
-        ),
-        (MasterSettings, "--tokens-file PATH File"),
-        (MasterSettings, "--bind HOST:PORT Where"),
-        (ConsumerSettings, "--handler MODULE:FUNCTION The"),
-        (ConsumerSettings, "--consumer-name TEXT This"),
-    ],
-)
-def test_help_says_what_a_setting_takes(cls: type[CommonSettings], told: str) -> None:
-    assert told in _help(cls)
-    assert "[default: None]" not in _help(cls)
 
 
 @pytest.mark.parametrize("value", ["on", "off"])

@@ -12,7 +12,7 @@ from usher.common.protocol.mishaps import Mishaps
 from usher.common.protocol.owner_words import HALTED, RETURNED
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.alarms import alarms
-from usher.master.policy.explain.stuck import STUCK_MS, Head, StuckContext, behind, oldest, parse_head, stuck_rows
+from usher.master.policy.explain.stuck import STUCK_MS, Head, StuckContext, behind, oldest, stuck_rows
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 
 _NOW = 1_000_000_000
@@ -27,13 +27,6 @@ def head(
 
 def rows(*heads: Head, seen: StuckContext = _SEEN, most: int = 50) -> list[dict[str, Any]]:
     return stuck_rows(heads, seen, _NOW, most)
-
-
-def test_a_record_is_read_as_its_head() -> None:
-    assert parse_head(b"T", b"c1:1 88 5-0 6-0 7-0") == Head(b"T", b"c1:1", 88, b"5-0", 3)
-    assert parse_head(b"T", b"c1:1 88 5-0") == Head(b"T", b"c1:1", 88, b"5-0", 1)
-    for odd in (b"", b"c1:1", b"c1:1 88", b"c1:1 x 5-0", b"c1:1 8 x-0", b"\xff"):
-        assert parse_head(b"T", odd) is None
 
 
 def test_what_has_just_been_handed_over_is_not_stuck_however_old_it_is() -> None:
@@ -76,27 +69,6 @@ def test_a_message_that_failed_is_told_at_once() -> None:
 
 def test_a_ticket_that_is_no_utf_8_hides_no_other() -> None:
     assert [row["ticket_id"] for row in rows(head(b"T\xff"), head(b"U"))] == ["T\ufffd", "U"]
-
-
-def test_a_halted_ticket_is_told_at_once() -> None:
-    assert rows(head(owner=HALTED, sent_ms=_NOW))[0]["state"] == "halted"
-
-
-@pytest.mark.parametrize(
-    ("owner", "state", "why"),
-    [
-        (b"", "waiting", "no consumer has it"),
-        (b"c1:1", "handed_over", "handed over and not done yet"),
-        (RETURNED, "returned", "waits for a new owner"),
-        (b"c2:1", "handed_over", "drains"),
-        (b"c3:1", "handed_over", "taken back when the lease ends"),
-        (b"c9:1", "recovering", "is lost"),
-    ],
-)
-def test_whoever_has_it_is_said(owner: bytes, state: str, why: str) -> None:
-    [row] = rows(head(owner=owner))
-    assert row["state"] == state
-    assert why in row["why"]
 
 
 def test_what_a_rule_parks_is_told_with_the_rule() -> None:
@@ -176,10 +148,6 @@ def stuck(**more: Any) -> dict[str, Any]:
     return row | {"shown": "INC-7", "href": "/tickets/INC-7"} | more
 
 
-def test_when_all_is_well_that_is_said() -> None:
-    assert told(dead_letters=1) == [("ok", "Nothing is stuck. 2 consumers live; 1 dead letter waits")]
-
-
 def test_each_trouble_has_its_sentence_and_the_worst_comes_first() -> None:
     assert told(consumers={"live": 0}, leader_url=None)[0] == ("bad", "No master leads: nothing is handed over")
     assert told(consumers={"live": 0})[0] == ("bad", "No consumer is live: nothing is handled")
@@ -205,13 +173,6 @@ def test_consumers_are_behind_when_much_is_unread_and_has_been_for_long(
     assert (level, text.startswith("The consumers are behind")) == (("warn", True) if is_behind else ("ok", False))
 
 
-def test_what_is_halted_is_told_whichever_way_it_was_seen() -> None:
-    bad = ("bad", "1 ticket halted by a dead letter: redrive or drop it")
-    assert (
-        told(stuck=[stuck(state="halted")]) == told(halted=1) == told(stuck=[stuck(state="halted")], halted=1) == [bad]
-    )
-
-
 def test_of_more_than_are_looked_at_it_is_said_that_there_may_be_more() -> None:
     for state, says in (
         ("handed_over", "2 tickets or more are stuck"),
@@ -219,12 +180,6 @@ def test_of_more_than_are_looked_at_it_is_said_that_there_may_be_more() -> None:
     ):
         assert told(stuck=[stuck(state=state)] * 2, stuck_most=2)[0][1].startswith(says)
         assert "or more" not in told(stuck=[stuck(state=state)] * 2, stuck_most=3)[0][1]
-
-
-def test_of_more_than_are_looked_at_as_many_are_told_as_were_counted() -> None:
-    groups = [{"state": state, "tickets": 5000} for state in ("retrying", "handed_over", "halted", "paused", "further")]
-    [(_, text)] = told(stuck=[stuck()] * 2, stuck_most=2, groups=groups)
-    assert text.startswith("10,000 tickets or more are stuck")
 
 
 def test_a_rule_for_all_tickets_is_not_forgotten() -> None:
@@ -243,22 +198,12 @@ def test_a_redis_that_refuses_writes_comes_first_because_the_rest_follows_from_i
     )
 
 
-def test_a_letter_that_waits_is_a_click_away() -> None:
-    assert [alarm.href for alarm in alarms(snapshot(dead_letters=1))] == ["/dead-letters"]
-    assert [alarm.href for alarm in alarms(snapshot())] == [""]
-
-
 def test_owners_that_are_lost_one_after_another_with_one_message_are_told() -> None:
     assert [level for level, _ in told(stuck=[stuck(owners_lost=1)])] == ["warn"]
     assert (
         "bad",
         "The last 3 owners of INC-7 were lost while they had 12-0: its handler may end or freeze its process",
     ) in (told(stuck=[stuck(), stuck(owners_lost=3)]))
-
-
-def test_what_is_known_in_part_is_told_so() -> None:
-    [(_, text)] = told(stuck=[stuck(behind_is_exact=False)])
-    assert text.endswith(", at least 4 behind")
 
 
 def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:

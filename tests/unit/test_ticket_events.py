@@ -11,7 +11,6 @@ from usher.common.protocol.run_log import CRASHED, encode
 from usher.master.cli.follow import ServerSentEvent, lines_of, parse
 from usher.master.insight.status import ticket_row
 from usher.master.policy.explain.ticket_events import (
-    DEAD,
     ENTRIES,
     RUNS,
     Event,
@@ -21,7 +20,6 @@ from usher.master.policy.explain.ticket_events import (
     frame,
     idle,
     parse_position,
-    position_text,
     ruled,
 )
 from usher.master.policy.rules import Rule, RuleAction, Target
@@ -40,12 +38,6 @@ def names(events: object) -> list[str]:
 def seen(value: bytes | None, **attempts: int) -> TicketSnapshot:
     row = idle(_T) if value is None else ticket_row(_T, value)
     return TicketSnapshot(row, {name.replace("_", "-").removeprefix("m"): count for name, count in attempts.items()})
-
-
-@pytest.mark.parametrize("text", ["0", "1-1_2-2_3-3", "0-0_0-0_18446744073709551615-0"])
-def test_a_position_is_read_as_it_was_written(text: str) -> None:
-    ids = parse_position(text)
-    assert position_text(ids) == ("0-0_0-0_0-0" if text == "0" else text)
 
 
 @pytest.mark.parametrize(
@@ -67,41 +59,9 @@ def test_what_is_no_position_is_refused(text: str) -> None:
         parse_position(text)
 
 
-def test_an_entry_is_told_to_the_followers_of_its_ticket_only() -> None:
-    fields = [b"ticket_id", _T, b"body", b"x\xff"]
-    [event] = events_of(ENTRIES, b"5-1", fields, b"ticket_id", (_T,))
-    assert event == Event(
-        _T,
-        "entry",
-        {"ticket_id": "T1", "time_ms": 5, "message_id": "5-1", "fields": {"ticket_id": "T1", "body": "x\udcff"}},
-    )
-    assert list(events_of(ENTRIES, b"5-1", fields, b"ticket_id", (b"T2",))) == []
-    assert list(events_of(ENTRIES, b"5-1", fields, b"other", (_T,))) == []
-    assert frame(event).startswith(b"event: entry\ndata: {")
-
-
 def test_fields_that_are_too_large_are_left_out() -> None:
     [event] = events_of(ENTRIES, b"5-1", [b"ticket_id", _T, b"body", b"x" * 100_000], b"ticket_id", (_T,))
     assert "fields" not in event.data
-
-
-def test_a_record_of_the_run_log_is_told_as_completions() -> None:
-    record = encode("c1:3", [Done(), Done()])
-    events = list(events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", (_T,)))
-    assert names(events) == ["completed"] * 2
-    assert (
-        events[0].data.items()
-        >= {
-            "ticket_id": "T1",
-            "message_id": "5-1",
-            "consumer": "c1:3",
-            "fence": 7,
-            "attempt": 2,
-            "time_ms": 3000,
-        }.items()
-    )
-    assert list(events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", (b"T2",))) == []
-    assert list(events_of(RUNS, b"9-9", [b"other", b"x"], b"ticket_id", (_T,))) == []
 
 
 def test_an_execution_that_ended_with_its_process_is_told_with_the_time_when_that_was_noted() -> None:
@@ -121,25 +81,6 @@ def test_a_ticket_is_found_in_a_record_whatever_it_is_called(ticket: str, others
     assert [event.ticket for event in events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", wanted)] == [
         ticket.encode()
     ]
-
-
-def test_a_dead_letter_is_told_with_its_reason() -> None:
-    fields = [
-        b"usher-id",
-        b"5-1",
-        b"usher-ticket",
-        _T,
-        b"usher-reason",
-        b"gave_up",
-        b"usher-attempts",
-        b"3",
-        b"ticket_id",
-        _T,
-    ]
-    [event] = events_of(DEAD, b"9-9", fields, b"ticket_id", (_T,))
-    assert event == Event(
-        _T, "dead_letter", {"ticket_id": "T1", "time_ms": 9, "message_id": "5-1", "reason": "gave_up", "attempts": "3"}
-    )
 
 
 def test_what_changes_between_two_looks() -> None:

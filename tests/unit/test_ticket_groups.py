@@ -14,7 +14,7 @@ from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.stuck import Head, StuckContext, describe
 from usher.master.policy.explain.ticket_groups import SHOWN, TicketGroups
-from usher.master.policy.ticket_filter import ORDERS, TicketFilter, parse_states
+from usher.master.policy.ticket_filter import parse_states
 
 _NOW = 1_790_000_100_000
 _KEY_ERROR = LastError("KeyError: 'x'", "KeyError", "shop/orders.py:41", 3, 3, 3, _NOW - 50_000)
@@ -96,43 +96,10 @@ def test_an_error_that_nobody_noted_is_a_group_too() -> None:
     assert group["told"].startswith("2 tickets retrying: their errors are not known, since")
 
 
-@pytest.mark.parametrize(
-    ("wanted", "fits"),
-    [
-        (TicketFilter(), True),
-        (TicketFilter(frozenset({"halted", "retrying"})), True),
-        (TicketFilter(frozenset({"halted"})), False),
-        (TicketFilter(consumer="c3"), True),
-        (TicketFilter(consumer="c"), False),
-        (TicketFilter(error="timeout"), True),
-        (TicketFilter(error="ReadTimeout in shop/db.py:7"), True),
-        (TicketFilter(error="Timeout in shop/db.py:7"), False),
-        (TicketFilter(error="bob"), True),
-        (TicketFilter(error="bob", sees_texts=False), False),
-        (TicketFilter(error="timeout", sees_texts=False), True),
-    ],
-)
-def test_a_list_shows_what_fits(wanted: TicketFilter, fits: bool) -> None:
-    error = LastError("ReadTimeout: of bob", "ReadTimeout", "shop/db.py:7")
-    row = {"ticket_id": "T", "state": TicketState.RETRYING, "consumer_name": "c3", "last_error": error.row()}
-    assert wanted.fits(row) is fits
-    assert not TicketFilter(error="x").fits({"state": "halted", "last_error": None})
-
-
 def test_states_that_no_list_can_tell_are_refused() -> None:
     assert parse_states("halted,retrying") == {TicketState.HALTED, TicketState.RETRYING}
     with pytest.raises(ValueError, match="'running' is no state that a list can tell"):
         parse_states("halted,running")
-
-
-def test_orders_bring_the_first_to_the_front() -> None:
-    rows: list[dict[str, Any]] = [
-        {"ticket_id": "a", "message_ids": ["9-0"], "attempts": 1},
-        {"ticket_id": "b", "message_ids": ["5-0", "6-0"], "attempts": 0},
-        {"ticket_id": "c", "message_ids": ["7-0"], "attempts": 4},
-    ]
-    orders = {name: "".join(row["ticket_id"] for row in sorted(rows, key=key)) for name, key in ORDERS.items()}
-    assert orders == {"age": "bca", "attempts": "cab", "messages": "bca", "ticket": "abc"}
 
 
 def test_the_docs_tell_every_state() -> None:

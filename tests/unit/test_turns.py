@@ -92,13 +92,6 @@ def test_long_tickets_count_by_their_messages() -> None:
     assert done[b"b"] / done[b"a"] == pytest.approx(3.0, rel=0.1) or done[b"b"] == 2000
 
 
-def test_one_tenant_alone_gets_everything() -> None:
-    feed = Feed(_board({b"a": 1.0, b"b": 1000.0}))
-    for _ in range(8):
-        feed.send(b"a")
-    assert len(feed.plan()) == 8
-
-
 def test_who_was_quiet_is_next_and_has_saved_nothing_up() -> None:
     feed = Feed(_board())
     for _ in range(500):
@@ -147,18 +140,6 @@ def test_a_full_consumer_is_asked_for_one_ticket_and_not_for_each_that_waits() -
     assert feed.board.room > 0, "it is read on all the same"
 
 
-def test_a_ticket_that_found_no_room_keeps_its_place() -> None:
-    feed = Feed(_board(capacity=1))
-    names = [feed.send(b"a")[0] for _ in range(5)]
-    done = [*feed.plan()]
-    assert feed.plan() == []
-    for _ in range(4):
-        feed.now_s += 1
-        feed.board.free("c:1", [(done[-1], [*feed.board.tickets[done[-1]].running])], feed.now_s)
-        done += feed.plan()
-    assert done == names
-
-
 class TestPriority:
     def test_the_most_urgent_is_next_and_equals_in_their_order(self) -> None:
         feed = Feed(_board())
@@ -184,12 +165,6 @@ class TestPriority:
         feed.plan()
         feed.send(b"", b"T")
         assert ticket.priority == 0
-
-    def test_one_that_was_handed_over_in_vain_is_urgent_again(self) -> None:
-        feed = Feed(_board(capacity=100))
-        feed.send(b"", b"T", priority=9)
-        feed.plan(is_granted=False)
-        assert feed.board.tickets[b"T"].priority == 9
 
     def test_nothing_waits_behind_what_came_more_than_the_bound_later(self) -> None:
         feed = Feed(_board(capacity=1))

@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from usher import GiveUp, Invalid, Message, RetryLater, Router, around, batch, handler
+from usher import GiveUp, Invalid, Message, Router, around, batch, handler
 from usher.common.base.errors import HandlerUnusable
 from usher.consumer.handlers.loader import handler_of
 from usher.consumer.isolation.child import ended
@@ -83,9 +83,6 @@ class TestValues:
         assert called(takes_later, body={"number": 7}) == [Order(number=7)]
         assert called(takes_list, body=[{"number": 1}, {"number": 2}]) == [Order(number=1), Order(number=2)]
 
-    def test_without_a_body_the_fields_are_validated(self) -> None:
-        assert called(takes_order, number=7) == [Order(number=7), "42"]
-
     @pytest.mark.parametrize(
         ("body", "raw", "given"),
         [
@@ -136,29 +133,12 @@ class TestValues:
         assert str(raised.value) == error
         assert seen == []
 
-    def test_a_long_list_of_errors_is_cut(self) -> None:
-        with pytest.raises(Invalid) as raised:
-            called(takes_order, body={"number": 1, "lines": [0] * 1000})
-        assert str(raised.value).endswith("lines.19: Input should be a valid string; and 980 more")
-
     def test_a_decoder_that_fails_makes_it_invalid(self) -> None:
         @handler(body="msgpack")
         def handle(order: Order, message: Message) -> None: ...
 
         with pytest.raises(Invalid, match="its body cannot be decoded: "):
             called(handle, body=b"\xc1")
-
-    @pytest.mark.parametrize("problem", [GiveUp("old"), RetryLater(after_s=3)])
-    def test_a_decoder_may_give_up_or_ask_for_later(self, problem: Exception) -> None:
-        def decode(raw: bytes) -> Any:
-            raise problem
-
-        @handler(body=decode)
-        def handle(order: Order, message: Message) -> None: ...
-
-        with pytest.raises(type(problem)) as raised:
-            called(handle, body=b"x")
-        assert raised.value is problem
 
     def test_errors_of_the_handlers_own_are_its_own(self) -> None:
         def handle(order: Order, message: Message) -> None:
@@ -211,12 +191,6 @@ class TestRefused:
             with pytest.raises(HandlerUnusable, match=told):
                 handler_of(function)
 
-    def test_annotations_of_one_argument_may_be_anything(self) -> None:
-        def handle(message: Nowhere) -> None:  # type: ignore[name-defined]  # noqa: F821
-            seen.append(message.ticket_id)
-
-        assert called(handle) == ["42"]
-
     def test_what_is_invalid_is_so_in_a_child_process_too(self) -> None:
         result = ended(Invalid("number: Field required"), 0.1)
         problem, text = _problem_of(result, True)
@@ -268,13 +242,6 @@ class TestRouter:
         with pytest.raises(HandlerUnusable, match="attempts and times are of the router"):
             handler_of(one)
         assert handler_of(handler(max_attempts=3)(Router_of(takes_order))).options.max_attempts == 3
-
-    def test_what_runs_around_a_routed_handler_does_so(self) -> None:
-        def noting(one: Message) -> Iterator[None]:
-            seen.append("before")
-            yield
-
-        assert called(Router_of(around(noting)(lambda one: seen.append("handler")))) == ["before", "handler"]
 
     def test_an_object_that_is_called_later_is_awaited_and_what_runs_nothing_is_refused(self) -> None:
         class Later:

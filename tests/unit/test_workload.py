@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import collections
 import gzip
-import io
 import itertools
-import sys
 from pathlib import Path
 
 import pytest
@@ -46,10 +44,6 @@ class TestIncidents:
         states = {fields["state"] for life in lives.values() for fields in life}
         assert states == {"New", "Active", "Awaiting User Info", "Resolved", "Closed"}
 
-    def test_it_is_a_command_any_redis_client_could_send(self) -> None:
-        message = NewMessage("42", {"text": "h\u00e9"})
-        assert message.xadd("s", "ticket_id") == ["XADD", "s", "*", "ticket_id", b"42", b"text", "h\u00e9".encode()]
-
 
 def csv_file(folder: Path, text: str | bytes, name: str = "in.csv") -> str:
     path = folder / name
@@ -63,24 +57,10 @@ def read(path: str, key: str = "number") -> list[NewMessage]:
 
 
 class TestCsv:
-    def test_all_columns_become_fields_and_the_key_names_the_ticket(self, tmp_path: Path) -> None:
-        path = csv_file(tmp_path, 'number,text\nI1,"a, b"\nI2,\n')
-        assert read(path) == [
-            NewMessage("I1", {"number": "I1", "text": "a, b"}),
-            NewMessage("I2", {"number": "I2", "text": ""}),
-        ]
-
     def test_gzip_is_recognised_by_content_not_name(self, tmp_path: Path) -> None:
         packed = gzip.compress(b"number\nI1\n")
         for name in ("in.csv.gz", "oddly_named"):
             assert read(csv_file(tmp_path, packed, name)) == [NewMessage("I1", {"number": "I1"})]
-
-    def test_standard_input(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Stdin:
-            buffer = io.BufferedReader(io.BytesIO(gzip.compress(b"number\nI1\n")))  # type: ignore[arg-type]
-
-        monkeypatch.setattr(sys, "stdin", Stdin())
-        assert read("-") == [NewMessage("I1", {"number": "I1"})]
 
     def test_a_byte_order_mark_windows_line_ends_and_empty_lines_are_fine(self, tmp_path: Path) -> None:
         assert read(csv_file(tmp_path, b"\xef\xbb\xbfnumber,t\r\nI1,x\r\n\r\nI2,y\r\n")) == [
