@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
@@ -145,10 +144,3 @@ def test_during_a_drain_it_is_alive_and_well_but_not_ready(start: Callable[[str]
     assert _health(running, "/api/health/live").status_code == _health(running).status_code == 200
     assert _health(running, "/api/health/ready").json() == {"status": "draining", "name": "c1", "incarnation": "c1:7"}
     assert running.ended() == 0
-
-
-def test_there_is_nothing_else(start: Callable[[str], Running]) -> None:
-    running = start("work")
-    for method, path, status in (("GET", "/", 404), ("GET", "/api/tickets", 404), ("POST", "/api/health", 405)):
-        answered: Any = requests.request(method, f"http://127.0.0.1:{running.port}{path}", timeout=20)
-        assert (answered.status_code, answered.headers["Content-Type"]) == (status, "application/problem+json"), path

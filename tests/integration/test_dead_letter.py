@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.factories import NASTY_TICKETS, World, fetch
+from tests.integration.factories import World, fetch
 from usher.common.base.errors import OwnershipLost
 from usher.common.redis.client import CommandRefused
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
@@ -39,14 +39,6 @@ def test_the_message_leaves_with_all_that_is_known_of_it_and_its_fields_as_they_
     assert world.link.call("HGETALL", world.keys.attempts) == [second[0], b"1"]
 
 
-def test_the_last_one_takes_the_record_with_it(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    [entry_id] = world.owned(leader, a, b"T")
-    assert a.steps.dead_letter(_letter(b"T", entry_id)) is Buried.OK
-    assert world.state().index == {}
-    assert world.pending() == {}
-
-
 def test_one_from_the_middle_leaves_the_others_in_their_order(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T", b"1-1", b"1-10", b"1-11", b"11-1")
@@ -76,31 +68,11 @@ def test_without_a_lease_nothing_is_given_up(world: World) -> None:
         a.steps.dead_letter(_letter(b"T", entry_id))
 
 
-@pytest.mark.parametrize("state", ["draining", "revoked"])
-def test_a_lease_that_still_runs_is_good_for_giving_up(world: World, state: str) -> None:
-    leader, a = world.elect(), world.join("a")
-    [entry_id] = world.owned(leader, a, b"T")
-    if state == "draining":
-        a.steps.drain(60_000)
-    else:
-        leader.revoke(a.incarnation)
-    assert a.steps.dead_letter(_letter(b"T", entry_id)) is Buried.OK
-
-
 def test_nobody_gives_up_what_another_owner_has(world: World) -> None:
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     [entry_id] = world.owned(leader, b, b"T")
     with world.unchanged():
         assert a.steps.dead_letter(_letter(b"T", entry_id)) is Buried.STALE
-
-
-def test_nobody_gives_up_what_was_given_back(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    ids = world.owned(leader, a, b"T")
-    a.steps.drain(60_000)
-    world.give_back(a, {b"T": ids})
-    with world.unchanged():
-        assert a.steps.dead_letter(_letter(b"T", ids[0])) is Buried.STALE
 
 
 def test_an_entry_of_another_ticket_is_not_given_up_under_this_one(world: World) -> None:
@@ -119,16 +91,6 @@ def test_a_record_that_nobody_can_read_or_that_is_halted_is_not_ours(world: Worl
     with world.unchanged():
         assert a.steps.dead_letter(_letter(b"T", b"1-1")) is Buried.STALE
     world.apart_because = "the record was written by hand"
-
-
-@pytest.mark.parametrize("ticket", NASTY_TICKETS)
-def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
-    leader, a = world.elect(), world.join("a")
-    first, second = world.owned(leader, a, ticket, b"1-1", b"2-1")
-    assert a.steps.dead_letter(_letter(ticket, first, reason="%d %s", error="new\nline \x1b[31m \u2603")) is Buried.OK
-    assert world.state().letters() == [(first, ticket, b"%d %s")]
-    assert world.dead()[0][b"usher-error"] == "new\nline \x1b[31m \u2603".encode()
-    assert world.pending() == {a.name: [second]}
 
 
 def test_a_message_whose_body_is_gone_says_that_instead(world: World) -> None:

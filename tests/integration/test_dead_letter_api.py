@@ -115,13 +115,6 @@ def test_letters_are_redriven_and_dropped_by_id(client: Client, letters: list[st
     assert len(world.dead()) == 3
 
 
-def test_a_redrive_says_which_other_groups_get_what_was_added(client: Client, letters: list[str], world: World) -> None:
-    world.link.call("XGROUP", "CREATE", world.keys.stream, "shipping", "$")
-    assert _asked(client.post(f"{_PATH}/redrive", json={"ids": [letters[0]]}))["other_groups"] == ["shipping"]
-    assert _asked(client.post(f"{_PATH}/redrive", json={"ids": [letters[-1]]}))["other_groups"] == [], "resumed"
-    assert _asked(client.post(f"{_PATH}/drop", json={"ids": [letters[1]]}))["other_groups"] == []
-
-
 def test_letters_are_chosen_by_a_filter_with_a_limit(client: Client, letters: list[str], world: World) -> None:
     first = _asked(client.post(f"{_PATH}/drop", json={"filter": {"ticket": "U"}, "limit": 3}))
     assert (len(first["results"]), first["cursor"]) == (3, letters[2])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.integration.delays import FUTURE, PAST, delay, left, log_keys, now_ms, send_due, sent
-from tests.integration.factories import NASTY_TICKETS, World
+from tests.integration.factories import World
 from usher.common.base.errors import Fenced, NotNow
 from usher.common.redis.client import CommandRefused
 from usher.common.sending.producer import Outgoing, Producer
@@ -122,13 +122,6 @@ def test_a_time_of_1970_hides_nobody_who_is_late(world: World) -> None:
     delay(world, b"A", 0)
     leader.due_delayed(10)
     assert StreamStatsReader(world.link, world.keys).read().late_s > 90.0
-
-
-def test_tickets_and_names_may_be_anything(world: World) -> None:
-    for ticket in NASTY_TICKETS:
-        delay(world, ticket, PAST, ticket, ticket)
-    send_due(world, world.elect())
-    assert sent(world) == list(NASTY_TICKETS)
 
 
 def test_large_ones_are_put_in_order_and_sent_a_few_at_a_time(world: World) -> None:

@@ -25,12 +25,6 @@ def test_lease_inbox_group_consumer_and_registration_go(world: World) -> None:
     assert _traces(world) == []
 
 
-def test_one_that_never_got_anything_may_leave_too(world: World) -> None:
-    a = world.join("a")
-    assert a.steps.deregister()
-    assert _traces(world) == []
-
-
 def test_while_something_is_pending_nothing_happens(world: World) -> None:
     """Deleting a group consumer deletes its pending entries: they would never be delivered again."""
     leader, a = world.elect(), world.join("a")
@@ -66,28 +60,11 @@ def test_without_a_lease_it_is_left_to_the_leader(world: World) -> None:
         a.steps.deregister()
 
 
-@pytest.mark.parametrize("state", ["live", "draining", "revoked"])
-def test_in_every_state_of_a_lease_it_may_leave(world: World, state: str) -> None:
-    leader, a = world.elect(), world.join("a")
-    if state == "draining":
-        a.steps.drain(LEASE_MS)
-    elif state == "revoked":
-        leader.revoke(a.incarnation)
-    assert a.steps.deregister()
-    assert _traces(world) == []
-
-
 def test_the_registration_of_a_successor_stays(world: World) -> None:
     a = world.join("a")
     world.link.call("HSET", world.keys.consumers, "a", b"somebody else")
     assert a.steps.deregister()
     assert world.link.call("HGET", world.keys.consumers, "a") == b"somebody else"
-
-
-def test_after_it_the_name_is_free_at_once(world: World) -> None:
-    a = world.join("a")
-    a.steps.deregister()
-    assert world.join("a").registration.generation > a.registration.generation
 
 
 def test_a_group_that_is_gone_leaves_everything_as_it_was(world: World) -> None:

@@ -190,11 +190,6 @@ def test_any_folder_name_will_do(tmp_path_short: Path, name: str) -> None:
             assert _call(server.url, "CONFIG", "GET", "dir") == [b"dir", os.fsencode(tmp_path_short / name / "redis")]
 
 
-def test_a_folder_that_is_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StartRefused, match="USHER_STATE_DIR: .* is too long for a unix socket"):
-        EmbeddedRedis(tmp_path / ("deep" * 30), None).start()
-
-
 def test_a_taken_port_is_refused_in_the_words_of_redis(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -204,15 +199,6 @@ def test_a_taken_port_is_refused_in_the_words_of_redis(tmp_path: Path) -> None:
     server.start()
     server.stop()
     server.stop()
-
-
-def test_no_port_is_given_twice_before_somebody_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = free_port()
-    second = free_port()
-    drawn = iter([first, first, second])
-    monkeypatch.setattr(embedded, "_given", {first})
-    monkeypatch.setattr(embedded.random, "randrange", lambda *bounds: next(drawn))
-    assert free_port() == second
 
 
 def test_a_free_port_that_somebody_else_takes_meanwhile_is_replaced(

@@ -169,13 +169,6 @@ def test_what_is_redriven_counts_as_one_entry_more(world: Gathered) -> None:
     assert numbers[7:] == list(range(8, 18))
 
 
-def test_a_source_gets_no_more_than_its_quantum_and_what_is_behind_it_gets_as_much(world: Gathered) -> None:
-    world.send("a", *(f"{number}-1" for number in range(1, 101)))
-    world.send("b", "1-1")
-    assert outcomes(world.gather("a", "b", quantum=25)) == [("MORE", 25), ("OVER", 1)]
-    assert [entry.fields[1].endswith(b" b") for entry in world.entries() if entry.fields].index(True) == 25
-
-
 def test_large_entries_come_a_few_at_a_time_because_redis_stands_still_meanwhile(world: Gathered) -> None:
     sent = [
         world.link.call("XADD", "a", f"{number}-1", "ticket_id", "T", "body", b"x" * 1_000_000)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.integration.factories import FIELD, NASTY_TICKETS, World, plan
+from tests.integration.factories import FIELD, World, plan
 from tests.integration.test_scripts_at_full_memory import _full
 from usher.common.protocol.marks import MarkFields
 from usher.common.redis.client import CommandRefused
@@ -79,13 +79,6 @@ class TestChange:
         }
         assert (line, cursor) == (expected | {"version": changed.version}, None)
 
-    def test_a_second_rule_for_a_target_replaces_the_first(self, rules: LiveRules) -> None:
-        first = pause(rules)
-        second = rules.set(Rule(Target.TICKET, "T", RuleAction.SLOW, 2.0, "", "bob"), By("bob", "http"))
-        assert (second.outcome, second.former) == ("replaced", first.rule)
-        assert second.version > first.version
-        assert [rule.action for rule in rules.read().rules] == [RuleAction.SLOW]
-
     def test_a_rule_is_lifted_once(self, world: World, rules: LiveRules) -> None:
         set_by = pause(rules)
         assert set_by.rule is not None
@@ -106,13 +99,6 @@ class TestChange:
             assert rules.lift(now.id, _ALICE, version=former.version) is None
         assert rules.lift(now.id, _ALICE, version=now.version) is not None
         assert rules.read().rules == []
-
-    @pytest.mark.parametrize("ticket", NASTY_TICKETS)
-    def test_it_holds_for_tickets_of_any_name(self, world: World, rules: LiveRules, ticket: bytes) -> None:
-        pause(rules, ticket)
-        held = rules.read().of(ticket)
-        assert held is not None
-        assert held.value.encode() == ticket
 
     def test_there_are_not_too_many(self, world: World, rules: LiveRules, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("usher.master.operations.live_rules.MOST_RULES", 2)

@@ -210,21 +210,6 @@ def test_the_memory_of_uids_has_the_length_that_was_asked_for(
     assert sqlite_outbox.scalar("SELECT count(*) FROM consumer_uids WHERE name = 'near'") <= 15
 
 
-def test_consumers_know_nothing_of_each_other(
-    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
-) -> None:
-    send(link, "a", "b")
-    one, two = consumers(sqlite_outbox), consumers(sqlite_outbox, "two")
-    read_all(one)
-    send(link, "c")
-    late = consumers(sqlite_outbox, "late", start=b"+")
-    late.step(add)
-    send(link, "d")
-    for consumer in (one, two, late):
-        read_all(consumer)
-    assert [consumer.state()[1]["uids"] for consumer in (one, two, late)] == [list("abcd"), list("abcd"), ["d"]]
-
-
 def test_id_and_state_are_of_the_same_commit(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
     """Another process commits a batch between any two statements of the one that looks."""
     ids = send(link, *"abc")
@@ -349,16 +334,6 @@ def test_log_consumers_of_many_streams_wait_on_one_router(
             consumers[1].step(add, 5.0)
 
 
-def test_fields_of_any_kind_are_readable(
-    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
-) -> None:
-    link.call("XADD", STREAM, "1-1", "ticket_id", "T", "uid", b"\xff\0", "data", '{"n": 1}', "raw", b"\xfe")
-    seen: list[Record] = []
-    consumers(sqlite_outbox).step(lambda records, state, sql: seen.extend(records))
-    [record] = seen
-    assert (record.uid[:7], record.json(), record.action, record.fields["raw"]) == ("sha256:", {"n": 1}, "", "\udcfe")
-
-
 # ---- what was lost ----
 
 
@@ -465,19 +440,6 @@ def test_what_is_cut_while_a_name_starts_for_the_first_time_is_no_loss(
     read_all(consumer)
     assert noted == [b"0-0"]
     assert consumer.state()[1]["uids"] == list("abc")
-
-
-def test_nothing_is_lost_when_all_that_was_read_is_cut(
-    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
-) -> None:
-    send(link, *"abc")
-    consumer = consumers(sqlite_outbox)
-    read_all(consumer)
-    link.call("XTRIM", STREAM, "MAXLEN", 1)
-    assert consumer.step(add) == 0
-    send(link, "d")
-    read_all(consumer)
-    assert consumer.state()[1]["uids"] == list("abcd")
 
 
 def test_a_statement_that_took_too_long_is_tried_again_and_told(
@@ -589,10 +551,3 @@ def test_a_note_that_fails_is_made_up_for_and_never_ahead(
     assert noted_id(link) == ids[0], "behind SQL, not ahead of it"
     consumer.step(add)
     assert noted_id(link) == ids[1]
-
-
-def test_the_checkpoint_is_noted_before_anything_is_read(
-    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
-) -> None:
-    assert consumers(sqlite_outbox).step(add) == 0
-    assert noted_id(link) == b"0-0"

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 import requests
@@ -253,13 +252,6 @@ def test_a_report_tells_how_many_tickets_wait_for_a_retry(master: Running) -> No
     assert retrying == [17, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("prefer", ["", "return=representation", "minimal", "x-return=minimal", "wait=1"])
-def test_any_other_preference_is_none(master: Running, prefer: str) -> None:
-    answered = ask(master, "POST", ACKNOWLEDGE, json=report("c1:7", "1-0"), headers={"Prefer": prefer})
-    assert (answered.status_code, answered.json()) == (200, {"results": [["ok"]]})
-    assert "Preference-Applied" not in answered.headers
-
-
 def test_the_program_hears_whether_words_are_wanted(master: Running) -> None:
     for headers in ({}, {"Prefer": "return=minimal"}):
         ask(master, "POST", ACKNOWLEDGE, json=report("wanted:1"), headers=headers)
@@ -336,34 +328,6 @@ def test_reads(master: Running) -> None:
 )
 def test_a_page_that_cannot_be_is_422(master: Running, query: str) -> None:
     assert ask(master, "GET", f"/api/tickets?{query}").status_code == 422
-
-
-@pytest.mark.parametrize(
-    "ticket_id",
-    [
-        "42",
-        "a/b",
-        "a//b",
-        "/x",
-        "//x",
-        "x/",
-        "a b",
-        "ä😀",
-        "../x",
-        "%",
-        "%2F",
-        "a?b#c",
-        "a;b",
-        "a+b",
-        "a\0b",
-        "a\r\nb",
-        "<script>",
-        "t" * 256,
-        "ä" * 128,
-    ],
-)
-def test_a_ticket_is_found_by_its_id_whatever_is_in_it(master: Running, ticket_id: str) -> None:
-    assert ask(master, "GET", "/api/tickets/" + quote(ticket_id, safe="")).json() == {"ticket_id": ticket_id}
 
 
 @pytest.mark.parametrize(("path", "status"), [("unknown", 404), ("%FF", 404), ("t" * 257, 422), ("%C3%A4" * 129, 422)])

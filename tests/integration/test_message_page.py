@@ -64,23 +64,6 @@ def test_a_run_log_that_was_cut_says_so(site: Site, world: World) -> None:  # no
     )
 
 
-def test_a_search_that_takes_too_long_is_gone_on_with(
-    site: Site,  # noqa: F811
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    busy(world)
-    monkeypatch.setattr("usher.master.insight.ticket_history._RUNS_AT_ONCE", 1)
-    monkeypatch.setattr("usher.master.insight.ticket_history._PIECE_EVENTS", 1)
-    for number in (1, 2):
-        world.link.call("XADD", world.keys.runs, f"{number}-1", "batch", _RUN % "1-1")
-    first = site.get("/messages/1-1").text
-    assert first.count("a:7") == 1
-    [following] = re.findall(r'<a href="(/messages/1-1\?after=[^"]+)" rel="next">', first)
-    assert site.get(following).text.count("a:7") == 1
-    assert site.get("/messages/1-1?after=x").status_code == 422
-
-
 def test_its_error_is_told_with_its_line_and_for_operators_with_text_and_traceback(
     guarded: Site,  # noqa: F811
     world: World,
@@ -127,16 +110,6 @@ def test_a_delayed_message_says_when_it_is_due_and_a_sent_one_when_it_was(site: 
     delay(world, b"E", now_ms(world) - 1000)
     [new_id] = send_due(world, leader)
     assert "for later: it was due at" in site.get(f"/messages/{new_id.decode()}").text  # type: ignore[union-attr]
-
-
-def test_a_finished_one_is_over_and_an_unknown_one_is_no_page(site: Site, world: World) -> None:  # noqa: F811
-    leader, a = world.elect(), world.join("a")
-    world.owned(leader, a, b"T", b"1-1")
-    a.steps.ack({b"T": [b"1-1"]}, b"{}", 10)
-    assert "Over: it is not pending" in site.get("/messages/1-1").text
-    for path in ("/messages/5-5", "/messages/x", "/messages/1-1-1"):
-        answered = site.get(path)
-        assert (answered.status_code, answered.mimetype) == (404, "text/html")
 
 
 # -- the same over HTTP

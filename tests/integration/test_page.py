@@ -370,24 +370,6 @@ def test_a_drain_that_is_one_rule_too_many_says_what_to_do(
     assert "lift some" in answered.text
 
 
-def test_a_thousand_consumers_come_in_pages_those_that_need_attention_first(site: Site) -> None:
-    row = {"pending": 5, "tickets": 1, "slots": 8, "capacity": 100, "beat_ms": 10}
-    names = [f"c{at:04}" for at in range(1000)]
-    states = dict.fromkeys(names, "live") | {"c0999": "lost"}
-    site.pulse._rows = {
-        f"{name}:1": row | {"name": name, "incarnation": f"{name}:1", "state": states[name]} for name in names
-    }
-    path, seen = "/consumers", []
-    while True:
-        page = site.get(path).text
-        seen += re.findall(r'id="row-(c\d+):1"', page)
-        following = re.search(r'href="(/consumers\?[^"]+)" rel="next"', page)
-        if following is None:
-            break
-        path = following[1].replace("&amp;", "&")
-    assert seen == ["c0999", *[f"c{at:04}" for at in range(999)]]
-
-
 # -- who may
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import html
 import re
 
 import pytest
 from werkzeug.test import TestResponse
 
-from tests.integration.delays import FUTURE, delay
 from tests.integration.factories import World
 from tests.integration.test_page import Site, busy, site  # noqa: F401
-from usher.common.base.clock import wall_ms
-from usher.common.protocol.run_log import RunRecord
 from usher.master.operations.dead_letters import DeadLetters
-from usher.master.policy import charts
-from usher.master.policy.charts import Level
 from usher.master.policy.rules import Rule, RuleAction, Target, dump, rule_id
 
 
@@ -54,14 +48,6 @@ def confirmed(site: Site, path: str, preview: str, **more: str) -> TestResponse:
     return site.post(path, **(dict(re.findall(r'type="hidden" name="([^"]+)" value="([^"]*)"', form)) | more))
 
 
-def test_what_a_search_by_a_field_has_found_leads_back_to_all_tickets(site: Site, world: World) -> None:  # noqa: F811
-    busy(world)
-    found, _, rest = site.get("/tickets?q=body%3Dbody%20of%206-1").text.partition("Exactly this id")
-    assert rest
-    assert re.search(r'[0-9] found; looked at .*<a href="/tickets">All tickets in processing</a>', found)
-    assert 'class="empty"' not in found
-
-
 def test_a_filter_that_did_not_come_through_all_tickets_says_so(
     site: Site,  # noqa: F811
     world: World,
@@ -73,14 +59,6 @@ def test_a_filter_that_did_not_come_through_all_tickets_says_so(
         "No ticket in processing, among those that could be looked at in time, fits"
         in site.get("/tickets?consumer=nobody").text
     )
-
-
-def test_the_first_message_of_a_ticket_leads_to_its_page(site: Site, world: World) -> None:  # noqa: F811
-    busy(world)
-    row = re.search(r"<tr><td data-label=\"Ticket\">.*?/tickets/T\".*?</tr>", site.get("/tickets").text)
-    assert row is not None
-    assert '<a class="id" href="/messages/1-1">' in row[0]
-    assert "not in the stream" in site.get("/tickets?q=9-9").text, "what a search finds is not that link"
 
 
 def test_what_was_given_up_is_on_the_overview_by_error_two_clicks_from_running_again(
@@ -124,13 +102,6 @@ def test_the_overview_says_how_many_letters_it_looked_at_and_reads_them_once_for
     assert "None among them" in section, "there is one, behind the one that was looked at"
     monkeypatch.setattr(DeadLetters, "newest", None)
     assert section in site.get("/").text
-
-
-def test_nothing_offers_to_act_on_no_delayed_message(site: Site, world: World) -> None:  # noqa: F811
-    assert "data-none" in site.get("/delayed").text
-    delay(world, b"T", FUTURE)
-    world.elect().due_delayed(10)
-    assert "data-none" not in site.get("/delayed").text
 
 
 def test_tickets_of_a_filter_are_paused_after_a_preview_and_all_resumed_at_once(
@@ -182,35 +153,3 @@ def test_a_thousand_rules_are_lifted_at_once_and_those_of_another_day_are_no_par
     asked = dict(re.findall(r'name="(id|until)" value="([0-9a-f]+)"', rules.partition("Resume all 990")[0]))
     assert "lifted 990" in site.get(site.post("/rules/lift", **asked).headers["Location"]).text
     assert world.link.call("HLEN", world.keys.rules) == 10
-
-
-def test_the_charts_lead_to_those_of_a_source(site: Site, world: World) -> None:  # noqa: F811
-    now_ms = wall_ms()
-    runs = [RunRecord("a:1", "shop:1/7", f"{now_ms}-1", 1, 1, 1000 * now_ms, 1000 * now_ms + 7_000)]
-    level = Level(1, 1, 0, 0, 0, "1-0")
-    one = charts.point(now_ms, level, None, charts.gather(runs, by_stream=True), {}, in_part=False) | {"ms": 1000}
-    world.link.call("HSET", world.keys.charts, charts.place_of(now_ms), charts.encode(one))
-    shown = site.get("/charts").text
-    assert "<h2>Consumers</h2>" in shown
-    link = re.search(r'<h2>Sources</h2>.*?href="(/charts[^"]*source=[^"]*)">shop:1</a>', shown, re.DOTALL)
-    assert link
-    of_source = site.get(html.unescape(link[1])).text
-    assert "of source <bdi>shop:1</bdi>" in of_source
-    assert "Handler time" in of_source
-    assert "<h2>Sources</h2>" not in of_source
-
-
-def test_a_bulk_action_is_prepared_shown_and_run(
-    site: Site,  # noqa: F811
-    world: World,
-) -> None:
-    busy(world)
-    shown = site.post("/dead-letters/bulk", dry="1", what="drop", error="ValueError").text
-    assert "Drop all 2" in shown
-    assert "with the error ValueError" in shown
-    assert site.post("/dead-letters/bulk", what="drop").status_code == 422, "there was no preview"
-    begun = confirmed(site, "/dead-letters/bulk", shown, why="old")
-    while site.bulk.jobs[0].state == "running":
-        site.bulk.run_once()
-    assert "2 of 2" in site.get(begun.headers["Location"]).text
-    assert site.post("/dead-letters/bulk", what="eat").status_code == 422

@@ -175,15 +175,3 @@ def test_a_hundred_thousand_tickets_are_paged_and_searched(site: Site, world: Wo
     assert len(stuck) == SHOWN
     assert "<b>50</b> tickets recovering: on a" in site.get("/").text, "they are one group"
     assert ">50+<" in site.get("/").text, "there are more than are shown"
-
-
-def test_tickets_that_may_be_missing_behind_what_is_parked_are_told(
-    site: Site, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader = world.elect()
-    world.parked(leader, b"much")
-    world.parked(leader, b"hidden")
-    assert "More is waiting" not in site.get("/tickets").text
-    monkeypatch.setattr("usher.master.insight.status.LOOKED_AT", 1)
-    assert "More is waiting" in site.get("/tickets").text
-    assert "More is waiting" not in site.get("/tickets?cursor=5").text

@@ -19,7 +19,7 @@ from usher.common.base.errors import MessageUndecodable, NotNow, ReplyUnknown
 from usher.common.protocol.keys import uid_key
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
-from usher.common.sending.producer import Outgoing, Producer, idmp_command
+from usher.common.sending.producer import Outgoing, Producer
 
 STREAM = "ticket_stream"
 
@@ -80,15 +80,6 @@ class TestSend:
         world.link.call("DEL", uid_key(STREAM, b"a"))  # as at the end of its time
         assert producer.send("T", {}, uid="a") != first
 
-    def test_streams_do_not_share_uids(self, world: World) -> None:
-        Producer(world.link, dedup_s=60).send("T", {}, uid="a")
-        Producer(world.link, "other", dedup_s=60).send("T", {}, uid="a")
-        assert (world.link.call("XLEN", STREAM), world.link.call("XLEN", "other")) == (1, 1)
-
-    def test_a_message_without_a_ticket(self, world: World) -> None:
-        Producer(world.link).send(None, {"a": "b"})
-        assert entries(world.link)[0][1] == {b"a": b"b"}
-
     @pytest.mark.parametrize(
         "wrong",
         [
@@ -107,10 +98,6 @@ class TestSend:
         with pytest.raises((ValueError, MessageUndecodable)):
             Producer(world.link, dedup_s=60).send_many([*messages("a"), wrong])
         assert world.link.call("XLEN", STREAM) == 0
-
-    def test_many_fields_fit(self, world: World) -> None:
-        Producer(world.link, dedup_s=60).send("T", {f"f{n}": "v" for n in range(3498)}, uid="a")
-        assert len(entries(world.link)[0][1]) == 3500
 
     def test_a_uid_key_that_is_something_else_is_refused_before_anything_is_added(self, world: World) -> None:
         """The losing side of send.lua: checks come first, because a script is not rolled back."""
@@ -225,19 +212,6 @@ class TestServersOwn:
         assert not link.call("KEYS", "*:uid:*"), "nothing but the server remembers them"
         assert first[0].repeated is None, "which does not tell"
 
-    @pytest.mark.usefixtures("set_up")
-    def test_a_stream_that_is_made_anew_is_no_more_set_up_and_that_is_noticed(
-        self, link: Link, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        producer, now = Producer(link, dedup_s=60), [now_s()]
-        monkeypatch.setattr("usher.common.sending.producer.now_s", lambda: now[0])
-        assert producer._server_drops_repeats()
-        link.call("DEL", STREAM)
-        producer.send("T", {}, uid="a")
-        assert producer._server_drops_repeats(), "not asked again yet"
-        now[0] += 11
-        assert not producer._server_drops_repeats()
-
     def test_whether_the_server_drops_repeats_is_asked_now_and_then(
         self, link: Link, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -250,18 +224,6 @@ class TestServersOwn:
         assert producer._server_drops_repeats(), "not asked again yet"
         now[0] += 11
         assert not producer._server_drops_repeats()
-
-    def test_a_server_without_it_is_not_asked_for_it(self, world: World) -> None:
-        producer = Producer(world.link, dedup_s=60)
-        assert not producer._server_drops_repeats(), "there is no stream yet"
-        producer.send("T", {}, uid="a")
-        assert not producer._server_drops_repeats()
-
-    def test_the_command_is_as_documented(self) -> None:
-        assert idmp_command("s", b"u", [b"a", b"b"])[:3] == ("XADD", "s", "IDMP")
-        assert idmp_command("s", b"u", [b"a", b"b"])[4:] == (b"u", "*", b"a", b"b")
-        assert idmp_command("s", None, [b"a", b"b"]) == ("XADD", "s", "*", b"a", b"b")
-        assert len({idmp_command("s", b"%d" % n, [b"a", b"b"])[3] for n in range(5000)}) == 256, "each remembers 10,000"
 
 
 class TestCommand:

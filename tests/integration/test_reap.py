@@ -56,14 +56,6 @@ def test_the_mark_of_one_that_never_renewed_goes_with_it(world: World) -> None:
     assert world.link.call("EXISTS", world.keys.unproven(a.incarnation)) == 0
 
 
-def test_reaping_twice_is_as_good_as_once(world: World) -> None:
-    leader = world.elect()
-    a = _dead(world, leader)
-    _reap(leader, a)
-    with world.unchanged():
-        assert _reap(leader, a)
-
-
 def test_one_that_has_something_pending_is_not_reaped(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T")
@@ -98,28 +90,12 @@ def test_the_registration_of_a_successor_stays(world: World) -> None:
     assert world.link.call("HGET", world.keys.consumers, "a") == successor.registration.dump()
 
 
-def test_one_whose_registration_is_gone_is_reaped_without_it(world: World) -> None:
-    leader = world.elect()
-    a = _dead(world, leader)
-    world.link.call("HDEL", world.keys.consumers, "a")
-    assert _reap(leader, a, b"")
-    assert _traces(world, a) == (False, False, False)
-
-
 def test_who_has_no_registration_to_name_takes_nobodys(world: World) -> None:
     leader = world.elect()
     a = _dead(world, leader)
     world.link.call("HSET", world.keys.consumers, "a", "")
     assert _reap(leader, a, b"")
     assert _traces(world, a) == (False, False, True)
-
-
-def test_others_keep_what_they_have_pending(world: World) -> None:
-    leader, b = world.elect(), world.join("b")
-    a = _dead(world, leader)
-    theirs, parked = world.owned(leader, b, b"U"), world.parked(leader, b"V")
-    _reap(leader, a)
-    assert world.pending() == {b.name: theirs, b"master": parked}
 
 
 def test_a_reaped_incarnation_gets_nothing_any_more(world: World) -> None:

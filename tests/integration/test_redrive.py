@@ -3,15 +3,12 @@ ticket that waits for an operator, and what the operator does."""
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from click.testing import CliRunner
 
-from tests.integration.factories import NASTY_TICKETS, Owner, World, fetch, plan, states
+from tests.integration.factories import Owner, World, fetch, plan, states
 from usher.cli import usher
 from usher.common.base.errors import NotNow, OwnershipLost
-from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import pairs
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
 from usher.master.leader.leader_scripts import LeaderScripts
@@ -156,16 +153,6 @@ def test_a_halted_ticket_is_nobodys(world: World) -> None:
     assert leader.reap(a.incarnation, "a", a.registration.dump())
     assert leader.rejoin([(T, ids[0]), (T, ids[1])]) == ([ids[1]], []), "only what it waits for goes back to it"
     assert (world.pending(), world.state().index[T]) == ({b"halted": ids[:1], b"master": ids[1:]}, before)
-
-
-@pytest.mark.parametrize("ticket", NASTY_TICKETS)
-def test_a_ticket_is_any_bytes(world: World, letters: DeadLetters, ticket: bytes) -> None:
-    leader, a = world.elect(), world.join("a")
-    first, second = world.owned(leader, a, ticket, b"1-1", b"2-1")
-    assert world.give_up(a, ticket, "halt") is Buried.HALTED
-    assert [outcome.word for outcome in letters.redrive(world.letter_ids())] == ["resumed"]
-    assert world.pending() == {b"master": [first, second]}
-    assert _changed(world) == [ticket, ticket]
 
 
 # ---- redrive ----
@@ -334,54 +321,10 @@ def test_a_ticket_goes_on_without_a_dropped_message(world: World, letters: DeadL
     assert leader.hand_over(plan(a, {T: ids[1:]}, head)).targets[0].refused == []
 
 
-def test_a_dropped_letter_of_a_message_that_was_skipped_is_just_gone(world: World, letters: DeadLetters) -> None:
-    leader, a = world.elect(), world.join("a")
-    world.owned(leader, a, T, b"1-1", b"2-1")
-    world.give_up(a, T, "skip")
-    before = world.state()
-    assert letters.drop(world.letter_ids())[0].word == "dropped"
-    assert world.state() == (before.pending, before.index, [])
-
-
 # ---- tail ----
 
 
 # ---- many, full, and wrong ----
-
-
-def test_letters_are_read_by_pages_and_filtered(world: World, letters: DeadLetters) -> None:
-    leader, a = world.elect(), world.join("a")
-    tickets = [b"T%d" % (n % 7) for n in range(700)]
-    ids = world.send_many(tickets)
-    fetch(leader, 1000)
-    for name in sorted(set(tickets)):
-        mine = [entry_id for entry_id, ticket in zip(ids, tickets, strict=True) if ticket == name]
-        leader.hand_over(plan(a, {name: mine}))
-        for number, entry_id in enumerate(mine):
-            world.give_up(a, name, "skip", entry_id, error=f"E{number % 2}: \u2603")
-    until = letters.last_id()
-    all_of_them = [letter for page in letters.all(LetterFilter(), until) for letter in page]
-    assert [letter.id for letter in all_of_them] == world.letter_ids()
-    assert [letter.message_id for page in letters.all(LetterFilter(ticket=b"T3"), until) for letter in page] == ids[
-        3::7
-    ]
-    assert sum(len(page) for page in letters.all(LetterFilter(error="e1: \u2603", reason="GAVE"), until)) == 350
-    assert [letter.message_id for letter in letters.page(LetterFilter(id=ids[5]), None, 10).letters] == [ids[5]]
-    now_ms = time.time_ns() // 1_000_000
-    assert letters.page(LetterFilter(before_ms=now_ms - 3_600_000), None, 10) == ([], None)
-    assert len(letters.page(LetterFilter(after_ms=now_ms - 3_600_000), None, 10).letters) == 10
-    first = letters.page(LetterFilter(), None, 300)
-    assert [letter.id for letter in letters.page(LetterFilter(), first.cursor, 1000).letters] == world.letter_ids()[
-        300:
-    ]
-    preview = Preview()
-    preview.add(all_of_them)
-    assert [(group.reason, group.error_type, group.policy, group.count) for group in preview.groups] == [
-        ("gave_up", "ValueError", "skip", 700)
-    ]
-    found = letters.get(all_of_them[0].id)
-    assert found is not None
-    assert (found[0].traceback, pairs(found[1])[b"ticket_id"]) == ("at x", b"T0")
 
 
 def test_a_full_server_refuses_to_redrive_and_lets_drop(world: World, letters: DeadLetters) -> None:

@@ -44,13 +44,6 @@ def test_the_same_call_twice_writes_one_letter(world: World) -> None:
         assert leader.reject([Rejected(entry_id, b"", "empty_ticket_id")]) == 1, "it is over"
 
 
-def test_an_id_twice_in_a_call_writes_one_letter(world: World) -> None:
-    leader = world.elect()
-    [entry_id] = world.parked(leader, b"")
-    assert leader.reject([Rejected(entry_id, b"", "empty_ticket_id")] * 2) == 2
-    assert len(world.dead()) == 1
-
-
 def test_a_deposed_leader_rejects_nothing(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader = world.elect()
     [entry_id] = world.parked(leader, b"")
@@ -79,24 +72,6 @@ def test_an_entry_whose_body_is_gone_says_so(world: World) -> None:
     world.delete(entry_id)
     assert leader.reject([Rejected(entry_id, b"", "empty_ticket_id")]) == 1
     assert world.state().letters() == [(entry_id, b"", b"body_gone")]
-
-
-def test_an_entry_of_thousands_of_fields_is_kept_as_far_as_it_fits_and_says_so(world: World) -> None:
-    leader = world.elect()
-    fields = [part for n in range(20_000) for part in (b"f%d" % n, b"v")]
-    world.add(b"1-1", *fields)
-    fetch(leader, 10)
-    assert leader.reject([Rejected(b"1-1", b"", "no_ticket_id")]) == 1
-    [(_, letter)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
-    assert letter[24:30] == [
-        b"usher-fields-cut",
-        b"17000",
-        b"usher-bytes",
-        b"%d" % sum(map(len, fields)),
-        b"usher-fields",
-        b"3000",
-    ]
-    assert letter[30:] == fields[:6000]
 
 
 def test_what_is_too_large_is_kept_cut_and_says_how_much_is_missing(world: World) -> None:
@@ -138,15 +113,6 @@ def test_what_is_too_large_is_found_wherever_an_entry_comes_from(world: World) -
     assert [found.size > 3 for found, _ in strict.sweep([], 50_000, b"0-0", 10).strays] == [True]
     assert {found.id for found in strict.read_parked(None, 10).found if found.size} == {held, stray}
     assert strict.free_tickets(a.incarnation, [b"T"]) is not None
-
-
-def test_thousands_are_rejected_in_one_call(world: World) -> None:
-    leader = world.elect()
-    ids = world.send_many([b""] * 5000)
-    fetch(leader, 10_000)
-    assert leader.reject([Rejected(entry_id, b"", "empty_ticket_id") for entry_id in ids]) == 5000
-    assert world.pending() == {}
-    assert [letter[b"usher-id"] for letter in world.dead()] == ids
 
 
 def test_all_kinds_of_unusable_tickets_end_as_letters_with_their_reason_and_others_do_not(world: World) -> None:

@@ -18,7 +18,6 @@ from usher.common.readers.reliable_stream import (
     ReliableStream,
     StreamMessage,
     goes_on_at,
-    reader_name,
 )
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
@@ -72,21 +71,6 @@ def make_idle(link: Link, owner: str, *entry_ids: bytes) -> None:
 
 
 class TestReading:
-    def test_new_messages_come_once_and_nothing_is_an_empty_answer(
-        self, link: Link, a: ReliableStream, b: ReliableStream
-    ) -> None:
-        sent = send(link, 1, 2, 3)
-        assert ids(a.read_new(2, None)) == sent[:2]
-        assert ids(b.read_new(10, 1)) == sent[2:]
-        assert a.read_new(10, 1) == []
-        assert a.read_new(10, None) == []
-
-    def test_a_message_has_what_a_handler_asks_for(self, link: Link, a: ReliableStream) -> None:
-        link.call("XADD", KEYS.stream, "5-0", "body", b'{"n": 1}', "uid", "order-7", "raw", b"\xff")
-        [message] = a.read_new(1, None)
-        assert (message.id, message.uid, message.json(), message.attempt) == ("5-0", "order-7", {"n": 1}, 0)
-        assert message.fields["raw"].encode("utf-8", "surrogateescape") == b"\xff"
-
     def test_pending_ones_are_read_again_but_for_those_excluded_and_that_is_no_delivery(
         self, link: Link, a: ReliableStream
     ) -> None:
@@ -106,12 +90,6 @@ class TestReading:
             (b"1-0", True),
             (b"2-0", False),
         ]
-
-    def test_attempts_that_were_noted_come_with_the_message(self, link: Link, a: ReliableStream) -> None:
-        [entry_id] = send(link, 1)
-        a.read_new(1, None)
-        a.charge({entry_id: 3})
-        assert [message.failures for message in a.read_pending(1)] == [3]
 
 
 class TestAcknowledge:
@@ -137,12 +115,6 @@ class TestAcknowledge:
         assert a.touch(sent) == a.give_back(sent) == sent
         assert (pending(link), link.call("XLEN", KEYS.stream), letters(link)) == ({b"b": sent}, 1, [])
         assert link.call("HGETALL", KEYS.attempts) == [sent[0], b"2"]
-
-    def test_twice_is_once(self, link: Link, a: ReliableStream) -> None:
-        sent = send(link, 1)
-        a.read_new(1, None)
-        assert (a.acknowledge(sent), a.acknowledge(sent)) == (sent, [])
-        assert a.acknowledge([]) == []
 
     def test_an_entry_that_another_group_reads_is_not_removed(self, link: Link, a: ReliableStream) -> None:
         link.call("XGROUP", "CREATE", KEYS.stream, "audit", 0)
@@ -232,13 +204,6 @@ class TestDeadLetters:
         with pytest.raises(CommandRefused, match="WRONGTYPE"):
             a.claim_idle(10, 1000)
         assert (pending(link), link.call("XLEN", KEYS.stream)) == ({b"a": sent}, 1)
-
-    def test_one_whose_body_is_gone_says_so(self, link: Link, a: ReliableStream) -> None:
-        sent = send(link, 1)
-        messages = a.read_new(1, None)
-        link.call("XDEL", KEYS.stream, *sent)
-        a.move_to_dead_letters(messages, "gave_up")
-        assert [letter[b"usher-reason"] for letter in letters(link)] == [b"body_gone"]
 
 
 class TestClaiming:
@@ -377,19 +342,8 @@ class TestNames:
         names = {pairs(row)[b"name"] for row in link.call("XINFO", "CONSUMERS", KEYS.stream, KEYS.group)}
         assert names == {b"a", b"b"}, "b has something pending, and a is who asks"
 
-    def test_every_start_has_a_name_of_its_own(self) -> None:
-        assert reader_name("x").startswith("x-")
-        assert reader_name() != reader_name()
-
 
 class TestGroup:
-    def test_a_new_group_begins_with_the_oldest_entry_and_is_made_once(self, link: Link) -> None:
-        send(link, 1, 2)
-        reader = ReliableStream(link, KEYS.stream, KEYS.group, "a")
-        assert reader.ensure_group() == ZERO
-        assert reader.ensure_group() is None
-        assert len(reader.read_new(10, None)) == 2
-
     def test_a_lost_group_goes_on_where_it_was_with_what_was_pending(self, link: Link, a: ReliableStream) -> None:
         sent = send(link, 1, 2, 3, 4)
         a.acknowledge(ids(a.read_new(2, None)))

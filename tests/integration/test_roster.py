@@ -71,10 +71,6 @@ def test_many_consumers_are_read_in_two_commands_and_each_has_the_state_of_its_l
     assert sum(after.values()) - sum(before.values()) == 2
 
 
-def test_nobody_registered_is_an_empty_roster(world: World) -> None:
-    assert read_registry(world.link, world.keys) == {}
-
-
 def test_only_who_leads_looks(world: World) -> None:
     told: list[dict[str, RegisteredConsumer]] = []
     lead = Lead()
@@ -164,13 +160,6 @@ def test_a_consumer_of_a_former_version_is_believed_when_it_outlives_the_lease_t
         time.sleep(0.001)
     reading.reader.run_once()
     assert reading.states() == {old.incarnation: "live"}
-
-
-@pytest.mark.parametrize("state", ["draining", "revoked"])
-def test_who_ends_before_the_first_renewal_is_shown_as_that(world: World, state: str) -> None:
-    new = world.join("a", renews=False)
-    world.link.call("SET", world.keys.lease(new.incarnation), state, "KEEPTTL")
-    assert [member.state for member in read_registry(world.link, world.keys).values()] == [state]
 
 
 def test_news_of_a_registration_outlive_a_look_that_failed(world: World) -> None:

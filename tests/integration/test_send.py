@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.proxy import Proxy
-from usher.common.base.errors import NotNow
 from usher.common.redis.client import Link
 from usher.common.sending.pipelined import Sender, SendingStopped
 from usher.common.sending.workload import NewMessage, incidents
@@ -97,11 +96,6 @@ def test_a_redis_that_is_not_there_is_exit_code_2_and_names_the_setting() -> Non
     assert b"secret" not in done.stderr
 
 
-def test_a_rate_is_kept(redis_url: str) -> None:
-    document = json.loads(usher_send(redis_url, "--simulate", "50", "--rate", "50", "--json").stdout)
-    assert 0.9 < document["seconds"] < 3.0
-
-
 def test_a_refused_message_is_counted_apart(redis_url: str, link: Link) -> None:
     sender = Sender(link, STREAM, "ticket_id")
     link.call(
@@ -110,13 +104,6 @@ def test_a_refused_message_is_counted_apart(redis_url: str, link: Link) -> None:
     with pytest.raises(SendingStopped, match="message 2 was refused"):
         sender.send([NewMessage(str(number), {}) for number in range(3)])
     assert (sender.accepted, sender.unknown) == (1, 0)
-
-
-def test_nothing_was_sent_when_redis_cannot_be_reached() -> None:
-    sender = Sender(Link("redis://127.0.0.1:1/0", "test"), STREAM, "ticket_id")
-    with pytest.raises(NotNow):
-        sender.send([NewMessage("1", {})])
-    assert (sender.accepted, sender.unknown) == (0, 0)
 
 
 def test_a_lost_reply_is_unknown_and_not_sent_again(redis_url: str, link: Link) -> None:

@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 
 from tests.sinks import Mark, accounts, add, rows
 from usher.common.base.errors import OwnershipLost, RetryLater
-from usher.consumer.handlers.loader import load_handler
 from usher.consumer.sinks.outcomes import SinkMisused, SinkNotNow, StaleFence
 from usher.consumer.sinks.sql import SqlSink, storable
 
@@ -117,14 +116,6 @@ def test_ending_the_transaction_inside_is_refused_and_stores_nothing_twice(
     assert accounts(engine) == {"T": 1}
 
 
-def test_the_commit_of_a_session_ends_nothing(engine: sa.Engine, sink: SqlSink) -> None:
-    with pytest.raises(ZeroDivisionError), sink.transaction(Mark("T", "a", 1)) as session:
-        add(Mark("T", "a", 1), session)
-        session.commit()
-        raise ZeroDivisionError
-    assert accounts(engine) == {}
-
-
 def test_a_failed_statement_that_the_handler_swallowed_is_no_success(engine: sa.Engine, sink: SqlSink) -> None:
     """PostgreSQL would answer the COMMIT with a rollback, and the message would be acknowledged without its effect."""
 
@@ -191,12 +182,6 @@ def test_tables_can_be_made_by_many_at_once_and_by_the_ddl(engine: sa.Engine) ->
             if statement.strip():
                 connection.execute(sa.text(statement))
     assert {"usher_fences", "usher_uids"} <= set(sa.inspect(engine).get_table_names())
-
-
-def test_two_names_do_not_know_each_other(engine: sa.Engine, sink: SqlSink) -> None:
-    for used in (sink, SqlSink(engine, "mails"), sink):
-        used.exactly_once(add)(Mark("T", "a", 1))
-    assert accounts(engine) == {"T": 2}
 
 
 @pytest.mark.parametrize("uid", ["", "ä", "x" * 5000, "a\0b", "a\udcff", "sha256:" + "0" * 64, "%s :x '\""])
@@ -319,23 +304,6 @@ def test_a_locked_database_is_not_now(engine: sa.Engine, database_url: str) -> N
     hasty.exactly_once(add)(Mark("T", "b", 2))
     assert accounts(engine) == {"T": 2}
     hasty.engine.dispose()
-
-
-def test_the_decorated_function_is_a_handler(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = (
-        "from usher.consumer.sinks.sql import SqlSink\nsink = SqlSink('sqlite:///x.db')\n@sink.exactly_once\ndef"
-        " handle(message, session): ...\n"
-    )
-    (tmp_path / "decorated_once.py").write_text(text)
-    assert load_handler("decorated_once:handle").is_async is False
-
-
-def test_an_async_function_is_told_where_to_go(sink: SqlSink) -> None:
-    async def handle(mark: Mark, session: Session) -> None: ...
-
-    with pytest.raises(SinkMisused, match="AsyncSqlSink"):
-        sink.exactly_once(handle)
 
 
 def test_a_function_of_which_a_call_runs_nothing_is_refused(sink: SqlSink) -> None:

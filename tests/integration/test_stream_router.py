@@ -93,19 +93,6 @@ def test_entries_have_their_fields_and_come_by_iteration_until_the_subscription_
     until(lambda: router.counters()["streams"] == 0)
 
 
-def test_subscriptions_of_one_stream_share_it_and_end_for_themselves(router: StreamRouter, link: Link) -> None:
-    tally = Tally()
-    first, second = router.subscribe("s"), router.subscribe("s")
-    router.subscribe("s", on_entries=tally)
-    assert router.counters()["streams"] == 1
-    add(link, "s", "1-1")
-    assert taken(first, 1) == taken(second, 1) == [b"1-1"]
-    first.close()
-    add(link, "s", "2-1")
-    assert taken(second, 1) == [b"2-1"]
-    until(lambda: tally.ids == {b"s": [b"1-1", b"2-1"]})
-
-
 def test_a_subscriber_that_waits_gets_everything_and_nobody_waits_for_it(router: StreamRouter, link: Link) -> None:
     ids = add(link, "s", *(f"{number}-1" for number in range(1, 101)))
     slow, quick = router.subscribe("s", capacity=20), router.subscribe("s")
@@ -201,14 +188,6 @@ def test_a_key_that_is_not_a_stream_ends_its_subscription_and_no_other(router: S
         assert taken(other, 1) == [b"1-1"]
 
 
-def test_a_stream_that_becomes_something_else_ends_its_subscription(router: StreamRouter, link: Link) -> None:
-    subscription = router.subscribe("s")
-    add(link, "s", "1-1")
-    assert taken(subscription, 1) == [b"1-1"]
-    link.pipeline([("DEL", "s"), ("SET", "s", "x")])
-    until(lambda: subscription.end is End.NOT_A_STREAM)
-
-
 def test_a_stream_deleted_while_subscribed_goes_on_when_it_is_made_again_with_any_ids(
     router: StreamRouter, link: Link
 ) -> None:
@@ -221,15 +200,6 @@ def test_a_stream_deleted_while_subscribed_goes_on_when_it_is_made_again_with_an
     nothing_comes(subscription)
 
 
-def test_after_flushall_everything_new_comes(router: StreamRouter, link: Link) -> None:
-    subscriptions = router.subscribe_all([f"s{number}" for number in range(50)])
-    for first in ("9-9", "1-1"):
-        add_many(link, [("XADD", f"s{number}", first, "f", "v") for number in range(50)])
-        for subscription in subscriptions:
-            assert taken(subscription, 1) == [first.encode()]
-        link.call("FLUSHALL")
-
-
 def test_an_id_from_the_future_is_one_of_an_earlier_stream_of_that_name(router: StreamRouter, link: Link) -> None:
     add(link, "s", "1-1")
     subscription = router.subscribe("s", "99999999999999-0")
@@ -237,12 +207,6 @@ def test_an_id_from_the_future_is_one_of_an_earlier_stream_of_that_name(router: 
     add(link, "s", "2-1")
     assert taken(subscription, 1) == [b"2-1"]
     assert subscription.resets == 1
-
-
-def test_an_id_from_the_future_of_a_stream_that_is_not_there_yet(router: StreamRouter, link: Link) -> None:
-    subscription = router.subscribe("s", "50-0")
-    add(link, "s", "3-1")
-    assert taken(subscription, 1) == [b"3-1"]
 
 
 def test_an_id_from_the_future_is_found_out_though_another_subscription_finds_entries(
@@ -306,13 +270,6 @@ def test_a_key_that_may_not_be_read_ends_its_subscription(url: str, link: Link, 
 def test_what_is_no_id_is_refused_at_once(wrong: str) -> None:
     with pytest.raises(ValueError, match="id"):
         StreamRouter(_NOWHERE).subscribe("s", wrong)
-
-
-@pytest.mark.parametrize(
-    ("given", "position"), [("5", b"5-0"), (b"007-01", b"7-1"), ("18446744073709551615-0", b"18446744073709551615-0")]
-)
-def test_an_id_may_be_written_as_redis_lets_it_be_written(given: str | bytes, position: bytes) -> None:
-    assert StreamRouter(_NOWHERE).subscribe("s", given).last == position
 
 
 def test_what_cannot_be_subscribed_to_is_refused_at_once() -> None:

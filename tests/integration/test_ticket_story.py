@@ -117,17 +117,6 @@ def test_a_place_that_no_piece_gave_is_refused(story: TicketHistory, back: str) 
         story.timeline("T", back)
 
 
-def test_a_message_is_shown_with_all_its_fields_and_long_values_cut(world: World, story: TicketHistory) -> None:
-    world.add(b"5-1", "ticket_id", "T", "a", "1", "a", "2", "long", b"x" * 10_000, "odd", b"\xff\x00")
-    told = story.message("5-1")
-    assert told is not None
-    assert (told["ticket_id"], told["field_count"]) == ("T", 5)
-    assert told["fields"][1:3] == [["a", "1"], ["a", "2"]]
-    assert told["fields"][3][1].endswith("... (10,000 bytes)")
-    assert told["fields"][4][1] == "\\xff\x00"
-    assert story.message("6-1") is None
-
-
 def test_tickets_are_found_by_a_part_of_their_id_that_is_no_pattern(world: World, story: TicketHistory) -> None:
     leader, a = world.elect(), world.join("a")
     for ticket in (T, b"T", b"a*b", b"aXb", b"a?b[c]"):

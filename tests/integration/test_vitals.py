@@ -8,7 +8,6 @@ import pytest
 
 from tests.integration.factories import World, plan
 from tests.integration.memory import full_memory
-from usher.common.base.errors import NotNow
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.master.insight.stats import StreamStatsReader, lag_document
@@ -19,11 +18,6 @@ from usher.master.policy.rules import Rule, RuleAction, Target
 
 def _read(world: World) -> dict[str, object]:
     return vars(StreamStatsReader(world.link, world.keys).read())
-
-
-def test_an_empty_system_has_nothing_and_no_leader(world: World) -> None:
-    seen = _read(world)
-    assert (seen["lag"], seen["pending"], seen["oldest_s"], seen["led"], seen["consumers"]) == (0, 0, 0.0, False, {})
 
 
 def test_what_waits_where_is_told_apart(world: World) -> None:
@@ -111,13 +105,6 @@ def test_a_pause_holds_what_is_parked_and_that_of_everything_what_is_not_read(wo
     assert (StreamStatsReader(world.link, world.keys).read().oldest_unheld_s == 0) == (target is Target.EVERYTHING)
 
 
-def test_what_was_handed_over_before_a_pause_is_to_end(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    world.owned(leader, a, b"T", b"%d-1" % (int(time.time() - 3600) * 1000))
-    pause(world, Target.EVERYTHING)
-    assert StreamStatsReader(world.link, world.keys).read().oldest_unheld_s > 3590
-
-
 def test_a_redis_whose_memory_is_full_is_told_although_no_program_has_met_it(world: World) -> None:
     """Only producers have; these are not ours."""
     assert not StreamStatsReader(world.link, world.keys).read().refuses_writes
@@ -145,18 +132,6 @@ def test_a_lag_beyond_what_is_counted_says_so_where_redis_does_not_know(
     seen = StreamStatsReader(world.link, world.keys).read()
     assert (seen.lag, seen.lag_is_exact) in ((4, False), (9, True))
     assert seen.lag_is_exact == world.claiming_drops_the_bodiless, "Redis 7 knows it"
-
-
-def test_many_who_ask_in_one_second_cost_one_look(world: World) -> None:
-    reader = StreamStatsReader(world.link, world.keys)
-    before = reader.read()
-    world.send(b"T")
-    assert reader.read() is before
-
-
-def test_a_redis_that_is_away_is_an_error_for_whoever_asks() -> None:
-    with pytest.raises(NotNow):
-        StreamStatsReader(Link("redis://127.0.0.1:1/0", "test", 0.2), Keys("s", "g")).read()
 
 
 def test_entries_that_were_cut_unread_are_gone_and_wait_for_nobody(valkey_url: str) -> None:

@@ -5,13 +5,8 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from usher.common.protocol.run_log import RunRecord
-from usher.master.charts import drawing
 from usher.master.charts.drawing import draw, kinds, totals
-from usher.master.insight.formatting import duration as format_duration
-from usher.master.insight.formatting import number as format_number
 from usher.master.policy import charts
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, LONGEST, NAMES, OTHERS, SPANS, Level
 
@@ -85,17 +80,6 @@ def test_a_point_counts_since_the_former_one_and_nothing_where_a_count_went_back
     assert charts.point(_NOW, _level(None, None), former, _NOTHING, {}, in_part=False)["sent"] is None
 
 
-def test_merged_points_are_their_sum_and_the_highest_level() -> None:
-    one = charts.point(_NOW, _level(10, 10), None, charts.gather([_run()]), {"x": (5, 1, 1.0, False)}, in_part=False)
-    two = charts.point(
-        _NOW + 60_000, _level(30, 20), one, charts.gather([_run()] * 3), {"x": (2, 9, 1.0, True)}, in_part=True
-    )
-    merged = charts.merge(_NOW, [one, two | {"lag": 7}])
-    assert (merged["sent"], merged["done"], merged["lag"], merged["ms"], merged["in_part"]) == (20, 10, 7, 60_000, True)
-    assert merged["parts"][ALL]["done"] == 4
-    assert merged["tenants"] == {"x": [7, 9, 1.0, True]}
-
-
 def test_a_point_has_its_bound_whatever_the_names() -> None:
     chance = random.Random(1)
     runs = [
@@ -123,12 +107,6 @@ def test_what_is_no_point_is_passed_over() -> None:
     assert [charts.decode(value) for value in (None, b"", b"{}", b"[1]", b"\xff", b'{"t":1}')] == [None] * 6
 
 
-def test_places_are_bounded_and_each_minute_of_a_day_has_its_own() -> None:
-    places = charts.places(0, _NOW)
-    assert len(places) == len(set(places)) == charts.PLACES > SPANS["24h"].length_ms // charts.MINUTE_MS
-    assert places[-1] == charts.place_of(_NOW) != charts.place_of(_NOW + charts.MINUTE_MS)
-
-
 def test_a_chart_has_pieces_where_points_are_missing_and_keeps_within_its_axes() -> None:
     points = []
     for minute in (0, 1, 2, 20, 21, 40):
@@ -147,15 +125,6 @@ def test_a_chart_has_pieces_where_points_are_missing_and_keeps_within_its_axes()
     assert all(drawn["left"] <= x <= drawn["right"] and 0 <= y <= drawn["bottom"] for x, y in places)
     assert drawn["rows"][1][1][0] == 100 / 60
     assert not draw(kinds("nobody", "", "")[-1], points, SPANS["1h"], _NOW + 45 * 60_000)["lines"][0]["pieces"]
-
-
-@pytest.mark.parametrize("most", [1, 7, 430, 99_999, 150_000, 1_100_000, 47_000_000, 800_000_000])
-def test_the_numbers_of_an_axis_have_room_beside_it(most: int) -> None:
-    drawn = draw(kinds("", "", "")[0], [], SPANS["1h"], _NOW)
-    top, step = drawing._scale(most)
-    marks = [step * n for n in range(1, round(top / step) + 1)]
-    widest = max(len(told) for mark in marks for told in (format_duration(mark), format_number(mark)))
-    assert widest * 6.7 <= drawn["left"] - 6, "a digit of 12 px has 6.7"
 
 
 def test_a_lag_that_redis_does_not_know_is_no_zero() -> None:

@@ -46,11 +46,6 @@ def test_one_with_a_free_handler_slot_is_never_above_the_bound() -> None:
     assert chosen(consumer(BEST, 6, slots=6), consumer(SECOND), consumer(THIRD)) == f"{SECOND}:1"
 
 
-def test_one_that_is_full_is_passed_over() -> None:
-    assert chosen(consumer(BEST, 1, capacity=1), consumer(SECOND), consumer(THIRD)) == f"{SECOND}:1"
-    assert chosen(consumer(BEST, 1, capacity=1), consumer(SECOND), consumer(THIRD), home=BEST) == f"{SECOND}:1"
-
-
 def test_when_all_that_rank_are_above_the_bound_the_least_loaded_one_gets_it() -> None:
     """With very many consumers only the first of the ranking are asked."""
     names = [f"c{number}" for number in range(100)]
@@ -69,15 +64,6 @@ def test_load_is_compared_as_a_part_of_capacity() -> None:
         for name in names
     ]
     assert chosen(*everybody) == f"{large}:1"
-
-
-def test_nobody_gets_it_when_nobody_has_room() -> None:
-    assert chosen(consumer(BEST, 2, capacity=2), consumer(SECOND, 1, capacity=1)) == ""
-    assert chosen() == ""
-
-
-def test_a_consumer_is_chosen_under_the_incarnation_that_came_last() -> None:
-    assert chosen(consumer(BEST), consumer(BEST, generation=2)) == f"{BEST}:2"
 
 
 def test_room_is_what_all_can_take_and_too_much_on_one_takes_nothing_from_another() -> None:

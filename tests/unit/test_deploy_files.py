@@ -292,15 +292,6 @@ def test_a_program_that_is_gone_or_does_nothing_is_told_for_as_long_as_it_is() -
     assert "usher_registered" in asked["UsherNotRegistered"]
 
 
-def test_links_within_the_runbook_lead_somewhere() -> None:
-    runbook = (DEPLOY / "runbook.md").read_text()
-    anchors = {
-        "#" + re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
-        for title in re.findall(r"^## (.+)$", runbook, re.MULTILINE)
-    }
-    assert set(re.findall(r"\]\((#[^)]*)\)", runbook)) <= anchors
-
-
 @pytest.mark.parametrize("program", ["master", "consumer"])
 def test_template_units_of_systemd_start_programs_that_there_are(program: str) -> None:
     unit = configparser.ConfigParser(interpolation=None)

@@ -178,22 +178,6 @@ def test_a_held_lane_wakes_somebody_when_it_is_let_go(lanes: Lanes) -> None:
 
 
 class TestPause:
-    def test_no_lane_is_given_out_any_more(self, lanes: Lanes) -> None:
-        lanes.add([messages(b"T", 1)])
-        lanes.pause()
-        assert lanes.paused
-        assert lanes.next_lane(PATIENCE_S) is None
-        assert lanes.take_now() is None
-        assert quiet_ids(lanes._board) == {b"T": [b"1-0"]}
-
-    def test_waiting_threads_come_back_at_once(self, lanes: Lanes) -> None:
-        waiters = [Waiter(lanes) for _ in range(3)]
-        threading.Event().wait(0.1)
-        began_s = now_s()
-        lanes.pause()
-        assert [waiter.join() for waiter in waiters] == [None, None, None]
-        assert now_s() - began_s < PATIENCE_S / 2
-
     def test_a_thread_that_watches_the_runner_takes_nothing_when_the_pause_wakes_it(
         self, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -206,20 +190,6 @@ class TestPause:
         lanes.pause()
         assert waiter.join() is None
         assert quiet_ids(lanes._board) == {b"READY": [b"2-0"]}
-
-    def test_what_was_given_back_is_held_no_more(self, lanes: Lanes) -> None:
-        lanes.add([messages(b"A", 1, 2), messages(b"B", 3)])
-        lanes.pause()
-        assert lanes.load() == (2, 3)
-        lanes._board.drop_quiet([b"A"])
-        assert (lanes.load(), lanes._board.held_ids, lanes._board.unknown([b"1-0", b"3-0"])) == (
-            (1, 1),
-            {b"3-0"},
-            [b"1-0"],
-        )
-        for ticket in (b"B", b"never heard of"):
-            lanes._board.forget(ticket, 1)
-        assert lanes._board.held_ids == set()
 
 
 def test_an_event_loop_is_told_of_everything_that_may_make_a_lane_ready(lanes: Lanes) -> None:

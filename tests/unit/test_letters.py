@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from usher.common.protocol.attempts import RAN_PAST, Attempts
 from usher.consumer.handlers.error_trace import traced
 from usher.consumer.policy.outcome import unended
@@ -43,48 +41,6 @@ def test_what_is_missing_or_no_number_hides_no_letter() -> None:
         assert (letter.id, letter.attempts, letter.fence, letter.reason) == (b"1-1", 0, 0, "")
     assert _letter().row()["ticket_id"] == "T\ufffd"
     assert (_letter().attempts, _letter().fence, _letter().written_ms, _letter().cut) == (3, 9, 7000, False)
-
-
-@pytest.mark.parametrize("name", [b"usher-fields-cut", b"usher-values-cut"])
-def test_a_letter_says_that_something_of_its_message_is_missing(name: bytes) -> None:
-    assert parse_letter(b"1-1", [*_HEAD, name, b"1"]).cut
-
-
-@pytest.mark.parametrize(
-    ("wanted", "fits"),
-    [
-        (LetterFilter(), True),
-        (LetterFilter(ticket=b"T\xff"), True),
-        (LetterFilter(ticket=b"T"), False),
-        (LetterFilter(reason="GAVE"), True),
-        (LetterFilter(reason="exhausted"), False),
-        (LetterFilter(error="not now"), True),
-        (LetterFilter(error="valueerror"), True),
-        (LetterFilter(error="KeyError"), False),
-        (LetterFilter(id=b"7000-0"), True),
-        (LetterFilter(id=b"5-1"), True),
-        (LetterFilter(id=b"5-2"), False),
-        (LetterFilter(ticket=b"T\xff", reason="nope"), False),
-    ],
-)
-def test_a_letter_is_meant_when_all_that_is_given_is_so(wanted: LetterFilter, fits: bool) -> None:
-    assert wanted.fits(_letter()) is fits
-
-
-def test_ages_are_ranges_of_ids() -> None:
-    assert (LetterFilter().start, LetterFilter().end) == (b"-", b"+")
-    assert (LetterFilter(after_ms=5, before_ms=9).start, LetterFilter(after_ms=5, before_ms=9).end) == (b"5-0", b"9")
-    assert LetterFilter(after_ms=-5).start == b"0-0"
-
-
-def test_a_preview_counts_by_what_letters_have_in_common() -> None:
-    preview = Preview()
-    preview.add([_letter(), _letter(error=b"ValueError: other"), _letter(error_type=b"KeyError")])
-    preview.add([_letter(policy=b"skip")])
-    assert preview.count == 4
-    largest = preview.groups[0]
-    assert (largest.error_type, largest.policy, largest.count) == ("ValueError", "halt", 2)
-    assert sorted(group.count for group in preview.groups) == [1, 1, 2]
 
 
 def test_what_hung_or_took_its_process_with_it_has_a_name_and_can_be_asked_for() -> None:

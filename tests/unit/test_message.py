@@ -74,10 +74,6 @@ class TestFields:
         assert first_value(flat, b"a") == b"1"
         assert as_mapping(flat) == {"a": "1", "b": "2"}
 
-    def test_a_value_is_never_taken_for_a_name(self) -> None:
-        assert first_value([b"x", b"uid", b"uid", b"7"], b"uid") == b"7"
-        assert first_value([b"x", b"uid"], b"uid") is None
-
     def test_bytes_that_are_not_utf8_survive(self) -> None:
         ((name, value),) = as_mapping([b"\xff", b"caf\xe9"]).items()
         assert name.encode("utf-8", "surrogateescape") == b"\xff"
@@ -93,10 +89,6 @@ class TestMessage:
         assert seen.json() == {"a": 1}
         assert not seen.body_is_gone
 
-    def test_the_stream_id_is_the_uid_of_a_message_that_gives_none(self) -> None:
-        assert message([b"ticket_id", b"42"]).uid == "5-1"
-        assert message([b"ticket_id", b"42"]).body == b""
-
     @pytest.mark.parametrize("flat", [[b"uid", b""], [b"uid", b"", b"uid", b"second"]])
     def test_an_empty_uid_is_none(self, flat: list[bytes]) -> None:
         """Two messages with it are two: a sink must not take the second one for a repeat."""
@@ -110,11 +102,6 @@ class TestMessage:
         seen.survived()
         assert (seen.known, seen.plain) == (Attempts(3, 1), True)
 
-    def test_only_what_has_no_past_and_has_a_body_is_started_without_a_second_look(self) -> None:
-        assert message(FLAT).plain
-        assert not message(None).plain
-        assert not message(FLAT, known=Attempts(losses=1)).plain
-
     def test_it_is_in_hand_while_the_journal_has_it(self) -> None:
         seen, journal = message(FLAT), Journal(None, "", "c1:1", 1)
         assert not seen.in_hand
@@ -122,15 +109,6 @@ class TestMessage:
         assert (seen.in_hand, seen.facts()) == (True, {"ticket": "t\u00fc", "id": "5-1", "fence": 9, "attempt": 0})
         journal.ended(seen)
         assert not seen.in_hand
-
-    def test_a_message_whose_body_is_gone_says_so_and_has_no_fields(self) -> None:
-        gone = message(None)
-        assert gone.body_is_gone
-        assert (gone.fields, gone.body, gone.uid) == ({}, b"", "5-1")
-        assert not message([]).body_is_gone
-
-    def test_its_text_for_logs_names_what_is_needed_to_find_it_and_nothing_of_its_content(self) -> None:
-        assert repr(message(FLAT)) == "<Message 5-1 of ticket 't\u00fc', fence 9, attempt 0>"
 
 
 class TestOwnLease:

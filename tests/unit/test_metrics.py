@@ -9,13 +9,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 import usher
-from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown
 from usher.common.observability.metrics import Metrics, histogram
-from usher.common.protocol.run_log import FAILED, GAVE_UP
-from usher.common.redis.client import CommandRefused, Troubles
 from usher.common.runtime.histograms import DurationHistogram
-from usher.consumer.execution.acker import HandlerCounters
-from usher.consumer.policy.acks import FailedAttempt, Finished
 from usher.master.insight.metrics import MOST_CONSUMERS, _consumers
 from usher.master.insight.stats import ConsumerStats
 from usher.master.leader.entries import TOO_LARGE
@@ -52,34 +47,6 @@ def test_however_many_consumers_there_are_their_series_are_few_and_complete() ->
     assert sum(pending.values()) == 2 * (MOST_CONSUMERS + 50)
     assert pending["_others"] == 100
     assert (seen["usher_consumers", "live"], seen["usher_consumers", "lost"]) == (125, 125)
-
-
-def test_executions_are_counted_by_outcome_and_waiting_of_first_attempts_only() -> None:
-    counts = HandlerCounters()
-    runs = [Finished(b"T", b"1000-%d" % n, 1, 1 + (n == 64), 1_500_000, 1_700_000) for n in range(130)]
-    counts.done(runs)
-    counts.failed(
-        [FailedAttempt(run, outcome, None) for run, outcome in zip(runs, (FAILED, FAILED, GAVE_UP), strict=False)]
-    )  # type: ignore[arg-type]
-    assert counts.outcomes == {"done": 130, "failed": 2, "gave_up": 1}
-    assert counts.handlers.cumulative()[-1][1] == 133
-    assert counts.handlers.sum_s == pytest.approx(133 * 0.2)
-    assert (counts.waits.cumulative()[-1][1], counts.waits.sum_s) == (2, 1.0), (
-        "numbers 0 and 128; 64 is a second attempt"
-    )
-
-
-def test_troubles_of_redis_are_few_words() -> None:
-    troubles = Troubles()
-    for trouble in (
-        NotNow("OOM", "secret"),
-        ReplyUnknown(),
-        GroupMissing(),
-        CommandRefused("Redis: WHATEVER secret"),
-        NotNow("OOM", ""),
-    ):
-        assert troubles.count(trouble) is trouble
-    assert troubles.seen() == {"oom": 2, "reply_unknown": 1, "nogroup": 1, "refused": 1}
 
 
 def test_what_alerts_take_the_increase_of_is_told_before_it_happens() -> None:

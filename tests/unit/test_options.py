@@ -10,23 +10,14 @@ from typing import Any
 
 import pytest
 
-from usher import GiveUp, Message, RetryLater, batch, handler
+from usher import Message, batch, handler
 from usher.common.base.errors import HandlerUnusable
 from usher.common.runtime.settings import load
-from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, given, options_of
+from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, options_of
 from usher.consumer.handlers.loader import load_handler
 from usher.consumer.incarnation import terms
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.settings import ConsumerSettings
-
-
-def test_the_function_stays_as_it_is_and_says_what_it_asked_for() -> None:
-    @handler(max_attempts=2, deadline_s=30)
-    def handle(message: Message) -> str:
-        return "done"
-
-    assert options_of(handle) == HandlerOptions(2, None, None, 30)
-    assert handle.__name__ == "handle"
 
 
 def test_options_and_batches_are_found_at_the_function_of_a_partial_and_at_the_call_of_an_object() -> None:
@@ -77,11 +68,6 @@ def test_without_parentheses_it_says_so() -> None:
         handler(print)  # type: ignore[arg-type]
 
 
-def test_one_that_asks_for_nothing_has_what_the_settings_say() -> None:
-    assert options_of(lambda message: None) == HandlerOptions()
-    assert (given(None, 5.0), given(0.0, 5.0), given(2.0, 5.0)) == (5.0, 0.0, 2.0)
-
-
 def test_what_a_handler_asks_for_stands_above_the_settings() -> None:
     settings = load(
         ConsumerSettings, {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "a:b", "USHER_HANDLER_SECONDS": "7"}
@@ -107,8 +93,3 @@ def test_what_a_handler_asks_for_stands_above_the_settings() -> None:
 def test_what_no_setting_would_accept_is_refused_at_the_definition(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         handler(**wrong)
-
-
-def test_a_users_handler_finds_all_it_needs_in_one_place() -> None:
-    assert issubclass(RetryLater, Exception)
-    assert issubclass(GiveUp, Exception)

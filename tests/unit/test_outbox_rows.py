@@ -17,13 +17,6 @@ def _row(**changed: object) -> Row:
     )  # type: ignore[arg-type]
 
 
-def test_a_row_becomes_its_fields_in_order() -> None:
-    batch = encode([_row(id=7), _row(id=9, data=b'{"a": 1}', ticket_id=42)])
-    assert batch.ids == [7, 9]
-    assert batch.values == [b"T", b"u", b"a", b"o", b"{}", b"42", b"u", b"a", b"o", b'{"a": 1}']
-    assert batch.refused == []
-
-
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [

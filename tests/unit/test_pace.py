@@ -7,7 +7,6 @@ import math
 import pytest
 
 from tests.boards import answer
-from usher.common.protocol.owner_words import HALTED
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import HandOverPlan
 from usher.master.policy.board.tickets import WorkPace
@@ -65,13 +64,6 @@ def test_a_long_time_without_work_does_not_make_it_slow() -> None:
     assert pace.window >= 0.9 * before
 
 
-def test_what_it_had_at_a_takeover_says_nothing_about_its_rate() -> None:
-    pace = WorkPace(SLOTS, CAPACITY, 1.0)
-    pace.finished(100, 5_000_000.0)
-    pace.finished(100, 5_000_000.02)
-    assert pace.window > 2 * SLOTS
-
-
 def test_one_ticket_with_many_messages_does_not_keep_others_from_the_slots_beside_it() -> None:
     """Its messages run one after the other: a window full of them keeps one slot busy."""
     board = Board(512, 1.0)
@@ -103,30 +95,12 @@ def full_board() -> tuple[Board, HandOverPlan]:
     return board, plan
 
 
-def test_a_consumer_has_room_again_after_a_plan_that_did_not_happen() -> None:
-    """Rules that moved, or a group that moved: else nothing would ever be peeked at for it again."""
-    board, plan = full_board()
-    board.withdraw(plan)
-    board.forget([(b"1-0", b"T0"), (b"1-1", b"T1")])
-    assert board.plan(1000, 0.0) is None
-    assert board.in_flight == 0 and board.room == 2
-
-
 def test_a_consumer_has_room_again_when_its_reports_were_lost() -> None:
     """The reconciler finds no record of its tickets."""
     board, plan = full_board()
     board.confirm(plan, answer(plan))
     for name in (b"T0", b"T1"):
         board.clear_record(name)
-    assert board.in_flight == 0 and board.room == 2
-
-
-def test_a_consumer_has_room_again_after_refused_tickets() -> None:
-    board, plan = full_board()
-    board.confirm(plan, answer(plan, refused=[b"T0", b"T1"]))
-    for name, entry_id in ((b"T0", b"1-0"), (b"T1", b"1-1")):
-        board.set_record(name, HALTED, 0, [entry_id], 0.0)
-    assert board.plan(1000, 0.0) is None
     assert board.in_flight == 0 and board.room == 2
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.replies import Entry
-from usher.common.router.desk import RouterOptions
 from usher.common.router.reading import sweep_slice
 from usher.common.router.schedule import LastIdCheck, Read, ReadPosition, ReadSchedule
 
@@ -115,25 +114,6 @@ def test_everybody_gets_everything_once_whatever_happens_in_between(seed: int, i
         assert plot.got[place] == (expected[: len(plot.got[place])] if place in plot.closed else expected)
 
 
-def test_a_stream_is_read_by_one_reader_at_a_time() -> None:
-    plot = Plot()
-    plot.subscribe(b"a")
-    [read] = plot.take()
-    plot.add(b"a", 1)
-    plot.subscribe(b"a")
-    assert plot.take() == []
-    plot.reply(read)
-    assert [again.stream.key for again in plot.take()] == [b"a"]
-
-
-def test_what_was_announced_is_read_before_what_is_only_looked_at() -> None:
-    plot = Plot()
-    for key in (b"a", b"b", b"c"):
-        plot.subscribe(key)
-    plot.add(b"c", 1)
-    assert [read.stream.key for read in plot.take()] == [b"c", b"a", b"b"]
-
-
 @pytest.mark.parametrize("is_queued", [False, True])
 def test_what_was_announced_is_read_in_that_order_and_once_however_often_it_was(is_queued: bool) -> None:
     plot = Plot()
@@ -199,21 +179,6 @@ def test_in_turn_what_is_to_be_checked_is_checked_once_when_its_turn_comes() -> 
         plot.reply(read)
 
 
-def test_a_place_that_is_held_or_does_not_know_its_end_yet_gets_nothing_of_a_read_under_way() -> None:
-    plot = Plot()
-    reading, held = plot.subscribe(b"a"), plot.subscribe(b"a")
-    [read] = plot.take()
-    begins = plot.subscribe(b"a", None)
-    held.held = True
-    plot.add(b"a", 1)
-    plot.reply(read)
-    assert plot.got == {reading: [b"1-0"], held: [], begins: []}
-    reading.held = True
-    assert plot.take() == [], "nobody wants anything"
-    plot.settle()
-    assert plot.got == {reading: [b"1-0"], held: [b"1-0"], begins: []}
-
-
 def test_a_sweep_comes_to_every_stream_and_says_when_it_is_through() -> None:
     plot = Plot()
     for number in range(5):
@@ -249,18 +214,3 @@ def test_a_sweep_takes_its_time_and_never_much_at_once() -> None:
         assert 1 <= size <= max(250, streams // 1000)
         assert every_s <= 1.0
         assert size / every_s * 60.0 >= streams * 0.999
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"worker_count": 0},
-        {"xread_streams": 0},
-        {"xread_block_millis": 0},
-        {"sweep_seconds": 0},
-        {"xread_count": -1},
-    ],
-)
-def test_options_that_make_no_sense_are_refused_by_name(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        RouterOptions(**wrong)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, planned, wait_once
+from tests.boards import NOW, answer, arrive, board_with, hand_over, ids, planned
 from usher.common.protocol.stream_id import rank
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import BoardFacts, Parked
@@ -38,50 +38,6 @@ def follow(board: Board, *rules: Rule) -> None:
 
 
 class TestPause:
-    def test_a_paused_ticket_waits_while_others_go_on_and_goes_on_in_order(self) -> None:
-        board = board_with("c1")
-        follow(board, rule("P"))
-        arrive(board, b"P", 1, 2)
-        arrive(board, b"T", 3)
-        assert hand_over(board) == {("c1:1", b"T"): ids(3)}
-        arrive(board, b"P", 4)
-        assert hand_over(board) == {}
-        assert board.room == 99, "others are read on"
-        follow(board)
-        assert hand_over(board) == {("c1:1", b"P"): ids(1, 2, 4)}
-
-    def test_while_there_is_no_consumer_either_it_waits_for_its_rule_only(self) -> None:
-        board = board_with()
-        follow(board, rule("P"))
-        arrive(board, b"P", 1)
-        assert hand_over(board) == {}
-        wait_once(board)
-
-    def test_they_go_on_in_the_order_in_which_they_came(self) -> None:
-        board = board_with("c1")
-        follow(board, rule("", target=Target.EVERYTHING))
-        for number, ticket in enumerate((b"P", b"Q", b"R"), 1):
-            arrive(board, ticket, number)
-        assert hand_over(board) == {}
-        follow(board)
-        assert [hand_over(board, limit=1) for _ in range(3)] == [
-            {("c1:1", b"P"): ids(1)},
-            {("c1:1", b"Q"): ids(2)},
-            {("c1:1", b"R"): ids(3)},
-        ]
-
-    def test_what_its_owner_has_goes_on_and_nothing_follows(self) -> None:
-        board = board_with("c1")
-        arrive(board, b"P", 1)
-        hand_over(board)
-        follow(board, rule("P"))
-        arrive(board, b"P", 2)
-        assert hand_over(board) == {}
-        assert freed(board, "c1:1", b"P", ids(1)) == ["ok"]
-        assert hand_over(board) == {}
-        follow(board)
-        assert hand_over(board) == {("c1:1", b"P"): ids(2)}
-
     def test_nothing_more_is_read_while_everything_is_paused(self) -> None:
         board = board_with("c1")
         follow(board, rule("", target=Target.EVERYTHING))
@@ -127,34 +83,6 @@ class TestPause:
         assert plan is not None
         assert (plan.lowest, plan.highest) == (b"5-0", b"5-0"), "it is not read again yet"
 
-    def test_a_paused_consumer_that_was_not_lost_after_all_stays_paused(self) -> None:
-        board = board_with("c1")
-        follow(board, rule("c1", target=Target.CONSUMER))
-        board.join("c1:1", "c1", 4, 100, False)
-        board.mark_lost("c1:1")
-        board.keep("c1:1")
-        arrive(board, b"T", 1)
-        assert hand_over(board) == {}
-
-    def test_one_reading_brings_back_all_tickets_that_were_unloaded(self) -> None:
-        board = board_with("c1", capacity=1000)
-        follow(board, rule("", target=Target.EVERYTHING))
-        for number in range(1, 301):
-            arrive(board, b"P%d" % (number % 100), number)
-        board.plan(1000, NOW)
-        board.unload()
-        follow(board)
-        assert (
-            read_all(
-                board,
-                {entry_id: b"P%d" % (number % 100) for number, entry_id in enumerate(ids(*range(1, 301)), 1)},
-                page=50,
-            )
-            == 7
-        )
-        assert len(hand_over(board)) == 100
-        assert board.in_flight == 300
-
     def test_what_comes_back_below_the_reading_is_not_lost(self) -> None:
         board = board_with("c1")
         follow(board, rule("P"), rule("Q"))
@@ -195,27 +123,6 @@ class TestPause:
         board.was_read(of(b"P", 1, 2), b"2-0")
         assert board.to_read() == b"89-18446744073709551615"
 
-    def test_an_unloaded_ticket_stays_unloaded_while_it_is_paused_by_another_rule(self) -> None:
-        board = board_with("c1")
-        follow(board, rule("P"))
-        arrive(board, b"P", 1)
-        hand_over(board)
-        board.unload()
-        follow(board, rule("?", target=Target.PATTERN))
-        assert board.to_read() is None
-
-    def test_an_unloaded_ticket_of_which_nothing_is_left_is_nowhere_when_the_rule_is_lifted(self) -> None:
-        """Somebody has deleted its entries."""
-        board = board_with("c1")
-        follow(board, rule("P"))
-        arrive(board, b"P", 1)
-        hand_over(board)
-        board.unload()
-        board.clear_record(b"P")
-        assert read_all(board, {}) == 1
-        follow(board)
-        assert (dict(board.tickets), board.redis_has_more) == ({}, False)
-
 
 class TestSlow:
     def test_a_slowed_ticket_gets_its_tokens_and_no_more(self) -> None:
@@ -237,22 +144,6 @@ class TestSlow:
         assert planned(board.plan(100, NOW + 60)) == {("c1:1", b"S"): ids(4, 5)}, (
             "nobody saves up more than a second's worth"
         )
-
-    def test_more_than_a_thousand_slowed_tickets_go_on(self) -> None:
-        board = board_with("c1", capacity=2000)
-        follow(board, rule("", RuleAction.SLOW, 1.0, Target.EVERYTHING))
-        for number in range(1, 1102):
-            arrive(board, b"S%d" % number, number)
-        assert len(hand_over(board, limit=2000)) == 1101
-
-    def test_a_plan_that_did_not_happen_costs_no_tokens(self) -> None:
-        board = board_with("c1")
-        follow(board, rule("S", RuleAction.SLOW, 1.0))
-        arrive(board, b"S", 1, 2)
-        plan = board.plan(100, NOW)
-        assert plan is not None
-        board.withdraw(plan)
-        assert hand_over(board) == {("c1:1", b"S"): ids(1)}
 
     def test_after_a_plan_that_did_not_happen_the_slowed_are_asked_once_and_not_with_every_plan(
         self, monkeypatch: pytest.MonkeyPatch
@@ -301,15 +192,6 @@ class TestSlow:
         assert looked_for == []
         assert board.glance(names[-1], NOW, 1000) == BoardFacts("open", 1, True, False, 0)
         assert looked_for == [names[-1]], "that is what looks through them"
-
-    def test_a_ticket_is_told_to_fill_its_window_when_its_owner_has_as_much_of_it_as_it_may(self) -> None:
-        board = board_with("c1", window=2)
-        arrive(board, b"T", 1, 2, 3)
-        for limit, is_full in ((1, False), (1000, True)):
-            hand_over(board, limit=limit)
-            facts = board.glance(b"T", NOW, 1000)
-            assert facts is not None
-            assert facts.window_is_full == is_full
 
     def test_what_leaves_memory_of_slowed_tickets_is_read_again_when_it_is_wanted(self) -> None:
         board = board_with("c1")

@@ -18,7 +18,6 @@ import usher.common
 import usher.consumer
 import usher.master
 from tests.abuse import PATIENCE_S, check_contract
-from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow
 from usher.common.runtime.service import Service, ServiceEnded
 
@@ -212,20 +211,6 @@ def test_the_last_words_are_said_once_on_the_own_thread() -> None:
     service.stop()
     assert service.join(PATIENCE_S)
     assert service.ends == ["idle"]
-
-
-def test_the_end_of_a_turn_is_noted_for_the_health_endpoint() -> None:
-    service = Busy()
-    assert service.last_turn_s is None
-    before = now_s()
-    service.start()
-    try:
-        _eventually(lambda: service.turns >= 2)
-        assert service.last_turn_s is not None
-        assert service.last_turn_s >= before
-    finally:
-        service.stop()
-    assert service.join(PATIENCE_S)
 
 
 def test_join_says_that_a_thread_which_cannot_be_interrupted_still_runs() -> None:

@@ -8,19 +8,9 @@ import pytest
 
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.sources import SHARDS, SourceSelection, shard_of
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load
-
-
-def test_one_plain_name_is_worked_on_as_it_is() -> None:
-    settings = CommonSettings(ticket_stream="orders", ticket_field="t")
-    assert (settings.sources, settings.work_stream, settings.work_ticket_field, settings.one_stream) == (
-        None,
-        "orders",
-        "t",
-        "orders",
-    )
 
 
 @pytest.mark.parametrize("several", ["orders,billing", "tickets:*", "tickets:?,orders", " orders , billing "])
@@ -93,10 +83,3 @@ def test_in_a_cluster_all_must_share_a_hash_tag_and_the_error_says_so() -> None:
     settings = CommonSettings(redis_url=url, ticket_stream="orders{1},tickets{1}:*", group="g")
     assert settings.work_stream == "usher:g{1}"
     assert resolve_redis_url(settings).startswith(url)
-
-
-def test_sources_are_spread_evenly_over_the_shards() -> None:
-    counts = [0] * SHARDS
-    for number in range(6400):
-        counts[shard_of(b"tenant:%d" % number)] += 1
-    assert min(counts) > 60 and max(counts) < 150

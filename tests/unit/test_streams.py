@@ -37,12 +37,6 @@ def test_a_record_names_each_tickets_ids_under_the_fence_of_the_call_or_its_own(
     )
 
 
-def test_a_call_that_gave_no_fence_names_those_that_stay() -> None:
-    assert _read(b"fence", b"", b"between", b"\n", b"tickets", b"T", b"ids", b"7 1-1 1-2") == [
-        HandOver(b"T", 7, [b"1-1", b"1-2"])
-    ]
-
-
 @given(_TICKETS)
 def test_a_recall_names_each_ticket_under_its_fence_with_its_ids(tickets: list[bytes]) -> None:
     between = separator(tickets)
@@ -57,10 +51,6 @@ def test_a_record_of_a_form_that_is_not_known_names_nothing_and_stops_nobody() -
     for fields in ([b"novelty", b"1"], [b"recall", b"2", b"T", b"1-1"], [b"T", b"7 1-1", b"U", b"x"], []):
         [record] = parse_inbox([[b"inbox", [[b"5-0", fields]]]])
         assert record == InboxRecord(b"5-0", [], {})
-
-
-def test_an_empty_reply_names_nothing() -> None:
-    assert list(parse_inbox(None)) == []
 
 
 # ---- bodies ----
@@ -85,23 +75,3 @@ def _record(*fields: bytes) -> InboxRecord:
 def test_bodies_behind_the_ids_are_read_whatever_is_in_them(bodies: dict[bytes, list[bytes]]) -> None:
     flat = [part for entry_id, fields in bodies.items() for part in (entry_id, b"%d" % len(fields), *fields)]
     assert _record(*_HEAD, *flat) == InboxRecord(b"5-0", _PARTS, bodies)
-
-
-def test_bodies_of_some_of_the_ids_may_be_missing() -> None:
-    assert _record(*_HEAD).bodies == {}
-    assert _record(*_HEAD, b"1-2", b"2", b"body", b"").bodies == {b"1-2": [b"body", b""]}
-
-
-def test_each_record_of_a_reply_has_its_own_bodies() -> None:
-    records = [
-        [b"5-0", [*_HEAD, b"1-1", b"2", b"a", b"b"]],
-        [b"6-0", list(_HEAD)],
-        [b"7-0", [*_HEAD, b"2-1", b"2", b"c", b"d"]],
-    ]
-    found = list(parse_inbox([[b"inbox", records]]))
-    assert [(record.id, record.bodies) for record in found] == [
-        (b"5-0", {b"1-1": [b"a", b"b"]}),
-        (b"6-0", {}),
-        (b"7-0", {b"2-1": [b"c", b"d"]}),
-    ]
-    assert all(record.parts == _PARTS for record in found)

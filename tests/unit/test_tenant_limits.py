@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from tests.boards import answer
-from tests.unit.test_ruled_board import follow, rule
+from tests.unit.test_ruled_board import follow
 from tests.unit.test_turns import Feed, _board
 from usher.common.protocol.marks import Mark
 from usher.master.policy.board.board import Board
-from usher.master.policy.rules import Rule, RuleAction, Target, dump, parse, rule_id
+from usher.master.policy.rules import Rule, RuleAction, Target, parse, rule_id
 
 
 def _limit(tenant: str = "a", rate: float | None = None, **limits: int) -> Rule:
@@ -41,30 +41,6 @@ def test_no_more_tickets_than_its_concurrency_are_in_processing_over_all_consume
     _end(feed, _running(feed.board, b"a")[0])
     assert len(feed.plan()) == 1
     assert len(_running(feed.board, b"a")) == 4
-
-
-def test_a_rule_that_comes_later_counts_what_is_in_processing() -> None:
-    feed = Feed(_board(capacity=50))
-    for _ in range(5):
-        feed.send(b"a")
-    feed.plan()
-    follow(feed.board, _limit(concurrency=4))
-    feed.send(b"a")
-    assert feed.plan() == []
-    for name in _running(feed.board, b"a")[:2]:
-        _end(feed, name)
-    assert len(feed.plan()) == 1
-
-
-def test_after_a_takeover_what_consumers_have_counts_once_its_tenant_is_learned() -> None:
-    board = _board(capacity=50)
-    follow(board, _limit(concurrency=1))
-    board.set_record(b"T", b"c:1", 7, [b"1-0"], 0.0)
-    board.learn([Mark(b"1-0", b"T", b"a", 0)])
-    feed = Feed(board)
-    feed._number = 5
-    feed.send(b"a")
-    assert feed.plan() == []
 
 
 def test_its_rate_holds_for_all_of_its_tickets_together_and_for_nobody_else() -> None:
@@ -97,14 +73,6 @@ def test_a_long_ticket_is_not_handed_more_than_its_tenants_rate_allows() -> None
     assert len(feed.board.tickets[b"T"].running) <= 6
 
 
-def test_what_was_not_handed_over_gives_its_tokens_back() -> None:
-    feed = Feed(_board(capacity=100))
-    follow(feed.board, _limit(rate=0.1, concurrency=1))
-    feed.send(b"a")
-    assert feed.plan(is_granted=False)
-    assert feed.plan()
-
-
 def test_its_weight_holds_while_the_rule_does() -> None:
     feed = Feed(_board())
     for _ in range(1000):
@@ -116,20 +84,6 @@ def test_its_weight_holds_while_the_rule_does() -> None:
     follow(feed.board)
     shares = feed.shares(400)
     assert shares[b"b"] / shares[b"a"] == pytest.approx(1.0, rel=0.1)
-
-
-def test_a_paused_tenant_waits_and_others_go_on_and_it_goes_on_in_order() -> None:
-    feed = Feed(_board(capacity=100))
-    follow(feed.board, rule("a", target=Target.TENANT))
-    names = [feed.send(b"a")[0] for _ in range(3)]
-    other, _ = feed.send(b"b")
-    assert feed.plan() == [other]
-    feed.board.unload()
-    assert feed.board.parked == 0
-    follow(feed.board)
-    assert feed.board.to_read() is not None
-    feed.board.was_read([(b"%d-0" % n, names[n - 1]) for n in (1, 2, 3)], None)
-    assert sorted(feed.plan()) == sorted(names)
 
 
 def test_it_is_told_why_a_ticket_does_not_have_its_turn() -> None:
@@ -160,12 +114,6 @@ def test_it_is_told_that_more_urgent_tickets_are_before_it() -> None:
     urgent, _ = feed.send(b"", priority=9)
     told = {name: feed.board.glance(name, 0.0, 0) for name in (waiting, urgent)}
     assert [facts.turn if facts else None for facts in told.values()] == ["behind more urgent tickets", ""]
-
-
-@pytest.mark.parametrize("limits", [{"concurrency": 4}, {"weight": 3}, {"concurrency": 1, "weight": 2}])
-def test_they_are_stored_and_read(limits: dict[str, int]) -> None:
-    made = _limit(**limits)  # type: ignore[arg-type]
-    assert parse(made.id.encode(), b"0 0 " + dump(made)) == made
 
 
 @pytest.mark.parametrize("text", [b'"concurrency": 0', b'"concurrency": "4"', b'"weight": 1.5', b'"x": 1'])
@@ -205,12 +153,3 @@ def test_a_tenant_that_never_had_a_token_is_explained() -> None:
     assert seen.due_ms == 1000
     assert feed.board.next_due_s() == feed.now_s
     assert feed.plan() == [name]
-
-
-def test_another_consumer_could_take_nothing_of_a_tenant_that_has_its_concurrency() -> None:
-    feed = Feed(_board(capacity=100))
-    follow(feed.board, _limit(concurrency=1))
-    for _ in range(5):
-        feed.send(b"a")
-    assert len(feed.plan()) == 1
-    assert feed.board.takeable() == 0

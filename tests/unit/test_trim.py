@@ -24,7 +24,6 @@ from usher.master.policy.trim import (
     decide_gathered,
     is_held_back,
     readers,
-    young,
 )
 
 SPAN = Span(b"10-0", b"100-0")
@@ -48,11 +47,6 @@ def _floor(facts: RetentionFacts, **options: Any) -> bytes:
     return decision.floor
 
 
-def test_a_group_keeps_what_it_has_not_read_and_what_is_pending() -> None:
-    assert _floor(_facts(groups=[_group(b"50-0")])) == b"50-0"
-    assert _floor(_facts(groups=[_group(b"50-0", b"20-0")])) == b"20-0"
-
-
 def test_the_neediest_reader_decides_and_is_named() -> None:
     facts = _facts(
         groups=[_group(b"90-0"), _group(b"80-0", b"70-0", "h")], checkpoints=[_checkpoint(b"60-0")], archived=b"65-0"
@@ -67,36 +61,6 @@ def test_the_neediest_reader_decides_and_is_named() -> None:
 def test_where_a_lost_group_would_begin_again_is_kept() -> None:
     groups = [_group(b"90-0"), _group(b"95-0", name="h")]
     assert _floor(_facts(groups=groups, saved=[SavedPosition("g", b"80-0"), SavedPosition("h", b"70-0")])) == b"70-0"
-
-
-def test_ids_are_compared_as_numbers() -> None:
-    assert _floor(_facts(groups=[_group(b"50-10")], checkpoints=[_checkpoint(b"50-9")])) == b"50-9"
-
-
-def test_who_has_read_nothing_needs_everything() -> None:
-    for facts in (_facts(groups=[_group(ZERO)]), _facts(groups=[_group(b"90-0")], checkpoints=[_checkpoint(ZERO)])):
-        decision = decide(facts)
-        assert isinstance(decision, Nothing)
-        assert "has read nothing yet" in decision.why
-
-
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({"groups": [_group(b"50-0")]}, "has read up to here"),
-        ({"groups": [_group(b"50-0", b"20-0")]}, "has this entry pending"),
-        ({"groups": [_group(b"50-0", b"50-0")]}, "has this entry pending"),
-        ({"checkpoints": [_checkpoint(b"10-0")]}, "has stored effects up to here"),
-        ({"checkpoints": [_checkpoint(b"9-18446744073709551615")]}, "has read nothing yet"),
-        ({"checkpoints": [_checkpoint(ZERO)], "span": None}, "has read nothing yet"),
-        ({"checkpoints": [_checkpoint(b"50-0")], "span": None}, "has stored effects up to here"),
-        ({"checkpoints": [_checkpoint(b"50-0")], "span": Span(None, b"100-0")}, "has stored effects up to here"),
-        ({"checkpoints": [_checkpoint(None), _checkpoint(b"50-0")]}, "has stored effects up to here"),
-    ],
-)
-def test_the_table_says_why_it_is_kept(changed: dict[str, Any], why: str) -> None:
-    """Also of a stream that is not there, and beside a checkpoint that cannot be read."""
-    assert [reader.why for reader in readers(_facts(**changed))] == [why]
 
 
 def test_a_checkpoint_at_the_very_end_or_just_below_the_first_entry_is_not_lost() -> None:
@@ -120,12 +84,6 @@ def test_an_archive_counts_only_where_it_is_asked_for_and_must_be_there_then() -
     assert isinstance(decide(_facts(groups=groups), archived_only=True), Nothing)
 
 
-def test_what_is_young_is_kept() -> None:
-    for keep_ms, delivered, floor in ((60, b"90-0", b"40-0"), (60, b"30-0", b"30-0"), (95, b"90-0", None)):
-        decision = decide(_facts(groups=[_group(delivered)]), wished=[young(100, keep_ms / 1000)])
-        assert (decision.floor if isinstance(decision, Cut) else None) == floor
-
-
 def test_what_is_wished_gives_way_to_memory_and_what_is_needed_does_not() -> None:
     """By default entries of a day are kept, and what is not archived, until half of the memory is used."""
     retention = Retention(keep_s=0.06, memory_share=0.5, heeds_archive=True)
@@ -137,11 +95,6 @@ def test_what_is_wished_gives_way_to_memory_and_what_is_needed_does_not() -> Non
     assert not retention.gives_way(None)
     assert _floor(facts) == b"70-0"
     assert not Retention().gives_way(MemoryUse(99, 100, True))
-
-
-def test_where_nothing_is_kept_for_its_age_a_clock_that_was_set_back_keeps_nothing() -> None:
-    facts = _facts(groups=[_group(b"90-0")])
-    assert _floor(facts, wished=Retention().wishes(facts, 50)) == b"90-0"
 
 
 def test_ids_ahead_of_the_clock_are_kept_for_their_age_and_that_is_told() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from tests.boards import NOW, answer, arrive, board_with, hand_over, ids, planned, wait_once
+from tests.boards import NOW, answer, arrive, board_with, ids, planned, wait_once
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.tickets import Standing
 
@@ -34,16 +34,6 @@ def test_it_is_planned_when_it_is_due_with_what_came_meanwhile_behind_it() -> No
     assert board.next_due_s() is None
 
 
-def test_a_wait_that_was_changed_meanwhile_counts_from_its_record() -> None:
-    board = _waiting()
-    board.set_record(b"T", b"waits@%d" % (REDIS_MS + 9_000), 5, ids(1, 2), NOW)
-    assert board.plan(100, NOW + 8.999) is None
-    assert board.plan(100, NOW + 9) is not None
-    board = _waiting()
-    board.set_record(b"T", b"returned", 5, ids(1, 2), NOW)
-    assert board.plan(100, NOW) is not None
-
-
 def test_a_refused_one_waits_until_its_record_is_read_again() -> None:
     """Redis' clock was behind what we thought."""
     board = _waiting()
@@ -56,21 +46,6 @@ def test_a_refused_one_waits_until_its_record_is_read_again() -> None:
     assert board.plan(100, NOW + 5.09) is None
     assert board.plan(100, NOW + 5.1) is not None
     wait_once(board)
-
-
-def test_one_that_is_over_is_forgotten_and_its_timer_does_nothing() -> None:
-    board = _waiting()
-    board.clear_record(b"T")
-    assert board.tickets[b"T"].parked, "what is under master, nobody has ended"
-    assert hand_over(board) == {("c:1", b"T"): ids(1, 2)}
-    board.free("c:1", [(b"T", ids(1, 2))], NOW)
-    assert not board.tickets
-    assert board.plan(100, NOW + 5) is None
-
-
-def test_lost_announcements_are_found_by_comparing() -> None:
-    board = _waiting()
-    assert board.quiet_since(NOW + 1) == [b"T"]
 
 
 def test_full_memory_leaves_what_stands_behind_to_redis_until_it_is_due() -> None:
