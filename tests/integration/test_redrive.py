@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from tests.integration.factories import Owner, World, fetch, plan, states
 from usher.cli import usher
 from usher.common.base.errors import NotNow, OwnershipLost
+from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import pairs
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
 from usher.master.leader.leader_scripts import LeaderScripts
