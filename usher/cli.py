@@ -209,12 +209,14 @@ def _imported(name: str) -> ModuleType:
 _SHARED = "Options for Redis, the streams, TLS and the log: `usher --help`; they may stand here, too."
 
 
-def _finish(command: click.Command) -> None:
-    """Have a command that reads settings say where the shared options are, and any other refuse them."""
+def _finish(command: click.Command, *, given: bool = False) -> None:
+    """Have a command that reads settings say where the shared options are, and any other refuse them. ``given``: its
+    group reads them."""
+    reads = given or getattr(command.callback, "reads_settings", False)
     if isinstance(command, click.Group):
         for inner in command.commands.values():
-            _finish(inner)
-    elif getattr(command.callback, "reads_settings", False):
+            _finish(inner, given=reads)
+    elif reads:
         command.epilog = command.epilog or _SHARED
     else:
         called = command.invoke

@@ -99,8 +99,11 @@ class DuckEngine(Engine):
             "CREATE MACRO at_utc(us) AS CASE WHEN us BETWEEN 0 AND"
             f" {_LAST_US} THEN strftime(make_timestamp(us), '%Y-%m-%d %H:%M:%S.%f') ELSE CAST(us AS VARCHAR) END"
         )
-        self.run("CREATE MACRO json_text(x, name) AS json_extract_string(x, concat('$.', name))")
-        self.run("CREATE MACRO is_json(x) AS json_valid(x) AND json_type(x) = 'OBJECT'")
+        self.run(
+            "CREATE MACRO json_text(x, name) AS CASE WHEN json_valid(x) THEN"
+            " json_extract_string(x, concat('$.', name)) END"
+        )
+        self.run("CREATE MACRO is_json(x) AS CASE WHEN json_valid(x) THEN json_type(x) = 'OBJECT' ELSE false END")
         self.run(
             "CREATE MACRO sink_key(x) AS CASE WHEN strlen(x) <= 256 AND NOT contains(x, chr(0)) AND NOT"
             " starts_with(x, 'sha256:') THEN x ELSE concat('sha256:', sha256(x)) END"

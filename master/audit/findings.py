@@ -59,7 +59,6 @@ _ORDER = [
     "key_foreign",
     "lease_orphan",
     "unregistered",
-    "incarnations_at_once",
     "overlap",
     "owners_overlap",
     "out_of_order",
@@ -76,12 +75,9 @@ _ORDER = [
     "dead_and_done",
     "dead_and_pending",
     "letters_twice",
-    "letter_unknown",
     "letter_missing",
-    "letter_unexplained",
     "ticket_differs",
     "unread_and_run",
-    "begun_early",
     "times_impossible",
     "clock_wrong",
     "run_unreadable",
@@ -101,8 +97,7 @@ OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked", "l
 #: What was found once in records that do not change is a finding.
 NO_SECOND_LOOK = frozenset(
     {*OF_RUNS, "key_foreign", "dead_and_done", "letters_twice", "letter_missing", "ticket_differs", "unread_and_run"}
-    | {"cut_unread", "effect_missing", "attempts_wrong", "failed_often", "begun_early", "incarnations_at_once"}
-    | {"letter_unknown", "letter_unexplained"}
+    | {"cut_unread", "effect_missing", "attempts_wrong", "failed_often"}
 )
 #: The section of deploy/runbook.md that continues where ``repair`` ends, for checks with another one than the audit's.
 _SECTIONS = {

@@ -2,5 +2,5 @@
 SELECT stream, id, min(ms) AS ms, min(nth) AS nth, min(ticket) AS ticket, max(ticket) AS other_ticket,
        max(CASE WHEN outcome = 'done' THEN 1 ELSE 0 END) = 1 AS done, max(CASE WHEN outcome = 'gave_up' THEN 1 ELSE 0 END) = 1 AS gave_up,
        max(CASE WHEN outcome = 'done' THEN rec END) AS done_rec, min(consumer) AS consumer, min(outcome) AS outcome,
-       min(start_most) AS start_most, max(record_ms) AS record_ms
+       max(record_ms) AS record_ms
   FROM timed GROUP BY stream, id

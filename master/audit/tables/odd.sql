@@ -7,7 +7,7 @@ joined AS (
   SELECT coalesce(e.stream, i.stream) AS stream, coalesce(e.id, i.id) AS id, coalesce(e.ms, i.ms) AS ms,
          coalesce(e.nth, i.nth) AS nth, e.ticket AS own, e.consumer AS held_by, coalesce(e.in_stream, false) AS in_stream,
          e.id IS NOT NULL AS was_read, i.id IS NOT NULL AS ran, coalesce(i.done, false) AS done,
-         coalesce(i.gave_up, false) AS gave_up, i.ticket, i.other_ticket, i.consumer, i.outcome, i.start_most, i.record_ms,
+         coalesce(i.gave_up, false) AS gave_up, i.ticket, i.other_ticket, i.consumer, i.outcome, i.record_ms,
          i.done_rec
     FROM entries e FULL OUTER JOIN ids i ON i.stream = e.stream AND i.id = e.id)
 SELECT b.*, a.id AS passed, k.floor_ms, k.known_ms, k.damaged_ms, k.drop_ms,
@@ -21,8 +21,7 @@ SELECT b.*, a.id AS passed, k.floor_ms, k.known_ms, k.damaged_ms, k.drop_ms,
             WHEN in_stream AND b.ms > k.floor_ms AND l.letter IS NULL AND held_by IS NULL AND gave_up AND NOT done THEN 'no_letter'
             WHEN in_stream AND b.ms > k.floor_ms AND l.letter IS NULL AND held_by IS NULL AND NOT done THEN 'lost'
             WHEN in_stream AND b.ms > k.floor_ms AND l.letter IS NULL AND NOT done AND NOT gave_up AND b.nth < a.nth
-                 AND NOT contains(own, '�') THEN 'passed'
-            WHEN ran AND start_most < (least(b.ms, 4503599627370496) - k.ahead_ms - 60000) * 1000 THEN 'early' END AS kind
+                 AND NOT contains(own, '�') THEN 'passed' END AS kind
   FROM joined b JOIN known k ON k.stream = b.stream
   LEFT JOIN (SELECT stream, id, min(letter) AS letter FROM letters GROUP BY stream, id) l ON l.stream = b.stream AND l.id = b.id
   LEFT JOIN ahead a ON a.stream = b.stream AND a.ticket = b.own AND b.held_by IS NOT NULL
