@@ -276,13 +276,19 @@ class Proof:
             self._prove_part(span, part, facts, known)
         if not self._new_runs:
             engine.arrow("runs_new", batches.RUNS.empty_table())
+            engine.keep("doubtful", "SELECT stream, ticket FROM runs_new")
             self._look("runs_new", facts, span, known)
         return span, executions
 
     def _prove_part(self, span: _Span, part: Sequence[Commit], facts: AuditedStream, known: Mapping[str, Any]) -> None:
         engine = self._engine
+        engine.view("runs", "SELECT * FROM runs_new WHERE false")
+        engine.derive("clocks")
+        engine.keep("clocks_before", "SELECT stream, consumer, least_us, most_us FROM clocks")
         self._look("runs_new", facts, span, known)
         engine.derive("doubtful")
+        former = [one for one in self._runs.chain() if span.first <= one.number <= part[-1].number or one.facts]
+        self._doubt_better_known(former)
         self._note_found(engine.found(["clock_wrong", "run_unreadable"]))
         engine.keep(
             "alone",
@@ -298,7 +304,6 @@ class Proof:
         tickets = {row[0] for row in engine.rows("SELECT ticket FROM doubtful")}
         alone = {row[0] for row in engine.rows("SELECT id FROM alone")}
         if tickets or alone:
-            former = [one for one in self._runs.chain() if span.first <= one.number <= part[-1].number or one.facts]
             self._archived("history", self._runs, former, batches.RUNS)
             engine.keep(
                 "judged",
@@ -311,7 +316,26 @@ class Proof:
             self._judged.tickets |= tickets
             self._judged.alone |= alone
             self._note_found(engine.found(_OF_TICKETS))
+            engine.keep("carried", "SELECT * FROM carried_now")
+            engine.keep("carried_now", findings.table("carry"))  # by clocks as they are known now
         engine.keep("carried", "SELECT * FROM carried_now")
+
+    def _doubt_better_known(self, former: Sequence[Commit]) -> None:
+        """Doubt tickets of consumers whose clocks are better known than when they were judged: executions that did not
+        surely overlap may do so now."""
+        better = (
+            "SELECT c.stream, c.consumer FROM clocks c JOIN clocks_before b ON b.stream = c.stream AND"
+            " b.consumer = c.consumer WHERE c.least_us > b.least_us OR c.most_us < b.most_us"
+        )
+        if self._engine.rows(better):
+            self._archived("history", self._runs, former, batches.RUNS)
+            self._engine.keep("doubtful_now", "SELECT * FROM doubtful")
+            self._engine.keep(
+                "doubtful",
+                f"SELECT stream, ticket FROM doubtful_now UNION SELECT h.stream, h.ticket FROM history h SEMI JOIN"
+                f" ({better}) b ON b.stream = h.stream AND b.consumer = h.consumer"
+                " WHERE h.ticket <> '' AND h.id IS NOT NULL",
+            )
 
     def _look(
         self, runs: str, facts: AuditedStream, span: _Span, known: Mapping[str, Any], now: AuditedStream | None = None
@@ -491,7 +515,10 @@ class Proof:
         if before is None or span.first != before.facts["first"] or number - before.facts["whole"] >= _DELTAS:
             facts["whole"] = number
         is_new = (
-            "" if facts["whole"] == number else " SEMI JOIN all_new r ON r.stream = c.stream AND r.ticket = c.ticket"
+            ""
+            if facts["whole"] == number
+            else " SEMI JOIN (SELECT stream, ticket FROM all_new UNION SELECT stream, ticket FROM doubtful) r"
+            " ON r.stream = c.stream AND r.ticket = c.ticket"
         )
         self._engine.write(
             f"SELECT {', '.join(f'c.{name}' for name in CARRIED.names)} FROM carried c{is_new}", staging / "carry"
