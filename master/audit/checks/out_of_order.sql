@@ -13,6 +13,7 @@ WITH placed AS (
          max_by(id, CASE WHEN outcome = 'done' THEN nth END) OVER before AS done_id,
          max_by(consumer, CASE WHEN outcome = 'done' THEN nth END) OVER before AS done_by,
          max_by(fence, CASE WHEN outcome = 'done' THEN nth END) OVER before AS done_fence,
+         max_by(start_us, CASE WHEN outcome = 'done' THEN nth END) OVER before AS done_start,
          max(CASE WHEN outcome <> 'done' THEN nth END) OVER turn AS begun_nth,
          max_by(id, CASE WHEN outcome <> 'done' THEN nth END) OVER turn AS begun_id
     FROM suspects WHERE outcome <> 'stale' AND ticket <> ''
@@ -24,7 +25,9 @@ late AS (
   SELECT p.*, row_number() OVER (PARTITION BY p.stream, p.ticket, p.id ORDER BY p.fence, p.rec, p.n) AS turn
     FROM placed p ANTI JOIN letters l ON l.stream = p.stream AND l.id = p.id AND (l.letter_ms + 1) * 1024 <= p.fence
    WHERE coalesce(p.had_ended, 0) = 0
-     AND ((p.nth < p.done_nth AND (p.done_fence < p.fence OR p.done_by = p.consumer)) OR p.nth < p.begun_nth))
+     AND ((p.nth < p.done_nth AND (p.done_fence < p.fence
+                                   OR (p.done_by = p.consumer AND (p.outcome = 'done' OR p.done_start < p.start_us))))
+          OR p.nth < p.begun_nth))
 SELECT p.stream, p.id, p.ticket, p.consumer AS owner,
        CASE WHEN p.nth < p.done_nth THEN concat(p.ran, '; ', p.done_by, ' had done ', p.done_id, ' before it')
             ELSE concat(p.ran, '; it had started ', p.begun_id, ' before it') END AS detail

@@ -24,9 +24,9 @@ SELECT stream, ticket FROM placed
 UNION
 SELECT t.stream, t.ticket FROM (
   SELECT stream, ticket, min(fence) AS fence, min(start_us) AS start_us, min(start_most) AS start_most, min(rec) AS rec,
-         min(CASE WHEN outcome IN ('done', 'gave_up') THEN nth END) AS nth, min(nth) AS least_nth,
+         min(nth) AS nth,
          min_by(consumer, fence) AS consumer
     FROM timed WHERE ticket <> '' GROUP BY stream, ticket) t
   JOIN carried c ON c.stream = t.stream AND c.ticket = t.ticket
- WHERE t.fence < c.fence OR (t.fence = c.fence AND t.consumer <> c.consumer) OR t.nth <= c.nth OR t.least_nth < c.begun_nth OR t.start_us < c.ended_us
+ WHERE t.fence < c.fence OR (t.fence = c.fence AND t.consumer <> c.consumer) OR t.nth <= c.nth OR t.nth < c.begun_nth OR t.start_us < c.ended_us
     OR t.start_most < c.end_least
