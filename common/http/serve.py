@@ -224,6 +224,7 @@ class _Log:
     _TOLD = re.compile(
         r"WORKER TIMEOUT|Shutting down|Reason:|Worker \(pid:\d+\) (exited with code [34]\b|was sent SIGABRT)"
     )
+    _KNOWN = logging.DEBUG
     _KILLED = re.compile(r"Worker \(pid:(\d+)\) was sent SIGKILL")
 
     def __init__(self, cfg: Any) -> None:
@@ -234,11 +235,12 @@ class _Log:
         text = message % args if args else message
         if killed := self._KILLED.match(text):
             self.killed = int(killed[1])
-        if text.startswith("Invalid request"):  # it repeats parts of the request; and a flood is none of the log
-            level, text = logging.DEBUG, "a request that is not HTTP was refused"
         is_slow = bool(exc_info) and isinstance(sys.exc_info()[1], TimeoutError | BlockingIOError)
-        level = logging.DEBUG if is_slow or self._TOLD.match(text) else level  # told in better words
-        event(log, "web_server", level=level, says=text, exc_info=bool(exc_info) and not is_slow)
+        is_known = is_slow or bool(self._TOLD.match(text))  # told in better words
+        if text.startswith("Invalid request"):  # it repeats parts of the request; and a flood is none of the log
+            is_known, text = True, "a request that is not HTTP was refused"
+        told = self._KNOWN if is_known else level
+        event(log, "web_server", level=told, says=text, exc_info=bool(exc_info) and not is_slow)
 
     info = functools.partialmethod(_say, logging.DEBUG)
     warning = functools.partialmethod(_say, logging.WARNING)
