@@ -129,8 +129,9 @@ class _DirectReports(Reporter):
 
 
 class _NotedOutcomes:
-    def __init__(self, acker: Acker, note: Callable[[bytes, bytes, int, str], None]) -> None:
+    def __init__(self, acker: Acker, lanes: Lanes, note: Callable[[bytes, bytes, int, str], None]) -> None:
         self._acker = acker
+        self._lanes = lanes
         self._note = note
 
     def finished(self, item: Success) -> None:
@@ -145,7 +146,7 @@ class _NotedOutcomes:
         self._acker.give_up(lane, message, bury)
 
     def put_off(self, lane: MessageLane, message: Message, due_s: float) -> None:
-        self._acker.put_off(lane, message, due_s)
+        self._lanes.wait(lane, message, due_s)  # here, by the kit's clock: the leader's waits go by that of Redis
 
 
 class _WholeBackoff(random.Random):
@@ -212,7 +213,7 @@ class Kit:
         policy, limit_s = terms(settings, self.handler.options)
         self._executor = Executor(
             lanes,
-            _NotedOutcomes(self._acker, self._noted),
+            _NotedOutcomes(self._acker, lanes, self._noted),
             Journal(None, "", name, 1),
             self._lease,
             policy,

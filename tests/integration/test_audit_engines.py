@@ -11,7 +11,7 @@ import pytest
 
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.audit import sessions
+from usher.master.audit import engine, sessions, spark
 from usher.master.audit.settings import AuditSettings
 
 
@@ -49,8 +49,8 @@ def test_spark_executes_the_checks_but_for_the_steps_of_a_proof_unless_it_is_sai
 
     keys = Keys("s", "g")
     link.call("XGROUP", "CREATE", keys.stream, keys.group, "0", "MKSTREAM")
-    monkeypatch.setattr(sessions, "local_engine", begins("local"))
-    monkeypatch.setattr(sessions, "spark_engine", begins("spark"))
+    monkeypatch.setattr(engine, "local_engine", begins("local"))
+    monkeypatch.setattr(spark, "spark_engine", begins("spark"))
     settings = AuditSettings(redis_url=redis_url, ticket_stream="s", group="g", audit_dir=str(tmp_path), **given)
     with sessions.session(settings, redis_url, environ, lambda _: None, local=step):
         pass

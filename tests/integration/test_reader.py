@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +14,6 @@ from usher.common.protocol.stream_id import ZERO
 from usher.master.dispatch.stream_cursor import IDLE_READ_S, StreamCursor
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
 from usher.master.leader.leader_scripts import LeaderScripts, NotificationMismatch
-from usher.master.leader.limits import LeaderLimits
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING
 
@@ -27,7 +25,7 @@ class Looker:
         self.leader: LeaderScripts = world.elect()
         self.board = Board(10)
         self.board.join("a:1", "a", 8, room, True)
-        self.cursor = StreamCursor(LeaderLimits(batch, 10, math.inf, 100_000, 1.0, 1.0, 1000, FIELD), ear)
+        self.cursor = StreamCursor(batch, 100_000, ear)
         self.cursor.begin(ZERO, None)
         self.seen: list[bytes] = []
 
