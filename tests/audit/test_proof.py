@@ -170,7 +170,7 @@ def test_the_command_says_the_span_and_costs_nothing_when_nothing_is_new(
     assert "without a gap; executions: 2, of them new: 2; findings in all: 0" in shown
     noted = int(link.call("HGET", Keys("s", GROUP).archived, "proven_until_ms"))
     with monkeypatch.context() as patched:
-        patched.setattr("usher.master.audit.sessions.local_engine", die)
+        patched.setattr("usher.master.audit.engine.local_engine", die)
         assert usher("audit", "prove") == 0
     assert "Nothing is new" in capsys.readouterr().out
     assert int(link.call("HGET", Keys("s", GROUP).archived, "proven_until_ms")) > noted
