@@ -152,7 +152,7 @@ class _Repeats:
 
 
 class _Backlog:
-    """What waits for a thread that may be slow, or stand still for ever: up to ``most``; more is dropped and counted.
+    """A queue for a thread that may be slow, or stand still for ever: up to ``most`` wait; more is dropped and counted.
     ``lock`` guards it, and is not held while ``do`` runs. ``on_empty`` hears how many were dropped."""
 
     def __init__(self, lock: _Lock, do: Callable[[Any], None], most: int, on_empty: Callable[[int], None]) -> None:
@@ -168,7 +168,7 @@ class _Backlog:
 
     @property
     def is_here(self) -> bool:
-        """Whether the thread that asks is the one that works this off."""
+        """True on the thread that works this off."""
         return threading.current_thread() is self._thread
 
     def waits(self) -> bool:
@@ -251,18 +251,17 @@ class _Stderr:
             raise OSError("closed, and the number may be somebody else's")
         if may_wait or self._takes_all:
             return os.write(self._descriptor, line)
-        try:
-            if self._flag:
+        if self._flag:
+            try:
                 return os.pwritev(self._descriptor, [line], -1, self._flag)
-            room = select.poll()
-            room.register(self._descriptor, select.POLLOUT)
-            # Another process may take the room between the two: then this thread waits for the reader.
-            return os.write(self._descriptor, line[: select.PIPE_BUF]) if room.poll(0) else 0
-        except (BlockingIOError, BrokenPipeError):
-            raise
-        except OSError:  # not for this kind of file, or not on this kernel
-            self._flag = 0
-            return self._write(line, may_wait)
+            except (BlockingIOError, BrokenPipeError):
+                raise
+            except OSError:  # not for this kind of file, or not on this kernel; what is really wrong fails again below
+                self._flag = 0
+        room = select.poll()
+        room.register(self._descriptor, select.POLLOUT)
+        # Another process may take the room between the two: then this thread waits for the reader.
+        return os.write(self._descriptor, line[: select.PIPE_BUF]) if room.poll(0) else 0
 
     def _write_on(self, line: bytes) -> None:
         """Write a line that waits, as its reader takes it."""
@@ -343,14 +342,14 @@ class LogHandler(logging.Handler):
 
     def flush(self) -> None:
         """Write what waits for a reader, and for handlers of others, for as long as may be."""
-        self.others.flush(_FLUSH_S)
         self.stderr.backlog.flush(_FLUSH_S)
+        self.others.flush(_FLUSH_S)
 
     def end(self) -> None:
         """End the process's logging: as Python does at an exit, but for what would wait for ever."""
         if self.others.flush(_FLUSH_S):
             logging.shutdown()
-        self.flush()
+        self.stderr.backlog.flush(_FLUSH_S)
 
     def _write_safely(self, record: logging.LogRecord) -> None:
         try:

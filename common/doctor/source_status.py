@@ -154,7 +154,7 @@ def running_masters(notes: Mapping[bytes, bytes], now_ms: int) -> list[bytes]:
     """Return the masters that share the sources, in the order in which they do: those that noted so for a time to come
     (``<until when, in ms> <what it says>``). A shard belongs to the one at its number, modulo their number.
 
-    >>> running_masters({b"b": b"2000 {}", b"a": b"2000 {}", b"dead": b"900 {}"}, 1000)
+    >>> running_masters({b"b": b"2000 {}", b"a": b"2000 {}", b"dead": b"900 {}", b"odd": b"1a2b"}, 1000)
     [b'a', b'b']
     """
     heads = {master: note.partition(b" ")[0] for master, note in notes.items()}

@@ -1,4 +1,4 @@
-"""Who may do what over HTTP: one table of tokens, and of names that a proxy signs on, each with a role.
+"""Decide who may do what over HTTP: one table of tokens, and of names that a proxy signs on, each with a role.
 
 ========  ==============================================================
 role      rights

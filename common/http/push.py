@@ -29,8 +29,8 @@ _MOST_BYTES = 262_144
 
 
 class LiveStream:
-    """One such answer. ``send`` and ``close`` may be called from any thread. ``unwritten``: bytes that were sent and
-    are not written yet. On the thread that answers, ``on_written`` is called whenever nothing waits any more."""
+    """An answer that goes on. ``send`` and ``close`` may be called from any thread. ``unwritten``: bytes that were sent
+    and are not written yet. On the thread that answers, ``on_written`` is called whenever nothing waits any more."""
 
     response: Response
 

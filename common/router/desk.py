@@ -1,5 +1,5 @@
-"""What the threads of a stream router share: the schedule under its lock, from which readers take their work and to
-which they bring entries back, and the subscriptions that get them.
+"""Hold what the threads of a stream router share: the schedule under its lock, from which readers take their work and
+to which they bring entries back, and the subscriptions that get them.
 
 A subscription has a stated policy for a reader that is too slow. An idle one is only its position: its channel, and the
 means to wait, are made when first needed.

@@ -355,7 +355,7 @@ M = TypeVar("M", bound=Marked)
 
 
 class BaseSink:
-    """What the sinks for plain and for ``async def`` handlers share."""
+    """Base of the sinks for plain and for ``async def`` handlers."""
 
     def __init__(self, dialect: str, name: str, schema: str | None, keep_s: float, keep_most: int | None) -> None:
         self._tables = SinkTables(dialect, name, schema)

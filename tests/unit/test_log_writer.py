@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from pathlib import Path
 
 import pytest
 
@@ -177,6 +178,34 @@ for number in range(100):
         time.sleep(0.001)
 os._exit(0)
 """
+
+
+def test_handlers_of_others_get_the_last_lines_of_a_process_and_those_of_what_it_forks(tmp_path: Path) -> None:
+    program = f"""
+import logging, os
+from usher.common.base import log
+log.configure("p", "info", "human")
+logging.getLogger().addHandler(logging.FileHandler({str(tmp_path / "seen")!r}))
+if os.fork() == 0:
+    logging.warning("child")
+    os._exit(0)
+os.wait()
+logging.warning("parent")
+log.flush()
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
+    assert (tmp_path / "seen").read_text().split() == ["child", "parent"]
+
+
+def test_a_descriptor_that_cannot_be_written_costs_the_line_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        log = Log(full, monkeypatch)
+        log.write(b"lost\n")
+        assert (log.backlog.flush(5), log.backlog.dropped) == (True, 1)
+    finally:
+        os.close(full)
 
 
 def test_children_that_are_forked_while_threads_log_can_log() -> None:
