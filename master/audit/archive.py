@@ -2,10 +2,9 @@
 (``commits``). This process writes it, whatever executes the checks: what is counted as written is compared with the
 files.
 
-``entries``: stream, id, ms, seq, nth, ticket, fields, raw (names and values exactly; without bodies only what a message
-is known by); ``runs/group=...``: one row per execution, for each group has a run log of its own. After a commit the
-last id goes to Redis, that of the entries also to the stream's own key: the floor that ``usher trim --archived-only``
-may not pass.
+``entries``: stream, id, ms, seq, nth, ticket, fields, raw (names and values exactly); ``runs/group=...``: one row per
+execution, for each group has a run log of its own. After a commit the last id goes to Redis, that of the entries also
+to the stream's own key: the floor that ``usher trim --archived-only`` may not pass.
 
 Nothing is missing between two runs as long as the last archived entry is still in the stream: entries that are trimmed,
 or lost with Redis' memory, go with everything before them. The archive looks for it after the reading, and ``usher
@@ -37,8 +36,6 @@ from usher.master.audit.commits import Commit, DataSet, data_sets
 
 _TOP = b"18446744073709551615-18446744073709551615"
 _DAY_MS, _LAST_DAY = 86_400_000, 2_932_896  # of the year 9999: a hostile id may lie beyond the calendar
-#: Of a message without its body: what it is known by.
-_KNOWN_BY = frozenset({"uid", "usher_from"})
 SCHEMAS = {"entries": batches.STREAM, "runs": batches.RUNS}
 
 
@@ -58,8 +55,8 @@ class Archive:
     """The archive of one stream: ``Archive(url, keys, ticket_field, folder).add()``; the caller holds the lock of
     ``folder``."""
 
-    def __init__(self, url: str, keys: Keys, ticket_field: bytes, folder: Path, bodies: bool = True) -> None:
-        self._url, self._keys, self._field, self._bodies = url, keys, ticket_field, bodies
+    def __init__(self, url: str, keys: Keys, ticket_field: bytes, folder: Path) -> None:
+        self._url, self._keys, self._field = url, keys, ticket_field
         entries, runs, _ = data_sets(folder, keys)
         self._tables = {"runs": runs, "entries": entries}
         self._link = Link(url, "usher:archive", timeout_s=30.0)
@@ -105,8 +102,8 @@ class Archive:
         with BulkReader(self._url) as reader:
             if table == "runs":
                 return write_days(batches.runs(reader, keys.stream, keys.runs, (first, last)), "record_ms", staging)
-            rows = batches.stream(reader, keys.stream, keys.stream, self._field, (first, last), raw=self._bodies)
-            return write_days(rows if self._bodies else map(_without_bodies, rows), "ms", staging)
+            rows = batches.stream(reader, keys.stream, keys.stream, self._field, (first, last), raw=True)
+            return write_days(rows, "ms", staging)
 
     def _stream(self, key: str) -> dict[bytes, Any]:
         try:
@@ -152,12 +149,6 @@ def _date(day: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
 
 
-def _without_bodies(batch: pa.RecordBatch) -> pa.RecordBatch:
-    kept = [[one for one in row if one[0] in _KNOWN_BY] for row in batch["fields"].to_pylist()]
-    place = batch.schema.get_field_index("fields")
-    return batch.set_column(place, batch.schema.field(place), pa.array(kept, batches.STREAM.field("fields").type))
-
-
 def _gap(table: str, floor: bytes, before: dict[bytes, Any], now: dict[bytes, Any], floor_is_there: bool) -> str:
     """Return what may be missing behind ``floor``, as a sentence, or ""."""
     first, deleted = _first(now), now.get(b"max-deleted-entry-id")
@@ -184,67 +175,6 @@ def _first(facts: dict[bytes, Any]) -> bytes:
     return found
 
 
-# ---- compaction ------------------------------------------------------------------------------------------------------
-
-
-def compact(folder: Path, keys: Keys, keep_days: int, now_ms: int, upto: dict[str, int]) -> Iterator[str]:
-    """Make one file of each closed day, sorted by ticket, and forget days that are older than ``keep_days`` (0: none).
-    ``upto``: table -> the last commit that may be touched. Yields what was done, in sentences. The caller holds the
-    lock."""
-    for name, data in zip(("entries", "runs"), data_sets(folder, keys), strict=False):
-        data.recover()
-        commits = [one for one in data.chain() if one.number <= upto.get(name, one.number)]
-        today = f"date={_date(now_ms // _DAY_MS)}"
-        since = f"date={_date(now_ms // _DAY_MS - keep_days)}" if keep_days else ""
-        of_day: dict[str, dict[str, tuple[Path, str]]] = {}
-        for commit in commits:
-            for file, digest in commit.files.items():
-                place = data.place(commit, file)
-                of_day.setdefault(place.parent.name, {})[str(place.relative_to(data.folder))] = (place, digest)
-        gone = [day for day in of_day if day < since]
-        merged = [day for day, files in of_day.items() if day not in gone and day < today and len(files) > 1]
-        if not commits or not (gone or merged or len(commits) > 256):
-            continue
-        last = commits[-1]
-        data.files(commits)  # as they were written
-        staging, rows, gaps = (
-            data.staging(last.number),
-            0,
-            [one for one in data.gaps() if rank(one[0].encode()) < rank(last.last.encode())],
-        )
-        for day in merged:
-            table = pa.concat_tables(pq.read_table(place, partitioning=None) for place, _ in of_day[day].values())
-            (staging / day).mkdir(parents=True)
-            pq.write_table(
-                table.sort_by([("ticket", "ascending"), ("nth", "ascending")]),
-                staging / day / "part-0.parquet",
-                compression="zstd",
-                row_group_size=100_000,
-            )
-        kept = {
-            file: digest
-            for day, files in of_day.items()
-            if day not in {*gone, *merged}
-            for file, (_, digest) in files.items()
-        }
-        rows = sum(
-            pq.read_metadata(place).num_rows
-            for day, files in of_day.items()
-            if day not in gone
-            for place, _ in files.values()
-        )
-        facts = {
-            "is_base": True,
-            "gaps": gaps,
-            "since": max(since, commits[0].facts.get("since", "")) if gone else commits[0].facts.get("since", ""),
-        }
-        data.rebase(Commit(last.number, keys.stream, commits[0].after, last.last, rows, facts=facts), kept)
-        yield (
-            f"{keys.stream}: {name}: {len(merged)} days were made one file each, {len(gone)} were forgotten,"
-            f" {rows:,} rows are kept"
-        )
-
-
 # ---- looking up ------------------------------------------------------------------------------------------------------
 
 
@@ -259,8 +189,6 @@ def archived_entries(
     if ticket is not None:
         fits &= pc.field("ticket") == ticket
     for row in _rows(entries, ("id", "raw"), fits):
-        if row["raw"] is None:
-            raise StartRefused(f"{entries.folder} has no bodies (usher audit archive --no-bodies)")
         yield row["id"].encode(), row["raw"]
 
 

@@ -54,33 +54,22 @@ def telling(first: str) -> Iterator[Callable[[str], None]]:
     cut before it was archived (column gap)."""
 )
 @_TO
-@click.option("--bodies/--no-bodies", default=True, show_default=True, help="Archive what is in the messages, too.")
-@click.option(
-    "--compact", "compacts", is_flag=True, help="Make one file of each closed day that is proven, sorted by ticket."
-)
-@click.option(
-    "--keep-days", type=click.IntRange(0), default=0, help="Forget what is older, where it is proven. 0: nothing."
-)
 @_JSON
-def archive(folder: Path | None, bodies: bool, compacts: bool, keep_days: int, as_json: bool) -> None:
+def archive(folder: Path | None, as_json: bool) -> None:
     settings: AuditSettings = click.get_current_context().obj
     url = resolve_redis_url(settings)
     check_reachable(url)
     place = _folder(settings, folder)
-    from usher.master.audit.archive import Archive, compact
+    from usher.master.audit.archive import Archive
     from usher.master.audit.commits import locked
     from usher.master.audit.job import plan_of
-    from usher.master.audit.standing import proven_commits
 
     plan = plan_of(settings, url)
     with locked(place), telling("looking at Redis") as tell:
         added = []
         for stream in settings.streams:
             keys = Keys(stream, settings.group)
-            added += Archive(near(url, stream), keys, plan.field(stream), place, bodies).add(tell)
-            if compacts or keep_days:
-                for said in compact(place, keys, keep_days, time.time_ns() // 1_000_000, proven_commits(place, keys)):
-                    click.echo(f"usher: {said}", err=True)
+            added += Archive(near(url, stream), keys, plan.field(stream), place).add(tell)
     if as_json:
         print_json({"archive": str(place), "added": [dataclasses.asdict(one) for one in added]})
     else:

@@ -5,7 +5,6 @@ Redis.
 
     <folder>/entries/_staging/<n>/date=2026-11-21/part-....parquet    written first; readers skip _ names
     <folder>/entries/_commits/<n>.json                                the commit point: complete, or not there
-    <folder>/entries/_commits/base.json                               what stands for all commits up to its number
     <folder>/entries/date=2026-11-21/<n>-part-....parquet             where readers find the rows
 
 1. Commit n is written into ``_staging/n``. Killed here: the next run throws it away.
@@ -14,10 +13,8 @@ Redis.
 3. Each file is renamed from staging to its place. Killed here: the next run goes on with it. A rename is done or not,
    and its name is in the commit, so no row is there twice and none is missing once the next run has begun.
 
-A base takes the place of commits (``rebase``): it names the files of all of them, or fewer, larger ones; what it does
-not name, and is not younger, is deleted once it is there. One archive has one writer: a lock on the folder. A read
-between 2 and 3 may lack rows of the last commit, and never has one twice; one while a base is made may have rows of it
-twice.
+One archive has one writer: a lock on the folder. A read between 2 and 3 may lack rows of the last commit, and never has
+one twice.
 """
 
 from __future__ import annotations
@@ -43,8 +40,8 @@ _HELP = "put it back from a copy, or begin a new archive in another folder (--to
 
 @dataclass(frozen=True)
 class Commit:
-    """An addition to one table: the rows of ``stream`` above ``after`` up to ``last``. ``files``: name in staging (of a
-    base: below the table's folder) -> digest. ``gap``: what may be missing. ``facts``: what else is committed."""
+    """An addition to one table: the rows of ``stream`` above ``after`` up to ``last``. ``files``: name in staging ->
+    digest. ``gap``: what may be missing. ``facts``: what else is committed."""
 
     number: int
     stream: str
@@ -70,45 +67,28 @@ class DataSet:
         last = self.last()
         if last is not None:
             self._publish(last)
-        self._tidy()
         shutil.rmtree(self._staging, ignore_errors=True)
         return last
 
-    def base(self) -> Commit | None:
-        """Return the commit that stands for all up to its number, or None."""
-        return self._read("base") if (self._commits / "base.json").exists() else None
-
     def last(self) -> Commit | None:
         """Return the last commit, or None."""
-        base, numbers = self.base(), self._numbers()
-        return self._read(numbers[-1]) if numbers else base
+        numbers = self._numbers()
+        return self._read(numbers[-1]) if numbers else None
 
     def end_of(self, number: int) -> str | None:
-        """Return the last id of commit ``number``; None when there is no such commit, or a base has taken its place."""
-        base = self.base()
-        if base is not None and number == base.number:
-            return base.last
+        """Return the last id of commit ``number``; None when there is no such commit."""
         return self._read(number).last if number in self._numbers() else None
 
     def gaps(self) -> list[tuple[str, str]]:
         """Return, in order, the ids behind which something may be missing, and what."""
-        base = self.base()
-        known = [tuple(one) for one in base.facts["gaps"]] if base else []
-        return [*known, *((one.after, one.gap) for one in map(self._read, self._numbers()) if one.gap)]
+        return [(one.after, one.gap) for one in map(self._read, self._numbers()) if one.gap]
 
     def chain(self, behind: int = 0) -> list[Commit]:
         """Return the commits behind number ``behind``, each of which begins where the one before it ends; the first one
-        of all behind 0-0, or a base. Raises StartRefused when one is missing."""
-        base, numbers = self.base(), self._numbers()
-        if behind == 0:
-            chain, last = ([base], base.last) if base else ([], ZERO.decode())
-        elif base is not None and behind < base.number:
-            raise StartRefused(
-                f"a base has taken the place of commits behind {behind} of {self.folder}: prove all again"
-            )
-        else:
-            chain, last = [], self.end_of(behind) or ZERO.decode()
-        for commit in map(self._read, (one for one in numbers if one > behind)):
+        of all behind 0-0. Raises StartRefused when one is missing."""
+        chain: list[Commit] = []
+        last = ZERO.decode() if behind == 0 else self.end_of(behind) or ZERO.decode()
+        for commit in map(self._read, (one for one in self._numbers() if one > behind)):
             if commit.after != last:
                 raise StartRefused(
                     f"the archive lacks a commit in {self._commits}: {commit.number} begins behind {commit.after}, not"
@@ -140,26 +120,20 @@ class DataSet:
         return self.files(commits), sum(commit.rows for commit in commits)
 
     def _numbers(self) -> range:
-        """Return the numbers of the commits behind the base, one after another. Raises StartRefused when one is
-        missing."""
-        first = self._base_number() + 1
+        """Return the numbers of the commits, one after another. Raises StartRefused when one is missing."""
         try:
             names = os.listdir(self._commits)
         except FileNotFoundError:
-            return range(first, first)
+            return range(0)
         found = {int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal()}
-        numbers = range(first, max(found, default=0) + 1)
+        numbers = range(1, max(found, default=0) + 1)
         if missing := set(numbers) - found:
             raise StartRefused(
                 f"the archive lacks a commit in {self._commits}: {min(missing)}.json is not there; {_HELP}"
             )
         return numbers
 
-    def _base_number(self) -> int:
-        base = self.base()
-        return base.number if base else 0
-
-    def _read(self, number: int | str) -> Commit:
+    def _read(self, number: int) -> Commit:
         file = self._commits / f"{number}.json"
         try:
             commit = Commit(**json.loads(file.read_bytes()))
@@ -176,61 +150,26 @@ class DataSet:
 
     def commit(self, wanted: Commit) -> Commit:
         """Make the staged files part of the table. Raises StartRefused when there are rows, but no file with them."""
-        made = replace(wanted, files=self._staged(wanted))
-        self._write(made, made.number)
-        self._publish(made)
-        return made
-
-    def _staged(self, wanted: Commit) -> dict[str, str]:
         staged = self.staging(wanted.number)
         files = sorted(staged.rglob("*.parquet")) if staged.is_dir() else []
         if wanted.rows and not files:
             raise StartRefused(f"{wanted.rows:,} rows were written, but there is no file with them in {staged}")
         for file in files:  # synced first: after this commit their entries may be trimmed
             _sync(file)
-        return {str(file.relative_to(staged)): _digest(file) for file in files}
-
-    def _write(self, made: Commit, name: int | str) -> None:
+        made = replace(wanted, files={str(file.relative_to(staged)): _digest(file) for file in files})
         self._commits.mkdir(parents=True, exist_ok=True)
-        written = self._commits / f"{name}.json.new"
+        written = self._commits / f"{made.number}.json.new"
         with written.open("w") as out:
             json.dump(asdict(made), out)
             out.flush()
             os.fsync(out.fileno())
-        written.replace(self._commits / f"{name}.json")
+        written.replace(self._commits / f"{made.number}.json")
         _sync(self._commits)
-
-    def rebase(self, wanted: Commit, kept: Mapping[str, str]) -> None:
-        """Let a base stand for all commits up to ``wanted.number``: of the files that are staged, and of those that are
-        ``kept`` where they are."""
-        staged = self._staged(wanted)
-        names = {}
-        for name, digest in staged.items():
-            target = self.folder / Path(name).parent / f"{wanted.number:08d}-base-{Path(name).name}"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (self.staging(wanted.number) / name).replace(target)
-            _sync(target.parent)
-            names[str(target.relative_to(self.folder))] = digest
-        self._write(replace(wanted, files={**kept, **names}), "base")
-        self._tidy()
-
-    def _tidy(self) -> None:
-        """Delete what a base has taken the place of, and what a killed one has left."""
-        base = self.base()
-        for file in self._commits.glob("[0-9]*.json"):
-            if base is not None and int(file.stem) <= base.number:
-                file.unlink()
-        for file in self.folder.glob("[a-z]*/*.parquet"):
-            number, _, rest = file.name.partition("-")
-            name = str(file.relative_to(self.folder))
-            is_old = base is not None and number.isdecimal() and int(number) <= base.number
-            if (is_old or rest.startswith("base-")) and (base is None or name not in base.files):
-                file.unlink()
+        self._publish(made)
+        return made
 
     def _publish(self, commit: Commit) -> None:
         staged = self._staging / str(commit.number)
-        if commit.facts.get("is_base"):
-            return
         for name in commit.files:
             source, target = staged / name, self.place(commit, name)
             if source.exists():
@@ -243,8 +182,6 @@ class DataSet:
 
     def place(self, commit: Commit, name: str) -> Path:
         """Return the final place of a file of a commit."""
-        if commit.facts.get("is_base"):
-            return self.folder / name
         staged = Path(name)
         return self.folder / staged.parent / f"{commit.number:08d}-{staged.name}"
 

@@ -494,12 +494,6 @@ class Proof:
                 more = f", so entries added before it are not judged, of which {unjudged:,} are over"
                 yield True, f"{stream}: {one.gap}{more}"
         yield from ((True, f"{stream}: {one.gap}") for one in self._new_entries if one.gap)
-        if (base := self._runs.base()) is not None and base.facts.get("since"):
-            yield (
-                False,
-                f"{stream}: the archive was cut: it begins with {base.facts['since'].removeprefix('date=')}"
-                f" (--keep-days)",
-            )
         # What was cut is told as a gap; entries are judged in the archive, trimmed or not.
         told = AuditedStream(**{**facts.__dict__, "first": ZERO, "run_capped": False, "run_deleted": None})
         yield from ((False, text) for text in unproven(told, self._known, self._counts))

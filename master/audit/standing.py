@@ -33,13 +33,6 @@ def archived_rows(folder: Path, keys: Keys) -> int:
     return sum(commit.rows for data in data_sets(folder, keys)[:2] for commit in data.chain())
 
 
-def proven_commits(folder: Path, keys: Keys) -> dict[str, int]:
-    """Return the last commits of entries and run log that are proven; none when nothing ever was."""
-    *_, proofs = data_sets(folder, keys)
-    last = proofs.last()
-    return {} if last is None else {name: last.facts[name][0] for name in ("entries", "runs")}
-
-
 def seen(link: Link, keys: Keys) -> list[Any]:
     """Return what changes when there is anything new to prove."""
     group = TicketStream(link, keys).group_facts()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from usher.master.audit.findings import FENCES_PER_MS
 
@@ -97,35 +97,3 @@ class _Dice:
     def _by_clock(self, who: str, us: int) -> int:
         before, later = self._clocks[who]
         return us + (before if us < (BEGAN_MS + 12_000) * _MS else later)
-
-
-def random_runs(tickets: int, most: int = 12, seed: int = 38) -> list[dict[str, Any]]:
-    """Executions in the order in which they are recorded: some of them late, at once, twice, out of order."""
-    dice, rows, noted = random.Random(seed), [], 0
-    for ticket in range(tickets):
-        fence, at_us = 1, 0
-        for _ in range(dice.randint(1, most)):
-            fence += dice.choice((0, 0, 0, 1))
-            noted += 1
-            at_us += dice.choice((1, 1, 1, -3)) * dice.randint(0, 2) * 1_000_000
-            under = max(1, fence - dice.choice((0, 0, 0, 0, 1)))
-            took = dice.choice((-1, 0, 500_000, 500_000, 3_000_000))
-            ms = dice.randint(1, 6)
-            rows.append(
-                {
-                    "stream": "s",
-                    "record": f"{noted}-0",
-                    "record_ms": noted,
-                    "consumer": f"c{under}:{dice.choice((1, 1, 1, 2))}",
-                    "ticket": f"t{ticket}",
-                    "id": f"{ms}-0",
-                    "ms": ms,
-                    "seq": 0,
-                    "fence": under,
-                    "attempt": 1,
-                    "start_us": 10_000_000 + at_us,
-                    "end_us": 10_000_000 + at_us + took,
-                    "outcome": dice.choice(("done", "done", "done", "failed", "crashed")),
-                }
-            )
-    return rows

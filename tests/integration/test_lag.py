@@ -48,12 +48,6 @@ class Twins:
     def _call(self, *command: object) -> object:
         return self.world.link.call(*command)  # type: ignore[arg-type]
 
-    def begin_at(self, position: str) -> None:
-        """Both groups are made anew, here."""
-        for group in (self.world.keys.group, _OTHER):
-            self._call("XGROUP", "DESTROY", self.world.keys.stream, group)
-            self._call("XGROUP", "CREATE", self.world.keys.stream, group, position)
-
     def send(self, count: int) -> list[bytes]:
         return self.world.send_many([b"T"] * count)
 

@@ -1,6 +1,6 @@
 -- How far each consumer's clock may be ahead of Redis', in microseconds: an execution starts after its fencing token was
--- given and is recorded after its end. A consumer's times are one anchor and steady time (common/base/clock.py), so the
--- offset is one constant, and two aggregates bound it; without bounds it is taken to be within the tolerance.
+-- given and is recorded after its end. As long as nobody sets a consumer's clock the offset is one constant, and two
+-- aggregates bound it; without bounds it is taken to be within the tolerance.
 -- Where the two exclude one another, a clock was set, or drifted, if that is little: then less is known of it. What is
 -- taken for known is so in whole milliseconds: each time it is better known, a proof judges its tickets again.
 WITH bounds AS (
