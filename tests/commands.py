@@ -24,8 +24,8 @@ def audit_environ(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatc
         "USHER_REDIS_URL": redis_url,
         "USHER_AUDIT_DIR": str(tmp_path / "audit"),
         "USHER_AUDIT_ENGINE": "local",  # Spark is asked for where it is meant: it takes seconds to start
-        "USHER_AUDIT_SETTLE_SECONDS": "0.1",
     }
+    monkeypatch.setattr("usher.master.audit.findings.SETTLE_S", 0.1)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     return given

@@ -22,6 +22,7 @@ _MODULES = {
         "usher.master.operations.trimming": ("TRIM_S",),
         "usher.master.assembly.leader_services": ("ROSTER_S", "HEALTH_S"),
     },
+    "audit": {"usher.master.audit.findings": ("SETTLE_S",)},
     "consumer": {"usher.consumer.incarnation": ("FLUSH_S", "RETRY_CAP_S")},
 }
 

@@ -142,17 +142,16 @@ def _audit(
     base |= {
         "USHER_REDIS_URL": server.url,
         "USHER_GROUP": GROUP,
-        "USHER_AUDIT_STREAMS": ",".join(names),
         "USHER_AUDIT_DIR": str(folder / "audit"),
     }
     base |= {
-        "USHER_AUDIT_IDLE_SECONDS": "86400",
+        "USHER_LEASE_SECONDS": "3600",
         "USHER_AUDIT_SPARK_MASTER": f"local[{cores}]",
-        "USHER_AUDIT_MEMORY_MIB": str(memory_mib),
     }
     base |= {"USHER_RUN_LOG_LENGTH": "10000000"}
     redis_before, began = cpu_seconds(server.pid), time.monotonic()
-    process = subprocess.Popen(usher_command("audit", "--json"), env=base, stdout=subprocess.PIPE)
+    words = ("--streams", ",".join(names), "--memory", str(memory_mib), "--json")
+    process = subprocess.Popen(usher_command("audit", *words), env=base, stdout=subprocess.PIPE)
     # Pin all its threads and processes, Java's compiler too: otherwise "one core" would be two half-used ones.
     os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[:cores])
     highest: dict[str, float] = {}

@@ -13,11 +13,11 @@ from usher.common.runtime.settings import load
 from usher.master.audit.job import plan_of
 from usher.master.audit.proof import Proof
 from usher.master.audit.sessions import session
-from usher.master.audit.settings import AuditSettings
+from usher.master.audit.settings import AuditChoices, AuditSettings
 
 
 def main() -> None:
-    settings = load(AuditSettings, os.environ)
+    settings = AuditChoices(**load(AuditSettings, os.environ).model_dump(), memory_mib=int(sys.argv[1]))
     url, [stream] = resolve_redis_url(settings), settings.streams
     with session(settings, url, os.environ, lambda _: None, local=True) as (made, reading):
         print(orjson.dumps({"ready": True}).decode(), flush=True)

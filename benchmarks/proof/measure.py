@@ -47,8 +47,8 @@ class _Prover:
     """A prover as a process, begun when it is asked. ``most_spilt``: the most bytes that DuckDB had in ``folder`` at
     once for want of memory."""
 
-    def __init__(self, environ: Mapping[str, str], folder: Path) -> None:
-        self._environ, self._folder, self.most_spilt = environ, folder, 0
+    def __init__(self, environ: Mapping[str, str], folder: Path, memory_mib: int) -> None:
+        self._environ, self._folder, self._memory_mib, self.most_spilt = environ, folder, memory_mib, 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, what: str, kill_after_s: float | None = None) -> dict[str, Any] | None:
@@ -69,7 +69,7 @@ class _Prover:
     def _begun(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.proof"],
+                [sys.executable, "-m", "benchmarks.proof", str(self._memory_mib)],
                 env=self._environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -122,7 +122,7 @@ def measure(
     killed_at = set(dice.sample(range(scale.steps), min(scale.kills, scale.steps)))
     with EmbeddedRedis(folder / "server", durable=False) as server:
         link = Link(server.url, "bench", timeout_s=120.0)
-        prover = _Prover(_environ(environ, server.url, folder, scale.engine, cores, memory_mib), folder)
+        prover = _Prover(_environ(environ, server.url, folder, scale.engine, cores), folder, memory_mib)
         archive = folder / "archive"
         begun(link, _KEYS)
         first_ms = time.time_ns() // 1_000_000 - scale.steps * STEP_MS  # it ends about now
@@ -167,9 +167,7 @@ def _check(holds: bool, otherwise: str) -> None:
         raise BenchFailed(otherwise)
 
 
-def _environ(
-    environ: Mapping[str, str], url: str, folder: Path, engine: str, cores: int, memory_mib: int
-) -> dict[str, str]:
+def _environ(environ: Mapping[str, str], url: str, folder: Path, engine: str, cores: int) -> dict[str, str]:
     base = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
     events = folder / "events"
     events.mkdir()
@@ -183,7 +181,6 @@ def _environ(
         "USHER_AUDIT_DIR": str(folder),
         "USHER_AUDIT_ENGINE": engine,
         "USHER_AUDIT_SPARK_MASTER": f"local[{cores}]",
-        "USHER_AUDIT_MEMORY_MIB": str(memory_mib),
     }
 
 

@@ -46,7 +46,7 @@ _RECENT_S = 86_400
 _SOON_DAYS = 7
 #: So many times longer than the time between two runs the run log should hold.
 _SPARE = 2
-_SOONER = "prove more often (USHER_AUDIT_PROVE_MINUTES, usher audit --schedule prove), or raise USHER_RUN_LOG_LENGTH"
+_SOONER = "prove more often (usher audit --every MINUTES prove), or raise USHER_RUN_LOG_LENGTH"
 _FASTER = (
     "proving more often does not help: raise USHER_RUN_LOG_LENGTH, so that what each run costs, however little is new,"
     " is for more executions; if a run still takes longer than half of what the log holds, give it more cores, or Spark"
@@ -633,7 +633,7 @@ def judge_proof(facts: ProofFacts) -> DoctorFinding:
     took, do = f"took {facts.took_ms / 1000:,.0f} s", _FASTER if is_slow else _SOONER
     if facts.unproven_ms is None:
         means = "what was cut from the log between two audits is proven by nobody"
-        do = "let `usher audit --schedule prove` run (the program proof), which proves all of history"
+        do = "let `usher audit --every 5 prove` run (the program proof), which proves all of history"
         return WARN("proof", f"{held}, which is all that `usher audit` looks at", means, do)
     ago = f"{facts.unproven_ms / 1000:,.0f} s"
     if rank(facts.archived) < rank(facts.first):

@@ -54,12 +54,6 @@ class LocalSettings(CommonSettings):
         description="Port of the embedded Redis. 0: a free one, the same as last time if it is still free.",
     )
     handler: str = Field(EXAMPLE_HANDLER, description="The function that handles messages, as module:function.")
-    audit_prove_minutes: float = Field(
-        5.0,
-        ge=0,
-        le=43_200,
-        description="Time between proofs (`usher audit prove`), with the extra audit. 0: none.",
-    )
     drain_seconds: float = Field(20.0, ge=0, le=3600, description="At a stop: time for running handlers to finish.")
 
     @property
@@ -205,7 +199,7 @@ def start(made: Plan, running: Supervision, check: Callable[[], None], told: Cal
 
 
 def can_prove() -> bool:
-    return all(find_spec(name) for name in ("pyspark", "duckdb"))
+    return all(find_spec(name) for name in ("pyarrow", "duckdb"))
 
 
 def watch(running: Supervision, redis_is_ours: bool) -> None:

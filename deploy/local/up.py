@@ -158,8 +158,13 @@ _WATCH_EVERY_S = 1.0
     ),
 )
 @click.option("--reload", is_flag=True, help="Restart consumers when a .py file here, or below, has changed.")
+@click.option(
+    "--proof/--no-proof",
+    default=True,
+    help="Prove history every five minutes (usher audit prove), where the extra audit is installed [default: proof].",
+)
 @options(LocalSettings)
-def up(flags: dict[str, Any], reload: bool) -> None:
+def up(flags: dict[str, Any], reload: bool, proof: bool) -> None:
     settings = local_settings(os.environ, flags)
     if settings.tls_cert is not None:
         raise StartRefused(
@@ -175,7 +180,7 @@ def up(flags: dict[str, Any], reload: bool) -> None:
             if stop.asked:  # the checks ended early because of it
                 sys.exit(_asked_code(stop))
             raise
-        sys.exit(_run(made, stop, CodeWatch(Path.cwd()) if reload else None))
+        sys.exit(_run(made, stop, CodeWatch(Path.cwd()) if reload else None, proof and can_prove()))
 
 
 def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
@@ -196,7 +201,7 @@ def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
         raise StartRefused("asked to stop")
 
 
-def _run(made: Plan, stop: StopRequest, sources: CodeWatch | None) -> int:
+def _run(made: Plan, stop: StopRequest, sources: CodeWatch | None, proves: bool) -> int:
     """Run everything until asked to stop (``_asked_code``) or until a program is gone for good (1)."""
     running = Supervision(made.state_folder, made.environ, made.settings.stop_seconds)
     running.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -206,7 +211,7 @@ def _run(made: Plan, stop: StopRequest, sources: CodeWatch | None) -> int:
         stop.check()
         running.start()
         start(made, running, stop.check, lambda what: click.echo(f"usher: {what}", err=True))
-        if made.settings.audit_prove_minutes and can_prove():
+        if proves:
             running.start_group("proof")
         shown.go_on(_summary(made))
         _watch_until_asked(made, running, shown, stop, sources)

@@ -33,7 +33,7 @@ Why a running system gives no false alarm
 Memory
 ------
 Rows go from Redis through one Python worker per core (a page of 10,000 each) into the JVM, whose heap is bounded
-(``USHER_AUDIT_MEMORY_MIB``) and which puts what is read, sorted and exchanged on disk. The driver's Python gets sums,
+(``--memory``) and which puts what is read, sorted and exchanged on disk. The driver's Python gets sums,
 and of each finding at most 2,000 suspects. Seen with 1 GiB of heap, at 0.4, 2 and 10 million pending entries alike:
 driver 165 MiB, JVM 0.8 to 1.1 GiB (1.25 with 5 million executions), workers 0.9 GiB together.
 """

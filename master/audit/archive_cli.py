@@ -23,7 +23,7 @@ from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.master.audit.sessions import session, with_link
-from usher.master.audit.settings import AuditSettings
+from usher.master.audit.settings import AuditChoices
 from usher.master.audit.standing import mark_told, note_duration, nothing_new
 from usher.master.cli.shared import console, print_json, table
 
@@ -56,7 +56,7 @@ def telling(first: str) -> Iterator[Callable[[str], None]]:
 @_TO
 @_JSON
 def archive(folder: Path | None, as_json: bool) -> None:
-    settings: AuditSettings = click.get_current_context().obj
+    settings: AuditChoices = click.get_current_context().obj
     url = resolve_redis_url(settings)
     check_reachable(url)
     place = _folder(settings, folder)
@@ -92,7 +92,7 @@ def archive(folder: Path | None, as_json: bool) -> None:
 @click.option("--all", "again", is_flag=True, help="Prove the whole archive once more, and commit nothing.")
 @_JSON
 def prove(folder: Path | None, again: bool, as_json: bool) -> None:
-    settings: AuditSettings = click.get_current_context().obj
+    settings: AuditChoices = click.get_current_context().obj
     url = resolve_redis_url(settings)
     check_reachable(url)
     place = _folder(settings, folder)
@@ -109,7 +109,7 @@ def prove(folder: Path | None, again: bool, as_json: bool) -> None:
     sys.exit(1 if report and (report.found or holes) else 0)
 
 
-def _tell(settings: AuditSettings, place: Path, report: AuditReport | None, as_json: bool) -> None:
+def _tell(settings: AuditChoices, place: Path, report: AuditReport | None, as_json: bool) -> None:
     from usher.master.audit import page, screen
     from usher.master.audit import report as reports
 
@@ -128,7 +128,7 @@ def _tell(settings: AuditSettings, place: Path, report: AuditReport | None, as_j
         screen.print_audit_report(report, page_file)
 
 
-def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> tuple[AuditReport, int]:
+def _prove(settings: AuditChoices, url: str, place: Path, again: bool) -> tuple[AuditReport, int]:
     """Return the report, and how many holes it tells of."""
     from usher.master.audit.report import AuditReport, run_name
 
@@ -166,7 +166,7 @@ def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> tuple
     return report, sum(one.holes for one in proven)
 
 
-def _nothing_new(settings: AuditSettings, url: str, stream: str, place: Path) -> bool:
+def _nothing_new(settings: AuditChoices, url: str, stream: str, place: Path) -> bool:
     def look(link: Link, keys: Keys) -> bool:
         try:
             return nothing_new(link, keys, place)
@@ -205,7 +205,7 @@ def _nothing_new(settings: AuditSettings, url: str, stream: str, place: Path) ->
 def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **source: Any) -> None:
     from usher.master.audit import reconcile as reconciler
 
-    settings: AuditSettings = click.get_current_context().obj
+    settings: AuditChoices = click.get_current_context().obj
     [stream] = settings.streams if len(settings.streams) == 1 else _one_stream()
     states = reconciler.read_states(states_url, stream, state_key)
     wanted, why = (
@@ -240,14 +240,14 @@ def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **
 
 
 def _one_stream() -> Any:
-    raise StartRefused("reconcile looks at one stream: set USHER_TICKET_STREAM, and not USHER_AUDIT_STREAMS")
+    raise StartRefused("reconcile looks at one stream: set USHER_TICKET_STREAM, or name one by --streams")
 
 
-def _folder(settings: AuditSettings, given: Path | None) -> Path:
+def _folder(settings: AuditChoices, given: Path | None) -> Path:
     return (given or settings.folder / "archive").expanduser().absolute()
 
 
-def _from_archive(settings: AuditSettings, states: list[Any], source: dict[str, Any]) -> tuple[list[Any], list[str]]:
+def _from_archive(settings: AuditChoices, states: list[Any], source: dict[str, Any]) -> tuple[list[Any], list[str]]:
     from usher.master.audit import reconcile as reconciler
     from usher.master.audit.commits import data_sets, locked
 
@@ -273,7 +273,7 @@ def _from_archive(settings: AuditSettings, states: list[Any], source: dict[str, 
     return wanted, why
 
 
-def _from_query(settings: AuditSettings, states: list[Any], source: dict[str, Any]) -> tuple[list[Any], list[str]]:
+def _from_query(settings: AuditChoices, states: list[Any], source: dict[str, Any]) -> tuple[list[Any], list[str]]:
     from usher.common.redis.replies import TicketStream
     from usher.master.audit import reconcile as reconciler
 

@@ -26,14 +26,12 @@ from usher.master.audit.archive_cli import archive, prove, reconcile, telling
 from usher.master.audit.findings import CHECKS
 from usher.master.audit.schedule import is_filling, run_every
 from usher.master.audit.sessions import session, with_link
-from usher.master.audit.settings import AuditSettings
+from usher.master.audit.settings import AuditChoices, AuditSettings
 from usher.master.audit.standing import noted_history
 from usher.master.audit.streams import expand, is_pattern
 from usher.master.cli.shared import console, fitted, print_json, table
 from usher.master.insight.formatting import duration, moment
 
-#: Seconds between two runs of a schedule, at least.
-_LEAST_S = 6.0
 _RUN = ("stream", "consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -50,7 +48,11 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 @click.option(
     "--streams",
     metavar="NAMES",
-    help="Streams to audit in one run, comma separated; patterns too, as in orders,tickets:*.",
+    default="",
+    help=(
+        "Streams to audit in one run, comma separated; patterns too, as in orders,tickets:* [default: the one that"
+        " USHER_TICKET_STREAM works on]."
+    ),
 )
 @click.option(
     "--engine",
@@ -58,32 +60,41 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
     help="What executes the checks: spark, local (DuckDB in this process), or auto (USHER_AUDIT_ENGINE).",
 )
 @click.option(
-    "--schedule",
-    is_flag=True,
-    help=(
-        "Do it again and again, every USHER_AUDIT_EVERY_MINUTES, until stopped. `audit --schedule prove`: every"
-        " USHER_AUDIT_PROVE_MINUTES, and sooner when the run log fills up."
-    ),
+    "--every",
+    type=click.FloatRange(0.1, 43_200),
+    metavar="MINUTES",
+    help="Do it again and again until stopped; `audit --every 5 prove` sooner, too, when the run log fills up.",
 )
+@click.option(
+    "--memory",
+    "memory_mib",
+    type=click.IntRange(512),
+    metavar="MIB",
+    default=1024,
+    show_default=True,
+    help="Memory of what executes the checks, in MiB (Java's heap); what does not fit goes to disk.",
+)
+@click.option("--py-files", default="", metavar="ZIP", help="Usher, for Spark's executors on other machines.")
+@click.option("--sink", default="default", show_default=True, help="The SqlSink's name in USHER_AUDIT_SINK_URL.")
 @options(AuditSettings)
-def audit(flags: dict[str, Any], as_json: bool, streams: str | None, engine: str | None, schedule: bool) -> None:
-    said = {"audit_streams": streams, "audit_engine": engine}
-    given = flags | {name: value for name, value in said.items() if value is not None}
-    settings = load(AuditSettings, os.environ, given)
+def audit(
+    flags: dict[str, Any], as_json: bool, streams: str, engine: str | None, every: float | None, **chosen: Any
+) -> None:
+    given = flags if engine is None else flags | {"audit_engine": engine}
+    settings = AuditChoices(**load(AuditSettings, os.environ, given).model_dump(), chosen_streams=streams, **chosen)
     context = click.get_current_context()
-    if schedule and context.invoked_subcommand in (None, "archive", "prove"):
+    if every and context.invoked_subcommand in (None, "archive", "prove"):
         proves = context.invoked_subcommand == "prove"
-        minutes = settings.audit_prove_minutes if proves else settings.audit_every_minutes
-        run_every(max(_LEAST_S, minutes * 60), functools.partial(is_filling, settings) if proves else None)
+        run_every(every * 60, functools.partial(is_filling, settings) if proves else None)
     if any(map(is_pattern, settings.streams)) and context.invoked_subcommand != "checks":
         found = expand(resolve_redis_url(settings), settings.streams, settings.group)
-        settings = settings.model_copy(update={"audit_streams": ",".join(found)})
+        settings = settings.model_copy(update={"chosen_streams": ",".join(found)})
     context.obj = settings
     if context.invoked_subcommand is None:
         sys.exit(_once(settings, as_json))
 
 
-def _once(settings: AuditSettings, as_json: bool) -> int:
+def _once(settings: AuditChoices, as_json: bool) -> int:
     """Run one audit. Returns the exit code."""
     url = resolve_redis_url(settings)
     check_reachable(url)
@@ -112,7 +123,7 @@ def _once(settings: AuditSettings, as_json: bool) -> int:
     return report.exit_code
 
 
-def _audited(engine: Any, reading: Path, settings: AuditSettings, url: str, tell: Callable[[str], None]) -> Any:
+def _audited(engine: Any, reading: Path, settings: AuditChoices, url: str, tell: Callable[[str], None]) -> Any:
     from usher.master.audit.job import AuditRun, plan_of
     from usher.master.audit.report import summary
 
@@ -160,7 +171,7 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
 
     if ticket is None and message is None:
         raise click.UsageError("which ticket, or which message? Give --ticket or --message.")
-    settings: AuditSettings = click.get_current_context().obj
+    settings: AuditChoices = click.get_current_context().obj
     url = resolve_redis_url(settings)
     check_reachable(url)
     found = []

@@ -42,7 +42,7 @@ def read(engine: Engine, url: str, sink: str, tolerance_ms: int, folder: Path) -
             if sql.scalar(oldest) is None:
                 return (
                     f"the sink {sink} has stored nothing, so nothing can be said of effects (USHER_AUDIT_SINK_URL,"
-                    " USHER_AUDIT_SINK_NAME)"
+                    " --sink)"
                 )
             stored = sql.execute(sa.select(uids.c.ticket, uids.c.uid).where(uids.c.sink == sink))
             for rows in stored.partitions(_PAGE):

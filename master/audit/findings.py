@@ -26,6 +26,8 @@ RECORD_RUNS = 100
 FENCES_PER_MS = 1024
 #: The most suspects of one check and stream that are looked at again, lowest ids first; the others are only counted.
 LOOKED_AT = 2000
+#: Seconds before the second look at suspects: what was half done when it was read is over by then.
+SETTLE_S = 1.0
 #: Findings that a report shows of each check and stream.
 SHOWN = 10
 #: A word of a hint that something is filled into, without the punctuation around it.
@@ -159,9 +161,10 @@ class AuditFinding:
 
 class AuditThresholds(NamedTuple):
     """Limits beyond which something is a finding, in milliseconds. ``owner_idle_ms``: an entry of an incarnation,
-    living or dead; ``parked_ms``: an entry under ``master`` with nothing of its ticket in processing; ``clocks_ms``:
-    how far clocks of two consumers may differ where nothing bounds them; ``reaped_ms``: a dead incarnation with nothing
-    pending, in the group."""
+    living or dead; ``parked_ms``: an entry under ``master`` with nothing of its ticket in processing: longer than a
+    leader takes to come back; ``deliveries``: more than some rolling restarts make of one entry; ``clocks_ms``: how far
+    clocks of two consumers may differ where nothing bounds them: what hosts without NTP show; ``reaped_ms``: a dead
+    incarnation with nothing pending, in the group."""
 
     owner_idle_ms: int = 30_000
     parked_ms: int = 300_000

@@ -31,11 +31,12 @@ from usher.master.audit.engine import Engine, EngineFailed, SparkEngine, few
 from usher.master.audit.facts import DECLARED, FACTS, AuditedStream, unproven
 from usher.master.audit.findings import CHECKS, AuditFinding, AuditThresholds, Example
 from usher.master.audit.report import AuditReport, run_name
-from usher.master.audit.settings import AuditSettings
+from usher.master.audit.settings import AuditChoices
 from usher.master.audit.snapshot import GroupMember
 
 #: Up to so many entries and executions this process reads Redis for Spark, too: starting its Python workers costs more.
 _FEW_ROWS = 500_000
+#: Leases for which an entry of an incarnation may be idle: its renewal touches it three times in each.
 _LEASES = 3
 _NAMES = pa.schema([("stream", pa.string()), ("name", pa.string())])
 _LIMITS = pa.schema(
@@ -76,27 +77,19 @@ class AuditPlan:
         return SCOPED_TICKET_FIELD if is_work_stream(stream, self.group) else self.ticket_field.encode()
 
 
-def limits_of(settings: AuditSettings) -> AuditThresholds:
-    """Return the limits by these settings."""
-    idle_ms = int((settings.audit_idle_seconds or _LEASES * settings.lease_seconds) * 1000)
-    parked_ms, clocks_ms = (int(s * 1000) for s in (settings.audit_parked_seconds, settings.audit_clock_seconds))
-    return AuditThresholds(
-        idle_ms, parked_ms, settings.audit_deliveries, settings.max_attempts, clocks_ms, reaped_ms=idle_ms
-    )
-
-
-def plan_of(settings: AuditSettings, url: str) -> AuditPlan:
+def plan_of(settings: AuditChoices, url: str) -> AuditPlan:
     """Return the plan by these settings."""
+    idle_ms = int(_LEASES * settings.lease_seconds * 1000)
     return AuditPlan(
         url,
         settings.streams,
         settings.group,
         settings.ticket_field,
-        limits_of(settings),
-        settings.audit_settle_seconds,
+        AuditThresholds(owner_idle_ms=idle_ms, attempts=settings.max_attempts, reaped_ms=idle_ms),
+        findings.SETTLE_S,
         settings.run_log_length,
         settings.audit_sink_url,
-        settings.audit_sink_name,
+        settings.sink,
         settings.marks,
     )
 

@@ -18,7 +18,7 @@ from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
 from usher.common.runtime.own_command import usher_command
-from usher.master.audit.settings import AuditSettings
+from usher.master.audit.settings import AuditChoices
 from usher.master.audit.streams import expand, is_pattern
 
 #: So much of a run log may be new before it is proven, whatever the time: the rest is for the run itself.
@@ -30,7 +30,10 @@ _LOOKS = 20
 def run_every(every_s: float, is_early: Callable[[], bool] | None = None) -> None:
     """Run this process' command every ``every_s``, and sooner when ``is_early`` says so; with it the first time after
     ``every_s``, else at once. Ends with a signal."""
-    words = [word for word in sys.argv[1:] if word != "--schedule"]
+    words = [word for word in sys.argv[1:] if not word.startswith("--every=")]
+    if "--every" in words:
+        at = words.index("--every")
+        del words[at : at + 2]
     if words[:1] != ["audit"]:
         words = ["audit", *words]
     if is_early is not None:
@@ -49,7 +52,7 @@ def _wait(until_s: float, look_s: float, is_early: Callable[[], bool] | None) ->
             return
 
 
-def is_filling(settings: AuditSettings) -> bool:
+def is_filling(settings: AuditChoices) -> bool:
     """Return True when a run log has so much new that it may be cut before it is archived. False while Redis is
     away."""
     try:

@@ -14,7 +14,7 @@ from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
-from usher.master.audit.settings import AuditSettings
+from usher.master.audit.settings import AuditChoices
 
 if TYPE_CHECKING:  # both need an extra, which help and refusals do not
     from usher.master.audit.engine import Engine
@@ -27,7 +27,7 @@ _SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 4_000
 
 @contextlib.contextmanager
 def session(
-    settings: AuditSettings,
+    settings: AuditChoices,
     url: str,
     environ: MutableMapping[str, str],
     tell: Callable[[str], None],
@@ -52,7 +52,7 @@ def session(
             ) from unusable
         is_free = settings.audit_engine == "auto" and not is_elsewhere(settings.audit_spark_master, environ)
         if settings.audit_engine == "local" or (is_free and (local or not _has_spark())):
-            yield opened.enter_context(local_engine(folder, settings.audit_memory_mib)), folder
+            yield opened.enter_context(local_engine(folder, settings.memory_mib)), folder
             return
         small = entries + rows < _SMALL_ENTRIES and records < _SMALL_RECORDS
         where = dataclasses.replace(place_of(settings), small=small)
@@ -67,13 +67,11 @@ def _has_spark() -> bool:
         return False
 
 
-def place_of(settings: AuditSettings) -> SparkPlace:
+def place_of(settings: AuditChoices) -> SparkPlace:
     """Return where Spark runs by these settings."""
     from usher.master.audit.spark import SparkPlace
 
-    return SparkPlace(
-        settings.audit_spark_master, settings.folder / "spark", settings.audit_memory_mib, settings.audit_py_files
-    )
+    return SparkPlace(settings.audit_spark_master, settings.folder / "spark", settings.memory_mib, settings.py_files)
 
 
 def with_link(url: str, do: Callable[[Link, Keys], T], keys: Keys) -> T:
@@ -87,7 +85,7 @@ def with_link(url: str, do: Callable[[Link, Keys], T], keys: Keys) -> T:
         link.close()
 
 
-def _amount(settings: AuditSettings, url: str) -> tuple[int, int]:
+def _amount(settings: AuditChoices, url: str) -> tuple[int, int]:
     """Return the number of entries and of records to read. Raises StartRefused when a stream or its group does not
     exist, before Java is started for it."""
     from usher.master.audit.snapshot import KeyForeign, foreign_keys, stream_facts

@@ -46,12 +46,11 @@ def _matching(link: Link, url: str, pattern: str, group: str) -> list[str]:
         return [pattern]  # a stream may have a name like "what?"
     if mode(url) == CLUSTER:
         raise StartRefused(
-            "USHER_AUDIT_STREAMS: in a cluster the streams of a pattern lie on several servers: name each"
-            f" ({pattern!r})"
+            f"--streams: in a cluster the streams of a pattern lie on several servers: name each ({pattern!r})"
         )
     found = sorted(key.decode() for key in _scanned(link, pattern) if _has_group(link, key, group))
     if not found:
-        raise StartRefused(f"USHER_AUDIT_STREAMS: no stream with the group {group} matches {pattern!r}")
+        raise StartRefused(f"--streams: no stream with the group {group} matches {pattern!r}")
     return found
 
 

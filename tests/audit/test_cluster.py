@@ -98,9 +98,8 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 "0",
                 "--work-dir",
                 str(place),
-                url,
             )
-            start("org.apache.spark.deploy.worker.Worker", *words)
+            start("org.apache.spark.deploy.worker.Worker", *words, url)
         until_s = time.monotonic() + _PATIENCE_S
         while log.read_text(errors="replace").count("Registering worker") < 2:
             assert time.monotonic() < until_s, log.read_text(errors="replace")[-3000:]
@@ -131,10 +130,8 @@ def test_spark_submit_on_two_workers_finds_the_same(
     settings = {
         "USHER_REDIS_URL": redis_url,
         "USHER_GROUP": GROUP,
-        "USHER_AUDIT_STREAMS": ",".join(seeding.STREAMS),
         "USHER_AUDIT_DIR": str(tmp_path / "audit"),
-        "USHER_AUDIT_IDLE_SECONDS": "3600",
-        "USHER_AUDIT_PARKED_SECONDS": "3600",
+        "USHER_LEASE_SECONDS": "1200",
         "USHER_RUN_LOG_LENGTH": str(seeding.CAP),
     }
     zipped = package(tmp_path / "usher.zip")
@@ -161,15 +158,21 @@ def test_spark_submit_on_two_workers_finds_the_same(
         told: dict[str, Any] = json.loads(documents[0])
         return told
 
-    told = submitted(executor__memory="512m", sql__shuffle__partitions="4")
+    told = submitted("--streams", ",".join(seeding.STREAMS), executor__memory="512m", sql__shuffle__partitions="4")
     # A dead incarnation with nothing pending is young here: the limit cannot be set below a second by settings.
     wanted = {(one.check.name, one.stream, one.count) for one in here.found if one.check.name != "consumer_leaked"}
     assert {(one["check"], one["stream"], one["count"]) for one in told["findings"]} == wanted
     used = {place.relative_to(tmp_path).parts[0] for place in tmp_path.glob("worker*/app-*/*/stderr")}
     assert used == {"worker1", "worker2"}, "both workers ran executors"
 
-    settings["USHER_AUDIT_STREAMS"] = seeding.RUNS
-    told = submitted("prove", executor__memory="512m", sql__shuffle__partitions="3", sql__adaptive__enabled="false")
+    told = submitted(
+        "--streams",
+        seeding.RUNS,
+        "prove",
+        executor__memory="512m",
+        sql__shuffle__partitions="3",
+        sql__adaptive__enabled="false",
+    )
     found = {(one["check"], e["id"] or e["owner"]) for one in told["findings"] for e in one["examples"]}
     assert found == {
         (check, one) for check in PROVEN for stream, one in seeding.EXPECTED[check] if stream == seeding.RUNS

@@ -19,7 +19,8 @@ import pytest
 
 from tests.audit.seeding import Seeder
 from tests.commands import usher
-from tests.process.machine import USHER, until
+from tests.process.machine import until
+from tests.tuned import TUNED, tuned
 from usher.common.protocol.keys import Keys
 from usher.common.redis.acl import programs
 from usher.common.redis.client import Link
@@ -245,11 +246,11 @@ def test_the_executions_of_a_ticket_need_no_spark(
 @pytest.mark.timeout(300)
 def test_an_audit_whose_java_is_killed_was_not_done(settings: dict[str, str], seeder: Seeder) -> None:
     pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
-    environ = {**os.environ, **settings, "USHER_AUDIT_SETTLE_SECONDS": "30"}
+    environ = {**os.environ, **settings, **tuned(SETTLE_S=30)}
     seeder.live("c1:1")
     seeder.own("c1:1", "1-1")  # a suspect: there is a second look, and what keeps it waiting
     audit = subprocess.Popen(
-        [*USHER, "audit", "--engine", "spark"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*TUNED, "audit", "--engine", "spark"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     until(lambda: _workers(audit.pid), 120, "Spark reads Redis")
     for java in {worker.parent() for worker in _workers(audit.pid)}:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.audit.test_command import GROUP
 from tests.process.machine import USHER, until
+from tests.tuned import TUNED, tuned
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.master.audit.spark import _own_log
@@ -28,9 +29,9 @@ def _audit(settings: dict[str, str], link: Link, place: Path) -> subprocess.Pope
     link.call("XGROUP", "CREATE", keys.stream, GROUP, "0", "MKSTREAM")
     link.call("XADD", keys.stream, "1-1", "ticket_id", "a")
     link.call("XREADGROUP", "GROUP", GROUP, "c1:1", "STREAMS", keys.stream, ">")
-    environ = {**os.environ, **settings, "USHER_AUDIT_SETTLE_SECONDS": "60", "USHER_AUDIT_DIR": "an audit"}
+    environ = {**os.environ, **settings, **tuned(SETTLE_S=60), "USHER_AUDIT_DIR": "an audit"}
     return subprocess.Popen(
-        [*USHER, "audit", "--engine", "spark"],
+        [*TUNED, "audit", "--engine", "spark"],
         env=environ,
         cwd=place,
         stdout=subprocess.DEVNULL,

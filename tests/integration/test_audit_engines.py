@@ -12,7 +12,7 @@ import pytest
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.master.audit import engine, sessions, spark
-from usher.master.audit.settings import AuditSettings
+from usher.master.audit.settings import AuditChoices
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_spark_executes_the_checks_but_for_the_steps_of_a_proof_unless_it_is_sai
     link.call("XGROUP", "CREATE", keys.stream, keys.group, "0", "MKSTREAM")
     monkeypatch.setattr(engine, "local_engine", begins("local"))
     monkeypatch.setattr(spark, "spark_engine", begins("spark"))
-    settings = AuditSettings(redis_url=redis_url, ticket_stream="s", group="g", audit_dir=str(tmp_path), **given)
+    settings = AuditChoices(redis_url=redis_url, ticket_stream="s", group="g", audit_dir=str(tmp_path), **given)
     with sessions.session(settings, redis_url, environ, lambda _: None, local=step):
         pass
     assert begun == [expected]

@@ -85,7 +85,7 @@ def test_a_schedule_goes_on_after_an_audit_that_could_not_be_done_and_ends_with_
     audit_environ: dict[str, str],
 ) -> None:
     code = (
-        "import sys; from usher.master.audit.schedule import run_every; sys.argv = ['usher', 'audit', '--schedule'];"
+        "import sys; from usher.master.audit.schedule import run_every; sys.argv = ['usher', 'audit', '--every', '1'];"
         " run_every(1.0)"
     )
     process = subprocess.Popen(

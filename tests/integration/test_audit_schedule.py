@@ -11,13 +11,13 @@ import pytest
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.master.audit import schedule
-from usher.master.audit.settings import AuditSettings
+from usher.master.audit.settings import AuditChoices
 
 KEYS = Keys("s", "g")
 
 
-def settings(url: str) -> AuditSettings:
-    return AuditSettings(redis_url=url, ticket_stream="s", group="g", run_log_length=4)
+def settings(url: str) -> AuditChoices:
+    return AuditChoices(redis_url=url, ticket_stream="s", group="g", run_log_length=4)
 
 
 def test_a_run_log_fills_up_with_what_is_not_archived(link: Link, redis_url: str) -> None:
@@ -43,7 +43,7 @@ def test_a_proof_comes_after_its_time_or_when_a_run_log_fills_up(monkeypatch: py
             raise KeyboardInterrupt
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr("sys.argv", ["usher", "audit", "--schedule", "prove"])
+    monkeypatch.setattr("sys.argv", ["usher", "audit", "--every", "5", "prove"])
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(KeyboardInterrupt):
         schedule.run_every(4.0, lambda: next(looks))

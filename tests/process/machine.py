@@ -22,16 +22,16 @@ from tests.oldest import oldest_server
 
 ROOT = Path(__file__).resolve().parents[2]
 USHER = [sys.executable, str(ROOT / "usher" / "__main__.py")]
+UP = [*USHER, "up", "--no-proof"]
 
 
 def environ_for(folder: Path, **more: str) -> dict[str, str]:
-    """The environment of a user who has set nothing but no proofs, with a mark by which all processes of one test are found."""
+    """The environment of a user who has set nothing, with a mark by which all processes of one test are found."""
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
         "TMPDIR": str(folder),
         "USHER_TEST_MARK": str(folder),
-        "USHER_AUDIT_PROVE_MINUTES": "0",
         **more,
     }
 
@@ -101,7 +101,7 @@ class UsherUp:
 
     def __enter__(self) -> UsherUp:
         self.process = subprocess.Popen(
-            [*USHER, "up", *self._words],
+            [*UP, *self._words],
             env=self._environ,
             cwd=self.folder,
             stdout=subprocess.PIPE,

@@ -22,6 +22,7 @@ import pytest
 from tests.commands import usher
 from tests.process.machine import (
     REDIS,
+    UP,
     USHER,
     UsherUp,
     environ_for,
@@ -60,7 +61,7 @@ def shown(up: UsherUp, text: str) -> bool:
 
 
 def test_from_start_to_ctrl_c(folder: Path) -> None:
-    with UsherUp(folder, "--consumers", "2", USHER_AUDIT_PROVE_MINUTES="60") as up:
+    with UsherUp(folder, "--consumers", "2", "--proof") as up:
         until(lambda: (up.state / "logs" / "proof.log").exists() == can_prove(), 10, "proofs, if they can be")
         told = up.told()
         assert told["pid"] == up.process.pid
@@ -248,7 +249,7 @@ def test_the_exit_code_of_a_stop_is_the_same_whenever_it_comes(folder: Path, whe
     """As a terminal does it: the signal goes to the whole process group, so to the check of settings too, which then
     ends early."""
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
-    command = [*USHER, "up", "--consumers", "1"]
+    command = [*UP, "--consumers", "1"]
     with subprocess.Popen(
         command,
         env=env,
@@ -327,7 +328,7 @@ def test_one_message_names_every_bad_setting_of_usher_up_and_of_its_programs(fol
     }
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), **bad)
     done = subprocess.run(
-        [*USHER, "up", "--consumers", "0"], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+        [*UP, "--consumers", "0"], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 2
     first, *lines = done.stderr.splitlines()
@@ -400,7 +401,7 @@ def test_the_last_words_of_a_program_are_those_of_this_run(folder: Path) -> None
     logs.mkdir(parents=True, mode=0o700)
     (logs / "consumer-1.log").write_text("said by an earlier run\n" * 9)
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
-    words = [*USHER, "up", "--consumers", "1", "--handler", "shop:handle"]
+    words = [*UP, "--consumers", "1", "--handler", "shop:handle"]
     done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert "consumer-1 did not start" in done.stderr
@@ -469,7 +470,7 @@ def test_too_few_open_files_are_told_with_what_to_do(folder: Path) -> None:
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
     script = 'ulimit -n 64; (ulimit -n 1024) 2>/dev/null && exit 77; exec "$@"'
     done = subprocess.run(
-        ["sh", "-c", script, "sh", *USHER, "up"],
+        ["sh", "-c", script, "sh", *UP],
         env=env,
         cwd=folder,
         capture_output=True,
@@ -494,7 +495,7 @@ def test_a_full_disk_behind_the_output_stops_nothing(folder: Path) -> None:
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
     with (
         Path("/dev/full").open("w") as full,
-        subprocess.Popen([*USHER, "up"], env=env, cwd=folder, stdout=full, stderr=subprocess.PIPE) as up,
+        subprocess.Popen(UP, env=env, cwd=folder, stdout=full, stderr=subprocess.PIPE) as up,
     ):
         try:
             until(lambda: (folder / "state" / "logs" / "consumer-2.log").exists(), 60, "all is started")
@@ -515,7 +516,7 @@ def test_a_full_disk_behind_the_output_stops_nothing(folder: Path) -> None:
 
 def test_an_output_that_nobody_reads_any_more_ends_it_in_order(folder: Path) -> None:
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
-    with subprocess.Popen([*USHER, "up"], env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:
+    with subprocess.Popen(UP, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:
         try:
             assert up.stdout is not None and up.stderr is not None
             assert any(line.startswith(b"Usher is up.") for line in up.stdout)
@@ -532,7 +533,7 @@ def test_an_output_that_nobody_reads_any_more_ends_it_in_order(folder: Path) -> 
 @pytest.mark.slow
 def test_an_output_that_nobody_reads_stops_no_end(folder: Path) -> None:
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
-    with subprocess.Popen([*USHER, "up"], env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:
+    with subprocess.Popen(UP, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:
         try:
             assert up.stdout is not None and up.stderr is not None
             assert any(line.startswith(b"Usher is up.") for line in up.stdout)

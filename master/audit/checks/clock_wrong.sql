@@ -1,5 +1,5 @@
 -- warn
--- rule: A consumer's clock is that of Redis, within half of USHER_AUDIT_CLOCK_SECONDS.
+-- rule: A consumer's clock is that of Redis, within half a second.
 -- means: Fencing tokens and the times of its records say how far it is off. Executions are compared with that taken
 --   out; handlers that ask for the time get a wrong one.
 -- look: redis-cli TIME
