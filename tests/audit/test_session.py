@@ -78,10 +78,8 @@ def test_ctrl_c_ends_an_audit_without_stacks_and_leaves_no_java(
     pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
     audit = _audit(settings, link, tmp_path)
     try:
-        if phase == "Java starts":
-            until(lambda: _starts_java(audit.pid), 120, phase)
-        else:
-            until(lambda: _starts_java(audit.pid), 120, phase)
+        until(lambda: _starts_java(audit.pid), 120, "Java starts")
+        if phase != "Java starts":
             time.sleep(20)
         os.killpg(audit.pid, signal.SIGINT)
         _, said = audit.communicate(timeout=60)
@@ -104,15 +102,8 @@ def test_the_folder_may_be_relative_and_have_a_space_in_its_name(
     pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
     link.call("XGROUP", "CREATE", "ticket_stream", GROUP, "0", "MKSTREAM")
     environ = {**os.environ, **settings, "USHER_AUDIT_DIR": "an audit"}
-    done = subprocess.run(
-        [*USHER, "audit", "--engine", "spark"],
-        env=environ,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    words = [*USHER, "audit", "--engine", "spark"]
+    done = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "nothing found, for there is nothing" in done.stdout
     assert (tmp_path / "an audit" / "audit.html").is_file()
