@@ -23,7 +23,7 @@ from usher.consumer.policy.outcome import RetryPolicy, TicketPace
 from usher.consumer.program import describe_ticket
 from usher.master.insight.explainer import Explainer
 from usher.master.membership.consumer_http import read_answer
-from usher.master.operations.action_log import ActionLog, By
+from usher.master.operations.action_log import By
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
 from usher.master.operations.ticket_orders import OrderResult, TicketOrders
@@ -68,10 +68,6 @@ class Desk:
 
     def preview(self, order: TicketOrder) -> OrderResult:
         return self.orders.preview(order, "T")
-
-    def actions(self) -> list[tuple[str, str, str, str]]:
-        lines, _ = ActionLog(self.link, self.keys).page(None, 10)
-        return [(line["who"], line["what"], line["on"], line["outcome"]) for line in lines]
 
 
 @pytest.fixture
@@ -130,25 +126,6 @@ def waiting(stage: Stage, leader: MasterActor, actor: ConsumerActor, after_s: fl
     return ids
 
 
-def test_a_ticket_that_waits_is_due_now(stage: Stage, leader: MasterActor, desk: Desk) -> None:
-    a = consumer(stage, leader, desk)
-    ids = waiting(stage, leader, a)
-    planned = desk.preview(RETRY)
-    assert (planned.outcome, planned.message_id, planned.consumer) == ("planned", "1-1", "a")
-    a.read()
-    assert a.start() is None, "a preview does nothing"
-    given = desk.give(RETRY)
-    assert (given.outcome, given.note) == ("asked", "1-1, which waits on a for its next attempt, is due now")
-    a.read()
-    for entry_id in ids:
-        run = started(a)
-        assert run.message.stream_id == entry_id
-        run.succeed()
-    a.flush()
-    assert desk.actions() == [("alice", "retry", "ticket T, message 1-1", "asked")]
-    assert stage.world.pending() == {}
-
-
 def test_what_is_asked_twice_is_done_once(stage: Stage, leader: MasterActor, desk: Desk) -> None:
     """As after a lost reply."""
     a = consumer(stage, leader, desk)
@@ -162,29 +139,11 @@ def test_what_is_asked_twice_is_done_once(stage: Stage, leader: MasterActor, des
     started(a).succeed()
 
 
-@pytest.mark.parametrize("policy", ["skip", "halt"])
-def test_the_first_message_is_given_up_in_order_and_the_ticket_goes_on(
-    stage: Stage, leader: MasterActor, desk: Desk, policy: str
-) -> None:
-    a = consumer(stage, leader, desk, policy=policy)
-    first, second = waiting(stage, leader, a)
-    assert desk.give(GIVE_UP).note == "1-1 becomes a dead letter on a, and the ticket goes on"
-    a.read()
-    assert a.start() is None, "it is not run again"
-    a.flush()
-    assert stage.world.state().letters() == [(first, T, b"operator")]
-    run = started(a)
-    assert run.message.stream_id == second
-    run.succeed()
-    a.flush()
-    assert (stage.world.pending(), attempts(stage.world)) == ({}, {})
-
-
 @pytest.mark.parametrize("problem", [RetryLater(after_s=300), ValueError("x")], ids=["later", "error"])
 def test_what_runs_is_given_up_only_when_its_run_has_failed(
     stage: Stage, leader: MasterActor, desk: Desk, problem: Exception
 ) -> None:
-    a = consumer(stage, leader, desk)
+    a = consumer(stage, leader, desk, policy="halt")
     first, second = stage.send(T, b"1-1", b"2-1")
     leader.settle()
     a.read()
@@ -267,28 +226,6 @@ def test_a_ticket_that_waits_in_redis_goes_on_at_once(
     assert stage.history.ids(T) == [b"1-1", *ran, b"2-1"]
     assert len(stage.world.dead()) == (order is GIVE_UP)
     assert (stage.world.pending(), attempts(stage.world)) == ({}, {})
-
-
-def test_a_run_is_ended_and_counts_as_a_crash(stage: Stage, leader: MasterActor, desk: Desk, tmp_path: Path) -> None:
-    a = consumer(stage, leader, desk, journal=tmp_path / "a.journal")
-    stage.send(T, b"1-1", b"2-1")
-    leader.settle()
-    a.read()
-    started(a)
-    assert "is ended, and counts as a crash" in desk.give(CANCEL).note
-    a.read()
-    assert a.lost == ["an operator cancelled a run"]
-    assert attempts(stage.world)[b"1-1"].crashes == 1
-    a.crash()
-    stage.end_lease(a)
-    leader.settle()
-    b = consumer(stage, leader, desk, "b")
-    b.read()
-    run = started(b)
-    assert (run.message.stream_id, run.is_apart) == (b"1-1", True)
-    desk.give(CANCEL)
-    b.read()
-    assert (b.lost, b.executor.cancelled) == ([], {b"1-1"}), "only its child process is ended"
 
 
 def test_orders_that_make_no_sense_are_refused_and_change_nothing(
