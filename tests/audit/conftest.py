@@ -21,10 +21,15 @@ _HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Starting Java takes its time on a busy machine."""
+    """Starting Java takes its time on a busy machine, in each of its workers anew: in a plain run only test_job.py does,
+    where a whole audit by Spark finds the same as one without."""
     for item in items:
-        if item.path.is_relative_to(_HERE) and not item.get_closest_marker("timeout"):
+        if not item.path.is_relative_to(_HERE):
+            continue
+        if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1200))
+        if "spark" in getattr(item, "fixturenames", ()) and item.path.stem != "test_job":
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")

@@ -70,7 +70,7 @@ def _starts_java(pid: int) -> bool:
 
 @pytest.mark.process
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("phase", ["Java starts", "Spark has read Redis"])
+@pytest.mark.parametrize("phase", ["Java starts", pytest.param("Spark has read Redis", marks=pytest.mark.slow)])
 def test_ctrl_c_ends_an_audit_without_stacks_and_leaves_no_java(
     settings: dict[str, str], link: Link, tmp_path: Path, phase: str
 ) -> None:
