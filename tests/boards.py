@@ -60,11 +60,6 @@ def hand_over(board: Board, fence: int = 7, limit: int = 1000) -> dict[tuple[str
     return planned(plan)
 
 
-def owner_of(board: Board, ticket: bytes) -> str:
-    owner = board.tickets[ticket].owner
-    return "" if owner is None else owner.incarnation
-
-
 def freed(board: Board, incarnation: str, ticket: bytes, entry_ids: Iterable[bytes]) -> list[str]:
     return board.acknowledged(incarnation, ticket, list(entry_ids), 0.0)
 

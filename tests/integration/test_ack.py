@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.factories import TRICKY_IDS, Owner, World, plan
-from usher.common.base.errors import OwnershipLost
+from tests.integration.factories import TRICKY_IDS, Owner, World
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.last_error import NotedError
 from usher.common.protocol.run_log import DONE, STALE, RunRecord, decode, encode
@@ -68,35 +67,6 @@ def test_what_is_not_the_beginning_leaves_from_the_middle(world: World) -> None:
     assert world.pending() == {a.name: [first, third]}
     assert _ack(world, a, b"T", b" ".join([third, first])) == [b"OK", [b"OK", b"OK"]]
     assert world.state() == ({}, {}, [])
-
-
-def test_a_lower_id_that_came_late_and_was_finished_first_leaves(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    early, late = world.parked(leader, b"T", b"999-10", b"1000-1")
-    leader.hand_over(plan(a, {b"T": [late]}))
-    leader.hand_over(plan(a, {b"T": [early]}, {b"T": world.head(b"T")}))
-    assert a.steps.ack({b"T": [early]}, b"", 0).done == {b"T": [early]}
-    assert world.pending() == {a.name: [late]}
-
-
-def test_without_a_lease_nothing_is_acknowledged_whoever_has_it_now(world: World) -> None:
-    leader, a, b = world.elect(), world.join("a"), world.join("b")
-    ids = world.owned(leader, a, b"T")
-    world.end_lease(a)
-    with world.unchanged(), pytest.raises(OwnershipLost):
-        a.steps.ack({b"T": ids}, b"run", 100)
-    leader.take_back(a.incarnation, 10)
-    leader.hand_over(plan(b, {b"T": ids}))
-    with world.unchanged(), pytest.raises(OwnershipLost):
-        a.steps.ack({b"T": ids}, b"run", 100)
-    assert world.pending() == {b.name: ids}
-
-
-def test_nobody_acknowledges_what_another_owner_has(world: World) -> None:
-    leader, a, b = world.elect(), world.join("a"), world.join("b")
-    theirs, mine = world.owned(leader, b, b"T"), world.owned(leader, a, b"U")
-    assert a.steps.ack({b"T": theirs, b"U": mine}, b"", 0) == AckAnswer({b"U": mine}, [b"T"])
-    assert world.pending() == {b.name: theirs}
 
 
 def test_what_was_given_back_is_not_acknowledged_any_more(world: World) -> None:

@@ -187,7 +187,7 @@ def test_news_that_their_consumer_may_not_have_go_to_another_at_once(
 
 
 class _Moving(Link):
-    """As with Sentinel: when it is closed, its next connection leads to the new server."""
+    """As with Sentinel: when its connection is closed, the next one leads to the new server."""
 
     def __init__(self, old: str, new: str) -> None:
         super().__init__(old, "test:bell")
@@ -195,7 +195,8 @@ class _Moving(Link):
 
     def close(self) -> None:
         super().close()
-        self._connection = make_connection(self._new, "test:bell", 0.5)
+        if self.connections:
+            self._connection = make_connection(self._new, "test:bell", 0.5)
 
 
 @pytest.mark.parametrize("told", ["9999999999999-1", "1-5"])

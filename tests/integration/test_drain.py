@@ -31,13 +31,6 @@ def test_draining_twice_is_as_good_as_once(world: World) -> None:
         a.steps.drain(LEASE_MS)
 
 
-def test_a_renewal_does_not_end_the_drain(world: World) -> None:
-    a = world.join("a")
-    a.steps.drain(LEASE_MS)
-    assert a.steps.renew(LEASE_MS).state == "draining"
-    assert world.lease(a) == b"draining"
-
-
 def test_a_lease_that_has_ended_is_not_brought_back(world: World) -> None:
     a = world.join("a")
     world.end_lease(a)

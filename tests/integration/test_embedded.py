@@ -221,16 +221,6 @@ def test_data_that_cannot_be_read_are_told_and_kept(tmp_path: Path) -> None:
     assert written.stat().st_size == 280
 
 
-def test_data_of_a_newer_redis_are_not_silently_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "redis" / "appendonlydir").mkdir(parents=True)
-    older = tmp_path / "redis-server"
-    older.write_text('#!/bin/sh\necho "Redis server v=6.2.14 sha=0 bits=64"\n')
-    older.chmod(0o700)
-    monkeypatch.setattr(embedded, "find_redis_server", lambda wanted: older)
-    with pytest.raises(StartRefused, match=r"written by Redis 7 or later; .* \(6\.2\.14\) cannot read them"):
-        EmbeddedRedis(tmp_path).start()
-
-
 def test_what_the_oldest_server_wrote_is_there_on_the_next_one(tmp_path: Path) -> None:
     older, newer = oldest_server(), server_of()
     if older is None or newer is None:

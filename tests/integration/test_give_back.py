@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from tests.integration.factories import LEASE_MS, TRICKY_IDS, Owner, World, fetch, plan, states
-from usher.common.base.errors import OwnershipLost
 from usher.consumer.lifecycle.owner_scripts import GiveBack, Given
 from usher.master.leader.leader_scripts import LeaderScripts
 
@@ -49,14 +48,6 @@ def test_while_there_is_a_lease_its_holder_may_give_back(world: World, state: st
         leader.revoke(a.incarnation)
     assert world.give_back(a, {b"T": ids}) == []
     assert world.pending() == {b"master": ids}
-
-
-def test_without_a_lease_nothing_is_given_back(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    ids = world.owned(leader, a, b"T")
-    world.end_lease(a)
-    with world.unchanged(), pytest.raises(OwnershipLost):
-        world.give_back(a, {b"T": ids})
 
 
 @pytest.mark.parametrize(

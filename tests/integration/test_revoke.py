@@ -36,13 +36,6 @@ def test_until_its_lease_ends_a_revoked_owner_may_acknowledge_and_nothing_is_tak
     assert a.steps.ack({b"T": ids}, b"", 0).done == {b"T": ids}
 
 
-def test_a_draining_one_can_be_revoked_and_then_gives_nothing_back(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    a.steps.drain(60_000)
-    assert leader.revoke(a.incarnation)
-    assert world.lease(a) == b"revoked"
-
-
 def test_a_lease_that_has_ended_is_not_brought_back(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     world.end_lease(a)

@@ -121,18 +121,6 @@ def test_a_handler_may_use_child_processes_threads_and_its_own_cancellation() ->
     assert not made.broken
 
 
-def test_work_that_comes_after_the_end_hurts_nobody() -> None:
-    async def handle(message: Message) -> None: ...
-
-    made = Pool(handle)
-    made.add(1)
-    made.pool.start()
-    made.until(lambda: made.done == ["1-0"])
-    made.end()
-    made.add(2)  # the reader goes on for a moment: ringing for a loop that is closed is no error of its
-    assert made.done == ["1-0"]
-
-
 @pytest.fixture
 def no_glances(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks for lanes by chance: what is not told is not seen."""

@@ -1,7 +1,6 @@
 """What the leader's board promises of plans, replies and reports, one sentence each.
 
-That all of it holds in any order of events is in test_board_model.py; recovery and records are in
-test_dispatch_recovery.py.
+That all of it holds in any order of events, with recovery and records, is in test_board_model.py.
 """
 
 from __future__ import annotations
@@ -171,67 +170,3 @@ class TestReplies:
         _, other = plan.targets
         replies = tuple(TargetReply(state, [], [], []) for state in ("STRAY", "LOST"))
         assert board.confirm(plan, HandOverReply(0, replies)) == ReplyFollowUp(lost=(other.incarnation,), doubt=True)
-
-
-class TestReports:
-    @pytest.mark.parametrize(
-        ("incarnation", "ticket", "number", "told"),
-        [
-            ("c1:1", b"T", 1, "ok"),
-            ("c1:1", b"T", 9, "gone"),
-            ("c1:1", b"unknown", 1, "gone"),
-            ("c1:2", b"T", 1, "stale"),
-            ("c2:1", b"T", 1, "stale"),
-            ("", b"T", 1, "stale"),
-        ],
-    )
-    def test_each_kind_of_report(self, incarnation: str, ticket: bytes, number: int, told: str) -> None:
-        board = board_with("c1", "c2")
-        board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW)
-        assert freed(board, incarnation, ticket, ids(number)) == [told]
-        assert board.in_flight == (1 if told == "ok" else 2)
-
-
-class TestTakeIn:
-    def test_entries_that_come_in_the_order_of_their_hand_over_are_put_in_id_order(self) -> None:
-        board = board_with()
-        board.take_in([(b"7-0", b"T"), (b"10-0", b"T"), (b"5-0", b"T")])
-        assert list(board.tickets[b"T"].parked) == ids(5, 7, 10)
-
-    def test_a_ticket_that_waits_for_its_owner_to_have_room_may_go_elsewhere_once_it_is_free(self) -> None:
-        board = board_with("c1", capacity=1)
-        board.set_record(b"U", b"c1:1", 7, ids(9), NOW)
-        board.take_in([(b"1-0", b"T")])
-        board.set_record(b"T", b"c1:1", 7, ids(1), NOW)
-        assert board.plan(1000, NOW) is None, "it is bound to c1, which is full"
-        board.join("c2:1", "c2", 4, 100, True)
-        assert board.plan(1000, NOW) is None
-        board.take_in([(b"2-0", b"T")])
-        assert hand_over(board) == {("c2:1", b"T"): ids(1, 2)}
-
-    def test_an_entry_that_ran_somewhere_is_parked_again_and_its_owner_is_lighter(self) -> None:
-        board = board_with("c1")
-        board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW)
-        board.take_in([(b"1-0", b"T")])
-        assert (list(board.tickets[b"T"].running), list(board.tickets[b"T"].parked)) == (ids(2), ids(1))
-        assert (board.in_flight, board.consumers["c1:1"].in_flight, board.parked) == (1, 1, 1)
-
-    def test_a_new_entry_that_is_in_processing_already_is_told_apart(self) -> None:
-        """The group was lost and reads it again."""
-        board = board_with("c1")
-        board.set_record(b"T", b"c1:1", 7, ids(1), NOW)
-        assert not board.arrive(b"1-0", b"T")
-        assert board.arrive(b"2-0", b"T")
-        assert (list(board.tickets[b"T"].parked), board.parked) == (ids(2), 1)
-
-    def test_what_a_living_owner_has_in_processing_is_known(self) -> None:
-        board = board_with("c1")
-        board.set_record(b"T", b"c1:1", 7, ids(1), NOW)
-        assert board.runs(b"T", b"1-0")
-        assert not board.runs(b"T", b"2-0")
-        assert not board.runs(b"U", b"1-0")
-        board.mark_lost("c1:1")
-        assert not board.runs(b"T", b"1-0")
-        assert board.has(b"T", b"1-0"), "nobody has taken it back"
-        assert not board.has(b"T", b"2-0")
-        assert not board.has(b"U", b"1-0")

@@ -36,37 +36,6 @@ def test_a_new_stream_whose_ids_are_below_what_was_delivered_is_read_from_its_be
     assert restart(position, Span(None, b"19-99")) == Restart(b"0-0", None, lost)
 
 
-def test_nothing_was_pending_and_nothing_is_gone() -> None:
-    assert restart(DONE, Span(b"1-0", b"20-0")) == Restart(b"20-0")
-    assert restart(DONE, Span(b"1-0", b"30-0")) == Restart(b"20-0")
-    assert restart(DONE, Span(b"25-0", b"30-0")) == Restart(b"20-0")
-
-
-def test_what_was_pending_may_repeat_and_nothing_is_lost() -> None:
-    for first in (b"1-0", b"9-0", b"10-0"):
-        assert restart(OPEN, Span(first, b"30-0")) == Restart(BELOW_OPEN, (b"10-0", b"20-0"))
-
-
-def test_the_newest_entry_was_deleted_after_it_was_done_the_stream_is_the_same_one() -> None:
-    """The last id is that of the stream, not of an entry: else everything would come again."""
-    assert restart(DONE, Span(b"1-0", b"20-0")) == Restart(b"20-0")
-    assert restart(DONE, Span(None, b"20-0")) == Restart(b"20-0")
-
-
-def test_a_stream_that_begins_above_the_floor_has_lost_what_was_below() -> None:
-    assert restart(OPEN, Span(b"15-0", b"30-0")) == Restart(
-        BELOW_OPEN, (b"15-0", b"20-0"), (b"10-0", b"14-18446744073709551615")
-    )
-    assert restart(OPEN, Span(b"20-0", b"20-0")) == Restart(
-        BELOW_OPEN, (b"20-0", b"20-0"), (b"10-0", b"19-18446744073709551615")
-    )
-
-
-def test_a_stream_that_begins_above_all_that_was_delivered_has_lost_all_that_was_not_done() -> None:
-    assert restart(OPEN, Span(b"20-1", b"30-0")) == Restart(BELOW_OPEN, None, (b"10-0", b"20-0"))
-    assert restart(OPEN, Span(None, b"20-0")) == Restart(BELOW_OPEN, None, (b"10-0", b"20-0"))
-
-
 def test_the_only_entry_ever_read_is_pending() -> None:
     assert restart(GroupPosition(b"5-1", b"5-1"), Span(b"5-1", b"5-1")) == Restart(b"5-0", (b"5-1", b"5-1"))
 

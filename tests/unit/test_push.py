@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -70,20 +69,6 @@ def test_one_event_may_be_larger_than_what_may_wait(streams: LiveStreams) -> Non
     assert next(read) == data + b"more"
 
 
-def test_there_is_room_for_so_many_and_one_caller_leaves_half_of_it_to_others(streams: LiveStreams) -> None:
-    """228 subscriptions of one viewer took all descriptors, and the master could not even ask Redis who leads."""
-    first = streams.open("vera", lambda: None)
-    streams.open("vera", lambda: None)
-    with pytest.raises(Problem, match="no room"):
-        streams.open("vera", lambda: None)
-    for who in ("otto", ""):
-        streams.open(who, lambda: None)
-    with pytest.raises(Problem, match="no room"):
-        streams.open("eve", lambda: None)
-    first.response.close()
-    streams.open("vera", lambda: None)
-
-
 def test_the_end_closes_all_of_them_after_what_was_sent(streams: LiveStreams) -> None:
     live = streams.open("", lambda: None)
     live.send(b"bye")
@@ -106,11 +91,3 @@ def test_a_silent_connection_gets_a_sign_of_life_and_who_leaves_is_noticed(
     theirs.close()
     assert list(read) == []
     ours.close()
-
-
-def test_whoever_waits_is_woken(streams: LiveStreams) -> None:
-    live = streams.open("", lambda: None)
-    read = frames(live)
-    next(read)
-    threading.Timer(0.1, live.send, (b"late",)).start()
-    assert next(read) == b"late"
