@@ -79,6 +79,7 @@ def test_after_a_kill_there_is_no_gap_and_no_double(
     assert link.call("HGET", seeder.keys.archived, "entries") == link.call("GET", LogKeys("s").archived) == b"9-1"
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_killed_at_every_step_there_is_no_gap_and_no_double(redis_url: str, tmp_path: Path) -> None:

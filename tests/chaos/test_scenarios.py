@@ -12,13 +12,21 @@ from tests.chaos.runner import HEADER, run_seeds
 
 pytestmark = [pytest.mark.chaos, pytest.mark.process]
 
+#: What a plain run shows elsewhere: calm (test_demo.py), Redis killed (test_supervisord.py), poison (test_aborts.py,
+#: test_dead_letters.py), many streams (test_many_streams.py).
+_NIGHTLY = {"K0", "K7a", "K12", "K17"}
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A short run leaves out the scenarios that others cover in part."""
     option = metafunc.config.getoption
     is_long = option("seeds", 1) > 1 or option("seconds", 0.0) > 0
     plans = [plan for plan in PLANS if plan.brief or is_long]
-    metafunc.parametrize("plan", plans, ids=[plan.name for plan in plans])
+    params = [
+        pytest.param(plan, id=plan.name, marks=() if is_long or plan.name not in _NIGHTLY else pytest.mark.slow)
+        for plan in plans
+    ]
+    metafunc.parametrize("plan", params)
 
 
 def test_scenario(plan: Plan, request: pytest.FixtureRequest, chaos_report: list[str]) -> None:

@@ -366,18 +366,6 @@ def test_what_is_young_stays_and_a_source_is_not_asked_again_before_it_is_old(
     assert _left(world, "t:1")[0] <= NODE + 2
 
 
-def test_sources_are_cut_when_memory_is_full(world: Gathered, redis_url: str, link: Link) -> None:
-    world.send("t:1", *_ids(1, 100))
-    master = Master(world, redis_url, ["t:1"])
-    master.gather()
-    link.call("CONFIG", "SET", "maxmemory", 1)
-    try:
-        master.trim()
-        assert _left(world, "t:1") == (10, b"91-1")
-    finally:
-        link.call("CONFIG", "SET", "maxmemory", 0)
-
-
 def test_masters_that_have_no_more_rights_than_they_need_may_trim(world: Gathered, redis_url: str, link: Link) -> None:
     _, _, _, _, _, *rights = (
         next(one for one in programs("usher:{g}", "g", ("t:*",)) if one.name == "master").line().split()
@@ -482,23 +470,6 @@ def test_many_sources_cost_few_round_trips_and_quiet_ones_none(world: Gathered, 
     assert counting.flights == 0
     assert {_left(world, name)[0] for name in names[1:]} == {10}
     counting.close()
-
-
-@pytest.mark.slow
-def test_nodes_that_hold_more_than_a_call_cuts_go_too(world: Gathered, redis_url: str, link: Link) -> None:
-    for name, value in (("stream-node-max-entries", 3000), ("stream-node-max-bytes", 0)):
-        link.call("CONFIG", "SET", name, value)
-    try:
-        names = [f"t:{number}" for number in range(50)]
-        for name in names:
-            link.pipeline([("XADD", name, "*", "f", "v")] * 3001)
-            link.call("XGROUP", "CREATE", name, "g", "$")
-            link.call("HSET", LogKeys(name).groups, "g", link.call("XINFO", "STREAM", name)[7])
-        master = Master(world, redis_url, names)
-        master.trim()
-        assert {_left(world, name)[0] for name in names} == {1}
-    finally:
-        link.call("CONFIG", "SET", "stream-node-max-bytes", 4096)
 
 
 def test_masters_that_gather_and_trim_the_same_lose_nothing(world: Gathered, redis_url: str) -> None:

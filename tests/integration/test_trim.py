@@ -15,11 +15,10 @@ import pytest
 
 from tests.commands import usher
 from tests.integration.factories import TRICKY_IDS
-from tests.outboxes import STREAM, Outbox
+from tests.outboxes import STREAM
 from usher.common.base.errors import NotNow
 from usher.common.doctor.facts import MemoryUse
 from usher.common.observability.metrics import Metrics
-from usher.common.outbox.log_consumer import LogConsumer
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.readers.reliable_stream import ReliableStream
 from usher.common.redis.client import Link
@@ -83,21 +82,6 @@ def test_what_everybody_has_done_goes_and_the_rest_stays(any_redis_url: str) -> 
     assert _cut(link) == 300, "up to what is pending"
     assert link.call("XPENDING", STREAM, "g", "-", "+", 10)[0][0] == b"901-1"
     link.close()
-
-
-@pytest.mark.slow
-def test_a_consumer_a_million_entries_behind_is_not_cut(sqlite_outbox: Outbox, redis_url: str, link: Link) -> None:
-    with LogConsumer("slow", STREAM, sqlite_outbox.engine, redis_url=redis_url, batch=300) as slow:
-        _fill(link, 500)
-        assert slow.step(lambda *given: None) == 300
-        _fill(link, 1_000_200, after_ms=500)
-        _group(link, "1000700-1")
-        assert _cut(link) == 200
-        assert _length(link) == 1_000_500
-        assert slow.step(lambda *given: None) == 300, "and it goes on as if nothing had happened"
-        slow.reset(b"1000700-1", {})
-        assert _cut(link) > 1_000_000
-        assert slow.step(lambda *given: None) == 0
 
 
 def test_what_any_of_several_groups_would_read_again_is_kept_also_when_it_is_lost(redis_url: str, link: Link) -> None:
@@ -196,27 +180,6 @@ def test_counting_what_would_go(link: Link) -> None:
         2500,
     ]
     assert isinstance(decide(trimming.facts()), Nothing)
-
-
-def test_the_masters_trimmer_trims_while_it_leads(redis_url: str, link: Link, caplog: pytest.LogCaptureFixture) -> None:
-    _fill(link, 1000)
-    _group(link, "900-1")
-    lead = Lead()
-    trimmer = Trimmer(Link(redis_url, "test:trim"), KEYS, lead, 5.0, Retention())
-    assert trimmer.run_once() == 5.0
-    assert _length(link) == 1000, "a standby cuts nothing"
-    lead._set(1, "http://one")
-    trimmer.run_once()
-    assert (_length(link), trimmer.trimmed) == (200, 800)
-    _checkpoint(link, "2000-1")
-    link.call("XGROUP", "SETID", STREAM, "g", "1000-1")
-    trimmer.run_once()
-    assert _length(link) == 200
-    trimmer.run_once()
-    assert caplog.text.count("trim_refused") == 1, "as long as it is the same"
-    noted = link.call("HGET", KEYS.position, "trim_held_back")
-    assert noted.startswith(b"nothing is cut: checkpoint c is at 2000-1, above")
-    trimmer.on_end()
 
 
 def test_by_default_a_day_is_kept_and_less_when_memory_is_needed(

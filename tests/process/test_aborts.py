@@ -72,7 +72,7 @@ def environ(**more: str) -> dict[str, str]:
     return {**short, "USHER_LEASE_SECONDS": "20", **more}
 
 
-@pytest.mark.parametrize("bad", ["abort", "hang"])
+@pytest.mark.parametrize("bad", ["abort", pytest.param("hang", marks=pytest.mark.slow)])
 def test_of_a_thousand_messages_the_one_that_ends_its_process_is_given_up_and_no_neighbour_is_charged(
     folder: Path, link: Link, bad: str
 ) -> None:

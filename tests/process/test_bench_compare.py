@@ -115,6 +115,7 @@ def words_of(process: psutil.Process) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_that_was_started(folder: Path) -> None:
     words = [*BENCHMARKS, "compare", "--messages", "1000", "--runs", "50", "--peer", "floor"]
     running = subprocess.Popen(

@@ -28,7 +28,13 @@ def _has(folder: Path, *names: str) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("moment", [REDIS, frozenset({"master"}), frozenset({"consumer"})])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        *(pytest.param(names, marks=pytest.mark.slow) for names in (REDIS, frozenset({"master"}))),
+        frozenset({"consumer"}),
+    ],
+)
 def test_ended_at_any_moment_it_leaves_nothing_behind(folder: Path, moment: frozenset[str], number: int) -> None:
     """Its servers went on, for minutes or for good."""
     words = ["throughput", "--messages", "60000", "--runs", "5"]

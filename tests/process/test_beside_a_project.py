@@ -62,6 +62,7 @@ _PROJECT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_project_with_packages_of_the_same_names_runs_with_the_wheel(
     folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -64,7 +64,7 @@ def limits(**more: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("handler", ["handle", "handle_async"])
+@pytest.mark.parametrize("handler", ["handle", pytest.param("handle_async", marks=pytest.mark.slow)])
 def test_a_hanging_handler_ends_in_a_dead_letter_and_nothing_else_stops_for_long(
     folder: Path, link: Link, handler: str
 ) -> None:

@@ -48,6 +48,7 @@ def test_a_clean_run(folder: Path) -> None:
     assert verdict["messages_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_a_consumer_killed_half_way_loses_nothing_and_keeps_the_order(folder: Path) -> None:
     done = demo(folder, "--messages", "4000", "--tickets", "300", "--kill", "--json")
     assert done.returncode == 0, done.stderr + done.stdout
@@ -74,7 +75,7 @@ def test_real_incidents(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("moment", ["starting Redis", "sending"])
+@pytest.mark.parametrize("moment", ["starting Redis", pytest.param("sending", marks=pytest.mark.slow)])
 def test_stopped_at_any_moment_it_leaves_nothing_behind(folder: Path, moment: str, number: int, code: int) -> None:
     words = ["--messages", "20000", "--work-ms", "5"]
     with subprocess.Popen(

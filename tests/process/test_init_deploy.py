@@ -78,6 +78,7 @@ def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
     assert not processes_of(folder)
 
 
+@pytest.mark.slow
 def test_a_handler_in_the_folder_where_the_command_was_given_is_found_by_the_service(folder: Path) -> None:
     """And nothing else there comes before Python's own modules."""
     (folder / "queue.py").write_text("raise RuntimeError('the wrong one')")

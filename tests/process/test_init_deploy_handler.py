@@ -56,7 +56,9 @@ def project(folder: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("beside", ["nothing.py", "common.py", "queue.py"])
+@pytest.mark.parametrize(
+    "beside", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("nothing.py", "common.py")), "queue.py"]
+)
 def test_a_handler_of_the_current_folder_is_found_by_the_service_too(folder: Path, project: Path, beside: str) -> None:
     """And what else is there hides nothing of Usher's or of Python's."""
     (project / beside).write_text("raise RuntimeError('the wrong one')")

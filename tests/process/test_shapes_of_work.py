@@ -85,7 +85,7 @@ def send(link: Link, *messages: dict[str, str]) -> list[str]:
     return [bytes(reply).decode() for reply in link.pipeline(commands)]
 
 
-@pytest.mark.parametrize("handler", ["handle", "handle_async"])
+@pytest.mark.parametrize("handler", ["handle", pytest.param("handle_async", marks=pytest.mark.slow)])
 def test_batches_of_messages_over_two_processes_one_of_which_is_killed(folder: Path, link: Link, handler: str) -> None:
     """Two processes get work (that is how CPU-bound handlers scale), and what the killed one had goes on."""
     with Crew(folder, link.url, USHER_RETRY_SECONDS="0.05", USHER_MAX_ATTEMPTS="3") as crew:

@@ -243,8 +243,14 @@ def test_a_supervisord_that_hangs_does_not_hold_up_a_second_ctrl_c(folder: Path)
         assert not processes_of(folder)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-@pytest.mark.parametrize("when", ["usher: checking settings", "usher: starting 2 masters", "Usher is up."])
+@pytest.mark.parametrize(
+    ("when", "number", "code"),
+    [
+        ("usher: checking settings", signal.SIGTERM, 0),
+        ("usher: starting 2 masters", signal.SIGINT, 130),
+        ("Usher is up.", signal.SIGTERM, 0),
+    ],
+)
 def test_the_exit_code_of_a_stop_is_the_same_whenever_it_comes(folder: Path, when: str, number: int, code: int) -> None:
     """As a terminal does it: the signal goes to the whole process group, so to the check of settings too, which then
     ends early."""

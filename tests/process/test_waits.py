@@ -36,7 +36,7 @@ def _waits(link: Link) -> bool:
     return record is not None and is_waiting(record.partition(b" ")[0])
 
 
-@pytest.mark.parametrize("end", ["stopped", "killed"])
+@pytest.mark.parametrize("end", [pytest.param("stopped", marks=pytest.mark.slow), "killed"])
 def test_a_wait_outlives_its_consumer_and_its_leader(folder: Path, link: Link, end: str) -> None:
     with Crew(folder, link.url) as crew:
         crew.start(2, ["c1"], "asks:handle")

@@ -4,7 +4,6 @@ as if for the first time."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from tests.boards import NOW, arrive, board_with, freed, hand_over, ids, planned
 from usher.master.policy.board.board import Board
@@ -13,19 +12,6 @@ from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 #: (ticket, number of the id) of news, in id order: several of one ticket, the tickets by turns; A is what a board here
 #: is about.
 _NEWS = [(b"A", 50), (b"B", 51), (b"A", 52), (b"C", 53), (b"B", 54), (b"A", 60), (b"A", 100), (b"D", 101)]
-
-
-def _facts(board: Board) -> dict[str, Any]:
-    """All that a board remembers, without what is only the order in which it will look at things."""
-    tickets = {
-        one.name: (
-            *(list(one.running), list(one.parked), one.owner and one.owner.incarnation, one.believed, one.home),
-            *(one.standing, one.above, one.waits_for, one.until),
-        )
-        for one in board.tickets.values()
-    }
-    consumers = {one.incarnation: (one.accepts, one.in_flight, list(one.tickets)) for one in board.consumers.values()}
-    return {"tickets": tickets, "order": list(tickets), "consumers": consumers, "sums": (board.parked, board.in_flight)}
 
 
 def _see(board: Board) -> Callable[[], None]:
@@ -86,14 +72,3 @@ def test_only_what_is_last_of_its_ticket_is_forgotten() -> None:
     arrive(board, b"A", 3)
     board.forget([(b"2-0", b"A"), (b"3-0", b"A"), (b"9-0", b"A"), (b"9-0", b"Z")])
     assert (list(board.tickets[b"A"].running), list(board.tickets[b"A"].parked), board.parked) == (ids(1, 2), [], 0)
-
-
-def test_a_ticket_of_which_all_is_stray_keeps_its_owner() -> None:
-    """Its record says that a living owner has it, but somebody has brought all of it to ``master``."""
-    board = board_with("c1")
-    arrive(board, b"A", 1)
-    board.set_record(b"A", b"c1:1", 5, ids(1), NOW)
-    before = _facts(board)
-    assert before["tickets"][b"A"][:4] == ([], ids(1), "c1:1", b"c1:1 5")
-    _see(board)()
-    assert _facts(board) == before

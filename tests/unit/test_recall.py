@@ -33,15 +33,6 @@ def test_the_youngest_tickets_are_asked_back_by_half_of_what_is_there() -> None:
     assert asked(loaded(12)) == {"a:1": [b"T12", b"T11", b"T10", b"T9", b"T8", b"T7"]}
 
 
-def test_the_question_names_the_fence_and_the_ticket_comes_back_to_the_idle_one() -> None:
-    board = loaded(5)
-    [recall] = board.recalls(LATER)
-    assert recall == ("a:1", [(b"T5", b"7")])
-    board.set_record(b"T5", b"returned", 7, ids(5), LATER)
-    assert board.asked_back.take_came_back() == 1
-    assert planned(board.plan(100, LATER)) == {("b:2", b"T5"): ids(5)}
-
-
 @pytest.mark.parametrize("tickets", [0, 1, 3, 4])
 def test_a_consumer_that_has_no_more_than_its_slots_is_never_asked(tickets: int) -> None:
     board = loaded(tickets)
@@ -105,39 +96,6 @@ def test_a_report_of_something_of_it_says_that_it_was_started() -> None:
     arrive(board, b"T", 4)
     board.free("a:1", [(b"T", ids(2))], LATER)
     assert hand_over(board) == {("a:1", b"T"): ids(4)}
-
-
-def test_a_lost_owner_is_asked_nothing_more_and_what_was_asked_is_recovered() -> None:
-    board = loaded(6)
-    assert asked(board) == {"a:1": [b"T6", b"T5"]}
-    arrive(board, b"T6", 9)
-    board.mark_lost("a:1")
-    assert asked(board, LATER + 1) == {}
-    board.take_in([(b"%d-0" % number, b"T%d" % number) for number in range(1, 7)])
-    board.recovered("a:1")
-    assert hand_over(board)[("b:2", b"T6")] == ids(6, 9)
-    wait_once(board)
-
-
-def test_a_refused_question_is_forgotten_with_the_reading_of_the_record() -> None:
-    board = loaded(5)
-    assert asked(board) == {"a:1": [b"T5"]}
-    board.set_record(b"T5", b"a:1", 8, ids(5), LATER)
-    assert asked(board, LATER + 0.5) == {"a:1": [b"T5"]}
-
-
-def test_a_ticket_that_waits_for_room_at_its_owner_may_come_back_with_all_its_entries() -> None:
-    board = board_with()
-    board.join("a:1", "a", 1, 4, True, True)
-    arrive(board, b"S", 1)
-    arrive(board, b"T", 2, 3, 4, 5, 6)
-    hand_over(board)
-    assert list(board.tickets[b"T"].parked) == ids(5, 6)
-    board.join("b:2", "b", 1, 1000, True, True)
-    assert asked(board) == {"a:1": [b"T"]}
-    board.set_record(b"T", b"returned", 7, ids(2, 3, 4), LATER)
-    assert hand_over(board) == {("b:2", b"T"): ids(2, 3, 4, 5, 6)}
-    wait_once(board)
 
 
 def test_several_idle_ones_share_and_several_busy_ones_give() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from tests.boards import NOW, answer, arrive, board_with, hand_over, ids, planned
-from usher.common.protocol.stream_id import rank
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import BoardFacts, Parked
 from usher.master.policy.board.rule_gate import RuleGate
@@ -21,16 +20,6 @@ def rule(
 
 def of(ticket: bytes, *numbers: int) -> list[tuple[bytes, bytes]]:
     return [(entry_id, ticket) for entry_id in ids(*numbers)]
-
-
-def read_all(board: Board, master: dict[bytes, bytes], page: int = 500) -> int:
-    """What is under ``master`` (id -> ticket) is read until nothing more is wanted. Returns the pages."""
-    pages = 0
-    while (start := board.to_read()) is not None:
-        found = [(entry_id, ticket) for entry_id, ticket in master.items() if rank(entry_id) > rank(start)][:page]
-        board.was_read(found, found[-1][0] if found else None)
-        pages += 1
-    return pages
 
 
 def follow(board: Board, *rules: Rule) -> None:
@@ -82,46 +71,6 @@ class TestPause:
         plan = board.plan(1000, NOW)
         assert plan is not None
         assert (plan.lowest, plan.highest) == (b"5-0", b"5-0"), "it is not read again yet"
-
-    def test_what_comes_back_below_the_reading_is_not_lost(self) -> None:
-        board = board_with("c1")
-        follow(board, rule("P"), rule("Q"))
-        arrive(board, b"Q", 1)
-        arrive(board, b"P", 3)
-        hand_over(board)
-        board.unload()
-        follow(board)
-        board.to_read()
-        board.was_read(of(b"Q", 1), b"4-0")
-        board.take_in(of(b"P", 3))
-        board.was_read([], None)
-        assert hand_over(board) == {("c1:1", b"Q"): ids(1), ("c1:1", b"P"): ids(3)}
-
-    def test_a_ticket_that_has_enough_is_read_on_later_from_where_it_was(self) -> None:
-        board = board_with("c1", window=2)
-        follow(board, rule("P"))
-        arrive(board, b"P", 1, 2, 3, 4)
-        hand_over(board)
-        board.unload()
-        follow(board)
-        board.to_read()
-        board.was_read(of(b"P", 1, 2, 3, 4), b"4-0")
-        assert board.parked == 2
-        assert board.to_read() is None
-        assert hand_over(board) == {("c1:1", b"P"): ids(1, 2)}
-        assert board.to_read() == b"2-0"
-
-    def test_what_nobody_wants_any_more_is_not_read(self) -> None:
-        board = board_with("c1", window=1)
-        follow(board, rule("P"), rule("Q"))
-        arrive(board, b"P", *range(1, 90))
-        arrive(board, b"Q", 90)
-        hand_over(board)
-        board.unload()
-        follow(board)
-        board.to_read()
-        board.was_read(of(b"P", 1, 2), b"2-0")
-        assert board.to_read() == b"89-18446744073709551615"
 
 
 class TestSlow:
@@ -192,45 +141,6 @@ class TestSlow:
         assert looked_for == []
         assert board.glance(names[-1], NOW, 1000) == BoardFacts("open", 1, True, False, 0)
         assert looked_for == [names[-1]], "that is what looks through them"
-
-    def test_what_leaves_memory_of_slowed_tickets_is_read_again_when_it_is_wanted(self) -> None:
-        board = board_with("c1")
-        follow(board, rule("S", RuleAction.SLOW, 0.4))
-        arrive(board, b"S", *range(1, 13))
-        assert hand_over(board) == {("c1:1", b"S"): ids(1)}
-        board.unload()
-        assert board.parked == 5
-        assert board.to_read() is None, "it has enough for now"
-        for second in (2.5, 5.0, 7.5):
-            plan = board.plan(1000, NOW + second)
-            assert plan is not None
-            board.confirm(plan, answer(plan))
-        assert read_all(board, dict.fromkeys(ids(*range(5, 13)), b"S")) == 1
-        assert list(board.tickets[b"S"].parked) == ids(5, 6, 7, 8, 9)
-
-    @pytest.mark.parametrize(("held", "kept"), [(rule("S", RuleAction.SLOW, 0.1), ids(2, 3)), (rule("S"), [])])
-    def test_what_leaves_memory_in_the_midst_of_its_reading_is_read_once_more(
-        self, held: Rule, kept: list[bytes]
-    ) -> None:
-        """Else it would be passed over: what comes behind it would run before it, or instead of it."""
-        board = board_with("c1")
-        follow(board, rule("S"))
-        arrive(board, b"S", *range(1, 12))
-        hand_over(board)
-        board.unload()
-        follow(board, rule("S", RuleAction.SLOW, 1.0))
-        board.to_read()
-        board.was_read(of(b"S", *range(1, 9)), b"8-0")
-        assert hand_over(board) == {("c1:1", b"S"): ids(1)}
-        follow(board, held)
-        assert hand_over(board) == {}
-        board.unload()
-        assert list(board.tickets[b"S"].parked) == kept
-        assert board.to_read() is None, "it has as much as it may, or may not go at all"
-        board.was_read(of(b"S", 9, 10, 11), None)
-        follow(board)
-        read_all(board, dict.fromkeys(ids(*range(2, 12)), b"S"))
-        assert hand_over(board) == {("c1:1", b"S"): ids(*range(2, 12))}
 
     def test_a_slow_rule_for_many_tickets_does_not_fill_memory(self) -> None:
         board = board_with("c1", capacity=1000)
