@@ -17,9 +17,8 @@ import click
 from usher.common.base.errors import HandlerUnusable, UsherError
 from usher.common.base.log import began_here, configure
 from usher.common.base.text import escape_control, format_error
-from usher.common.http.serve import check_address, leave, serve
+from usher.common.http.serve import START_S, WorkerEnds, check_address, leave, serve
 from usher.common.http.tls import server_tls
-from usher.common.http.watch import START_S, WorkerEnds
 from usher.common.redis.locate import check_at_start, resolve_redis_url
 from usher.common.runtime.settings import load, options
 from usher.consumer.handlers.loader import load_handler

@@ -13,7 +13,7 @@ import orjson
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
-from usher.common.http.watch import LEAST_SILENCE_S, LOOK_S, Liveness
+from usher.common.http.serve import LEAST_SILENCE_S, LOOK_S, Liveness
 from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.attempts import GIVEN_UP

@@ -19,8 +19,7 @@ from usher.common.base.extras import version
 from usher.common.base.log import event
 from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials
-from usher.common.http.serve import url_of
-from usher.common.http.watch import LEAST_SILENCE_S, Liveness, WorkerEnds
+from usher.common.http.serve import LEAST_SILENCE_S, Liveness, WorkerEnds, url_of
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import GIVES_BACK, MOST_SLOTS, NO_LOCK, Registration

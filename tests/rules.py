@@ -52,7 +52,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "master/streamer/web.py",
         "consumer/web.py",
     ),
-    "gunicorn": ("common/http/serve.py", "common/http/watch.py"),
+    "gunicorn": ("common/http/serve.py",),
     # An extra: only imported where somebody else has imported it before.
     "opentelemetry": ("common/observability/tracing.py",),
     # Not a dependency: only who imports usher.django has it.

@@ -123,7 +123,7 @@ def add_health(
     stalled: Callable[[], str] = lambda: "",
 ) -> None:
     """Add ``/api/health`` and ``/ready`` (200, or 503 with the reasons; both with ``facts``) and ``/live`` (200, or 503
-    when ``stalled`` names services that stand still: the arbiter ends the process then too, watch.py).
+    when ``stalled`` names services that stand still: the arbiter ends the process then too, serve.py).
 
     ``/ready`` is 503 too from the moment a stop was requested, so that a load balancer sends nothing more while answers
     still come. ``/live`` asks for nothing outside: a restart would not mend the absence of Redis.

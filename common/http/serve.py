@@ -3,11 +3,14 @@
 The process that does the work so answers its own health question, and the arbiter starts it again when it dies.
 gunicorn (25.1 and later) is used as it is, by its settings and server hooks, but for three things:
 
-* SIGTERM, and SIGINT, SIGQUIT and SIGHUP like it, begin ``Served.stop`` on a thread of its own. HTTP answers until that
-  has returned, so nobody takes a draining program for a dead one; then open connections have a second or two. When the
-  arbiter is killed, HTTP ends first, since a successor needs the port, and then the drain runs.
-* A worker that is silent for longer than it said it might be is ended (``usher.common.http.watch``). After 5 early
-  deaths in a row without any progress one is started again after a pause that grows to 10 s.
+* SIGTERM, and SIGINT, SIGQUIT and SIGHUP like it, begin the program's ``stop`` on a thread of its own. HTTP answers
+  until that has returned, so nobody takes a draining program for a dead one; then open connections have a second or
+  two. When the arbiter is killed, HTTP ends first, since a successor needs the port, and then the drain runs.
+* C code that does not release the interpreter lock stops every thread of its process, those that look after leases and
+  deadlines too. So the worker says, each time gunicorn's loop turns (once a second at least), for how long it may be
+  silent from then on; the arbiter counts the silence, and ends a worker whose time is up. A worker whose service
+  threads stand still says nothing either. After 5 early deaths in a row without any progress one is started again after
+  a pause that grows to 10 s.
 * A worker ends where it was forked: no ``finally`` or ``atexit`` of its parent runs twice.
 
 Every request, and every live subscription, holds a thread; a silent client for 10 s at most, one that trickles for as
@@ -24,6 +27,7 @@ import functools
 import gc
 import logging
 import math
+import mmap
 import os
 import queue
 import random
@@ -33,23 +37,24 @@ import signal
 import socket
 import struct
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
+from gunicorn.workers.gthread import ThreadWorker
+from gunicorn.workers.workertmp import WorkerTmp
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import began_here, event, flush
 from usher.common.http.push import MOST_FOLLOWERS
 from usher.common.http.tls import ServerTls
-from usher.common.http.watch import START_S, Liveness, WatchedWorker, WorkerEnds
 from usher.common.runtime.clock_steps import look_for_steps
 from usher.common.runtime.fork_guard import end_children_by, try_for
+from usher.common.runtime.memory import oom_kills
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.common.runtime.settings import is_loopback
 
@@ -58,12 +63,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: A start that takes longer makes no progress.
+START_S = 60.0
+#: The arbiter looks this often; a busy machine alone makes a worker silent for a second or two.
+LOOK_S, LEAST_SILENCE_S = 1.0, 3.0
+#: The worker speaks again after this.
+_EVERY_S = 0.5
+#: Most that one look of the arbiter adds to the silence: it stood still itself, maybe with the whole machine.
+_LONGEST_LOOK_S = 2.0
 #: Requests that are answered at a time, beside the live subscriptions; more wait. Threads start when they are needed.
 _REQUESTS = 128
 #: More connections than this wait to be accepted; and files that this process may open, where that is allowed.
 _CONNECTIONS, _FILES = 1024, 4096
-#: Seconds that a thread waits for a client which sends, or reads, nothing: SO_RCVTIMEO and SO_SNDTIMEO.
-_CLIENT_S = 10
+#: Seconds that a thread waits for a client which sends, or reads, nothing (SO_RCVTIMEO and SO_SNDTIMEO), and for one
+#: to close its end.
+_CLIENT_S, _GOODBYE_S = 10, 1.0
 #: At the end: seconds for requests that are being answered, and how much longer than ``stop`` the arbiter waits before
 #: it kills.
 _LAST_ANSWERS_S, _ARBITER_EXTRA_S = 1, 3
@@ -80,30 +94,14 @@ NEVER_AGAIN = (Arbiter.WORKER_BOOT_ERROR, Arbiter.APP_LOAD_ERROR)
 #: none of which fits here.
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _IGNORED = (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2)
-#: Descriptors that gunicorn's loop had, with room to spare.
-_NUMBERS = 32
-
-
-class Served(Protocol):
-    """The program that runs in the worker."""
-
-    @property
-    def app(self) -> WSGIApplication: ...
-
-    def start(self, port: int, host: str) -> None:
-        """Start the threads. ``port`` is the real one, also where 0 was asked for. May raise UsherError: then the
-        program does not start."""
-
-    def stop(self) -> None:
-        """Drain, and join the threads. Called once, on a thread of its own, while HTTP still answers; also after
-        ``start`` has raised."""
-
-    def liveness(self) -> Liveness:
-        """Asked twice a second once ``start`` has returned, until a stop is asked for."""
+#: Bytes of the reason why a program cannot start.
+_REASON_BYTES = 4096
+#: What a worker says: when, for how many seconds it may be silent, and what it does.
+_WORD = struct.Struct("=dd16s")
 
 
 def serve(
-    make: Callable[[], Served],
+    make: Callable[[], Any],
     bind: str,
     program: str,
     graceful_s: float = 20.0,
@@ -113,37 +111,33 @@ def serve(
 ) -> None:
     """Run ``program`` at ``bind`` (``host:port``) until a signal ends it.
 
-    ``make`` is called in the worker, after the fork, so that no thread and no connection is shared with the arbiter.
-    ``Served.stop`` gets ``graceful_s`` seconds; the whole program is gone at most 3 s later (give a supervisor more
-    than that). ``ends`` hears of each worker that ends, in the arbiter. Raises StartRefused when the address is not
-    free, and with the message of whatever UsherError ``make`` or ``start`` raised.
+    ``make`` is called in the worker, after the fork, so that no thread and no connection is shared with the arbiter. It
+    returns an object with
+
+    * ``app``, the WSGI application;
+    * ``start(port, host)``, which starts the threads. ``port`` is the real one, also where 0 was asked for;
+    * ``stop()``, which drains, and joins the threads. Called once, on a thread of its own, while HTTP still answers;
+      also after ``start`` has raised. It gets ``graceful_s`` seconds; the whole program is gone at most 3 s later (give
+      a supervisor more than that);
+    * ``liveness()``, asked twice a second once ``start`` has returned, until a stop is asked for.
+
+    ``ends`` hears of each worker that ends, in the arbiter. Raises StartRefused when the address is not free, and with
+    the message of whatever UsherError ``make`` or ``start`` raised.
     """
     warn_of_plain_http(bind, tls)
     listener = _listen(bind, setting)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < _FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES if hard < 0 else min(_FILES, hard), hard))
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*Arbiter.SIGNALS, signal.SIGCHLD)}
-    configured = _Program(make, program, graceful_s, tls, ends or WorkerEnds(), listener.detach(), writer)
-    gc.collect()
-    # The arbiter and its worker share the pages of what is there now, as long as no collector writes into them.
-    gc.freeze()
+    configured = _Program(make, program, graceful_s, tls, ends or WorkerEnds(), listener.detach())
     try:
         configured.run()
     except SystemExit as ended:
         if ended.code in NEVER_AGAIN:
-            with contextlib.suppress(BlockingIOError):
-                raise StartRefused(os.read(reader, 65_536).decode(errors="replace")) from None
-            raise StartRefused(f"the {program} failed while it started; the lines above say why") from None
+            lines_above = f"the {program} failed while it started; the lines above say why"
+            raise StartRefused(configured.reason[:].rstrip(b"\0").decode(errors="replace") or lines_above) from None
         if ended.code:
             raise
-    finally:
-        for end in (reader, writer):
-            os.close(end)
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def warn_of_plain_http(bind: str, tls: ServerTls | None) -> None:
@@ -218,14 +212,117 @@ def _flush() -> None:
             stream.flush()
 
 
-class _Log:
-    """gunicorn's words in our log: troubles as they are, everything else only for those who ask for debug."""
+class Liveness(NamedTuple):
+    """``silence_s``: how long a program may be silent from now on. ``stalled``: the services that stand still, and for
+    how long; "" when all go on."""
 
+    silence_s: float
+    stalled: str = ""
+
+
+class Pulse(WorkerTmp):
+    """The file that the worker writes and the arbiter reads; gunicorn's own has a time only."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self._heard = b""
+        self._looked_s = time.monotonic()
+        self.silent_s = 0.0
+        self.say(START_S, "starts")
+
+    def say(self, silence_s: float, does: str) -> None:
+        """Say that the worker lives, and for how long it may be silent. Called in the worker."""
+        os.pwrite(self.fileno(), _WORD.pack(time.monotonic(), silence_s, does.encode()), 0)
+
+    def last_update(self) -> float:
+        """Return now, or a time that makes gunicorn end the worker. Called in the arbiter, every second."""
+        now, word = time.monotonic(), os.pread(self.fileno(), _WORD.size, 0)
+        self.silent_s = self.silent_s + min(now - self._looked_s, _LONGEST_LOOK_S) if word == self._heard else 0.0
+        self._looked_s, self._heard = now, word
+        return now if self.silent_s <= _WORD.unpack(word)[1] else -math.inf
+
+    def facts(self) -> dict[str, Any]:
+        """Return for how long the worker was silent, and what it did when it was last heard: starts, runs or drains."""
+        did = _WORD.unpack(self._heard)[2].rstrip(b"\0").decode() if self._heard else ""
+        return {"did": did, "silent_s": round(self.silent_s, 1)}
+
+
+class WorkerEnds:
+    """The arbiter's knowledge of how its last worker ended. A worker that is forked then knows it too."""
+
+    def __init__(self, running: Callable[[], Sequence[str]] = lambda: ()) -> None:
+        """``running`` names what ran in a worker that stood still, for the log."""
+        self._running = running
+        self._kills: int | None = None
+        self._progress = mmap.mmap(-1, 1)  # which a worker shares with its arbiter
+        #: The last one was ended by SIGKILL, and neither by its arbiter nor by the kernel, for want of memory.
+        self.is_from_outside = False
+
+    def begin(self) -> None:
+        """Note that a worker begins."""
+        self._kills = oom_kills()
+        self._progress[0] = 0
+
+    def progressed(self) -> None:
+        """Note that this worker has done something that need not be done again. Called in the worker."""
+        self._progress[0] = 1
+
+    @property
+    def has_progressed(self) -> bool:
+        return self._progress[0] != 0
+
+    def note(self, worker: Any, program: str, is_killed: bool) -> None:
+        """Note that a worker has ended."""
+        self.is_from_outside = is_killed and not worker.aborted and self._kills is not None
+        self.is_from_outside = self.is_from_outside and oom_kills() == self._kills
+        if worker.aborted:  # by the arbiter: its time was up
+            why = "its interpreter or its services stood still: code keeps the interpreter lock, or waits for ever"
+            facts = worker.tmp.facts() | {"pid": worker.pid, "running": list(self._running()), "why": why}
+            event(log, "worker_stood_still", level=logging.ERROR, program=program, **facts)
+
+
+class WatchedWorker(ThreadWorker):
+    """gunicorn's threaded worker with a ``Pulse``. A client that does not close its end keeps a thread waiting, and not
+    the only loop, which gunicorn (26 and later) would let wait for 2 s."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.tmp.close()
+        self.tmp: Pulse = Pulse(self.cfg)
+        self._spoke_s = -math.inf
+
+    def notify(self) -> None:
+        """Say that this process lives, unless its services stand still. Called by gunicorn's loop at each turn."""
+        now = time.monotonic()
+        if now - self._spoke_s >= _EVERY_S:
+            self._spoke_s = now
+            silence_s, does = self.app.silence()
+            if silence_s:
+                self.tmp.say(silence_s, does)
+
+    def handle(self, conn: Any) -> Any:
+        goes_on = super().handle(conn)
+        if goes_on is False:
+            until_s = time.monotonic() + _GOODBYE_S
+            with contextlib.suppress(OSError):  # closing with unread input would reset the last answer
+                conn.sock.shutdown(socket.SHUT_WR)
+                conn.sock.settimeout(_GOODBYE_S)
+                while conn.sock.recv(65_536) and time.monotonic() < until_s:
+                    pass
+            with contextlib.suppress(OSError):
+                conn.sock.shutdown(socket.SHUT_RDWR)
+        return goes_on
+
+
+class _Log:
+    """gunicorn's words in our log: troubles as they are, everything else only for those who ask for debug; its own
+    lines of debug never, since they have the path of every request, in which a token may stand by mistake."""
+
+    #: Told in better words, or not worth a word: a client that has gone, or was too slow.
     _TOLD = re.compile(
-        r"WORKER TIMEOUT|Shutting down|Reason:|Worker \(pid:\d+\) (exited with code [34]\b|was sent SIGABRT)"
+        r"WORKER TIMEOUT|Shutting down|Reason:|Socket error"
+        r"|Worker \(pid:\d+\) (exited with code [34]\b|was sent SIGABRT)"
     )
-    _KNOWN = logging.DEBUG
-    _KILLED = re.compile(r"Worker \(pid:(\d+)\) was sent SIGKILL")
 
     def __init__(self, cfg: Any) -> None:
         self.cfg = cfg
@@ -233,14 +330,13 @@ class _Log:
 
     def _say(self, level: int, message: str, *args: Any, exc_info: Any = False, **_more: Any) -> None:
         text = message % args if args else message
-        if killed := self._KILLED.match(text):
-            self.killed = int(killed[1])
-        is_slow = bool(exc_info) and isinstance(sys.exc_info()[1], TimeoutError | BlockingIOError)
-        is_known = is_slow or bool(self._TOLD.match(text))  # told in better words
+        if "was sent SIGKILL" in text:
+            self.killed = args[0]
         if text.startswith("Invalid request"):  # it repeats parts of the request; and a flood is none of the log
-            is_known, text = True, "a request that is not HTTP was refused"
-        told = self._KNOWN if is_known else level
-        event(log, "web_server", level=told, says=text, exc_info=bool(exc_info) and not is_slow)
+            level, text = logging.DEBUG, "a request that is not HTTP was refused"
+        if self._TOLD.match(text):
+            level, exc_info = logging.DEBUG, False
+        event(log, "web_server", level=level, says=text, exc_info=bool(exc_info))
 
     info = functools.partialmethod(_say, logging.DEBUG)
     warning = functools.partialmethod(_say, logging.WARNING)
@@ -249,16 +345,13 @@ class _Log:
     exception = functools.partialmethod(_say, logging.ERROR, exc_info=True)
     log = _say
 
-    def _nothing(self, *_args: Any, **_more: Any) -> None:
-        """Lines of debug have the path of every request, in which a token may stand by mistake. There is no access log,
-        and our handlers are the root's."""
+    def _nothing(self, *_args: Any, **_more: Any) -> None: ...
 
     debug = setup = access = reopen_files = close_on_exec = _nothing
 
 
 class _Drain(Service):
-    """Run ``Served.stop`` once, when asked. A thread that waits for that from the start: a signal handler may start
-    none."""
+    """Run the program's ``stop`` once, when asked; a signal handler may start no thread."""
 
     name = "drain"
 
@@ -279,33 +372,31 @@ class _Drain(Service):
 
 
 class _Program(BaseApplication):
-    """The settings and hooks, and the one ``Served`` of the worker process."""
+    """The settings and hooks, and the one program of the worker process."""
 
     def __init__(
         self,
-        make: Callable[[], Served],
+        make: Callable[[], Any],
         program: str,
         graceful_s: float,
         tls: ServerTls | None,
         ends: WorkerEnds,
         listener: int,
-        refusals: int,
     ) -> None:
         self._make, self._program, self._graceful_s, self._tls, self._ends = make, program, graceful_s, tls, ends
-        self._listener, self._refusals = listener, refusals
+        self._listener = listener
+        self.reason = mmap.mmap(-1, _REASON_BYTES)  # which a worker shares with its arbiter: why it cannot start
         # In the arbiter.
         self._arbiter_pid = 0
         self._asked = False  # a signal has come; a worker that is forked then sees it too
-        self._rng = random.Random()
         self._started_s = -math.inf
         self._early_deaths = 0  # in a row
         # In the worker.
-        self._served: Served | None = None
+        self._served: Any = None
         self._drain: _Drain | None = None
         self._end_http: Callable[[int, Any], None]
         self._is_up = self._is_drained = self._is_over = False
         self._stalled = ""  # services that stand still, as the log says already
-        self._request = threading.local()  # gunicorn's own, of the thread that answers it
         super().__init__()
 
     def load_config(self) -> None:
@@ -317,7 +408,7 @@ class _Program(BaseApplication):
             "threads": _REQUESTS + MOST_FOLLOWERS,
             "worker_connections": _CONNECTIONS,
             "keepalive": 30,
-            "timeout": 60,  # that it is there: see ``watch.py``
+            "timeout": 60,  # that it is there: see ``Pulse``
             "graceful_timeout": math.ceil(self._graceful_s) + _ARBITER_EXTRA_S,
             "worker_tmp_dir": str(memory) if memory.is_dir() and os.access(memory, os.W_OK) else None,
             # its default path is one file per user, and several programs run per machine
@@ -333,7 +424,6 @@ class _Program(BaseApplication):
             "when_ready": self._when_ready,
             "pre_fork": self._pre_fork,
             "post_worker_init": self._post_worker_init,
-            "pre_request": self._pre_request,
             "worker_exit": self._worker_exit,
             "child_exit": self._child_exit,
         }.items():
@@ -366,7 +456,7 @@ class _Program(BaseApplication):
             is_early = now - self._started_s < _SHORT_LIFE_S and not self._ends.has_progressed
             self._early_deaths = self._early_deaths + 1 if is_early else 0
             too_many = self._early_deaths - _MOST_AT_ONCE
-            pause_s = backoff_s(too_many, 0.5, 10.0, self._rng) if too_many > 0 else 0.0
+            pause_s = backoff_s(too_many, 0.5, 10.0, random.Random()) if too_many > 0 else 0.0
             event(
                 log,
                 "worker_started_again",
@@ -392,10 +482,7 @@ class _Program(BaseApplication):
         faulthandler.disable()  # it may be on already, and would not see SIGABRT
         with contextlib.suppress(RuntimeError, ValueError, OSError):  # there is no stderr
             faulthandler.enable()
-        for number in _ENDING:
-            signal.signal(number, self._on_signal)
-            signal.siginterrupt(number, False)
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        self._take_signals()
         # What a handler or its module forks (multiprocessing does) has no loop to drain by: a signal shall end it.
         end_children_by(_ENDING, self._on_signal)
         if self._asked:  # the signal came before gunicorn had set the worker's handlers
@@ -412,33 +499,40 @@ class _Program(BaseApplication):
         self._end_http = worker.handle_exit
         host, port = worker.sockets[0].getsockname()[:2]
         worker.cfg.set("graceful_timeout", _LAST_ANSWERS_S)  # this process' own copy: what HTTP waits after the drain
-        self._take_signals_back()
-        assert self._served is not None and self._drain is not None
+        self._take_signals()
         look_for_steps()
-        try:
-            self._served.start(port, host)
-        except UsherError as refused:
-            self._refuse(refused)
-        event(log, "listening", url=url_of(host, port, self._tls is not None), pid=os.getpid())
         # A thousand messages on their way are some ten thousand objects that no cycle holds. With the usual threshold
         # of 700 the collector walks through them again and again, a fifth of the time.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_NEW_OBJECTS)
+        try:
+            self._served.start(port, host)
+        except UsherError as refused:
+            self._refuse(refused)
+        event(log, "listening", url=url_of(host, port, self._tls is not None), pid=os.getpid())
         self._is_up = True
-        if self._asked:
+        if self._asked and self._drain is not None:
             self._drain.ask()
 
-    def _pre_request(self, _worker: Any, request: Any) -> None:
-        self._request.current = request
+    def _take_signals(self) -> None:
+        """Again, once the handler's module was imported: it, or a library of it, may have set or blocked them. Then
+        nothing would drain, or somebody who closes a connection would end the process."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        for number in _ENDING:
+            signal.signal(number, self._on_signal)
+            signal.siginterrupt(number, False)
+        for number in (signal.SIGPIPE, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
 
     def _closing(self, app: WSGIApplication) -> WSGIApplication:
-        """Close a connection whose answer says so, which gunicorn does not heed, and any while the program ends."""
+        """Close a connection whose answer says so, which gunicorn does not heed, and any while the program ends.
+        ``start_response`` is a method of gunicorn's response."""
 
         def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
             def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
                 if self._asked or ("Connection", "close") in headers:
-                    self._request.current.force_close()
+                    start_response.__self__.force_close()  # type: ignore[attr-defined]
                 return start_response(status, headers, *more)
 
             return app(environ, start)
@@ -447,7 +541,7 @@ class _Program(BaseApplication):
 
     def silence(self) -> tuple[float, str]:
         """Return for how long the worker may be silent, 0 while its services stand still, and what it does."""
-        if not self._is_up or self._served is None:
+        if not self._is_up:
             return START_S, "starts"
         if self._asked:
             return self._graceful_s + _ARBITER_EXTRA_S, "drains"
@@ -488,31 +582,10 @@ class _Program(BaseApplication):
         if self._drain is not None and not self._is_drained:
             if os.getppid() != self._arbiter_pid:
                 event(log, "arbiter_gone", level=logging.WARNING, pid=os.getpid())
-            # A thread that answers late wakes the loop that is no more, through a number that must not be somebody
-            # else's by now.
-            with contextlib.suppress(OSError):
-                for _ in range(_NUMBERS):
-                    os.open(os.devnull, os.O_WRONLY)
             self._drain.ask()
             if not self._drain.join(self._graceful_s):
                 event(log, "drain_unfinished", level=logging.ERROR, seconds=self._graceful_s)
 
-    def _take_signals_back(self) -> None:
-        """A handler's module, or a library of it, may have set what SIGTERM does, or blocked it, when it was imported:
-        then nothing would drain. The default action of SIGPIPE would end the process, without a word, when somebody
-        closes a connection."""
-        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-        taken = [one for one in _ENDING if one in blocked or signal.getsignal(one) != self._on_signal]
-        for number in taken:
-            signal.signal(number, self._on_signal)
-        if signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL:
-            signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-            taken.append(signal.SIGPIPE)
-        if taken:
-            names = ", ".join(number.name for number in taken)
-            why = "the handler's module or a library of it had set them; they drain, and SIGPIPE is ignored"
-            event(log, "signals_taken_back", level=logging.WARNING, signals=names, why=why)
-
     def _refuse(self, refused: UsherError) -> NoReturn:
-        os.write(self._refusals, str(refused).encode(errors="replace")[:4000])
+        self.reason.write(str(refused).encode(errors="replace")[:_REASON_BYTES])
         sys.exit(Arbiter.WORKER_BOOT_ERROR)

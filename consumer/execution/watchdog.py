@@ -7,7 +7,7 @@ not charged before that: its handler may yet return, now.
 
 What stands still without its own doing is not to blame. Time in which no handler could run (code kept the interpreter
 lock, or the machine was paused) is given back. While a call keeps the event loop from turning, only its messages hang.
-A process that stands still for good is ended by its arbiter (common/http/watch.py).
+A process that stands still for good is ended by its arbiter (common/http/serve.py).
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ import logging
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
-from usher.common.http.serve import url_of
-from usher.common.http.watch import Liveness
+from usher.common.http.serve import Liveness, url_of
 from usher.common.observability.metrics import Metrics
 from usher.common.runtime.health import stalled
 from usher.common.runtime.service import Service

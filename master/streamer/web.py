@@ -11,7 +11,7 @@ from usher.common.base.clock import now_s
 from usher.common.http import app as web
 from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials
-from usher.common.http.watch import Liveness
+from usher.common.http.serve import Liveness
 from usher.common.observability.metrics import Metrics, counters, gauges, service_metrics
 from usher.common.runtime.health import Health, judge, stalled
 from usher.common.runtime.service import Service

@@ -18,7 +18,7 @@ from tests.served import Running, until
 from usher.common.base.clock import now_s
 from usher.common.base.log import configure
 from usher.common.http import serve as serving
-from usher.common.http.watch import Liveness
+from usher.common.http.serve import Liveness
 from usher.common.runtime.health import Health, judge
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.web import create_app

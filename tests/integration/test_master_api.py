@@ -22,7 +22,7 @@ from tests.served import Running
 from usher.common.base.errors import NotNow, ReplyUnknown
 from usher.common.base.log import configure, event
 from usher.common.http import serve as serving
-from usher.common.http.watch import Liveness
+from usher.common.http.serve import Liveness
 from usher.common.protocol.registration import Registration
 from usher.common.runtime.health import Health
 from usher.master.assembly.web_app import create_app

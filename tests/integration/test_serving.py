@@ -27,10 +27,9 @@ from tests.served import Running
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import configure, event
 from usher.common.http import serve as serving
-from usher.common.http import watch
 from usher.common.http.app import create_app
+from usher.common.http.serve import Liveness, WorkerEnds
 from usher.common.http.tls import server_tls
-from usher.common.http.watch import Liveness, WorkerEnds
 from usher.common.runtime import memory
 
 _CHILD = "from tests.integration.test_serving import child; child()"
@@ -111,7 +110,7 @@ def _leave() -> dict[str, Any]:
 def child() -> None:
     how = json.loads(sys.argv[1])
     configure("child", how.get("log_level", "info"), "json")
-    watch.START_S = serving.START_S = how.get("start_s", watch.START_S)
+    serving.START_S = how.get("start_s", serving.START_S)
     serving._CLIENT_S = how.get("client_s", serving._CLIENT_S)
     tls = server_tls(Path(how["cert"]), Path(how["key"])) if "cert" in how else None
     ends = WorkerEnds(lambda: ["T 1-0"])
@@ -513,6 +512,10 @@ def test_clients_that_do_not_close_their_end_do_not_stop_the_loop(start: Callabl
         began = time.monotonic()
         assert running.get().status_code == 200
         assert time.monotonic() - began < 0.8, "nor its threads"
+        time.sleep(1.5)  # they were waited for long enough
+        began = time.monotonic()
+        assert running.get().status_code == 200
+        assert time.monotonic() - began < 0.8
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,6 @@ FILES = {
 def test_a_module_that_sets_signals_does_not_keep_its_consumer_from_draining(folder: Path, link: Link) -> None:
     with Crew(folder, link.url) as crew:
         crew.start(1, ["c1"], "sets_signals:handle")
-        assert [said["signals"] for said in crew.events("signals_taken_back")] == ["SIGTERM, SIGINT"]
         link.call("XADD", KEYS.stream, "*", "ticket_id", "42", "takes_s", "1")
         # Not at its end only: whoever looks for what hangs must see it.
         crew.until(lambda: "printed of 42" in crew.log(), 10, "what was printed is seen")

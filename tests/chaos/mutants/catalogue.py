@@ -376,7 +376,7 @@ BUGS = (
     Bug(
         mutant(
             "only a process itself sees that it stands still",
-            CodeEdit("usher.common.http.watch:Pulse.last_update", "<= _WORD.unpack(word)[1]", "< math.inf"),
+            CodeEdit("usher.common.http.serve:Pulse.last_update", "<= _WORD.unpack(word)[1]", "< math.inf"),
         ),
         _OWN + "what_is_silent_for_too_long_is_ended",
         "K12f",

@@ -15,7 +15,7 @@ from tests.chaos.rig.sink import Sink
 from tests.integration.actors import ConsumerActor, Run, Stage, Trouble
 from tests.integration.factories import LEASE_MS, plan
 from usher.common.base.errors import GiveUp, ReplyUnknown, RetryLater
-from usher.common.http.watch import Pulse
+from usher.common.http.serve import Pulse
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.consumer.lifecycle.journal import read_journal
 from usher.consumer.lifecycle.process_ending import note_crash

@@ -71,7 +71,7 @@ def slow_suspects(cluster: Cluster, seconds: float) -> None:
 def nobody_waits_long(history: History, cluster: Cluster) -> Iterator[str | Violation]:
     """L3: whatever one message does, each message of another ticket starts within the bound of a recovery, and one
     more for what was not noticed at once."""
-    # A worker whose interpreter is kept is ended after 3 s at least (common/http/watch.py).
+    # A worker whose interpreter is kept is ended after 3 s at least (common/http/serve.py).
     standing_s = 3.0 if "USHER_HANDLER_SECONDS" in cluster.shape.environ else 0.0
     bound_s = 2 * (standing_s + cluster.shape.lease_s + programs.SLACK_S) + cluster.shape.lease_s
     longest, ticket = max(
