@@ -474,16 +474,6 @@ def test_an_address_that_is_not_ours_is_refused(bind: str, says: str) -> None:
 # -- connections
 
 
-def test_dozens_of_silent_connections_delay_nobody(start: Callable[..., Running]) -> None:
-    running = start().wait_until_up()
-    with ExitStack() as connections:
-        for _ in range(40):
-            connections.enter_context(closing(running.connect()))
-        began = time.monotonic()
-        assert running.get().status_code == 200
-        assert time.monotonic() - began < 2
-
-
 @pytest.mark.parametrize("before", [b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"], ids=["new", "kept"])
 def test_dozens_of_half_heads_delay_nobody(start: Callable[..., Running], before: bytes) -> None:
     running = start().wait_until_up()
