@@ -144,6 +144,7 @@ def test_a_message_tells_its_executions_and_its_letter(looking: Looking, system:
     assert "account" not in told, "what a message says is for operators"
 
 
+@pytest.mark.slow
 def test_on_a_phone_nothing_is_scrolled_sideways(looking: Looking, system: System) -> None:
     entry_id = delay(
         system, "a-ticket-of-a-customer-with-a-rather-long-name-0815", 60, text="word " * 60, more="y" * 200

@@ -12,7 +12,7 @@ from tests.hands import LogKeys
 from tests.process.crew import KEYS
 from tests.process.machine import until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 _LONG = "no account of that name at any of the banks that were asked " * 4
 #: Width of the placeholder, and of the place for it.

@@ -207,6 +207,7 @@ def test_two_hosts_share_one_redis_and_survive_the_loss_of_one(folder: Path) -> 
     until(lambda: not processes_of(folder), 20, "all are gone")
 
 
+@pytest.mark.slow
 def test_a_folder_with_certificates_speaks_https_everywhere(folder: Path) -> None:
     """Masters asked consumers for their health over plain HTTP: all were silent, and one that hung was not noticed."""
     papers = Papers(folder)

@@ -36,7 +36,9 @@ def handle(message):
 _MESSAGES = 2000
 
 
-@pytest.mark.parametrize("seconds", [3, 1_000_000], ids=["3 s a line", "for ever"])
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(3, marks=pytest.mark.slow), 1_000_000], ids=["3 s a line", "for ever"]
+)
 def test_a_logging_handler_that_waits_holds_up_nothing(folder: Path, link: Link, seconds: int) -> None:
     (folder / "brought.py").write_text(_MODULE.replace("SECONDS", str(seconds)))
     with Crew(folder, link.url) as crew:

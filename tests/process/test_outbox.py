@@ -111,6 +111,7 @@ def _go_on(outboxes: dict[str, Outbox], redis_url: str, link: Link) -> None:
 RIDES = [sys.executable, "-m", "examples.rides"]
 
 
+@pytest.mark.slow
 def test_rocket_rides(folder: Path) -> None:
     """With faults on, every consumer's total is that of the source table."""
     words = ["--rides", "300", "--seed", "67", "--json"]  # seeds whose faults come early

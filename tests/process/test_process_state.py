@@ -140,7 +140,7 @@ def _end_lease(link: Link, name: str) -> None:
     [
         pytest.param("import sys; sys.stderr.close()", marks=pytest.mark.slow),
         "import sys; sys.stderr = sys.stdout = None",
-        "os.close(2)",
+        pytest.param("os.close(2)", marks=pytest.mark.slow),
         pytest.param("os.dup2(os.open('/dev/null', os.O_WRONLY), 2); os.dup2(2, 1)", marks=pytest.mark.slow),
         pytest.param("import sys; sys.stdout.close(); os.close(2)", marks=pytest.mark.slow),
         pytest.param(
@@ -169,7 +169,7 @@ def test_a_handler_that_closes_its_output_is_seen_on_and_its_process_ends_when_i
 _CONFIGURES = "import logging.config\nlogging.config.dictConfig({'version': 1})\n"
 
 
-@pytest.mark.parametrize("place", ["at its import", "when it runs"])
+@pytest.mark.parametrize("place", ["at its import", pytest.param("when it runs", marks=pytest.mark.slow)])
 def test_a_handler_that_sets_up_logging_anew_does_not_silence_what_usher_says(
     folder: Path, link: Link, place: str
 ) -> None:
@@ -235,7 +235,7 @@ _SIGNALS = (
 )
 
 
-@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize("kind", ["def", pytest.param("async def", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_consumer_works_on_and_drains_whatever_its_handlers_set(
     folder: Path, link: Link, kind: str, seed: int

@@ -68,6 +68,7 @@ def _steps(folder: Path, bash: list[str], environ: dict[str, str], skip: str) ->
             running.__exit__()
 
 
+@pytest.mark.slow
 def test_the_tutorial_does_what_it_says(folder: Path) -> None:
     """All of it but the installation."""
     _steps(folder, ["bash", "-c"], environ_for(folder, USHER_STATE_DIR=str(folder / "state")), skip="pip install")
