@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 import usher as public
+from tests.commands import usher as here
 from usher import cli
 from usher.common.base.errors import SettingsError
 from usher.deploy.local.supervision import environment
@@ -56,10 +57,13 @@ def test_help_lists_every_command_and_imports_none_of_them() -> None:
 
 
 @pytest.mark.parametrize(("word", "meant"), [("stauts", "status"), ("consumer s", "consumers"), ("zzz", None)])
-def test_a_misspelt_command_is_told_which_one_may_be_meant(word: str, meant: str | None) -> None:
-    done = usher(word)
-    assert (done.returncode, f"No such command '{word}'." in done.stderr) == (2, True)
-    assert re.findall(r"Did you mean '(.*)'", done.stderr) == ([meant] if meant else [])
+def test_a_misspelt_command_is_told_which_one_may_be_meant(
+    word: str, meant: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert here(word) == 2
+    told = capsys.readouterr().err
+    assert f"No such command '{word}'." in told
+    assert re.findall(r"Did you mean '(.*)'", told) == ([meant] if meant else [])
 
 
 @pytest.mark.parametrize(
@@ -70,8 +74,9 @@ def test_a_misspelt_command_is_told_which_one_may_be_meant(word: str, meant: str
         ("usher up --cons", {"--consumers"}),
     ],
 )
-def test_the_shell_completes_as_the_help_says(line: str, offered: set[str]) -> None:
-    assert "_USHER_COMPLETE=bash_source" in usher("--help").stdout
+def test_the_shell_completes_as_the_help_says(line: str, offered: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert here("--help") == 0
+    assert "_USHER_COMPLETE=bash_source" in capsys.readouterr().out
     asked = {"_USHER_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     done = usher(start=("-c", "from usher.cli import main; main()"), **asked)
     assert {word.partition(",")[2] for word in done.stdout.split()} == offered
@@ -88,11 +93,11 @@ def test_the_shell_completes_as_the_help_says(line: str, offered: set[str]) -> N
         ("send", "a=b"),
     ],
 )
-def test_wrong_usage_is_exit_code_2(words: tuple[str, ...]) -> None:
-    done = usher(*words)
-    assert done.returncode == 2
-    assert "Error: " in done.stderr
-    assert "Traceback" not in done.stderr
+def test_wrong_usage_is_exit_code_2(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert here(*words) == 2
+    told = capsys.readouterr().err
+    assert "Error: " in told
+    assert "Traceback" not in told
 
 
 def test_our_errors_are_one_message_and_exit_code_2(
