@@ -118,21 +118,6 @@ def test_thousands_of_old_and_of_new_entries_go_to_two_owners_and_thousands_stay
     assert _position(world) == ids[-1]
 
 
-def test_thousands_of_news_of_which_some_were_deleted(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    ids = world.send_many([b"T"] * 9001)
-    kept = world.send_many([b"U"] * 5000)
-    news = leader.peek(20_000)
-    lost = [ids[0], ids[3999], ids[4000], ids[8500], ids[9000]]
-    world.delete(*lost, kept[0], kept[4500])
-    reply = leader.hand_over(plan(a, {b"T": ids}), news)
-    left = [one for one in ids if one not in lost]
-    assert reply.targets == (("OK", [], lost, []),)
-    assert world.pending() == {a.name: left, b"master": kept[1:4500] + kept[4501:]}
-    assert world.inbox(a) == [HandOver(b"T", reply.fence, left)]
-    assert world.state().letters() == [(one, b"T", b"body_gone") for one in lost]
-
-
 def test_tickets_of_any_bytes_go_in_one_call(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     parts = {name: world.send(name) for name in NASTY_TICKETS}

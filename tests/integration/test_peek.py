@@ -49,21 +49,6 @@ def test_who_asked_for_as_many_as_there_are_is_not_told_that_these_are_all(world
     assert leader.peek(1) == NewEntries(ids[-1], [], True)
 
 
-def test_fewer_because_they_are_large_are_not_all(world: World) -> None:
-    leader = world.elect()
-    ids = [world.add(b"%d-1" % number, FIELD, "T", "body", b"x" * 1_000_000) for number in range(1, 25)]
-    sizes = []
-    while True:
-        news = leader.peek(500)
-        assert news.is_all == (news.found[-1].id == ids[-1]), "large or not: these are all when nothing follows"
-        sizes.append(len(fetch(leader, 500)))
-        if news.is_all:
-            break
-    assert sum(sizes) == len(ids)
-    assert len(sizes) > 1
-    assert max(sizes) <= 17
-
-
 def test_large_entries_come_a_few_at_a_time_and_in_order(world: World) -> None:
     leader = world.elect()
     ids = [

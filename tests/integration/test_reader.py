@@ -192,19 +192,3 @@ def test_what_the_bell_told_goes_to_its_owner_without_a_look_and_is_run_without_
     assert set(a.read_link.calls) == {"XREAD"}
     a.work()
     assert stage.history.ids(T) == [first]
-
-
-def test_a_leader_whose_bell_tells_of_other_entries_goes_on_without_it(stage: Stage) -> None:
-    m, a = stage.leader(), stage.consumer("a")
-    m.settle()
-    epoch = m.lead.epoch
-    for _ in range(3):
-        assert m.dispatcher.trouble is None
-        [gone] = stage.send(T)
-        m.listen()
-        stage.link.call("XDEL", stage.keys.stream, gone)
-        m.turn()
-    assert m.dispatcher.trouble == "stream notifier: it told of entries that the leader did not find"
-    [message] = stage.send(T)
-    stage.finish(m, [a])
-    assert (stage.history.ids(T), m.lead.epoch, m.failures) == ([message], epoch, [])

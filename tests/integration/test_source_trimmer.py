@@ -314,27 +314,6 @@ def test_a_source_with_a_trouble_is_told_once_and_holds_up_no_other(
         link.call("ACL", "DELUSER", "limited")
 
 
-def test_a_cut_that_redis_refuses_is_told_once(
-    world: Gathered, redis_url: str, link: Link, caplog: pytest.LogCaptureFixture
-) -> None:
-    world.send("t:1", *_ids(1, 100))
-    master = Master(
-        world, redis_url, ["t:1"], link=Link(_as_limited(link, redis_url, "~*", "+@all", "-xtrim"), "test:trim")
-    )
-    try:
-        master.gather()
-        for _ in range(3):
-            master.trim()
-            assert list(master.troubles()) == [b"t:1"]
-        assert caplog.text.count("trim_refused") == 1
-        link.call("ACL", "SETUSER", "limited", "+xtrim")
-        master.trim()
-        assert (_left(world, "t:1"), master.troubles()) == ((10, b"91-1"), {})
-    finally:
-        master.link.close()
-        link.call("ACL", "DELUSER", "limited")
-
-
 def test_what_is_young_stays_and_a_source_is_not_asked_again_before_it_is_old(
     world: Gathered, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

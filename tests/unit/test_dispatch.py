@@ -102,17 +102,6 @@ class TestPlan:
         hand_over(board, limit=1000)
         assert max(consumer.in_flight for consumer in board.consumers.values()) <= 1.25 * 60 / 3 + 2
 
-    def test_tickets_that_wait_for_their_owner_to_have_room_have_their_turns_in_the_order_of_waiting(self) -> None:
-        board = board_with("c1", capacity=3)
-        for number, ticket in enumerate((b"A", b"B", b"C"), 1):
-            arrive(board, ticket, number)
-        hand_over(board)
-        arrive(board, b"A", 4)
-        arrive(board, b"B", 5)
-        assert hand_over(board) == {}
-        freed(board, "c1:1", b"C", ids(3))
-        assert hand_over(board) == {("c1:1", b"A"): ids(4)}
-
     def test_a_ticket_whose_window_turns_out_to_be_full_waits(self) -> None:
         """Its record is read when it is about to be planned."""
         board = board_with("c1", window=2)

@@ -125,17 +125,3 @@ def test_tickets_that_wait_for_a_retry_keep_no_others_from_the_handlers() -> Non
     assert plan is not None and board.in_flight == 100, "never above its capacity"
     board.note_retrying("c1:1", 0)
     board.note_retrying("c9:1", 7)  # nobody
-
-
-def test_with_many_tickets_that_wait_for_a_retry_a_ticket_that_ends_makes_room_again() -> None:
-    board = Board(512, 1.0)
-    board.join("c1:1", "c1", 1, CAPACITY, True)
-    for number in range(4):
-        board.arrive(b"1-%d" % number, b"T%d" % number)
-    board.note_retrying("c1:1", 2)
-    plan = board.plan(1000, 0.0)
-    assert plan is not None and plan.size == 4
-    board.confirm(plan, answer(plan))
-    assert board.room == 0
-    board.free("c1:1", [(b"T3", [b"1-3"])], 100.0)
-    assert board.room > 0

@@ -143,20 +143,6 @@ def test_what_is_being_recalled_is_told() -> None:
     assert seen.recalled_for == "", "it has started there"
 
 
-def test_one_that_has_less_than_its_share_is_not_asked_while_others_have_more() -> None:
-    board = board_with()
-    for name in ("a", "b"):
-        board.join(f"{name}:1", name, 4, 1000, True, True)
-    for number in range(1, 31):
-        arrive(board, b"T%d" % number, number)
-    hand_over(board)
-    few, many = sorted(board.consumers.values(), key=lambda one: one.in_flight)
-    for name in list(few.tickets)[5:]:
-        board.free(few.incarnation, [(name, ids(int(name[1:])))], NOW)
-    board.join("c:2", "c", 4, 1000, True, True)
-    assert list(asked(board)) == [many.incarnation]
-
-
 def test_the_idle_one_gets_a_ticket_that_came_back_also_when_it_has_most_of_the_messages() -> None:
     """They are of one ticket, and keep one of its slots busy. Else the ticket would go back where it was, and be asked
     for again and again."""

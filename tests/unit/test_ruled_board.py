@@ -55,23 +55,6 @@ class TestPause:
         assert hand_over(board) == {("c1:1", b"P"): ids(1, 2, 4)}
         assert not board.redis_has_more
 
-    def test_a_plan_names_the_range_of_its_ids_while_redis_has_more_than_memory(self) -> None:
-        board = board_with("c1")
-        follow(board, rule("P"))
-        arrive(board, b"P", 1, 2)
-        hand_over(board)
-        board.unload()
-        arrive(board, b"T", 3, 4)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        assert (plan.lowest, plan.highest) == (b"3-0", b"4-0")
-        board.confirm(plan, answer(plan))
-        follow(board)
-        arrive(board, b"T", 5)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        assert (plan.lowest, plan.highest) == (b"5-0", b"5-0"), "it is not read again yet"
-
 
 class TestSlow:
     def test_a_slowed_ticket_gets_its_tokens_and_no_more(self) -> None:

@@ -119,17 +119,6 @@ def test_who_always_has_one_message_waiting_gets_no_more_than_its_share() -> Non
     assert abs(done[b"sly"] - 100) <= 2
 
 
-def test_what_was_not_handed_over_is_not_counted() -> None:
-    feed = Feed(_board())
-    for _ in range(100):
-        feed.send(b"a")
-    for _ in range(10):
-        assert feed.plan(is_granted=False)
-    for _ in range(100):
-        feed.send(b"b")
-    assert abs(feed.shares(20)[b"a"] - 10) <= 2
-
-
 def test_a_full_consumer_is_asked_for_one_ticket_and_not_for_each_that_waits() -> None:
     feed = Feed(_board(capacity=2))
     for _ in range(1000):
