@@ -64,13 +64,13 @@ PARTS: dict[str, dict[str, Listed]] = {
             "usher.master.cli.tickets:tickets", "Look at tickets in processing; explain, retry, give up."
         ),
         "find": Listed("usher.master.cli.log:find", "Find unfinished and dead messages by a field: kind=paid."),
-        "stuck": Listed("usher.master.cli.stuck:stuck", "Show what stands still or fails, and why, in groups."),
+        "stuck": Listed("usher.master.cli.tickets:stuck", "Show what stands still or fails, and why, in groups."),
         "consumers": Listed(
             "usher.master.cli.consumers:consumers", "Look at the registered consumers; drain and resume them."
         ),
         "log": Listed("usher.master.cli.log:log", "Browse the stream by id or time."),
         "rules": Listed("usher.master.cli.rules:rules", "Show the rules that hold now, and lift them."),
-        "actions": Listed("usher.master.cli.actions:actions", "Show what operators did, and why."),
+        "actions": Listed("usher.master.cli.rules:actions", "Show what operators did, and why."),
     },
     "Act": {
         "dead": Listed("usher.master.cli.dead:dead", "Look at dead letters, redrive them, or drop them."),
@@ -96,8 +96,8 @@ PARTS: dict[str, dict[str, Listed]] = {
         "init-deploy": Listed(
             "usher.deploy.local.init_deploy:init_deploy", "Write a folder from which supervisord or systemd runs Usher."
         ),
-        "acl": Listed("usher.common.cli.acl:acl", "Print Redis users with just the rights that Usher needs."),
-        "token": Listed("usher.common.cli.token:token", "Make a token for the HTTP API and the page."),
+        "acl": Listed("usher.common.cli.access:acl", "Print Redis users with just the rights that Usher needs."),
+        "token": Listed("usher.common.cli.access:token", "Make a token for the HTTP API and the page."),
     },
 }
 COMMANDS: dict[str, Listed] = {name: listed for part in PARTS.values() for name, listed in part.items()}

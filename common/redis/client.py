@@ -16,13 +16,13 @@ import termios
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import redis
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
 from usher.common.base.log import redacted
-from usher.common.redis.connection_hints import describe_unreachable
 from usher.common.redis.endpoints import (
     CLUSTER,
     check,
@@ -68,6 +68,12 @@ _BY_CLASS = {
     "MasterDownError": "MASTERDOWN",
     "NoPermissionError": "NOPERM",
 }
+#: What to look at when TLS fails, whose library leaves the cause to be guessed; and words of such errors.
+_OVER_TLS = (
+    "over TLS: is the server reached with rediss, and not with redis; is its certificate valid, and for this host; does"
+    " ssl_ca_certs in the URL name the file with its CA, and ssl_certfile and ssl_keyfile what it may want of clients?"
+)
+_TLS_WORDS = ("ssl", "connection reset", "broken pipe", "no such file", "permission denied")
 #: Seconds that ``answer`` waits for the rest of a reply: TLS may make a socket readable with records of its own.
 _GLANCE_S = 0.01
 #: Bytes per chunk.
@@ -140,6 +146,22 @@ def named(error: redis.RedisError) -> Exception:
             if hint in text:
                 return NotNow(hint.lstrip("-") if hint.startswith("-") else "OOM", f"Redis: {text}")
     return CommandRefused(f"Redis: {text if text.startswith(word) else f'{word} {text}'}")
+
+
+def describe_unreachable(url: str, failed: object) -> str:
+    """Say that Redis cannot be reached: where, why, and what to look at.
+
+    >>> describe_unreachable("redis://h", "(104, 'Connection reset by peer')").partition(" (")[2]
+    "104, 'Connection reset by peer') (a server that speaks TLS is reached with rediss instead of redis)"
+    """
+    # redis-py words all timeouts alike, and keeps the original one as context.
+    words, scheme = f"{failed} {getattr(failed, '__context__', '')}".lower(), urlsplit(url).scheme
+    hint = ""
+    if scheme.startswith("rediss"):
+        hint = f" ({_OVER_TLS})" if any(word in words for word in _TLS_WORDS) else ""
+    elif scheme != "unix" and ("connection reset" in words or "connection closed" in words):
+        hint = " (a server that speaks TLS is reached with rediss instead of redis)"
+    return f"Redis at {redacted(url)} cannot be reached: {failed}{hint}"
 
 
 def _word_of(trouble: Exception) -> str:

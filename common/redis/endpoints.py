@@ -15,9 +15,6 @@ in every mode.
 
 from __future__ import annotations
 
-import difflib
-import functools
-import inspect
 import re
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +23,7 @@ from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit, urlunspl
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import URL_QUERY_ARGUMENT_PARSERS, parse_url
+from redis.connection import parse_url
 from redis.crc import key_slot
 from redis.retry import Retry
 
@@ -111,7 +108,7 @@ def check(url: str) -> None:
         _hosts(parts)
         tls = _tls(parts)
         if tls is not None:
-            _made(redis.SSLConnection, lambda: redis.SSLConnection(**tls))
+            _made(lambda: redis.SSLConnection(**tls))
         elif ignored := [name for name in parse_qs(parts.query) if name.startswith("ssl_")]:
             raise ValueError(f"without TLS it has no option {ignored[0]}: over TLS it begins with rediss")
     if mode(url) == SENTINEL:
@@ -129,10 +126,9 @@ def _check_options(parts: Any) -> None:
     options = parse_qs(parts.query, keep_blank_values=True)
     for name, values in options.items():
         if name not in mine and not name.startswith("ssl_"):
-            if name in _known_options():
-                raise ValueError(f"its option {name} must be left out: Usher sets it itself")
-            if mine is not _IN_A_URL:
-                raise ValueError(f"it has no option {name}")
+            raise ValueError(
+                f"it has no option {name}: there are {', '.join((*mine, 'those of TLS (ssl_ca_certs ...)'))}"
+            )
         if len(values) > 1:
             raise ValueError(f"it has the option {name} twice")
     if mine is not _IN_A_URL:
@@ -146,13 +142,6 @@ def _check_options(parts: Any) -> None:
         raise ValueError("it has a database in its path and in the option db")
 
 
-@functools.cache
-def _known_options() -> frozenset[str]:
-    kinds: tuple[Any, ...] = (redis.SSLConnection, redis.UnixDomainSocketConnection, redis.BlockingConnectionPool)
-    named = {name for kind in kinds for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters}
-    return frozenset(named | set(URL_QUERY_ARGUMENT_PARSERS)) - {"self", "args", "kwargs"}
-
-
 def make_connection(url: str, name: str, timeout_s: float, at: Place | None = None) -> Any:
     """Return a connection (not yet open, no retries, bytes) to where the URL leads now; ``at``: to this node of a
     cluster.
@@ -164,7 +153,7 @@ def make_connection(url: str, name: str, timeout_s: float, at: Place | None = No
         pool = redis.ConnectionPool.from_url(url, **options)
         if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
             pool.connection_kwargs.pop("socket_keepalive", None)
-        return _made(pool.connection_class, pool.make_connection)
+        return _made(pool.make_connection)
     parts, at_sentinels = urlsplit(url), mode(url) == SENTINEL
     tls = _tls(parts)
     options |= _credentials(parts) | (tls or {})
@@ -307,18 +296,16 @@ def _noted(url: str, told: _Told) -> tuple[str, int]:
     return told.place
 
 
-def _made(kind: Any, make: Callable[[], Any]) -> Any:
-    """Return what ``make`` returns: a connection of ``kind``, not open yet. Raises ValueError if the URL has an option
-    that it does not know."""
+def _made(make: Callable[[], Any]) -> Any:
+    """Return what ``make`` returns: a connection, not open yet. Raises ValueError if the URL has an option that it does
+    not know."""
     try:
         return make()
     except TypeError as wrong:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(wrong))
-        if unknown is None:
-            raise ValueError(f"an option of it cannot be used: {wrong}") from None
-        known = [name for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters]
-        close = difflib.get_close_matches(unknown[1], known, 1)
-        raise ValueError(f"it has no option {unknown[1]}" + (f"; did you mean {close[0]}?" if close else "")) from None
+        raise ValueError(
+            f"an option of it cannot be used: {wrong}" if unknown is None else f"it has no option {unknown[1]}"
+        ) from None
 
 
 def _tls(parts: Any) -> dict[str, Any] | None:

@@ -14,8 +14,7 @@ import hiredis
 import redis
 
 from usher.common.base.errors import NotNow, ReplyUnknown, UsherError
-from usher.common.redis.client import Arg, CommandRefused, named
-from usher.common.redis.connection_hints import describe_unreachable
+from usher.common.redis.client import Arg, CommandRefused, describe_unreachable, named
 from usher.common.redis.endpoints import has_moved, make_connection, misled
 from usher.common.redis.private_names import socket_of
 

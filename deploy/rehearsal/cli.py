@@ -39,7 +39,7 @@ from usher.deploy.rehearsal.candidates import (
 )
 from usher.deploy.rehearsal.replay import Replay
 from usher.master.cli.log import place
-from usher.master.cli.options import OF_LETTERS, caller, wanted_of, why_option
+from usher.master.cli.shared import OF_LETTERS, caller, wanted_of, why_option
 from usher.master.cli.shared import CommandContext, configured, console, print_json, table
 from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
 from usher.master.operations.dead_letters import DeadLetters

@@ -15,7 +15,7 @@ import hiredis
 
 from usher.common.base.errors import UsherError
 from usher.common.base.log import redacted
-from usher.common.redis.connection_hints import describe_unreachable
+from usher.common.redis.client import describe_unreachable
 from usher.common.redis.endpoints import make_connection
 from usher.common.redis.private_names import socket_of
 

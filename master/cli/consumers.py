@@ -9,15 +9,19 @@ from urllib.parse import quote
 import click
 
 from usher.common.base.clock import wall_ms
-from usher.common.runtime.settings import CommonSettings, options
-from usher.master.cli.options import (
+from usher.master.cli.shared import (
     ask_leader,
     caller,
+    console,
+    consumers_table,
+    looks,
     operator_context,
+    print_json,
     print_rule_set_change,
+    status_reader,
+    table,
     why_option,
 )
-from usher.master.cli.shared import console, consumers_table, print_json, status_reader, table
 from usher.master.insight.status import StatusReader
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.policy.explain.explain import span
@@ -29,8 +33,7 @@ def consumers() -> None:
 
 
 @consumers.command("list", help="List the consumers, their states and the messages they hold.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@options(CommonSettings)
+@looks
 def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
     with status_reader(flags) as reader:
         rows = reader.consumers()
@@ -50,8 +53,7 @@ def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
     ),
 )
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@options(CommonSettings)
+@looks
 def show(flags: dict[str, Any], name: str, as_json: bool) -> None:
     with operator_context(flags) as at:
         told = ask_leader(at, f"/api/consumers/{quote(name, safe='')}/process")
@@ -101,8 +103,7 @@ def _print_consumer(row: dict[str, Any]) -> None:
 )
 @click.argument("name")
 @why_option()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@options(CommonSettings)
+@looks
 def drain(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
     _change(flags, name, why, as_json, "drain")
 
@@ -116,8 +117,7 @@ def drain(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
 )
 @click.argument("name")
 @why_option()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@options(CommonSettings)
+@looks
 def resume(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
     _change(flags, name, why, as_json, "resume")
 

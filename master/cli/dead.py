@@ -5,27 +5,34 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
+from usher.common.base.clock import wall_ms
 from usher.common.base.errors import ReplyUnknown
 from usher.common.base.text import escape_control, label, pluralize
 from usher.common.cli.progress import progress
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.settings import CommonSettings, options
-from usher.master.cli.options import caller, filters, wanted_of
 from usher.master.cli.shared import (
+    YES,
+    caller,
     configured,
+    confirm,
     console,
     fields_of,
+    filters,
     fitted,
     letters_of,
+    looks,
     print_json,
     shown_heads,
     shown_texts,
+    stacked,
     table,
+    wanted_of,
 )
 from usher.master.insight.formatting import moment
 from usher.master.operations.action_log import FAILED, OperatorAction, chosen_letters, counted
@@ -62,8 +69,7 @@ def dead() -> None:
 @click.option(
     "--limit", type=click.IntRange(min=1, max=100_000), default=50, show_default=True, help="Most letters listed."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@options(CommonSettings)
+@looks
 def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any) -> None:
     found: list[DeadLetter] = []
     with configured(flags, "dead") as at:
@@ -86,7 +92,7 @@ def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any)
 
 
 def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Sequence[str]) -> Any:
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_ms()
     rows = [
         (
             letter.id.decode(errors="replace"),
@@ -123,8 +129,7 @@ def _age(milliseconds: int) -> str:
     help="Show one dead letter with its traceback and its message's fields. Exit code 1 when there is no such letter.",
 )
 @click.argument("letter_id", metavar="LETTER")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@options(CommonSettings)
+@looks
 def show_letter(flags: dict[str, Any], letter_id: str, as_json: bool) -> None:
     with letters_of(flags) as letters:
         found = letters.get(_id_of(letter_id))
@@ -164,25 +169,17 @@ def _id_of(text: str) -> bytes:
     return text.encode()
 
 
-def _changes(command: Callable[..., Any]) -> Callable[..., Any]:
-    for decorate in reversed(
-        (
-            click.argument("letter_ids", nargs=-1, metavar="[LETTER]..."),
-            click.option(
-                "--all",
-                "everything",
-                is_flag=True,
-                help="All letters that match the filters; without a filter, all letters.",
-            ),
-            filters,
-            click.option("--yes", is_flag=True, help="Do not ask."),
-            click.option("--why", default="", metavar="TEXT", help="Why, for the action log."),
-            click.option("--json", "as_json", is_flag=True, help="Print one JSON document; needs --yes."),
-            options(CommonSettings),
-        )
-    ):
-        command = decorate(command)
-    return command
+_changes = stacked(
+    click.argument("letter_ids", nargs=-1, metavar="[LETTER]..."),
+    click.option(
+        "--all", "everything", is_flag=True, help="All letters that match the filters; without a filter, all letters."
+    ),
+    filters,
+    YES,
+    click.option("--why", default="", metavar="TEXT", help="Why, for the action log."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON document; needs --yes."),
+    options(CommonSettings),
+)
 
 
 @dead.command(
@@ -227,7 +224,8 @@ def _change(
         raise click.UsageError("--json does not ask for confirmation: pass --yes too")
     by, wanted, until = caller(given["why"]), wanted_of(given), letters.last_id()
     preview = Preview()
-    for page in _named(letters, ids) if ids else letters.all(wanted, until):
+    named = ([found[0]] for letter_id in ids if (found := letters.get(letter_id)) is not None)
+    for page in named if ids else letters.all(wanted, until):
         preview.add(page)
     if not given["as_json"] and not ids and not preview.count:
         click.echo(_nothing(given))
@@ -240,18 +238,14 @@ def _change(
     also = also_for(others) if preview.adds else ""
     if also and not given["as_json"]:
         click.echo(f"{preview.adds:,} will be new messages: {also}", err=True)
-    if preview.count and not given["yes"]:
-        if not sys.stdin.isatty():
-            raise click.UsageError("stdin is not a terminal: pass --yes")
-        if not click.confirm(f"{what} {preview.count:,}?"):
-            return 1
+    if preview.count:
+        confirm(f"{what} {preview.count:,}?", given["yes"], given["as_json"])
     done: Counter[str] = Counter()
     code, ended = 0, FAILED
     try:
         with progress() as show:
-            for batch in (
-                _batched(ids) if ids else ([letter.id for letter in page] for page in letters.all(wanted, until))
-            ):
+            some = (ids[at : at + AT_ONCE] for at in range(0, len(ids), AT_ONCE))
+            for batch in some if ids else ([letter.id for letter in page] for page in letters.all(wanted, until)):
                 done.update(_carried_out(step, batch))
                 show(what, sum(done.values()), preview.count)
         ended = ""
@@ -272,18 +266,6 @@ def _nothing(given: dict[str, Any]) -> str:
     filters = [f"{name} {escape_control(value)}" for name, value in texts.items() if value]
     filters += [f"{name} {span(value)}" for name, value in ages.items() if value is not None]
     return f"no dead letter matches: {', '.join(filters)}" if filters else "there are no dead letters"
-
-
-def _named(letters: DeadLetters, ids: Iterable[bytes]) -> Iterator[list[DeadLetter]]:
-    for letter_id in ids:
-        found = letters.get(letter_id)
-        if found is not None:
-            yield [found[0]]
-
-
-def _batched(ids: Sequence[bytes]) -> Iterator[list[bytes]]:
-    for at in range(0, len(ids), AT_ONCE):
-        yield list(ids[at : at + AT_ONCE])
 
 
 def _carried_out(step: Callable[[Sequence[bytes]], list[LetterResult]], ids: Sequence[bytes]) -> list[str]:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import click
 
+from usher.common.base.clock import wall_ms
 from usher.common.base.durations import Duration, Moment, moment_text
 from usher.common.base.text import json_safe, pluralize
 from usher.common.protocol.stream_id import is_id
-from usher.common.runtime.settings import CommonSettings, options
-from usher.master.cli.options import caller, why_option
-from usher.master.cli.shared import configured, console, print_json, table
+from usher.master.cli.shared import (
+    YES,
+    caller,
+    configured,
+    confirm,
+    console,
+    looks,
+    print_json,
+    stacked,
+    table,
+    why_option,
+)
 from usher.master.insight.formatting import moment
 from usher.master.operations.action_log import ActionLog, OperatorAction
 from usher.master.operations.delayed_messages import (
@@ -30,7 +39,6 @@ from usher.master.operations.delayed_messages import (
 )
 from usher.master.policy.explain.explain import span
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _FIELDS_SHOWN = 60
 #: Words of outcomes that a document has also when there was none.
 _ALWAYS_TOLD = {SEND_NOW: ("moved",), MOVE: ("moved",), DROP: ("dropped", "gone")}
@@ -55,14 +63,13 @@ def delayed() -> None:
 @delayed.command("list", help="Show the messages that wait, the earliest first.")
 @click.option("--ticket", metavar="ID", help="Only those of this ticket.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most lines shown.")
-@_JSON
-@options(CommonSettings)
+@looks
 def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json: bool) -> None:
     with configured(flags, "delayed") as (settings, link, keys):
         view = DelayedView(link, keys, settings.ticket_field)
         rows = [one for one, _ in zip(view.all(ticket), range(limit), strict=False)]
         waiting, unsorted = view.waiting(), view.unsorted()
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_ms()
     if as_json:
         print_json(
             {
@@ -86,22 +93,16 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
         click.echo(f"  {pluralize(unsorted, 'message')} more, which no leader has looked at yet")
 
 
-def _chosen(command: Callable[..., Any]) -> Callable[..., Any]:
-    for decorate in reversed(
-        (
-            click.argument("ids", nargs=-1, metavar="[MESSAGE]..."),
-            click.option(
-                "--all", "everything", is_flag=True, help="All delayed messages, or with --ticket all of that ticket."
-            ),
-            click.option("--ticket", metavar="ID", help="With --all: only those of this ticket."),
-            click.option("--yes", is_flag=True, help="Do not ask."),
-            why_option(),
-            _JSON,
-            options(CommonSettings),
-        )
-    ):
-        command = decorate(command)
-    return command
+_chosen = stacked(
+    click.argument("ids", nargs=-1, metavar="[MESSAGE]..."),
+    click.option(
+        "--all", "everything", is_flag=True, help="All delayed messages, or with --ticket all of that ticket."
+    ),
+    click.option("--ticket", metavar="ID", help="With --all: only those of this ticket."),
+    YES,
+    why_option(),
+    looks,
+)
 
 
 _EXIT = " Exit code 1 when some were left alone, as those that were gone already."
@@ -164,7 +165,8 @@ def _act(
         when = "" if due_ms is None else moment_text(due_ms, "seconds")
         chosen = list(dict.fromkeys(ids)) or list(view.ids(ticket))
         if chosen and not yes:
-            _ask(_ASKS[what].format(pluralize(len(chosen), "delayed message"), when), as_json)
+            question = _ASKS[what].format(pluralize(len(chosen), "delayed message"), when)
+            confirm(f"{question}?", yes, as_json)
             if due_ms is not None:
                 _checked(due_ms, view)  # the answer may have taken long
         on = "delayed messages" + (f" of {ticket}" if ticket is not None else f" {', '.join(ids[:5])}" if ids else "")
@@ -189,15 +191,6 @@ def _checked(due_ms: int, view: DelayedView) -> int:
     except ValueError as refused:
         raise click.UsageError(str(refused)) from None
     return due_ms
-
-
-def _ask(question: str, as_json: bool) -> None:
-    if as_json:
-        raise click.UsageError("--json does not ask: pass --yes too")
-    if not sys.stdin.isatty():
-        raise click.UsageError("stdin is not a terminal: pass --yes")
-    if not click.confirm(f"{question}?"):
-        sys.exit(1)
 
 
 def _document(one: Delayed) -> dict[str, Any]:

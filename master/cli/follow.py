@@ -19,7 +19,7 @@ from usher.common.base.errors import StartRefused
 from usher.common.base.text import escape_control, json_line
 from usher.common.redis.locate import find_local_instance
 from usher.common.runtime.settings import CommonSettings, load, options
-from usher.master.cli.options import session
+from usher.master.cli.shared import session
 
 _CONNECT_S = 3.0
 #: A master sends its position every 10 s: one that is silent for longer has gone.

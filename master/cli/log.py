@@ -3,25 +3,33 @@ by page; the stream is never held as a whole."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
+from usher.common.base.clock import wall_ms
 from usher.common.base.durations import duration_s, moment_text
-from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.text import escape_control, json_line, json_safe, label
 from usher.common.protocol.message import UID_FIELD, as_mapping, check_field_name, first_value, ticket_value
 from usher.common.protocol.stream_id import milliseconds
-from usher.common.redis.client import CommandRefused, Link, check_reachable
-from usher.common.redis.locate import resolve_redis_url
+from usher.common.redis.client import Link
 from usher.common.redis.replies import Entry
-from usher.common.runtime.settings import CommonSettings, load, options
-from usher.master.cli.shared import console, fields_reader, print_json, shown_heads, shown_texts, table
+from usher.common.runtime.settings import CommonSettings, options
+from usher.master.cli.shared import (
+    configured,
+    console,
+    fields_reader,
+    looks,
+    print_json,
+    shown_heads,
+    shown_texts,
+    table,
+)
 from usher.master.messages.fields import FoundMessages, MessageFields
 
 #: Entries of the first page, and of any page at most. The number follows from the weight of the entries read: about
@@ -53,34 +61,21 @@ def log(
 ) -> None:
     if stream is not None:
         flags = flags | {"ticket_stream": stream}
-    settings = load(CommonSettings, os.environ, flags)
     if follow and given["until"]:
         raise click.UsageError("--follow has no end, --until sets one: give only one of them")
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_ms()
     start = "-" if given["since"] is None else place(given["since"], now_ms)
     end = "+" if given["until"] is None else place(given["until"], now_ms)
-    url = resolve_redis_url(settings)
-    check_reachable(url)
-    link = Link(url, "usher:log", timeout_s=30.0)
     wanted = None if given["ticket"] is None else given["ticket"].encode("utf-8", "surrogateescape")
-    field = settings.work_ticket_field.encode()
     shown = 0
-    try:
+    with configured(flags, "log", timeout_s=30.0) as (settings, link, _), contextlib.suppress(KeyboardInterrupt):
         for entry in _entries(link, settings.work_stream, start, end, follow):
-            if wanted is not None and ticket_value(entry.fields or [], field) != wanted:
+            if wanted is not None and ticket_value(entry.fields or [], settings.work_ticket_field.encode()) != wanted:
                 continue
             click.echo(_line(entry, settings.work_ticket_field, as_json))
             shown += 1
             if limit is not None and shown >= limit:
                 return
-    except KeyboardInterrupt:
-        return
-    except RedisTrouble as trouble:
-        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
-    except CommandRefused as refused:
-        raise StartRefused(f"USHER_TICKET_STREAM: {settings.work_stream} cannot be read: {refused}") from refused
-    finally:
-        link.close()
 
 
 def place(text: str, now_ms: int) -> str:
@@ -165,8 +160,7 @@ def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
 @click.option(
     "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="About the most listed."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@options(CommonSettings)
+@looks
 def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
     field, equals, value = what.partition("=")
     try:

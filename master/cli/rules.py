@@ -1,45 +1,47 @@
 """Define ``usher rules``, ``usher pause``, ``usher slow`` and ``usher resume``: change how tickets are treated from now
-on, without a deploy."""
+on, without a deploy; and ``usher actions``, which tells who did what."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import click
 
+from usher.common.base.clock import wall_ms
 from usher.common.base.durations import Number
 from usher.common.base.text import escape_control
 from usher.common.protocol.message import LONGEST_TICKET
-from usher.common.runtime.settings import CommonSettings, options
-from usher.master.cli.options import OperatorContext, caller, operator_context, print_rule_set_change, why_option
-from usher.master.cli.shared import console, print_json, table
+from usher.master.cli.shared import (
+    OperatorContext,
+    caller,
+    console,
+    looks,
+    operator_context,
+    print_json,
+    print_rule_set_change,
+    stacked,
+    table,
+    why_option,
+)
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.policy.explain.explain import span
 from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
 
 _WHY = why_option(" and for explanations of what the tickets wait for")
 _WHY_LIFTED = why_option()
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
-def _targets(command: Callable[..., Any]) -> Callable[..., Any]:
-    for decorate in reversed(
-        (
-            click.argument("ticket", required=False),
-            click.option(
-                "--pattern",
-                metavar="GLOB",
-                help="All tickets whose ids fit: * is any text, ? one character, [a-z] one of these.",
-            ),
-            click.option("--tenant", metavar="NAME", help="All tickets of a tenant (USHER_TENANT_FIELD)."),
-            click.option("--all", "everything", is_flag=True, help="All tickets."),
-        )
-    ):
-        command = decorate(command)
-    return command
+_targets = stacked(
+    click.argument("ticket", required=False),
+    click.option(
+        "--pattern",
+        metavar="GLOB",
+        help="All tickets whose ids fit: * is any text, ? one character, [a-z] one of these.",
+    ),
+    click.option("--tenant", metavar="NAME", help="All tickets of a tenant (USHER_TENANT_FIELD)."),
+    click.option("--all", "everything", is_flag=True, help="All tickets."),
+)
 
 
 def _target(ticket: str | None, pattern: str | None, tenant: str | None, everything: bool) -> tuple[Target, str]:
@@ -68,15 +70,14 @@ def rules(context: click.Context) -> None:
 
 
 @rules.command("list", help="List the live rules.")
-@_JSON
-@options(CommonSettings)
+@looks
 def list_rules(flags: dict[str, Any], as_json: bool) -> None:
     with operator_context(flags) as at:
         book = at.rules.read()
     if as_json:
         print_json({"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)})
         return
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_ms()
     rows = []
     for rule in book.rules:
         limits = [f"{rule.rate_per_second:g}/s"] if rule.rate_per_second else []
@@ -95,8 +96,7 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
 @rules.command("lift", help="Lift rules. Exit code 1 when one of them does not exist.")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @_WHY_LIFTED
-@_JSON
-@options(CommonSettings)
+@looks
 def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -> None:
     with operator_context(flags) as at:
         changes = {chosen: at.rules.lift(chosen, caller(why)) for chosen in dict.fromkeys(ids)}
@@ -120,8 +120,7 @@ def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -
 )
 @_targets
 @_WHY
-@_JSON
-@options(CommonSettings)
+@looks
 def pause(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None:
     target, value = _target(**chosen)
     _set(flags, Rule(target, value, RuleAction.PAUSE, None, why, caller().who), as_json)
@@ -148,8 +147,7 @@ def pause(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None
     help="A tenant's share (USHER_TENANT_WEIGHTS).",
 )
 @_WHY
-@_JSON
-@options(CommonSettings)
+@looks
 def slow(
     flags: dict[str, Any],
     rate: float | None,
@@ -186,8 +184,7 @@ def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
 )
 @_targets
 @_WHY_LIFTED
-@_JSON
-@options(CommonSettings)
+@looks
 def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None:
     target, value = _target(**chosen)
     with operator_context(flags) as at:
@@ -212,3 +209,21 @@ def _tell_others(at: OperatorContext, target: Target, value: str) -> None:
                 click.echo(
                     escape_control(f"another rule fits it too: it is {rule.told()}; `usher rules lift {rule.id}`")
                 )
+
+
+@click.command(help="Show the actions of operators, the newest first: when, who, what, on what, why, and the outcome.")
+@click.option(
+    "--limit", type=click.IntRange(min=1, max=10_000), default=50, show_default=True, help="Most lines shown."
+)
+@looks
+def actions(flags: dict[str, Any], limit: int, as_json: bool) -> None:
+    with operator_context(flags) as at:
+        lines, cursor = at.actions.page(None, limit)
+    if as_json:
+        print_json({"actions": lines, "more": cursor is not None})
+        return
+    now_ms, names = wall_ms(), ("who", "via", "what", "on", "why", "outcome")
+    rows = [(f"{span(now_ms - line['time_ms'])} ago", *(line[name] for name in names)) for line in lines]
+    console().print(table("Actions", ("when", *names), rows))
+    if not rows:
+        click.echo("  none")

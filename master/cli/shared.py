@@ -1,31 +1,42 @@
-"""Parts shared by the commands that look at a system: find Redis, open a reader, print a document or a table."""
+"""Parts that commands share: find Redis, open a reader, options, ask the leader, print a document or a table."""
 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import requests
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from usher.common.base.clock import wall_ms
+from usher.common.base.durations import Duration
 from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
 from usher.common.base.text import escape_control, json_line, label
+from usher.common.doctor.source_status import SourcesReader
 from usher.common.protocol.attempts import attempts_told
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
-from usher.common.runtime.settings import CommonSettings, load
+from usher.common.runtime.settings import CommonSettings, load, options
+from usher.master.insight.explainer import Explainer
 from usher.master.insight.status import StatusReader
 from usher.master.messages.fields import MessageFields
+from usher.master.operations.action_log import ActionLog, By
 from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.live_rules import LiveRules, RuleSetChange
+from usher.master.policy.letters import LetterFilter
+from usher.master.policy.rules import LONGEST_REASON
 
 #: A width, in characters, at which nothing is folded.
 _UNFOLDED = 10_000
@@ -39,6 +50,36 @@ _YELLOW, _RED = (
 _STYLES = {"live": "green"} | dict.fromkeys(_YELLOW, "yellow") | dict.fromkeys(_RED, "red")
 
 
+def stacked(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a decorator that does what all of these do, in this order on the screen."""
+
+    def decorate(command: Any) -> Any:
+        for one in reversed(decorators):
+            command = one(command)
+        return command
+
+    return decorate
+
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+YES = click.option("--yes", is_flag=True, help="Do not ask.")
+#: Of a command that shows something, and reads the settings of all.
+looks = stacked(JSON, options(CommonSettings))
+
+
+def confirm(question: str, yes: bool, as_json: bool) -> None:
+    """Ask on the terminal whether to go on, and end the command if not. Raises click.UsageError where nobody can be
+    asked."""
+    if yes:
+        return
+    if as_json:
+        raise click.UsageError("--json does not ask: pass --yes too")
+    if not sys.stdin.isatty():
+        raise click.UsageError("stdin is not a terminal: pass --yes")
+    if not click.confirm(escape_control(question)):
+        sys.exit(1)
+
+
 class CommandContext(NamedTuple):
     """The context of a command: a link to the configured Redis, and the keys of the configured stream, which is the
     work stream of several."""
@@ -49,13 +90,13 @@ class CommandContext(NamedTuple):
 
 
 @contextlib.contextmanager
-def configured(flags: dict[str, Any], role: str) -> Iterator[CommandContext]:
+def configured(flags: dict[str, Any], role: str, timeout_s: float = 5.0) -> Iterator[CommandContext]:
     """Yield the context of a command. ``role`` names the connection. Raises SettingsError and StartRefused; an error
     that Redis answers later (to a user without the right, say) becomes StartRefused too."""
     settings = load(CommonSettings, os.environ, flags)
     url = resolve_redis_url(settings)
     check_reachable(url)
-    link = Link(url, f"usher:{role}")
+    link = Link(url, f"usher:{role}", timeout_s)
     try:
         yield CommandContext(settings, link, Keys(settings.work_stream, settings.group))
     except GroupMissing as missing:
@@ -65,7 +106,8 @@ def configured(flags: dict[str, Any], role: str) -> Iterator[CommandContext]:
             " (USHER_TICKET_STREAM, USHER_GROUP)? `usher doctor` looks"
         ) from missing
     except (RedisTrouble, CommandRefused) as trouble:
-        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+        setting = "USHER_TICKET_STREAM" if "WRONGTYPE" in str(trouble) else "USHER_REDIS_URL"
+        raise StartRefused(f"{setting}: {trouble}") from trouble
     finally:
         link.close()
 
@@ -250,3 +292,128 @@ def console() -> Console:
         if shown.is_terminal or "COLUMNS" in os.environ
         else Console(highlight=False, emoji=False, width=_UNFOLDED)
     )
+
+
+#: Seconds that the leader may take: it asks a consumer in turn.
+_CONNECT_S, _READ_S = 1.0, 5.0
+
+
+class Age(Duration):
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return int(super().convert(value, param, ctx) * 1000)
+
+
+#: The filters by text and by time of a letter.
+OF_LETTERS = (
+    click.option(
+        "--reason",
+        default="",
+        metavar="TEXT",
+        help="Only those given up for a reason that contains this; not your own reason.",
+    ),
+    click.option("--error", default="", metavar="TEXT", help="Only those whose error, or its type, contains this."),
+    click.option(
+        "--older-than", type=Age(), metavar="AGE", help="Only those written longer ago than this: 90s, 10m, 2h, 3d."
+    ),
+    click.option("--younger-than", type=Age(), metavar="AGE", help="Only those written less long ago than this."),
+)
+_REASON, _ERROR, _OLDER, _YOUNGER = OF_LETTERS
+filters = stacked(
+    click.option("--ticket", metavar="ID", help="Only those of this ticket."),
+    _REASON,
+    _ERROR,
+    click.option(
+        "--policy", default="", type=click.Choice(["", "halt", "skip"]), help="Only those written under this policy."
+    ),
+    click.option("--id", "message_id", metavar="ID", help="Only the one with this id, or of the message with this id."),
+    _OLDER,
+    _YOUNGER,
+)
+
+
+def wanted_of(given: dict[str, Any]) -> LetterFilter:
+    now_ms = wall_ms()
+    ticket, letter_id = (
+        None if given.get(name) is None else given[name].encode("utf-8", "surrogateescape")
+        for name in ("ticket", "message_id")
+    )
+    younger, older = (None if given[name] is None else now_ms - given[name] for name in ("younger_than", "older_than"))
+    return LetterFilter(ticket, given["reason"], given["error"], letter_id, younger, older, given.get("policy", ""))
+
+
+def why_option(more: str = "") -> Callable[[Any], Any]:
+    """Return the option for an operator's reason. ``--reason`` means the same, except where it filters dead letters."""
+    return click.option("--why", "--reason", "why", default="", metavar="TEXT", help=f"Why, for the action log{more}.")
+
+
+class OperatorContext(NamedTuple):
+    """The configured stream, as an operator's command works on it. ``link`` is shared by all: one thread uses them."""
+
+    settings: CommonSettings
+    rules: LiveRules
+    actions: ActionLog
+    explainer: Explainer
+    link: Link
+    keys: Keys
+
+
+@contextlib.contextmanager
+def operator_context(flags: dict[str, Any]) -> Iterator[OperatorContext]:
+    with configured(flags, "operator") as (settings, link, keys):
+        reader = None if settings.sources is None else SourcesReader(link, keys, settings.sources)
+        gathering = (lambda: None) if reader is None else reader.overview
+        lease_ms = int(settings.lease_seconds * 1000)
+        explainer = Explainer(
+            link, keys, settings.work_ticket_field, lease_ms, sources=gathering, by_stream=settings.by_stream
+        )
+        yield OperatorContext(settings, LiveRules(link, keys), ActionLog(link, keys), explainer, link, keys)
+
+
+def session(ca: Path | None) -> requests.Session:
+    """Return an HTTP session for masters. ``ca``: a file of certificates that are trusted instead of the system's.
+    Raises StartRefused when there is no such file."""
+    made = requests.Session()
+    made.trust_env = False  # our own addresses: no proxy
+    if ca is not None:
+        if not ca.expanduser().exists():
+            raise StartRefused(f"USHER_TLS_CA: there is no {ca}")
+        made.verify = str(ca.expanduser())
+    return made
+
+
+def ask_leader(at: OperatorContext, path: str) -> dict[str, Any] | None:
+    """Return the leader's answer to a GET; None when there is no leader, or it does not answer with a document."""
+    url = at.explainer.leader_url()
+    if not url:
+        return None
+    headers = {"Authorization": f"Bearer {at.settings.api_token}"} if at.settings.api_token else {}
+    try:
+        with session(at.settings.tls_ca) as asking:
+            answered = asking.get(url + path, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)
+            document = answered.json() if answered.status_code == 200 else None
+    except (requests.RequestException, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def caller(why: str = "") -> By:
+    """Return the user of the operating system who runs this command. Raises click.UsageError for a ``why`` that the
+    action log does not take."""
+    if not why.isprintable() or len(why) > LONGEST_REASON:
+        raise click.UsageError(
+            f"the reason must be one line of text, without control characters, of at most {LONGEST_REASON} characters"
+        )
+    try:
+        who = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        who = f"uid {os.getuid()}"
+    return By(who, "cli", why)
+
+
+def print_rule_set_change(changed: RuleSetChange, as_json: bool) -> None:
+    if as_json:
+        print_json(changed.shown())
+    else:
+        click.echo(changed.told)

@@ -1,36 +1,56 @@
-"""Define ``usher tickets``: look at tickets in processing, explain what one waits for, and order what becomes of it."""
+"""Define ``usher tickets``: look at tickets in processing, explain what one waits for, and order what becomes of it;
+and ``usher stuck``: those that stand still, are retried or halted, those in the same trouble in one line."""
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import click
 
+from usher.common.base.clock import wall_ms
 from usher.common.base.errors import UsherError
 from usher.common.base.text import escape_control, label, pluralize
 from usher.common.outbox.rows import TicketRows
+from usher.common.protocol.keys import MASTER
+from usher.common.protocol.ticket_states import TicketState
+from usher.common.redis.replies import TicketStream
 from usher.common.runtime.settings import CommonSettings, load, options
 from usher.master.cli.follow import follow_ticket
-from usher.master.cli.options import OperatorContext, ask_leader, caller, operator_context, why_option
 from usher.master.cli.shared import (
+    YES,
+    OperatorContext,
+    ask_leader,
+    caller,
     configured,
+    confirm,
     console,
     fields_of,
+    looks,
+    operator_context,
     print_json,
+    shown_heads,
+    shown_texts,
+    stacked,
     status_reader,
     table,
     tickets_table,
     unblock_hint,
+    why_option,
 )
 from usher.master.insight.status import LOOKED_AT, StatusReader
+from usher.master.insight.stuck_tickets import MOST, StuckTickets
+from usher.master.membership.registry import read_registry, state_of
 from usher.master.operations.action_log import By, counted
+from usher.master.operations.live_rules import read_rules
 from usher.master.operations.ticket_orders import TicketOrders
-from usher.master.policy.explain.outbox_rows import with_outbox
+from usher.master.policy.explain.facts import Reason
 from usher.master.policy.ticket_filter import LISTED, ORDERS, TicketFilter, parse_states
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.settings import OutboxUrl
@@ -51,25 +71,22 @@ class StatesType(click.ParamType):
             self.fail(str(wrong), param, ctx)
 
 
-def ticket_filters(command: Callable[..., Any]) -> Callable[..., Any]:
-    of_states = f"Only these: {', '.join(LISTED)}."
-    for decorate in (
-        click.option("--error", default="", metavar="TEXT", help="Only those whose last error has this."),
-        click.option("--consumer", default="", metavar="NAME", help="Only those that this consumer has."),
-        click.option("--state", "states", type=StatesType(), default="", metavar="STATES", help=of_states),
-    ):
-        command = decorate(command)
-    return command
+_filters = stacked(
+    click.option(
+        "--state", "states", type=StatesType(), default="", metavar="STATES", help=f"Only these: {', '.join(LISTED)}."
+    ),
+    click.option("--consumer", default="", metavar="NAME", help="Only those that this consumer has."),
+    click.option("--error", default="", metavar="TEXT", help="Only those whose last error has this."),
+)
 
 
 @tickets.command("list", help="List tickets in processing, and those that wait.")
-@ticket_filters
+@_filters
 @click.option("--sort", type=click.Choice(list(ORDERS)), help="Look at all, and list the first in this order.")
 @click.option(
     "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most tickets listed."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@options(CommonSettings)
+@looks
 def list_tickets(
     flags: dict[str, Any],
     states: frozenset[str],
@@ -122,8 +139,7 @@ def _first(reader: StatusReader, limit: int) -> tuple[list[dict[str, Any]], bool
 
 @tickets.command("show", help="Show one ticket. Exit code 1 when nothing of it is in processing.")
 @click.argument("ticket_id")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@options(CommonSettings)
+@looks
 def show_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
     with status_reader(flags) as reader:
         found = reader.ticket(ticket_id)
@@ -218,14 +234,9 @@ def _print_error(document: dict[str, Any]) -> None:
 
 
 def _explained(at: OperatorContext, ticket_id: str) -> dict[str, Any]:
-    return _ask_leader(at, ticket_id) or at.explainer.explain(ticket_id).document()
-
-
-def _ask_leader(at: OperatorContext, ticket_id: str) -> dict[str, Any] | None:
-    """Return the leader's explanation; None when there is no leader, or it does not answer."""
+    """Return the explanation of the leader, which asks the consumer; without one that of Redis alone."""
     asked = quote(ticket_id.encode("utf-8", "surrogateescape"), safe="")
-    document = ask_leader(at, f"/api/explain?id={asked}")
-    return document if {"state", "sentences", "entries", "commands"} <= (document or {}).keys() else None
+    return ask_leader(at, f"/api/explain?id={asked}") or at.explainer.explain(ticket_id).document()
 
 
 _ORDERS = {
@@ -251,12 +262,11 @@ def _add_order(order: TicketOrder) -> None:
 
     @tickets.command(name, help=f"{text} Exit code 1 when this makes no sense now. Without TICKET_ID: of all that fit.")
     @click.argument("ticket_id", required=False)
-    @ticket_filters
+    @_filters
     @click.option("--preview", is_flag=True, help="Only say what it would do.")
-    @click.option("--yes", is_flag=True, help="Do not ask.")
+    @YES
     @why_option()
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-    @options(CommonSettings)
+    @looks
     def give(
         flags: dict[str, Any],
         ticket_id: str | None,
@@ -290,7 +300,7 @@ def _give_one(at: OperatorContext, ticket_id: str, given: _OrderAsked) -> int:
     result = orders.preview(given.order, ticket_id)
     if result.outcome == "planned" and not given.is_preview:
         if given.order is not TicketOrder.RETRY:  # which harms nothing
-            _ask(f"{result.note}: go on?", given)
+            confirm(f"{result.note}: go on?", given.yes, given.as_json)
         result = orders.give(given.order, ticket_id, given.by)
     if given.as_json:
         print_json(result.shown())
@@ -309,7 +319,8 @@ def _give_all(at: OperatorContext, wanted: TicketFilter, given: _OrderAsked) -> 
     outcomes: Counter[str] = Counter()
     if rows and not given.is_preview:
         name = given.order.value.replace("_", " ")
-        _ask(f"{name} the first message of {pluralize(len(rows), 'ticket')}: go on?", given)
+        question = f"{name} the first message of {pluralize(len(rows), 'ticket')}: go on?"
+        confirm(question, given.yes, given.as_json)
         orders = TicketOrders(at.link, at.keys, lambda asked: _explained(at, asked))
         for row in rows:
             head = row["message_ids"][0] if row.get("message_ids") else ""
@@ -324,15 +335,105 @@ def _give_all(at: OperatorContext, wanted: TicketFilter, given: _OrderAsked) -> 
     return 0 if rows and not outcomes["refused"] else 1
 
 
-def _ask(question: str, given: _OrderAsked) -> None:
-    if given.yes:
+#: States of a ticket that has nothing anywhere else: the outbox has the word.
+_NOTHING = (TicketState.IDLE, TicketState.NOT_FOUND)
+
+
+def with_outbox(document: dict[str, Any], rows: TicketRows, trouble: str = "") -> dict[str, Any]:
+    """Return an explanation (``TicketExplanation.document``) with what the outbox has of the ticket. ``trouble``: why
+    that is not known."""
+    reasons = (
+        _outbox_reasons(rows) if not trouble else [Reason("outbox_not_asked", f"its outbox is not known: {trouble}")]
+    )
+    if not reasons:
+        return document
+    shown = [{"code": reason.code, "text": reason.text} for reason in reasons]
+    here = [*shown, *document["reasons"]] if document["state"] in _NOTHING else [*document["reasons"], *shown]
+    told = {"reasons": here, "sentences": [reason["text"] for reason in here], "summary": here[0]["text"]}
+    if document["state"] in _NOTHING and rows.staged:
+        parks = any(row.parks for row in rows.refused)
+        told |= {"state": TicketState.PARKED_IN_OUTBOX if parks else TicketState.IN_OUTBOX}
+        told |= {"waits_for": "its refused row" if parks else "the streamer"}
+    return document | told
+
+
+def _outbox_reasons(rows: TicketRows) -> list[Reason]:
+    holding = [row for row in rows.refused if row.parks]
+    found = []
+    if rows.staged and not holding:
+        text = f"committed and not sent yet: {pluralize(rows.staged, 'row')} of it in the outbox"
+        found.append(Reason("in_outbox", f"{text}, the first ({rows.first_id}) since {rows.since}"))
+    if holding:
+        first = holding[0]
+        text = f"row {first.id} of the outbox was refused at {first.at} ({first.reason}) and parks the ticket"
+        behind = f", with {pluralize(rows.staged, 'later row')} behind it" if rows.staged else ""
+        end = "until it is put back or deleted in refused_log_records"
+        found.append(Reason("parked_in_outbox", f"{text}{behind}, {end}"))
+    for row in rows.refused:
+        if not row.parks:
+            text = f"row {row.id} of the outbox was refused at {row.at} ({row.reason}): no message came of it"
+            found.append(Reason("refused_in_outbox", f"{text}, and the ticket went on; refused_log_records has it"))
+    return found
+
+
+#: Seconds between two looks: a ticket whose first message is another one by then is not stuck.
+_BETWEEN_S = 1.0
+_EXAMPLES = 3
+
+
+@click.command(
+    "stuck",
+    help=(
+        "Show tickets that stand still for more than 5 s, are being retried, or are halted; those in the same trouble"
+        " in one line. Looks twice, a second apart. Exit code 0, also when there are some."
+    ),
+)
+@looks
+def stuck(flags: dict[str, Any], as_json: bool) -> None:
+    with configured(flags, "stuck") as at:
+        found = StuckTickets(at.link, at.keys, at.settings.work_ticket_field)
+        rules = read_rules(at.link, at.keys)
+        members = read_registry(at.link, at.keys)
+        states = {incarnation: state_of(member, rules) for incarnation, member in members.items()}
+        group = {consumer.name: consumer.pending for consumer in TicketStream(at.link, at.keys).group_consumers()}
+        found.advance(math.inf, True, states, rules, wall_ms())
+        found.rows(group.get(MASTER, 0), states, rules, wall_ms())
+        time.sleep(_BETWEEN_S)
+        rows = found.rows(group.get(MASTER, 0), states, rules, wall_ms())
+        groups = fields_of(at).add_to_groups(found.groups(rows))
+        letters = at.link.call("XLEN", at.keys.dead)
+    names = at.settings.shown_names
+    if as_json:
+        print_json({"groups": groups, "more": len(rows) >= MOST})
         return
-    if given.as_json:
-        raise click.UsageError("--json does not ask: pass --yes too")
-    if not sys.stdin.isatty():
-        raise click.UsageError("stdin is not a terminal: pass --yes")
-    if not click.confirm(escape_control(question)):
-        sys.exit(1)
+    for one in groups:
+        click.echo(escape_control(one["told"]))
+        few = one["rows"][:_EXAMPLES]
+        shown = [
+            (row["ticket_id"], *shown_texts(row, names), row["tried"], row["behind"], row["consumer"], row["why"])
+            for row in few
+        ]
+        columns = ("ticket", *shown_heads(names), "attempts", "behind", "consumer", "why")
+        console().print(table("", columns, shown, numbers=("behind",), ids=("ticket",)))
+        for way in _ways(one):
+            click.echo(escape_control(f"  {way}"))
+    if not groups:
+        given_up = f"; given up: {pluralize(letters, 'dead letter')} (`usher dead list`)" if letters else ""
+        click.echo(f"nothing is stuck{given_up}")
+    elif len(rows) >= MOST:
+        click.echo(f"what has not failed is counted among the {MOST} oldest tickets")
+
+
+def _ways(group: dict[str, Any]) -> list[str]:
+    if not (group["error"] or not group["text"]):
+        return []
+    error = f" --error {shlex.quote(group['error'])}" if group["error"] else ""
+    ways = [f"usher tickets list --state {group['state']}{error}"]
+    if group["state"] == "halted" and error:
+        ways.append(f"usher dead redrive --all{error} --policy halt   # runs them again, after the fix")
+    elif group["state"] == "retrying":
+        ways.append(f"usher tickets retry --state retrying{error}   # now, after the fix")
+    return ways
 
 
 for _order in TicketOrder:

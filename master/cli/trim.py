@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -13,14 +10,10 @@ from rich.markup import escape
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.durations import Duration
-from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.text import escape_control, pluralize
 from usher.common.cli.progress import progress
 from usher.common.protocol.keys import Keys
-from usher.common.redis.client import CommandRefused, Link, check_reachable
-from usher.common.redis.locate import resolve_redis_url
-from usher.common.runtime.settings import CommonSettings, load, options
-from usher.master.cli.shared import console, print_json, table
+from usher.master.cli.shared import configured, console, looks, print_json, table
 from usher.master.operations.trimming import COUNTED, StillNeeded, Trimming
 from usher.master.policy.trim import Cut, Nothing, Refused, RetentionFacts, RetentionRow, decide, readers, young
 
@@ -55,12 +48,12 @@ from usher.master.policy.trim import Cut, Nothing, Refused, RetentionFacts, Rete
     is_flag=True,
     help="Remove the mark of `usher audit archive`, when no archive is kept any more, and end.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@options(CommonSettings)
+@looks
 def trim(
     flags: dict[str, Any], apply: bool, archived_only: bool, keep_s: float | None, as_json: bool, **forget: Any
 ) -> None:
-    with _trimming(flags) as (trimming, settings):
+    with configured(flags, "trim", timeout_s=30.0) as (settings, link, _):
+        trimming = Trimming(link, Keys(settings.one_stream, settings.group))
         if any(forget.values()):
             sys.exit(_forget(trimming, **forget))
         facts = trimming.facts()
@@ -84,22 +77,6 @@ def trim(
     else:
         _print_trim_table(document)
     sys.exit(1 if isinstance(decision, Refused) or trouble else 0)
-
-
-@contextlib.contextmanager
-def _trimming(flags: dict[str, Any]) -> Iterator[tuple[Trimming, CommonSettings]]:
-    settings = load(CommonSettings, os.environ, flags)
-    url = resolve_redis_url(settings)
-    check_reachable(url)
-    link = Link(url, "usher:trim", timeout_s=30.0)
-    try:
-        yield Trimming(link, Keys(settings.one_stream, settings.group)), settings
-    except RedisTrouble as trouble:
-        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
-    except CommandRefused as refused:
-        raise StartRefused(f"USHER_TICKET_STREAM: {settings.one_stream} cannot be read: {refused}") from refused
-    finally:
-        link.close()
 
 
 def _forget(trimming: Trimming, forget: str | None, forget_group: str | None, forget_archive: bool) -> int:

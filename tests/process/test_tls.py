@@ -21,7 +21,7 @@ from usher.common.http.tls import ServerTls
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.deploy.local.plan import quiet_port
-from usher.master.cli.options import operator_context
+from usher.master.cli.shared import operator_context
 from usher.master.cli.tickets import _ask_leader
 
 pytestmark = pytest.mark.process
