@@ -39,8 +39,17 @@ from usher.deploy.rehearsal.candidates import (
 )
 from usher.deploy.rehearsal.replay import Replay
 from usher.master.cli.log import place
-from usher.master.cli.shared import OF_LETTERS, caller, wanted_of, why_option
-from usher.master.cli.shared import CommandContext, configured, console, print_json, table
+from usher.master.cli.shared import (
+    OF_LETTERS,
+    CommandContext,
+    caller,
+    configured,
+    console,
+    print_json,
+    table,
+    wanted_of,
+    why_option,
+)
 from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.letters import LetterFilter, also_for
