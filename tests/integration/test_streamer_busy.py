@@ -34,7 +34,7 @@ def _two_streamers(url: str, redis_url: str, lease_s: float) -> Iterator[list[An
 
 @pytest.mark.parametrize(
     ("lease_s", "options"),
-    [(0.5, ""), (3.0, "%20-cstatement_timeout%3D200ms")],
+    [(1.5, ""), (3.0, "%20-cstatement_timeout%3D200ms")],
     ids=["short lease", "statement_timeout"],
 )
 def test_a_held_row_is_sent_once_also(
