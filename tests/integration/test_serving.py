@@ -23,6 +23,7 @@ import requests
 from flask import request
 
 from tests.doors import doorman
+from tests.nightly import more
 from tests.served import Running
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import configure, event
@@ -155,7 +156,7 @@ def test_the_program_starts_after_the_fork_with_the_real_port_and_one_clean_line
     assert len(running.text().splitlines()) == 3  # our own "make" and "start", and "listening": nothing of gunicorn
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *more(signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)])
 def test_every_ending_signal_drains_once_and_ends_with_0(start: Callable[..., Running], number: int) -> None:
     running = start(stop_s=0.3).wait_until_up()
     running.signal(number)
@@ -223,7 +224,7 @@ def _half_a_request(running: Running) -> socket.socket:
     return connection
 
 
-@pytest.mark.parametrize("connect", [None, _keep_alive, _silent, _half_a_request])
+@pytest.mark.parametrize("connect", [*more(None, _keep_alive, _silent), _half_a_request])
 def test_open_connections_neither_delay_the_drain_nor_hold_up_the_end(
     start: Callable[..., Running], connect: Callable[[Running], socket.socket] | None
 ) -> None:
@@ -474,7 +475,7 @@ def test_an_address_that_is_not_ours_is_refused(bind: str, says: str) -> None:
 # -- connections
 
 
-@pytest.mark.parametrize("before", [b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"], ids=["new", "kept"])
+@pytest.mark.parametrize("before", [*more(b""), b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"], ids=["new", "kept"])
 def test_dozens_of_half_heads_delay_nobody(start: Callable[..., Running], before: bytes) -> None:
     running = start().wait_until_up()
     with ExitStack() as connections:

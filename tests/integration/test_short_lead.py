@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.nightly import more
 from usher.common.observability.metrics import Metrics
 from usher.common.redis.client import Link
 from usher.master.assembly.context import MasterContext
@@ -20,7 +21,7 @@ from usher.master.settings import MasterSettings
 _IDLE_S = 3.5
 
 
-@pytest.fixture(params=[0.5, 0.6, 1.0])
+@pytest.fixture(params=[0.5, *more(0.6, 1.0)])
 def lead(request: pytest.FixtureRequest, redis_url: str, link: Link) -> Iterator[tuple[LeaderServices, Elector]]:
     """A master that leads an empty stream, with all of its threads."""
     leading = LeaderServices(

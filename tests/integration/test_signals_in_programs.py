@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.integration.test_reading_loop import KEYS, pending, send, until
+from tests.nightly import more
 from tests.outboxes import Outbox
 from tests.rules import ROOT
 from usher import Link
@@ -81,7 +82,7 @@ def _ended(process: subprocess.Popen[str], *signals: signal.Signals) -> tuple[in
     return process.returncode, out.strip(), errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [*more(signal.SIGINT), signal.SIGTERM])
 def test_a_reading_loop_lets_what_runs_finish_gives_the_rest_back_and_the_program_goes_on(
     redis_url: str, link: Link, number: signal.Signals
 ) -> None:
@@ -95,7 +96,7 @@ def test_a_reading_loop_lets_what_runs_finish_gives_the_rest_back_and_the_progra
     assert [row[0] for row in link.call("XPENDING", KEYS.stream, KEYS.group)[3]] == [b"returned"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [*more(signal.SIGINT), signal.SIGTERM])
 def test_a_log_consumer_stores_the_batch_that_it_handles_and_the_program_goes_on(
     redis_url: str, link: Link, sqlite_outbox: Outbox, number: signal.Signals
 ) -> None:
@@ -124,7 +125,7 @@ def test_a_second_signal_does_not_wait_for_the_batch_of_which_nothing_is_stored_
         assert sql.exec_driver_sql("SELECT state FROM consumer_states").scalars().all() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [*more(signal.SIGINT), signal.SIGTERM])
 def test_a_program_with_a_router_leaves_its_loop(redis_url: str, link: Link, number: signal.Signals) -> None:
     send(link, 3)
     process = _begin(_ROUTER, redis_url)

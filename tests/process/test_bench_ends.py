@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.nightly import more
 from tests.process.machine import REDIS, environ_for, kill_all_of, processes_of, until
 from tests.process.test_demo import USHER
 
@@ -28,13 +29,7 @@ def _has(folder: Path, *names: str) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "moment",
-    [
-        *(pytest.param(names, marks=pytest.mark.slow) for names in (REDIS, frozenset({"master"}))),
-        frozenset({"consumer"}),
-    ],
-)
+@pytest.mark.parametrize("moment", [*more(REDIS, frozenset({"master"})), frozenset({"consumer"})])
 def test_ended_at_any_moment_it_leaves_nothing_behind(folder: Path, moment: frozenset[str], number: int) -> None:
     """Its servers went on, for minutes or for good."""
     words = ["throughput", "--messages", "60000", "--runs", "5"]

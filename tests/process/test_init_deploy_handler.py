@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.nightly import more
 from tests.process.machine import ROOT, USHER, environ_for
 from tests.tls_front import Papers
 
@@ -56,9 +57,7 @@ def project(folder: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize(
-    "beside", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("nothing.py", "common.py")), "queue.py"]
-)
+@pytest.mark.parametrize("beside", [*more("nothing.py", "common.py"), "queue.py"])
 def test_a_handler_of_the_current_folder_is_found_by_the_service_too(folder: Path, project: Path, beside: str) -> None:
     """And what else is there hides nothing of Usher's or of Python's."""
     (project / beside).write_text("raise RuntimeError('the wrong one')")

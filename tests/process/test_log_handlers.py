@@ -10,6 +10,7 @@ import pytest
 import requests
 
 from tests.hands import ask, group_of
+from tests.nightly import more
 from tests.process.crew import KEYS, Crew
 from usher import Link
 
@@ -36,9 +37,7 @@ def handle(message):
 _MESSAGES = 2000
 
 
-@pytest.mark.parametrize(
-    "seconds", [pytest.param(3, marks=pytest.mark.slow), 1_000_000], ids=["3 s a line", "for ever"]
-)
+@pytest.mark.parametrize("seconds", [*more(3), 1_000_000], ids=["3 s a line", "for ever"])
 def test_a_logging_handler_that_waits_holds_up_nothing(folder: Path, link: Link, seconds: int) -> None:
     (folder / "brought.py").write_text(_MODULE.replace("SECONDS", str(seconds)))
     with Crew(folder, link.url) as crew:

@@ -13,6 +13,7 @@ import pytest
 import requests
 
 from tests.hands import ask, group_of
+from tests.nightly import more
 from tests.outboxes import Outbox
 from tests.process.crew import KEYS, Crew
 from usher import Link
@@ -138,14 +139,13 @@ def _end_lease(link: Link, name: str) -> None:
 @pytest.mark.parametrize(
     "does",
     [
-        pytest.param("import sys; sys.stderr.close()", marks=pytest.mark.slow),
         "import sys; sys.stderr = sys.stdout = None",
-        pytest.param("os.close(2)", marks=pytest.mark.slow),
-        pytest.param("os.dup2(os.open('/dev/null', os.O_WRONLY), 2); os.dup2(2, 1)", marks=pytest.mark.slow),
-        pytest.param("import sys; sys.stdout.close(); os.close(2)", marks=pytest.mark.slow),
-        pytest.param(
+        *more(
+            "import sys; sys.stderr.close()",
+            "os.close(2)",
+            "os.dup2(os.open('/dev/null', os.O_WRONLY), 2); os.dup2(2, 1)",
+            "import sys; sys.stdout.close(); os.close(2)",
             "logging.getLogger().handlers[0].flush = None; logging.getLogger().handlers[0].close()",
-            marks=pytest.mark.slow,
         ),
         "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]); logging.getLogger().handlers.clear()",
     ],

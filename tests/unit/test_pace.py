@@ -6,9 +6,7 @@ import math
 
 import pytest
 
-from tests.boards import answer
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import HandOverPlan
 from usher.master.policy.board.tickets import WorkPace
 
 SLOTS, CAPACITY = 8, 2000
@@ -81,27 +79,6 @@ def test_one_ticket_with_many_messages_does_not_keep_others_from_the_slots_besid
     board.free("c1:1", [(b"T0", [b"2-0"])], 0.1)
     again = board.plan(1000, 0.1)
     assert again is not None and [part.ticket for part in again.targets[0].parts] == [b"T15"]
-
-
-def full_board() -> tuple[Board, HandOverPlan]:
-    """A board whose only consumer has all that it may have, and was found to be full."""
-    board = Board(512, 1.0)
-    board.join("c1:1", "c1", 1, CAPACITY, True)
-    for number in range(2):
-        board.arrive(b"1-%d" % number, b"T%d" % number)
-    plan = board.plan(1000, 0.0)
-    assert plan is not None and plan.size == 2
-    assert board.room == 0
-    return board, plan
-
-
-def test_a_consumer_has_room_again_when_its_reports_were_lost() -> None:
-    """The reconciler finds no record of its tickets."""
-    board, plan = full_board()
-    board.confirm(plan, answer(plan))
-    for name in (b"T0", b"T1"):
-        board.clear_record(name)
-    assert board.in_flight == 0 and board.room == 2
 
 
 def test_tickets_that_wait_for_a_retry_keep_no_others_from_the_handlers() -> None:
