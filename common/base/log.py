@@ -37,7 +37,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar, copy_context
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -69,20 +69,10 @@ _NUMBER = 100
 _Lock = contextlib.AbstractContextManager[object]
 
 
-class HasFacts(Protocol):
-    """The work that a log line can be about."""
-
-    @property
-    def in_hand(self) -> bool: ...
-
-    def facts(self) -> dict[str, Any]: ...
-
-
-#: The work that this thread, or this task, has in hand, for as long as it says so itself: every line that any code logs
-#: meanwhile carries its facts. A thread that a handler starts does not inherit it, unless it runs in a
-#: ``contextvars.copy_context()``.
-in_hand: ContextVar[HasFacts | None] = ContextVar("usher_in_hand", default=None)
-
+#: The work that this thread, or this task, has in hand, for as long as it says so itself (``in_hand``): every line that
+#: any code logs meanwhile carries its ``facts()``. A thread that a handler starts does not inherit it, unless it runs
+#: in a ``contextvars.copy_context()``.
+in_hand: ContextVar[Any] = ContextVar("usher_in_hand", default=None)
 
 #: The secrets of this process; replaced by ``configure``.
 _secrets: tuple[str, ...] = ()
@@ -136,19 +126,9 @@ class _Repeats:
         if not 0 <= now - since < _WHILE_S:
             left_out, since, count = max(0, count - _MOST_ALIKE), now, 0
         if len(self._seen) >= _MOST_KNOWN and alike not in self._seen:
-            self._forget(now)
+            self._seen.clear()
         self._seen[alike] = (since, count + 1)
         return left_out if count < _MOST_ALIKE else None
-
-    def _forget(self, now: float) -> None:
-        """Make room: lines of which none was left out need no count."""
-        self._seen = {
-            alike: known
-            for alike, known in self._seen.items()
-            if known[1] > _MOST_ALIKE and now - known[0] < 60 * _WHILE_S
-        }
-        if len(self._seen) >= _MOST_KNOWN:
-            self._seen = {}
 
 
 class _Backlog:

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from usher.common.base.clock import now_s
 from usher.common.base.durations import Duration, Moment, Number
 from usher.common.base.errors import Behind, NotNow
 from usher.common.base.text import escape_control, json_line, pluralize
+from usher.common.cli.progress import progress
 from usher.common.protocol.message import DUE_FIELD, FOR_FIELD
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
@@ -222,11 +221,11 @@ def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before
     last_id = b""
     trouble, code = "", 0
     try:
-        with _progress(source) as advance:
+        with progress(is_counted=False) as show:
             for batch in paced(source, rate) if rate else batches(source):
                 before()
                 last_id = sender.send(batch)[-1]
-                advance(sender.accepted)
+                show(f"sending: {sender.accepted:,} messages", sender.accepted, 0)
     except (SendingStopped, NotNow, WorkloadUnusable) as problem:
         trouble, code = str(problem), 1
     except KeyboardInterrupt:
@@ -267,27 +266,3 @@ def _print_sent(sender: Sender, seconds: float, last_id: bytes, trouble: str, as
             f" accepted{unknown}",
             err=True,
         )
-
-
-@contextlib.contextmanager
-def _progress(source: Any) -> Iterator[Any]:
-    """Yield a function that takes the number of sent messages and draws it on a terminal (nowhere else)."""
-    console = Console(stderr=True)
-    if not console.is_terminal or isinstance(source, list):
-        yield lambda accepted: None
-        return
-    size = source.size if isinstance(source, CsvSource) else None
-    columns = (
-        SpinnerColumn(),
-        TextColumn("sending"),
-        BarColumn(),
-        TextColumn("{task.fields[sent]:,} messages"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("sending", total=size, sent=0)
-
-        def advance(accepted: int) -> None:
-            bar.update(task, sent=accepted, completed=source.position if size else 0)
-
-        yield advance

@@ -397,7 +397,7 @@ def _replicas(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         is_unknown = needed_text is None
         seen = f"{replicas} connected, min-replicas-to-write {'not told' if is_unknown else '0'}"
         means = (
-            "a failover loses what was not copied yet; a former master that has not heard of it goes on accepting"
+            "a failover loses what was not copied yet; a replaced master that has not heard of it goes on accepting"
             " writes that are thrown away"
         )
         do = (
@@ -426,7 +426,7 @@ def _failover(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         yield OK("failover", "Sentinel names the master", means + _ON_PURPOSE[facts.coordinates])
     elif facts.sentinels:
         seen = f"{facts.sentinels} sentinels watch this server, but the URL is that of one server"
-        means = "after a failover Usher stays with the former master, which refuses writes"
+        means = "after a failover Usher stays with the replaced master, which refuses writes"
         yield WARN("failover", seen, means, "use redis+sentinel://host:port,host:port/service as USHER_REDIS_URL")
 
 

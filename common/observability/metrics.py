@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Info, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -64,7 +65,7 @@ class Metrics:
 
     def add(self, source: Source) -> None:
         """Add a source, which is called at every scrape, on a thread of the web server."""
-        self._registry.register(_CallbackCollector(source))
+        self._registry.register(_Collector(source))
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
         """Return what Prometheus reads, and its content type: OpenMetrics, if ``accept`` asks for it, else its text."""
@@ -73,12 +74,9 @@ class Metrics:
         return bytes(generate_latest(self._registry)), _TEXT
 
 
-class _CallbackCollector:
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def collect(self) -> Iterable[Metric]:
-        return self._source()
+class _Collector:
+    def __init__(self, collect: Source) -> None:
+        self.collect = collect
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
@@ -87,10 +85,7 @@ def gauge(name: str, text: str, value: float) -> Metric:
 
 def gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
     """Return a gauge with a series per value of ``label``; there must be few values."""
-    family = GaugeMetricFamily(f"usher_{name}", text, labels=[label])
-    for word, value in values.items():
-        family.add_metric([word], value)
-    return family
+    return _by_label(GaugeMetricFamily(f"usher_{name}", text, labels=[label]), values)
 
 
 def counter(name: str, text: str, value: float) -> Metric:
@@ -99,7 +94,10 @@ def counter(name: str, text: str, value: float) -> Metric:
 
 
 def counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = CounterMetricFamily(f"usher_{name}", text, labels=[label])
+    return _by_label(CounterMetricFamily(f"usher_{name}", text, labels=[label]), values)
+
+
+def _by_label(family: Any, values: Mapping[str, float]) -> Metric:
     for word, value in values.items():
         family.add_metric([word], value)
     return family

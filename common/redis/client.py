@@ -340,7 +340,7 @@ class Link:
             self.connections += 1
             return self._connection
         except redis.AuthenticationError as refused:
-            self._misled()  # the address of a former master may be that of another server by now
+            self._misled()  # the address of a replaced master may be that of another server by now
             raise troubles.count(
                 NotNow(AUTH, f"Redis at {redacted(self.url)} refuses the password or user: {refused}")
             ) from refused

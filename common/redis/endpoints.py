@@ -266,7 +266,7 @@ def _hear(url: str, ask: Callable[[int], _Told], at: int, leaving: Place | None)
 
 def _ask_sentinels(url: str, parts: Any, ask: Callable[[str, int], _Told]) -> tuple[str, int]:
     """Return the first answer of the URL's hosts that is not older than the last failover we know of: a host that is
-    cut off gives an older answer, and the former master may accept all commands. If all are older (the sentinels were
+    cut off gives an older answer, and the replaced master may accept all commands. If all are older (the sentinels were
     set up anew), return the first. Raises the error of the last host if none answers."""
     hosts, first = _hosts(parts), _last_told.get(url, _Told()).at
     trouble: redis.RedisError | None = None
@@ -288,7 +288,7 @@ def _ask_sentinels(url: str, parts: Any, ask: Callable[[str, int], _Told]) -> tu
 
 def _noted(url: str, told: _Told) -> tuple[str, int]:
     if _is_leaving(url, told.place):
-        raise redis.ConnectionError("a failover has begun, and what the former master takes would be lost")
+        raise redis.ConnectionError("a failover has begun, and what the replaced master takes would be lost")
     if len(_last_told) >= _MOST_URLS and url not in _last_told:
         _last_told.clear()
     _last_told[url] = told

@@ -1,6 +1,6 @@
 """Failover listener: hears from the sentinels when the master is replaced, so that nobody stays with the former one.
 
-After a failover on purpose Sentinel demotes the former master some 10 s later. Until then it answers everything, and
+After a failover on purpose Sentinel demotes the replaced master some 10 s later. Until then it answers everything, and
 what it takes is thrown away. The sentinels publish two moments of a failover: before the new master is promoted (the
 one that leads the failover does), and when the address has changed (all of them do).
 """

@@ -4,21 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
-
-class Observed(Protocol):
-    name: str
-    stalls_after_s: float
-
-    @property
-    def last_turn_s(self) -> float | None: ...
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def trouble(self) -> str | None: ...
+from usher.common.runtime.service import Service
 
 
 @dataclass(frozen=True)
@@ -33,7 +20,7 @@ class Health:
         return not self.reasons
 
 
-def stalled(services: Iterable[Observed], now_s: float, lease_s: float) -> str:
+def stalled(services: Iterable[Service], now_s: float, lease_s: float) -> str:
     """Name the services that stand still, "" when none does: no turn of theirs ended for a lease longer than health
     allows, maybe since their thread has ended. To be asked about such as turn for as long as their program lives."""
     silent = [(one, now_s - one.last_turn_s) for one in services if one.last_turn_s is not None]
@@ -41,7 +28,7 @@ def stalled(services: Iterable[Observed], now_s: float, lease_s: float) -> str:
     return "; ".join(f"{name} made no progress for {silent_s:.1f} s" for name, silent_s in still)
 
 
-def judge(services: Iterable[Observed], now_s: float) -> Health:
+def judge(services: Iterable[Service], now_s: float) -> Health:
     """Judge the health of a program by its services.
 
     ============================  =====================================

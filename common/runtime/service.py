@@ -17,7 +17,7 @@ import logging
 import random
 import threading
 import time
-from typing import Protocol
+from typing import Any
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import now_s
@@ -37,16 +37,6 @@ _NO_THREAD = (
 )
 
 
-class WakeEvent(Protocol):
-    """The event that a service waits on between its turns: a threading.Event, or one that not only threads can set."""
-
-    def set(self) -> None: ...
-
-    def clear(self) -> None: ...
-
-    def wait(self, timeout: float) -> object: ...
-
-
 class ServiceEnded(Exception):
     """Raised by ``run_once`` when the role has nothing more to do, ever."""
 
@@ -59,9 +49,10 @@ class Service:
     #: Health calls the service stalled when no turn ended for this long; a turn must therefore wait for less.
     stalls_after_s: float = 10.0
 
-    def __init__(self, wake: WakeEvent | None = None) -> None:
+    def __init__(self, wake: Any = None) -> None:
+        """``wake``: what it waits on between its turns, in place of an event that only threads can set."""
         self._stop = threading.Event()
-        self._wake: WakeEvent = wake or threading.Event()
+        self._wake = wake or threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
         self._trouble: str | None = None

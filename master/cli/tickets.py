@@ -226,7 +226,7 @@ def _rows_of(outbox_url: str, ticket_id: str) -> tuple[TicketRows, str]:
 
 
 def _print_error(document: dict[str, Any]) -> None:
-    """Print the text of the last error, and the end of its traceback. A leader of a former version tells neither."""
+    """Print the text of the last error, and the end of its traceback."""
     error = (document.get("last_error") or document.get("dead_letter") or {}).get("error", "")
     trace = document.get("traceback", "")
     for line in (*error.splitlines()[:_ERROR_LINES], *trace.splitlines()):

@@ -54,7 +54,7 @@ class PushListener:
         self._asked = False
 
     def listen(self) -> list[bytes] | None:
-        if self._link.has_moved:  # a former master of Redis sends no changes, and yet answers PING
+        if self._link.has_moved:  # a replaced master of Redis sends no changes, and yet answers PING
             self._link.disconnect()
         if not self._link.connected:
             self._connect()
