@@ -22,6 +22,7 @@ from usher.common.http.tls import server_tls
 from usher.common.redis.locate import check_at_start, resolve_redis_url
 from usher.common.runtime.settings import load, options
 from usher.consumer.handlers.loader import load_handler
+from usher.consumer.isolation.process import Template
 from usher.consumer.program import ConsumerProgram, name_what_ran
 from usher.consumer.settings import ConsumerSettings
 
@@ -43,8 +44,9 @@ def main(flags: dict[str, Any]) -> None:
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
         check_at_start(redis_url, {"USHER_LEASE_SECONDS": settings.lease_seconds})
-        ends = WorkerEnds(partial(name_what_ran, settings))
-        program = partial(ConsumerProgram, settings, redis_url, leave, partial(leave, for_good=True), ends)
+        template = Template()
+        ends = WorkerEnds(partial(name_what_ran, settings), template.begin)
+        program = partial(ConsumerProgram, settings, redis_url, leave, partial(leave, for_good=True), ends, template)
         serve(
             program,
             settings.bind,

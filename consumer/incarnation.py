@@ -38,7 +38,7 @@ from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.loader import Handler, with_spans
 from usher.consumer.handlers.message import OwnLease, message_type
-from usher.consumer.isolation.process import ProcessSpec
+from usher.consumer.isolation.process import ProcessSpec, Template
 from usher.consumer.isolation.worker import SuspectWorker, most_children
 from usher.consumer.lifecycle.heartbeat import Heartbeat, LeaseGuard, ProgressWatch
 from usher.consumer.lifecycle.journal import Journal
@@ -145,6 +145,7 @@ class Incarnation:
         on_lost: Callable[[str], None],
         metrics: Metrics,
         state: ProcessState,
+        template: Template,
     ) -> None:
         name = taken.registration.incarnation
         keys = Keys(settings.work_stream, settings.group)
@@ -179,7 +180,7 @@ class Incarnation:
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
         self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, settings.concurrency)
-        self.pool += self._suspect_workers(settings, wires, keys.stream)
+        self.pool += self._suspect_workers(settings, wires, keys.stream, template)
         self.progress = ProgressWatch(lambda: (self.executor.ended, self.lanes.running), state)
         self.watch: list[Service] = (
             [self._watchdog(wires, limit_s, settings.run_log_length, on_lost)] if limit_s else []
@@ -224,7 +225,9 @@ class Incarnation:
         watchdog.event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
         return watchdog
 
-    def _suspect_workers(self, settings: ConsumerSettings, wires: _Wires, stream: str) -> list[Service]:
+    def _suspect_workers(
+        self, settings: ConsumerSettings, wires: _Wires, stream: str, template: Template
+    ) -> list[Service]:
         spec = ProcessSpec(
             settings.handler,
             stream,
@@ -239,7 +242,7 @@ class Incarnation:
         )
         links = [wires.link(f"suspects-{number}") for number in range(most_children(settings.concurrency))]
         return [
-            SuspectWorker(number, self.executor, self.lease, link, wires.steps(link), spec)
+            SuspectWorker(number, self.executor, self.lease, link, wires.steps(link), spec, template)
             for number, link in enumerate(links)
         ]
 

@@ -31,6 +31,7 @@ from usher.consumer.execution.lanes import Lanes
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import load_handler
 from usher.consumer.incarnation import Incarnation, master_client, terms
+from usher.consumer.isolation.process import Template
 from usher.consumer.isolation.worker import most_children
 from usher.consumer.lifecycle.journal import Journal, read_journal
 from usher.consumer.lifecycle.process_ending import report_crash
@@ -159,10 +160,12 @@ class ConsumerProgram:
         leave: Callable[[str], None],
         give_up: Callable[[str], None],
         ends: WorkerEnds,
+        template: Template,
     ) -> None:
         """Make the program. ``leave`` ends this process, so that a new one is started; ``give_up`` ends the program;
-        ``ends``: how the process before it ended."""
+        ``ends``: how the process before it ended; ``template``: forks the processes of suspects."""
         self._ends = ends
+        self._template = template
         self._settings = settings
         self._redis_url = redis_url
         self._leave = leave
@@ -274,6 +277,7 @@ class ConsumerProgram:
                     self._lost,
                     self._metrics,
                     self._state,
+                    self._template,
                 )
                 self._incarnation.acker.on_progress = self._ends.progressed
                 self._incarnation.start()

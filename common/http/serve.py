@@ -250,9 +250,13 @@ class Pulse(WorkerTmp):
 class WorkerEnds:
     """The arbiter's knowledge of how its last worker ended. A worker that is forked then knows it too."""
 
-    def __init__(self, running: Callable[[], Sequence[str]] = lambda: ()) -> None:
+    def __init__(
+        self, running: Callable[[], Sequence[str]] = lambda: (), before_restart: Callable[[], None] = lambda: None
+    ) -> None:
         """``running`` names what ran in a worker that stood still, for the log."""
         self._running = running
+        self._before_restart = before_restart
+        self._is_restart = False
         self._kills: int | None = None
         self._progress = mmap.mmap(-1, 1)  # which a worker shares with its arbiter
         #: The last one was ended by SIGKILL, and neither by its arbiter nor by the kernel, for want of memory.
@@ -260,6 +264,9 @@ class WorkerEnds:
 
     def begin(self) -> None:
         """Note that a worker begins."""
+        if self._is_restart:
+            self._before_restart()
+        self._is_restart = True
         self._kills = oom_kills()
         self._progress[0] = 0
 

@@ -7,6 +7,7 @@ SQLite connection that was opened at import, a signal handler) fail here as they
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import faulthandler
@@ -19,7 +20,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 import click
 import orjson
@@ -43,15 +44,13 @@ from usher.consumer.isolation.process import (
     LEASE,
     RAISED,
     STARTS,
+    STATUS,
     TELL_WHERE,
     CallResult,
     Piece,
     ProcessSpec,
 )
 from usher.consumer.policy.batches import judge
-
-if TYPE_CHECKING:
-    import asyncio
 
 _PR_SET_PDEATHSIG = 1
 #: Longest wait in seconds that an answer may give: JSON has no infinity.
@@ -123,8 +122,6 @@ class Slot(Service):
         handler = self._handler
         given_to: Any = [message] if handler.batch is not None else message
         if handler.is_async:
-            import asyncio  # which a suspect's process would load for nothing, in the third of its start
-
             if self._event_loop is None:
                 self._event_loop = asyncio.new_event_loop()
                 asyncio.set_event_loop(self._event_loop)
@@ -191,18 +188,71 @@ def _ignore(*_: object) -> None:
 
 
 @click.command(name="handler-process")
-@click.argument("asked_by", type=int)
-@click.argument("where", type=int)
-def main(asked_by: int, where: int) -> None:
-    """Run messages until the socket is closed. ``asked_by``: descriptor of the socket that brings the spec, then
-    messages and ends of the lease; ``where``: descriptor of the file for the stack of a process that dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    with contextlib.suppress(OSError):  # where memory ends, this process is the one to end, and not the consumer
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+@click.argument("orders", type=int)
+def main(orders: int) -> None:
+    """Be the template: fork a process for each order on this socket, and one that watches it, until the socket is
+    closed. An order brings a pipe for what ``watch`` tells, and the descriptors of ``run``."""
+    _die_with_parent()
     for stop in (signal.SIGTERM, signal.SIGINT):  # systemd sends it to all of a service; who asked decides, and ends us
         signal.signal(stop, _ignore)
-    for descriptor in (asked_by, where):
-        os.set_inheritable(descriptor, False)
+    control = socket.socket(fileno=orders)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that watch
+    while True:
+        order, descriptors, _, _ = socket.recv_fds(control, 1, 3)
+        if not order:
+            return
+        if os.fork():
+            for descriptor in descriptors:
+                os.close(descriptor)
+            continue
+        control.close()
+        status, *asked = descriptors
+        told, wakes = os.pipe()
+        os.set_blocking(wakes, False)
+        signal.signal(signal.SIGCHLD, _ignore)
+        signal.set_wakeup_fd(wakes)
+        if pid := os.fork():
+            for descriptor in asked:
+                os.close(descriptor)
+            watch(pid, status, told)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for descriptor in (status, told, wakes):
+            os.close(descriptor)
+        _die_with_parent()
+        os.setpgid(0, 0)
+        run(*asked)
+        return
+
+
+def watch(pid: int, status: int, told: int) -> NoReturn:
+    """Tell, through the pipe ``status``, the number of the process with the handler, and how it ends; end it, and all
+    that it has started, as soon as nobody reads that. It may not do so itself: its code keeps the interpreter, or it
+    was stopped. ``told`` becomes readable when it ends."""
+    with contextlib.suppress(PermissionError):  # it was quicker
+        os.setpgid(pid, pid)
+    os.write(status, STATUS.pack(pid))
+    news = select.poll()
+    news.register(told, select.POLLIN)
+    news.register(status, 0)  # POLLERR: the reader has gone
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if status in dict(news.poll()):
+            os.killpg(pid, signal.SIGKILL)
+            os._exit(0)
+    with contextlib.suppress(BrokenPipeError):
+        os.write(status, STATUS.pack(ended[1]))
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def run(asked_by: int, where: int) -> None:
+    """Run messages until the socket is closed. ``asked_by``: descriptor of the socket that brings the spec, then
+    messages and ends of the lease; ``where``: descriptor of the file for the stack of a process that dies."""
+    with contextlib.suppress(OSError):  # where memory ends, this process is the one to end, and not the consumer
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     faulthandler.enable(where)
     faulthandler.register(TELL_WHERE, where)
     # Whatever the handler prints is seen, even if its process is killed.

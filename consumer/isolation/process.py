@@ -1,7 +1,9 @@
 """A process that runs the handler only, as the process that asks it sees it.
 
 It is started for the first message, and again for the next one after it was ended: a handler that hangs is killed, with
-all that it has started, and a handler may end its process itself. The process runs ``consumer/isolation/child.py``.
+all that it has started, and a handler may end its process itself. The process runs ``consumer/isolation/child.py``, and
+is forked by a template that has loaded all of ours and nothing of the user's: a new interpreter takes half a second of
+CPU, and where messages end their processes, one after another, that is what all others would wait for.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ import re
 import select
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +27,7 @@ from typing import Any
 import orjson
 
 from usher.common.base.errors import StartRefused
+from usher.common.runtime.fork_guard import call_in_children
 from usher.common.runtime.memory import oom_kills
 from usher.common.runtime.own_command import usher_command
 
@@ -152,29 +157,126 @@ _LATE_S = 1.0
 #: On this signal the process writes down the calls of all its threads.
 TELL_WHERE = signal.SIGRTMAX
 _LONGEST_TRACE = 8000
+#: What the template tells of a process that it has forked: its number, then its status for ``waitpid``.
+STATUS = struct.Struct("=i")
+
+
+class Forked:
+    """A process that the template has forked, and that ends when this one does; as ``subprocess.Popen`` for what is not
+    our own child. ``status``: our end of the pipe that brings its number, and how it ended."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.returncode: int | None = None
+        if not self._is_readable(_SEND_S) or not (told := os.read(status, STATUS.size)):
+            raise OSError("the template has ended")
+        [self.pid] = STATUS.unpack(told)
+
+    def wait(self, within_s: float = 0.0) -> int | None:
+        """Return the exit code, or minus the signal; None when it has not ended in time."""
+        if self.returncode is None and self._is_readable(within_s):
+            told = os.read(self.status, STATUS.size)
+            # Who watches it was killed, and took it along.
+            self.returncode = os.waitstatus_to_exitcode(*STATUS.unpack(told)) if told else -signal.SIGKILL
+        return self.returncode
+
+    def _is_readable(self, within_s: float) -> bool:
+        pipe = select.poll()  # select() takes no number above 1023
+        pipe.register(self.status, select.POLLIN)
+        return bool(pipe.poll(1000 * within_s))
+
+
+class Template:
+    """The process that forks handler processes; started for the first of them, and again when it has gone. Any thread
+    may ask. ``stdout``: our descriptor for what handlers print; None is our own."""
+
+    def __init__(self, stdout: int | None = None) -> None:
+        self._stdout = stdout
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._forked: dict[int, Forked] = {}  # by the number of its pipe
+        # A pipe that a child of ours holds open would keep a handler alive when this process has ended.
+        call_in_children(self._close_pipes)
+
+    def fork(self, asked_by: int, where: int) -> Forked:
+        """Return a new process that runs ``child.run`` with these descriptors. Raises OSError."""
+        status, theirs = os.pipe()
+        try:
+            with self._lock:
+                control = self._socket or self._start()
+                try:
+                    socket.send_fds(control, [b"1"], [theirs, asked_by, where])
+                except OSError:  # it has gone
+                    socket.send_fds(self._start(), [b"1"], [theirs, asked_by, where])
+            os.close(theirs)
+            self._forked[status] = forked = Forked(status)
+        except OSError:
+            os.close(status)
+            raise
+        return forked
+
+    def forget(self, process: Forked) -> None:
+        """Let go of a process that has ended."""
+        if self._forked.pop(process.status, None):
+            os.close(process.status)
+
+    def begin(self) -> None:
+        """Start it ahead of need, unless there is one: also for processes that are forked from this one."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._socket is None:
+                self._start()
+
+    def _start(self) -> socket.socket:
+        self._close()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(_SEND_S)
+        with theirs:
+            self._process = subprocess.Popen(
+                usher_command("handler-process", str(theirs.fileno())),
+                stdin=subprocess.DEVNULL,
+                stdout=self._stdout,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # a Ctrl-C is ours to pass on
+            )
+        self._socket = ours
+        return ours
+
+    def end(self) -> None:
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            self._process.kill()  # nothing, where the arbiter has started it: our successor goes on with it
+            self._process.wait()
+
+    def _close_pipes(self) -> None:
+        for status in self._forked:
+            os.close(status)
 
 
 class HandlerProcess:
     """Runs a handler on one message after another. ``check`` is called again and again while it waits, and may raise;
-    ``with`` ends the process. ``environ``: None is ours; ``usual_limit_s``: the limit where none is set; ``stdout``:
-    our descriptor for what it prints."""
+    ``with`` ends the process. ``usual_limit_s``: the limit where none is set; ``template``: None for one of its own,
+    whose handlers print to standard error."""
 
     def __init__(
         self,
         spec: ProcessSpec,
-        environ: Mapping[str, str] | None,
         check: Callable[[], None],
         usual_limit_s: float = _USUAL_LIMIT_S,
-        stdout: int | None = _STDERR,
+        template: Template | None = None,
     ) -> None:
         self._spec = spec
-        self._environ = environ and dict(environ)
         self._check = check
         self._usual_limit_s = usual_limit_s
-        self._stdout = stdout
+        self._template = template or Template(_STDERR)
+        self._is_own_template = template is None
         #: True until the process has got its first message.
         self.is_fresh = True
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
         # A dying process writes here what it was doing.
         self._where = tempfile.TemporaryFile()  # noqa: SIM115 - closed at our own end
         self._limit_s = 0.0
@@ -189,8 +291,8 @@ class HandlerProcess:
         process = self.begin()
         if not self._takes(piece):
             told = f"did not take the message within {_SEND_S:g} s"
-            if self._is_over(process):
-                told = f"ended {_ending(process.returncode)} before it took the message"
+            if (code := process.wait(_END_S)) is not None:
+                told = f"ended {_ending(code)} before it took the message"
             self._kill()
             return CallResult(NOT_RUN, f"the handler's process {told}")
         began_s, kills = time.monotonic(), oom_kills()
@@ -205,15 +307,15 @@ class HandlerProcess:
             return CallResult(**answer)
         seconds = time.monotonic() - began_s
         if not self._is_late:
-            how = DIED
-            told = _ending(process.returncode) if self._is_over(process) else "by closing what connects us with it"
-            is_in_doubt = process.returncode == -signal.SIGKILL and oom_kills() != kills
+            how, code = DIED, process.wait(_END_S)
+            told = _ending(code) if code is not None else "by closing what connects us with it"
+            is_in_doubt = code == -signal.SIGKILL and oom_kills() != kills
             told += ", when the kernel ended processes for want of memory" if is_in_doubt else ""
         else:
             how, told = HUNG, f"it did not end within {limit_s:g} s"
             told += "" if self._limit_s else ", and no limit is set (--handler-seconds)"
-            process.send_signal(TELL_WHERE)
-            self._is_over(process, _LAST_WORDS_S)
+            os.kill(process.pid, TELL_WHERE)
+            process.wait(_LAST_WORDS_S)
         self._kill()
         return CallResult(how, told, traceback=self._last_words(), seconds=seconds, is_in_doubt=is_in_doubt)
 
@@ -239,10 +341,11 @@ class HandlerProcess:
         if process is not None and gently:
             self._note_end(process)
             self._socket.close()  # it reads the end
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
+            process.wait(_END_S)
         self._kill()
         self._where.close()
+        if self._is_own_template:
+            self._template.end()
 
     def tell(self, order: Mapping[str, Any]) -> bool:
         """Send something that has no answer. Return False when the process is too busy to take it."""
@@ -256,7 +359,7 @@ class HandlerProcess:
             pass
         return True
 
-    def begin(self) -> subprocess.Popen[bytes]:
+    def begin(self) -> Forked:
         """Start the process if there is none. Raises StartRefused when the handler cannot be loaded."""
         if self._process is not None and self._note_end(self._process):
             self._kill()
@@ -264,9 +367,9 @@ class HandlerProcess:
             self._process = self._start()
         return self._process
 
-    def _note_end(self, process: subprocess.Popen[bytes]) -> bool:
+    def _note_end(self, process: Forked) -> bool:
         """Note it and return True when the process has gone although no call was running."""
-        code = process.poll()
+        code = process.wait()
         if code is not None:
             self.notes.append(
                 f"the handler's process ended {_ending(code)} when a call was over: something that the handler began"
@@ -274,20 +377,12 @@ class HandlerProcess:
             )
         return code is not None
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> Forked:
         ours, theirs = socket.socketpair()
         self._where.seek(0)
         self._where.truncate()
-        descriptors = theirs.fileno(), self._where.fileno()
         try:
-            process = subprocess.Popen(
-                usher_command("handler-process", *map(str, descriptors)),
-                stdin=subprocess.DEVNULL,
-                stdout=self._stdout,
-                env=self._environ,
-                pass_fds=descriptors,
-                start_new_session=True,  # a Ctrl-C is ours to pass on, and all that a handler starts ends with it
-            )
+            process = self._template.fork(theirs.fileno(), self._where.fileno())
         except OSError as problem:
             ours.close()
             raise StartRefused(f"no process for the handler: {problem}") from problem
@@ -301,7 +396,8 @@ class HandlerProcess:
         except OSError:
             answer = None
         if answer is None:
-            ended = _ending(process.returncode) if self._is_over(process) else f"did not end within {_IMPORT_S:g} s"
+            code = process.wait(_END_S)
+            ended = _ending(code) if code is not None else f"did not end within {_IMPORT_S:g} s"
             self._kill()
             raise StartRefused(
                 f"{self._spec.handler}: its import ended the process {ended}\n{self._last_words()}".strip()
@@ -326,7 +422,7 @@ class HandlerProcess:
             looked_s = now
             left_s = until_s - now
             # Before the look: the output of its last moment counts.
-            is_over = self._process is None or self._process.poll() is not None
+            is_over = self._process is None or self._process.wait() is not None
             if sockets.poll(0 if is_over else 1000 * min(max(left_s, 0.0), _LOOK_EVERY_S)):
                 chunk = self._socket.recv(65_536)
                 if not chunk:
@@ -339,13 +435,6 @@ class HandlerProcess:
         answer: dict[str, Any] = orjson.loads(line)
         return answer
 
-    def _is_over(self, process: subprocess.Popen[bytes], within_s: float = _END_S) -> bool:
-        try:
-            process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
     def _kill(self) -> None:
         process, self._process = self._process, None
         if process is None:
@@ -353,7 +442,8 @@ class HandlerProcess:
         self._socket.close()  # it reads the end, and ends itself if we may not: its handler has changed the user
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.wait(_END_S)
+        self._template.forget(process)
 
     def _last_words(self) -> str:
         """Return its report of where its threads were, if it could write one."""

@@ -45,6 +45,7 @@ from usher.consumer.isolation.process import (
     HandlerProcess,
     Piece,
     ProcessSpec,
+    Template,
 )
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.policy.quarantine import is_unseen, needs_fresh_process
@@ -76,7 +77,14 @@ class SuspectWorker(Service):
     stalls_after_s = math.inf
 
     def __init__(
-        self, number: int, executor: Executor, lease: OwnLease, link: Link, steps: OwnerScripts, spec: ProcessSpec
+        self,
+        number: int,
+        executor: Executor,
+        lease: OwnLease,
+        link: Link,
+        steps: OwnerScripts,
+        spec: ProcessSpec,
+        template: Template,
     ) -> None:
         super().__init__()
         self.name = f"suspects-{number}"
@@ -85,6 +93,7 @@ class SuspectWorker(Service):
         self._link = link
         self._steps = steps
         self._spec = spec
+        self._template = template
         self._child: HandlerProcess | None = None
         self._runs = b""  # the message that the child runs
         self._told_s = 0.0  # the end of the lease, as the child knows it
@@ -109,6 +118,7 @@ class SuspectWorker(Service):
 
     def on_end(self) -> None:
         self._end_child(gently=False)
+        self._template.end()  # the others of this consumer end, too
         self._link.close()
 
     def _end_child(self, gently: bool) -> None:
@@ -170,7 +180,7 @@ class SuspectWorker(Service):
             self._end_child(gently=True)
         try:
             if self._child is None:
-                self._child = HandlerProcess(self._spec, None, self._check, math.inf, None)
+                self._child = HandlerProcess(self._spec, self._check, math.inf, self._template)
             child = self._child
             child.begin()
         except (StartRefused, OSError) as refused:  # also where there is no room for a temporary file

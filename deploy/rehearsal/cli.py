@@ -252,7 +252,7 @@ def _rehearse(
     log, secrets = (settings.log_level, settings.log_format), tuple(filter(None, settings.secrets))
     play = ProcessSpec(handler, at.keys.stream, settings.sources is not None, settings.handler_seconds, log, secrets)
     with StopRequest() as stop, progress() as show:
-        process = HandlerProcess(play, os.environ, stop.check)
+        process = HandlerProcess(play, stop.check)
         try:
             with process:
                 for one in candidates:

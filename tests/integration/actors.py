@@ -35,7 +35,7 @@ from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.incarnation import Orders
-from usher.consumer.isolation.process import ProcessSpec
+from usher.consumer.isolation.process import ProcessSpec, Template
 from usher.consumer.isolation.worker import SuspectWorker
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient
@@ -283,7 +283,8 @@ class ConsumerActor:
             0.0,
             self.lost.append,
         )
-        self.suspects = SuspectWorker(0, self.executor, self.lease, self.link, self.steps, ProcessSpec("", "", False))
+        spec = ProcessSpec("", "", False)
+        self.suspects = SuspectWorker(0, self.executor, self.lease, self.link, self.steps, spec, Template())
         self.reader = InboxReader(self.read_link, keys, self.incarnation, self.lanes, self.lease)
         ending = ProcessEnding(self.steps, lambda: True, self.journal, 0, self.lost.append)
         self.reader.on_order = Orders(self.executor, self.journal, ending).obey

@@ -66,7 +66,7 @@ class Still:
 
 def test_a_handler_that_returned_while_its_consumer_stood_still_has_not_hung() -> None:
     still = Still(2.5)
-    with HandlerProcess(ProcessSpec("kept:soon", "s", False), os.environ, still) as process:
+    with HandlerProcess(ProcessSpec("kept:soon", "s", False), still) as process:
         process.begin()
         still.is_sent = True
         assert process.run(piece()).how == DONE
@@ -74,11 +74,11 @@ def test_a_handler_that_returned_while_its_consumer_stood_still_has_not_hung() -
 
 def test_the_time_in_which_all_stood_still_is_given_back_and_a_hang_is_seen_all_the_same() -> None:
     still = Still(4.0)
-    with HandlerProcess(ProcessSpec("kept:long", "s", False, handler_s=3), os.environ, still) as process:
+    with HandlerProcess(ProcessSpec("kept:long", "s", False, handler_s=3), still) as process:
         process.begin()
         still.is_sent = True
         assert process.run(piece()).how == DONE, "4.5 s of work, of which 4 s passed while nobody looked"
-    with HandlerProcess(ProcessSpec("kept:long", "s", False, handler_s=1), os.environ, lambda: None) as process:
+    with HandlerProcess(ProcessSpec("kept:long", "s", False, handler_s=1), lambda: None) as process:
         process.begin()
         began_s = time.monotonic()
         assert process.run(piece()).how == HUNG
@@ -87,7 +87,7 @@ def test_the_time_in_which_all_stood_still_is_given_back_and_a_hang_is_seen_all_
 
 def test_it_ends_by_itself_when_the_lease_ends_and_whoever_renews_it_stands_still(folder: Path) -> None:
     spec = ProcessSpec("kept:writes", "s", False, is_rehearsal=False, has_lease=True)
-    with HandlerProcess(spec, os.environ, lambda: None) as process:
+    with HandlerProcess(spec, lambda: None) as process:
         process.begin()
         process.tell({LEASE: now_s() + 0.5})
         result = process.run(piece())
@@ -97,7 +97,7 @@ def test_it_ends_by_itself_when_the_lease_ends_and_whoever_renews_it_stands_stil
 
 def test_it_runs_on_for_as_long_as_it_is_told_of_renewals(folder: Path) -> None:
     spec = ProcessSpec("kept:writes", "s", False, is_rehearsal=False, has_lease=True)
-    process = HandlerProcess(spec, os.environ, lambda: process.tell({LEASE: now_s() + 0.5}) and None)
+    process = HandlerProcess(spec, lambda: process.tell({LEASE: now_s() + 0.5}) and None)
     with process:
         process.begin()
         assert process.run(piece()).how == DONE
@@ -119,14 +119,14 @@ def many_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_files")
 def test_a_consumer_with_more_than_a_thousand_open_files_has_one_too() -> None:
-    with HandlerProcess(ProcessSpec("kept:soon", "s", False), os.environ, lambda: None) as process:
+    with HandlerProcess(ProcessSpec("kept:soon", "s", False), lambda: None) as process:
         assert process.run(piece()).how == DONE
 
 
 def test_a_message_that_its_process_did_not_take_has_not_run() -> None:
     """The process ends, by no doing of the message, when it has begun and before it reads."""
     ends: list[int] = []
-    with HandlerProcess(ProcessSpec("kept:soon", "s", False), os.environ, lambda: _kill(ends)) as process:
+    with HandlerProcess(ProcessSpec("kept:soon", "s", False), lambda: _kill(ends)) as process:
         for _ in range(2):
             child = process.begin()
             os.kill(child.pid, signal.SIGSTOP)
@@ -155,7 +155,7 @@ def test_who_is_killed_while_the_kernel_ends_processes_for_want_of_memory_need_n
             counts.write_text(f"nr_free_pages 12\noom_kill {kills}\n")
             os.kill(child.pid, signal.SIGKILL)
 
-    with HandlerProcess(ProcessSpec("kept:writes", "s", False), os.environ, end) as process:
+    with HandlerProcess(ProcessSpec("kept:writes", "s", False), end) as process:
         child = process.begin()
         result = process.run(piece())
     assert (result.how, result.error[:10], result.is_in_doubt) == (DIED, "by SIGKILL", is_in_doubt)
@@ -167,7 +167,7 @@ def test_one_that_we_may_not_end_ends_itself(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*_: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    with HandlerProcess(ProcessSpec("kept:hangs", "s", False), os.environ, lambda: None) as process:
+    with HandlerProcess(ProcessSpec("kept:hangs", "s", False), lambda: None) as process:
         child = process.begin()
         monkeypatch.setattr(os, "killpg", refuse)
         assert process.run(piece()).how == HUNG

@@ -347,7 +347,7 @@ def test_an_effect_in_a_database_is_tried_and_taken_back(
 def test_a_process_that_ends_behind_its_last_message_is_told_and_the_next_one_has_another(world: World) -> None:
     pieces = [Piece(b"T", b"5-0", 0, (0, 0, 0, 0), (b"body", body)) for body in (b"exit afterwards", b"fine")]
     others = psutil.Process().children()
-    with HandlerProcess(ProcessSpec("shop:does", "s", False), os.environ, lambda: None) as process:
+    with HandlerProcess(ProcessSpec("shop:does", "s", False), lambda: None) as process:
         assert process.run(pieces[0]).how == "done"
         [child] = [one for one in psutil.Process().children() if one not in others]
         # Not by its status: a zombie is also one whose other threads are about to end.
@@ -363,7 +363,7 @@ def test_a_process_that_ends_behind_its_last_message_is_told_and_the_next_one_ha
 
 def test_a_child_that_the_handler_has_forked_answers_nothing_and_takes_no_message(world: World) -> None:
     bodies = (b"raises", b"child raises", b"raises", b"fine")
-    with HandlerProcess(ProcessSpec("shop:forks", "s", False), os.environ, lambda: None) as process:
+    with HandlerProcess(ProcessSpec("shop:forks", "s", False), lambda: None) as process:
         ended = [process.run(Piece(b"T", b"5-0", 0, (0, 0, 0, 0), (b"body", body))).how for body in bodies]
     assert (ended, process.notes) == (["raised", "done", "raised", "done"], [])
 
