@@ -236,9 +236,12 @@ def watch(pid: int, status: int, told: int) -> NoReturn:
     news.register(told, select.POLLIN)
     news.register(status, 0)  # POLLERR: the reader has gone
     while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        if status in dict(news.poll()):
-            os.killpg(pid, signal.SIGKILL)
-            os._exit(0)
+        for ready, _ in news.poll():
+            if ready == told:
+                os.read(told, 64)
+            else:
+                news.unregister(status)
+                os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(BrokenPipeError):
         os.write(status, STATUS.pack(ended[1]))
     os._exit(0)

@@ -6,15 +6,29 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.process.machine import until
 from usher.common.base.clock import now_s
 from usher.common.runtime import memory
-from usher.consumer.isolation.process import DIED, DONE, HUNG, LEASE, NOT_RUN, HandlerProcess, Piece, ProcessSpec
+from usher.consumer.isolation.process import (
+    DIED,
+    DONE,
+    HUNG,
+    LEASE,
+    NOT_RUN,
+    HandlerProcess,
+    Piece,
+    ProcessSpec,
+    Template,
+)
 
 _HANDLERS = """
 import time
@@ -172,3 +186,47 @@ def test_one_that_we_may_not_end_ends_itself(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(os, "killpg", refuse)
         assert process.run(piece()).how == HUNG
     assert child.returncode == -signal.SIGKILL
+
+
+def test_the_template_may_go_at_any_moment() -> None:
+    template, ends = Template(), [1]
+
+    def end() -> None:
+        while ends:
+            ends.pop()
+            template._process.kill()
+
+    with HandlerProcess(ProcessSpec("kept:soon", "s", False), end, template=template) as process:
+        for times in range(2):
+            assert process.run(piece()).how == DONE, "what it has forked goes on"
+            process._kill()
+            ends[:] = [times]
+    template.end()
+
+
+_ASKER = """
+import os, sys, time
+from usher.consumer.isolation.process import HandlerProcess, Piece, ProcessSpec, Template
+
+def end():
+    if os.path.exists("effect"):
+        if not os.fork():  # a pool that a handler has started lives on, with copies of all that is open here
+            time.sleep(30)
+        os._exit(9)
+
+process = HandlerProcess(ProcessSpec("kept:writes", "s", False), end)
+print(process.begin().pid, flush=True)
+process.run(Piece(b"T", b"5-0", 7, (0, 0, 0, 0), ()))
+"""
+
+
+def test_it_ends_at_once_with_who_asked_whatever_that_has_left_behind(folder: Path) -> None:
+    asker = subprocess.Popen([sys.executable, "-c", _ASKER], stdout=subprocess.PIPE, start_new_session=True)
+    assert asker.stdout is not None
+    try:
+        pid = int(asker.stdout.readline())
+        assert asker.wait(20) == 9
+        until(lambda: not psutil.pid_exists(pid), 1, "the handler has ended")
+    finally:
+        os.killpg(asker.pid, signal.SIGKILL)
+        asker.stdout.close()

@@ -8,13 +8,13 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import sqlalchemy as sa
 
 from tests.commands import usher
 from tests.integration.factories import Owner, World
 from tests.integration.gathered import Gathered
+from tests.process.crew import handler_processes
 from tests.process.machine import ROOT, until
 from tests.sinks import rows
 from usher.common.base.clock import now_s
@@ -346,14 +346,9 @@ def test_an_effect_in_a_database_is_tried_and_taken_back(
 
 def test_a_process_that_ends_behind_its_last_message_is_told_and_the_next_one_has_another(world: World) -> None:
     pieces = [Piece(b"T", b"5-0", 0, (0, 0, 0, 0), (b"body", body)) for body in (b"exit afterwards", b"fine")]
-    others = psutil.Process().children()
     with HandlerProcess(ProcessSpec("shop:does", "s", False), lambda: None) as process:
         assert process.run(pieces[0]).how == "done"
-        [child] = [one for one in psutil.Process().children() if one not in others]
-        # Not by its status: a zombie is also one whose other threads are about to end.
-        until(
-            lambda: os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), 20, "its thread has ended it"
-        )
+        until(lambda: not handler_processes(os.getpid()), 20, "its thread has ended it")
         assert process.run(pieces[1]).how == "done"
     assert process.notes == [
         "the handler's process ended with exit code 4 when a call was over: something that the handler began goes on"

@@ -3,6 +3,7 @@ records of handlers."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -49,13 +50,25 @@ def logged_ms(record: dict[str, Any]) -> int:
 
 
 def _living_child(parent: psutil.Process) -> int | None:
+    """A child that works; not the template of processes for suspects."""
     for child in parent.children():
         try:
-            if child.status() != psutil.STATUS_ZOMBIE:
+            if child.status() != psutil.STATUS_ZOMBIE and "handler-process" not in child.cmdline():
                 return child.pid
         except psutil.NoSuchProcess:
             continue
     return None
+
+
+def handler_processes(above: int) -> list[psutil.Process]:
+    """The processes under this one that run a handler only. Each leads a group, in the session of its template."""
+    found = []
+    for process in psutil.Process(above).children(recursive=True):
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            is_ours = "handler-process" in process.cmdline()
+            if is_ours and os.getpgid(process.pid) == process.pid != os.getsid(process.pid):
+                found.append(process)
+    return found
 
 
 class Crew:

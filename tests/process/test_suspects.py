@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.hands import pairs
-from tests.process.crew import KEYS, Crew, out_of_order
+from tests.process.crew import KEYS, Crew, handler_processes, out_of_order
 from tests.topologies import figures
 from usher import Link
 
@@ -89,7 +89,7 @@ def child_of(crew: Crew, name: str) -> psutil.Process:
     found: list[psutil.Process] = []
 
     def is_there() -> bool:
-        found[:] = psutil.Process(crew.worker_of(name)).children()
+        found[:] = handler_processes(crew.processes[name].pid)
         return bool(found)
 
     crew.until(is_there, 20, "a child of the consumer")
