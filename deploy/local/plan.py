@@ -29,6 +29,8 @@ from usher.common.runtime.settings import environment as changed_settings
 from usher.deploy.local.preflight import check_programs, problems_of_programs
 from usher.deploy.local.supervision import Supervision, SupervisionHangs, SupervisionLost, environment, master_urls
 
+#: Seconds that programs need around the drain, in addition to it; more than ``usher.common.http.serve`` takes (8 s).
+AROUND_DRAIN_S = 12
 EXAMPLE_HANDLER = "usher.deploy.demo.handlers:show"
 #: Ports below the range from which systems assign ports, so that no other program gets ours between our look and our
 #: bind.
@@ -58,9 +60,8 @@ class LocalSettings(CommonSettings):
 
     @property
     def stop_seconds(self) -> int:
-        """Return the time a consumer gets for its drain before supervisord kills it; the program itself needs some
-        seconds around the drain."""
-        return int(self.drain_seconds) + 12
+        """The time a consumer gets for its drain before supervisord kills it."""
+        return int(self.drain_seconds) + AROUND_DRAIN_S
 
     @property
     def urls(self) -> list[str]:

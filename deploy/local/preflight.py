@@ -12,6 +12,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from usher.common.runtime.settings import CommonSettings, load, name_of
 #: Stand-ins for settings that are only known at each program's start, or checked below.
 _ANY = {"handler": "any:handler"}
 #: Seconds between two looks whether the check has ended, or must end.
-_STEP_S = 0.1
+_STEP_S = 0.05
 #: Settings that a supervisor of several programs gives to each of them.
 _OF_ONE_PROGRAM = frozenset({"bind", "advertise_url", "consumer_name", "master_urls"})
 
@@ -41,7 +43,7 @@ class PassesOn(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as unknown:
             field = unknown.option_name.lstrip("-").replace("-", "_")
-            if field in _OF_ONE_PROGRAM or not any(field in cls.model_fields for cls in _classes()):
+            if field in _OF_ONE_PROGRAM or not any(field in cls.model_fields for cls in _programs()):
                 raise
             how = (
                 f"{ctx.command_path!r} hands its environment to its programs: {name_of(field)}=..."
@@ -50,8 +52,7 @@ class PassesOn(click.Command):
             raise click.UsageError(f"No such option: {unknown.option_name}. {how}", ctx) from None
 
 
-def _classes() -> tuple[type[CommonSettings], ...]:
-    """Return the settings of the programs; only who needs them loads them."""
+def _programs() -> tuple[type[CommonSettings], ...]:
     from usher.consumer.settings import ConsumerSettings
     from usher.master.settings import MasterSettings, StreamerSettings
 
@@ -59,15 +60,14 @@ def _classes() -> tuple[type[CommonSettings], ...]:
 
 
 def problems_of_programs(environ: Mapping[str, str]) -> list[str]:
-    """Return what is wrong with the settings of master, streamer and consumer in this environment, each problem
-    once."""
+    """Return what is wrong with the settings of the programs in this environment, each problem once."""
     problems: list[str] = []
-    for cls in _classes():
+    for cls in _programs():
         try:
             load(cls, environ, _ANY if "consumer_name" in cls.model_fields else None)
         except SettingsError as wrong:
-            problems += [problem for problem in wrong.problems if problem not in problems]
-    return problems
+            problems += wrong.problems
+    return [*dict.fromkeys(problems)]
 
 
 def check_programs(
@@ -76,43 +76,29 @@ def check_programs(
     """Raise StartRefused with what ``usher preflight`` says unless master, consumer and handler can be used in this
     environment, and in this folder (None: the current one). ``check`` is called all the time and may raise, which ends
     the check."""
-    process = subprocess.Popen(
-        usher_command("preflight"),
-        env=dict(environ),
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    with process:
+    with tempfile.TemporaryFile() as said:  # no pipe: what the module has started may hold it open
+        process = subprocess.Popen(
+            usher_command("preflight"),
+            env=dict(environ),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
+        )
         try:
-            out, err = _said(process, check)
+            while process.poll() is None:
+                check()
+                time.sleep(_STEP_S)
         finally:  # also what the handler's module has started
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    if code := process.returncode:
+            code = process.wait()
+        said.seek(0)
+        told = said.read().decode(errors="replace").strip().removeprefix("usher: ")
+    if code:
         by_signal = f"by {signal.Signals(-code).name}, while USHER_HANDLER was imported" if code < 0 else ""
-        how = by_signal or f"with exit code {code}"
-        raise StartRefused((err or out).removeprefix("usher: ") or f"the check of settings and handler ended {how}")
-
-
-def _said(process: subprocess.Popen[bytes], check: Callable[[], None]) -> tuple[str, str]:
-    """Return its output until its end, not until the pipes close: a handler's module may have started processes that
-    live on with these pipes."""
-    said: tuple[bytes | None, bytes | None] = (None, None)
-    while True:
-        ended = process.poll() is not None  # asked first: all its output is there then
-        try:
-            said = process.communicate(timeout=_STEP_S)
-            break
-        except subprocess.TimeoutExpired as waiting:
-            said = (waiting.stdout, waiting.stderr)
-            if ended:
-                break
-        check()
-    out, err = ((text or b"").decode(errors="replace").strip() for text in said)
-    return out, err
+        raise StartRefused(told or f"the check of settings and handler ended {by_signal or f'with exit code {code}'}")
 
 
 @click.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import random
 import re
 import signal
@@ -38,7 +37,7 @@ class HostFolder:
         path = f"{redis_cli().parent}:{environ_for(home)['PATH']}"
         self.environ = environ_for(home) | {"PATH": path, "PYTHONPATH": f"{home}:{ROOT}"} | environ
         done = subprocess.run(
-            [*USHER, "init-deploy", str(self.folder), "--user", getpass.getuser(), *words],
+            [*USHER, "init-deploy", str(self.folder), *words],
             env=self.environ,
             cwd=home,
             capture_output=True,
@@ -97,20 +96,10 @@ def quiet_ports(count: int) -> int:
     return quiet_port(count, random.Random())
 
 
-def one_host(home: Path, scheme: str = "http", **environ: str) -> HostFolder:
-    port = quiet_ports(5)
-    masters = f"{scheme}://127.0.0.1:{port},{scheme}://127.0.0.1:{port + 1}"
-    words = (
-        "--masters",
-        masters,
-        "--redis-port",
-        str(port + 2),
-        "--health-port",
-        str(quiet_ports(4)),
-        "--handler",
-        "shop:handle",
-    )
-    return HostFolder(home, "one", *words, **{"USHER_LEASE_SECONDS": "3", **environ})
+def one_host(home: Path, **environ: str) -> HostFolder:
+    port = quiet_ports(25)
+    ports = {"USHER_PORT": str(port), "USHER_REDIS_PORT": str(port + 2)}
+    return HostFolder(home, "one", "--handler", "shop:handle", **{"USHER_LEASE_SECONDS": "3", **ports, **environ})
 
 
 def requests_ready(urls: list[str]) -> bool:

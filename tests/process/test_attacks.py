@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import logging
 import re
@@ -32,8 +31,7 @@ from usher.common.runtime.settings import load
 from usher.consumer.settings import ConsumerSettings
 from usher.consumer.web import create_app as consumer_app
 from usher.consumer.web import hosts_of
-from usher.deploy.local.deploy_folder import Host
-from usher.deploy.local.init_deploy import plan
+from usher.deploy.local.init_deploy import Host, plan
 from usher.master.web.seen import without_texts
 
 pytestmark = pytest.mark.process
@@ -129,28 +127,17 @@ def _rebound_name(_server: Guarded) -> str:
 
 
 def _host(**environ: str) -> Host:
-    asked = {
-        "host": environ.pop("host", "127.0.0.1"),
-        "masters": None,
-        "consumers": 1,
-        "handler": "usher.deploy.demo.handlers:show",
-        "health_port": 8721,
-        "redis_port": 6390,
-        "users": (getpass.getuser(),),
-    }
-    with pytest.MonkeyPatch.context() as patch:  # tests/process/test_init_deploy.py asks the real programs
-        patch.setattr("usher.deploy.local.init_deploy.check_programs", lambda environ, folder=None: None)
-        patch.setattr("usher.deploy.local.init_deploy._check_tls", lambda server: None)  # Redis 6.2 may have none
-        return plan(Path("/srv/usher"), ("all",), asked, environ)
+    host = environ.pop("host", "127.0.0.1")
+    return plan(Path("/srv/usher"), ("all",), host, 1, "usher.deploy.demo.handlers:show", environ)
 
 
 def _handlers_secrets(_server: Guarded) -> str:
     host = _host()
     files = host.files()
-    secrets = {*host.redis_users.values(), host.redis_url, host.settings["USHER_API_TOKEN"]}
-    secrets |= {host.settings["TOKEN_OPERATOR"]}
-    seen = [secret for secret in secrets - {host.redis_users["consumer"]} if secret in files["consumer.env"][0]]
-    supervisord = re.findall(r"EnvironmentFile|usher\.env", files["usher.service"][0] + files["start"][0])
+    secrets = {value for name, value in host.settings.items() if name.startswith(("REDIS_URL_", "TOKEN_OPERATOR"))}
+    secrets |= {host.settings[name] for name in ("USHER_REDIS_URL", "USHER_API_TOKEN")}
+    seen = [secret for secret in secrets - {host.settings["REDIS_URL_CONSUMER"]} if secret in files["consumer.env"]]
+    supervisord = re.findall(r"EnvironmentFile|usher\.env", files["usher.service"] + files["start"])
     return f"{len(seen) + len(supervisord)} of others"
 
 
@@ -160,7 +147,7 @@ def _exposure(_server: Guarded) -> str:
         pytest.skip("systemd-analyze is not installed here (Debian: apt-get install systemd)")
     with tempfile.TemporaryDirectory(prefix="usher-t-") as folder:
         unit = Path(folder) / "usher.service"
-        unit.write_text(_host().files()["usher.service"][0])
+        unit.write_text(_host().files()["usher.service"])
         words = [analyze, "security", "--offline=true", "--no-pager", str(unit)]
         told = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60).stdout
     found = re.search(r"exposure level for usher.service: ([0-9.]+)", told)
@@ -171,7 +158,7 @@ def _exposure(_server: Guarded) -> str:
 
 def _plain_redis(_server: Guarded) -> str:
     host = _host(host="10.0.0.1", USHER_TLS_CERT="/etc/cert.pem")
-    return ", ".join({url.partition("://")[0] for url in (host.redis_url, *host.redis_users.values())})
+    return ", ".join({url.partition("://")[0] for name, url in host.settings.items() if "REDIS_URL" in name})
 
 
 def _logged(name: str, attempt: Callable[[], object]) -> str:

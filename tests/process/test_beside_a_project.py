@@ -3,7 +3,6 @@ and the wheel alone: it writes the folder of `usher init-deploy`."""
 
 from __future__ import annotations
 
-import getpass
 import os
 import shutil
 import subprocess
@@ -98,7 +97,7 @@ def test_a_project_with_packages_of_the_same_names_runs_with_the_wheel(
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(textwrap.dedent(text))
     environ["PYTHONPATH"] = str(site)
-    run(sys.executable, site / "usher" / "__main__.py", "init-deploy", folder / "made", "--user", getpass.getuser())
+    run(sys.executable, site / "usher" / "__main__.py", "init-deploy", folder / "made")
     made = {file.name for file in (folder / "made").iterdir()}
     assert made >= {"supervisord.conf", "usher.env", "redis.conf", "runbook.md", "alerts.yml", "start"}
     assert str(site) in (folder / "made" / "supervisord.conf").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import shlex
@@ -110,7 +109,7 @@ def test_of_a_handler_that_the_service_could_not_use_it_warns(folder: Path, hand
     (folder / "broken.py").write_text("import not_there_at_all\n")
     made = folder / "made"
     done = subprocess.run(
-        [*USHER, "init-deploy", str(made), "--user", getpass.getuser(), "--handler", handler],
+        [*USHER, "init-deploy", str(made), "--handler", handler],
         env=environ_for(folder),
         cwd=folder,
         capture_output=True,
@@ -171,23 +170,12 @@ def check_users(host: HostFolder, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_two_hosts_share_one_redis_and_survive_the_loss_of_one(folder: Path) -> None:
-    ports = quiet_ports(2), quiet_ports(2), quiet_ports(1)
-    masters = f"http://127.0.0.1:{ports[0]},http://127.0.0.2:{ports[1]}"
+    port = quiet_ports(23)
+    masters = f"http://127.0.0.1:{port},http://127.0.0.2:{port}"
     settings = {"USHER_LEASE_SECONDS": "3", "USHER_LEADER_LEASE_SECONDS": "2", "USHER_HEALTH_HOSTS": "127.0.0.0/8"}
-    with_redis = ("--role", "redis", "--role", "master", "--redis-port", str(ports[0] + 1))
-    first = HostFolder(folder, "a", *with_redis, "--masters", masters, **settings)
-    second_words = (
-        "--role",
-        "master",
-        "--role",
-        "consumer",
-        "--host",
-        "127.0.0.2",
-        "--health-port",
-        str(ports[2]),
-        "--consumers",
-        "1",
-    )
+    settings |= {"USHER_MASTER_URLS": masters, "USHER_PORT": str(port), "USHER_REDIS_PORT": str(port + 1)}
+    first = HostFolder(folder, "a", "--role", "redis", "--role", "master", **settings)
+    second_words = ("--role", "master", "--role", "consumer", "--host", "127.0.0.2", "--consumers", "1")
     second = HostFolder(folder, "b", *second_words, "--handler", "shop:handle", **{**first.settings, **settings})
     assert second.settings["USHER_API_TOKEN"] == first.settings["USHER_API_TOKEN"]
     url = first.settings["USHER_REDIS_URL"]
@@ -212,20 +200,11 @@ def test_a_folder_with_certificates_speaks_https_everywhere(folder: Path) -> Non
     """Masters asked consumers for their health over plain HTTP: all were silent, and one that hung was not noticed."""
     papers = Papers(folder)
     tls = {"USHER_TLS_CERT": str(papers.cert), "USHER_TLS_KEY": str(papers.key), "USHER_TLS_CA": str(papers.ca)}
-    words = (
-        *USHER,
-        "init-deploy",
-        str(folder / "plain"),
-        "--user",
-        getpass.getuser(),
-        "--masters",
-        "http://127.0.0.1:8700",
-    )
-    refused = subprocess.run(
-        words, env=environ_for(folder) | tls, cwd=folder, capture_output=True, text=True, check=False, timeout=60
-    )
+    words = (*USHER, "init-deploy", str(folder / "plain"))
+    environ = environ_for(folder) | tls | {"USHER_MASTER_URLS": "http://127.0.0.1:8700"}
+    refused = subprocess.run(words, env=environ, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
     assert refused.returncode == 2 and "name them https://" in refused.stderr
-    host = one_host(folder, scheme="https", **tls)
+    host = one_host(folder, **tls)
     host.start()
     until(lambda: host.logs().count(" consumer_registered consumer=") == 2, 60, "both consumers have come")
     [line] = re.findall(r"^for url in .*$", (ROOT / "deploy" / "runbook.md").read_text(), re.MULTILINE)

@@ -3,7 +3,6 @@ project."""
 
 from __future__ import annotations
 
-import getpass
 import re
 import shlex
 import subprocess
@@ -30,7 +29,7 @@ class Written(NamedTuple):
 
 def written(home: Path, handler: str, cwd: Path, **environ: str) -> Written:
     """The folder is written in any case: the handler may come later."""
-    words = [*USHER, "init-deploy", str(home / "srv"), "--user", getpass.getuser(), "--handler", handler]
+    words = [*USHER, "init-deploy", str(home / "srv"), "--handler", handler]
     done = subprocess.run(
         words, env=environ_for(home) | environ, cwd=cwd, capture_output=True, text=True, check=False, timeout=60
     )
@@ -123,7 +122,7 @@ def test_the_command_for_later_keeps_handler_masters_and_secrets(folder: Path, p
 def test_secrets_that_the_shell_has_not_are_not_written_over(folder: Path, project: Path) -> None:
     made = written(folder, "shop:handle", project)
     before = (folder / "srv" / "usher.env").read_text()
-    words = f"--force --user {getpass.getuser()} --handler shop:handle"
+    words = "--force --handler shop:handle"
     done = again(folder, f"usher init-deploy {folder / 'srv'} {words}")
     assert (done.returncode, (folder / "srv" / "usher.env").read_text()) == (2, before)
     assert f"set -a; . {folder / 'srv' / 'usher.env'}; set +a" in done.stderr

@@ -20,7 +20,7 @@ from tests.rules import ROOT
 from usher.cli import COMMANDS, load_command
 from usher.common.runtime.settings import CommonSettings, load
 from usher.consumer.settings import ConsumerSettings
-from usher.deploy.local.deploy_folder import AROUND_DRAIN_S
+from usher.deploy.local.plan import AROUND_DRAIN_S
 from usher.master.settings import MasterSettings
 
 _OF_KEDA = ("ScaledObject", "TriggerAuthentication")  # Kubernetes' schemas do not know them
