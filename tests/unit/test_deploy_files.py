@@ -6,6 +6,8 @@ import configparser
 import os
 import pwd
 import re
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,6 +24,12 @@ from usher.deploy.local.plan import AROUND_DRAIN_S, LocalSettings
 
 _ELSEWHERE = {"USHER_REDIS_URL": "redis://:pw@10.0.0.9:6379/0", "USHER_API_TOKEN": "token"}
 _MASTERS = {"USHER_MASTER_URLS": "http://10.0.0.1:8700"}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:  # short enough
+        yield Path(name)
 
 
 def planned(
@@ -52,17 +60,17 @@ def test_settings_of_the_environment_are_kept_but_for_those_of_one_program() -> 
     assert not {"USHER_BIND", "HOME"} & settings.keys()
 
 
-def test_a_redis_of_our_own_has_a_user_for_each_kind_of_program(tmp_path: Path) -> None:
+def test_a_redis_of_our_own_has_a_user_for_each_kind_of_program(folder: Path) -> None:
     host = planned()
     files = host.files()
-    write(planned(folder=tmp_path), files)
+    write(planned(folder=folder), files)
     acl = files["users.acl"]
     assert set(re.findall(r"^user (\w+) on resetpass #[0-9a-f]{64} ", acl, re.MULTILINE)) == set(USERS)
     assert "requirepass" not in files["redis.conf"].partition("# ---- this host")[2]
     passwords = {urlsplit(url).password or "" for name, url in host.settings.items() if "REDIS_URL" in name}
     assert len(passwords) == len(USERS)
     for name, text in files.items():
-        if (tmp_path / name).stat().st_mode & 0o077 or name == "users.acl":
+        if (folder / name).stat().st_mode & 0o077 or name == "users.acl":
             assert not [secret for secret in passwords if secret in text], name
 
 
@@ -123,9 +131,9 @@ def test_a_stream_whose_name_cannot_stand_in_a_users_file_is_refused(name: str) 
             acl_file(stream, "g", sources)
 
 
-def test_tokens_are_made_for_programs_operators_viewers_and_consumers(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text("operator operator " + "0" * 64 + "\nviewer ann " + "1" * 64 + "\n")
-    host = plan(tmp_path, ("all",), "127.0.0.1", 2, "shop:handle", {})
+def test_tokens_are_made_for_programs_operators_viewers_and_consumers(folder: Path) -> None:
+    (folder / "tokens").write_text("operator operator " + "0" * 64 + "\nviewer ann " + "1" * 64 + "\n")
+    host = planned(folder=folder)
     tokens = [host.settings[name] for name in ("USHER_API_TOKEN", "TOKEN_OPERATOR", "TOKEN_VIEWER", "TOKEN_CONSUMER")]
     assert len({*tokens}) == 4 and min(map(len, tokens)) > 40
     names = ((Role.OPERATOR, "operator"), (Role.VIEWER, "viewer"), (Role.CONSUMER, "*"))
