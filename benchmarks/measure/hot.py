@@ -42,11 +42,11 @@ def hot(
         alone = phases.end("alone", len(names))
         before = rig.memory()
         began = time.monotonic()
-        send_on_schedule(rig, names, b"x" * 100, rate, flood=Flood(rig, messages))
+        send_on_schedule(rig, names, b"x" * 100, rate, flood=Flood(rig, messages).send)
         sent_s = time.monotonic() - began
         during = phases.end("during the flood", len(names))
         _wait_until_parked(rig)
-        parked = rig.pending()
+        parked = int(rig.stream.group_facts()[b"pending"])
         send_on_schedule(rig, names, b"x" * 100, rate)
         after = phases.end("with the flood parked", len(names))
         memory = rig.memory()

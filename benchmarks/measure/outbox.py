@@ -38,7 +38,7 @@ def rows_per_second(rows: int, payload: int, sql_url: str, durable: bool, enviro
         data = {"body": "x" * payload}
         records = [LogRecord(f"T{at % 1000}", "create", "row", data) for at in range(rows)]
         floor_s = _floor_seconds(rig, records, payload)
-        rig.fresh()
+        rig.link.call("FLUSHALL")
         _stage(url, records)
         keys = LogKeys(STREAM)
         rig.link.call("SET", keys.leader, f"{_HOLD}:{outbox.identity}")

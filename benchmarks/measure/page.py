@@ -38,7 +38,7 @@ def page(
         rig.release()
         _fill(rig, pending)
         cpu_before, began = rig.cpu(), time.monotonic()
-        rig.send_meanwhile(rate)
+        rig.start("sender", ["send", "--simulate", "1000000000", "--rate", str(rate)], {})
         time.sleep(_SETTLES_S)  # the run log and the pulse have something to show
         host = url.removeprefix("http://")
         pages = list(_pages(rig))

@@ -60,7 +60,7 @@ def rebalance(
             "ratio": round(took_s / ideal_s, 3) if ideal_s else 0.0,
             "appendonly": durable,
             "cpu_seconds": {who: round(spent, 2) for who, spent in rig.cpu().items()},
-            "rss_mib": rig.rss(),
+            "rss_mib": rig.memory(),
             "redis": rig.redis_version(),
         }
 

@@ -100,6 +100,6 @@ def _run(
             "messages_per_second": round(messages / seconds, 1),
             "seconds": round(seconds, 3),
             "cpu_seconds": cpu,
-            "rss_mib": rig.rss(),
+            "rss_mib": rig.memory(),
             "redis": rig.redis_version(),
         }

@@ -27,7 +27,6 @@ from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, free_port
 from usher.common.redis.replies import TicketStream
 from usher.common.runtime.own_command import usher_command
-from usher.deploy.bench import rig as machine
 
 
 def facts(redis_version: str) -> dict[str, Any]:
@@ -148,14 +147,14 @@ class Rig:
         binds = [f"127.0.0.1:{free_port()}" for _ in range(masters)]
         self._urls = [f"http://{bind}" for bind in binds]
         for number, bind in enumerate(binds, 1):
-            self._start("master" if number == 1 else f"master-{number}", ["master", "--bind", bind], environ)
+            self.start("master" if number == 1 else f"master-{number}", ["master", "--bind", bind], environ)
         time.sleep(pause_s)
         self.begin_consumers(consumers, handler, environ)
         return self._urls
 
     def begin_consumers(self, consumers: int, handler: str, environ: dict[str, str], first: int = 1) -> None:
         for number in range(first, first + consumers):
-            self._start(
+            self.start(
                 f"consumer-{number}",
                 ["consumer", "--consumer-name", f"consumer-{number}", "--handler", handler],
                 environ,
@@ -164,10 +163,6 @@ class Rig:
     def hold(self) -> None:
         """Let no master lead; a leading one loses the lead."""
         self.link.call("SET", self.keys.leader, _HOLD)
-
-    def send_meanwhile(self, rate: float) -> None:
-        """Send made-up incidents, ``rate`` a second, from a process of its own until the end."""
-        self._start("sender", ["send", "--simulate", "1000000000", "--rate", str(rate)], {})
 
     def release(self) -> None:
         self.link.call("DEL", self.keys.leader)
@@ -186,7 +181,7 @@ class Rig:
                     program.wait()
         self._programs.clear()
 
-    def _start(self, name: str, words: list[str], environ: dict[str, str]) -> None:
+    def start(self, name: str, words: list[str], environ: dict[str, str]) -> None:
         base = self.environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self.folder)}
         base |= {"USHER_TICKET_STREAM": self._setting, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning"}
         environ = base | {"USHER_MASTER_URLS": ",".join(self._urls), **environ}
@@ -225,27 +220,22 @@ class Rig:
             self.check()
             time.sleep(every_s)
 
-    def pending(self) -> int:
-        return int(self.stream.group_facts()[b"pending"])
-
     def cpu(self) -> dict[str, float]:
         """Return the CPU seconds so far of master, consumers (sum) and Redis."""
-        seconds = {"master": 0.0, "consumers": 0.0, "redis": machine.cpu_seconds(self._redis.pid)}
+        seconds = {"master": 0.0, "consumers": 0.0, "redis": cpu_seconds(self._redis.pid)}
         for name, program in self._programs.items():
             if name != "sender":
-                seconds["master" if name.startswith("master") else "consumers"] += machine.cpu_seconds(program.pid)
+                seconds["master" if name.startswith("master") else "consumers"] += cpu_seconds(program.pid)
         return seconds
 
-    def rss(self) -> dict[str, float]:
-        return {name: round(machine.rss_mib(program.pid), 1) for name, program in self._programs.items()}
-
     def memory(self) -> dict[str, float]:
-        return self.rss() | {"redis": round(machine.rss_mib(self._redis.pid), 1)}
+        pids = {name: program.pid for name, program in self._programs.items()} | {"redis": self._redis.pid}
+        return {name: round(rss_mib(pid), 1) for name, pid in pids.items()}
 
     def shares(self) -> dict[str, float]:
         """Return the MiB of each program, its processes together, with each shared page divided among the processes
         that share it."""
-        return {name: round(machine.pss_mib(program.pid), 1) for name, program in self._programs.items()}
+        return {name: round(pss_mib(program.pid), 1) for name, program in self._programs.items()}
 
     def redis_version(self) -> str:
         return redis_version(self.link)
@@ -266,10 +256,6 @@ class Rig:
                 last = reply
         # The second part of a gathered message's id is its number (lua/sources/gather.lua).
         return last if len(self._names) == 1 else b"-%d" % len(tickets)
-
-    def fresh(self) -> None:
-        """Delete everything: only ever called on the Redis that this rig started."""
-        self.link.call("FLUSHALL")
 
 
 def redis_version(link: Link) -> str:

@@ -7,9 +7,9 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from usher.deploy.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, WARM, read_waits
 from usher.deploy.bench.rig import STREAM, BenchFailed, Rig, bare_consumers, floor_seconds, zipf_tickets
@@ -78,24 +78,18 @@ def warm_up(rig: Rig, payload: int) -> None:
     rig.wait_until_done(send_on_schedule(rig, tickets, b"x" * payload, 200.0), 60.0)
 
 
-class Between(Protocol):
-    """Messages to send whenever none is due."""
-
-    def send(self) -> bool: ...
-
-
-def send_on_schedule(rig: Rig, names: list[bytes], payload: bytes, rate: float, flood: Between | None = None) -> bytes:
-    """Send message i at i / rate, however slow the system is; a late message is sent at once, with its due time. The
-    ``flood`` is sent in between, and to its end."""
+def send_on_schedule(
+    rig: Rig, names: list[bytes], payload: bytes, rate: float, flood: Callable[[], bool] = lambda: False
+) -> bytes:
+    """Send message i at i / rate, however slow the system is; a late message is sent at once, with its due time.
+    ``flood`` is called in between, and to its end: it sends some messages, and returns whether there are more."""
     began_ns = time.time_ns()
     sent, last = 0, b""
     while sent < len(names):
         due = min(len(names), int((time.time_ns() - began_ns) / 1e9 * rate) + 1)
         if due <= sent:
-            if flood is not None:
-                flood = flood if flood.send() else None
-                continue
-            time.sleep(min(0.05, max(0.0, sent / rate - (time.time_ns() - began_ns) / 1e9)))
+            if not flood():
+                time.sleep(min(0.05, max(0.0, sent / rate - (time.time_ns() - began_ns) / 1e9)))
             continue
         commands = [
             ("XADD", STREAM, "*", "ticket_id", names[at], DUE_FIELD, began_ns + int(at / rate * 1e9), "body", payload)
@@ -106,7 +100,7 @@ def send_on_schedule(rig: Rig, names: list[bytes], payload: bytes, rate: float, 
                 raise reply
             last = reply
         sent = due
-    while flood is not None and flood.send():
+    while flood():
         pass
     return last
 

@@ -36,7 +36,7 @@ class Flow:
     keys: Keys
     ticket_field: str
     records: Path
-    progress: Callable[[int, int], None]
+    progress: Callable[[int, int], object]
     check: Callable[[], None]
     kill_at: int | None = None
     sent: list[tuple[str, str]] = field(default_factory=list)

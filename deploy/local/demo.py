@@ -16,12 +16,12 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.text import json_line
+from usher.common.cli.progress import progress
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.settings import load
@@ -170,60 +170,32 @@ def _run(
             watch(running, redis_is_ours=True)
             watched_s = time.monotonic()
 
-    with _display(count) as display:
+    with progress() as show:
         try:
             stop.check()
             running.start()
-            start(made, running, stop.check, display.said)
-            display.said(f"watch it at {settings.urls[0]}/ while it lasts")
-            display.said(f"sending {count:,} messages")
+            start(made, running, stop.check, _say)
+            _say(f"watch it at {settings.urls[0]}/ while it lasts")
+            _say(f"sending {count:,} messages")
             with contextlib.closing(Link(made.redis_url, "usher:demo")) as link:
                 flow = Flow(
                     link,
                     Keys(settings.work_stream, settings.group),
                     settings.ticket_field,
                     records,
-                    display.progress,
+                    lambda sent, handled: show(f"{sent:,} sent", handled, count),
                     check,
                     count // 2 if kill else None,
                 )
                 verdict = flow.run(messages)
         finally:
-            display.said("stopping")
+            _say("stopping")
             running.stop(lambda: stop.insists)
     return verdict, flow.killed
 
 
-class _DemoProgress:
-    """Progress on stderr: bars on a terminal, else one line per step."""
-
-    def __init__(self, bars: Progress | None, count: int) -> None:
-        self._bars = bars
-        if bars is not None:
-            self._tasks = [bars.add_task(name, total=count, start=False) for name in ("sent", "handled")]
-
-    def said(self, what: str) -> None:
-        if self._bars is not None:
-            self._bars.console.print(f"[dim]{what}[/dim]")
-        else:
-            click.echo(f"usher: {what}", err=True)
-
-    def progress(self, sent: int, handled: int) -> None:
-        if self._bars is not None:
-            for task, completed in zip(self._tasks, (sent, handled), strict=True):
-                self._bars.start_task(task)  # the time to start everything is not the time of the messages
-                self._bars.update(task, completed=completed)
-
-
-@contextlib.contextmanager
-def _display(count: int) -> Iterator[_DemoProgress]:
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _DemoProgress(None, count)
-        return
-    columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        yield _DemoProgress(bars, count)
+def _say(what: str) -> None:
+    click.echo(f"usher: {what}", err=True)
 
 
 def _print_demo_verdict(verdict: DemoVerdict, killed: str) -> None:

@@ -30,7 +30,7 @@ from usher.common.runtime.memory import memory_of_machine
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import PREFIX, CommonSettings, is_loopback, load
 from usher.deploy.local.plan import EXAMPLE_HANDLER, LocalSettings
-from usher.deploy.local.preflight import PassesOn, check_programs, problems_of_programs
+from usher.deploy.local.preflight import check_programs, problems_of_programs
 
 DEPLOY = Path(__file__).resolve().parents[1]
 ROLES = ("redis", "master", "consumer")
@@ -165,7 +165,7 @@ class Host:
         return acl_file(settings.work_stream, settings.group, fed, passwords, selectors=selectors)
 
 
-@click.command(cls=PassesOn, help=_HELP)
+@click.command(help=_HELP)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--role",

@@ -21,48 +21,21 @@ import click
 
 from usher.common.base.errors import HandlerUnusable, SettingsError, StartRefused
 from usher.common.runtime.own_command import usher_command
-from usher.common.runtime.settings import CommonSettings, load, name_of
+from usher.common.runtime.settings import load
 
 #: Stand-ins for settings that are only known at each program's start, or checked below.
 _ANY = {"handler": "any:handler"}
 #: Seconds between two looks whether the check has ended, or must end.
 _STEP_S = 0.05
-#: Settings that a supervisor of several programs gives to each of them.
-_OF_ONE_PROGRAM = frozenset({"bind", "advertise_url", "consumer_name", "master_urls"})
-
-
-class PassesOn(click.Command):
-    """A command whose programs take their settings from its environment. It says so of a flag that is such a
-    setting."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        shared = () if getattr(self.callback, "reads_settings", False) else ctx.find_root().obj or ()
-        try:
-            for field in shared:
-                raise click.NoSuchOption(f"--{field.replace('_', '-')}", ctx=ctx)
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as unknown:
-            field = unknown.option_name.lstrip("-").replace("-", "_")
-            if field in _OF_ONE_PROGRAM or not any(field in cls.model_fields for cls in _programs()):
-                raise
-            how = (
-                f"{ctx.command_path!r} hands its environment to its programs: {name_of(field)}=..."
-                f" {ctx.command_path} ..."
-            )
-            raise click.UsageError(f"No such option: {unknown.option_name}. {how}", ctx) from None
-
-
-def _programs() -> tuple[type[CommonSettings], ...]:
-    from usher.consumer.settings import ConsumerSettings
-    from usher.master.settings import MasterSettings, StreamerSettings
-
-    return MasterSettings, StreamerSettings, ConsumerSettings
 
 
 def problems_of_programs(environ: Mapping[str, str]) -> list[str]:
     """Return what is wrong with the settings of the programs in this environment, each problem once."""
+    from usher.consumer.settings import ConsumerSettings
+    from usher.master.settings import MasterSettings, StreamerSettings
+
     problems: list[str] = []
-    for cls in _programs():
+    for cls in (MasterSettings, StreamerSettings, ConsumerSettings):
         try:
             load(cls, environ, _ANY if "consumer_name" in cls.model_fields else None)
         except SettingsError as wrong:

@@ -14,7 +14,6 @@ import hashlib
 import http.client
 import io
 import os
-import resource
 import shlex
 import signal
 import socket
@@ -40,7 +39,7 @@ CONFIGURATION = Path(__file__).resolve().parents[1] / "supervisord.conf"
 #: Longest socket path: sun_path has 108 bytes on Linux and 104 elsewhere; supervisord binds a temporary name with
 #: ".<pid>" after it first.
 _LONGEST_SOCKET = 96
-_POLL_S = 0.1
+_POLL_S, _READY_S = 0.1, 20.0
 _ANSWERS_IN_S = 5.0
 #: Seconds after the consumers' own time to stop: masters and Redis have 20 s each, and supervisord some.
 _OTHERS_STOP_S = 2 * 20 + 5
@@ -103,7 +102,7 @@ def master_urls(port: int, masters: int) -> str:
 
 
 class Supervision:
-    """supervisord and its programs, between ``start`` and ``stop``; ``with`` calls both."""
+    """supervisord and its programs, between ``start`` and ``stop``."""
 
     def __init__(self, state_folder: Path, environ: Mapping[str, str], stop_seconds: float) -> None:
         self._environ = dict(environ)
@@ -114,7 +113,7 @@ class Supervision:
         self._logs_before: dict[str, tuple[int, int]] = {}  # inode and size of each log when this run began
         self.logs = state_folder / "logs"
 
-    def start(self, ready_within_s: float = 20.0) -> None:
+    def start(self) -> None:
         """Start supervisord and wait until it answers. Raises StartRefused."""
         if not CONFIGURATION.is_file():
             raise StartRefused(f"{CONFIGURATION} is missing; run Usher from its checkout (pip install -e .)")
@@ -132,7 +131,7 @@ class Supervision:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        deadline_s = time.monotonic() + ready_within_s
+        deadline_s = time.monotonic() + _READY_S
         while True:
             with contextlib.suppress(SupervisionLost):
                 self.states()
@@ -174,7 +173,7 @@ class Supervision:
             kind = SupervisionHangs if isinstance(trouble, (TimeoutError, BlockingIOError)) else SupervisionLost
             raise kind("supervisord lives but does not answer") from trouble
 
-    def last_words(self, name: str, lines: int = 5) -> str:
+    def last_words(self, name: str) -> str:
         path = self.logs / f"{name}.log"
         try:
             inode, size = self._logs_before.get(path.name, (0, 0))
@@ -184,7 +183,7 @@ class Supervision:
                 text = file.read().decode(errors="replace")
         except OSError:
             return "it logged nothing"
-        return "\n".join(text.splitlines()[-lines:]) or "it logged nothing"
+        return "\n".join(text.splitlines()[-_LAST_LINES:]) or "it logged nothing"
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """Drain and end everything: consumers first, then masters, then Redis. May be called twice.
@@ -207,17 +206,6 @@ class Supervision:
         with contextlib.suppress(OSError):
             self._socket.unlink()
         (self.logs.parent / "supervisord.pid").unlink(missing_ok=True)
-
-    def __enter__(self) -> Supervision:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _knock(self) -> None:
         """Wake supervisord, which looks once a second whether a program has ended, or when called: the next group then
@@ -264,12 +252,6 @@ def _control_socket(state_folder: Path) -> Path:
 
 def _why(said: str) -> str:
     """Return why supervisord did not start, from its output."""
-    if "minfds" in said:
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return (
-            f"supervisord needs 1024 open files, and {soft} are allowed here: raise it (`ulimit -n 1024`; LimitNOFILE="
-            " of a systemd unit)"
-        )
     lines = [line for line in said.splitlines() if line.strip() and not line.startswith("For help, use ")]
     return "supervisord did not start: " + ("\n".join(lines[-_LAST_LINES:])[-_LONGEST_WORDS:] or "it said nothing")
 

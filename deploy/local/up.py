@@ -13,13 +13,11 @@ import time
 from io import FileIO
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 
 from usher.common.base.errors import StartRefused
 from usher.common.base.log import redacted
-from usher.common.redis.endpoints import mode
 from usher.common.runtime.settings import options
 from usher.common.runtime.stop_request import StopAsked, StopRequest
 from usher.deploy.local.plan import (
@@ -33,7 +31,6 @@ from usher.deploy.local.plan import (
     start,
     watch,
 )
-from usher.deploy.local.preflight import PassesOn
 from usher.deploy.local.supervision import Supervision, SupervisionLost, leftover, longest_stop_s
 
 #: Colours of programs, in the order in which they appear; red is left for supervisord's own news.
@@ -151,10 +148,10 @@ _WATCH_EVERY_S = 1.0
 
 
 @click.command(
-    cls=PassesOn,
     help=(
         "Run everything on this machine: an embedded Redis (unless USHER_REDIS_URL is set), masters and consumers."
         " Ctrl-C drains and stops everything (exit code 130), SIGTERM too (0); asked again, they kill what still runs."
+        " Masters and consumers take their settings from the environment: USHER_MAX_ATTEMPTS=3 usher up."
     ),
 )
 @click.option("--reload", is_flag=True, help="Restart consumers when a .py file here, or below, has changed.")
@@ -307,20 +304,10 @@ def _summary(made: Plan) -> str:
 
 
 def _example(made: Plan) -> str:
-    """Return a line that sends a message, with redis-cli where that can read the URL. The password stays in its file,
-    out of the process list and off the terminal."""
-    sources = made.settings.sources
-    stream = (
-        made.settings.work_stream
-        if sources is None
-        else next(iter((*sources.names, *sources.patterns))).replace("*", "1").replace("?", "1")
-    )
-    message = f"XADD {shlex.quote(stream)} '*' {shlex.quote(made.settings.ticket_field)} 42 text hello"
-    if made.redis_port is None:
-        if mode(made.redis_url) not in ("redis", "rediss") or urlsplit(made.redis_url).query:
-            given = (("stream", stream, "ticket_stream"), ("field", made.settings.ticket_field, "ticket_id"))
-            flags = [f"--ticket-{name} {shlex.quote(value)}" for name, value, usual in given if value != usual]
-            return " ".join(["usher send", *flags, "--ticket 42 text=hello"])
-        return f"redis-cli -u {redacted(made.redis_url)} {message}"
-    password = shlex.quote(str(made.state_folder / "redis" / "password"))
-    return f'REDISCLI_AUTH="$(cat {password})" redis-cli -p {made.redis_port} {message}'
+    """Return a command that sends a message; it finds the Redis of `usher up` by itself."""
+    sources, stream = made.settings.sources, made.settings.work_stream
+    if sources is not None:
+        stream = next(iter((*sources.names, *sources.patterns))).replace("*", "1").replace("?", "1")
+    given = (("stream", stream, "ticket_stream"), ("field", made.settings.ticket_field, "ticket_id"))
+    flags = [f"--ticket-{name} {shlex.quote(value)}" for name, value, usual in given if value != usual]
+    return " ".join(["usher send", *flags, "--ticket 42 text=hello"])

@@ -415,24 +415,6 @@ def test_the_last_words_of_a_program_are_those_of_this_run(folder: Path) -> None
     assert "earlier run" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("flag", "told"),
-    [
-        ("--dead-letter-policy", "USHER_DEAD_LETTER_POLICY=... usher up"),
-        ("--leader-lease-seconds", "USHER_LEADER_LEASE_SECONDS=... usher up"),
-        ("--nonsense", "No such option"),
-        ("--bind", "No such option"),  # set for each program, so the variable would be no way out
-    ],
-)
-def test_a_flag_of_its_programs_is_told_as_the_variable_that_it_is_here(
-    flag: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert usher("up", flag, "1") == 2
-    said = capsys.readouterr().err
-    assert told in said
-    assert ("=... usher up" in said) == ("=... usher up" in told)
-
-
 @pytest.mark.parametrize("setting", ["USHER_PORT", "USHER_REDIS_PORT"])
 def test_a_port_in_use_is_named(
     folder: Path, setting: str, here: Callable[..., None], capsys: pytest.CaptureFixture[str]
@@ -487,7 +469,7 @@ def test_too_few_open_files_are_told_with_what_to_do(folder: Path) -> None:
     if done.returncode == 77:
         pytest.skip("this user may raise it again, and supervisord does")
     assert done.returncode == 2
-    assert "supervisord needs 1024 open files, and 64 are allowed here: raise it (`ulimit -n 1024`" in done.stderr
+    assert '1024 as per the "minfds"' in done.stderr
 
 
 @pytest.mark.slow
