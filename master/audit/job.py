@@ -206,7 +206,7 @@ class AuditRun:
         engine = self._engine
         engine.derive("recovered")
         skipped = CHECKS["out_of_order"].select.replace("p.ms > k.order", "p.ms <= k.order")
-        self._figures = engine.rows(findings.text("figures").replace("{skipped}", skipped))
+        self._figures = engine.figures(findings.text("figures").replace("{skipped}", skipped))
         names = ("stream", "handled_ms", "ahead_ms", "floor_ms")
         self._known = {
             row[0]: dict(zip(names, row, strict=True)) for row in engine.rows(f"SELECT {', '.join(names)} FROM known")

@@ -100,8 +100,6 @@ def spark_engine(place: SparkPlace, environ: MutableMapping[str, str]) -> Iterat
     """
     try:
         import pyspark  # noqa: F401
-
-        from usher.master.audit import source
     except ImportError as missing:
         raise StartRefused(
             f"the audit needs {missing.name or 'PySpark'}, which is not installed: {HOW_TO_INSTALL}"
@@ -112,12 +110,10 @@ def spark_engine(place: SparkPlace, environ: MutableMapping[str, str]) -> Iterat
         raise StartRefused(f"USHER_AUDIT_DIR: the folder {place.folder} cannot be used: {unusable}") from unusable
     running = _running()
     if running is not None:
-        source.register(running)
         yield SparkEngine(running, not running.sparkContext.master.startswith("local"))
         return
     if place.master.startswith("sc://"):
         with _connected(place) as spark:
-            source.register(spark)
             yield SparkEngine(spark, is_far=True)
         return
     place = _as_submitted(place, environ)
@@ -156,8 +152,6 @@ def _started(place: SparkPlace, file: BinaryIO, spill: Path, classes: _Classes) 
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from usher.master.audit import source
-
     log = file.name
     try:
         with _stderr_to(file), _no_java_left_by_a_start(), _interrupted_as_ever():
@@ -170,7 +164,6 @@ def _started(place: SparkPlace, file: BinaryIO, spill: Path, classes: _Classes) 
         for name, value in (_PREFERRED | (_SMALL if place.small else {})).items():
             if not spark.sparkContext.getConf().contains(name):
                 spark.conf.set(name, value)
-        source.register(spark)
         yield spark
     except (
         Py4JError,
@@ -334,7 +327,7 @@ def _prepare(place: SparkPlace, environ: MutableMapping[str, str]) -> None:
     if place.master.startswith("local"):
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     environ["JAVA_HOME"] = str(java_home(environ, place.folder / "java"))
-    environ.setdefault("SPARK_LAUNCHER_OPTS", "-Xmx128m")
+    environ.setdefault("SPARK_LAUNCHER_OPTS", "-Xmx128m -XX:+UseSerialGC -XX:TieredStopAtLevel=1")
 
 
 def _builder(place: SparkPlace, spill: Path, classes: str) -> Any:
@@ -345,7 +338,10 @@ def _builder(place: SparkPlace, spill: Path, classes: str) -> Any:
     # a path may have spaces
     java = f'-Dlog4j2.configurationFile={quiet.as_uri()} "-Djava.io.tmpdir={spill}" "-Duser.home={place.folder}"'
     java += " -Xlog:disable"
-    java += " -XX:+UseSerialGC -XX:TieredStopAtLevel=1" if place.small else " -XX:+UseParallelGC"
+    if place.small:  # the heap and the room for classes need not grow to what they will be
+        java += " -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms512m -XX:MetaspaceSize=256m"
+    else:
+        java += " -XX:+UseParallelGC"
     builder = SparkSession.builder.appName("usher audit").master(place.master)
     options = {
         "spark.ui.enabled": "false",

@@ -43,8 +43,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
     (place.folder / "spark-defaults.conf").write_text("spark.sql.execution.arrow.maxRecordsPerBatch 5000\n")
     os.environ["SPARK_CONF_DIR"] = str(place.folder)
     try:
-        with spark_engine(place, os.environ) as engine:
-            yield engine
+        with pytest.MonkeyPatch.context() as patched:
+            # Its classes are no use to another session of the tests, and to write them takes as long as they do.
+            patched.setattr("usher.master.audit.spark._Classes.option", lambda _: "")
+            with spark_engine(place, os.environ) as engine:
+                yield engine
     finally:
         os.environ.clear()
         os.environ.update(kept)

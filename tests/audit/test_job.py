@@ -17,7 +17,7 @@ from tests.proxy import Proxy
 from usher.common.base.errors import StartRefused
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
-from usher.master.audit.findings import AuditFinding
+from usher.master.audit.findings import CHECKS, AuditFinding
 
 if TYPE_CHECKING:
     from usher.master.audit.engine import SparkEngine
@@ -203,3 +203,16 @@ def test_redis_gone_in_the_middle_says_nothing_about_the_system(
             pytest.raises(StartRefused, match=r"not finished, so it proves nothing: .*Redis.* (went away|closed)"),
         ):
             audit(session, plan(proxy.url, "s"))
+
+
+def test_what_reads_empty_tables_of_suspects_alone_finds_nothing(
+    local: Any, link: Link, redis_url: str, tmp_path: Path
+) -> None:
+    """So it is not asked: most of these tables are empty where all is well."""
+    from usher.master.audit.job import AuditRun
+
+    Seeder(link, "s")
+    AuditRun(local, plan(redis_url, "s"), tmp_path).run()
+    left = [one.name for one in CHECKS.values() if one.select and local._finds_nothing(one.select)]
+    assert len(left) > 20 and not {"lost", "overlap", "attempts_wrong", "dead_and_done"} - {*left}
+    assert [local.rows(CHECKS[name].select) for name in left] == [[]] * len(left)

@@ -8,8 +8,9 @@
 -- An inbox is trimmed when it is read. Of what it held before, this is known: its owner has run what it was given later,
 -- and this for longer than anything runs not at all.
 WITH inbox AS (SELECT stream, owner, max(since) AS since FROM inboxes GROUP BY stream, owner),
-worked AS (SELECT stream, consumer, max(fence) AS fence, max(start_most) AS start_us FROM timed GROUP BY stream, consumer),
-longest AS (SELECT stream, max(ended_us - start_us) AS took_us FROM timed GROUP BY stream)
+worked AS (SELECT stream, consumer, max(fence) AS fence, max(start_most) AS start_us,
+                  max(max(ended_us - start_us)) OVER (PARTITION BY stream) AS longest_us
+             FROM timed GROUP BY stream, consumer)
 SELECT t.stream, t.id, t.ticket, t.owner, concat('handed over under fencing token ', t.fence) AS detail
   FROM tickets t JOIN inbox i ON i.stream = t.stream AND i.owner = t.owner
   ANTI JOIN inboxes b ON b.stream = t.stream AND b.owner = t.owner AND b.id = t.id
@@ -22,7 +23,6 @@ SELECT t.stream, t.id, t.ticket, t.owner,
   JOIN inbox i ON i.stream = t.stream AND i.owner = t.owner AND t.fence <= i.since
   JOIN facts f ON f.stream = t.stream CROSS JOIN limits m
   JOIN worked w ON w.stream = t.stream AND w.consumer = t.owner AND w.fence > t.fence
-  JOIN longest l ON l.stream = t.stream
   ANTI JOIN ids r ON r.stream = t.stream AND r.id = t.id
   ANTI JOIN inboxes b ON b.stream = t.stream AND b.owner = t.owner AND b.id = t.id
- WHERE f.time_ms - (t.fence >> 10) > greatest(m.parked_ms, 3 * l.took_us / 1000) AND w.start_us > (t.fence >> 10) * 1000
+ WHERE f.time_ms - (t.fence >> 10) > greatest(m.parked_ms, 3 * w.longest_us / 1000) AND w.start_us > (t.fence >> 10) * 1000

@@ -10,6 +10,7 @@ joined AS (
          coalesce(i.gave_up, false) AS gave_up, i.ticket, i.other_ticket, i.consumer, i.outcome, i.record_ms,
          i.done_rec
     FROM entries e FULL OUTER JOIN ids i ON i.stream = e.stream AND i.id = e.id)
+SELECT * FROM (
 SELECT b.*, a.id AS passed, k.floor_ms, k.known_ms, k.damaged_ms, k.drop_ms,
        CASE WHEN ran AND b.nth > k.delivered_nth THEN 'unread'
             WHEN NOT was_read AND ran AND b.nth > k.first_nth AND b.nth > k.deleted_nth AND b.nth < k.last_nth THEN 'unread'
@@ -24,4 +25,5 @@ SELECT b.*, a.id AS passed, k.floor_ms, k.known_ms, k.damaged_ms, k.drop_ms,
                  AND NOT contains(own, '�') THEN 'passed' END AS kind
   FROM joined b JOIN known k ON k.stream = b.stream
   LEFT JOIN (SELECT stream, id, min(letter) AS letter FROM letters GROUP BY stream, id) l ON l.stream = b.stream AND l.id = b.id
-  LEFT JOIN ahead a ON a.stream = b.stream AND a.ticket = b.own AND b.held_by IS NOT NULL
+  LEFT JOIN ahead a ON a.stream = b.stream AND a.ticket = b.own AND b.held_by IS NOT NULL) o
+ WHERE kind IS NOT NULL
