@@ -6,18 +6,17 @@ DuckDB and pyarrow (extra ``audit``).
 
 ::
 
-    cli, archive_cli, schedule      the commands
-    findings, checks/*.sql          the checks: their words, and one SELECT each; tables/*.sql: what several read
-    engine, spark, sessions         what executes them: Spark, or DuckDB in this process
-    job                             one audit: first look, second look, report
-    proof                           history proven from the archive, run by run
-    facts                           what one look at a stream can and cannot prove (pure)
-    batches, bulk, ranges           Redis as Arrow batches, fast, in parts of equal work
-    source                          Spark's data sources redis_pending, redis_stream, redis_runs
-    snapshot                        facts, members, and the second look at every suspect, atomic
-    archive, commits, standing      streams and run log as Parquet, exactly once; what is proven
-    reconcile, effects              running totals and a sink's effects against the archive and the run log
-    report, page, plots, screen, history  the report as one value, as HTML, on a terminal, and over time
+    cli, archive_cli         the commands
+    findings, checks/*.sql   the checks: their words, and one SELECT each; tables/*.sql: what several read
+    engine, spark, sessions  what executes them: Spark, or DuckDB in this process
+    job                      one audit: first look, second look, report
+    proof                    history proven from the archive, run by run
+    batches, bulk            Redis as Arrow batches, fast
+    source                   Spark's data sources redis_pending, redis_stream, redis_runs
+    snapshot                 facts, members, and the second look at every suspect, atomic
+    archive, commits         streams and run log as Parquet, exactly once; what is proven
+    reconcile                running totals of log consumers against the archive
+    report, page             the report as one value, over time, as HTML, and on a terminal
 
 Why a running system gives no false alarm
 -----------------------------------------

@@ -22,9 +22,9 @@ from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
+from usher.master.audit.commits import mark_told, note_duration, nothing_new
 from usher.master.audit.sessions import session, with_link
 from usher.master.audit.settings import AuditChoices
-from usher.master.audit.standing import mark_told, note_duration, nothing_new
 from usher.master.cli.shared import console, print_json, table
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def prove(folder: Path | None, again: bool, as_json: bool) -> None:
 
 
 def _tell(settings: AuditChoices, place: Path, report: AuditReport | None, as_json: bool) -> None:
-    from usher.master.audit import page, screen
+    from usher.master.audit import page
     from usher.master.audit import report as reports
 
     page_file: Path | None = settings.folder / "proof.html"
@@ -125,7 +125,7 @@ def _tell(settings: AuditChoices, place: Path, report: AuditReport | None, as_js
     elif report is None:
         console().print("Nothing is new: what was proven is proven until now.")
     else:
-        screen.print_audit_report(report, page_file)
+        page.print_audit_report(report, page_file)
 
 
 def _prove(settings: AuditChoices, url: str, place: Path, again: bool) -> tuple[AuditReport, int]:
@@ -133,9 +133,9 @@ def _prove(settings: AuditChoices, url: str, place: Path, again: bool) -> tuple[
     from usher.master.audit.report import AuditReport, run_name
 
     started_ms = time.time_ns() // 1_000_000
+    from usher.master.audit.commits import archived_rows
     from usher.master.audit.job import plan_of
     from usher.master.audit.proof import PROVES, Proof
-    from usher.master.audit.standing import archived_rows
 
     rows = sum(archived_rows(place, Keys(one, settings.group)) for one in settings.streams) if again else 0
     with (

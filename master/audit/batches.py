@@ -37,6 +37,7 @@ _MS_BITS, _SEQ_BITS = 42, 21
 #: A range is read whole if it has at most this many entries per pending one; otherwise entries are read one by one.
 _SPARSE = 3
 _IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:,[0-9]{1,20}-[0-9]{1,20})*")
+Span = tuple[bytes, bytes]
 _TEXT, _NUMBER, _BYTES = pa.string(), pa.int64(), pa.binary()
 _FIELDS = pa.map_(pa.string(), pa.string())
 
@@ -133,6 +134,22 @@ def ticket_in(flat: Sequence[bytes], field: bytes) -> bytes | None:
 
 
 # ---- pending lists and entries ---------------------------------------------------------------------------------------
+
+
+def pending_span(reader: BulkReader, keys: Keys, everything: bool) -> Span | None:
+    """Return the lowest and highest id to read, both included: of the pending entries, or, with ``everything``, from
+    the stream's first entry to the last one that the group has read."""
+    count, lowest, highest, _ = reader.ask("XPENDING", keys.stream, keys.group)
+    if not everything:
+        return (lowest, highest) if count else None
+    groups = map(pairs, reader.ask("XINFO", "GROUPS", keys.stream))
+    read = next(row[b"last-delivered-id"] for row in groups if row[b"name"] == keys.group.encode())
+    first = pairs(reader.ask("XINFO", "STREAM", keys.stream))[b"first-entry"]
+    ends = [entry_id for entry_id in (lowest, first[0] if first else None) if entry_id]
+    if not ends:
+        return None
+    span = min(ends, key=rank), max((read, *([highest] if highest else [])), key=rank)
+    return span if rank(span[0]) <= rank(span[1]) else None
 
 
 def pending(

@@ -1,37 +1,47 @@
-"""``usher audit``: prove from pending lists, index and run log that the promise held, or show where it did not."""
+"""``usher audit``: prove from pending lists, index and run log that the promise held, or show where it did not.
+
+Of a schedule each run is a process of its own, so that no Java holds memory between two of them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import orjson
 
-from usher.common.base.errors import StartRefused
+from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.text import json_line, label
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import name_of
-from usher.common.redis.client import Link, check_reachable
-from usher.common.redis.endpoints import near
+from usher.common.protocol.stream_id import ZERO, rank
+from usher.common.redis.client import CommandRefused, Link, check_reachable
+from usher.common.redis.endpoints import CLUSTER, mode, near
 from usher.common.redis.locate import resolve_redis_url
+from usher.common.redis.replies import pairs
+from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import load, options
 from usher.master.audit.archive_cli import archive, prove, reconcile, telling
+from usher.master.audit.commits import noted_history
 from usher.master.audit.findings import CHECKS
-from usher.master.audit.schedule import is_filling, run_every
 from usher.master.audit.sessions import session, with_link
 from usher.master.audit.settings import AuditChoices, AuditSettings
-from usher.master.audit.standing import noted_history
-from usher.master.audit.streams import expand, is_pattern
 from usher.master.cli.shared import console, fitted, print_json, table
 from usher.master.insight.formatting import duration, moment
 
+_GLOB = frozenset("*?[")
+#: So much of a run log may be new before it is proven, whatever the time: the rest is for the run itself.
+_FULL = 1 / 3
+#: So many looks at the run logs between two runs.
+_LOOKS = 20
 _RUN = ("stream", "consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -100,17 +110,11 @@ def _once(settings: AuditChoices, as_json: bool) -> int:
     check_reachable(url)
     with telling("looking at Redis") as tell, session(settings, url, os.environ, tell) as (engine, reading):
         report = _audited(engine, reading, settings, url, tell)
-    from usher.master.audit import history, page, screen
-    from usher.master.audit.report import document
+    from usher.master.audit import page
+    from usher.master.audit.report import document, remembered
 
-    past, problems = history.trend(settings.folder / "history")
     page_file: Path | None = settings.folder / "audit.html"
-    try:
-        history.add(settings.folder / "history", report)
-        past = [*past, *history.trend(settings.folder / "history", last=1)[0]]
-    except OSError as failed:
-        problems.append(f"this run could not be added to the history: {failed}")
-    report = dataclasses.replace(report, trend=tuple(past), unproven=(*report.unproven, *problems))
+    report = remembered(settings.folder / "history.jsonl", report)
     try:
         page.write(settings.folder / "audit.html", report)
     except OSError as failed:
@@ -119,7 +123,7 @@ def _once(settings: AuditChoices, as_json: bool) -> int:
     if as_json:
         click.echo(json_line(document(report) | {"page": str(page_file) if page_file else None}))
     else:
-        screen.print_audit_report(report, page_file)
+        page.print_audit_report(report, page_file)
     return report.exit_code
 
 
@@ -222,6 +226,133 @@ def _runs_table(of: str, found: Sequence[Sequence[Any]], several: bool) -> Any:
     )
     ids = ("message", "attempt", "outcome", "began (UTC)", "fence")
     return fitted(f"Executions of {of}", columns, rows, (), ids, extras=("fence", "consumer"))
+
+
+# ---- schedules ------------------------------------------------------------------------------------------------------
+
+
+def run_every(every_s: float, is_early: Callable[[], bool] | None = None) -> None:
+    """Run this process' command every ``every_s``, and sooner when ``is_early`` says so; with it the first time after
+    ``every_s``, else at once. Ends with a signal."""
+    words = [word for word in sys.argv[1:] if not word.startswith("--every=")]
+    if "--every" in words:
+        at = words.index("--every")
+        del words[at : at + 2]
+    if words[:1] != ["audit"]:
+        words = ["audit", *words]
+    if is_early is not None:
+        _wait(time.monotonic() + every_s, every_s / _LOOKS, is_early)
+    while True:
+        began_s = time.monotonic()
+        code = subprocess.run(usher_command(*words), check=False).returncode
+        click.echo(f"usher: audit ended with exit code {code}; the next one in {every_s / 60:g} minutes", err=True)
+        _wait(max(began_s + every_s, time.monotonic() + 1.0), every_s / _LOOKS, is_early)
+
+
+def _wait(until_s: float, look_s: float, is_early: Callable[[], bool] | None) -> None:
+    while (left_s := until_s - time.monotonic()) > 0:
+        time.sleep(left_s if is_early is None else min(left_s, look_s))
+        if is_early is not None and is_early():
+            return
+
+
+def is_filling(settings: AuditChoices) -> bool:
+    """Return True when a run log has so much new that it may be cut before it is archived. False while Redis is
+    away."""
+    try:
+        url, streams = resolve_redis_url(settings), settings.streams
+        if any(map(is_pattern, streams)):
+            streams = expand(url, streams, settings.group)
+        return any(
+            _filled(near(url, one), Keys(one, settings.group), settings.run_log_length) >= _FULL for one in streams
+        )
+    except (RedisTrouble, CommandRefused, StartRefused):
+        return False
+
+
+def _filled(url: str, keys: Keys, cap: int) -> float:
+    link = Link(url, "usher:audit", timeout_s=30.0)
+    try:
+        archived, log = link.pipeline([("HGET", keys.archived, "runs"), ("XINFO", "STREAM", keys.runs)])
+        return 0.0 if isinstance(log, Exception) else filled(archived or ZERO, pairs(log), cap)
+    finally:
+        link.close()
+
+
+def filled(archived: bytes, log: Mapping[bytes, Any], cap: int) -> float:
+    """Return which part of a run log that holds up to ``cap`` records is new, by their times.
+
+    >>> filled(b"70-0", {b"first-entry": [b"10-0"], b"last-generated-id": b"110-0", b"length": 50}, 100)
+    0.2
+    """
+    if not log[b"first-entry"] or not cap:
+        return 0.0
+    new, held = (rank(log[b"last-generated-id"]) - rank(since) for since in (archived, log[b"first-entry"][0]))
+    share = min(1.0, max(0, new) / held) if held else float(new > 0)
+    return share * min(1.0, log[b"length"] / cap)
+
+
+# ---- streams --------------------------------------------------------------------------------------------------------
+
+
+def is_pattern(name: str) -> bool:
+    """Return True when a name may stand for several streams.
+
+    >>> is_pattern("orders"), is_pattern("tickets:*")
+    (False, True)
+    """
+    return bool(_GLOB.intersection(name))
+
+
+def expand(url: str, names: Sequence[str], group: str) -> tuple[str, ...]:
+    """Return the selected streams: a name is itself; a pattern is every stream it matches that has ``group``. Each
+    once, in order.
+
+    Raises StartRefused when a pattern matches none, or cannot be looked for.
+    """
+    if not any(map(is_pattern, names)):
+        return tuple(dict.fromkeys(names))
+    link = Link(url, "usher:audit", timeout_s=30.0)
+    try:
+        found = [
+            stream for name in names for stream in (_matching(link, url, name, group) if is_pattern(name) else [name])
+        ]
+    except (RedisTrouble, CommandRefused) as trouble:
+        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    finally:
+        link.close()
+    return tuple(dict.fromkeys(found))
+
+
+def _matching(link: Link, url: str, pattern: str, group: str) -> list[str]:
+    if link.call("EXISTS", pattern):
+        return [pattern]  # a stream may have a name like "what?"
+    if mode(url) == CLUSTER:
+        raise StartRefused(
+            f"--streams: in a cluster the streams of a pattern lie on several servers: name each ({pattern!r})"
+        )
+    found = sorted(key.decode() for key in _scanned(link, pattern) if _has_group(link, key, group))
+    if not found:
+        raise StartRefused(f"--streams: no stream with the group {group} matches {pattern!r}")
+    return found
+
+
+def _scanned(link: Link, pattern: str) -> Iterator[bytes]:
+    cursor = b"0"
+    while True:
+        cursor, keys = link.call("SCAN", cursor, "MATCH", pattern, "COUNT", 5000, "TYPE", "stream")
+        yield from set(keys)
+        if bytes(cursor) == b"0":
+            return
+
+
+def _has_group(link: Link, stream: bytes, group: str) -> bool:
+    """Return True when the stream has the group. This leaves out inboxes, run logs and dead letters: they have no
+    group."""
+    try:
+        return any(row[b"name"] == group.encode() for row in map(pairs, link.call("XINFO", "GROUPS", stream)))
+    except CommandRefused:  # deleted meanwhile
+        return False
 
 
 audit.add_command(archive)

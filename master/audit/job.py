@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from usher.common.base.errors import RedisTrouble, StartRefused
+from usher.common.base.extras import how_to_install
 from usher.common.base.log import redacted
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.marks import NO_FIELDS, MarkFields
@@ -28,16 +29,17 @@ from usher.common.redis.endpoints import near
 from usher.master.audit import batches, findings, snapshot
 from usher.master.audit.bulk import BulkReader, Interrupted
 from usher.master.audit.engine import Engine, EngineFailed, SparkEngine, few
-from usher.master.audit.facts import DECLARED, FACTS, AuditedStream, unproven
 from usher.master.audit.findings import CHECKS, AuditFinding, AuditThresholds, Example
 from usher.master.audit.report import AuditReport, run_name
 from usher.master.audit.settings import AuditChoices
-from usher.master.audit.snapshot import GroupMember
+from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, GroupMember, unproven
 
 #: Up to so many entries and executions this process reads Redis for Spark, too: starting its Python workers costs more.
 _FEW_ROWS = 500_000
 #: Leases for which an entry of an incarnation may be idle: its renewal touches it three times in each.
 _LEASES = 3
+_EFFECTS = pa.schema([("key_ticket", pa.string()), ("key_uid", pa.string())])
+_PAGE = 10_000
 _NAMES = pa.schema([("stream", pa.string()), ("name", pa.string())])
 _LIMITS = pa.schema(
     [(name, pa.int64()) for name in ("owner_idle_ms", "parked_ms", "deliveries", "attempts", "half_us")]
@@ -258,9 +260,7 @@ class AuditRun:
         self._engine.read(name, source, given | {"ticket_field": self._plan.ticket_field} | options)
 
     def _pending(self, reader: BulkReader, keys: Keys, everything: bool) -> Iterator[pa.RecordBatch]:
-        from usher.master.audit.ranges import pending_span
-
-        span = pending_span(reader, keys, everything)
+        span = batches.pending_span(reader, keys, everything)
         if span is not None:
             with BulkReader(near(self._plan.url, keys.stream)) as bodies:
                 yield from batches.pending(reader, bodies, keys, self._plan.field(keys.stream), span, everything)
@@ -288,10 +288,8 @@ class AuditRun:
 
     def _effects(self) -> list[str]:
         """Read the effects that a SQL sink has stored, after the run log: its successes were stored before."""
-        from usher.master.audit import effects
-
         self._progress("looking for effects in the sink")
-        told = effects.read(
+        told = read_effects(
             self._engine, self._plan.sink_url, self._plan.sink, self._plan.limits.clocks_ms, self._folder
         )
         self._open += [told] if told else []
@@ -418,3 +416,46 @@ class AuditRun:
             "tickets": most("ticket"),
             "recoveries": classes("recovery", 8),
         }
+
+
+def read_effects(engine: Engine, url: str, sink: str, tolerance_ms: int, folder: Path) -> str:
+    """Make the tables ``effects`` and ``sink``. Returns what cannot be said, as a sentence, or "". Raises StartRefused.
+
+    The sink's table holds a row per ticket and uid, so no effect can be there twice; the possible fault is a missing
+    one. Every handler of the streams must use the sink: one that does not has no rows. A message's uid is in its entry,
+    so trimmed entries are not judged; nor are those older than the oldest row, which the sink may have pruned.
+    """
+    try:
+        import sqlalchemy as sa
+    except ImportError as missing:
+        raise StartRefused(f"USHER_AUDIT_SINK_URL needs SQLAlchemy: {how_to_install('sql')}") from missing
+    uids = sa.table("usher_uids", sa.column("sink"), sa.column("ticket"), sa.column("uid"), sa.column("at_s"))
+    oldest = sa.select(sa.func.min(uids.c.at_s)).where(uids.c.sink == sink)
+    file = folder / "effects.parquet"
+    try:
+        database = sa.create_engine(url)
+    except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
+        raise StartRefused(f"USHER_AUDIT_SINK_URL cannot be used: {wrong}") from wrong
+    try:
+        with (
+            database.connect().execution_options(stream_results=True) as sql,
+            pq.ParquetWriter(file, _EFFECTS) as writer,
+        ):
+            if sql.scalar(oldest) is None:
+                return (
+                    f"the sink {sink} has stored nothing, so nothing can be said of effects (USHER_AUDIT_SINK_URL,"
+                    " --sink)"
+                )
+            stored = sql.execute(sa.select(uids.c.ticket, uids.c.uid).where(uids.c.sink == sink))
+            for rows in stored.partitions(_PAGE):
+                columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_EFFECTS))
+            kept_from_s = sql.scalar(oldest)  # after the reading: rows may have been pruned meanwhile
+    except sa.exc.SQLAlchemyError as failed:
+        raise StartRefused(f"USHER_AUDIT_SINK_URL: {str(failed).splitlines()[0]}") from failed
+    finally:
+        database.dispose()
+    engine.files("effects", [file], _EFFECTS)
+    floor_ms = 1 << 62 if kept_from_s is None else (int(kept_from_s) + 1) * 1000 + tolerance_ms
+    engine.arrow("sink", few(pa.schema([("floor_ms", pa.int64())]), [{"floor_ms": floor_ms}]))
+    return ""

@@ -1,4 +1,6 @@
-"""The audit's page: one HTML file with everything in it. It opens offline, runs no script and loads nothing."""
+"""Show an audit's report: on a terminal, one screen, and as a page: one HTML file with everything in it, which opens
+offline, runs no script and loads nothing. Its plots are inline SVG: numbers in, positions out.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,19 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from usher.common.base.text import label
-from usher.master.audit import plots
-from usher.master.audit.findings import CHECKS, AuditFinding
+from usher.common.base.text import escape_control, label
+from usher.common.protocol.keys import Keys
+from usher.master.audit.commits import ProvenSpan
+from usher.master.audit.findings import CHECKS, AuditFinding, AuditSeverity, commands, repair
 from usher.master.audit.report import AuditReport, document
 
 #: So many tickets with findings are listed.
@@ -38,6 +45,26 @@ _TITLES = {
 }
 
 
+_TRENDS = (
+    ("Findings", "findings", 1.0),
+    ("Pending entries", "pending", 1.0),
+    ("Oldest pending entry, seconds", "oldest_age_ms", 1000.0),
+    ("Slowest recovery, milliseconds", "slowest_recovery_ms", 1.0),
+)
+_WIDTH, _LEAST = 640.0, 5.0
+_TREND_HEIGHT, _TREND_LEFT = 110.0, 5.0
+_AGES = ("under 1 s", "1-10 s", "10-60 s", "1-10 min", "10-60 min", "1-24 h", "over a day")
+_RECOVERIES = ("under 0.1 s", "0.1-0.5 s", "0.5-1 s", "1-5 s", "5-10 s", "10-30 s", "30-60 s", "over a minute")
+_STYLES = {
+    "clean": "bold green",
+    "warn": "bold yellow",
+    "bad": "bold red",
+    AuditSeverity.BAD: "bold red",
+    AuditSeverity.WARN: "yellow",
+}
+_SHOWN_EXAMPLES = 2
+
+
 def render(report: AuditReport) -> str:
     """Return the page as text."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -47,15 +74,15 @@ def render(report: AuditReport) -> str:
     )
     return template.render(
         report=report,
-        began=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(report.started_ms / 1000)),
+        began=_moment(report.started_ms),
         figures=shown_figures(report),
         found=[one | {"known": _known(one["examples"])} for one in document(report)["findings"]],
         checks=[CHECKS[name] for name in report.checks],
-        charts=plots.charts(report),
-        lines=plots.lines(report),
-        histories={stream: (plots.time_line(spans), spans) for stream, spans in report.spans.items()},
+        charts=_charts(report),
+        lines=[one for title, name, unit in _TRENDS if (one := line(title, report.trend, name, unit))],
+        histories={stream: (time_line(spans), spans) for stream, spans in report.spans.items()},
         tickets=_by_ticket(report),
-        moment=plots.moment,
+        moment=_moment,
     )
 
 
@@ -104,3 +131,142 @@ def write(path: Path, report: AuditReport) -> None:
     written = path.with_name(f".{path.name}.{os.getpid()}")
     written.write_text(render(report), encoding="utf-8")
     written.replace(path)
+
+
+# ---- plots -----------------------------------------------------------------------------------------------------------
+
+
+def bars(title: str, note: str, rows: Sequence[tuple[str, int]], empty: str) -> dict[str, Any]:
+    """Return a chart of (label, number) rows: (label, number, width of 100) each. ``empty``: what is said without."""
+    most = max((number for _, number in rows), default=0)
+    made = [(_clean(what), f"{n:,}", round(max(0.3, 100 * n / most), 1) if n else 0.0) for what, n in rows if most]
+    return {"title": title, "note": note, "bars": made, "empty": "" if most else empty}
+
+
+def time_line(spans: Sequence[ProvenSpan]) -> list[tuple[float, float, bool, str]]:
+    """Return what is proven, and on top of it what is not: (x, width, is it proven, from when to when)."""
+    if not spans:
+        return []
+    since_ms, until_ms = spans[0].since_ms, max(one.until_ms for one in spans)
+    unit = _WIDTH / max(1, until_ms - since_ms)
+
+    def stretch(first_ms: int, last_ms: int, is_proven: bool) -> tuple[float, float, bool, str]:
+        width = max(_LEAST, (last_ms - first_ms) * unit)
+        x = min((first_ms - since_ms) * unit, _WIDTH - width)
+        return round(x, 1), round(width, 1), is_proven, f"{_moment(first_ms)} to {_moment(last_ms)}"
+
+    holes = [stretch(one.until_ms, other.since_ms, False) for one, other in pairwise(spans)]
+    return [*(stretch(one.since_ms, one.until_ms, True) for one in spans), *holes]
+
+
+def _moment(ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ms / 1000))
+
+
+def line(title: str, rows: Sequence[Mapping[str, Any]], name: str, unit: float = 1.0) -> dict[str, Any] | None:
+    """Return a line of one figure over the runs; None with fewer than two runs that have it."""
+    known = [(row["run"], float(row[name]) / unit) for row in rows if row.get(name) is not None]
+    if len(known) < 2:
+        return None
+    most = max(value for _, value in known) or 1.0
+    step = (_WIDTH - 2 * _TREND_LEFT) / (len(known) - 1)
+    dots = [
+        (round(_TREND_LEFT + step * n, 1), round(5 + _TREND_HEIGHT * (1 - value / most), 1), f"{run}: {value:,.0f}")
+        for n, (run, value) in enumerate(known)
+    ]
+    days = [f"{run[:4]}-{run[4:6]}-{run[6:8]} {run[9:11]}:{run[11:13]}" for run, _ in (known[0], known[-1])]
+    points = " ".join(f"{x},{y}" for x, y, _ in dots)
+    return {
+        "title": title,
+        "points": points,
+        "dots": dots,
+        "highest": f"{most:,.0f}",
+        "first": days[0],
+        "last": days[1],
+    }
+
+
+def _charts(report: AuditReport) -> list[dict[str, Any]]:
+    """Return the charts of one run; a proof, which looks at nothing that waits now, has none."""
+    if report.proven:
+        return []
+    plots, is_one, nothing = report.plots, len(report.streams) == 1, "nothing is pending"
+
+    def of(figure: str, most: int) -> list[tuple[str, int]]:
+        return [(one if is_one else f"{stream} {one}", n) for stream, one, n in plots.get(figure, ())[:most]]
+
+    ages, recoveries = (
+        list(zip(names, plots.get(figure, ()), strict=False))
+        for names, figure in ((_AGES, "ages"), (_RECOVERIES, "recoveries"))
+    )
+    recovery = (
+        "from the last sign of life of an owner that was lost to the next start of its message, under a new owner"
+    )
+    return [
+        bars("Age of pending entries", "since they were added", ages, nothing),
+        bars("Load by owner", "pending entries; master holds what waits", of("owners", 20), nothing),
+        bars(
+            "Tickets with most entries pending",
+            "a few hot tickets limit the gain from more consumers",
+            of("tickets", 20),
+            nothing,
+        ),
+        bars("Recovery times", recovery, recoveries, "no message was started again under a new owner"),
+    ]
+
+
+def _clean(text: str) -> str:
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
+# ---- terminal --------------------------------------------------------------------------------------------------------
+
+
+def print_audit_report(report: AuditReport, page: Path | None) -> None:
+    """Print verdict, findings with examples, what stays open, and the figures."""
+    screen = Console(highlight=False, emoji=False)
+    screen.print(f"[{_STYLES[report.verdict]}]Audit {report.run}: {_safe(report.sentence())}[/]")
+    for sentence in report.proven:
+        screen.print(_safe(sentence))
+    for one in report.found:
+        more = f" (of {one.suspects:,} suspects)" if one.suspects != one.count else ""
+        severity = f"[{_STYLES[one.check.severity]}]{label(one.check.severity.value)}[/]"
+        screen.print(f"\n{severity} [bold]{one.check.name}[/] {_safe(one.stream)}: {one.count:,}{more}")
+        screen.print(f"  {_safe(one.check.rule)} {_safe(one.check.means)}", style="dim")
+        for example in one.examples[:_SHOWN_EXAMPLES]:
+            named = (("entry", example.id), ("ticket", example.ticket), ("owner", example.owner))
+            place = " ".join(f"{what} {value}" for what, value in named if value)
+            screen.print(f"  {_safe(place)}: {_safe(example.detail)}" if place else f"  {_safe(example.detail)}")
+            keys = Keys(one.stream, report.group)
+            for line in commands(one.check, example, keys):
+                screen.print(f"    {_safe(line)}", style="cyan", soft_wrap=True)
+            screen.print(f"    {_safe(repair(one.check, example, keys))}", soft_wrap=True)
+        left = one.count - min(len(one.examples), _SHOWN_EXAMPLES)
+        more = f"{left:,} more: on the page, or with --json, the first {len(one.examples)}. " if left > 0 else ""
+        screen.print(f"  {more}What then: deploy/runbook.md, {_safe(one.check.section)}", style="dim", soft_wrap=True)
+    if report.unproven:
+        screen.print("\n[bold]Not proven[/]")
+        for sentence in report.unproven:
+            screen.print(f"  {_safe(sentence)}")
+    if report.proven:  # a proof has no other figures
+        return
+    shown = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    shown.add_column()
+    shown.add_column(justify="right")
+    for name, value in shown_figures(report):
+        shown.add_row(name, value)
+    screen.print()
+    screen.print(shown)
+    screen.print(
+        f"\n{len(CHECKS)} checks in {report.seconds:.1f} s{_by(report)}."
+        + (f" Page with plots: {_safe(str(page))}" if page else "")
+    )
+
+
+def _by(report: AuditReport) -> str:
+    return f" (engine {report.figures['engine']})" if "engine" in report.figures else ""
+
+
+def _safe(text: str) -> str:
+    """Return a text from Redis, which may hold anything, without control characters and markup."""
+    return escape(escape_control(text))

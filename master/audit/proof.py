@@ -34,13 +34,11 @@ from usher.common.redis.endpoints import near
 from usher.master.audit import batches, findings, snapshot
 from usher.master.audit.archive import Archive
 from usher.master.audit.bulk import BulkReader, Interrupted
-from usher.master.audit.commits import Commit, data_sets
+from usher.master.audit.commits import Commit, ProvenSpan, data_sets, note, note_history, seen, told_until
 from usher.master.audit.engine import Engine, EngineFailed, few
-from usher.master.audit.facts import DECLARED, FACTS, AuditedStream, unproven
 from usher.master.audit.findings import CHECKS, OF_ENTRIES, OF_RUNS, AuditFinding, Example
 from usher.master.audit.job import CARRIED, CARRIED_CLOCKS, AuditPlan, limits_table
-from usher.master.audit.ranges import pending_span
-from usher.master.audit.standing import ProvenSpan, note, note_history, seen, told_until
+from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, unproven
 
 #: Commits whose carries are read together before they are made one; the last spans that are shown.
 _DELTAS, _SPANS = 32, 50
@@ -249,7 +247,7 @@ class Proof:
         self._engine.files(name, [file], schema)
 
     def _pending(self, reader: BulkReader, keys: Any) -> Iterator[pa.RecordBatch]:
-        span = pending_span(reader, keys, False)
+        span = batches.pending_span(reader, keys, False)
         if span is not None:
             with BulkReader(self._url) as bodies:
                 yield from batches.pending(reader, bodies, keys, self._plan.field(keys.stream), span, False)

@@ -1,19 +1,26 @@
-"""The report of an audit: one plain value from which terminal, JSON, history, page and the summary in Redis are made.
-Pure."""
+"""The report of an audit: one plain value from which terminal, JSON, history, page and summary are made."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from usher.common.protocol.keys import Keys
-from usher.master.audit.findings import CHECKS, AuditFinding, AuditSeverity, commands, repair
-from usher.master.audit.standing import ProvenSpan, said
+import orjson
 
-#: The most names of streams in a summary.
-_LISTED = 100
+from usher.common.protocol.keys import Keys
+from usher.master.audit.commits import ProvenSpan, said
+from usher.master.audit.findings import CHECKS, AuditFinding, AuditSeverity, commands, repair
+
+#: The most names of streams in a summary; the most runs of a trend.
+_LISTED, _RUNS = 100, 60
+#: The figures that the history keeps.
+_KEPT = (
+    *("pending", "tickets_pending", "oldest_age_ms", "dead_letters", "executions", "unsuccessful", "repeated"),
+    *("execution_p99_ms", "slowest_recovery_ms"),
+)
 
 
 @dataclass(frozen=True)
@@ -137,3 +144,24 @@ def summary(report: AuditReport, stream: str) -> dict[str, Any]:
         "unproven_said": said(report.unproven),
         **{name: report.figures.get(name) for name in names},
     }
+
+
+def remembered(file: Path, report: AuditReport) -> AuditReport:
+    """Add a run to the history, a line of JSON for each, and return the report with the trend of the last ones."""
+    row = {name: getattr(report, name) for name in ("run", "started_ms", "seconds", "verdict", "streams")}
+    row |= {"findings": sum(one.count for one in report.found), **{name: report.figures.get(name) for name in _KEPT}}
+    row["found"] = [{"stream": one.stream, "check": one.check.name, "findings": one.count} for one in report.found]
+    trend, problems, lines = [], [], []
+    try:
+        with file.open("ab+") as history:
+            history.seek(0)
+            lines = history.read().splitlines()[1 - _RUNS :]
+            history.write(orjson.dumps(row) + b"\n")
+    except OSError as failed:
+        problems.append(f"this run could not be added to the history: {failed}")
+    for line in lines:
+        try:
+            trend.append(orjson.loads(line))
+        except ValueError:
+            problems.append(f"a line of {file} cannot be read, the trend is without it: {line[:80]!r}")
+    return replace(report, trend=(*trend, row), unproven=(*report.unproven, *problems))

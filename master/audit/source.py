@@ -28,8 +28,8 @@ of ``ms``, of the run log ``record_ms``), which Redis reads.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -53,7 +53,8 @@ from usher.common.protocol.stream_id import is_id, rank
 from usher.common.redis.endpoints import near
 from usher.common.runtime.settings import CommonSettings
 from usher.common.sending.producer import Outgoing, Producer
-from usher.master.audit import batches, ranges
+from usher.master.audit import batches
+from usher.master.audit.batches import Span
 from usher.master.audit.bulk import BulkReader
 
 #: The largest part of an id; and how late a moment is pushed down (later ones are cut off: ``batches``).
@@ -61,7 +62,9 @@ _MOST, _LATEST_MS = (1 << 64) - 1, 1 << 52
 _DEFAULTS = {name: field.default for name, field in CommonSettings.model_fields.items()}
 #: What one micro-batch reads of a stream, and what is sent at once.
 _MAX_RECORDS, _SENT = 10_000, 500
-Span = tuple[bytes, bytes]
+#: Entries of a range of the pending list or of a stream; records of a range of the run log.
+PART_ENTRIES, PART_RECORDS = 250_000, 400
+_MOST_PARTS, _MOST_PROBES, _PROBES_A_PART, _PROBE = 256, 256, 4, 10
 
 
 class _Part(InputPartition):
@@ -100,7 +103,7 @@ class _Options:
 
 
 class _Reader(_Options, DataSourceReader):
-    per_part = ranges.PART_ENTRIES
+    per_part = PART_ENTRIES
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -144,7 +147,7 @@ class _Reader(_Options, DataSourceReader):
 
     def whole(self, reader: BulkReader, stream: str, span: Span) -> Span | None:
         """Return what there is of ``span``."""
-        return ranges.stream_span(reader, self.key(stream), span)
+        return stream_span(reader, self.key(stream), span)
 
     def partitions(self) -> list[InputPartition]:
         parts: list[InputPartition] = []
@@ -152,7 +155,7 @@ class _Reader(_Options, DataSourceReader):
         for stream in [one for one in self.streams() if self.equal.get("stream", one) == one] if asked else []:
             with self.connect(stream) as reader:
                 if asked and (whole := self.whole(reader, stream, asked)):
-                    spans = ranges.parts(reader, self.key(stream), whole, self.per_part, number)
+                    spans = cut_up(reader, self.key(stream), whole, self.per_part, number)
                     parts += [_Part(stream, *span) for span in _within(spans, asked)]
         return parts or [_Part("", b"-", b"+")]
 
@@ -181,7 +184,7 @@ class _PendingReader(_Reader):
         return self.option("entries", "pending") == "all"
 
     def whole(self, reader: BulkReader, stream: str, span: Span) -> Span | None:
-        return ranges.pending_span(reader, self.keys(stream), self._everything)
+        return batches.pending_span(reader, self.keys(stream), self._everything)
 
     def rows(self, reader: BulkReader, stream: str, span: Span) -> Iterator[pa.RecordBatch]:
         with self.connect(stream) as bodies:
@@ -191,7 +194,7 @@ class _PendingReader(_Reader):
 
 class _RunsReader(_Reader):
     time = "record_ms"
-    per_part = ranges.PART_RECORDS
+    per_part = PART_RECORDS
 
     def key(self, stream: str) -> str:
         return self.keys(stream).runs
@@ -230,7 +233,7 @@ class _StreamReader(DataSourceStreamReader):
             if last != start.get(stream):
                 with self.of.connect(stream) as reader:
                     span = self.of.whole(reader, stream, (f"({start[stream]}".encode(), last.encode()))
-                    spans = ranges.parts(reader, self.of.key(stream), span, self.of.per_part) if span else []
+                    spans = cut_up(reader, self.of.key(stream), span, self.of.per_part) if span else []
                 parts += [_Part(stream, *one) for one in spans]
         return parts
 
@@ -321,3 +324,78 @@ def _within(spans: list[Span], whole: Span) -> list[Span]:
     """Return what of these ranges lies in ``whole``."""
     cut = [(max(one, whole[0], key=_place), min(other, whole[1], key=_end)) for one, other in spans]
     return [(one, other) for one, other in cut if _place(one) <= _end(other)]
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+# Streams and pending lists are cut into ranges of ids of about equal work, from a few probes. Ids are times, and
+# traffic comes in bursts: equal spans of time may hold nothing or everything. A probe measures the density of entries
+# behind one point; ranges are cut where the estimated numbers are equal.
+
+
+class Probe(NamedTuple):
+    """From rank ``at`` on, ``found`` entries lie up to rank ``last`` (included); ``more``: others may follow."""
+
+    at: int
+    found: int
+    last: int
+    more: bool = True
+
+
+def points(lowest: int, highest: int, number: int) -> list[int]:
+    """Return ``number`` ranks at equal distances, the first one ``lowest``."""
+    span = highest - lowest + 1
+    return sorted({lowest + span * at // number for at in range(number)})
+
+
+def cut(lowest: int, highest: int, probes: Sequence[Probe], parts: int) -> list[tuple[int, int]]:
+    """Return at most ``parts`` ranges (first, last; both included) that cover lowest..highest without a gap and without
+    touching.
+
+    >>> cut(0, 99, [Probe(0, 10, 9), Probe(50, 10, 95)], 2)
+    [(0, 29), (30, 99)]
+    """
+    ends = [*(probe.at for probe in probes[1:]), highest + 1]
+    weights = [_weight(probe, end) for probe, end in zip(probes, ends, strict=True)]
+    total = sum(weights)
+    if parts <= 1 or not probes or probes[0].at != lowest or total <= 0:
+        return [(lowest, highest)]
+    edges: list[int] = []
+    passed = 0.0
+    for probe, end, weight in zip(probes, ends, weights, strict=True):
+        while len(edges) < parts - 1 and passed + weight >= total * (len(edges) + 1) / parts:
+            share = (total * (len(edges) + 1) / parts - passed) / weight if weight else 1.0
+            edges.append(probe.at + int((end - probe.at) * share))
+        passed += weight
+    inner = sorted({edge for edge in edges if lowest < edge <= highest})
+    return list(zip([lowest, *inner], [*(edge - 1 for edge in inner), highest], strict=True))
+
+
+def _weight(probe: Probe, end: int) -> float:
+    """Return the estimated number of entries from the probe's point to ``end``."""
+    if probe.found == 0 or probe.last < probe.at:
+        return 0.0
+    if not probe.more and probe.last < end:
+        return float(probe.found)
+    return probe.found * (end - probe.at) / (probe.last - probe.at + 1)
+
+
+def stream_span(reader: BulkReader, key: str, span: Span) -> Span | None:
+    """Return the first and last id that there is between those of ``span``, both included."""
+    head = reader.ask("XRANGE", key, *span, "COUNT", 1)
+    tail = reader.ask("XREVRANGE", key, *reversed(span), "COUNT", 1)
+    return (head[0][0], tail[0][0]) if head and tail else None
+
+
+def cut_up(reader: BulkReader, key: str, span: Span, per_part: int, number: int = 0) -> list[Span]:
+    """Return ranges of ids (both ends included) that cover ``span``; ``number``: how many, 0: as many as fit."""
+    number = number or max(1, min(_MOST_PARTS, -(-reader.ask("XLEN", key) // per_part)))
+    lo, hi = map(rank, span)
+    probes = []
+    for at in points(lo, hi, min(_MOST_PROBES, _PROBES_A_PART * number)) if number > 1 else []:
+        rows = reader.ask("XRANGE", key, _id(at), span[1], "COUNT", _PROBE)
+        probes.append(Probe(at, len(rows), rank(rows[-1][0]) if rows else 0, len(rows) == _PROBE))
+    return [(_id(first), _id(last)) for first, last in cut(lo, hi, probes, number)] if probes else [span]
+
+
+def _id(value: int) -> bytes:
+    return b"%d-%d" % (value >> 64, value & (1 << 64) - 1)

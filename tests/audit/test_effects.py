@@ -82,17 +82,17 @@ def test_what_is_done_has_its_effect_or_is_found(
 
 
 def test_a_sink_that_has_nothing_or_cannot_be_read_is_named(local: Any, tmp_path: Path) -> None:
-    from usher.master.audit.effects import read
+    from usher.master.audit.job import read_effects
 
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     with pytest.raises(StartRefused, match="USHER_AUDIT_SINK_URL: .*no such table"):
-        read(local, url, "default", 0, tmp_path)
+        read_effects(local, url, "default", 0, tmp_path)
     sink = SqlSink(url, "mine")
     sink.create_tables()
     with sink.transaction(Done("a", "1-1")):
         pass
-    assert "the sink default has stored nothing" in read(local, url, "default", 0, tmp_path)
-    assert read(local, url, "mine", 0, tmp_path) == ""
+    assert "the sink default has stored nothing" in read_effects(local, url, "default", 0, tmp_path)
+    assert read_effects(local, url, "mine", 0, tmp_path) == ""
     with pytest.raises(StartRefused, match="USHER_AUDIT_SINK_URL cannot be used"):
-        read(local, "nonsense", "default", 0, tmp_path)
+        read_effects(local, "nonsense", "default", 0, tmp_path)
     sink.engine.dispose()

@@ -24,8 +24,7 @@ from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
-from usher.master.audit.commits import Commit, data_sets
-from usher.master.audit.standing import ProvenSpan, mark_told, noted_history
+from usher.master.audit.commits import Commit, ProvenSpan, data_sets, mark_told, noted_history
 
 if TYPE_CHECKING:
     from usher.master.audit.proof import Proven

@@ -16,8 +16,8 @@ from tests.commands import usher
 from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
+from usher.master.audit.cli import _matching, expand
 from usher.master.audit.reconcile import read_states, total_of_query
-from usher.master.audit.streams import _matching, expand
 
 ROOT = Path(__file__).parents[2]
 GROUP = "concurrency_stream_group"
@@ -85,7 +85,7 @@ def test_a_schedule_goes_on_after_an_audit_that_could_not_be_done_and_ends_with_
     audit_environ: dict[str, str],
 ) -> None:
     code = (
-        "import sys; from usher.master.audit.schedule import run_every; sys.argv = ['usher', 'audit', '--every', '1'];"
+        "import sys; from usher.master.audit.cli import run_every; sys.argv = ['usher', 'audit', '--every', '1'];"
         " run_every(1.0)"
     )
     process = subprocess.Popen(

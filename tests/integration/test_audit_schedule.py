@@ -10,7 +10,7 @@ import pytest
 
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.audit import schedule
+from usher.master.audit import cli
 from usher.master.audit.settings import AuditChoices
 
 KEYS = Keys("s", "g")
@@ -21,16 +21,16 @@ def settings(url: str) -> AuditChoices:
 
 
 def test_a_run_log_fills_up_with_what_is_not_archived(link: Link, redis_url: str) -> None:
-    seen = [schedule.is_filling(settings(redis_url))]
+    seen = [cli.is_filling(settings(redis_url))]
     for n in range(1, 7):
         link.call("XADD", KEYS.runs, "MAXLEN", 4, f"{n}000-0", "batch", "{}")
-        seen.append(schedule.is_filling(settings(redis_url)))
+        seen.append(cli.is_filling(settings(redis_url)))
     assert seen == [False, False, True, True, True, True, True]
     for archived in ("5000-0", "6000-0"):
         link.call("HSET", KEYS.archived, "runs", archived)
-        seen.append(schedule.is_filling(settings(redis_url)))
+        seen.append(cli.is_filling(settings(redis_url)))
     assert seen[-2:] == [True, False], "a third of what it holds is new, then nothing"
-    assert not schedule.is_filling(settings("redis://127.0.0.1:1"))
+    assert not cli.is_filling(settings("redis://127.0.0.1:1"))
 
 
 def test_a_proof_comes_after_its_time_or_when_a_run_log_fills_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +46,6 @@ def test_a_proof_comes_after_its_time_or_when_a_run_log_fills_up(monkeypatch: py
     monkeypatch.setattr("sys.argv", ["usher", "audit", "--every", "5", "prove"])
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(KeyboardInterrupt):
-        schedule.run_every(4.0, lambda: next(looks))
+        cli.run_every(4.0, lambda: next(looks))
     assert ran == [["audit", "prove"]] * 2
     assert list(looks) == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from usher.common.protocol.keys import Keys
 from usher.master.audit import page
-from usher.master.audit.facts import AuditedStream, unproven
+from usher.master.audit.commits import ProvenSpan
 from usher.master.audit.findings import (
     CHECKS,
     AuditFinding,
@@ -22,11 +22,19 @@ from usher.master.audit.findings import (
     fold,
     repair,
 )
-from usher.master.audit.plots import bars, line, time_line
-from usher.master.audit.ranges import Probe, cut, points
+from usher.master.audit.page import bars, line, time_line
 from usher.master.audit.report import AuditReport
-from usher.master.audit.snapshot import GroupMember, SuspectSnapshot, _agrees, _holds, is_capped, judge_members
-from usher.master.audit.standing import ProvenSpan
+from usher.master.audit.snapshot import (
+    AuditedStream,
+    GroupMember,
+    SuspectSnapshot,
+    _agrees,
+    _holds,
+    is_capped,
+    judge_members,
+    unproven,
+)
+from usher.master.audit.source import Probe, cut, points
 
 KEYS = Keys("s", "g")
 RUNBOOK = (Path(__file__).resolve().parents[2] / "deploy" / "runbook.md").read_text()
@@ -209,26 +217,25 @@ def test_a_burst_is_cut_into_parts_too() -> None:
 
 
 def test_a_chart_of_nothing_says_so_and_a_line_needs_two_runs() -> None:
-    assert bars("t", "n", [("a", 0)], "nothing").empty == "nothing"
-    assert [bar.width > 0 for bar in bars("t", "n", [("a", 5), ("b\x1b", 0)], "").bars] == [True, False]
-    assert bars("t", "n", [("shop/" * 40, 5)], "").bars[0].label == "shop/" * 40
+    assert bars("t", "n", [("a", 0)], "nothing")["empty"] == "nothing"
+    assert [width > 0 for *_, width in bars("t", "n", [("a", 5), ("b\x1b", 0)], "")["bars"]] == [True, False]
+    assert bars("t", "n", [("shop/" * 40, 5)], "")["bars"][0][0] == "shop/" * 40
     assert line("t", [{"run": "1", "pending": 3}], "pending") is None
     drawn = line(
         "t", [{"run": "1", "pending": 3}, {"run": "2", "pending": None}, {"run": "3", "pending": 0}], "pending"
     )
     assert drawn is not None
-    assert [y for _, y, _ in drawn.dots] == [5.0, 115.0]
+    assert [y for _, y, _ in drawn["dots"]] == [5.0, 115.0]
 
 
 def test_a_hole_of_a_second_in_a_year_of_history_is_seen() -> None:
     year_ms = 365 * 86_400_000
     spans = (ProvenSpan(0, year_ms - 1000, 10, ""), ProvenSpan(year_ms, year_ms + 5, 1, "runs from 1-0 may be missing"))
     *proven, hole = time_line(spans)
-    assert [one.is_proven for one in proven] == [True, True]
-    assert not hole.is_proven
-    assert hole.width >= 2
-    assert hole.told == "1970-12-31 23:59:59 to 1971-01-01 00:00:00"
-    assert all(one.x >= 0 and one.x + one.width <= 640 for one in (*proven, hole))
+    assert [is_proven for _, _, is_proven, _ in (*proven, hole)] == [True, True, False]
+    assert hole[1] >= 2
+    assert hole[3] == "1970-12-31 23:59:59 to 1971-01-01 00:00:00"
+    assert all(x >= 0 and x + width <= 640 for x, width, *_ in (*proven, hole))
     assert time_line(()) == []
 
 
