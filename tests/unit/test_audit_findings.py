@@ -28,9 +28,7 @@ from usher.master.audit.snapshot import (
     AuditedStream,
     GroupMember,
     SuspectSnapshot,
-    _agrees,
     _holds,
-    is_capped,
     judge_members,
     unproven,
 )
@@ -117,24 +115,6 @@ def test_members_of_the_group_are_judged(member: GroupMember, check: str | None)
     assert [name for name, _, _ in judge_members([member], LIMITS)] == ([check] if check else [])
 
 
-@pytest.mark.parametrize(
-    ("owner", "recorded", "agrees"),
-    [
-        ("c:1", "c:1", True),
-        ("c:2", "c:1", False),
-        ("master", "returned", True),
-        ("master", "waits@1790000000000", True),
-        ("c:1", "waits@1790000000000", False),
-        ("c:1", "returned", False),
-        ("halted", "halted", True),
-        ("master", "halted", True),
-        ("c:1", "halted", False),
-    ],
-)
-def test_what_the_index_allows(owner: str, recorded: str, agrees: bool) -> None:
-    assert _agrees(owner, recorded) is agrees
-
-
 _WELL = SuspectSnapshot("c:1", 0, 1, ("c:1", ("5-1",), 1), True, True, True, None)
 _WRONG: dict[str, SuspectSnapshot] = {
     "pending_without_index": _WELL._replace(record=None),
@@ -157,21 +137,6 @@ def test_the_second_look_keeps_what_is_wrong_and_drops_what_is_well(check: str) 
     suspect = Example("s", "5-1", "t", "c:1", "5-1")
     assert _holds(check, suspect, _WRONG[check], LIMITS)
     assert not _holds(check, suspect, _WELL, LIMITS)
-
-
-def test_the_second_look_keeps_what_was_overtaken_while_it_is_pending_and_there() -> None:
-    suspect = Example("s", "5-1", "t", "c:1", "5-1")
-    assert _holds("overtaken", suspect, _WELL, LIMITS)
-    assert not _holds("overtaken", suspect, _WELL._replace(owner=None), LIMITS)
-    assert not _holds("overtaken", suspect, _WELL._replace(in_stream=False), LIMITS)
-
-
-@pytest.mark.parametrize(
-    ("length", "added", "cap", "capped"),
-    [(10, 10, 5, False), (10, 11, 99, True), (10, None, 10, True), (9, None, 10, False), (9, None, 0, False)],
-)
-def test_whether_a_run_log_was_capped(length: int, added: int | None, cap: int, capped: bool) -> None:
-    assert is_capped(length, added, cap) is capped
 
 
 def facts(run_first: bytes | None, capped: bool, deleted: bytes | None = None) -> AuditedStream:
