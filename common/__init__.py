@@ -59,11 +59,3 @@ outbox, streamer, checkpoint, reconciler    see ``usher.common.outbox``
 stream router, subscription                 see ``usher.common.router.router``
 follower      a client that follows a ticket live; the master's *feed* serves all of them
 """
-
-from __future__ import annotations
-
-if __name__ != "usher.common":
-    raise ImportError(
-        f"{__name__!r} was imported from Usher's own folder, where it is 'usher.common': leave the checkout's folder,"
-        " or take it off the path"
-    )

@@ -82,11 +82,3 @@ SIGTERM                         drain: no new starts, running handlers finish, a
                                 is given back
 ==============================  ======================================================================================
 """
-
-from __future__ import annotations
-
-if __name__ != "usher.consumer":
-    raise ImportError(
-        f"{__name__!r} was imported from Usher's own folder, where it is 'usher.consumer': leave the checkout's folder,"
-        " or take it off the path"
-    )

@@ -14,8 +14,8 @@ import orjson
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.http.serve import LEAST_SILENCE_S, LOOK_S, Liveness
-from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
+from usher.common.observability.webhook import DeadLetterNotifier
 from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.marks import parse_weights
@@ -23,9 +23,8 @@ from usher.common.redis.client import Link, SameServer
 from usher.common.redis.replies import Order
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.fork_guard import call_in_children
-from usher.common.runtime.health import stalled
 from usher.common.runtime.process_state import ProcessState
-from usher.common.runtime.service import Service
+from usher.common.runtime.service import Service, stalled
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
 from usher.consumer.execution.batch_pool import batch_pool

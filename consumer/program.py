@@ -24,9 +24,9 @@ from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import GIVES_BACK, MOST_SLOTS, NO_LOCK, Registration
 from usher.common.redis.locate import check_leases
-from usher.common.runtime.health import Health, judge, stalled
 from usher.common.runtime.name_lock import NameLock, boot_id
 from usher.common.runtime.process_state import ProcessState
+from usher.common.runtime.service import Health, judge, stalled
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import load_handler

@@ -17,7 +17,7 @@ from usher.common.http.auth import Doorman, needs
 from usher.common.http.credentials import Role
 from usher.common.observability.metrics import Metrics, counter, counters, gauge, histogram, service_metrics
 from usher.common.protocol.message import LONGEST_TICKET
-from usher.common.runtime.health import Health
+from usher.common.runtime.service import Health
 
 if TYPE_CHECKING:
     from usher.consumer.incarnation import Incarnation

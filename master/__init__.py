@@ -76,11 +76,3 @@ a gathered ticket stays halted      what is done above it stays in the work stre
 Redis' memory is full               nothing is gathered; the sources keep it
 ==================================  ===================================================================================
 """
-
-from __future__ import annotations
-
-if __name__ != "usher.master":
-    raise ImportError(
-        f"{__name__!r} was imported from Usher's own folder, where it is 'usher.master': leave the checkout's folder,"
-        " or take it off the path"
-    )

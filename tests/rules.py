@@ -23,7 +23,6 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     # bench/bare.py and the peers are what Usher is compared with: plain redis-py, and what stands on it.
     "redis": (
         *("common/redis/client.py", "common/redis/endpoints.py", "common/redis/tracking.py"),
-        "common/redis/failover_listener.py",
         *("deploy/bench/bare.py", "benchmarks/peers/*.py"),
     ),
     "hiredis": ("common/redis/tracking.py", "master/audit/bulk.py", "benchmarks/programs/simulated_consumers.py"),

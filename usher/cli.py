@@ -35,8 +35,6 @@ _COULD_NOT, _INTERRUPTED = 2, 130
 
 
 class Listed(NamedTuple):
-    """A command: its place, and its line in ``usher --help``."""
-
     target: str
     summary: str
 
@@ -124,8 +122,6 @@ class _Failed(Exception):
 
 
 class LazyGroup(click.Group):
-    """Commands by name from ``COMMANDS``, imported at the first use."""
-
     _shared: dict[str, click.Option] = {}
 
     def share(self) -> dict[str, click.Option]:

@@ -183,7 +183,6 @@ class _Backlog:
                 self._on_empty(untold)
 
     def untold(self) -> int:
-        """How many were dropped since this was asked."""
         untold, self._told = self.dropped - self._told, self.dropped
         return untold
 
@@ -244,7 +243,6 @@ class _Stderr:
         return os.write(self._descriptor, line[: select.PIPE_BUF]) if room.poll(0) else 0
 
     def _write_on(self, line: bytes) -> None:
-        """Write a line that waits, as its reader takes it."""
         try:
             while line:
                 try:
@@ -399,12 +397,10 @@ def _facts(record: logging.LogRecord) -> dict[Any, Any]:
 
 
 def _traceback(record: logging.LogRecord) -> str:
-    """Return the traceback of a record, or the text that an event brought."""
     return logging.Formatter().formatException(record.exc_info) if record.exc_info else record.exc_text or ""
 
 
 def _shown(how: Any, value: Any) -> str:
-    """Return a text of ``value``, also if it is an object of others that has none."""
     try:
         return str(how(value))
     except BaseException as problem:  # also one that means to end the program

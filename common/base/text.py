@@ -13,13 +13,7 @@ _LONGEST_ERROR = 4000
 #: The shortest whole numbers that do not fit into 64 bits have 19 digits.
 _ZEROS, _LONG = bytes.maketrans(b"123456789", b"000000000"), b"0" * 19
 #: Words for people in place of those that programs compare.
-_LABELS = {
-    "bad": "Critical",
-    "warn": "Warning",
-    "ok": "OK",
-    "unknown": "Unknown",
-    "clean": "OK",
-}
+_LABELS = {"bad": "Critical", "warn": "Warning", "ok": "OK", "unknown": "Unknown", "clean": "OK"}
 
 
 def escape_control(text: str, kept: str = "") -> str:

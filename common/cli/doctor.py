@@ -17,8 +17,7 @@ from usher.common.base.errors import NotNow, RedisTrouble, SettingsError, StartR
 from usher.common.base.log import redacted
 from usher.common.base.text import escape_control, json_line, label
 from usher.common.doctor.collector import collect
-from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
-from usher.common.doctor.judgements import Holds, examine, promise, worst
+from usher.common.doctor.judgements import DoctorFacts, DoctorFinding, DoctorSeverity, Holds, examine, promise, worst
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.redis.locate import resolve_redis_url

@@ -47,7 +47,6 @@ def ask(url: str, token: str = "") -> ProbeAnswer:
 
 
 def is_well(url: str, token: str = "") -> tuple[bool, str]:
-    """Return True when a program says that it is well, and its reason when not."""
     answer = ask(f"{url}/api/health", token)
     if answer.status == 200:
         return True, ""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from usher.common.base.clock import wall_ms
 from usher.common.base.durations import moment_text
 from usher.common.base.errors import GroupMissing, NotNow
-from usher.common.doctor.facts import (
+from usher.common.doctor.judgements import (
     Clock,
     DoctorFacts,
     DoctorFinding,
@@ -22,11 +22,11 @@ from usher.common.doctor.facts import (
     ProofFacts,
     Rights,
     TicketStreamFacts,
+    examine_server,
     growth,
     info_lines,
     memory_of,
 )
-from usher.common.doctor.judgements import examine_server
 from usher.common.doctor.source_status import SourcesReader
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.mishaps import DeclaredLoss, Mishaps, losses_command, parse_losses, parse_mishaps
@@ -89,7 +89,6 @@ def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | No
 
 
 def _allowed(question: str, refused: dict[str, str], look: Callable[[], T]) -> T | None:
-    """Return what ``look`` finds; None, with the reason noted, when we may not look."""
     try:
         return look()
     except CommandRefused as not_allowed:
@@ -279,7 +278,6 @@ def look_at_memory(link: Link) -> tuple[int, MemoryUse | None]:
 def read_growth(
     link: Link, stream: str, entries: int, span: Span | None, now_ms: int, memory: MemoryUse | None
 ) -> Growth | None:
-    """Return how fast the stream grows; None when that is not known."""
     if span is None or span.first is None:
         return None
     [size] = link.pipeline([("MEMORY", "USAGE", stream)])
@@ -299,7 +297,6 @@ def _wrong_type(link: Link, stream: str) -> str:
 
 
 def _states(link: Link, keys: Keys) -> dict[str, str]:
-    """Return registered incarnations and the states of their leases; "lost" without one."""
     incarnations = []
     for name, stored in pairs(link.call("HGETALL", keys.consumers)).items():
         try:

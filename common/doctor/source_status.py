@@ -39,8 +39,6 @@ class _Look(NamedTuple):
 
 
 class SourcesReader:
-    """Reads the state of the sources of one work stream, over a link of the caller."""
-
     def __init__(self, link: Link, keys: Keys, sources: SourceSelection) -> None:
         self._link = link
         self._scripts = ScriptRunner(link)

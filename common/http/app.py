@@ -28,7 +28,7 @@ from usher.common.http.openapi import tells
 from usher.common.http.problem import Problem, answer, answer_problem
 from usher.common.observability.metrics import Metrics, counter
 from usher.common.protocol.stream_id import is_id
-from usher.common.runtime.health import Health
+from usher.common.runtime.service import Health
 
 log = logging.getLogger(__name__)
 

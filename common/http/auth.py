@@ -28,7 +28,6 @@ import logging
 import math
 import secrets
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -62,8 +61,6 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 
 def needs(role: Role) -> Callable[[View], View]:
-    """Decorate a view with the role that it requires."""
-
     def mark(view: View) -> View:
         view.usher_needs = role  # type: ignore[attr-defined]
         return view
@@ -82,7 +79,6 @@ def needed_role(app: Flask, endpoint: str | None, method: str) -> Role:
 
 
 def doorman() -> Doorman:
-    """Return the doorman of the application that handles the current request."""
     found: Doorman = current_app.extensions["usher_doorman"]
     return found
 
@@ -123,19 +119,18 @@ class Guesses:
     the next, right or wrong, but for those that were before. So an old token, sent again and again, locks nobody out,
     and who shares an address with others can go on guessing what these use: only their length protects them."""
 
-    MOST, LINES = 60, 10
+    MOST = 60
 
     def __init__(self) -> None:
         self.refused = 0
         self._lock = threading.Lock()
         self._right: set[tuple[str, str]] = set()
-        self._minute, self._wrong, self._lines = 0.0, dict[str, set[str]](), Counter[str]()
+        self._minute, self._wrong = 0.0, dict[str, set[str]]()
 
     def wait_s(self, address: str, seal: str) -> float:
-        """Return for how long the token is not looked up."""
         with self._lock:
             if (minute := now_s() // 60) != self._minute or len(self._wrong) > 10_000:
-                self._minute, self._wrong, self._lines = minute, {}, Counter()
+                self._minute, self._wrong = minute, {}
             wrong = self._wrong.get(address, ())
             heard = len(wrong) < self.MOST or seal in wrong or (address, seal) in self._right
             return 0.0 if heard else 60.0 - now_s() % 60
@@ -148,13 +143,6 @@ class Guesses:
                     self._right.clear()
             else:
                 self._wrong.setdefault(address, set()).add(seal)
-
-    def count(self, address: str) -> bool:
-        """Count a refused token. Return True if the log is to tell of it: of few of an address, and of all."""
-        with self._lock:
-            self.refused += 1
-            self._lines[address] += 1
-            return self._lines[address] <= self.LINES and self._lines.total() <= 6 * self.LINES
 
 
 class _Sessions(SecureCookieSessionInterface):
@@ -197,11 +185,9 @@ class Doorman:
 
     @property
     def asks(self) -> bool:
-        """True if this service requires tokens."""
         return self._credentials.asked
 
     def attach(self, app: Flask) -> None:
-        """Become the doorman of ``app``."""
         app.extensions["usher_doorman"] = self
         app.secret_key = self._credentials.key
         app.session_interface = _Sessions()
@@ -306,8 +292,8 @@ class Doorman:
         return found
 
     def _note_wrong(self, place: str) -> None:
-        if self.guesses.count(g.address):
-            event(log, "token_refused", level=logging.WARNING, address=g.address, sent_in=place)
+        self.guesses.refused += 1
+        event(log, "token_refused", level=logging.WARNING, address=g.address, sent_in=place)
 
     def _of_session(self) -> Identity | None:
         found = self._credentials.find(session["seal"]) if "id" in session else None

@@ -77,8 +77,6 @@ FILE_ROLES = (Role.VIEWER, Role.OPERATOR, Role.CONSUMER, Role.ALL)
 
 @dataclass(frozen=True)
 class Identity:
-    """A caller whose token is known."""
-
     role: Role
     name: str
 
@@ -134,7 +132,6 @@ class Credentials:
 
     @property
     def people(self) -> list[Identity]:
-        """The names that a proxy may give."""
         return [identity for identity in self._known.values() if identity.name.startswith(MARK)]
 
     def seal(self, text: str) -> str:
@@ -143,7 +140,6 @@ class Credentials:
         return hmac.new(self.key, text.encode(), "sha256").hexdigest()
 
     def find(self, seal: str) -> Identity | None:
-        """Return the identity of the token that the seal stands for; None if it is unknown."""
         self._look()
         return self._known.get(seal)
 
@@ -157,7 +153,6 @@ class Credentials:
         return {self.seal(key): identity for key, identity in listed.items()} | self._fixed
 
     def _look(self) -> None:
-        """Read the file again if it has changed."""
         if self._file is None or now_s() - self._looked_s < _LOOK_S or not self._lock.acquire(blocking=False):
             return
         try:
@@ -203,7 +198,6 @@ def digest_of(token: str) -> str:
 
 
 def new_token() -> str:
-    """Return a new, unguessable token, of characters that need no quoting."""
     return "usher_" + secrets.token_urlsafe(32)
 
 

@@ -103,7 +103,6 @@ def tells(
 
 
 def add_document(app: Flask, title: str) -> None:
-    """Add ``GET /api/openapi.json``."""
     made = functools.cache(lambda: document(app, title))
 
     @tells("This document.", {200: dict[str, Any]})
@@ -220,13 +219,10 @@ def _query(model: type[BaseModel]) -> list[dict[str, Any]]:
 
 
 class _Schemas:
-    """The JSON schemas of all models, each only once."""
-
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
 
     def of(self, kind: Any, mode: JsonSchemaMode) -> dict[str, Any]:
-        """Return a schema, or the reference to it."""
         schema = TypeAdapter(kind).json_schema(ref_template=_REFERENCES, mode=mode)
         for name, model in schema.pop("$defs", {}).items():
             self._add(name, model)

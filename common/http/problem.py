@@ -47,7 +47,6 @@ class Problem(UsherError):
 
 
 def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return ``document`` as a JSON response."""
     try:
         body = orjson.dumps(document)
     except TypeError:  # orjson cannot encode text that was not UTF-8 in Redis, or whole numbers above 64 bits

@@ -53,7 +53,6 @@ def is_within(text: str, networks: Sequence[Network]) -> bool:
 
 
 def behind_proxies(app: WSGIApplication, proxies: Sequence[Network]) -> WSGIApplication:
-    """Wrap ``app``, so that it heeds what these proxies say."""
     fixed = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
 
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[Any]:

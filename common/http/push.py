@@ -88,8 +88,6 @@ class LiveStream:
 
 
 class LiveStreams:
-    """All of them."""
-
     def __init__(self, most: int = MOST_FOLLOWERS) -> None:
         self._most = most
         self._lock = threading.Lock()

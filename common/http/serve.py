@@ -263,7 +263,6 @@ class WorkerEnds:
         self.is_from_outside = False
 
     def begin(self) -> None:
-        """Note that a worker begins."""
         if self._is_restart:
             self._before_restart()
         self._is_restart = True
@@ -279,7 +278,6 @@ class WorkerEnds:
         return self._progress[0] != 0
 
     def note(self, worker: Any, program: str, is_killed: bool) -> None:
-        """Note that a worker has ended."""
         self.is_from_outside = is_killed and not worker.aborted and self._kills is not None
         self.is_from_outside = self.is_from_outside and oom_kills() == self._kills
         if worker.aborted:  # by the arbiter: its time was up
@@ -379,8 +377,6 @@ class _Drain(Service):
 
 
 class _Program(BaseApplication):
-    """The settings and hooks, and the one program of the worker process."""
-
     def __init__(
         self,
         make: Callable[[], Any],

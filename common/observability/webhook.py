@@ -1,5 +1,8 @@
-"""Send dead letters to a webhook, in batches and at limited rate. It never holds up the flow: letters that cannot be
-sent are counted and dropped."""
+"""Report dead letters: always as a metric, and to a webhook if USHER_DEAD_LETTER_WEBHOOK names one, in batches and at
+limited rate. It never holds up the flow: letters that cannot be sent are counted and dropped.
+
+The log event is written where the decision is made (``message_given_up``, ``messages_rejected``).
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,19 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
-import requests
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
+from usher.common.observability.metrics import Metrics
+from usher.common.protocol.keys import Keys
 from usher.common.runtime.service import Service
+from usher.common.runtime.settings import CommonSettings
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +96,8 @@ class Webhook(Service):
         self._batch_left_out = 0
         self._tries = 0
         self._not_before_s = 0.0
+        import requests  # here, because few programs have a webhook, and it costs each 4 MiB
+
         self._session = requests.Session()
         self._session.verify = True if ca is None else str(ca.expanduser())
         self._session.trust_env = False  # take no proxies and no .netrc from the environment
@@ -154,9 +161,52 @@ class Webhook(Service):
                 self._url, data=body, headers=headers, timeout=_TIMEOUT_S, allow_redirects=False, stream=True
             ) as response:
                 return None if 200 <= response.status_code < 300 else f"it answered {response.status_code}"
-        # ValueError: a URL that urllib3 cannot take. OSError: a file of CAs that is not there.
-        except (requests.RequestException, ValueError, OSError) as problem:
+        # ValueError: a URL that urllib3 cannot take. OSError: an error of requests, or a file of CAs is not there.
+        except (ValueError, OSError) as problem:
             return type(problem).__name__
 
     def on_end(self) -> None:
         self._session.close()
+
+
+class DeadLetterNotifier:
+    """A notifier that any thread may call; it never blocks. It sends no fields or texts of a message: they may be
+    secrets."""
+
+    def __init__(self, metrics: Metrics, settings: CommonSettings, program: str, keys: Keys) -> None:
+        self._counter = metrics.dead_letters
+        self._webhook: Webhook | None = None
+        if settings.dead_letter_webhook:
+            self._webhook = Webhook(
+                settings.dead_letter_webhook,
+                {"program": program, "stream": keys.stream, "group": keys.group},
+                secret=settings.webhook_secret,
+                ca=settings.tls_ca,
+            )
+
+    @property
+    def services(self) -> Sequence[Service]:
+        return () if self._webhook is None else (self._webhook,)
+
+    def ring(
+        self,
+        ticket: bytes,
+        message_id: bytes,
+        reason: str,
+        error_type: str = "",
+        attempts: int = 0,
+        policy: str = "skip",
+    ) -> None:
+        """Count and send a message that was given up."""
+        self._counter.labels(reason).inc()
+        if self._webhook is not None:
+            self._webhook.add(
+                {
+                    "ticket_id": ticket.decode(errors="replace"),
+                    "message_id": message_id.decode(errors="replace"),
+                    "reason": reason,
+                    "error_type": error_type,
+                    "attempts": attempts,
+                    "policy": policy,
+                }
+            )

@@ -45,8 +45,7 @@ from usher.common.readers.reliable_stream import ReliableStream, StreamMessage, 
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.clock_steps import look_for_steps
 from usher.common.runtime.fork_guard import ForkGuard
-from usher.common.runtime.health import Health, judge
-from usher.common.runtime.service import Service
+from usher.common.runtime.service import Health, Service, judge
 from usher.common.runtime.signals import UntilSignal
 
 __all__ = ["LoopOptions", "MessageReadingLoop", "StreamMessage"]

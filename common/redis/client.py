@@ -25,6 +25,7 @@ from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown, ServerC
 from usher.common.base.log import redacted
 from usher.common.redis.endpoints import (
     CLUSTER,
+    Place,
     check,
     connection_beside,
     gives_slot_to,
@@ -34,7 +35,6 @@ from usher.common.redis.endpoints import (
     misled,
     mode,
 )
-from usher.common.redis.failover_listener import Place
 from usher.common.redis.private_names import socket_of
 
 Arg = bytes | str | int | float

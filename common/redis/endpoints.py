@@ -6,7 +6,7 @@ in every mode.
     that server
 ``redis+sentinel://[user:password@]host:port[,host:port]/service[/db]``
     the master of ``service``; asked anew at every connect, and left when the sentinels say that it is replaced
-    (``failover_listener.py``). ``?sentinel_password=...`` if the sentinels want one
+    (``FailoverListener``). ``?sentinel_password=...`` if the sentinels want one
 ``redis+cluster://[user:password@]host:port[,host:port]``
     the node of the stream's slot; asked anew at every connect
 ``rediss+sentinel://...`` ``rediss+cluster://...``
@@ -15,8 +15,10 @@ in every mode.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit, urlunsplit
@@ -30,7 +32,7 @@ from redis.retry import Retry
 from usher.common.base.clock import now_s
 from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys
-from usher.common.redis.failover_listener import Place, listen
+from usher.common.runtime.service import Service
 
 SENTINEL, CLUSTER = "redis+sentinel", "redis+cluster"
 #: Longest wait for one sentinel, or one node, to say where the server is: a dead one must not use up the time of a
@@ -42,6 +44,11 @@ _IN_A_URL = ("db", "username", "password")
 #: What leads to a server, of the options of a redis-py client; and those of TLS, which begin with ``ssl_``.
 _OF_A_CLIENT = ("host", "port", "path", "db", "username", "password", "credential_provider")
 _OVER_TLS = {"rediss+sentinel": SENTINEL, "rediss+cluster": CLUSTER}
+
+
+Place = tuple[str, int]
+#: Gets the index of a sentinel, and the master that it is about to replace; None: ask it where the master is.
+Hear = Callable[[int, Place | None], None]
 
 
 class _Told(NamedTuple):
@@ -377,7 +384,6 @@ def _sentinel_master(parts: Any, make: Callable[[str, int], Any], host: str, por
 
 
 def _slot_owner(parts: Any, kind: Any, options: dict[str, Any], host: str, port: int) -> _Told:
-    """Ask a node for the address of the node that has the stream's slot."""
     wait_s = min(options["socket_timeout"], _ASK_TIMEOUT_S)
     seed = kind(host=host, port=port, **{**options, "socket_timeout": wait_s, "socket_connect_timeout": wait_s})
     try:
@@ -394,3 +400,73 @@ def _owner_by(parts: Any, node: Any) -> Place:
             # No name means the host that was asked (nil: cluster-preferred-endpoint-type unknown-endpoint).
             return bytes(owner[0] or b"").decode() or node.host, int(owner[1])
     raise redis.ConnectionError(f"no node of the cluster has slot {slot}")
+
+
+_PROMOTING = b"+failover-state-send-slaveof-noone"
+_SWITCHED = b"+switch-master"
+_AGAIN_S, _WAIT_S = 1.0, 30.0
+
+#: The process that listens for a URL: threads do not outlive a fork.
+_listening: dict[str, int] = {}
+
+
+def listen(url: str, clients: Sequence[Callable[[], Any]], service: str, hear: Hear) -> None:
+    """Begin to listen at all sentinels of ``url``, once per process, until the process ends. ``clients`` make a client
+    for each; ``hear`` may raise redis.RedisError."""
+    if _listening.get(url) == os.getpid():
+        return
+    _listening[url] = os.getpid()
+    for at, make in enumerate(clients):
+        # Without a thread, or at the end of the interpreter, links still find the master when a call fails.
+        with contextlib.suppress(StartRefused):
+            FailoverListener(at, make, service, hear).start()
+
+
+class FailoverListener(Service):
+    """Hears from a sentinel when the master is replaced, so that nobody stays with the old one.
+
+    After a failover on purpose Sentinel demotes that one some 10 s later. Until then it answers everything, and what it
+    takes is thrown away. The sentinels publish two moments of a failover: before the new master is promoted (the one
+    that leads the failover does), and when the address has changed (all of them do).
+    """
+
+    name = "failovers"
+    stalls_after_s = 2 * _WAIT_S
+
+    def __init__(self, at: int, make: Callable[[], Any], service: str, hear: Hear) -> None:
+        super().__init__()
+        self._at = at
+        self._make = make
+        self._service = service
+        self._hear = hear
+
+    def run_once(self) -> float:
+        client = self._make()
+        try:
+            with client.pubsub(ignore_subscribe_messages=True) as heard:
+                heard.subscribe(_PROMOTING, _SWITCHED)
+                self._hear(self._at, None)  # something may have been missed
+                while not self.stopping:
+                    message = heard.get_message(timeout=_WAIT_S)
+                    self.made_progress()
+                    if message is not None and (former := former_master(message["data"].decode(), self._service)):
+                        self._hear(self._at, former if message["channel"] == _PROMOTING else None)
+        except (redis.RedisError, OSError):
+            pass  # it is down, or refuses us; the others are heard
+        finally:
+            client.close()
+        return _AGAIN_S
+
+
+def former_master(words: str, service: str) -> Place | None:
+    """Return the address that the master ``service`` has before the event; None if it is about another master. The
+    words are name, former address, new address; or those about a replica, an @, and name and address of its master.
+
+    >>> former_master("usher 10.0.0.1 6379 10.0.0.2 6379", "usher")
+    ('10.0.0.1', 6379)
+    >>> former_master("slave 10.0.0.2:6379 10.0.0.2 6379 @ usher 10.0.0.1 6379", "usher")
+    ('10.0.0.1', 6379)
+    >>> former_master("other 10.0.0.1 6379 10.0.0.2 6379", "usher")
+    """
+    name, host, port = (*words.rpartition("@ ")[2].split(" "), "", "", "")[:3]
+    return (host, int(port)) if name == service and port.isdecimal() else None

@@ -176,7 +176,6 @@ def redis_ms(link: Link) -> int:
 
 
 def span_of(link: Link, stream: str) -> Span | None:
-    """Ask for the span of a stream; None when there is no such stream."""
     try:
         return parse_span(link.call("XINFO", "STREAM", stream))
     except CommandRefused as refused:
@@ -186,7 +185,6 @@ def span_of(link: Link, stream: str) -> Span | None:
 
 
 def parse_span(reply: Any) -> Span:
-    """Parse the span in a reply of XINFO STREAM."""
     facts = pairs(reply)
     first = facts[b"first-entry"]
     return Span(first[0] if first else None, facts[b"last-generated-id"])
@@ -305,7 +303,6 @@ def pairs(flat: Sequence[Any]) -> dict[bytes, Any]:
 
 
 def leases_command(keys: Keys, incarnations: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that reads the leases of incarnations (at least one)."""
     return "MGET", *map(keys.lease, incarnations), *map(keys.unproven, incarnations)
 
 

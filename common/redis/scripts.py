@@ -95,7 +95,6 @@ def sizes_argument(each: Iterable[Sequence[bytes]]) -> str:
 
 
 def with_memory_flag(text: str) -> str:
-    """Prepend the ``#!lua`` line that the script's header asks for."""
     for line, shebang in _MEMORY.items():
         if line in text:
             return shebang + text
@@ -221,7 +220,6 @@ class ScriptRunner:
         return prepared
 
     def _run_text(self, name: str, arguments: Sequence[Arg], missing: ScriptMissing) -> Any:
-        """Run a step that Redis does not know by its text."""
         self._loaded_over = None
         try:
             return self.link.call("EVAL", self.prepared(name)[0], *arguments)

@@ -137,7 +137,6 @@ class TrackingLink:
             self._connection.disconnect()
 
     def interrupt(self) -> None:
-        """End a wait of the thread that uses this link, from another thread."""
         sock = self._socket
         if sock is not None:
             try:

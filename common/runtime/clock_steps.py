@@ -62,12 +62,10 @@ class ClockStepWatcher(Service):
 
 
 def _ahead_ms() -> float:
-    """Return by how many ms the wall clock is ahead of the monotonic one."""
     return wall_ms() - time.monotonic() * 1000
 
 
 def waits_by_the_wall_clock() -> bool:
-    """Return True if this Python's locks wait by the wall clock."""
     return not sysconfig.get_config_var("HAVE_SEM_CLOCKWAIT")
 
 

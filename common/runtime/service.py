@@ -1,4 +1,5 @@
-"""Background roles: each role is a ``Service``, with a thread that repeats ``run_once``.
+"""Background roles: each role is a ``Service``, with a thread that repeats ``run_once``; and the ``Health`` of a
+program, judged by when their turns ended.
 
 The contract, tested by abuse in tests/unit/test_service.py:
 
@@ -17,6 +18,8 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from usher.common.base.backoff import backoff_s
@@ -101,7 +104,6 @@ class Service:
         return not thread.is_alive()
 
     def wake(self) -> None:
-        """Begin the next turn now instead of after the wait."""
         self._wake.set()
 
     def made_progress(self) -> None:
@@ -180,3 +182,36 @@ class Service:
                 exc_info=not expected,
             )
         return backoff_s(self._failures, _FIRST_PAUSE_S, LONGEST_PAUSE_S, rng)
+
+
+@dataclass(frozen=True)
+class Health:
+    """The health of a program: ``reasons`` is empty when all is well. ``warnings`` want a look, and change nothing."""
+
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.reasons
+
+
+def stalled(services: Iterable[Service], now_s: float, lease_s: float) -> str:
+    """Name the services that stand still, "" when none does: no turn of theirs ended for a lease longer than health
+    allows, maybe since their thread has ended. To be asked about such as turn for as long as their program lives."""
+    silent = [(one, now_s - one.last_turn_s) for one in services if one.last_turn_s is not None]
+    still = [(one.name, silent_s) for one, silent_s in silent if silent_s > one.stalls_after_s + lease_s]
+    return "; ".join(f"{name} made no progress for {silent_s:.1f} s" for name, silent_s in still)
+
+
+def judge(services: Iterable[Service], now_s: float) -> Health:
+    reasons: list[str] = []
+    for service in services:
+        last = service.last_turn_s
+        if not service.alive:
+            reasons.append(f"{service.name} is not running")
+        elif last is not None and now_s - last > service.stalls_after_s:
+            reasons.append(f"{service.name} made no progress for {now_s - last:.1f} s")
+        elif service.trouble is not None:
+            reasons.append(f"{service.name}: {service.trouble}")
+    return Health(tuple(reasons))

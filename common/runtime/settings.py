@@ -105,7 +105,6 @@ ConsumerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
 def is_loopback(address: str) -> bool:
-    """Return True if a ``host:port`` is reachable from this machine only."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -114,8 +113,6 @@ def is_loopback(address: str) -> bool:
 
 
 class CommonSettings(BaseModel):
-    """The settings that every program of Usher needs."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
     redis_url: RedisUrl = Field(
         "",
@@ -197,9 +194,7 @@ class CommonSettings(BaseModel):
         None, description="CAs (PEM) that programs trust when they ask each other over HTTPS. Empty: the system's."
     )
     dead_letter_webhook: Annotated[str, AfterValidator(_webhook)] = Field(
-        "",
-        max_length=2048,
-        description="URL that gets dead letters, as a POST of JSON every few seconds. Empty: none.",
+        "", max_length=2048, description="URL that gets dead letters, as a POST of JSON every few seconds. Empty: none."
     )
     webhook_secret: str = Field(
         "",
@@ -268,7 +263,6 @@ class CommonSettings(BaseModel):
 
     @property
     def contradictions(self) -> list[str]:
-        """The faults of settings that are each fine by themselves."""
         if self.sources is not None and self.work_stream in self.sources.names:
             # Its entries would be gathered to its own end, again and again.
             return [

@@ -68,6 +68,5 @@ class UntilSignal:
 
 
 def _one_of_us(handler: Any) -> UntilSignal | None:
-    """Return the UntilSignal that this handler belongs to, or None."""
     owner = getattr(handler, "__self__", None)
     return owner if isinstance(owner, UntilSignal) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from usher.common.doctor.facts import DoctorFinding, DoctorSeverity
+from usher.common.doctor.judgements import DoctorFinding, DoctorSeverity
 from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials, Role
 from usher.common.http.proxies import parse_networks

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from usher.common.base.clock import now_s
 from usher.common.observability import tracing as telemetry
-from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
+from usher.common.observability.webhook import DeadLetterNotifier
 from usher.common.redis.acl import scripts_for_others
 from usher.common.runtime.service import Service
 from usher.master.assembly.context import MasterContext

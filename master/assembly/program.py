@@ -9,8 +9,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.http.serve import Liveness, url_of
 from usher.common.observability.metrics import Metrics
-from usher.common.runtime.health import stalled
-from usher.common.runtime.service import Service
+from usher.common.runtime.service import Service, stalled
 from usher.master.assembly.context import MasterContext
 from usher.master.assembly.http_services import HttpServices
 from usher.master.assembly.leader_services import LeaderServices

@@ -27,26 +27,13 @@ from usher.master.cli.shared import (
 )
 from usher.master.insight.formatting import moment
 from usher.master.operations.action_log import ActionLog, OperatorAction
-from usher.master.operations.delayed_messages import (
-    DONE,
-    DROP,
-    MEANS,
-    MOVE,
-    SEND_NOW,
-    Delayed,
-    DelayedView,
-    check_due,
-)
+from usher.master.operations.delayed_messages import DONE, DROP, MEANS, MOVE, SEND_NOW, Delayed, DelayedView, check_due
 from usher.master.policy.explain.explain import span
 
 _FIELDS_SHOWN = 60
 #: Words of outcomes that a document has also when there was none.
 _ALWAYS_TOLD = {SEND_NOW: ("moved",), MOVE: ("moved",), DROP: ("dropped", "gone")}
-_ASKS = {
-    SEND_NOW: "send {} now",
-    MOVE: "move {} to {}",
-    DROP: "drop {}, for every group of the stream",
-}
+_ASKS = {SEND_NOW: "send {} now", MOVE: "move {} to {}", DROP: "drop {}, for every group of the stream"}
 
 
 @click.group(

@@ -59,10 +59,7 @@ def _target(ticket: str | None, pattern: str | None, tenant: str | None, everyth
     return target, value or ""
 
 
-@click.group(
-    help="Show live rules, and lift them. Without a command: list the rules.",
-    invoke_without_command=True,
-)
+@click.group(help="Show live rules, and lift them. Without a command: list the rules.", invoke_without_command=True)
 @click.pass_context
 def rules(context: click.Context) -> None:
     if context.invoked_subcommand is None:
@@ -140,12 +137,7 @@ def pause(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None
     help="Messages per second, of each ticket, or of the tenant.",
 )
 @click.option("--concurrency", type=click.IntRange(1, 1_000_000), metavar="N", help="Tickets of a tenant at a time.")
-@click.option(
-    "--weight",
-    type=click.IntRange(1, 1000),
-    metavar="N",
-    help="A tenant's share (USHER_TENANT_WEIGHTS).",
-)
+@click.option("--weight", type=click.IntRange(1, 1000), metavar="N", help="A tenant's share (USHER_TENANT_WEIGHTS).")
 @_WHY
 @looks
 def slow(

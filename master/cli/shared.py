@@ -125,7 +125,6 @@ def fields_reader(flags: dict[str, Any]) -> Iterator[MessageFields]:
 
 
 def fields_of(context: CommandContext) -> MessageFields:
-    """Return a reader of the configured stream's messages, which takes its time."""
     settings = context.settings
     return MessageFields(context.link, context.keys, settings.work_ticket_field, settings.shown_names, math.inf)
 
@@ -199,7 +198,6 @@ def fitted(
 
 
 def _cell(value: object) -> Text:
-    """Return a value as it is: no markup, no emoji."""
     if isinstance(value, Text):
         return Text(escape_control(value.plain), value.style)
     text = f"{value:,}" if isinstance(value, int) else str(value)
@@ -231,7 +229,6 @@ def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
 def tickets_table(
     rows: Sequence[dict[str, Any]], title: str = "Tickets in processing", shown: Sequence[str] = ()
 ) -> Table:
-    """Return a table of tickets; with the fields ``shown`` of their first messages."""
     cells = []
     for row in rows:
         ids = row.get("message_ids") or []
@@ -256,7 +253,6 @@ def tickets_table(
 
 
 def tried_text(row: dict[str, Any]) -> str:
-    """Return how often the first message of a ticket was tried; "" for never."""
     most = row.get("max_attempts") or (row.get("last_error") or {}).get("most", 0)
     return attempts_told(row["attempts"], row["charged"], most) if row.get("attempts") else ""
 

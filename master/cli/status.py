@@ -36,12 +36,7 @@ it is 0, and `missing_consumers` names them."""
     "--once", is_flag=True, help="Print the table once and end (the default when the output is not a terminal)."
 )
 @click.option(
-    "--every",
-    type=Number(min=0.1),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time between two looks.",
+    "--every", type=Number(min=0.1), default=1.0, show_default=True, metavar="SECONDS", help="Time between two looks."
 )
 @options(CommonSettings)
 def status(flags: dict[str, Any], as_json: bool, once: bool, every: float) -> None:

@@ -209,7 +209,6 @@ def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None
 
 
 def _rows_of(outbox_url: str, ticket_id: str) -> tuple[TicketRows, str]:
-    """Return the ticket's rows in the outbox, or why they are not known."""
     nothing = TicketRows(0, None, "", ())
     try:
         from usher.common.outbox.store import OutboxStore
@@ -226,7 +225,6 @@ def _rows_of(outbox_url: str, ticket_id: str) -> tuple[TicketRows, str]:
 
 
 def _print_error(document: dict[str, Any]) -> None:
-    """Print the text of the last error, and the end of its traceback."""
     error = (document.get("last_error") or document.get("dead_letter") or {}).get("error", "")
     trace = document.get("traceback", "")
     for line in (*error.splitlines()[:_ERROR_LINES], *trace.splitlines()):
@@ -240,10 +238,7 @@ def _explained(at: OperatorContext, ticket_id: str) -> dict[str, Any]:
 
 
 _ORDERS = {
-    TicketOrder.RETRY: (
-        "retry",
-        "Start a ticket's first message now, instead of waiting for its next attempt.",
-    ),
+    TicketOrder.RETRY: ("retry", "Start a ticket's first message now, instead of waiting for its next attempt."),
     TicketOrder.GIVE_UP: (
         "give-up",
         "Make a dead letter of a ticket's first unfinished message, in its turn; the ticket goes on with the next one,"

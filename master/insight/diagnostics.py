@@ -10,8 +10,7 @@ from typing import Any
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.log import redacted
 from usher.common.doctor.collector import collect, look_at_memory, read_growth
-from usher.common.doctor.facts import DoctorFinding, describe
-from usher.common.doctor.judgements import examine, promise, worst
+from usher.common.doctor.judgements import DoctorFinding, describe, examine, promise, worst
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.mishaps import losses_command, parse_losses, told
 from usher.common.protocol.sources import SourceSelection

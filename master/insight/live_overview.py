@@ -16,8 +16,7 @@ from typing import Any
 import orjson
 
 from usher.common.base.clock import now_s
-from usher.common.doctor.facts import memory_share
-from usher.common.doctor.judgements import INFO_COMMANDS, write_trouble
+from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
 from usher.common.http.push import LiveStream, LiveStreams
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.mishaps import Mishaps, losses_command, parse_losses

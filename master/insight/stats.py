@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from usher.common.base.clock import now_s
-from usher.common.doctor.facts import memory_share
-from usher.common.doctor.judgements import INFO_COMMANDS, write_trouble
+from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.mishaps import Mishaps, mishaps_command, parse_mishaps
 from usher.common.protocol.registration import Registration, parse

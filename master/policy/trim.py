@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from usher.common.doctor.facts import MemoryUse
+from usher.common.doctor.judgements import MemoryUse
 from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank
 
 #: What is kept for a reader so much longer than is wished is told.

@@ -13,8 +13,7 @@ from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials
 from usher.common.http.serve import Liveness
 from usher.common.observability.metrics import Metrics, counters, gauges, service_metrics
-from usher.common.runtime.health import Health, judge, stalled
-from usher.common.runtime.service import Service
+from usher.common.runtime.service import Health, Service, judge, stalled
 from usher.common.runtime.settings import is_loopback
 from usher.master.settings import StreamerSettings
 from usher.master.streamer.program import StreamerProgram

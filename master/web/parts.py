@@ -12,8 +12,7 @@ from usher.common.base.errors import UsherError
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import Registration
 from usher.common.protocol.ticket_states import TicketState
-from usher.common.runtime.health import Health, judge
-from usher.common.runtime.service import Service
+from usher.common.runtime.service import Health, Service, judge
 from usher.master.charts.keeper import ChartReader
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report

@@ -19,8 +19,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.log import configure
 from usher.common.http import serve as serving
 from usher.common.http.serve import Liveness
-from usher.common.runtime.health import Health, judge
-from usher.common.runtime.service import Service, ServiceEnded
+from usher.common.runtime.service import Health, Service, ServiceEnded, judge
 from usher.consumer.web import create_app
 
 _CHILD = "from tests.integration.test_consumer_web import child; child()"

@@ -19,8 +19,7 @@ from tests.integration.factories import World
 from tests.proxy import Proxy
 from usher.common.base.errors import NotNow
 from usher.common.doctor.collector import collect, startup_findings
-from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
-from usher.common.doctor.judgements import examine
+from usher.common.doctor.judgements import DoctorFacts, DoctorFinding, DoctorSeverity, examine
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link

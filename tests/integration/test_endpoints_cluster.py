@@ -23,8 +23,7 @@ from usher.common.base.errors import (
     StartRefused,
 )
 from usher.common.doctor.collector import collect, startup_findings
-from usher.common.doctor.facts import DoctorSeverity
-from usher.common.doctor.judgements import examine
+from usher.common.doctor.judgements import DoctorSeverity, examine
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link, SameServer, check_reachable

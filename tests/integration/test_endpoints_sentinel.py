@@ -16,8 +16,7 @@ from tests.proxy import Proxy
 from tests.topologies import PASSWORD, SENTINEL_PASSWORD, SERVICE, UnderSentinel, figures, keep_trying, until
 from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
 from usher.common.doctor.collector import collect, startup_findings
-from usher.common.doctor.facts import DoctorSeverity
-from usher.common.doctor.judgements import examine
+from usher.common.doctor.judgements import DoctorSeverity, examine
 from usher.common.protocol.keys import Keys
 from usher.common.redis import endpoints
 from usher.common.redis.client import Link, check_reachable

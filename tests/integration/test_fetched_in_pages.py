@@ -15,7 +15,7 @@ from tests.proxy import Proxy
 from usher.common.base.clock import now_s
 from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import Link
-from usher.common.runtime.health import judge
+from usher.common.runtime.service import judge
 from usher.consumer.execution.inbox_reader import FIRST_PAGE, InboxReader
 from usher.master.policy.board.plans import NOTHING
 

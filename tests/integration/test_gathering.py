@@ -22,8 +22,7 @@ from tests.topologies import Cluster
 from usher.common.base.errors import ReplyUnknown
 from usher.common.doctor import source_status
 from usher.common.doctor.collector import collect
-from usher.common.doctor.facts import DoctorSeverity
-from usher.common.doctor.judgements import examine
+from usher.common.doctor.judgements import DoctorSeverity, examine
 from usher.common.doctor.source_status import SourcesReader
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.sources import SHARDS, SourceSelection

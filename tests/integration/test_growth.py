@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from usher.common.doctor.collector import look_at_memory, read_growth
-from usher.common.doctor.facts import MemoryUse, describe
+from usher.common.doctor.judgements import MemoryUse, describe
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import Link

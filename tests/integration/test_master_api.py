@@ -24,7 +24,7 @@ from usher.common.base.log import configure, event
 from usher.common.http import serve as serving
 from usher.common.http.serve import Liveness
 from usher.common.protocol.registration import Registration
-from usher.common.runtime.health import Health
+from usher.common.runtime.service import Health
 from usher.master.assembly.web_app import create_app
 from usher.master.membership.health_url import parse_hosts
 from usher.master.membership.registration import NameInUse, RegistrationOver, RegistrationResult

@@ -17,7 +17,7 @@ from usher.common.http.app import create_app as plain_app
 from usher.common.http.openapi import add_document, document
 from usher.common.http.problem import answer
 from usher.common.observability.metrics import Metrics
-from usher.common.runtime.health import Health
+from usher.common.runtime.service import Health
 from usher.consumer.web import create_app as consumer_app
 from usher.master.assembly.web_app import create_app
 from usher.master.membership.health_url import parse_hosts

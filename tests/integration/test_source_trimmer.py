@@ -17,8 +17,7 @@ from tests.integration.routers import until
 from tests.integration.test_gathering import running, service
 from tests.proxy import Proxy
 from usher.common.base.errors import ReplyUnknown
-from usher.common.doctor.facts import MemoryUse
-from usher.common.doctor.judgements import _OF_SOURCES
+from usher.common.doctor.judgements import _OF_SOURCES, MemoryUse
 from usher.common.protocol.keys import LogKeys
 from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.acl import programs

@@ -17,7 +17,7 @@ from tests.commands import usher
 from tests.integration.factories import TRICKY_IDS
 from tests.outboxes import STREAM
 from usher.common.base.errors import NotNow
-from usher.common.doctor.facts import MemoryUse
+from usher.common.doctor.judgements import MemoryUse
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.readers.reliable_stream import ReliableStream

@@ -13,8 +13,7 @@ from tests.integration.actors import MasterActor, Stage
 from tests.integration.conftest import SYSTEM_SERVER
 from tests.integration.gathered import Gathered
 from usher.common.doctor.collector import collect
-from usher.common.doctor.facts import DoctorSeverity
-from usher.common.doctor.judgements import judge_stream
+from usher.common.doctor.judgements import DoctorSeverity, judge_stream
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import SERVER_VARIABLE

@@ -18,9 +18,8 @@ import pytest
 
 from tests.abuse import check_contract
 from tests.tls_front import Papers, TlsFront
-from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
-from usher.common.observability.webhook import _TRIES, MOST_AT_ONCE, MOST_WAITING, Webhook
+from usher.common.observability.webhook import _TRIES, MOST_AT_ONCE, MOST_WAITING, DeadLetterNotifier, Webhook
 from usher.common.protocol.keys import Keys
 from usher.common.runtime.settings import CommonSettings
 

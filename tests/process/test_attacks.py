@@ -26,7 +26,7 @@ from usher.common.http.serve import warn_of_plain_http
 from usher.common.observability.webhook import signature
 from usher.common.protocol.last_error import LastError
 from usher.common.redis.client import Link
-from usher.common.runtime.health import Health
+from usher.common.runtime.service import Health
 from usher.common.runtime.settings import load
 from usher.consumer.settings import ConsumerSettings
 from usher.consumer.web import create_app as consumer_app

@@ -192,14 +192,6 @@ def test_usher_runs_by_path_in_a_folder_with_packages_of_any_name(tmp_path: Path
     assert (done.returncode, str(ROOT) in done.stdout) == (0, True), done.stderr
 
 
-@pytest.mark.parametrize("name", ["common", "master", "consumer", "deploy"])
-def test_our_packages_have_one_name_each(name: str) -> None:
-    """A shell in the checkout's root can import them by another one; two copies of a module would not know each other."""
-    done = usher(start=("-c", f"import {name}"))
-    assert done.returncode == 1
-    assert f"ImportError: '{name}' was imported from Usher's own folder, where it is 'usher.{name}'" in done.stderr
-
-
 def test_importing_usher_loads_nothing_else() -> None:
     look = "import sys; before = set(sys.modules); import usher; print(sorted(set(sys.modules) - before))"
     loaded = ast.literal_eval(usher(start=("-c", look)).stdout)

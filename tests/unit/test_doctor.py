@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from usher.common.doctor.facts import (
+from usher.common.doctor.judgements import (
     Clock,
     DoctorFacts,
     DoctorFinding,
@@ -17,8 +17,11 @@ from usher.common.doctor.facts import (
     ProofFacts,
     Rights,
     TicketStreamFacts,
+    examine,
+    judge_proof,
+    promise,
+    worst,
 )
-from usher.common.doctor.judgements import examine, judge_proof, promise, worst
 from usher.common.protocol.mishaps import DeclaredLoss
 
 OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from usher.common.runtime.health import Health, judge, stalled
+from usher.common.runtime.service import Health, judge, stalled
 
 
 @dataclass

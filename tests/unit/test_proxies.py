@@ -145,14 +145,3 @@ def test_after_many_wrong_tokens_no_other_one_of_that_address_is_looked_up(monke
     assert guess("t", "3.3.3.3").status_code == 200
     now[0] += 10
     assert guess("t").status_code == 200
-
-
-def test_of_many_refusals_the_log_has_a_few_and_the_counter_all(caplog: pytest.LogCaptureFixture) -> None:
-    app = _app()
-    for number in range(40):
-        for address in range(10):
-            _ask(app, "/tickets", X_Forwarded_For=f"1.1.1.{address}", Authorization=("Bearer x", "Basic x")[number % 2])
-    told = [record.facts for record in caplog.records if record.getMessage() == "token_refused"]  # type: ignore[attr-defined]
-    assert len(told) == 6 * Guesses.LINES
-    assert sum(one["address"] == "1.1.1.1" for one in told) <= Guesses.LINES
-    assert app.extensions["usher_doorman"].guesses.refused == 400

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from usher.common.doctor.facts import MemoryUse
+from usher.common.doctor.judgements import MemoryUse
 from usher.common.protocol.stream_id import ZERO, Span, from_rank, rank
 from usher.master.policy.trim import (
     CheckpointNeeds,

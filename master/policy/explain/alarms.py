@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from usher.common.base.text import pluralize
-from usher.common.doctor.facts import NEARLY_FULL
+from usher.common.doctor.judgements import NEARLY_FULL
 
 #: Number of unread messages, and age of the oldest one, above which an alarm says that consumers are behind.
 _LAG, _OLD_MS = 1_000, 60_000
