@@ -22,7 +22,7 @@ from usher.common.http.credentials import Credentials
 from usher.common.http.serve import LEAST_SILENCE_S, Liveness, WorkerEnds, url_of
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.registration import GIVES_BACK, MOST_SLOTS, NO_LOCK, Registration
+from usher.common.protocol.registration import MOST_SLOTS, NO_LOCK, Registration
 from usher.common.redis.locate import check_leases
 from usher.common.runtime.name_lock import NameLock, boot_id
 from usher.common.runtime.process_state import ProcessState
@@ -244,9 +244,7 @@ class ConsumerProgram:
         # The leader gives at least two tickets for each of the slots: calls that wait for messages to become full, and
         # are slower the fewer they are, would never be given more.
         slots = min(MOST_SLOTS, messages_at_once(settings.concurrency, self._handler.batch))
-        return Registration(
-            settings.consumer_name, uuid.uuid4().hex + GIVES_BACK, health_url, slots, settings.capacity, lock
-        )
+        return Registration(settings.consumer_name, uuid.uuid4().hex, health_url, slots, settings.capacity, lock)
 
     def stop(self) -> None:
         self._stopped = True

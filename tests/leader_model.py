@@ -79,7 +79,6 @@ class Leader:
                     member.registration.slots,
                     member.registration.capacity,
                     member.accepts,
-                    member.registration.gives_back,
                 )
         for incarnation in list(self.board.consumers):
             if incarnation not in roster or not roster[incarnation].alive:

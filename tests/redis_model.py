@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.owner_words import due_ms_of, is_given_back, is_waiting
-from usher.common.protocol.registration import GIVES_BACK, Registration, name_of
+from usher.common.protocol.registration import Registration, name_of
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.leader.entries import NO_MARKS, NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import Freed, GroupMoved, ParkedPage, TakenPage
@@ -83,7 +83,7 @@ class RedisModel:
         """A new incarnation; its name's former one, if it is dead, has no registration any more."""
         for other in [other for other in self.registered if name_of(other) == name_of(incarnation)]:
             del self.registered[other]
-        self.registered[incarnation] = Registration(name_of(incarnation), GIVES_BACK, "", 1, capacity)
+        self.registered[incarnation] = Registration(name_of(incarnation), "uuid", "", 1, capacity)
         self.leases[incarnation] = "live"
 
     def roster(self) -> dict[str, RegisteredConsumer]:

@@ -2,8 +2,7 @@
 
 A field per stream id holds the head, one JSON object, and a field ``t`` and the id the end of the traceback. Both are
 bounded in bytes; where very many messages fail, the script that writes them (lua/owner/charge.lua) keeps heads only, or
-nothing. Whoever reads an attempt without an error shows that it is not known: a consumer of a former version writes
-none.
+nothing. Whoever reads an attempt without an error shows that it is not known.
 """
 
 from __future__ import annotations

@@ -17,9 +17,6 @@ MOST_SLOTS = 1024
 WINDOW_HEADER = "Usher-Window"
 #: Header of a report: how many tickets of this consumer wait for a retry. None without it.
 RETRYING_HEADER = "Usher-Retrying"
-#: The end of the uuid of a process that gives back tickets which are recalled. Masters of any version take a uuid as it
-#: is, so this needs no field in the request or in the stored line, which a former version would refuse.
-GIVES_BACK = "-gives_back"
 #: The evidence of a name lock: the lock (boot id, device, inode), and a moment at which it was held.
 _EVIDENCE = re.compile(r"([^:]+:[0-9]+:[0-9]+):([0-9]{1,20})")
 
@@ -41,10 +38,6 @@ class Registration:
     capacity: int
     lock: str = NO_LOCK
     generation: int = 0
-
-    @property
-    def gives_back(self) -> bool:
-        return self.uuid.endswith(GIVES_BACK)
 
     @property
     def incarnation(self) -> str:

@@ -198,52 +198,41 @@ def main(orders: int) -> None:
     control = socket.socket(fileno=orders)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that watch
     while True:
-        order, descriptors, _, _ = socket.recv_fds(control, 1, 3)
+        order, descriptors, _, _ = socket.recv_fds(control, 1, 4)
         if not order:
             return
-        if os.fork():
-            for descriptor in descriptors:
-                os.close(descriptor)
-            continue
-        control.close()
-        status, *asked = descriptors
-        told, wakes = os.pipe()
-        os.set_blocking(wakes, False)
-        signal.signal(signal.SIGCHLD, _ignore)
-        signal.set_wakeup_fd(wakes)
-        if pid := os.fork():
-            for descriptor in asked:
-                os.close(descriptor)
-            watch(pid, status, told)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for descriptor in (status, told, wakes):
+        if not os.fork():
+            break
+        for descriptor in descriptors:
             os.close(descriptor)
-        _die_with_parent()
-        os.setpgid(0, 0)
-        run(*asked)
-        return
+    control.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    status, asker, *asked = descriptors
+    if pid := os.fork():
+        for descriptor in asked:
+            os.close(descriptor)
+        watch(pid, status, asker)
+    os.close(status)
+    os.close(asker)
+    _die_with_parent()
+    os.setpgid(0, 0)
+    run(*asked)
 
 
-def watch(pid: int, status: int, told: int) -> NoReturn:
+def watch(pid: int, status: int, asker: int) -> NoReturn:
     """Tell, through the pipe ``status``, the number of the process with the handler, and how it ends; end it, and all
-    that it has started, as soon as nobody reads that. It may not do so itself: its code keeps the interpreter, or it
-    was stopped. ``told`` becomes readable when it ends."""
+    that it has started, as soon as the process ``asker`` (a pidfd) has ended. It may not do so itself: its code keeps
+    the interpreter, or it was stopped."""
     with contextlib.suppress(PermissionError):  # it was quicker
         os.setpgid(pid, pid)
-    os.write(status, STATUS.pack(pid))
-    news = select.poll()
-    news.register(told, select.POLLIN)
-    news.register(status, 0)  # POLLERR: the reader has gone
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        for ready, _ in news.poll():
-            if ready == told:
-                os.read(told, 64)
-            else:
-                news.unregister(status)
-                os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(BrokenPipeError):
-        os.write(status, STATUS.pack(ended[1]))
+    with contextlib.suppress(OSError):
+        os.write(status, STATUS.pack(pid))
+        news, handler = select.poll(), os.pidfd_open(pid)
+        news.register(handler, select.POLLIN)
+        news.register(asker, select.POLLIN)
+        if handler not in dict(news.poll()):
+            os.killpg(pid, signal.SIGKILL)
+        os.write(status, STATUS.pack(os.waitpid(pid, 0)[1]))
     os._exit(0)
 
 
@@ -256,6 +245,8 @@ def run(asked_by: int, where: int) -> None:
     messages and ends of the lease; ``where``: descriptor of the file for the stack of a process that dies."""
     with contextlib.suppress(OSError):  # where memory ends, this process is the one to end, and not the consumer
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    for descriptor in (asked_by, where):
+        os.set_inheritable(descriptor, False)
     faulthandler.enable(where)
     faulthandler.register(TELL_WHERE, where)
     # Whatever the handler prints is seen, even if its process is killed.

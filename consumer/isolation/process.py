@@ -27,7 +27,6 @@ from typing import Any
 import orjson
 
 from usher.common.base.errors import StartRefused
-from usher.common.runtime.fork_guard import call_in_children
 from usher.common.runtime.memory import oom_kills
 from usher.common.runtime.own_command import usher_command
 
@@ -169,6 +168,7 @@ class Forked:
         self.status = status
         self.returncode: int | None = None
         if not self._is_readable(_SEND_S) or not (told := os.read(status, STATUS.size)):
+            os.close(status)
             raise OSError("the template has ended")
         [self.pid] = STATUS.unpack(told)
 
@@ -194,31 +194,24 @@ class Template:
         self._stdout = stdout
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._forked: dict[int, Forked] = {}  # by the number of its pipe
-        # A pipe that a child of ours holds open would keep a handler alive when this process has ended.
-        call_in_children(self._close_pipes)
 
     def fork(self, asked_by: int, where: int) -> Forked:
         """Return a new process that runs ``child.run`` with these descriptors. Raises OSError."""
         status, theirs = os.pipe()
+        given = theirs, os.pidfd_open(os.getpid()), asked_by, where
         try:
             with self._lock:
-                control = self._socket or self._start()
                 try:
-                    socket.send_fds(control, [b"1"], [theirs, asked_by, where])
+                    socket.send_fds(self._socket or self._start(), [b"1"], given)
                 except OSError:  # it has gone
-                    socket.send_fds(self._start(), [b"1"], [theirs, asked_by, where])
-            os.close(theirs)
-            self._forked[status] = forked = Forked(status)
+                    socket.send_fds(self._start(), [b"1"], given)
         except OSError:
             os.close(status)
             raise
-        return forked
-
-    def forget(self, process: Forked) -> None:
-        """Let go of a process that has ended."""
-        if self._forked.pop(process.status, None):
-            os.close(process.status)
+        finally:
+            for descriptor in given[:2]:
+                os.close(descriptor)
+        return Forked(status)
 
     def begin(self) -> None:
         """Start it ahead of need, unless there is one: also for processes that are forked from this one."""
@@ -251,10 +244,6 @@ class Template:
             self._socket = None
             self._process.kill()  # nothing, where the arbiter has started it: our successor goes on with it
             self._process.wait()
-
-    def _close_pipes(self) -> None:
-        for status in self._forked:
-            os.close(status)
 
 
 class HandlerProcess:
@@ -314,7 +303,8 @@ class HandlerProcess:
         else:
             how, told = HUNG, f"it did not end within {limit_s:g} s"
             told += "" if self._limit_s else ", and no limit is set (--handler-seconds)"
-            os.kill(process.pid, TELL_WHERE)
+            with contextlib.suppress(OSError):  # it has ended at this moment
+                os.kill(process.pid, TELL_WHERE)
             process.wait(_LAST_WORDS_S)
         self._kill()
         return CallResult(how, told, traceback=self._last_words(), seconds=seconds, is_in_doubt=is_in_doubt)
@@ -443,7 +433,7 @@ class HandlerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(_END_S)
-        self._template.forget(process)
+        os.close(process.status)
 
     def _last_words(self) -> str:
         """Return its report of where its threads were, if it could write one."""

@@ -325,14 +325,8 @@ class Dispatcher(Service):
             known, registration = self.board.consumers.get(incarnation), member.registration
             accepts = member.accepts and self.board.rules.of_consumer(registration.name) is None
             if member.alive and not self._recoverer.has(incarnation) and (known is None or known.accepts != accepts):
-                self.board.join(
-                    incarnation,
-                    registration.name,
-                    registration.slots,
-                    registration.capacity,
-                    accepts,
-                    registration.gives_back,
-                )
+                name, slots = registration.name, registration.slots
+                self.board.join(incarnation, name, slots, registration.capacity, accepts)
                 event(
                     log,
                     "consumer_joined" if known is None else "consumer_changed",

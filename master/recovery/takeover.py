@@ -79,15 +79,8 @@ def take_over(
     members = read_registry(link, keys)
     for incarnation, member in members.items():
         if member.alive:
-            registration = member.registration
-            board.join(
-                incarnation,
-                registration.name,
-                registration.slots,
-                registration.capacity,
-                member.accepts,
-                registration.gives_back,
-            )
+            one = member.registration
+            board.join(incarnation, one.name, one.slots, one.capacity, member.accepts)
     held = IndexedIdRange(span)
     # Entries that the stream has had and the group has not been given were lost with the group: they come as new,
     # unless they are gone.

@@ -23,7 +23,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble, ReplyUnknown
 from usher.common.protocol.attempts import CUT_OFF
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.registration import GIVES_BACK, NO_LOCK, Registration
+from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Arg, CommandRefused, Link, Meanwhile, ScriptMissing
 from usher.common.redis.scripts import ScriptRunner
@@ -514,7 +514,7 @@ class Stage:
         self, name: str = "a", *, capacity: int = 100, lock: str = NO_LOCK, renews: bool = True, **settings: Any
     ) -> ConsumerActor:
         """A new incarnation of ``name``, which renews its lease at once."""
-        asked = Registration(name, uuid.uuid4().hex + GIVES_BACK, "http://127.0.0.1:1/api/health", 8, capacity, lock)
+        asked = Registration(name, uuid.uuid4().hex, "http://127.0.0.1:1/api/health", 8, capacity, lock)
         made = ConsumerActor(self.url, self.keys, self.members.register(asked).registration, self.history, **settings)
         if renews:
             made.steps.renew(LEASE_MS)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.owner_words import is_given_back
-from usher.common.protocol.registration import GIVES_BACK, NO_LOCK, Registration
+from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.redis.client import Link
 from usher.common.redis.replies import (
     HandOver,
@@ -143,7 +143,7 @@ class World:
 
     def join(self, name: str = "a", lock: str = NO_LOCK, renews: bool = True) -> Owner:
         """Register an incarnation of ``name``; it has a lease, and renews it as a consumer does at once."""
-        asked = Registration(name, uuid.uuid4().hex + GIVES_BACK, "http://127.0.0.1:1/api/health", 8, 10_000, lock)
+        asked = Registration(name, uuid.uuid4().hex, "http://127.0.0.1:1/api/health", 8, 10_000, lock)
         registered = self.members.register(asked)
         assert registered.created
         owner = self.owner(registered.registration)

@@ -13,14 +13,14 @@ from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 LATER = NOW + 0.06
 
 
-def loaded(tickets: int, slots: int = 4, *, gives_back: bool = True) -> Board:
+def loaded(tickets: int, slots: int = 4) -> Board:
     """``a`` has that many tickets, of a message each; then ``b`` joins."""
     board = board_with()
-    board.join("a:1", "a", slots, 1000, True, gives_back)
+    board.join("a:1", "a", slots, 1000, True)
     for number in range(1, tickets + 1):
         arrive(board, b"T%d" % number, number)
     hand_over(board)
-    board.join("b:2", "b", slots, 1000, True, True)
+    board.join("b:2", "b", slots, 1000, True)
     return board
 
 
@@ -38,10 +38,6 @@ def test_a_consumer_that_has_no_more_than_its_slots_is_never_asked(tickets: int)
     board = loaded(tickets)
     assert asked(board) == {}
     assert board.next_due_s() is None, "nothing to wait for"
-
-
-def test_one_of_a_former_version_is_never_asked() -> None:
-    assert asked(loaded(12, gives_back=False)) == {}
 
 
 def test_no_more_than_the_idle_one_can_run_and_have_ready() -> None:
@@ -87,11 +83,11 @@ def test_new_entries_of_an_asked_ticket_are_parked_until_it_is_answered() -> Non
 
 def test_a_report_of_something_of_it_says_that_it_was_started() -> None:
     board = board_with()
-    board.join("a:1", "a", 1, 1000, True, True)
+    board.join("a:1", "a", 1, 1000, True)
     arrive(board, b"S", 1)
     arrive(board, b"T", 2, 3)
     hand_over(board)
-    board.join("b:2", "b", 1, 1000, True, True)
+    board.join("b:2", "b", 1, 1000, True)
     assert asked(board) == {"a:1": [b"T"]}
     arrive(board, b"T", 4)
     board.free("a:1", [(b"T", ids(2))], LATER)
@@ -101,12 +97,12 @@ def test_a_report_of_something_of_it_says_that_it_was_started() -> None:
 def test_several_idle_ones_share_and_several_busy_ones_give() -> None:
     board = board_with()
     for name in ("a", "b"):
-        board.join(f"{name}:1", name, 4, 1000, True, True)
+        board.join(f"{name}:1", name, 4, 1000, True)
     for number in range(1, 41):
         arrive(board, b"T%d" % number, number)
     hand_over(board)
     for name in ("c", "d"):
-        board.join(f"{name}:2", name, 4, 1000, True, True)
+        board.join(f"{name}:2", name, 4, 1000, True)
     recalls = asked(board)
     assert set(recalls) == {"a:1", "b:1"}
     for ticket in [ticket for tickets in recalls.values() for ticket in tickets]:
@@ -119,7 +115,7 @@ def test_several_idle_ones_share_and_several_busy_ones_give() -> None:
 
 def test_another_consumer_could_take_what_waits_for_room_and_what_would_be_recalled() -> None:
     board = board_with()
-    board.join("a:1", "a", 2, 5, True, True)
+    board.join("a:1", "a", 2, 5, True)
     for number in range(1, 9):
         arrive(board, b"T%d" % number, number)
     hand_over(board)
@@ -147,15 +143,15 @@ def test_the_idle_one_gets_a_ticket_that_came_back_also_when_it_has_most_of_the_
     """They are of one ticket, and keep one of its slots busy. Else the ticket would go back where it was, and be asked
     for again and again."""
     board = board_with()
-    board.join("b:2", "b", 4, 1000, True, True)
+    board.join("b:2", "b", 4, 1000, True)
     arrive(board, b"L", *range(1, 61))
     hand_over(board)
-    board.join("a:1", "a", 4, 1000, True, True)
-    board.join("b:2", "b", 4, 1000, False, True)
+    board.join("a:1", "a", 4, 1000, True)
+    board.join("b:2", "b", 4, 1000, False)
     for number in range(101, 107):
         arrive(board, b"T%d" % number, number)
     hand_over(board, 8)
-    board.join("b:2", "b", 4, 1000, True, True)
+    board.join("b:2", "b", 4, 1000, True)
     [recall] = board.recalls(LATER)
     assert recall == ("a:1", [(b"T106", b"8"), (b"T105", b"8")])
     for name, number in ((b"T106", 106), (b"T105", 105)):
@@ -201,7 +197,7 @@ def test_where_nothing_may_be_asked_back_no_consumer_more_could_take_anything() 
 
 def test_what_was_asked_back_of_a_limited_tenant_waits_for_no_other_turn_and_costs_no_other_token() -> None:
     board = Board(512, 1.0, {})
-    board.join("a:1", "a", 1, 100, True, True)
+    board.join("a:1", "a", 1, 100, True)
     board.follow(Rulebook([Rule(Target.TENANT, "t", RuleAction.SLOW, 2.0, concurrency=2)]))
     for number in range(1, 9):
         arrive(board, b"T%d" % number, number)
@@ -210,7 +206,7 @@ def test_what_was_asked_back_of_a_limited_tenant_waits_for_no_other_turn_and_cos
         plan = board.plan(100, now_s)
         assert plan is not None
         board.confirm(plan, answer(plan))
-    board.join("b:2", "b", 1, 100, True, True)
+    board.join("b:2", "b", 1, 100, True)
     assert asked(board, NOW + 0.6) == {"a:1": [b"T2"]}
     board.set_record(b"T2", b"returned", 7, ids(2), NOW + 0.6)
     assert planned(board.plan(100, NOW + 0.6)) == {("b:2", b"T2"): ids(2)}

@@ -272,11 +272,8 @@ class Board:
 
     # ---- consumers ---------------------------------------------------------------------------------------------------
 
-    def join(
-        self, incarnation: str, name: str, slots: int, capacity: int, accepts: bool, gives_back: bool = False
-    ) -> ConsumerLoad:
-        """Add a living incarnation, or note that it accepts new work or no longer does. ``gives_back``: see
-        ConsumerLoad."""
+    def join(self, incarnation: str, name: str, slots: int, capacity: int, accepts: bool) -> ConsumerLoad:
+        """Add a living incarnation, or note that it accepts new work or no longer does."""
         if (consumer := self.consumers.get(incarnation)) is None:
             pace = WorkPace(slots, capacity, self._work_s)
             consumer = self.consumers[incarnation] = ConsumerLoad(incarnation, name, slots, capacity, accepts, pace)
@@ -286,7 +283,6 @@ class Board:
                 consumer.pace = WorkPace(slots, capacity, self._work_s)
             consumer.accepts, consumer.slots, consumer.capacity = accepts, slots, capacity
             self._rank()
-        consumer.gives_back = gives_back
         for ticket in [self.tickets[of_it] for of_it in consumer.tickets] if accepts else ():
             self._queue.add(ticket)
         return consumer
@@ -323,7 +319,6 @@ class Board:
             consumer.slots,
             consumer.capacity,
             consumer.capacity > 0 and self._gate.rules.of_consumer(consumer.name) is None,
-            consumer.gives_back,
         )
 
     def recovered(self, incarnation: str, others: Iterable[bytes] = ()) -> tuple[bytes, ...]:

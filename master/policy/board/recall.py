@@ -86,7 +86,7 @@ class Recalls:
         """Count the tickets that would be asked back, were there a consumer with nothing to do."""
         if self._in_vain:
             return 0
-        return sum(max(0, one.busy_tickets - one.slots) for one in consumers if one.gives_back and one.accepts)
+        return sum(max(0, one.busy_tickets - one.slots) for one in consumers if one.accepts)
 
     def take_came_back(self) -> int:
         """Return how many tickets have come back since the last call."""
@@ -128,9 +128,9 @@ class Recalls:
             self._again_s = self._look_s
             return []
         self._look_s = now_s + _LOOK_S + _LOOK_EACH_S * len(consumers)
-        givers = [one for one in consumers.values() if one.gives_back and one.accepts]
+        givers = [one for one in consumers.values() if one.accepts]
         self._enough = min((one.slots for one in givers), default=math.inf)
-        idle = [one for one in consumers.values() if one.accepts and one.busy_tickets < one.slots]
+        idle = [one for one in givers if one.busy_tickets < one.slots]
         busy = [one for one in givers if one.busy_tickets > one.slots]
         return self._match(idle, busy, tickets, now_s) if idle and busy else []
 

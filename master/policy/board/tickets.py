@@ -174,8 +174,8 @@ class WorkPace:
 
 @dataclass(eq=False)
 class ConsumerLoad:
-    """A consumer's incarnation in memory. ``gives_back``: tickets may be asked back from it. ``retrying``: tickets of
-    it that wait for a retry, as it says. ``waiting``: tickets of it that wait for room here."""
+    """A consumer's incarnation in memory. ``retrying``: tickets of it that wait for a retry, as it says. ``waiting``:
+    tickets of it that wait for room here."""
 
     incarnation: str
     name: str
@@ -185,7 +185,6 @@ class ConsumerLoad:
     pace: WorkPace
     in_flight: int = 0
     retrying: int = 0
-    gives_back: bool = False
     # In the order in which it got them: a set's order differs from process to process.
     tickets: dict[bytes, None] = field(default_factory=dict)
     waiting: OrderedDict[BoardTicket, None] = field(default_factory=OrderedDict)
