@@ -19,14 +19,10 @@ def test_what_is_written_is_read(starts: int, failures: int, crashes: int, losse
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b" ", b"-1", b"1 2", b"1 2 3", b"1 2 3 4 5", b"1 2 3 x", b"\xff", b" 1 2 3 4", b"9999999999"]
+    "value", [b"", b" ", b"-1", b"1 2", b"1 2 3", b"1 2 3 4 5", b"1 2 3 x", b"4", b"\xff", b" 1 2 3 4", b"9999999999"]
 )
 def test_what_cannot_be_read_stops_nobody(value: bytes) -> None:
     assert decode(value) is NEVER
-
-
-def test_a_plain_number_of_a_former_version_is_that_many_failures() -> None:
-    assert decode(b"4") == Attempts(4, 4, 0, 0)
 
 
 def test_only_a_message_that_nothing_went_wrong_with_asked_to_be_called_later() -> None:
