@@ -201,8 +201,9 @@ def main(orders: int) -> None:
         order, descriptors, _, _ = socket.recv_fds(control, 1, 4)
         if not order:
             return
-        if not os.fork():
-            break
+        with contextlib.suppress(OSError):  # too many processes: who asked sees its pipe closed
+            if not os.fork():
+                break
         for descriptor in descriptors:
             os.close(descriptor)
     control.close()

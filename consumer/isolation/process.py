@@ -135,7 +135,7 @@ def calls_of_handler(dump: str) -> str:
     """
     for thread in dump.split("\n\n"):
         found = _OURS.search(thread)
-        if found is not None and " in main" not in found[0]:
+        if found is not None and not found[0].endswith(" in run"):
             return thread[: found.start()].rstrip()
     return dump
 
@@ -169,7 +169,7 @@ class Forked:
         self.returncode: int | None = None
         if not self._is_readable(_SEND_S) or not (told := os.read(status, STATUS.size)):
             os.close(status)
-            raise OSError("the template has ended")
+            raise OSError("the template did not start it")
         [self.pid] = STATUS.unpack(told)
 
     def wait(self, within_s: float = 0.0) -> int | None:
@@ -197,8 +197,9 @@ class Template:
 
     def fork(self, asked_by: int, where: int) -> Forked:
         """Return a new process that runs ``child.run`` with these descriptors. Raises OSError."""
+        ours = os.pidfd_open(os.getpid())
         status, theirs = os.pipe()
-        given = theirs, os.pidfd_open(os.getpid()), asked_by, where
+        given = theirs, ours, asked_by, where
         try:
             with self._lock:
                 try:
@@ -209,9 +210,13 @@ class Template:
             os.close(status)
             raise
         finally:
-            for descriptor in given[:2]:
-                os.close(descriptor)
-        return Forked(status)
+            os.close(ours)
+            os.close(theirs)
+        try:
+            return Forked(status)
+        except OSError:  # the next one has another template: this one may stand still
+            self.end()
+            raise
 
     def begin(self) -> None:
         """Start it ahead of need, unless there is one: also for processes that are forked from this one."""
@@ -298,12 +303,12 @@ class HandlerProcess:
         if not self._is_late:
             how, code = DIED, process.wait(_END_S)
             told = _ending(code) if code is not None else "by closing what connects us with it"
-            is_in_doubt = code == -signal.SIGKILL and oom_kills() != kills
+            is_in_doubt = code in (None, -signal.SIGKILL) and oom_kills() != kills
             told += ", when the kernel ended processes for want of memory" if is_in_doubt else ""
         else:
             how, told = HUNG, f"it did not end within {limit_s:g} s"
             told += "" if self._limit_s else ", and no limit is set (--handler-seconds)"
-            with contextlib.suppress(OSError):  # it has ended at this moment
+            with contextlib.suppress(OSError):  # it has just ended, or has changed its user
                 os.kill(process.pid, TELL_WHERE)
             process.wait(_LAST_WORDS_S)
         self._kill()

@@ -31,9 +31,19 @@ from usher.consumer.isolation.process import (
 )
 
 _HANDLERS = """
+import os
+import signal
 import time
 from pathlib import Path
 from usher import handler
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # for a sigwait() of its own
+
+def leaves(message):
+    os._exit(5)
+
+def becomes_another(message):
+    os.execvp("sleep", ["sleep", "20"])
 
 @handler(deadline_s=1)
 def soon(message):
@@ -188,6 +198,29 @@ def test_one_that_we_may_not_end_ends_itself(monkeypatch: pytest.MonkeyPatch) ->
     assert child.returncode == -signal.SIGKILL
 
 
+@pytest.mark.parametrize(
+    ("handler", "told"),
+    [("leaves", "with exit code 5"), ("becomes_another", "by closing what connects us with it")],
+)
+def test_an_end_is_seen_at_once_whatever_the_handler_did_to_signals_and_descriptors(handler: str, told: str) -> None:
+    with HandlerProcess(ProcessSpec(f"kept:{handler}", "s", False), lambda: None) as process:
+        process.begin()
+        began_s = time.monotonic()
+        result = process.run(piece())
+        assert (result.how, result.error) == (DIED, told)
+        assert time.monotonic() - began_s < 5
+
+
+def test_one_that_ends_when_it_is_asked_where_it_is_has_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(pid: int, number: int) -> None:
+        raise ProcessLookupError
+
+    with HandlerProcess(ProcessSpec("kept:hangs", "s", False), lambda: None) as process, monkeypatch.context() as patch:
+        process.begin()
+        patch.setattr(os, "kill", gone)
+        assert process.run(piece()).how == HUNG
+
+
 def test_the_template_may_go_at_any_moment() -> None:
     template, ends = Template(), [1]
 
@@ -205,15 +238,20 @@ def test_the_template_may_go_at_any_moment() -> None:
 
 
 _ASKER = """
-import os, sys, time
+import os, sys, threading, time
 from usher.consumer.isolation.process import HandlerProcess, Piece, ProcessSpec, Template
+
+def pool():
+    "Of another handler: it lives on, with copies of all that is open here."
+    if not os.fork():
+        time.sleep(30)
 
 def end():
     if os.path.exists("effect"):
-        if not os.fork():  # a pool that a handler has started lives on, with copies of all that is open here
-            time.sleep(30)
+        pool()
         os._exit(9)
 
+threading.Timer(0.1, pool).start()  # while the template starts
 process = HandlerProcess(ProcessSpec("kept:writes", "s", False), end)
 print(process.begin().pid, flush=True)
 process.run(Piece(b"T", b"5-0", 7, (0, 0, 0, 0), ()))

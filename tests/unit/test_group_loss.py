@@ -36,15 +36,6 @@ def test_a_new_stream_whose_ids_are_below_what_was_delivered_is_read_from_its_be
     assert restart(position, Span(None, b"19-99")) == Restart(b"0-0", None, lost)
 
 
-def test_the_only_entry_ever_read_is_pending() -> None:
-    assert restart(GroupPosition(b"5-1", b"5-1"), Span(b"5-1", b"5-1")) == Restart(b"5-0", (b"5-1", b"5-1"))
-
-
-def test_nothing_was_ever_read() -> None:
-    assert restart(GroupPosition(b"0-0", None), Span(b"1-0", b"9-0")) == Restart(b"0-0")
-    assert restart(GroupPosition(b"0-0", None), None) == Restart(b"0-0")
-
-
 def test_when_the_position_is_gone_from_redis_too_all_that_is_there_comes() -> None:
     assert restart(OPEN, None, saved=False) == Restart(b"0-0", None, (b"10-0", b"20-0"))
     assert restart(OPEN, Span(b"25-0", b"30-0"), saved=False) == Restart(b"0-0", None, (b"10-0", b"20-0"))
@@ -150,13 +141,6 @@ def test_what_another_master_saved_since_counts_alone() -> None:
     assert reached(OPEN, Memory().read(b"21-0", b"25-0")) == OPEN, (
         "without a position of its own a master cannot tell what it has missed"
     )
-
-
-def test_when_nothing_is_saved_memory_is_all_there_is() -> None:
-    assert reached(None, Memory()) is None
-    assert reached(None, Memory().read(b"21-0", b"25-0")) is None, "it has never noted any"
-    assert reached(None, Memory(DONE)) == DONE
-    assert reached(None, Memory(OPEN).read(b"23-0", b"25-0")) == GroupPosition(b"25-0", b"10-0")
 
 
 def test_a_group_that_had_just_begun_lost_nothing_before_its_first_entry() -> None:

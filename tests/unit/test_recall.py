@@ -181,20 +181,6 @@ def test_what_goes_on_to_a_silent_owner_goes_on_at_once() -> None:
     assert board.next_due_s() is None
 
 
-def test_where_nothing_may_be_asked_back_no_consumer_more_could_take_anything() -> None:
-    board = loaded(400)
-    assert board.takeable() > 0
-    board.follow(Rulebook([Rule(Target.EVERYTHING, "", RuleAction.SLOW, 1.0)]))
-    looked_at: list[bytes] = []
-    stays = board.asked_back._stays
-    board.asked_back._stays = lambda ticket: looked_at.append(ticket.name) or stays(ticket)  # type: ignore[func-returns-value]
-    assert asked(board) == {}
-    assert board.takeable() == 0
-    assert len(looked_at) == 100, "behind so many, no other is looked for"
-    board.follow(Rulebook([]))
-    assert board.takeable() > 0
-
-
 def test_what_was_asked_back_of_a_limited_tenant_waits_for_no_other_turn_and_costs_no_other_token() -> None:
     board = Board(512, 1.0, {})
     board.join("a:1", "a", 1, 100, True)
