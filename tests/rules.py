@@ -34,7 +34,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "common/http/problem.py",
         "common/http/openapi.py",
         "master/web/*.py",
-        "master/assembly/web_app.py",
+        "master/assembly/program.py",
         "consumer/web.py",
     ),
     "werkzeug": (

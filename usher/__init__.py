@@ -32,7 +32,7 @@ _DEFINED = {
     "usher.common.sending.producer": "AsyncProducer Outgoing Producer Sent",
     "usher.consumer.handlers.decorators": "around batch handler",
     "usher.consumer.handlers.message": "Message",
-    "usher.consumer.handlers.router": "Router",
+    "usher.consumer.handlers.typed": "Router",
     "usher.consumer.sinks.outcomes": "Duplicate SinkNotNow StaleFence",
     "usher.consumer.sinks.redis_guard": "RedisGuard",
     "usher.consumer.sinks.sql": "SqlSink",
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from usher.consumer.handlers.decorators import batch as batch
     from usher.consumer.handlers.decorators import handler as handler
     from usher.consumer.handlers.message import Message as Message
-    from usher.consumer.handlers.router import Router as Router
+    from usher.consumer.handlers.typed import Router as Router
     from usher.consumer.sinks.outcomes import Duplicate as Duplicate
     from usher.consumer.sinks.outcomes import SinkNotNow as SinkNotNow
     from usher.consumer.sinks.outcomes import StaleFence as StaleFence

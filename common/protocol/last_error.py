@@ -34,9 +34,6 @@ class LastError(NamedTuple):
     most: int = 0
     at_ms: int = 0
 
-    def row(self) -> dict[str, Any]:
-        return self._asdict()
-
     @property
     def told(self) -> str:
         """Return what tells it from others, and what anybody may see: its name and place.

@@ -12,7 +12,6 @@ import contextlib
 import difflib
 import functools
 import ipaddress
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -62,8 +61,6 @@ def _webhook(value: str) -> str:
 
 #: A lease with a longer life in Redis comes from a clock that was set back (master/membership/registry.py).
 LONGEST_OWNER_LEASE_S = 3600
-#: The pattern of a field with a few choices.
-_CHOICES = re.compile(r"\^\(([a-z|]+)\)\$")
 
 #: The schemes that ``usher.common.redis.endpoints`` reads.
 _REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "rediss+sentinel", "rediss+cluster")
@@ -431,26 +428,9 @@ def _help(field: str, cls: type[CommonSettings]) -> str:
     return f"{info.description}{default} [{name_of(field)}]"
 
 
-#: Placeholders of a flag's value in --help: by the end of the field's name, which tells the unit ...
-_BY_NAME = {
-    "_seconds": "SECONDS",
-    "_minutes": "MINUTES",
-    "_ms": "MILLISECONDS",
-    "_url": "URL",
-    "_urls": "URL,URL",
-    "_webhook": "URL",
-    "_dir": "PATH",
-    "bind": "HOST:PORT",
-    "handler": "MODULE:FUNCTION",
-}
-#: ... or, for other names, by its type.
-_BY_TYPE: dict[Any, str] = {bool: "on|off", int: "INTEGER", float: "NUMBER", Path: "PATH", Path | None: "PATH"}
-
-
 def _metavar(field: str, cls: type[CommonSettings]) -> str:
-    info = cls.model_fields[field]
-    choices = [
-        found[1] for limit in info.metadata if (found := _CHOICES.fullmatch(getattr(limit, "pattern", None) or ""))
-    ]
-    by_name = [metavar for end, metavar in _BY_NAME.items() if field.endswith(end)]
-    return [*choices, *by_name, _BY_TYPE.get(info.annotation, "TEXT")][0]
+    """Return the placeholder of a flag's value: the last word of its name, which tells the unit."""
+    if cls.model_fields[field].annotation is bool:
+        return "on|off"
+    last = field.rpartition("_")[2]
+    return {"bind": "HOST:PORT", "handler": "MODULE:FUNCTION"}.get(last, last.upper())

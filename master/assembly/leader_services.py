@@ -3,14 +3,21 @@ they wait for the lead."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from usher.common.base.clock import now_s
+from usher.common.base.errors import RedisTrouble
+from usher.common.base.log import event
 from usher.common.observability import tracing as telemetry
 from usher.common.observability.metrics import Metrics
 from usher.common.observability.webhook import DeadLetterNotifier
+from usher.common.protocol.keys import Keys
 from usher.common.redis.acl import scripts_for_others
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.assembly.context import MasterContext
 from usher.master.charts.keeper import ChartKeeper
@@ -20,19 +27,67 @@ from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.elector import Elector, Lead
 from usher.master.leader.entries import Rejected
 from usher.master.leader.limits import limits_of
-from usher.master.leader.tracing import HandOverSpans
 from usher.master.membership.consumer_http import ConsumerHttpClient
 from usher.master.membership.health_checker import BOUNDS, HealthChecker
 from usher.master.membership.registry import ConsumerRegistry, RegisteredConsumer
 from usher.master.operations.delayed_sender import DelayedMessages
 from usher.master.operations.trimming import TRIM_S, Trimmer, retention_of
+from usher.master.policy.board.plans import HandOverPlan
 from usher.master.recovery.repairs import Janitor
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+log = logging.getLogger(__name__)
 
 _TRIM_WORK_S = 2.0
 #: Seconds between two looks at the leases, and between two questions to each consumer's health URL.
 ROSTER_S, HEALTH_S = 0.5, 2.0
 #: Failed answers in a row before a lease is revoked: 10 s, as long as a lease lives.
 HEALTH_FAILURES = 5
+
+#: As many links as OpenTelemetry keeps per span by default.
+_MOST_LINKS = 128
+
+
+class HandOverSpans:
+    """A span per hand_over call, linked to the messages that were handed over; only where OpenTelemetry is set up. The
+    callback ``LeaderCounters.on_handed_over``, for the dispatcher's thread, with a link of its own: the master knows
+    ids and tickets, not bodies, so one more call per recorded batch reads the messages' trace contexts."""
+
+    def __init__(self, tracer: Tracer, link: Link, keys: Keys) -> None:
+        self._tracer = tracer
+        self._scripts = ScriptRunner(link)
+        self._link = link
+        self._keys = keys
+
+    def __call__(self, plan: HandOverPlan, began_ns: int) -> None:
+        """Record a hand-over that began at ``began_ns`` and has ended. Never raises: tracing must not hold up the
+        work."""
+        attributes: dict[str, str | int] = {
+            "messaging.system": "usher",
+            "messaging.operation.name": "hand_over",
+            "messaging.destination.name": self._keys.stream,
+            "messaging.consumer.group.name": self._keys.group,
+        }
+        attributes |= {"messaging.batch.message_count": plan.size, "usher.consumers": len(plan.targets)}
+        span = self._tracer.start_span(f"hand_over {self._keys.stream}", attributes=attributes, start_time=began_ns)
+        try:
+            if span.is_recording():
+                for link in telemetry.links_to(self._contexts(plan)):
+                    span.add_link(link.context)
+        except (RedisTrouble, CommandRefused) as trouble:
+            event(log, "span_without_links", level=logging.DEBUG, why=str(trouble))
+        finally:
+            span.end()
+
+    def _contexts(self, plan: HandOverPlan) -> list[str | None]:
+        ids = [entry_id for target in plan.targets for part in target.parts for entry_id in part.ids][:_MOST_LINKS]
+        values = self._scripts.run("read_field", (self._keys.stream,), (telemetry.FIELD, *ids))
+        return [None if value is None else value.decode(errors="replace") for value in values]
+
+    def close(self) -> None:
+        self._link.close()
 
 
 class LeaderServices:

@@ -1,24 +1,229 @@
 """The master, put together: the services that lead (``leader_services``), that gather
-(``usher.master.sources.services``), and that face people and programs (``http_services``)."""
+(``usher.master.sources.services``), and that face people and programs: HTTP interface, page, metrics, live events, and
+their readers."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
+
+from flask import Flask, Response
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
+from usher.common.http import app as web
+from usher.common.http.app import Problem, answer_problem
+from usher.common.http.auth import Doorman, SignedOut
+from usher.common.http.credentials import Credentials
+from usher.common.http.openapi import add_document, tells
+from usher.common.http.push import LiveStreams
 from usher.common.http.serve import Liveness, url_of
 from usher.common.observability.metrics import Metrics
+from usher.common.redis.client import SharedLink
+from usher.common.router.router import StreamRouter
 from usher.common.runtime.service import Service, stalled
+from usher.master.assembly.access import findings, hosts_of, make_doorman, sign_on
 from usher.master.assembly.context import MasterContext
-from usher.master.assembly.http_services import HttpServices
 from usher.master.assembly.leader_services import LeaderServices
+from usher.master.charts.keeper import ChartReader
+from usher.master.insight.diagnostics import SystemDiagnostics
+from usher.master.insight.explainer import Explainer
+from usher.master.insight.live_overview import LiveOverview
+from usher.master.insight.metrics import AuditMetrics, MasterMetrics
+from usher.master.insight.stats import StreamStatsReader, lag_document
+from usher.master.insight.status import StatusReader
+from usher.master.insight.ticket_feed import TicketFeed
+from usher.master.insight.ticket_history import TicketHistory
+from usher.master.leader.limits import TICKET_WINDOW
+from usher.master.membership.consumer_http import OwnerQuestion
+from usher.master.membership.health_url import HealthHosts
+from usher.master.membership.registration import Membership, NameInUse, RegistrationOver
+from usher.master.messages.fields import MessageFields
+from usher.master.operations.action_log import ActionLog
+from usher.master.operations.backlog_watch import BacklogWatch
+from usher.master.operations.bulk_letters import BulkLetters
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.delayed_messages import DelayedView
+from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.ticket_orders import TicketOrders
+from usher.master.operations.trimming import retention_of
+from usher.master.policy.backlog import BacklogLimits
 from usher.master.settings import MasterSettings
 from usher.master.sources.services import SourceServices
+from usher.master.web.api import REGISTER_BODY, routes
+from usher.master.web.dead_letters import letter_routes
+from usher.master.web.delayed import delayed_routes
+from usher.master.web.documents import Lag
+from usher.master.web.messages import message_routes
+from usher.master.web.operations import operation_routes
+from usher.master.web.pages.site import add_pages
+from usher.master.web.parts import Desk, IncarnationFenced, NotLeader, Parts
 
 log = logging.getLogger(__name__)
 
 _JOIN_S = 3.0
+_Part = TypeVar("_Part", bound=Any)
+
+
+class HttpServices:
+    """The services behind HTTP. ``services`` are its own; ``close`` ends the parts without a thread. ``all_services``:
+    the services whose health and turns it reports."""
+
+    def __init__(
+        self,
+        place: MasterContext,
+        leading: LeaderServices,
+        metrics: Metrics,
+        all_services: Sequence[Service],
+        draining: Callable[[], bool],
+        stalled: Callable[[], str],
+    ) -> None:
+        self._place = place
+        self._leading = leading
+        self._all_services = all_services
+        self._closing = contextlib.ExitStack()
+        settings, link, keys, lead = place.settings, place.link, place.keys, leading.lead
+        self._live = self._kept(LiveStreams())
+        field = settings.work_ticket_field
+        self._feed = TicketFeed(link("feed"), keys, field, self._live, self._make_router)
+        self._reads = self._kept(SharedLink(place.redis_url, "master:reads"))
+        credentials = Credentials(settings.api_token, settings.tokens_file)
+        doorman, trusted = make_doorman(settings, credentials), sign_on(settings, credentials)
+        doorman.ended = SignedOut(self._reads, keys)
+        if trusted:
+            event(log, "sign_on", level=logging.WARNING, trusted=trusted)
+        parts = self._make_parts(self._reads, trusted)
+        self.services: list[Service] = [self._feed, parts.overview, parts.bulk]
+        limits = BacklogLimits(settings.backlog_limit, settings.tenant_backlog_limit)
+        if any(limits):
+            waiting, by_tenant = (lambda: parts.stats.read().unfinished), leading.dispatcher.waiting_by_tenant
+            self.services.append(BacklogWatch(link("backlog"), keys, lead, limits, waiting, by_tenant))
+        metrics.add(MasterMetrics(parts.stats, all_services, leading.dispatcher, leading.health))
+        metrics.add(AuditMetrics(parts.status.audit, parts.status.proven_until_ms))
+        membership = Membership(self._kept(link("register")), keys, place.lease_ms)
+        window, look_now = TICKET_WINDOW, leading.roster.wake
+        desk = Desk(membership, parts.status, leading.dispatcher, lead, all_services, window, look_now, self._feed)
+        facts: dict[str, Any] = {"metrics": metrics, "draining": draining, "stalled": stalled}
+        hosts = hosts_of(settings)
+        self.app = create_app(desk, doorman=doorman, health_hosts=place.hosts, hosts=hosts, parts=parts, **facts)
+
+    def _make_parts(self, reads: SharedLink, trusted: str) -> Parts:
+        place, settings, keys = self._place, self._place.settings, self._place.keys
+        field, sources, dispatcher = settings.work_ticket_field, settings.sources, self._leading.dispatcher
+        asker = self._kept(OwnerQuestion(place.hosts, settings.tls_ca))
+        status, letters, rules = (
+            StatusReader(reads, keys, sources, field),
+            DeadLetters(reads, keys),
+            LiveRules(reads, keys),
+        )
+        explainer = Explainer(
+            reads, keys, field, place.lease_ms, asker, dispatcher.glance, status.sources, settings.by_stream
+        )
+        orders = TicketOrders(reads, keys, lambda ticket_id: explainer.explain(ticket_id).document())
+        retention = retention_of(settings, work_stream=sources is not None)
+        return Parts(
+            keys,
+            status,
+            StreamStatsReader(reads, keys, status.sources),
+            MessageFields(reads, keys, field, settings.shown_names),
+            letters,
+            DelayedView(reads, keys, settings.ticket_field, settings.by_stream),
+            rules,
+            orders,
+            explainer,
+            ActionLog(reads, keys),
+            TicketHistory(reads, keys, field),
+            LiveOverview(place.link("pulse"), keys, field, place.lease_ms, self._live, dispatcher.parked_of),
+            BulkLetters(letters, status.each, orders.give, rules.set),
+            SystemDiagnostics(reads, keys, place.lease_ms, sources, retention, findings(trusted)),
+            ChartReader(reads, keys),
+            asker.process,
+        )
+
+    def _make_router(self) -> StreamRouter:
+        keys = self._place.keys
+        # A stream whose name is its own hash tag shares the prefix of its other keys.
+        prefixes = [keys.stream] if keys.prefix.startswith(keys.stream) else [keys.stream, keys.runs, keys.dead]
+        return StreamRouter(self._place.redis_url, name="master", prefixes=prefixes)
+
+    def _kept(self, part: _Part) -> _Part:
+        """Keep a part, to be closed at the end."""
+        self._closing.callback(part.close)
+        return part
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def create_app(
+    desk: Desk,
+    *,
+    doorman: Doorman,
+    health_hosts: HealthHosts,
+    hosts: Collection[str] = (),
+    parts: Parts | None = None,
+    metrics: Metrics | None = None,
+    draining: Callable[[], bool] = lambda: False,
+    stalled: Callable[[], str] = lambda: "",
+) -> Flask:
+    """Return the application on top of ``desk``; with ``parts`` also what operators look at, and the page.
+
+    ``health_hosts``: the hosts that health URLs may name. ``hosts``: the names under which this service may be
+    addressed, empty for any.
+    """
+    app = web.create_app(__name__, doorman, REGISTER_BODY, hosts)
+    app.register_blueprint(routes(desk, health_hosts, parts and parts.fields))
+    if parts is not None:
+        app.register_blueprint(letter_routes(parts.letters, parts.action_log, parts.fields))
+        app.register_blueprint(delayed_routes(parts.delayed, parts.action_log))
+        app.register_blueprint(operation_routes(parts))
+        app.register_blueprint(message_routes(parts))
+        _add_lag(app, parts.stats)
+        add_pages(app, parts)
+    if metrics is not None:
+        web.add_metrics(app, metrics)
+    web.add_health(app, desk.health, desk.leading, draining, stalled)
+    add_document(app, "Usher: a master")
+    _add_errors(app)
+    return app
+
+
+def _add_errors(app: Flask) -> None:
+    @app.errorhandler(NameInUse)
+    def name_in_use(held: NameInUse) -> Response:
+        headers = _retry_after(held.retry_after_ms / 1000)
+        return answer_problem(Problem(409, "name_in_use", str(held), headers=headers))
+
+    @app.errorhandler(RegistrationOver)
+    def registration_over(_over: RegistrationOver) -> Response:
+        return answer_problem(
+            Problem(410, "registration_over", "the registration under this uuid has ended; register under a new one")
+        )
+
+    @app.errorhandler(NotLeader)
+    def not_leader(standby: NotLeader) -> Response:
+        return answer_problem(
+            Problem(503, "not_leader", str(standby), headers=_retry_after(1), leader_url=standby.leader_url)
+        )
+
+    @app.errorhandler(IncarnationFenced)
+    def fenced(_ended: IncarnationFenced) -> Response:
+        return answer_problem(Problem(409, "fenced", "this incarnation has ended; stop its work and register again"))
+
+
+def _add_lag(app: Flask, stats: StreamStatsReader) -> None:
+    @tells("Plain numbers for autoscalers, such as KEDA's metrics-api scaler.", {200: Lag})
+    def lag() -> Response:
+        return web.answer(lag_document(stats.read()))
+
+    app.add_url_rule("/api/lag", "lag", lag)
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
 class MasterProgram:
@@ -36,12 +241,7 @@ class MasterProgram:
             SourceServices(settings, sources, place.keys, redis_url, place.link) if sources is not None else None
         )
         self._facing = HttpServices(
-            place,
-            self._leading,
-            metrics,
-            self._services,
-            lambda: self._stopping,
-            lambda: self.liveness().stalled,
+            place, self._leading, metrics, self._services, lambda: self._stopping, lambda: self.liveness().stalled
         )
         self._services += self._leading.services
         if self._gathering is not None:

@@ -89,10 +89,7 @@ def kinds(consumer: str, tenant: str, source: str) -> tuple[ChartKind, ...]:
         ChartKind(
             title,
             "duration",
-            (
-                Series("p50", "two", _percentile(key, 0.5, *part)),
-                Series("p99", "one", _percentile(key, 0.99, *part)),
-            ),
+            (Series("p50", "two", _percentile(key, 0.5, *part)), Series("p99", "one", _percentile(key, 0.99, *part))),
         )
         for key, title in (("wait", "Wait from sent to start"), ("took", "Handler time"))
     ]

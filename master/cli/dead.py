@@ -40,7 +40,6 @@ from usher.master.operations.dead_letters import AT_ONCE, DeadLetters, LetterRes
 from usher.master.policy.explain.explain import span
 from usher.master.policy.letters import DeadLetter, LetterFilter, Preview, also_for
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 #: The outcomes of letters that were changed; all others were left as they are.
 _DONE = ("resumed", "added", "released", "dropped", "done")
 _MEANS = {
@@ -103,7 +102,7 @@ def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Seq
             + (f" in {letter.at}" if letter.at else ""),
             letter.attempts,
             label(letter.policy),
-            _age(now_ms - letter.written_ms),
+            span(now_ms - letter.written_ms),
         )
         for letter, chosen in zip(letters, shown, strict=True)
     ]
@@ -114,14 +113,6 @@ def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Seq
     return fitted(
         "Dead letters", columns, rows, ("attempts", "age"), whole_ones, extras=("message", "attempts", "policy", "age")
     )
-
-
-def _age(milliseconds: int) -> str:
-    seconds = max(0, milliseconds // 1000)
-    for unit in ("d", "h", "m"):
-        if seconds >= 2 * _UNITS[unit]:
-            return f"{seconds // _UNITS[unit]}{unit}"
-    return f"{seconds}s"
 
 
 @dead.command(

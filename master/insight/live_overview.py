@@ -28,9 +28,7 @@ from usher.common.runtime.service import Service
 from usher.master.insight.lag import stream_sums
 from usher.master.insight.status import consumer_rows
 from usher.master.insight.stuck_tickets import MOST, StuckTickets
-from usher.master.membership.registry import (
-    STATES,
-)
+from usher.master.membership.registry import STATES
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.alarms import BAD, Alarm, alarms

@@ -66,9 +66,7 @@ class MasterMetrics:
 
 def _counted(counts: LeaderCounters) -> Iterable[Metric]:
     yield counter(
-        "adoptions",
-        "Times that this master began to lead, or began again after an uncertain reply.",
-        counts.adoptions,
+        "adoptions", "Times that this master began to lead, or began again after an uncertain reply.", counts.adoptions
     )
     yield counter("handed_over_messages", "Messages handed over.", counts.handed_over)
     yield counter("hand_over_batches", "Calls of the hand_over script.", counts.batches)

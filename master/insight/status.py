@@ -24,12 +24,7 @@ from usher.common.protocol.registration import name_of
 from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import (
-    TicketRecord,
-    TicketStream,
-    pairs,
-    parse_record,
-)
+from usher.common.redis.replies import TicketRecord, TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.lag import stream_sums
 from usher.master.membership.registry import read_left_ms, read_registry, state_of, strangers

@@ -203,7 +203,7 @@ class TicketHistory:
             "again_is_all": is_all,
             "noted": {
                 "attempts": (decode_attempts(noted) if noted is not None else Attempts())._asdict(),
-                "last_error": last_error and last_error.row() | {"told": last_error.told},
+                "last_error": last_error and last_error._asdict() | {"told": last_error.told},
                 "traceback": (traceback or b"").decode(errors="replace"),
             },
         }

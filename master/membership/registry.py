@@ -102,10 +102,7 @@ def clamp_leases(link: Link, keys: Keys, registrations: Sequence[Registration], 
     if not registrations:
         return
     # The longest lease was noted before these were registered, and only grows.
-    commands = [
-        ("HGET", keys.counters, "lease"),
-        *(("PTTL", keys.lease(one.incarnation)) for one in registrations),
-    ]
+    commands = [("HGET", keys.counters, "lease"), *(("PTTL", keys.lease(one.incarnation)) for one in registrations)]
     noted, *left = link.all_of(commands)
     longest_ms = max(int(noted or 0), lease_ms)
     for registration, left_ms in zip(registrations, left, strict=True):

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from usher.common.protocol.last_error import error_name, told
 from usher.common.protocol.stream_id import milliseconds
@@ -215,15 +215,6 @@ def also_for(groups: Sequence[str]) -> str:
     return f"a new message is one for every group of the stream: {listed} {verb} it too" if groups else ""
 
 
-class Counted(Protocol):
-    """A letter, or a ticket, as far as a preview counts it."""
-
-    @property
-    def group(self) -> tuple[str, str, str, str]: ...
-    @property
-    def policy(self) -> str: ...
-
-
 class Preview:
     """Preview of a bulk action: counts letter by letter, so that none need be kept."""
 
@@ -232,7 +223,8 @@ class Preview:
         self.count = 0
         self.adds = 0  # that a redrive adds to the end of the stream: no ticket waits for them
 
-    def add(self, letters: Iterable[Counted]) -> None:
+    def add(self, letters: Iterable[Any]) -> None:
+        """``letters``: letters, or tickets, with a ``group`` and a ``policy``."""
         for letter in letters:
             self._counts[letter.group] += 1
             self.count += 1

@@ -16,22 +16,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from usher.common.protocol.owner_words import is_given_back, is_waiting
 from usher.common.protocol.stream_id import rank
 from usher.common.protocol.ticket_states import TicketState
-
-
-class OwnedRecord(Protocol):
-    """A ticket's record in the index."""
-
-    @property
-    def owner(self) -> bytes: ...
-    @property
-    def fence(self) -> int: ...
-    @property
-    def ids(self) -> list[bytes]: ...
 
 
 class TicketOrder(enum.Enum):
@@ -52,9 +41,9 @@ class PlannedOrder(NamedTuple):
     owner: str = ""
 
 
-def plan_order(order: TicketOrder, record: OwnedRecord | None, told: Mapping[str, Any]) -> PlannedOrder:
+def plan_order(order: TicketOrder, record: Any, told: Mapping[str, Any]) -> PlannedOrder:
     """Return what the order would do. ``told``: the explanation of the ticket (``usher.master.policy.explain.facts``),
-    a moment older than its record."""
+    a moment older than its ``record`` in the index; None: it has none."""
     if record is None:
         return _of_parked(order, told)
     head = min(record.ids, key=rank)

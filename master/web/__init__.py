@@ -1,4 +1,4 @@
-"""The master's HTTP interface. ``usher.master.assembly.web_app`` puts its parts together.
+"""The master's HTTP interface. ``usher.master.assembly.program`` puts its parts together.
 
 ==============  ====================================================================================================
 module          content

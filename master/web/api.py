@@ -13,15 +13,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field,
 from typing_extensions import TypedDict
 
 from usher.common.base.log import event
-from usher.common.http.app import (
-    Problem,
-    answer,
-    parse_json,
-    read_body,
-    read_json,
-    read_model,
-    unprocessable,
-)
+from usher.common.http.app import Problem, answer, parse_json, read_body, read_json, read_model, unprocessable
 from usher.common.http.auth import caller, must_be_for
 from usher.common.http.credentials import Role
 from usher.common.http.fields import Fitting, PageLimit, TicketId

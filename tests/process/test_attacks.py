@@ -185,7 +185,7 @@ def _repeated_guess(_server: Guarded) -> str:
 
 
 def _viewer(_server: Guarded) -> str:
-    error = LastError("KeyError: 'bob'", "KeyError", "shop/orders.py:41").row()
+    error = LastError("KeyError: 'bob'", "KeyError", "shop/orders.py:41")._asdict()
     seen = without_texts({"last_error": error, "error_type": "KeyError", "traceback": "bob = 1"})
     return f"{seen['last_error']['error']} in {seen['last_error']['at']}{' and bob' * ('bob' in json.dumps(seen))}"
 

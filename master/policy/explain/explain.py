@@ -20,9 +20,7 @@ from usher.master.policy.rules import Rule, RuleAction, Target
 #: Words for a leader's lease plus the time to take over, within which a dead leader has a successor; not for decisions.
 _SOON = "within moments"
 #: States that end with a write to Redis, and not with a handler, a time, or an operator's action.
-_NEED_WRITES = frozenset(
-    map(TicketState, ("unread", "waiting", "returned", "put_off", "recovering")),
-)
+_NEED_WRITES = frozenset(map(TicketState, ("unread", "waiting", "returned", "put_off", "recovering")))
 
 
 def explain(facts: TicketFacts) -> TicketExplanation:
@@ -441,8 +439,7 @@ def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
         )
     elif owner.state != "live" or owner.paused is not None:
         yield Reason(
-            "owner_takes_nothing",
-            f"the rest waits until {owner.name} is done with what it has, then others get it",
+            "owner_takes_nothing", f"the rest waits until {owner.name} is done with what it has, then others get it"
         )
 
 

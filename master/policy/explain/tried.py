@@ -18,7 +18,7 @@ def tried(known: Attempts, error: LastError | None) -> dict[str, Any]:
         "attempts": known.starts,
         "charged": known.failures,
         "max_attempts": (error.most if error is not None else 0) or None,
-        "last_error": None if error is None else error.row() | {"told": error.told},
+        "last_error": None if error is None else error._asdict() | {"told": error.told},
     }
 
 
