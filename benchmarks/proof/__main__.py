@@ -10,9 +10,9 @@ import orjson
 
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import load
+from usher.master.audit.cli import session
 from usher.master.audit.job import plan_of
 from usher.master.audit.proof import Proof
-from usher.master.audit.sessions import session
 from usher.master.audit.settings import AuditChoices, AuditSettings
 
 

@@ -6,9 +6,9 @@ DuckDB and pyarrow (extra ``audit``).
 
 ::
 
-    cli, archive_cli         the commands
+    cli                      the commands, and which engine executes them
     findings, checks/*.sql   the checks: their words, and one SELECT each; tables/*.sql: what several read
-    engine, spark, sessions  what executes them: Spark, or DuckDB in this process
+    engine, spark            what executes them: Spark, or DuckDB in this process
     job                      one audit: first look, second look, report
     proof                    history proven from the archive, run by run
     batches, bulk            Redis as Arrow batches, fast

@@ -97,7 +97,6 @@ class Archive:
         return Added(table, made.stream, made.after, made.last, made.rows, gap)
 
     def _write(self, table: str, first: bytes, last: bytes, staging: Path) -> int:
-        """Write a file per day, and return the number of rows."""
         keys = self._keys
         with BulkReader(self._url) as reader:
             if table == "runs":

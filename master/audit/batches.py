@@ -65,7 +65,6 @@ ATTEMPTS = _schema("stream id", "attempts failures")
 
 
 def ddl(schema: pa.Schema) -> str:
-    """Return the schema as Spark SQL writes it."""
     names = {
         _TEXT: "string",
         _NUMBER: "bigint",
@@ -101,7 +100,6 @@ def _texts(values: Sequence[bytes | str | None] | pa.Array) -> pa.Array:
 
 
 def _places(ids: pa.Array) -> dict[str, pa.Array]:
-    """Return ``ms``, ``seq`` and ``nth`` of ids (texts, null allowed)."""
     try:
         parts = pc.split_pattern(ids, "-", max_splits=1)
         ms, seq = (pc.list_element(parts, at).cast(_NUMBER) for at in (0, 1))

@@ -77,12 +77,10 @@ class DataSet:
         return last
 
     def last(self) -> Commit | None:
-        """Return the last commit, or None."""
         numbers = self._numbers()
         return self._read(numbers[-1]) if numbers else None
 
     def end_of(self, number: int) -> str | None:
-        """Return the last id of commit ``number``; None when there is no such commit."""
         return self._read(number).last if number in self._numbers() else None
 
     def gaps(self) -> list[tuple[str, str]]:
@@ -187,7 +185,6 @@ class DataSet:
         shutil.rmtree(staged, ignore_errors=True)
 
     def place(self, commit: Commit, name: str) -> Path:
-        """Return the final place of a file of a commit."""
         staged = Path(name)
         return self.folder / staged.parent / f"{commit.number:08d}-{staged.name}"
 
@@ -296,7 +293,6 @@ def note(link: Link, keys: Keys, since_ms: int | None, until_ms: int) -> None:
 
 
 def note_duration(took_ms: int, link: Link, keys: Keys) -> None:
-    """Note in Redis how long a proof took, for the doctor."""
     link.call("HSET", keys.archived, "proven_took_ms", took_ms)
 
 

@@ -61,8 +61,7 @@ class Engine(abc.ABC):
         which is read where the rows are wanted. Raises EngineFailed when it has others there."""
 
     @abc.abstractmethod
-    def keep(self, name: str, select: str) -> None:
-        """Make a table of what ``select`` returns now."""
+    def keep(self, name: str, select: str) -> None: ...
 
     @abc.abstractmethod
     def view(self, name: str, select: str) -> None: ...
@@ -71,8 +70,7 @@ class Engine(abc.ABC):
     def rows(self, select: str) -> list[tuple[Any, ...]]: ...
 
     @abc.abstractmethod
-    def arrow(self, name: str, rows: pa.Table) -> None:
-        """Make a table of a few rows."""
+    def arrow(self, name: str, rows: pa.Table) -> None: ...
 
     @abc.abstractmethod
     def write(self, select: str, folder: Path) -> None:
@@ -92,9 +90,8 @@ class Engine(abc.ABC):
     def expect(self, name: str, rows: int | None) -> None:
         if rows is not None and (there := self.rows(f"SELECT count(*) FROM {name}")[0][0]) != rows:
             raise EngineFailed(
-                f"where the checks run the archive has {there:,} rows of {name}, and its commits have {rows:,}: is"
-                f" its folder"
-                " shared with all of Spark's executors?"
+                f"where the checks run the archive has {there:,} rows of {name}, and its commits have {rows:,}: is its"
+                " folder shared with all of Spark's executors?"
             )
 
     def derive(self, *names: str) -> None:
@@ -201,8 +198,7 @@ class SparkEngine(Engine):
                 "at_utc",
                 "us BIGINT",
                 f"CASE WHEN us BETWEEN 0 AND {_LAST_US} THEN date_format(timestamp_micros(us), 'yyyy-MM-dd"
-                f" HH:mm:ss.SSSSSS')"
-                " ELSE CAST(us AS STRING) END",
+                " HH:mm:ss.SSSSSS') ELSE CAST(us AS STRING) END",
             ),
             ("json_text", "x STRING, name STRING", "get_json_object(x, concat('$.', name))"),
             ("is_json", "x STRING", "from_json(x, 'map<string,string>') IS NOT NULL"),
@@ -307,5 +303,4 @@ def local_engine(folder: Path, memory_mib: int) -> Iterator[DuckEngine]:
 
 
 def few(schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Return a small table of these rows."""
     return pa.Table.from_pylist(list(rows), schema=schema)

@@ -175,12 +175,10 @@ class AuditThresholds(NamedTuple):
 
 
 def text(name: str) -> str:
-    """Return the SQL of this place below here, without ``.sql``."""
     return (resources.files("usher.master.audit") / f"{name}.sql").read_text(encoding="utf-8")
 
 
 def table(name: str) -> str:
-    """Return the SELECT of a table that several checks read."""
     return text(f"tables/{name}")
 
 

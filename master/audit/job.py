@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
 from usher.master.audit import batches, findings, snapshot
 from usher.master.audit.bulk import BulkReader, Interrupted
-from usher.master.audit.engine import Engine, EngineFailed, SparkEngine, few
+from usher.master.audit.engine import Engine, EngineFailed, Found, SparkEngine, few
 from usher.master.audit.findings import CHECKS, AuditFinding, AuditThresholds, Example
 from usher.master.audit.report import AuditReport, run_name
 from usher.master.audit.settings import AuditChoices
@@ -80,7 +80,6 @@ class AuditPlan:
 
 
 def plan_of(settings: AuditChoices, url: str) -> AuditPlan:
-    """Return the plan by these settings."""
     idle_ms = int(_LEASES * settings.lease_seconds * 1000)
     return AuditPlan(
         url,
@@ -101,17 +100,6 @@ def limits_table(limits: AuditThresholds) -> pa.Table:
     return few(_LIMITS, [row | {"half_us": limits.clocks_ms * 500}])
 
 
-@dataclass
-class _Suspects:
-    """What the first look passes to the second: (check, stream) -> how many, and the first of them."""
-
-    found: dict[tuple[str, str], tuple[int, list[Example]]] = field(default_factory=dict)
-
-    def add(self, check: str, stream: str, count: int, examples: Sequence[Example]) -> None:
-        before, known = self.found.get((check, stream), (0, []))
-        self.found[check, stream] = before + count, [*known, *examples]
-
-
 class AuditRun:
     """An audit: ``AuditRun(engine, plan, folder).run()``; what is read lies in ``folder``. Raises StartRefused when it
     cannot be completed: nothing is reported then."""
@@ -120,7 +108,8 @@ class AuditRun:
         self, engine: Engine, plan: AuditPlan, folder: Path, progress: Callable[[str], None] = lambda _: None
     ) -> None:
         self._engine, self._plan, self._folder, self._progress = engine, plan, folder, progress
-        self.suspects = _Suspects()
+        #: What the first look passes to the second: (check, stream) -> how many, and the first of them.
+        self.suspects: Found = {}
         self._links = {stream: Link(near(plan.url, stream), "usher:audit", timeout_s=30.0) for stream in plan.streams}
         self._reading_s = 0.0
         self._open: list[str] = []  # what could not be proven
@@ -135,6 +124,10 @@ class AuditRun:
         finally:
             for link in self._links.values():
                 link.close()
+
+    def _suspect(self, check: str, stream: str, count: int, examples: Sequence[Example]) -> None:
+        before, known = self.suspects.get((check, stream), (0, []))
+        self.suspects[check, stream] = before + count, [*known, *examples]
 
     def _run(self) -> AuditReport:
         started_ns = time.time_ns()
@@ -158,7 +151,7 @@ class AuditRun:
             except snapshot.KeyForeign as odd:
                 told = [str(odd)]
             if told:
-                self.suspects.add("key_foreign", stream, len(told), [Example(stream, detail=one) for one in told])
+                self._suspect("key_foreign", stream, len(told), [Example(stream, detail=one) for one in told])
                 self._links.pop(stream).close()
         return facts
 
@@ -184,7 +177,7 @@ class AuditRun:
         engine.arrow("limits", limits_table(limits))
         judged = list(snapshot.judge_members(members, limits))
         for check, count, example in judged:
-            self.suspects.add(check, example.stream, count, [example])
+            self._suspect(check, example.stream, count, [example])
         dead = [one for check, _, one in judged if check in ("owner_dead", "stranger_owns")]
         engine.arrow("dead", few(_NAMES, ({"stream": one.stream, "name": one.owner} for one in dead)))
         strange = (one for one in members if not one.is_named and one.name not in findings.RESERVED)
@@ -192,7 +185,7 @@ class AuditRun:
         for one in now.values():
             if one.cut_unread:
                 told = next((loss.describe() for loss in one.declared if loss.kind == "unread_cut"), "")
-                self.suspects.add("cut_unread", one.stream, one.cut_unread, [Example(one.stream, detail=told)])
+                self._suspect("cut_unread", one.stream, one.cut_unread, [Example(one.stream, detail=told)])
         self._progress("judging")
         engine.derive("known", "clocks", "timed", "doubtful", "suspects", "twice", "repeats", "ids", "odd", "indexed")
         self._read_again()
@@ -200,7 +193,7 @@ class AuditRun:
         if self._plan.sink_url:
             checks += self._effects()
         for (check, stream), (count, examples) in engine.found(checks).items():
-            self.suspects.add(check, stream, count, examples)
+            self._suspect(check, stream, count, examples)
         self._count()
         return now
 
@@ -298,7 +291,7 @@ class AuditRun:
     # ---- second look ---------------------------------------------------------------------------------------------
 
     def _second_look(self) -> list[AuditFinding]:
-        found, limits = self.suspects.found, self._plan.limits
+        found, limits = self.suspects, self._plan.limits
         if found:
             time.sleep(self._plan.settle_s)
         members = self._members() if any(name in findings.OF_MEMBERS for name, _ in found) else []
@@ -354,14 +347,13 @@ class AuditRun:
             sentences += unproven(one, self._known[stream], counts)
         sentences += [
             f"{one.stream}: of {one.suspects:,} suspects of {one.check.name} the first {findings.LOOKED_AT:,} were"
-            f" looked"
-            " at again"
+            " looked at again"
             for one in found
             if one.suspects > findings.LOOKED_AT
             and one.check.name not in findings.NO_SECOND_LOOK
             and one.check.name not in findings.OF_MEMBERS
         ]
-        started_ms = started_ns // 1_000_000
+        started_ms, plots = started_ns // 1_000_000, self._plots()
         return AuditReport(
             run_name(started_ms),
             started_ms,
@@ -371,26 +363,17 @@ class AuditRun:
             self._plan.group,
             tuple(found),
             tuple(sentences),
-            self._totals(list(before.values())),
-            self._plots(),
+            self._totals(list(before.values()), plots),
+            plots,
         )
 
-    def _totals(self, facts: Sequence[AuditedStream]) -> dict[str, Any]:
+    def _totals(self, facts: Sequence[AuditedStream], plots: Mapping[str, Any]) -> dict[str, Any]:
         of = {name: value for name, _, label, value in self._figures if not label}
-        whole = (
-            "settled",
-            "tickets_pending",
-            "oldest_age_ms",
-            "executions",
-            "unsuccessful",
-            "crashed",
-            "succeeded_again",
-        )
-        plots = self._plots()
+        whole = ("settled", "tickets_pending", "oldest_age_ms", "executions", "unsuccessful", "crashed")
         return {
             "entries": sum(one.length for one in facts),
             "pending": sum(count for _, _, count in plots["owners"]),
-            **{name: int(of.get(name) or 0) for name in whole},
+            **{name: int(of.get(name) or 0) for name in (*whole, "succeeded_again")},
             "dead_letters": sum(one.dead_letters for one in facts),
             "repeated": sum(plots["recoveries"]),
             "execution_p50_ms": of.get("execution_p50_ms"),
@@ -402,19 +385,17 @@ class AuditRun:
         }
 
     def _plots(self) -> dict[str, Any]:
-        def most(figure: str) -> list[tuple[str, str, int]]:
-            rows = [(stream, label, int(value)) for name, stream, label, value in self._figures if name == figure]
-            return sorted(rows, key=lambda row: (-row[2], row[:2]))
-
-        def classes(figure: str, count: int) -> list[int]:
-            of = {label: int(value) for name, _, label, value in self._figures if name == figure}
-            return [of.get(str(n), 0) for n in range(count)]
-
+        rows: dict[str, list[tuple[str, str, int]]] = {"owner": [], "ticket": [], "age": [], "recovery": []}
+        for name, stream, label, value in self._figures:
+            if name in rows:
+                rows[name].append((stream, label, int(value)))
+        most = {name: sorted(rows[name], key=lambda row: (-row[2], row[:2])) for name in ("owner", "ticket")}
+        classes = {name: {label: value for _, label, value in rows[name]} for name in ("age", "recovery")}
         return {
-            "ages": classes("age", 7),
-            "owners": most("owner"),
-            "tickets": most("ticket"),
-            "recoveries": classes("recovery", 8),
+            "owners": most["owner"],
+            "tickets": most["ticket"],
+            "ages": [classes["age"].get(str(n), 0) for n in range(7)],
+            "recoveries": [classes["recovery"].get(str(n), 0) for n in range(8)],
         }
 
 

@@ -66,7 +66,6 @@ _SHOWN_EXAMPLES = 2
 
 
 def render(report: AuditReport) -> str:
-    """Return the page as text."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["label"] = label
     template = environment.from_string(
@@ -110,7 +109,6 @@ def _by_ticket(report: AuditReport) -> list[tuple[str, str, list[AuditFinding], 
 
 
 def shown_figures(report: AuditReport) -> list[tuple[str, str]]:
-    """Return (name, value) pairs for people; what was not looked at has none."""
     of = report.figures
     return [(title, _format_figure(name, of[name])) for name, title in _TITLES.items() if name in of]
 

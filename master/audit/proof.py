@@ -78,7 +78,6 @@ class Proven:
     holes: int
 
     def sentence(self) -> str:
-        """Return the span of the proof, in words."""
         if self.since_ms is None:
             return f"{self.stream}: no execution is archived yet, so nothing is proven"
         since, until = (
@@ -106,7 +105,6 @@ class _Span:
     run: int = 1
 
     def spans(self, until_ms: int) -> tuple[ProvenSpan, ...]:
-        """Return the last spans of the history, this one up to ``until_ms``."""
         if self.since_ms is None:
             return self.ended
         return (*self.ended, ProvenSpan(self.since_ms, until_ms, self.executions, self.before))[-_SPANS:]
@@ -290,10 +288,9 @@ class Proof:
         self._note_found(engine.found(["clock_wrong", "run_unreadable"]))
         engine.keep(
             "alone",
-            "SELECT stream, id FROM runs_new WHERE ticket = '' AND id IS NOT NULL GROUP BY stream, id HAVING"
-            " count(*) > 1"
-            " UNION SELECT r.stream, r.id FROM runs_new r ANTI JOIN (SELECT stream, id FROM not_over WHERE NOT ran) o"
-            " ON o.stream = r.stream AND o.id = r.id WHERE r.ticket = '' AND r.id IS NOT NULL",
+            "SELECT stream, id FROM runs_new WHERE ticket = '' AND id IS NOT NULL GROUP BY stream, id HAVING count(*)"
+            " > 1 UNION SELECT r.stream, r.id FROM runs_new r ANTI JOIN (SELECT stream, id FROM not_over WHERE NOT"
+            " ran) o ON o.stream = r.stream AND o.id = r.id WHERE r.ticket = '' AND r.id IS NOT NULL",
         )
         engine.keep("carried_now", findings.table("carry"))
         bounds = "SELECT stream, consumer, above_us, below_us FROM clocks"
@@ -382,13 +379,10 @@ class Proof:
         self._known = dict(zip(names, engine.rows(f"SELECT {', '.join(names)} FROM known")[0], strict=True))
         self._counts = dict(
             engine.rows(
-                "SELECT 'before_known', count(*) FROM odd WHERE kind IN ('lost', 'no_letter') AND ms <= known_ms"
-                " UNION ALL"
-                " SELECT 'maybe_dropped', count(*) FROM odd WHERE kind IN ('lost', 'no_letter') AND ms > known_ms"
-                " AND ms <="
-                " drop_ms UNION ALL SELECT 'maybe_damaged', count(*) FROM odd WHERE kind = 'lost' AND ms > known_ms"
-                " AND ms >"
-                " drop_ms AND ms <= damaged_ms"
+                "SELECT 'before_known', count(*) FROM odd WHERE kind IN ('lost', 'no_letter') AND ms <= known_ms UNION"
+                " ALL SELECT 'maybe_dropped', count(*) FROM odd WHERE kind IN ('lost', 'no_letter') AND ms > known_ms"
+                " AND ms <= drop_ms UNION ALL SELECT 'maybe_damaged', count(*) FROM odd WHERE kind = 'lost' AND ms >"
+                " known_ms AND ms > drop_ms AND ms <= damaged_ms"
             )
         )
         moved = self._confirm(engine.found(OF_ENTRIES))
@@ -396,19 +390,17 @@ class Proof:
         named = ", ".join("'" + one.replace("'", "''") + "'" for one in moved) or "NULL"
         engine.keep(
             "is_open",
-            f"SELECT {_OPEN_NAMES}, n.ran OR r.id IS NOT NULL AS ran, p.consumer FROM not_over n"
-            " JOIN facts f ON f.stream = n.stream LEFT JOIN pending_now p ON p.stream = n.stream AND p.id = n.id"
-            " LEFT JOIN (SELECT DISTINCT stream, id FROM all_new WHERE ticket = '') r ON r.stream = n.stream AND"
-            " r.id = n.id"
-            f" ANTI JOIN ({ended}) e ON e.stream = n.stream AND e.id = n.id"
-            f" WHERE p.consumer IS NOT NULL OR n.nth > f.delivered_nth OR n.id IN ({named})",
+            f"SELECT {_OPEN_NAMES}, n.ran OR r.id IS NOT NULL AS ran, p.consumer FROM not_over n JOIN facts f ON"
+            " f.stream = n.stream LEFT JOIN pending_now p ON p.stream = n.stream AND p.id = n.id LEFT JOIN (SELECT"
+            " DISTINCT stream, id FROM all_new WHERE ticket = '') r ON r.stream = n.stream AND r.id = n.id ANTI JOIN"
+            f" ({ended}) e ON e.stream = n.stream AND e.id = n.id WHERE p.consumer IS NOT NULL OR n.nth >"
+            f" f.delivered_nth OR n.id IN ({named})",
         )
         if not span.cut_now:
             return 0
         left = (
             f"SELECT count(*) FROM entries n ANTI JOIN ({ended}) e ON e.stream = n.stream AND e.id = n.id ANTI JOIN"
-            f" is_open o ON"
-            f" o.stream = n.stream AND o.id = n.id WHERE n.ms <= {self._known['floor_ms']}"
+            f" is_open o ON o.stream = n.stream AND o.id = n.id WHERE n.ms <= {self._known['floor_ms']}"
         )
         return int(engine.rows(left)[0][0])
 
@@ -418,9 +410,8 @@ class Proof:
         engine.arrow("former", batches.RUNS.empty_table())
         if before is not None:
             over = (
-                f"SELECT l.stream, l.id FROM letters l ANTI JOIN not_over n ON n.stream = l.stream AND n.id = l.id"
-                f" WHERE"
-                f" l.letter_ms >= {before.facts['until_ms']}"
+                "SELECT l.stream, l.id FROM letters l ANTI JOIN not_over n ON n.stream = l.stream AND n.id = l.id"
+                f" WHERE l.letter_ms >= {before.facts['until_ms']}"
             )
             if engine.rows(over):
                 chain = [one for one in self._runs.chain() if one.number <= before.facts["runs"][0]]

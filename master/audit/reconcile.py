@@ -185,7 +185,6 @@ def total_of_query(url: str, query: str) -> Decimal:
 
 
 def compare(states: Sequence[ConsumerState], wanted: Sequence[Decimal | None], why: Sequence[str]) -> list[Difference]:
-    """Return each consumer beside its correct total."""
     return [
         Difference(one.name, one.last_id, one.total, total, told)
         for one, total, told in zip(states, wanted, why, strict=True)
@@ -218,7 +217,6 @@ def apply(url: str, key: str, state: ConsumerState, wanted: Decimal) -> bool:
 
 
 def to_json_number(number: Decimal | None) -> int | float | None:
-    """Return the number as JSON has it."""
     if number is None:
         return None
     return int(number) if number == number.to_integral_value() else float(number)

@@ -46,7 +46,6 @@ class AuditReport:
 
     @property
     def verdict(self) -> str:
-        """Return ``clean``, or the worst severity."""
         if not self.found:
             return "clean"
         return "bad" if any(one.check.severity is AuditSeverity.BAD for one in self.found) else "warn"
@@ -56,7 +55,6 @@ class AuditReport:
         return 1 if self.found else 0
 
     def sentence(self) -> str:
-        """Return the verdict in words."""
         if self.verdict == "clean":
             if not any(self.figures.get(name) for name in ("entries", "pending", "executions")):
                 return "nothing found, for there is nothing: no message and no execution in any of the streams"
@@ -71,12 +69,10 @@ class AuditReport:
 
 
 def run_name(started_ms: int) -> str:
-    """Return the name of a run that began then."""
     return time.strftime("%Y%m%dT%H%M%S", time.gmtime(started_ms / 1000)) + f".{started_ms % 1000:03d}Z"
 
 
 def document(report: AuditReport) -> dict[str, Any]:
-    """Return the JSON document."""
     return {
         "run": report.run,
         "started_ms": report.started_ms,

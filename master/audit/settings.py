@@ -53,5 +53,4 @@ class AuditChoices(AuditSettings):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """Return the streams as they are set, patterns included."""
         return tuple(name.strip() for name in self.chosen_streams.split(",") if name.strip()) or (self.work_stream,)

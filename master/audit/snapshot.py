@@ -47,6 +47,27 @@ _FACTS = (
 #: The table ``facts``: a row for each stream.
 FACTS = pa.schema([("stream", pa.string()), *((name, pa.int64()) for name in _FACTS.split())])
 DECLARED = pa.schema([("stream", pa.string()), *((name, pa.int64()) for name in ("at_ms", "first_nth", "last_nth"))])
+#: Figure -> what is not proven of so many.
+_COUNTED = (
+    (
+        "skipped_order",
+        "{count} executions may be repeats of ones that were cut off the run log; their order is not judged",
+    ),
+    (
+        "before_known",
+        "{count} entries are not later than the first one that was handled ({since}): the group may be younger",
+    ),
+    (
+        "maybe_damaged",
+        "nothing says that {count} entries were handled; they may be in a record of the run log that cannot be read"
+        " (run_unreadable)",
+    ),
+    (
+        "maybe_dropped",
+        "nothing says that {count} entries were handled; dead letters were dropped since they were added, or may have"
+        " been before the action log begins (usher actions), and theirs may be among them",
+    ),
+)
 _GLOB = re.compile(r"([\\*?\[\]])")
 _BATCH = 200
 _NUMBER = re.compile(r"[0-9]{1,19}")
@@ -143,8 +164,7 @@ def unproven(facts: AuditedStream, known: Mapping[str, Any], counts: Mapping[str
     if facts.run_first and facts.run_deleted and rank(facts.run_deleted) > rank(facts.run_first):
         yield (
             f"{stream}: records of the run log were deleted inside it, the last one {facts.run_deleted.decode()}"
-            f" (XDEL),"
-            " so order, losses and repeats are proven for entries added after that only"
+            " (XDEL), so order, losses and repeats are proven for entries added after that only"
         )
     if known["ahead_ms"] and facts.base_ms >= 0 and facts.run_first is not None:
         yield (
@@ -162,39 +182,10 @@ def unproven(facts: AuditedStream, known: Mapping[str, Any], counts: Mapping[str
             f"{stream}: entries were deleted inside it, the last one {facts.max_deleted.decode()} (XDEL); whether they"
             " were handled was not looked at"
         )
-    yield from _counted(stream, handled_ms, counts)
-
-
-def _counted(stream: str, handled_ms: int | None, counts: Mapping[str, float]) -> Iterator[str]:
-    count = {
-        name: f"{int(counts.get(name, 0)):,}"
-        for name in ("skipped_order", "before_known", "maybe_damaged", "maybe_dropped")
-    }
-    if counts.get("skipped_order"):
-        yield (
-            f"{stream}: {count['skipped_order']} executions may be repeats of ones that were cut off the run log; their"
-            " order is not judged"
-        )
-    if counts.get("before_known"):
-        since = "none ever was" if handled_ms is None else f"that was added at {handled_ms} ms"
-        yield (
-            f"{stream}: {count['before_known']} entries are not later than the first one that was handled ({since}):"
-            f" the"
-            " group may be younger"
-        )
-    if counts.get("maybe_damaged"):
-        yield (
-            f"{stream}: nothing says that {count['maybe_damaged']} entries were handled; they may be in a record of"
-            f" the run"
-            " log that cannot be read (run_unreadable)"
-        )
-    if counts.get("maybe_dropped"):
-        yield (
-            f"{stream}: nothing says that {count['maybe_dropped']} entries were handled; dead letters were dropped"
-            f" since"
-            " they were added, or may have been before the action log begins (usher actions), and theirs may be among"
-            " them"
-        )
+    since = "none ever was" if handled_ms is None else f"that was added at {handled_ms} ms"
+    for name, told in _COUNTED:
+        if counts.get(name):
+            yield f"{stream}: " + told.format(count=f"{int(counts[name]):,}", since=since)
 
 
 class KeyForeign(StartRefused):
@@ -316,7 +307,6 @@ def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:
 
 
 def _left_over(reader: BulkReader, keys: Keys) -> set[str]:
-    """Return the names that have an inbox or a lease."""
     kinds = keys.inbox(""), keys.lease("")
     try:
         found = [key.decode(errors="replace") for key in reader.scan(_GLOB.sub(r"\\\1", keys.prefix) + "*")]
@@ -328,7 +318,6 @@ def _left_over(reader: BulkReader, keys: Keys) -> set[str]:
 
 
 def may_scan(link: Link) -> bool:
-    """Return True when inboxes without an owner can be looked for."""
     try:
         link.call("SCAN", 0, "COUNT", 1)
     except CommandRefused as refused:
@@ -507,7 +496,6 @@ def was_named(name: str, last_generation: int) -> bool:
 
 
 def judge_members(members: Iterable[GroupMember], limits: AuditThresholds) -> Iterator[tuple[str, int, Example]]:
-    """Yield (check, number of entries, example) for each member that breaks a rule."""
     for member in members:
         if member.name not in RESERVED and (found := _judge(member, limits)):
             check, count, detail = found

@@ -146,7 +146,6 @@ class _Reader(_Options, DataSourceReader):
         return self.option("key", stream)
 
     def whole(self, reader: BulkReader, stream: str, span: Span) -> Span | None:
-        """Return what there is of ``span``."""
         return stream_span(reader, self.key(stream), span)
 
     def partitions(self) -> list[InputPartition]:
@@ -311,17 +310,14 @@ def register(spark: Any) -> None:
 
 
 def _place(first: bytes) -> int:
-    """Return the rank of the id from which a range begins."""
     return 0 if first == b"-" else rank(first if b"-" in first else first + b"-0")
 
 
 def _end(last: bytes) -> int:
-    """Return the rank of the id with which a range ends."""
     return rank(b"%d-%d" % (_MOST, _MOST) if last == b"+" else last if b"-" in last else b"%b-%d" % (last, _MOST))
 
 
 def _within(spans: list[Span], whole: Span) -> list[Span]:
-    """Return what of these ranges lies in ``whole``."""
     cut = [(max(one, whole[0], key=_place), min(other, whole[1], key=_end)) for one, other in spans]
     return [(one, other) for one, other in cut if _place(one) <= _end(other)]
 
@@ -342,7 +338,6 @@ class Probe(NamedTuple):
 
 
 def points(lowest: int, highest: int, number: int) -> list[int]:
-    """Return ``number`` ranks at equal distances, the first one ``lowest``."""
     span = highest - lowest + 1
     return sorted({lowest + span * at // number for at in range(number)})
 
@@ -371,7 +366,6 @@ def cut(lowest: int, highest: int, probes: Sequence[Probe], parts: int) -> list[
 
 
 def _weight(probe: Probe, end: int) -> float:
-    """Return the estimated number of entries from the probe's point to ``end``."""
     if probe.found == 0 or probe.last < probe.at:
         return 0.0
     if not probe.more and probe.last < end:

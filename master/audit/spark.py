@@ -87,7 +87,6 @@ class SparkPlace:
 
     @property
     def is_far(self) -> bool:
-        """Return True when executors may be on other machines."""
         return not self.master.startswith("local")
 
 
@@ -203,7 +202,6 @@ class _Classes:
         self._wanted = place.small and not place.is_far and _GATEWAY not in environ
 
     def option(self) -> str:
-        """Return the option for Java."""
         if not self._wanted:
             return ""
         return (
@@ -282,7 +280,6 @@ def _no_java_left_by_a_start() -> Iterator[None]:
 
 
 def _children() -> set[int]:
-    """Return the processes that this thread has started."""
     try:
         return set(map(int, Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()))
     except OSError:  # a kernel without this file

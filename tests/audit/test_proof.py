@@ -184,7 +184,7 @@ def test_the_command_says_the_span_and_costs_nothing_when_nothing_is_new(
     page.unlink(missing_ok=True)
     page.mkdir()
     with monkeypatch.context() as patched:
-        patched.setattr("usher.master.audit.archive_cli.mark_told", die)
+        patched.setattr("usher.master.audit.cli.mark_told", die)
         assert usher("audit", "prove") == 2
     capsys.readouterr()
     assert usher("audit", "prove") == 1
