@@ -231,12 +231,7 @@ def plan(
 ) -> Host:
     """Return what will run, after all checks. Raises StartRefused or SettingsError naming the setting or flag."""
     address = host.strip("[]")
-    if not re.fullmatch(r"[A-Za-z0-9.:-]+", address) or address in ("0.0.0.0", "::"):  # noqa: S104
-        raise StartRefused(f"--host {address!r}: name an address, or a name, by which others can reach this host")
-    if len(os.fsencode(folder)) > _LONGEST_FOLDER or _ODD.search(str(folder)):
-        raise StartRefused(
-            f"{folder}: choose a path of at most {_LONGEST_FOLDER} bytes without spaces, quotes or any of \\ % ; # $ `"
-        )
+    _check_place(folder, address)
     settings = {
         name: value for name, value in environ.items() if value and name.startswith(PREFIX) and name not in _NOT_SHARED
     }
@@ -291,6 +286,15 @@ def plan(
         _users(roles),
         here if count and is_here and str(here) not in paths else None,
     )
+
+
+def _check_place(folder: Path, address: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9.:-]+", address) or address in ("0.0.0.0", "::"):  # noqa: S104
+        raise StartRefused(f"--host {address!r}: name an address, or a name, by which others can reach this host")
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER or _ODD.search(str(folder)):
+        raise StartRefused(
+            f"{folder}: choose a path of at most {_LONGEST_FOLDER} bytes without spaces, quotes or any of \\ % ; # $ `"
+        )
 
 
 def write(host: Host, files: Mapping[str, str]) -> None:

@@ -112,35 +112,17 @@ def _was_rotated(path: Path, followed: FileIO) -> bool:
 _MOST_FILES = 5_000
 
 
-class CodeWatch:
-    """A watch on the ``.py`` files in a folder and those below it; virtual environments and hidden folders are left
-    out."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._seen = self._look()
-
-    def changed(self) -> list[str]:
-        """Return the files that came, went or changed since the last call."""
-        before, self._seen = self._seen, self._look()
-        return sorted({path for path, _ in {*before.items()} ^ {*self._seen.items()}})
-
-    def _look(self) -> dict[str, tuple[int, int]]:
-        found: dict[str, tuple[int, int]] = {}
-        for folder, folders, files in os.walk(self._folder):
-            folders[:] = [name for name in folders if not name.startswith((".", "__")) and name != "node_modules"]
-            if "pyvenv.cfg" in files:
-                folders.clear()
-                continue
-            for name in files:
-                if name.endswith(".py") and len(found) < _MOST_FILES:
-                    path = Path(folder, name)
-                    try:
-                        facts = path.stat()
-                    except OSError:
-                        continue  # an editor's file that went meanwhile
-                    found[os.path.relpath(path, self._folder)] = facts.st_mtime_ns, facts.st_size
-        return found
+def _sources(folder: Path) -> set[tuple[str, int]]:
+    """Return the ``.py`` files in a folder and those below it, with their times; virtual environments and hidden
+    folders are left out."""
+    found: set[tuple[str, int]] = set()
+    for at, folders, files in os.walk(folder):
+        left_out = [*folders] if "pyvenv.cfg" in files else [name for name in folders if name.startswith((".", "__"))]
+        folders[:] = [name for name in folders if name not in left_out and name != "node_modules"]
+        for path in (Path(at, name) for name in files if name.endswith(".py") and len(found) < _MOST_FILES):
+            with contextlib.suppress(OSError):  # an editor's file that went meanwhile
+                found.add((os.path.relpath(path, folder), path.stat().st_mtime_ns))
+    return found
 
 
 _RELAY_EVERY_S = 0.2
@@ -177,7 +159,7 @@ def up(flags: dict[str, Any], reload: bool, proof: bool) -> None:
             if stop.asked:  # the checks ended early because of it
                 sys.exit(_asked_code(stop))
             raise
-        sys.exit(_run(made, stop, CodeWatch(Path.cwd()) if reload else None, proof and can_prove()))
+        sys.exit(_run(made, stop, reload, proof and can_prove()))
 
 
 def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
@@ -198,7 +180,7 @@ def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
         raise StartRefused("asked to stop")
 
 
-def _run(made: Plan, stop: StopRequest, sources: CodeWatch | None, proves: bool) -> int:
+def _run(made: Plan, stop: StopRequest, reload: bool, proves: bool) -> int:
     """Run everything until asked to stop (``_asked_code``) or until a program is gone for good (1)."""
     running = Supervision(made.state_folder, made.environ, made.settings.stop_seconds)
     running.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -211,7 +193,7 @@ def _run(made: Plan, stop: StopRequest, sources: CodeWatch | None, proves: bool)
         if proves:
             running.start_group("proof")
         shown.go_on(_summary(made))
-        _watch_until_asked(made, running, shown, stop, sources)
+        _watch_until_asked(made, running, shown, stop, reload)
     except StopAsked:
         pass
     except SupervisionLost as lost:
@@ -230,15 +212,15 @@ def _asked_code(stop: StopRequest) -> int:
     return stop.exit_code if stop.insists or stop.signal == signal.SIGINT else 0
 
 
-def _watch_until_asked(
-    made: Plan, running: Supervision, shown: _Shown, stop: StopRequest, sources: CodeWatch | None
-) -> None:
-    watched_s = time.monotonic()
+def _watch_until_asked(made: Plan, running: Supervision, shown: _Shown, stop: StopRequest, reload: bool) -> None:
+    here = Path.cwd()
+    watched_s, seen = time.monotonic(), _sources(here) if reload else set()
     while not stop.wait(_RELAY_EVERY_S):
         shown.go_on()
         if time.monotonic() - watched_s >= _WATCH_EVERY_S:
             watch(running, made.redis_port is not None)
-            if sources is not None and (changed := sources.changed()):
+            before, seen = seen, _sources(here) if reload else seen
+            if changed := sorted({path for path, _ in before ^ seen}):
                 shown.go_on(f"usher: {', '.join(changed[:3])} changed: consumers drain, and start anew")
                 running.drain_group("consumer")
             watched_s = time.monotonic()

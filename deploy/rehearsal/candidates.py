@@ -7,8 +7,7 @@ far it went.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -158,14 +157,10 @@ def _display_ticket(ticket: bytes) -> str:
     return "" if ticket.startswith(b"\xff") else ticket.decode(errors="replace")
 
 
-def redrive_command(done: Sequence[Rehearsed], given: Mapping[str, str | None]) -> str | None:
-    """Return the command line that redrives the letters that are taken now; None when there are none. ``given``: the
-    flags with which Usher was found."""
+def redrive_command(done: Sequence[Rehearsed]) -> str | None:
+    """Return the command line that redrives the letters that are taken now; None when there are none."""
     ids = [one.candidate.letter.id.decode() for one in done if one.now.is_taken and one.candidate.letter is not None]
-    flags = [
-        word for field, value in given.items() if value is not None for word in (f"--{field.replace('_', '-')}", value)
-    ]
-    return shlex.join(["usher", "dead", "redrive", *ids, *flags]) if ids else None
+    return " ".join(["usher", "dead", "redrive", *ids]) if ids else None
 
 
 # ---- replay ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from rich.text import Text
 from usher.common.base.clock import wall_ms
 from usher.common.base.durations import Number
 from usher.common.base.errors import RedisTrouble, StartRefused
-from usher.common.base.log import redacted
 from usher.common.base.text import escape_control, pluralize
 from usher.common.cli.progress import progress
 from usher.common.protocol.stream_id import is_id
@@ -57,8 +56,6 @@ from usher.master.policy.letters import LetterFilter, also_for
 _LAST = 100
 _NOTHING_SAID = 2
 _FILTERS = ("reason", "error", "older_than", "younger_than")
-#: Flags with which a following command finds the same letters.
-_WHERE = ("redis_url", "state_dir", "ticket_stream", "group")
 _HELP = """Call HANDLER (module:function) with existing messages, and say how each call ends: a dry run. Redis is only
 read: nothing is acknowledged, counted or redriven, no master is needed, and whatever runs goes on.
 
@@ -159,8 +156,7 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
                 sys.exit(_NOTHING_SAID)
         done: list[Rehearsed] = []
         code = _rehearse(finder, candidates, at, handler, settings, done)
-    where = {field: flags[field] for field in _WHERE}
-    _print_rehearsals(handler, done, len(candidates), redrive_command(done, where), as_json)
+    _print_rehearsals(handler, done, len(candidates), redrive_command(done), as_json)
     sys.exit(code)
 
 
@@ -295,7 +291,7 @@ def _print_rehearsals(handler: str, done: Sequence[Rehearsed], asked: int, comma
                 "handler": handler,
                 **counts,
                 "rehearsals": [one.document() for one in done],
-                "redrive": command and redacted(command),
+                "redrive": command,
             }
         )
         return
@@ -311,7 +307,7 @@ def _print_rehearsals(handler: str, done: Sequence[Rehearsed], asked: int, comma
     left = f", {asked - len(done):,} not tried" if len(done) < asked else ""
     click.echo(f"{taken:,} of {pluralize(asked, 'message')} taken{left}; nothing was acknowledged or redriven")
     if command is not None:
-        click.echo(escape_control(redacted(command)))
+        click.echo(command)
 
 
 # ---- replay ----------------------------------------------------------------------------------------------------------
