@@ -186,14 +186,8 @@ class Incarnation:
         )
         self._drain_link = link("drain")
         self._drain_steps = steps(self._drain_link)
-        self._drain = Drain(
-            self._drain_steps,
-            self.lanes,
-            self.reader,
-            self.acker,
-            int(taken.lease_s * 1000),
-            self._deregister,
-        )
+        lease_ms = int(taken.lease_s * 1000)
+        self._drain = Drain(self._drain_steps, self.lanes, self.reader, self.acker, lease_ms, self._deregister)
         self._goodbye = master_client(settings, taken.leader_url)
 
     def _make_reader(
