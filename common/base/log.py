@@ -26,6 +26,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
 import queue
 import re
@@ -133,12 +134,12 @@ class _Repeats:
 
 class _Backlog:
     """A queue for a thread that may be slow, or stand still for ever: up to ``most`` wait; more is dropped and counted.
-    ``lock`` guards it, and is not held while ``do`` runs. ``on_empty`` hears how many were dropped."""
+    ``lock`` guards it, and is not held while ``do`` runs. ``why`` so many were dropped is told."""
 
-    def __init__(self, lock: _Lock, do: Callable[[Any], None], most: int, on_empty: Callable[[int], None]) -> None:
-        self._lock, self._do, self._most, self._on_empty = lock, do, most, on_empty
-        self.dropped = 0
-        self._told = 0
+    def __init__(self, lock: _Lock, do: Callable[[Any], None], most: int, why: str) -> None:
+        self._lock, self._do, self._most, self._why = lock, do, most, why
+        self.dropped = self.told = 0
+        self._told_s = -_TELL_EVERY_S
         self._anew()
 
     def _anew(self) -> None:
@@ -179,12 +180,13 @@ class _Backlog:
                 self._do(thing)
             with self._lock:
                 self.size -= size
-            if not self.size and (untold := self.untold()):
-                self._on_empty(untold)
+            self.tell()
 
-    def untold(self) -> int:
-        untold, self._told = self.dropped - self._told, self.dropped
-        return untold
+    def tell(self, every_s: float = math.inf) -> None:
+        """Say how many were dropped since that was said: when nothing waits, else once in ``every_s``."""
+        if self.dropped > self.told and (not self.size or now_s() - self._told_s >= every_s):
+            lines, self.told, self._told_s = self.dropped - self.told, self.dropped, now_s()
+            event(_log, "log_lines_dropped", level=logging.WARNING, lines=lines, why=self._why)
 
     def flush(self, within_s: float) -> bool:
         """Wait until nothing waits; False where something still does."""
@@ -199,8 +201,8 @@ class _Backlog:
 class _Stderr:
     """The log's own descriptor. ``write`` is called with ``lock`` held, and never waits."""
 
-    def __init__(self, lock: _Lock, on_flow: Callable[[int], None]) -> None:
-        self.backlog = _Backlog(lock, self._write_on, _MOST_BYTES, on_flow)
+    def __init__(self, lock: _Lock) -> None:
+        self.backlog = _Backlog(lock, self._write_on, _MOST_BYTES, "nobody read the log")
         self._descriptor, self._file = -1, os.stat_result([0] * 10)
         with contextlib.suppress(AttributeError, OSError, ValueError):  # closed before this program began
             number = sys.stderr.fileno()
@@ -268,9 +270,9 @@ class LogHandler(logging.Handler):
         self._is_replaced = False  # and the log says so
         # Not the stream itself: a handler may close it, and a thread that is forked away may hold its lock for ever.
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-        self.stderr = _Stderr(self._lock, lambda lines: _tell_dropped(lines, "nobody read the log"))
-        self.others = _Backlog(self._lock, self._hand_on, _MOST_RECORDS, self._tell_missed)
-        self._told_s = -_TELL_EVERY_S
+        self.stderr = _Stderr(self._lock)
+        slow = "logging handlers of this process take longer than lines come; these are all in this log"
+        self.others = _Backlog(self._lock, self._hand_on, _MOST_RECORDS, slow)
 
     def tell(self, log: logging.Logger, record: logging.LogRecord) -> None:
         """Write an event of ours, and pass it on to the handlers that others have added."""
@@ -292,11 +294,8 @@ class LogHandler(logging.Handler):
             self._hand_on((copy_context(), log, record))
             return
         with self._lock:
-            before = self.others.dropped
             self.others.put((copy_context(), log, record))
-            is_missed = self.others.dropped > before and now_s() - self._told_s >= _TELL_EVERY_S
-        if is_missed:
-            self._tell_missed(self.others.untold())
+        self.others.tell(_TELL_EVERY_S)
 
     def _hand_on(self, given: tuple[Any, logging.Logger, logging.LogRecord]) -> None:
         context, log, record = given
@@ -304,10 +303,6 @@ class LogHandler(logging.Handler):
             if handler is not self and record.levelno >= handler.level:
                 with contextlib.suppress(Exception):
                     context.run(handler.handle, record)
-
-    def _tell_missed(self, lines: int) -> None:
-        self._told_s = now_s()
-        _tell_dropped(lines, "logging handlers of this process take longer than lines come; these are all in this log")
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Write a record of others. Neither it nor their filters can make this raise."""
@@ -414,10 +409,6 @@ def _as_text(value: Any) -> str:
 def _format_value(value: Any) -> str:
     text = f"{value:.3f}" if isinstance(value, float) else _as_text(value)
     return text if _PLAIN.fullmatch(text) else orjson.dumps(text).decode() if text.isprintable() else ascii(text)
-
-
-def _tell_dropped(lines: int, why: str) -> None:
-    event(_log, "log_lines_dropped", level=logging.WARNING, lines=lines, why=why)
 
 
 def _handlers_of(log: logging.Logger) -> Iterator[logging.Handler]:

@@ -150,9 +150,8 @@ class Keys:
     @property
     def errors(self) -> str:
         """Hash: stream id -> last error, and ``t`` with the id -> the end of its traceback (see
-        common/protocol/last_error.py), of a message that failed, or that halted its ticket. Bounded by charge. Its name
-        is among the notes, so that users of a former version's ACL have the right to it. Written by charge and
-        dead_letter (owner); deleted with the attempts."""
+        common/protocol/last_error.py), of a message that failed, or that halted its ticket. Bounded by charge. Written
+        by charge and dead_letter (owner); deleted with the attempts."""
         return self.prefix + "noted:errors"
 
     @property

@@ -6,22 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 
 #: Upper bounds in microseconds, from the time of a handler that does nothing to the longest that a person waits.
-SHORT_US = (
-    100,
-    500,
-    1_000,
-    5_000,
-    10_000,
-    25_000,
-    50_000,
-    100_000,
-    250_000,
-    500_000,
-    1_000_000,
-    2_500_000,
-    10_000_000,
-    60_000_000,
-)
+SHORT_US = tuple(int(1000 * ms) for ms in (0.1, 0.5, 1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 60_000))
 #: Upper bounds in microseconds for durations of seconds to minutes.
 LONG_US = tuple(
     1000 * ms for ms in (10, 100, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 60_000, 120_000, 300_000, 900_000)

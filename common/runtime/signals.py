@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 #: Signal -> Python's own handler. A handler that the program (or `nohup`) has set itself stays.
@@ -61,9 +61,7 @@ class UntilSignal:
                 signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._let_go()
 
 

@@ -33,7 +33,7 @@ from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.explainer import Explainer
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics
-from usher.master.insight.stats import StreamStatsReader, lag_document
+from usher.master.insight.stats import BacklogWatch, StreamStatsReader, lag_document
 from usher.master.insight.status import StatusReader
 from usher.master.insight.ticket_feed import TicketFeed
 from usher.master.insight.ticket_history import TicketHistory
@@ -43,7 +43,6 @@ from usher.master.membership.health_url import HealthHosts
 from usher.master.membership.registration import Membership, NameInUse, RegistrationOver
 from usher.master.messages.fields import MessageFields
 from usher.master.operations.action_log import ActionLog
-from usher.master.operations.backlog_watch import BacklogWatch
 from usher.master.operations.bulk_letters import BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import DelayedView

@@ -6,26 +6,34 @@ that the cost does not depend on how many ask.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from usher.common.base.clock import now_s
+from usher.common.base.errors import NotNow
+from usher.common.base.log import event
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
-from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.mishaps import Mishaps, mishaps_command, parse_mishaps
 from usher.common.protocol.registration import Registration, parse
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import group_of, leases_command, pairs, parse_leases
 from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.service import Service
 from usher.master.insight.lag import lag_of
+from usher.master.leader.elector import Lead
 from usher.master.membership.registry import RegisteredConsumer, state_of
 from usher.master.operations.delayed_messages import waiting_commands, waiting_of
 from usher.master.operations.live_rules import rulebook
+from usher.master.policy.backlog import BacklogLimits
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
+
+log = logging.getLogger(__name__)
 
 #: Seconds for which an answer is kept.
 _KEPT_S = 1.0
@@ -54,7 +62,7 @@ class StreamStats:
     ``late_s``: seconds since the first of them was due and not sent. ``consumers``: by name. ``refuses_writes``: Redis
     refuses writes, because memory or disk is full, or replicas are missing. ``mishaps``: since the stream began.
     ``memory_share``: how much of Redis' memory is used; None: not known.
-    ``known_takeable``: what the leader noted last (see ``takeable``); None: it is of a former version.
+    ``known_takeable``: what the leader noted last (see ``takeable``); None: none has led yet.
     """
 
     entries: int = 0
@@ -238,3 +246,66 @@ def lag_document(vitals: StreamStats) -> dict[str, Any]:
         "slots": sum(load.slots for load in live),
         "time_ms": time.time_ns() // 1_000_000,
     }
+
+
+#: Seconds between two looks, and for which a sign lasts.
+_EVERY_S, _LASTS_S = 1.0, 10.0
+#: Tenants that a sign names at most, those with most first.
+_MOST_TENANTS = 1000
+#: Lines of the log about one look.
+_TOLD = 10
+
+
+class BacklogWatch(Service):
+    """Tells producers that ask for it "not now" while more waits than the limits allow (USHER_BACKLOG_LIMIT,
+    USHER_TENANT_BACKLOG_LIMIT), by one key, ``LogKeys.behind``, which any client may look at. It lasts for a few
+    seconds: where no master leads any more it goes. ``waiting``: how many messages are unfinished; ``by_tenant``: of
+    those that the leader has read."""
+
+    name = "backlog"
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        lead: Lead,
+        limits: BacklogLimits,
+        waiting: Callable[[], int],
+        by_tenant: Callable[[], Mapping[bytes, int]],
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys, self._key = keys, LogKeys(keys.stream).behind
+        self._lead = lead
+        self._limits = limits
+        self._waiting = waiting
+        self._by_tenant = by_tenant
+        self.behind: dict[bytes, int] = {}
+        self._said_s = 0.0
+
+    def run_once(self) -> float:
+        epoch = self._lead.epoch
+        if epoch is None:
+            self.behind = {}
+            return _EVERY_S
+        tenants = self._by_tenant() if self._limits.of_tenant else {}
+        found = self._limits.exceeded(self._waiting(), tenants, self.behind)
+        before, self.behind = self.behind, dict(sorted(found.items(), key=lambda one: -one[1])[:_MOST_TENANTS])
+        for name in sorted(self.behind.keys() - before.keys())[:_TOLD]:
+            event(log, "backlog_limit_reached", level=logging.WARNING, tenant=name, waiting=found[name])
+        for name in sorted(before.keys() - self.behind.keys())[:_TOLD]:
+            event(log, "backlog_limit_left", level=logging.WARNING, tenant=name)
+        if self.behind or before or now_s() - self._said_s > _LASTS_S:
+            self._say(epoch)
+        return _EVERY_S
+
+    def _say(self, epoch: int) -> None:
+        group = self._keys.group.encode()
+        args = [word for name, number in self.behind.items() for word in (group + b"/" * bool(name) + name, number)]
+        script_keys = (self._key, self._keys.leader)
+        try:
+            self._scripts.run("note_behind", script_keys, (epoch, int(_LASTS_S * 1000), group, *args))
+        except NotNow as refused:  # full memory, which tells producers itself
+            event(log, "backlog_not_told", level=logging.WARNING, why=str(refused))
+        self._said_s = now_s()

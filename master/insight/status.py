@@ -178,7 +178,7 @@ class StatusReader:
             letter = found.get(row["ticket_id"].encode())
             if letter is not None:
                 row["dead_letter"] = letter.row()
-            if letter is not None and row.get("last_error") is None:  # by a consumer of a former version
+            if letter is not None and row.get("last_error") is None:
                 error = LastError(letter.error, letter.error_type, letter.at, letter.attempts, at_ms=letter.written_ms)
                 row |= tried(NEVER, error)
         return rows

@@ -22,14 +22,13 @@ from usher.common.base.log import _Stderr
 
 
 class Log:
-    """What writes to a descriptor, and what it told of lines that were dropped."""
+    """What writes to a descriptor."""
 
     def __init__(self, descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lock = threading.RLock()
-        self.told: list[int] = []
         with monkeypatch.context() as patch, os.fdopen(descriptor, "w", closefd=False) as stderr:
             patch.setattr(sys, "stderr", stderr)
-            self.stderr = _Stderr(self.lock, self.told.append)
+            self.stderr = _Stderr(self.lock)
         self.backlog = self.stderr.backlog
 
     def write(self, line: bytes) -> None:
@@ -76,7 +75,7 @@ def test_lines_wait_for_a_reader_that_stands_still_and_those_beyond_the_bound_ar
     while len(read) < 1000 * (1000 - dropped):
         read += os.read(ends[0], 65_536)
     assert read == b"".join(lines[: 1000 - dropped])
-    until(lambda: log.told == [dropped], 10, "what is missing is told")
+    until(lambda: log.backlog.told == dropped, 10, "what is missing is told")
     log.write(b"more\n")
     assert os.read(ends[0], 100) == b"more\n"
 

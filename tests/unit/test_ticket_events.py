@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from usher.common.protocol.run_log import CRASHED, encode
-from usher.master.cli.follow import ServerSentEvent, lines_of, parse
+from usher.master.cli.tickets import ServerSentEvent, lines_of, parse
 from usher.master.insight.status import ticket_row
 from usher.master.policy.explain.ticket_events import (
     ENTRIES,

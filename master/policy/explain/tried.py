@@ -10,7 +10,7 @@ from usher.common.protocol.last_error import LastError
 
 def tried(known: Attempts, error: LastError | None) -> dict[str, Any]:
     """Return, for a row, the starts (``attempts``), how many of them are charged of ``max_attempts``, and the last
-    error; None for what is not known: a consumer of a former version notes no error."""
+    error; None for what is not known."""
     error = last_error(known, error)
     if known == NEVER and error is not None:
         known = Attempts(error.starts, error.charged)
