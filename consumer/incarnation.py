@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import orjson
 
-from usher.common.base.clock import now_s
+from usher.common.base.clock import anchor, now_s
 from usher.common.base.log import event
 from usher.common.http.serve import LEAST_SILENCE_S, LOOK_S, Liveness
 from usher.common.observability.metrics import Metrics
@@ -146,6 +146,7 @@ class Incarnation:
         state: ProcessState,
         template: Template,
     ) -> None:
+        anchor()
         name = taken.registration.incarnation
         keys = Keys(settings.work_stream, settings.group)
         wires = _Wires(redis_url, keys, taken, on_lost)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.extras import version
 from usher.common.base.log import event
@@ -73,39 +75,6 @@ def describe_ticket(
                 )
             )
     return {"incarnation": incarnation, "time_ms": now_ms, "max_attempts": max_attempts, "entries": entries}
-
-
-def describe_process(incarnation: str, handler: str, version: str, journal: Journal) -> dict[str, Any]:
-    """Return what this process is, and the messages whose handlers run, the longest first, for JSON."""
-    running = sorted(journal.running(), key=lambda left: left.start_us)
-    return {
-        "incarnation": incarnation,
-        "time_ms": wall_ms(),
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "version": version,
-        "handler": handler,
-        "memory_bytes": _resident_bytes(),
-        "running": [
-            {
-                "ticket_id": left.ticket.decode(),
-                "id": left.stream_id.decode(),
-                "attempt": left.before.starts,
-                "started_ms": left.start_us // 1000,
-            }
-            for left in running[:_MOST]
-        ],
-        "runs": len(running),
-    }
-
-
-def _resident_bytes() -> int | None:
-    """Return the memory of this process that is in use; None where the system does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def _entry(entry_id: bytes, state: str, attempt: int, started_ms: int = 0, due_ms: int = 0) -> dict[str, Any]:
@@ -318,11 +287,31 @@ class ConsumerProgram:
         return describe_ticket(ticket, incarnation.name, journal, incarnation.lanes, incarnation.executor.max_attempts)
 
     def _describe(self) -> dict[str, Any] | None:
-        """Return what this process is and runs; None while there is no incarnation."""
+        """Return what this process is, and the messages whose handlers run, the longest first, for JSON; None while
+        there is no incarnation."""
         incarnation, journal = self._incarnation, self._journal
         if incarnation is None or journal is None:
             return None
-        return describe_process(incarnation.name, self._settings.handler, version(), journal)
+        running = sorted(journal.running(), key=lambda left: left.start_us)
+        return {
+            "incarnation": incarnation.name,
+            "time_ms": wall_ms(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": version(),
+            "handler": self._settings.handler,
+            "memory_bytes": psutil.Process().memory_info().rss,
+            "running": [
+                {
+                    "ticket_id": left.ticket.decode(),
+                    "id": left.stream_id.decode(),
+                    "attempt": left.before.starts,
+                    "started_ms": left.start_us // 1000,
+                }
+                for left in running[:_MOST]
+            ],
+            "runs": len(running),
+        }
 
     def _facts(self) -> dict[str, Any]:
         incarnation = self._incarnation

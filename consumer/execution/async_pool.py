@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from usher.common.base.clock import now_s
+from usher.common.base.clock import now_s, run_us
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Ended, MessageLane
@@ -59,8 +59,8 @@ class LaneWorker(Service):
     def _run(self, lane: MessageLane) -> Ended | None:
         """Run a slice of the lane. Return None when the lane is not ours any more, and another part decides when it
         goes on."""
-        executor, handle, clock = self._executor, self._handle, time.time_ns
-        began_us = end_us = clock() // 1000
+        executor, handle, clock = self._executor, self._handle, run_us
+        began_us = end_us = clock()
         count = 0
         while count < _THREAD_SLICE and end_us - began_us < _THREAD_SLICE_US:
             message = executor.next_message(lane)
@@ -76,7 +76,7 @@ class LaneWorker(Service):
             except BaseException as problem:  # sys.exit() in a handler must not end this thread and lose the lane
                 executor.raised(lane, message, problem)
                 return None
-            end_us = clock() // 1000
+            end_us = clock()
             count += 1
             if not executor.succeeded(lane, message, start_us, end_us):
                 return None
@@ -238,7 +238,7 @@ class AsyncPool(Service):
         executor, task = self._executor, asyncio.current_task()
         count = 0
         while count < _SLICE and (message := executor.next_message(lane)) is not None:
-            start_us = time.time_ns() // 1000
+            start_us = run_us()
             if not executor.admit(lane, message, start_us):
                 return None
             self._calls[task] = (message,)
@@ -253,7 +253,7 @@ class AsyncPool(Service):
                 executor.raised(lane, message, problem)
                 return None
             count += 1
-            if not executor.succeeded(lane, message, start_us, time.time_ns() // 1000):
+            if not executor.succeeded(lane, message, start_us, run_us()):
                 return None
             if executor.lanes.paused or not lane.queue:
                 break

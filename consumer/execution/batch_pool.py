@@ -12,11 +12,10 @@ import asyncio
 import dataclasses
 import math
 import threading
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from usher.common.base.clock import now_s
+from usher.common.base.clock import now_s, run_us
 from usher.common.runtime.service import Service
 from usher.consumer.execution.async_pool import AsyncPool
 from usher.consumer.execution.executor import Executor
@@ -96,7 +95,7 @@ class BatchCall:
             elif part is not None:
                 executor.lanes.release(lane, 0, 0.0)
         self.messages = [message for _, part in self._parts for message in part]
-        self._start_us = time.time_ns() // 1000
+        self._start_us = run_us()
 
     def _start(self, lane: MessageLane, most: int) -> list[Message] | None:
         """Start the lane's messages of this call, and return them; None when its first one is not started, and the lane
@@ -110,7 +109,7 @@ class BatchCall:
                 with self._executor.lanes.locked() as board:
                     board.requeue(lane, [message])
                 break
-            if not self._executor.admit(lane, message, time.time_ns() // 1000):
+            if not self._executor.admit(lane, message, run_us()):
                 return None
             part.append(message)
             if goes_alone(message):
@@ -119,7 +118,7 @@ class BatchCall:
 
     def end(self, returned: Any, raised: BaseException | None) -> None:
         """Settle all messages: the handler is done. Afterwards none of the lanes is the runner's any more."""
-        end_us = time.time_ns() // 1000
+        end_us = run_us()
         for (lane, part), (done, error) in zip(
             self._parts, judge([part for _, part in self._parts], returned, raised), strict=True
         ):

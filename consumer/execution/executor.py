@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from usher.common.base.clock import now_s
+from usher.common.base.clock import now_s, run_us
 from usher.common.base.errors import GiveUp, RetryLater, UsherError, readable
 from usher.common.base.log import event, in_hand
 from usher.common.base.text import format_error
@@ -166,7 +166,7 @@ class Executor:
         if self._is_over(lane, message):
             return False
         self.cancelled.discard(message.stream_id)  # a former run, which had just ended
-        self._begin(message, time.time_ns() // 1000)
+        self._begin(message, run_us())
         return True
 
     def not_started(self, lane: MessageLane, message: Message, wait_s: float) -> None:
@@ -251,7 +251,7 @@ class Executor:
         if message.stream_id in self.lanes.given_up:
             message.failures = GIVEN_UP
         decision = decide(problem, message.failures, self._policy, self.rng)
-        end_us = time.time_ns() // 1000
+        end_us = run_us()
         at = own_line(text.traceback)
         noted = self._noted(message, text, at, end_us // 1000)
         run = Finished(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, end_us)

@@ -18,11 +18,12 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from usher.common.base.clock import run_us
 from usher.common.base.log import event
 from usher.common.protocol.attempts import RAN_PAST
 from usher.common.redis.client import Link
@@ -40,7 +41,7 @@ _HEAD = "Stack (most recent call last):\n"
 def thread_stack(message: Message) -> str:
     """Return the calls of the thread that runs the handler of ``message``, from the handler on; "" if none does."""
     for top in list(sys._current_frames().values()):
-        frames = [top, *_callers(top)]
+        frames = [frame for frame, _ in traceback.walk_stack(top)]
         ours = next((at for at, frame in enumerate(frames) if _runs(frame, message)), 0)
         if ours:
             return _told(frames[ours - 1 :: -1])
@@ -57,12 +58,6 @@ def task_stack(task: asyncio.Task[Any]) -> str:
             frames.append(frame)
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
     return _told(frames)
-
-
-def _callers(frame: FrameType) -> Iterator[FrameType]:
-    while (caller := frame.f_back) is not None:
-        yield caller
-        frame = caller
 
 
 def _runs(frame: FrameType, message: Message) -> bool:
@@ -130,19 +125,16 @@ class Watchdog(Service):
             self._give_back(lost_s)
         hung = [message for message in self._running() if message.deadline is not None and message.deadline < now]
         if hung and self.event_loop is not None and silent_s:
-            hung = self._of_loop(hung, self.event_loop.on_loop()) if silent_s > _TURNS_WITHIN_S else []
+            keeping = self.event_loop.on_loop()  # none: it is not known
+            hung = [one for one in hung if not keeping or one in keeping] if silent_s > _TURNS_WITHIN_S else []
         if hung:
             self._end(hung)
         return self._every_s
 
-    def _of_loop(self, hung: list[Message], keeping: Sequence[Message]) -> list[Message]:
-        """Return those of ``hung`` that keep the loop from turning; all of them if that is unknown."""
-        return [message for message in hung if not keeping or message in keeping]
-
     def _give_back(self, lost_s: float) -> None:
         """Move deadlines by the time that was lost; none further than as long again as a handler may run, since one of
         them may be what takes the time."""
-        began_us = time.time_ns() // 1000 - 2e6 * self._limit_s
+        began_us = run_us() - 2e6 * self._limit_s
         kept = [one for one in self._running() if one.start_us > began_us]
         named = [one.facts() for one in kept[:_MOST_NAMED]]
         event(log, "handlers_stood_still", level=logging.WARNING, seconds=round(lost_s, 1), running=named)

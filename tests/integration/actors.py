@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import math
 import re
-import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any
 
 from tests.integration.ears import Ear
 from tests.integration.factories import FIELD, LEASE_MS, World
-from usher.common.base.clock import now_s
+from usher.common.base.clock import now_s, run_us
 from usher.common.base.errors import RedisTrouble, ReplyUnknown
 from usher.common.protocol.attempts import CUT_OFF
 from usher.common.protocol.keys import Keys
@@ -309,7 +308,7 @@ class ConsumerActor:
         if message is None:
             self.lanes.release(lane, 0, 0.0)
             return None
-        if not self.executor.admit(lane, message, time.time_ns() // 1000):
+        if not self.executor.admit(lane, message, run_us()):
             return None
         run = Run(self, lane, message)
         self.runs.append(run)

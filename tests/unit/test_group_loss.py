@@ -63,14 +63,6 @@ def test_what_another_master_read_since_it_was_noted_is_not_done_either() -> Non
         assert restart(reached(DONE, memory), Span(b"1-0", b"30-0")).start == b"20-0"
 
 
-def test_when_nobody_else_has_read_memory_stays_exact() -> None:
-    assert Memory().found(b"22-0") == Memory()
-    assert Memory(DONE).found(b"20-0") == Memory(DONE)
-    ours = Memory(DONE).read(b"23-0", b"25-0")
-    assert ours.found(b"25-0") == ours
-    assert ours.found(b"5-1") == ours, "the group was made again, lower"
-
-
 def test_it_never_begins_above_what_the_index_has_in_processing() -> None:
     whole = Span(b"1-0", b"30-0")
     assert restart(DONE, whole, lowest_held=b"15-0") == Restart(b"14-18446744073709551615", (b"15-0", b"20-0"))

@@ -18,6 +18,7 @@ import usher.common
 import usher.consumer
 import usher.master
 from tests.abuse import PATIENCE_S, check_contract
+from usher.common.base.clock import run_us
 from usher.common.base.errors import NotNow
 from usher.common.runtime.service import Service, ServiceEnded
 
@@ -257,3 +258,9 @@ def test_where_the_system_gives_no_thread_it_is_said_what_limits_them() -> None:
     assert said.returncode == 0, said.stderr
     for word in ("no thread for service: can't start new thread", "ulimit -u", "TasksMax=", "USHER_CONCURRENCY"):
         assert word in said.stdout
+
+
+def test_who_sets_the_clock_moves_no_run_of_an_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    before_us = run_us()
+    monkeypatch.setattr("time.time_ns", lambda: 0)
+    assert 0 <= run_us() - before_us < 1e6
