@@ -158,7 +158,6 @@ def test_parked_tickets_wait_and_go_on_in_stream_order_when_they_are_redriven(ru
     assert overlaps(executions, crew.cut_off_ns) == []
 
 
-@pytest.mark.slow
 def test_thousands_are_redriven_exactly_once_and_dropped(running: tuple[Crew, Link]) -> None:
     crew, link = running
     before = link.call("XLEN", KEYS.stream)
