@@ -11,7 +11,6 @@ import orjson
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import load
 from usher.master.audit.cli import session
-from usher.master.audit.job import plan_of
 from usher.master.audit.proof import Proof
 from usher.master.audit.settings import AuditChoices, AuditSettings
 
@@ -22,7 +21,7 @@ def main() -> None:
     with session(settings, url, os.environ, lambda _: None, local=True) as (made, reading):
         print(orjson.dumps({"ready": True}).decode(), flush=True)
         for line in sys.stdin:
-            proof = Proof(made, plan_of(settings, url), stream, settings.folder / "archive", reading)
+            proof = Proof(made, settings, stream, settings.folder / "archive", reading)
             proven = proof.run(again=line.strip() == "again")
             found = [(one.check.name, example.id) for one in proven.fresh for example in one.examples]
             told = {"total": proven.total, "new": proven.executions, "found": found, "unproven": proven.unproven}

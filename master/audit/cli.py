@@ -119,12 +119,19 @@ def audit(
         settings = settings.model_copy(update={"chosen_streams": ",".join(found)})
     context.obj = settings
     if context.invoked_subcommand is None:
-        sys.exit(_once(settings, as_json))
+        sys.exit(_once(_ready(), as_json))
+
+
+def _ready() -> AuditChoices:
+    """Return the choices of this run, with the Redis that was found and answers."""
+    settings: AuditChoices = click.get_current_context().obj
+    url = resolve_redis_url(settings)
+    check_reachable(url)
+    return settings.model_copy(update={"redis_url": url})
 
 
 def _once(settings: AuditChoices, as_json: bool) -> int:
-    url = resolve_redis_url(settings)
-    check_reachable(url)
+    url = settings.redis_url
     with telling("looking at Redis") as tell, session(settings, url, os.environ, tell) as (engine, reading):
         report = _audited(engine, reading, settings, url, tell)
     from usher.master.audit import page
@@ -145,10 +152,10 @@ def _once(settings: AuditChoices, as_json: bool) -> int:
 
 
 def _audited(engine: Any, reading: Path, settings: AuditChoices, url: str, tell: Callable[[str], None]) -> Any:
-    from usher.master.audit.job import AuditRun, plan_of
+    from usher.master.audit.job import AuditRun
     from usher.master.audit.report import summary
 
-    report = AuditRun(engine, plan_of(settings, url), reading, tell).run()
+    report = AuditRun(engine, settings, reading, tell).run()
     problems, spans = [], {}
     for stream in settings.streams:
         try:
@@ -192,10 +199,8 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
 
     if ticket is None and message is None:
         raise click.UsageError("which ticket, or which message? Give --ticket or --message.")
-    settings: AuditChoices = click.get_current_context().obj
-    url = resolve_redis_url(settings)
-    check_reachable(url)
-    found = []
+    settings = _ready()
+    url, found = settings.redis_url, []
     for stream in settings.streams:
         try:
             with BulkReader(near(url, stream)) as reader:
@@ -208,7 +213,7 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
         print_json({"ticket": ticket, "message": message, "runs": [dict(zip(_RUN, row, strict=True)) for row in found]})
     else:
         of = " and ".join(
-            f"{what} {name}" for what, name in (("ticket", ticket), ("message", message)) if name is not None
+            f"{what} {one}" for what, one in (("ticket", ticket), ("message", message)) if one is not None
         )
         console().print(_runs_table(of, found, len(settings.streams) > 1))
 
@@ -219,30 +224,12 @@ def _runs_table(of: str, found: Sequence[Sequence[Any]], several: bool) -> Any:
     for stream, consumer, _, message_id, fence, attempt, start_us, end_us, outcome in found:
         took = duration((end_us - start_us) / 1000) if end_us else "its process ended"
         began = moment(start_us // 1000).removeprefix(today)
-        rows.append(
-            (
-                *([stream] if several else []),
-                message_id,
-                str(attempt),
-                outcome,
-                began,
-                took,
-                name_of(consumer),
-                str(fence),
-            )
-        )
-    columns = (
-        *(["stream"] if several else []),
-        "message",
-        "attempt",
-        "outcome",
-        "began (UTC)",
-        "took",
-        "consumer",
-        "fence",
-    )
+        row = (stream, message_id, str(attempt), outcome, began, took, name_of(consumer), str(fence))
+        rows.append(row if several else row[1:])
+    columns = ("stream", "message", "attempt", "outcome", "began (UTC)", "took", "consumer", "fence")
     ids = ("message", "attempt", "outcome", "began (UTC)", "fence")
-    return fitted(f"Executions of {of}", columns, rows, (), ids, extras=("fence", "consumer"))
+    shown = columns if several else columns[1:]
+    return fitted(f"Executions of {of}", shown, rows, (), ids, extras=("fence", "consumer"))
 
 
 # ---- archive, proof, running totals ----------------------------------------------------------------------------------
@@ -265,20 +252,16 @@ def telling(first: str) -> Iterator[Callable[[str], None]]:
 @_TO
 @_JSON
 def archive(folder: Path | None, as_json: bool) -> None:
-    settings: AuditChoices = click.get_current_context().obj
-    url = resolve_redis_url(settings)
-    check_reachable(url)
-    place = _folder(settings, folder)
+    settings = _ready()
+    url, place = settings.redis_url, _folder(settings, folder)
     from usher.master.audit.archive import Archive
     from usher.master.audit.commits import locked
-    from usher.master.audit.job import plan_of
 
-    plan = plan_of(settings, url)
     with locked(place), telling("looking at Redis") as tell:
         added = []
         for stream in settings.streams:
             keys = Keys(stream, settings.group)
-            added += Archive(near(url, stream), keys, plan.field(stream), place).add(tell)
+            added += Archive(near(url, stream), keys, settings.field(stream), place).add(tell)
     if as_json:
         print_json({"archive": str(place), "added": [dataclasses.asdict(one) for one in added]})
     else:
@@ -301,10 +284,8 @@ def archive(folder: Path | None, as_json: bool) -> None:
 @click.option("--all", "again", is_flag=True, help="Prove the whole archive once more, and commit nothing.")
 @_JSON
 def prove(folder: Path | None, again: bool, as_json: bool) -> None:
-    settings: AuditChoices = click.get_current_context().obj
-    url = resolve_redis_url(settings)
-    check_reachable(url)
-    place = _folder(settings, folder)
+    settings = _ready()
+    url, place = settings.redis_url, _folder(settings, folder)
     from usher.master.audit.commits import locked
 
     report, holes = None, 0
@@ -342,7 +323,6 @@ def _prove(settings: AuditChoices, url: str, place: Path, again: bool) -> tuple[
 
     started_ms = time.time_ns() // 1_000_000
     from usher.master.audit.commits import archived_rows
-    from usher.master.audit.job import plan_of
     from usher.master.audit.proof import PROVES, Proof
 
     rows = sum(archived_rows(place, Keys(one, settings.group)) for one in settings.streams) if again else 0
@@ -350,8 +330,7 @@ def _prove(settings: AuditChoices, url: str, place: Path, again: bool) -> tuple[
         telling("looking at Redis") as tell,
         session(settings, url, os.environ, tell, local=not again, rows=rows) as (engine, reading),
     ):
-        plan = plan_of(settings, url)
-        proven = [Proof(engine, plan, stream, place, reading, tell).run(again=again) for stream in settings.streams]
+        proven = [Proof(engine, settings, stream, place, reading, tell).run(again=again) for stream in settings.streams]
         took_ms = time.time_ns() // 1_000_000 - started_ms
         # The first run proves all that is archived: its duration says nothing of the next ones.
         for stream in () if again else [one.stream for one in proven if one.run > 1]:

@@ -33,6 +33,29 @@ _CHECK = """\
 SELECT '{name}' AS check_name, stream, coalesce(id, '') AS id, coalesce(ticket, '') AS ticket,
        coalesce(owner, '') AS owner, coalesce(detail, '') AS detail FROM (
 {select}) c"""
+#: Functions of the checks: as Spark writes them, and DuckDB.
+_FUNCTIONS = {
+    "at_utc(us)": (
+        f"CASE WHEN us BETWEEN 0 AND {_LAST_US} THEN date_format(timestamp_micros(us), 'yyyy-MM-dd HH:mm:ss.SSSSSS')"
+        " ELSE CAST(us AS STRING) END",
+        f"CASE WHEN us BETWEEN 0 AND {_LAST_US} THEN strftime(make_timestamp(us), '%Y-%m-%d %H:%M:%S.%f')"
+        " ELSE CAST(us AS VARCHAR) END",
+    ),
+    "json_text(x, name)": (
+        "get_json_object(x, concat('$.', name))",
+        "CASE WHEN json_valid(x) THEN json_extract_string(x, concat('$.', name)) END",
+    ),
+    "is_json(x)": (
+        "from_json(x, 'map<string,string>') IS NOT NULL",
+        "CASE WHEN json_valid(x) THEN json_type(x) = 'OBJECT' ELSE false END",
+    ),
+    "sink_key(x)": (
+        "CASE WHEN octet_length(x) <= 256 AND NOT contains(x, chr(0)) AND NOT startswith(x, 'sha256:') THEN x"
+        " ELSE concat('sha256:', sha2(x, 256)) END",
+        "CASE WHEN strlen(x) <= 256 AND NOT contains(x, chr(0)) AND NOT starts_with(x, 'sha256:') THEN x"
+        " ELSE concat('sha256:', sha256(x)) END",
+    ),
+}
 _UNION = "\nUNION ALL "
 #: Tables without a row when nothing is wrong: what is read of them alone finds nothing then.
 _OF_SUSPECTS = frozenset({"suspects", "odd", "indexed", "repeats", "twice", "recovered", "letters", "attempts"})
@@ -126,19 +149,8 @@ class DuckEngine(Engine):
         super().__init__()
         self._sql = connection
         self._kinds: dict[str, str] = {}
-        self.run(
-            "CREATE MACRO at_utc(us) AS CASE WHEN us BETWEEN 0 AND"
-            f" {_LAST_US} THEN strftime(make_timestamp(us), '%Y-%m-%d %H:%M:%S.%f') ELSE CAST(us AS VARCHAR) END"
-        )
-        self.run(
-            "CREATE MACRO json_text(x, name) AS CASE WHEN json_valid(x) THEN"
-            " json_extract_string(x, concat('$.', name)) END"
-        )
-        self.run("CREATE MACRO is_json(x) AS CASE WHEN json_valid(x) THEN json_type(x) = 'OBJECT' ELSE false END")
-        self.run(
-            "CREATE MACRO sink_key(x) AS CASE WHEN strlen(x) <= 256 AND NOT contains(x, chr(0)) AND NOT"
-            " starts_with(x, 'sha256:') THEN x ELSE concat('sha256:', sha256(x)) END"
-        )
+        for name, (_, body) in _FUNCTIONS.items():
+            self.run(f"CREATE MACRO {name} AS {body}")
 
     def _make(self, kind: str, name: str, select: str) -> None:
         if (before := self._kinds.get(name)) not in (None, kind):
@@ -193,24 +205,10 @@ class SparkEngine(Engine):
     def __init__(self, spark: Any, is_far: bool = False) -> None:
         super().__init__()
         self.spark, self.is_far = spark, is_far
-        for name, given, body in (
-            (
-                "at_utc",
-                "us BIGINT",
-                f"CASE WHEN us BETWEEN 0 AND {_LAST_US} THEN date_format(timestamp_micros(us), 'yyyy-MM-dd"
-                " HH:mm:ss.SSSSSS') ELSE CAST(us AS STRING) END",
-            ),
-            ("json_text", "x STRING, name STRING", "get_json_object(x, concat('$.', name))"),
-            ("is_json", "x STRING", "from_json(x, 'map<string,string>') IS NOT NULL"),
-            (
-                "sink_key",
-                "x STRING",
-                "CASE WHEN octet_length(x) <= 256 AND NOT contains(x, chr(0)) AND NOT startswith(x, 'sha256:') THEN x"
-                " ELSE concat('sha256:', sha2(x, 256)) END",
-            ),
-        ):
-            kind = "BOOLEAN" if name == "is_json" else "STRING"
-            self._do(f"CREATE OR REPLACE TEMPORARY FUNCTION {name}({given}) RETURNS {kind} RETURN {body}")
+        for name, (body, _) in _FUNCTIONS.items():
+            typed = re.sub(r"\b(x|name)\b", r"\1 STRING", name).replace("us", "us BIGINT")
+            kind = "BOOLEAN" if name == "is_json(x)" else "STRING"
+            self._do(f"CREATE OR REPLACE TEMPORARY FUNCTION {typed} RETURNS {kind} RETURN {body}")
 
     def _do(self, statement: str) -> Any:
         with self._named_failures():

@@ -34,56 +34,16 @@ SHOWN = 10
 _FILLED = re.compile(r"(?:[\w:]*\{\w+\}\w*)+")
 #: (check, its cause, what both are about): what follows from another finding is not told beside it.
 _DERIVED = (("owners_differ", "ticket_owned_twice", "ticket"), ("index_without_pending", "lost", "id"))
-_ORDER = [
-    "pending_without_index",
-    "index_without_pending",
-    "owners_differ",
-    "ticket_owned_twice",
-    "index_unreadable",
-    "indexed_twice",
-    "fence_future",
-    "fence_low",
-    "index_unordered",
-    "never_told",
-    "inbox_differs",
-    "owner_dead",
-    "stranger_owns",
-    "idle_too_long",
-    "parked_too_long",
-    "body_gone",
-    "delivered_often",
-    "attempts_many",
-    "attempts_leaked",
-    "attempts_wrong",
-    "failed_often",
-    "consumer_leaked",
-    "key_leaked",
-    "key_foreign",
-    "lease_orphan",
-    "unregistered",
-    "overlap",
-    "owners_overlap",
-    "out_of_order",
-    "overtaken",
-    "fence_shared",
-    "fence_fell",
-    "lost",
-    "cut_unread",
-    "effect_twice",
-    "done_and_pending",
-    "repeat_declared",
-    "stale_counted",
-    "effect_missing",
-    "dead_and_done",
-    "dead_and_pending",
-    "letters_twice",
-    "letter_missing",
-    "ticket_differs",
-    "unread_and_run",
-    "times_impossible",
-    "clock_wrong",
-    "run_unreadable",
-]
+#: As a report lists them, beside others of their severity.
+_ORDER = """
+    pending_without_index index_without_pending owners_differ ticket_owned_twice index_unreadable indexed_twice
+    fence_future fence_low index_unordered never_told inbox_differs owner_dead stranger_owns idle_too_long
+    parked_too_long body_gone delivered_often attempts_many attempts_leaked attempts_wrong failed_often
+    consumer_leaked key_leaked key_foreign lease_orphan unregistered overlap owners_overlap out_of_order overtaken
+    fence_shared fence_fell lost cut_unread effect_twice done_and_pending repeat_declared stale_counted effect_missing
+    dead_and_done dead_and_pending letters_twice letter_missing ticket_differs unread_and_run times_impossible
+    clock_wrong run_unreadable
+"""
 #: Checks of the run log alone: facts of the past, which need no second look; a proof from the archive makes them, too.
 OF_RUNS = (
     *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "times_impossible", "run_unreadable"),
@@ -205,7 +165,7 @@ def _made(name: str, severity: str, words: Mapping[str, Sequence[str]], select: 
     )
 
 
-CHECKS: dict[str, AuditCheck] = {name: _check(name) for name in _ORDER}
+CHECKS: dict[str, AuditCheck] = {name: _check(name) for name in _ORDER.split()}
 
 
 def fold(found: Iterable[AuditFinding]) -> tuple[AuditFinding, ...]:
@@ -218,12 +178,9 @@ def fold(found: Iterable[AuditFinding]) -> tuple[AuditFinding, ...]:
                 left = tuple(each for each in one.examples if getattr(each, about) not in known)
                 of[name, stream] = replace(one, count=one.count - len(one.examples) + len(left), examples=left)
     kept = [one for one in of.values() if one.count]
-    return tuple(
-        sorted(
-            kept,
-            key=lambda one: (one.check.severity is not AuditSeverity.BAD, _ORDER.index(one.check.name), one.stream),
-        )
-    )
+    place = {name: at for at, name in enumerate(CHECKS)}
+    kept.sort(key=lambda one: (one.check.severity is not AuditSeverity.BAD, place[one.check.name], one.stream))
+    return tuple(kept)
 
 
 def commands(check: AuditCheck, example: Example, keys: Keys) -> list[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.extras import how_to_install
 from usher.common.base.log import redacted
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.marks import NO_FIELDS, MarkFields
-from usher.common.protocol.sources import SCOPED_TICKET_FIELD, is_work_stream
+from usher.common.protocol.sources import is_work_stream
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
 from usher.master.audit import batches, findings, snapshot
@@ -36,8 +34,6 @@ from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, GroupMem
 
 #: Up to so many entries and executions this process reads Redis for Spark, too: starting its Python workers costs more.
 _FEW_ROWS = 500_000
-#: Leases for which an entry of an incarnation may be idle: its renewal touches it three times in each.
-_LEASES = 3
 _EFFECTS = pa.schema([("key_ticket", pa.string()), ("key_uid", pa.string())])
 _PAGE = 10_000
 _NAMES = pa.schema([("stream", pa.string()), ("name", pa.string())])
@@ -54,47 +50,6 @@ CARRIED_CLOCKS = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class AuditPlan:
-    """``ticket_field``: of streams that are no work stream; ``settle_s``: wait before the second look, so that messages
-    in progress can end; ``run_log_length``: as the consumers have it, to know on old Redis whether the log was capped.
-    ``sink_url``: the SQL database of the sink ``sink``, or "" to leave effects alone; ``marks``: what tells the tenant
-    of a message."""
-
-    url: str
-    streams: tuple[str, ...]
-    group: str
-    ticket_field: str
-    limits: AuditThresholds
-    settle_s: float
-    run_log_length: int
-    sink_url: str = ""
-    sink: str = "default"
-    marks: MarkFields = NO_FIELDS
-
-    def keys(self, stream: str) -> Keys:
-        return Keys(stream, self.group)
-
-    def field(self, stream: str) -> bytes:
-        return SCOPED_TICKET_FIELD if is_work_stream(stream, self.group) else self.ticket_field.encode()
-
-
-def plan_of(settings: AuditChoices, url: str) -> AuditPlan:
-    idle_ms = int(_LEASES * settings.lease_seconds * 1000)
-    return AuditPlan(
-        url,
-        settings.streams,
-        settings.group,
-        settings.ticket_field,
-        AuditThresholds(owner_idle_ms=idle_ms, attempts=settings.max_attempts, reaped_ms=idle_ms),
-        findings.SETTLE_S,
-        settings.run_log_length,
-        settings.audit_sink_url,
-        settings.sink,
-        settings.marks,
-    )
-
-
 def limits_table(limits: AuditThresholds) -> pa.Table:
     row = {name: getattr(limits, name) for name in _LIMITS.names if name != "half_us"}
     return few(_LIMITS, [row | {"half_us": limits.clocks_ms * 500}])
@@ -105,12 +60,12 @@ class AuditRun:
     cannot be completed: nothing is reported then."""
 
     def __init__(
-        self, engine: Engine, plan: AuditPlan, folder: Path, progress: Callable[[str], None] = lambda _: None
+        self, engine: Engine, plan: AuditChoices, folder: Path, progress: Callable[[str], None] = lambda _: None
     ) -> None:
         self._engine, self._plan, self._folder, self._progress = engine, plan, folder, progress
         #: What the first look passes to the second: (check, stream) -> how many, and the first of them.
         self.suspects: Found = {}
-        self._links = {stream: Link(near(plan.url, stream), "usher:audit", timeout_s=30.0) for stream in plan.streams}
+        self._links = {one: Link(near(plan.redis_url, one), "usher:audit", timeout_s=30.0) for one in plan.streams}
         self._reading_s = 0.0
         self._open: list[str] = []  # what could not be proven
         self._figures: list[tuple[Any, ...]] = []
@@ -159,7 +114,7 @@ class AuditRun:
 
     def _first_look(self, before: dict[str, AuditedStream]) -> dict[str, AuditedStream]:
         """Read and judge. Returns the facts as they were when all was read."""
-        engine, limits = self._engine, self._plan.limits
+        engine, limits = self._engine, self._plan.thresholds
         # Without a run log nothing is proven of what is over, so only the pending entries are read.
         everything = any(one.run_first is not None for one in before.values())
         members = self._read(before, everything)
@@ -190,7 +145,7 @@ class AuditRun:
         engine.derive("known", "clocks", "timed", "doubtful", "suspects", "twice", "repeats", "ids", "odd", "indexed")
         self._read_again()
         checks = [name for name in CHECKS if name != "effect_missing"]
-        if self._plan.sink_url:
+        if self._plan.audit_sink_url:
             checks += self._effects()
         for (check, stream), (count, examples) in engine.found(checks).items():
             self._suspect(check, stream, count, examples)
@@ -241,7 +196,7 @@ class AuditRun:
         file = self._folder / f"{name}.parquet"
         with pq.ParquetWriter(file, schema, compression="lz4") as writer:
             for stream in self._links:
-                with BulkReader(near(self._plan.url, stream)) as reader:
+                with BulkReader(near(self._plan.redis_url, stream)) as reader:
                     for batch in read(reader, self._plan.keys(stream)):
                         writer.write_batch(batch)
         self._engine.files(name, [file], schema)
@@ -249,13 +204,13 @@ class AuditRun:
     def _by_workers(self, name: str, source: str, **options: str) -> None:
         """Let Spark's workers read, in parts, and keep what they read."""
         assert isinstance(self._engine, SparkEngine)
-        given = {"url": self._plan.url, "stream": ",".join(self._links), "group": self._plan.group}
+        given = {"url": self._plan.redis_url, "stream": ",".join(self._links), "group": self._plan.group}
         self._engine.read(name, source, given | {"ticket_field": self._plan.ticket_field} | options)
 
     def _pending(self, reader: BulkReader, keys: Keys, everything: bool) -> Iterator[pa.RecordBatch]:
         span = batches.pending_span(reader, keys, everything)
         if span is not None:
-            with BulkReader(near(self._plan.url, keys.stream)) as bodies:
+            with BulkReader(near(self._plan.redis_url, keys.stream)) as bodies:
                 yield from batches.pending(reader, bodies, keys, self._plan.field(keys.stream), span, everything)
 
     def _read_again(self) -> None:
@@ -263,7 +218,7 @@ class AuditRun:
         of it, where effects are looked for."""
         kinds = "kind IN ('lost', 'passed', 'no_letter')"
         first = dict(self._engine.rows(f"SELECT stream, min(ms) FROM odd WHERE {kinds} GROUP BY stream"))
-        whole = bool(self._plan.sink_url)
+        whole = bool(self._plan.audit_sink_url)
 
         def read(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
             if whole or keys.stream in first:
@@ -283,7 +238,7 @@ class AuditRun:
         """Read the effects that a SQL sink has stored, after the run log: its successes were stored before."""
         self._progress("looking for effects in the sink")
         told = read_effects(
-            self._engine, self._plan.sink_url, self._plan.sink, self._plan.limits.clocks_ms, self._folder
+            self._engine, self._plan.audit_sink_url, self._plan.sink, self._plan.thresholds.clocks_ms, self._folder
         )
         self._open += [told] if told else []
         return [] if told else ["effect_missing"]
@@ -291,9 +246,9 @@ class AuditRun:
     # ---- second look ---------------------------------------------------------------------------------------------
 
     def _second_look(self) -> list[AuditFinding]:
-        found, limits = self.suspects, self._plan.limits
+        found, limits = self.suspects, self._plan.thresholds
         if found:
-            time.sleep(self._plan.settle_s)
+            time.sleep(findings.SETTLE_S)
         members = self._members() if any(name in findings.OF_MEMBERS for name, _ in found) else []
         again = {
             (check, one.stream, one.owner): (count, one)
@@ -314,7 +269,7 @@ class AuditRun:
 
     def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
         link, keys = self._links[stream], self._plan.keys(stream)
-        held = set(snapshot.still_there(link, keys, name, examples, self._plan.limits))
+        held = set(snapshot.still_there(link, keys, name, examples, self._plan.thresholds))
         if name == "parked_too_long":
             back, is_known = snapshot.held_back(link, keys, [one for one in examples if one in held], self._plan.marks)
             held -= back
@@ -328,7 +283,7 @@ class AuditRun:
     def _members(self) -> list[GroupMember]:
         found = []
         for stream in self._links:
-            with BulkReader(near(self._plan.url, stream)) as reader:
+            with BulkReader(near(self._plan.redis_url, stream)) as reader:
                 found += snapshot.members(reader, self._plan.keys(stream))
         return found
 
@@ -358,7 +313,7 @@ class AuditRun:
             run_name(started_ms),
             started_ms,
             round((time.time_ns() - started_ns) / 1e9, 3),
-            redacted(self._plan.url),
+            redacted(self._plan.redis_url),
             self._plan.streams,
             self._plan.group,
             tuple(found),

@@ -37,7 +37,8 @@ from usher.master.audit.bulk import BulkReader, Interrupted
 from usher.master.audit.commits import Commit, ProvenSpan, data_sets, note, note_history, seen, told_until
 from usher.master.audit.engine import Engine, EngineFailed, few
 from usher.master.audit.findings import CHECKS, OF_ENTRIES, OF_RUNS, AuditFinding, Example
-from usher.master.audit.job import CARRIED, CARRIED_CLOCKS, AuditPlan, limits_table
+from usher.master.audit.job import CARRIED, CARRIED_CLOCKS, limits_table
+from usher.master.audit.settings import AuditChoices
 from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, unproven
 
 #: Commits whose carries are read together before they are made one; the last spans that are shown.
@@ -133,7 +134,7 @@ class Proof:
     def __init__(
         self,
         engine: Engine,
-        plan: AuditPlan,
+        plan: AuditChoices,
         stream: str,
         archive: Path,
         folder: Path,
@@ -143,7 +144,7 @@ class Proof:
         self._progress = progress
         self._keys = plan.keys(stream)
         self._entries, self._runs, self._proofs = data_sets(archive, self._keys)
-        self._url = near(plan.url, stream)
+        self._url = near(plan.redis_url, stream)
         self._link = Link(self._url, "usher:audit", timeout_s=30.0)
         self._judged = _Judged()
         self._before: Commit | None = None
@@ -224,7 +225,7 @@ class Proof:
         engine.files("carried_clocks", self._files_before("clocks/"), CARRIED_CLOCKS)
         carries = self._proofs.files(self._proofs.chain(before.facts["whole"] - 1), "carry/") if before else []
         engine.files("carried", carries, CARRIED)
-        engine.arrow("limits", limits_table(self._plan.limits))
+        engine.arrow("limits", limits_table(self._plan.thresholds))
         engine.keep(
             "not_over",
             f"SELECT {_OPEN_NAMES}, n.ran FROM open_before n UNION ALL SELECT {_OPEN_NAMES}, false AS ran FROM came n",
@@ -424,7 +425,7 @@ class Proof:
 
     def _confirm(self, found: Mapping[tuple[str, str], tuple[int, list[Example]]]) -> list[str]:
         """Look again at entries that seem lost or overtaken. Returns the ids of those that only moved."""
-        moved, keys, limits = [], self._keys, self._plan.limits
+        moved, keys, limits = [], self._keys, self._plan.thresholds
         for (name, stream), (count, examples) in found.items():
             held, total = examples, count
             if name in ("lost", "overtaken", "dead_and_pending"):

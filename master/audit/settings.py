@@ -7,10 +7,15 @@ from typing import Literal
 
 from pydantic import Field
 
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.sources import SCOPED_TICKET_FIELD, is_work_stream
 from usher.common.runtime.settings import CommonSettings
+from usher.master.audit.findings import AuditThresholds
 
 #: Where Spark runs by default.
 LOCAL = "local[2]"
+#: Leases for which an entry of an incarnation may be idle: its renewal touches it three times in each.
+_LEASES = 3
 
 
 class AuditSettings(CommonSettings):
@@ -44,13 +49,26 @@ class AuditSettings(CommonSettings):
 
 
 class AuditChoices(AuditSettings):
-    """The settings, and what options of the command choose for this run."""
+    """The settings, and what options of the command choose for this run; ``redis_url`` is the one that was found."""
 
     chosen_streams: str = ""
     memory_mib: int = 1024
     py_files: str = ""
     sink: str = "default"
+    #: None: ``thresholds`` by the settings.
+    limits: AuditThresholds | None = None
 
     @property
     def streams(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.chosen_streams.split(",") if name.strip()) or (self.work_stream,)
+
+    @property
+    def thresholds(self) -> AuditThresholds:
+        idle_ms = int(_LEASES * self.lease_seconds * 1000)
+        return self.limits or AuditThresholds(owner_idle_ms=idle_ms, attempts=self.max_attempts, reaped_ms=idle_ms)
+
+    def keys(self, stream: str) -> Keys:
+        return Keys(stream, self.group)
+
+    def field(self, stream: str) -> bytes:
+        return SCOPED_TICKET_FIELD if is_work_stream(stream, self.group) else self.ticket_field.encode()

@@ -32,6 +32,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("slow")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _settled_soon() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("usher.master.audit.findings.SETTLE_S", 0.1)
+        yield
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
     """Spark with our data sources, set up for little data; spark-defaults.conf says something else than we do."""

@@ -207,7 +207,7 @@ def _pending_side(link: Link, s: Seeder) -> None:
     }.items():
         s.index(ticket, record)
     link.call("XDEL", s.keys.stream, "12-1")
-    link.call("HSET", s.keys.attempts, "14-1", 9, "15-1", 1, "1-1", 2)
+    link.call("HSET", s.keys.attempts, "14-1", "9 9 0 0", "15-1", "1 1 0 0", "1-1", "2 2 0 0")
     link.call("XGROUP", "CREATECONSUMER", s.keys.stream, GROUP, "gone:9")
     link.call("XADD", s.keys.inbox("nobody:4"), "*", "t", "1 1-1")
     link.call("XADD", s.keys.inbox("c1:1"), "*", "t", "1 1-1")

@@ -17,6 +17,7 @@ import pytest
 
 from tests.audit import seeding
 from tests.audit.seeding import GROUP
+from tests.audit.test_job import plan
 from tests.audit.test_proof import PROVEN
 from usher.common.redis.client import Link
 
@@ -119,14 +120,12 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 def test_spark_submit_on_two_workers_finds_the_same(
     cluster: tuple[str, dict[str, str]], spark: SparkEngine, link: Link, redis_url: str, tmp_path: Path
 ) -> None:
-    from usher.master.audit.job import AuditPlan, AuditRun
+    from usher.master.audit.job import AuditRun
 
     seeding.seed(link)
     time.sleep(0.2)
     url, environ = cluster
-    here = AuditRun(
-        spark, AuditPlan(redis_url, seeding.STREAMS, GROUP, "ticket_id", seeding.LIMITS, 0.1, seeding.CAP), tmp_path
-    ).run()
+    here = AuditRun(spark, plan(redis_url), tmp_path).run()
     settings = {
         "USHER_REDIS_URL": redis_url,
         "USHER_GROUP": GROUP,

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.audit.seeding import CAP, GROUP, LIMITS, Seeder
+from tests.audit.seeding import Seeder
+from tests.audit.test_job import plan
 from usher.common.base.errors import StartRefused
 from usher.common.redis.client import Link
 
@@ -42,7 +43,7 @@ def shop(tmp_path: Path) -> Iterator[tuple[str, SqlSink]]:
 def test_what_is_done_has_its_effect_or_is_found(
     session: Any, link: Link, redis_url: str, tmp_path: Path, shop: tuple[str, SqlSink]
 ) -> None:
-    from usher.master.audit.job import AuditPlan, AuditRun
+    from usher.master.audit.job import AuditRun
 
     url, sink = shop
     for done in (Done("a", "1-1"), Done("a", "order-2"), Done("a", _LONG), Done("b", "order-4"), Done("d", "6-2")):
@@ -74,7 +75,7 @@ def test_what_is_done_has_its_effect_or_is_found(
     )
     seeder.letter("5-1", "a")
     seeder.ran("c1:1", ("6-2", "d", 5, 1, 2))
-    report = AuditRun(session, AuditPlan(redis_url, ("s",), GROUP, "ticket_id", LIMITS, 0.1, CAP, url), tmp_path).run()
+    report = AuditRun(session, plan(redis_url, "s", audit_sink_url=url), tmp_path).run()
     assert [(one.check.name, one.count) for one in report.found] == [("effect_missing", 2)]
     assert [(one.id, one.ticket) for one in report.found[0].examples] == [("4-1", "a"), ("6-1", "c")], (
         "of another ticket; of none"

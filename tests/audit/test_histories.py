@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from tests.commands import usher
 from tests.integration.factories import Owner, World
 from tests.integration.factories import plan as give
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.marks import MarkFields
 from usher.common.protocol.run_log import encode
 from usher.common.redis.client import Link
 from usher.common.sending.producer import Producer
@@ -279,7 +277,7 @@ def test_what_a_rule_for_its_tenant_holds_back_does_not_wait_too_long(
     seeder.rule(Rule(Target.TENANT, "p", RuleAction.PAUSE))
     seeder.rule(Rule(Target.TENANT, "l", RuleAction.SLOW, concurrency=1))
     seeder.rule(Rule(Target.TENANT, "w", RuleAction.SLOW, weight=2))
-    known = dataclasses.replace(plan(redis_url, "s"), marks=MarkFields("whose"))
+    known = plan(redis_url, "s", tenant_field="whose")
     report = audit(local, known)
     assert [(one.check.name, {each.id for each in one.examples}) for one in report.found] == [
         ("parked_too_long", {"8-1", "9-1"})
@@ -309,7 +307,7 @@ def test_a_ticket_that_moved_while_its_entries_were_read_has_one_owner(
     second_look = running._second_look
 
     def moved() -> list[AuditFinding]:
-        assert ("ticket_owned_twice", "s") in running.suspects.found
+        assert ("ticket_owned_twice", "s") in running.suspects
         seeder.own(new, "2-1")
         return second_look()
 

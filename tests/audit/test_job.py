@@ -18,10 +18,10 @@ from usher.common.base.errors import StartRefused
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.master.audit.findings import CHECKS, AuditFinding
+from usher.master.audit.settings import AuditChoices
 
 if TYPE_CHECKING:
     from usher.master.audit.engine import SparkEngine
-    from usher.master.audit.job import AuditPlan
     from usher.master.audit.report import AuditReport
 
 #: Findings that are about an owner or about a ticket, not about an entry.
@@ -29,13 +29,14 @@ _OF_OWNERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked", "c
 _OF_TICKETS = ("ticket_owned_twice", "index_unreadable")
 
 
-def plan(url: str, *streams: str) -> AuditPlan:
-    from usher.master.audit.job import AuditPlan
+def plan(url: str, *streams: str, **more: Any) -> AuditChoices:
+    named = ",".join(streams or STREAMS)
+    return AuditChoices(
+        redis_url=url, chosen_streams=named, group=GROUP, limits=LIMITS, run_log_length=CAP, ticket_stream="s", **more
+    )
 
-    return AuditPlan(url, streams or STREAMS, GROUP, "ticket_id", LIMITS, 0.1, CAP)
 
-
-def audit(session: Any, made: AuditPlan) -> AuditReport:
+def audit(session: Any, made: AuditChoices) -> AuditReport:
     from usher.master.audit.job import AuditRun
 
     with tempfile.TemporaryDirectory() as folder:

@@ -194,13 +194,13 @@ def delivered_again_and_again(s: Seeder, link: Link) -> None:
 @fault(attempts_many="6-1")
 def more_attempts_than_are_allowed(s: Seeder, link: Link) -> None:
     s.ran("c1:1", DONE)
-    link.call("HSET", s.keys.attempts, "6-1", LIMITS.attempts + 1)
+    link.call("HSET", s.keys.attempts, "6-1", f"9 {LIMITS.attempts + 1} 0 0")
 
 
 @fault(attempts_leaked="5-1")
 def attempts_of_what_is_over(s: Seeder, link: Link) -> None:
     s.ran("c1:1", DONE)
-    link.call("HSET", s.keys.attempts, "5-1", 1)
+    link.call("HSET", s.keys.attempts, "5-1", "1 1 0 0")
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
