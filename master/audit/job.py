@@ -27,9 +27,9 @@ from usher.common.redis.endpoints import near
 from usher.master.audit import batches, findings, snapshot
 from usher.master.audit.bulk import BulkReader, Interrupted
 from usher.master.audit.engine import Engine, EngineFailed, Found, SparkEngine, few
-from usher.master.audit.findings import CHECKS, AuditFinding, AuditThresholds, Example
+from usher.master.audit.findings import CHECKS, AuditFinding, Example
 from usher.master.audit.report import AuditReport, run_name
-from usher.master.audit.settings import AuditChoices
+from usher.master.audit.settings import AuditChoices, AuditThresholds
 from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, GroupMember, unproven
 
 #: Up to so many entries and executions this process reads Redis for Spark, too: starting its Python workers costs more.

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD, is_work_stream
 from usher.common.runtime.settings import CommonSettings
-from usher.master.audit.findings import AuditThresholds
 
 #: Where Spark runs by default.
 LOCAL = "local[2]"
 #: Leases for which an entry of an incarnation may be idle: its renewal touches it three times in each.
 _LEASES = 3
+
+
+class AuditThresholds(NamedTuple):
+    """Limits beyond which something is a finding, in milliseconds. ``owner_idle_ms``: an entry of an incarnation,
+    living or dead; ``parked_ms``: an entry under ``master`` with nothing of its ticket in processing: longer than a
+    leader takes to come back; ``deliveries``: more than some rolling restarts make of one entry; ``clocks_ms``: how far
+    clocks of two consumers may differ where nothing bounds them: what hosts without NTP show; ``reaped_ms``: a dead
+    incarnation with nothing pending, in the group."""
+
+    owner_idle_ms: int = 30_000
+    parked_ms: int = 300_000
+    deliveries: int = 20
+    attempts: int = 5
+    clocks_ms: int = 1000
+    reaped_ms: int = 30_000
 
 
 class AuditSettings(CommonSettings):

@@ -35,7 +35,8 @@ from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_re
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.audit.batches import is_ascending, nth
 from usher.master.audit.bulk import BulkReader, NotAllowed
-from usher.master.audit.findings import RESERVED, AuditThresholds, Example
+from usher.master.audit.findings import RESERVED, Example
+from usher.master.audit.settings import AuditThresholds
 from usher.master.operations.action_log import KEPT as ACTIONS_KEPT
 from usher.master.operations.live_rules import rulebook
 

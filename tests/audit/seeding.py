@@ -11,7 +11,8 @@ import orjson
 
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.audit.findings import FENCES_PER_MS, AuditThresholds
+from usher.master.audit.findings import FENCES_PER_MS
+from usher.master.audit.settings import AuditThresholds
 from usher.master.policy.rules import Rule, RuleAction, Target, dump, rule_id
 
 GROUP = "g"

@@ -31,11 +31,7 @@ _PATIENCE_S = 120.0
 def package(target: Path) -> Path:
     """What executors need of Usher, as the README makes it."""
     with zipfile.ZipFile(target, "w") as zipped:
-        for folder in (
-            "usher",
-            "common",
-            "master",
-        ):  # as `python -m zipfile -c usher.zip usher`, which follows the links
+        for folder in ("usher", "common", "master"):  # as `python -m zipfile -c usher.zip usher`, which follows links
             for file in sorted((ROOT / folder).rglob("*")):
                 if file.is_file() and "__pycache__" not in file.parts:
                     name = file.relative_to(ROOT)
@@ -65,8 +61,6 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         "JAVA_HOME": str(java_home(os.environ, tmp_path / "java")),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    environ |= {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_DAEMON_MEMORY": "256m",

@@ -12,8 +12,7 @@ import pytest
 
 from tests.process.crew import KEYS, Crew, Producer, repeated
 from usher.common.redis.client import Link
-from usher.master.audit.findings import AuditThresholds
-from usher.master.audit.settings import AuditChoices
+from usher.master.audit.settings import AuditChoices, AuditThresholds
 
 _LEASE_MS = 3000
 #: So long that the run log is never cut: then everything can be proven.

@@ -16,7 +16,6 @@ from usher.master.audit.commits import ProvenSpan
 from usher.master.audit.findings import (
     CHECKS,
     AuditFinding,
-    AuditThresholds,
     Example,
     commands,
     fold,
@@ -24,6 +23,7 @@ from usher.master.audit.findings import (
 )
 from usher.master.audit.page import bars, line, time_line
 from usher.master.audit.report import AuditReport
+from usher.master.audit.settings import AuditThresholds
 from usher.master.audit.snapshot import (
     AuditedStream,
     GroupMember,
