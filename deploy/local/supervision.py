@@ -115,8 +115,6 @@ class Supervision:
 
     def start(self) -> None:
         """Start supervisord and wait until it answers. Raises StartRefused."""
-        if not CONFIGURATION.is_file():
-            raise StartRefused(f"{CONFIGURATION} is missing; run Usher from its checkout (pip install -e .)")
         self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._socket.parent.mkdir(mode=0o700, exist_ok=True)
         self._logs_before = {

@@ -10,7 +10,6 @@ import shlex
 import signal
 import sys
 import time
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +44,12 @@ _TURN_BYTES = 256 * 1024
 
 
 class Relay:
-    """The programs' logs, followed as open files: a rotation loses nothing."""
+    """The programs' logs; of one that is rotated, its rest too."""
 
     def __init__(self, folder: Path, coloured: bool) -> None:
         self._folder = folder
         self._coloured = coloured
-        self._followed: dict[str, FileIO] = {}
-        self._rests: dict[str, bytes] = {}
-        for path in folder.glob("*.log"):
-            if (followed := self._open(path)) is not None:
-                followed.seek(0, os.SEEK_END)
+        self._read = {path.stem: ((facts := path.stat()).st_ino, facts.st_size) for path in folder.glob("*.log")}
 
     def lines(self) -> list[str]:
         """Return the lines logged since the last call, ready to print."""
@@ -65,29 +60,20 @@ class Relay:
             if path.stem != "supervisord" or any(word in line for word in _NEWS)
         ]
 
-    def close(self) -> None:
-        for followed in self._followed.values():
-            followed.close()
-        self._followed.clear()
-
-    def _open(self, path: Path) -> FileIO | None:
-        try:
-            self._followed[path.stem] = path.open("rb", buffering=0)
-        except OSError:
-            return None  # rotated away at this moment; the next turn finds the new one
-        return self._followed[path.stem]
-
     def _news(self, path: Path) -> list[str]:
-        followed = self._followed.get(path.stem) or self._open(path)
-        if followed is None:
-            return []
-        grown = followed.read(_TURN_BYTES)
-        if not grown and _was_rotated(path, followed):
-            self._followed.pop(path.stem).close()
-            self._rests.pop(path.stem, None)
-            return self._news(path)
-        *whole, self._rests[path.stem] = (self._rests.get(path.stem, b"") + grown).split(b"\n")
-        return [line.decode(errors="replace") for line in whole]
+        news: list[str] = []
+        for file in (path.with_name(f"{path.name}.1"), path):
+            with contextlib.suppress(OSError), file.open("rb") as opened:  # rotated now: the next turn finds it
+                known, offset = self._read.get(path.stem, (0, 0))
+                inode = os.fstat(opened.fileno()).st_ino
+                if inode != known and file != path:
+                    continue
+                offset = opened.seek(offset if inode == known else 0)
+                grown = opened.read(_TURN_BYTES)
+                whole = grown[: grown.rfind(b"\n") + 1 or (len(grown) == _TURN_BYTES and _TURN_BYTES)]
+                self._read[path.stem] = inode, offset + len(whole)
+                news += [line.decode(errors="replace") for line in whole.removesuffix(b"\n").split(b"\n") if whole]
+        return news
 
     def _dressed(self, name: str, line: str) -> str:
         # Logs may hold text from the network: none of its control characters reaches the terminal.
@@ -97,15 +83,8 @@ class Relay:
         label = f"{name:<{_WIDTH}} | "
         if not self._coloured:
             return label + plain
-        colour = "red" if name == "supervisord" else _COLOURS[sorted(self._followed).index(name) % len(_COLOURS)]
+        colour = "red" if name == "supervisord" else _COLOURS[sorted(self._read).index(name) % len(_COLOURS)]
         return click.style(label, fg=colour) + plain
-
-
-def _was_rotated(path: Path, followed: FileIO) -> bool:
-    try:
-        return path.stat().st_ino != os.fstat(followed.fileno()).st_ino
-    except OSError:
-        return False
 
 
 #: Most files that are looked at, each second.
@@ -201,7 +180,6 @@ def _run(made: Plan, stop: StopRequest, reload: bool, proves: bool) -> int:
         code = 1
     finally:
         _stop(running, shown, stop)
-        shown.relay.close()
     return code if code and not stop.insists else _asked_code(stop)
 
 

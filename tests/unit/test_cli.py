@@ -229,13 +229,11 @@ class TestRelay:
         path.rename(tmp_path / "c.log.1")
         path.write_text("after\n")
         assert [*relay.lines(), *relay.lines()] == ["c            | before", "c            | after"]
-        relay.close()
 
     def test_control_characters_do_not_reach_the_terminal(self, tmp_path: Path) -> None:
         relay = Relay(tmp_path, coloured=False)
         (tmp_path / "c.log").write_bytes(b"\x1b[31mred\x07 \xff\n")
         assert relay.lines() == ["c            | \ufffd[31mred\ufffd \ufffd"]
-        relay.close()
 
 
 @pytest.mark.parametrize("words", [["streamer", "--migrate", "--outbox-url", "sqlite://"]])
