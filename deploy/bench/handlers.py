@@ -36,7 +36,6 @@ def timed(message: Any) -> None:
 
 
 def note_wait(due_ns: int) -> None:
-    """Note the time from ``due_ns`` until now."""
     _waits.append(time.time_ns() - due_ns)
     if len(_waits) >= _FLUSH:
         _write()

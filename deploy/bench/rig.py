@@ -53,7 +53,6 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and its living descendants so far, in seconds."""
     return sum(_of_each(pid, lambda member: sum(member.cpu_times()[:2])))
 
 
@@ -135,7 +134,6 @@ class Rig:
         return urls
 
     def wait_until_registered(self) -> None:
-        """Wait until all consumers are registered."""
         names = {name for name in self._programs if name.startswith("consumer")}
         self._wait(lambda: "" if living_consumers(self._urls) >= names else "not all consumers registered", 0.05)
 

@@ -88,7 +88,6 @@ class RecordReader:
         self.started = 0
 
     def poll(self) -> None:
-        """Take in the lines written since the last call."""
         for path in sorted(self._folder.glob("*" + _SUFFIX)):
             if path not in self._tails:
                 consumer, _, pid = path.name.removesuffix(_SUFFIX).rpartition(".")

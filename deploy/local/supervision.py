@@ -249,7 +249,6 @@ def _control_socket(state_folder: Path) -> Path:
 
 
 def _why(said: str) -> str:
-    """Return why supervisord did not start, from its output."""
     lines = [line for line in said.splitlines() if line.strip() and not line.startswith("For help, use ")]
     return "supervisord did not start: " + ("\n".join(lines[-_LAST_LINES:])[-_LONGEST_WORDS:] or "it said nothing")
 

@@ -75,7 +75,6 @@ class Candidate:
         return not self.unfit and self.before.state in (DONE, ENDED, UNKNOWN)
 
     def with_run(self, run: RunRecord | None) -> Candidate:
-        """Return it with its last execution, which tells how it ended."""
         if run is None:
             return self
         ended = Before(ENDED, f"over; {run.outcome.replace('_', ' ')} at its last start")
@@ -158,7 +157,6 @@ def _display_ticket(ticket: bytes) -> str:
 
 
 def redrive_command(done: Sequence[Rehearsed]) -> str | None:
-    """Return the command line that redrives the letters that are taken now; None when there are none."""
     ids = [one.candidate.letter.id.decode() for one in done if one.now.is_taken and one.candidate.letter is not None]
     return " ".join(["usher", "dead", "redrive", *ids]) if ids else None
 

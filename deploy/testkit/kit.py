@@ -280,7 +280,6 @@ class Kit:
         return self._letters.page(LetterFilter(), None, _MOST_LETTERS).letters
 
     def close(self) -> None:
-        """Close the connections."""
         for link in self._links:
             link.close()
         if self._loop is not None:
