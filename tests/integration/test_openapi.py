@@ -60,7 +60,8 @@ def test_a_consumer_has_one_too() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("phases", ["fuzzing", pytest.param("coverage", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("phases", ["fuzzing", "coverage"])
 def test_no_case_of_a_short_fuzzing_is_answered_otherwise_than_told(
     redis_url: str, tmp_path: Path, phases: str
 ) -> None:

@@ -231,8 +231,10 @@ def test_an_effect_that_is_overwritten_fails_under_zombies_only(folder: Path) ->
     ("words", "told"),
     [
         (("shop:breaks", "--effect", "shop:pages"), "never works"),
-        (("shop:fenced", "--effect", "shop:constant"), "does not show what the handler does"),
-        (("shop:fenced", "--effect", "shop:nothing"), "--effect shop:nothing"),
+        pytest.param(
+            ("shop:fenced", "--effect", "shop:constant"), "does not show what the handler does", marks=pytest.mark.slow
+        ),
+        pytest.param(("shop:fenced", "--effect", "shop:nothing"), "--effect shop:nothing", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_be_judged_is_said(folder: Path, words: tuple[str, ...], told: str) -> None:

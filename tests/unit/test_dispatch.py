@@ -22,13 +22,6 @@ class TestPlan:
         hand_over(board)
         assert ranked == [1000]
 
-    def test_different_tickets_are_spread_over_the_consumers(self) -> None:
-        board = board_with("c1", "c2", "c3")
-        for number in range(90):
-            arrive(board, b"T%d" % number, number + 1)
-        hand_over(board)
-        assert all(15 <= consumer.in_flight <= 40 for consumer in board.consumers.values())
-
     def test_of_many_tickets_that_come_at_once_each_goes_where_it_belongs(self) -> None:
         """Also to idle consumers: who is above the bound is seen by what all of them will have."""
         names = ("c1", "c2", "c3")
