@@ -150,6 +150,16 @@ def pending_span(reader: BulkReader, keys: Keys, everything: bool) -> Span | Non
     return span if rank(span[0]) <= rank(span[1]) else None
 
 
+def all_pending(
+    reader: BulkReader, url: str, keys: Keys, field: bytes, everything: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """Yield what ``pending`` does of the whole list, of the Redis at ``url``."""
+    span = pending_span(reader, keys, everything)
+    if span is not None:
+        with BulkReader(url) as bodies:
+            yield from pending(reader, bodies, keys, field, span, everything)
+
+
 def pending(
     reader: BulkReader, bodies: BulkReader, keys: Keys, field: bytes, span: tuple[bytes, bytes], everything: bool
 ) -> Iterator[pa.RecordBatch]:

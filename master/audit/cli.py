@@ -22,7 +22,7 @@ import click
 import orjson
 from rich.console import Console
 
-from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
+from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.log import redacted
 from usher.common.base.text import json_line, label
 from usher.common.protocol.keys import Keys
@@ -34,7 +34,7 @@ from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import load, options
-from usher.master.audit.commits import mark_told, note_duration, noted_history, nothing_new
+from usher.master.audit.commits import mark_told, noted_history, nothing_new
 from usher.master.audit.findings import CHECKS
 from usher.master.audit.settings import AuditChoices, AuditSettings
 from usher.master.cli.shared import console, fitted, print_json, table
@@ -134,21 +134,28 @@ def _once(settings: AuditChoices, as_json: bool) -> int:
     url = settings.redis_url
     with telling("looking at Redis") as tell, session(settings, url, os.environ, tell) as (engine, reading):
         report = _audited(engine, reading, settings, url, tell)
-    from usher.master.audit import page
-    from usher.master.audit.report import document, remembered
+    from usher.master.audit.report import remembered
 
-    page_file: Path | None = settings.folder / "audit.html"
     report = remembered(settings.folder / "history.jsonl", report)
+    _show(settings.folder / "audit.html", report, as_json, lambda page: {"page": str(page) if page else None})
+    return report.exit_code
+
+
+def _show(place: Path, report: AuditReport, as_json: bool, more: Callable[[Path | None], dict[str, Any]]) -> None:
+    """Write the page, and print the report; ``more``: what a document has beside it."""
+    from usher.master.audit import page
+    from usher.master.audit.report import document
+
+    written: Path | None = place
     try:
-        page.write(settings.folder / "audit.html", report)
+        page.write(place, report)
     except OSError as failed:
-        page_file = None
+        written = None
         click.echo(f"usher: the page could not be written: {failed}", err=True)
     if as_json:
-        click.echo(json_line(document(report) | {"page": str(page_file) if page_file else None}))
+        click.echo(json_line(document(report) | more(written)))
     else:
-        page.print_audit_report(report, page_file)
-    return report.exit_code
+        page.print_audit_report(report, written)
 
 
 def _audited(engine: Any, reading: Path, settings: AuditChoices, url: str, tell: Callable[[str], None]) -> Any:
@@ -159,19 +166,19 @@ def _audited(engine: Any, reading: Path, settings: AuditChoices, url: str, tell:
     problems, spans = [], {}
     for stream in settings.streams:
         try:
-            spans[stream] = with_link(near(url, stream), noted_history, Keys(stream, settings.group))
+            spans[stream] = with_link(settings, stream, noted_history)
         except (StartRefused, ValueError) as odd:
             problems.append(f"{stream}: which part of its history is proven cannot be read: {odd}")
         told = orjson.dumps(summary(report, stream))
         try:
-            with_link(near(url, stream), functools.partial(_store, told), Keys(stream, settings.group))
+            with_link(settings, stream, _stored("SET", "audit", told))
         except StartRefused as refused:  # memory or disk of Redis is full: the findings matter all the more
             problems.append(f"{stream}: the summary could not be stored, masters still show an earlier run: {refused}")
     return dataclasses.replace(report, unproven=(*report.unproven, *problems), spans=spans)
 
 
-def _store(told: bytes, link: Link, keys: Keys) -> None:
-    link.call("SET", keys.audit, told)
+def _stored(command: str, key: str, *told: Any) -> Callable[[Link, Keys], Any]:
+    return lambda link, keys: link.call(command, getattr(keys, key), *told)
 
 
 @audit.command(
@@ -204,7 +211,7 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
     for stream in settings.streams:
         try:
             with BulkReader(near(url, stream)) as reader:
-                for batch in batches.runs(reader, stream, Keys(stream, settings.group).runs, (b"-", b"+")):
+                for batch in batches.runs(reader, stream, settings.keys(stream).runs, (b"-", b"+")):
                     rows = zip(*(batch[name].to_pylist() for name in _RUN), strict=True)
                     found += [row for row in rows if ticket in (None, row[2]) and message in (None, row[3])]
         except Interrupted as trouble:
@@ -260,7 +267,7 @@ def archive(folder: Path | None, as_json: bool) -> None:
     with locked(place), telling("looking at Redis") as tell:
         added = []
         for stream in settings.streams:
-            keys = Keys(stream, settings.group)
+            keys = settings.keys(stream)
             added += Archive(near(url, stream), keys, settings.field(stream), place).add(tell)
     if as_json:
         print_json({"archive": str(place), "added": [dataclasses.asdict(one) for one in added]})
@@ -290,32 +297,21 @@ def prove(folder: Path | None, again: bool, as_json: bool) -> None:
 
     report, holes = None, 0
     with locked(place):
-        if again or not all(_nothing_new(settings, url, stream, place) for stream in settings.streams):
+        if again or not all(
+            with_link(settings, one, functools.partial(nothing_new, place)) for one in settings.streams
+        ):
             report, holes = _prove(settings, url, place, again)
-        _tell(settings, place, report, as_json)
+        about = {"archive": str(place), "new": report is not None}
+        if report is not None:
+            _show(settings.folder / "proof.html", report, as_json, lambda _: about)
+        elif as_json:
+            print_json(about)
+        else:
+            console().print("Nothing is new: what was proven is proven until now.")
         if not again:
             for stream in settings.streams:
-                mark_told(place, Keys(stream, settings.group))
+                mark_told(place, settings.keys(stream))
     sys.exit(1 if report and (report.found or holes) else 0)
-
-
-def _tell(settings: AuditChoices, place: Path, report: AuditReport | None, as_json: bool) -> None:
-    from usher.master.audit import page
-    from usher.master.audit import report as reports
-
-    page_file: Path | None = settings.folder / "proof.html"
-    if report is not None:
-        try:
-            page.write(settings.folder / "proof.html", report)
-        except OSError as failed:
-            page_file = None
-            click.echo(f"usher: the page could not be written: {failed}", err=True)
-    if as_json:
-        print_json({"archive": str(place), "new": report is not None} | (reports.document(report) if report else {}))
-    elif report is None:
-        console().print("Nothing is new: what was proven is proven until now.")
-    else:
-        page.print_audit_report(report, page_file)
 
 
 def _prove(settings: AuditChoices, url: str, place: Path, again: bool) -> tuple[AuditReport, int]:
@@ -325,7 +321,7 @@ def _prove(settings: AuditChoices, url: str, place: Path, again: bool) -> tuple[
     from usher.master.audit.commits import archived_rows
     from usher.master.audit.proof import PROVES, Proof
 
-    rows = sum(archived_rows(place, Keys(one, settings.group)) for one in settings.streams) if again else 0
+    rows = sum(archived_rows(place, settings.keys(one)) for one in settings.streams) if again else 0
     with (
         telling("looking at Redis") as tell,
         session(settings, url, os.environ, tell, local=not again, rows=rows) as (engine, reading),
@@ -334,8 +330,8 @@ def _prove(settings: AuditChoices, url: str, place: Path, again: bool) -> tuple[
         took_ms = time.time_ns() // 1_000_000 - started_ms
         # The first run proves all that is archived: its duration says nothing of the next ones.
         for stream in () if again else [one.stream for one in proven if one.run > 1]:
-            with contextlib.suppress(RedisTrouble, CommandRefused):  # the proof stands
-                with_link(near(url, stream), functools.partial(note_duration, took_ms), Keys(stream, settings.group))
+            with contextlib.suppress(StartRefused):  # the proof stands
+                with_link(settings, stream, _stored("HSET", "archived", "proven_took_ms", took_ms))
     report = AuditReport(
         run_name(started_ms),
         started_ms,
@@ -351,16 +347,6 @@ def _prove(settings: AuditChoices, url: str, place: Path, again: bool) -> tuple[
         checks=PROVES,
     )
     return report, sum(one.holes for one in proven)
-
-
-def _nothing_new(settings: AuditChoices, url: str, stream: str, place: Path) -> bool:
-    def look(link: Link, keys: Keys) -> bool:
-        try:
-            return nothing_new(link, keys, place)
-        except GroupMissing:  # told with the settings to look at, by the proof
-            return False
-
-    return with_link(near(url, stream), look, Keys(stream, settings.group))
 
 
 @audit.command(
@@ -393,41 +379,35 @@ def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **
     from usher.master.audit import reconcile as reconciler
 
     settings: AuditChoices = click.get_current_context().obj
-    [stream] = settings.streams if len(settings.streams) == 1 else _one_stream()
+    stream, *others = settings.streams
+    if others:
+        raise StartRefused("reconcile looks at one stream: set USHER_TICKET_STREAM, or name one by --streams")
     states = reconciler.read_states(states_url, stream, state_key)
     wanted, why = (
         _from_query(settings, states, source) if source["source_query"] else _from_archive(settings, states, source)
     )
-    compared = reconciler.compare(states, wanted, why)
-    applied = {}
-    if do_apply:
-        for state, one in zip(states, compared, strict=True):
-            if one.wanted is not None and not one.agrees:
-                applied[one.name] = reconciler.apply(states_url, state_key, state, one.wanted)
-    rows = [
-        {
-            "name": one.name,
-            "total": reconciler.to_json_number(one.wanted),
-            "last_id": one.last_id,
-            "has": reconciler.to_json_number(one.total),
-            "agrees": one.agrees,
-            "why": one.why,
-            "applied": applied.get(one.name),
-        }
-        for one in compared
-    ]
+    rows = []
+    for state, total, told in zip(states, wanted, why, strict=True):
+        agrees = total is not None and state.total == total
+        applies = do_apply and total is not None and not agrees
+        rows.append(
+            {
+                "name": state.name,
+                "total": reconciler.to_json_number(total),
+                "last_id": state.last_id,
+                "has": reconciler.to_json_number(state.total),
+                "agrees": agrees,
+                "why": told,
+                "applied": reconciler.apply(states_url, state_key, state, total) if applies else None,
+            }
+        )
     if as_json:
         print_json({"stream": stream, "consumers": rows})
     else:
         names = ("name", "total", "last_id", "has", "agrees", "why", "applied")
-        cells = [["" if row[name] is None else str(row[name]) for name in names] for row in rows]
+        cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
         console().print(table("Totals as they should be", names, cells))
-    settled = all(one.agrees or applied.get(one.name) for one in compared)
-    sys.exit(0 if settled else 1)
-
-
-def _one_stream() -> Any:
-    raise StartRefused("reconcile looks at one stream: set USHER_TICKET_STREAM, or name one by --streams")
+    sys.exit(0 if all(row["agrees"] or row["applied"] for row in rows) else 1)
 
 
 def _folder(settings: AuditChoices, given: Path | None) -> Path:
@@ -439,7 +419,7 @@ def _from_archive(settings: AuditChoices, states: list[Any], source: dict[str, A
     from usher.master.audit.commits import data_sets, locked
 
     place = _folder(settings, source["folder"])
-    data, *_ = data_sets(place, Keys(settings.streams[0], settings.group))
+    data, *_ = data_sets(place, settings.keys(settings.streams[0]))
     with locked(place):
         last = data.recover()
         if last is None:
@@ -470,7 +450,7 @@ def _from_query(settings: AuditChoices, states: list[Any], source: dict[str, Any
     total = reconciler.total_of_query(source["source_url"], source["source_query"])
     link = Link(url, "usher:reconcile")
     try:
-        span = TicketStream(link, Keys(settings.streams[0], settings.group)).span()
+        span = TicketStream(link, settings.keys(settings.streams[0])).span()
     finally:
         link.close()
     wanted: list[Any] = [total] * len(states)
@@ -538,11 +518,11 @@ def place_of(settings: AuditChoices) -> SparkPlace:
     return SparkPlace(settings.audit_spark_master, settings.folder / "spark", settings.memory_mib, settings.py_files)
 
 
-def with_link(url: str, do: Callable[[Link, Keys], T], keys: Keys) -> T:
+def with_link(settings: AuditChoices, stream: str, do: Callable[[Link, Keys], T]) -> T:
     """Return what ``do`` returns over a connection of its own. Raises StartRefused when Redis does not answer."""
-    link = Link(url, "usher:audit", timeout_s=30.0)
+    link = Link(near(settings.redis_url, stream), "usher:audit", timeout_s=30.0)
     try:
-        return do(link, keys)
+        return do(link, settings.keys(stream))
     except (RedisTrouble, CommandRefused) as trouble:
         raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
     finally:
@@ -561,7 +541,7 @@ def _amount(settings: AuditChoices, url: str) -> tuple[int, int]:
                 return max(facts.pending, facts.length if facts.run_records else 0), facts.run_records
         return 0, 0
 
-    sizes = [with_link(near(url, stream), read, Keys(stream, settings.group)) for stream in settings.streams]
+    sizes = [with_link(settings, stream, read) for stream in settings.streams]
     return sum(entries for entries, _ in sizes), sum(records for _, records in sizes)
 
 
@@ -600,9 +580,7 @@ def is_filling(settings: AuditChoices) -> bool:
         url, streams = resolve_redis_url(settings), settings.streams
         if any(map(is_pattern, streams)):
             streams = expand(url, streams, settings.group)
-        return any(
-            _filled(near(url, one), Keys(one, settings.group), settings.run_log_length) >= _FULL for one in streams
-        )
+        return any(_filled(near(url, one), settings.keys(one), settings.run_log_length) >= _FULL for one in streams)
     except (RedisTrouble, CommandRefused, StartRefused):
         return False
 

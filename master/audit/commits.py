@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from usher.common.base.errors import StartRefused
+from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import Link
@@ -253,16 +253,17 @@ def seen(link: Link, keys: Keys) -> list[Any]:
     return [*lasts, group[b"last-delivered-id"].decode(), group[b"pending"]]
 
 
-def nothing_new(link: Link, keys: Keys, folder: Path) -> bool:
+def nothing_new(folder: Path, link: Link, keys: Keys) -> bool:
     """Return True when nothing has happened since the last run, and note that it is proven until now. Raises
-    StartRefused."""
+    StartRefused. Without a group there is something to tell, by the proof."""
     *_, proofs = data_sets(folder, keys)
     seconds, micros = link.call("TIME")
     last = proofs.last()
-    if last is None or told_until(proofs) < last.number or last.facts["seen"] != seen(link, keys):
-        return False
-    note(link, keys, last.facts["since_ms"], int(seconds) * 1000 + int(micros) // 1000)
-    return True
+    with contextlib.suppress(GroupMissing):
+        if last is not None and told_until(proofs) >= last.number and last.facts["seen"] == seen(link, keys):
+            note(link, keys, last.facts["since_ms"], int(seconds) * 1000 + int(micros) // 1000)
+            return True
+    return False
 
 
 def told_until(proofs: DataSet) -> int:
@@ -290,10 +291,6 @@ def note(link: Link, keys: Keys, since_ms: int | None, until_ms: int) -> None:
     former = link.call("HGET", keys.archived, "proven_until_ms")
     every = () if former is None else ("proven_every_ms", max(0, until_ms - int(former)))
     link.call("HSET", keys.archived, "proven_until_ms", until_ms, *since, *every)
-
-
-def note_duration(took_ms: int, link: Link, keys: Keys) -> None:
-    link.call("HSET", keys.archived, "proven_took_ms", took_ms)
 
 
 def note_history(link: Link, keys: Keys, spans: Sequence[ProvenSpan], unproven: Sequence[str]) -> None:

@@ -55,6 +55,21 @@ def limits_table(limits: AuditThresholds) -> pa.Table:
     return few(_LIMITS, [row | {"half_us": limits.clocks_ms * 500}])
 
 
+Reading = Callable[[BulkReader, Keys], Iterator[pa.RecordBatch]]
+
+
+def read_redis(
+    engine: Engine, plan: AuditChoices, streams: Sequence[str], file: Path, schema: pa.Schema, read: Reading
+) -> None:
+    """Make a table, of the name of ``file``, of what is read of these streams."""
+    with pq.ParquetWriter(file, schema, compression="lz4") as writer:
+        for stream in streams:
+            with BulkReader(near(plan.redis_url, stream)) as reader:
+                for batch in read(reader, plan.keys(stream)):
+                    writer.write_batch(batch)
+    engine.files(file.stem, [file], schema)
+
+
 class AuditRun:
     """An audit: ``AuditRun(engine, plan, folder).run()``; what is read lies in ``folder``. Raises StartRefused when it
     cannot be completed: nothing is reported then."""
@@ -171,7 +186,13 @@ class AuditRun:
         if apart:
             self._by_workers("entries", "redis_pending", entries="all" if everything else "pending")
         else:
-            self._by_us("entries", batches.PENDING, lambda one, keys: self._pending(one, keys, everything))
+            plan = self._plan
+
+            def read(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
+                url, field = near(plan.redis_url, keys.stream), plan.field(keys.stream)
+                return batches.all_pending(reader, url, keys, field, everything)
+
+            self._by_us("entries", batches.PENDING, read)
         self._reading_s = time.monotonic() - began_s
         members = self._members()
         self._open += [
@@ -190,28 +211,14 @@ class AuditRun:
         self._by_us("letters", batches.LETTERS, batches.letters)
         return members
 
-    def _by_us(
-        self, name: str, schema: pa.Schema, read: Callable[[BulkReader, Keys], Iterator[pa.RecordBatch]]
-    ) -> None:
-        file = self._folder / f"{name}.parquet"
-        with pq.ParquetWriter(file, schema, compression="lz4") as writer:
-            for stream in self._links:
-                with BulkReader(near(self._plan.redis_url, stream)) as reader:
-                    for batch in read(reader, self._plan.keys(stream)):
-                        writer.write_batch(batch)
-        self._engine.files(name, [file], schema)
+    def _by_us(self, name: str, schema: pa.Schema, read: Reading) -> None:
+        read_redis(self._engine, self._plan, [*self._links], self._folder / f"{name}.parquet", schema, read)
 
     def _by_workers(self, name: str, source: str, **options: str) -> None:
         """Let Spark's workers read, in parts, and keep what they read."""
         assert isinstance(self._engine, SparkEngine)
         given = {"url": self._plan.redis_url, "stream": ",".join(self._links), "group": self._plan.group}
         self._engine.read(name, source, given | {"ticket_field": self._plan.ticket_field} | options)
-
-    def _pending(self, reader: BulkReader, keys: Keys, everything: bool) -> Iterator[pa.RecordBatch]:
-        span = batches.pending_span(reader, keys, everything)
-        if span is not None:
-            with BulkReader(near(self._plan.redis_url, keys.stream)) as bodies:
-                yield from batches.pending(reader, bodies, keys, self._plan.field(keys.stream), span, everything)
 
     def _read_again(self) -> None:
         """Read the stream for messages that were sent again, from the first one on of which nothing is known; and all

@@ -33,11 +33,11 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
 from usher.master.audit import batches, findings, snapshot
 from usher.master.audit.archive import Archive
-from usher.master.audit.bulk import BulkReader, Interrupted
+from usher.master.audit.bulk import Interrupted
 from usher.master.audit.commits import Commit, ProvenSpan, data_sets, note, note_history, seen, told_until
 from usher.master.audit.engine import Engine, EngineFailed, few
 from usher.master.audit.findings import CHECKS, OF_ENTRIES, OF_RUNS, AuditFinding, Example
-from usher.master.audit.job import CARRIED, CARRIED_CLOCKS, limits_table
+from usher.master.audit.job import CARRIED, CARRIED_CLOCKS, Reading, limits_table, read_redis
 from usher.master.audit.settings import AuditChoices
 from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, unproven
 
@@ -165,9 +165,10 @@ class Proof:
         before_reading = seen(self._link, keys)
         facts = snapshot.stream_facts(self._link, keys, plan.run_log_length)
         # Pending entries before the run log: what was over by then is in it.
-        self._read("pending_now", batches.PENDING, self._pending)
+        field = plan.field(keys.stream)
+        self._read("pending_now", batches.PENDING, lambda one, mine: batches.all_pending(one, self._url, mine, field))
         last = None if again else self._last_proof()
-        Archive(self._url, keys, plan.field(keys.stream), self._archive).add(self._progress)
+        Archive(self._url, keys, field, self._archive).add(self._progress)
         self._progress(f"proving {keys.stream}")
         self._open_archive(last)
         known = last.facts if last else {}
@@ -238,18 +239,9 @@ class Proof:
     def _files_before(self, under: str) -> list[Path]:
         return self._proofs.files([self._before] if self._before else [], under)
 
-    def _read(self, name: str, schema: pa.Schema, read: Callable[[BulkReader, Any], Iterator[pa.RecordBatch]]) -> None:
+    def _read(self, name: str, schema: pa.Schema, read: Reading) -> None:
         file = self._folder / f"{name}.parquet"
-        with BulkReader(self._url) as reader, pq.ParquetWriter(file, schema, compression="lz4") as writer:
-            for batch in read(reader, self._keys):
-                writer.write_batch(batch)
-        self._engine.files(name, [file], schema)
-
-    def _pending(self, reader: BulkReader, keys: Any) -> Iterator[pa.RecordBatch]:
-        span = batches.pending_span(reader, keys, False)
-        if span is not None:
-            with BulkReader(self._url) as bodies:
-                yield from batches.pending(reader, bodies, keys, self._plan.field(keys.stream), span, False)
+        read_redis(self._engine, self._plan, [self._keys.stream], file, schema, read)
 
     # ---- executions ----------------------------------------------------------------------------------------------
 

@@ -43,21 +43,6 @@ class ConsumerState:
     total: Decimal | None
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A consumer's total beside the correct one. ``wanted`` None: the correct one is unknown, and ``why``."""
-
-    name: str
-    last_id: str
-    total: Decimal | None
-    wanted: Decimal | None
-    why: str = ""
-
-    @property
-    def agrees(self) -> bool:
-        return self.wanted is not None and self.total == self.wanted
-
-
 @contextlib.contextmanager
 def _connected(url: str, setting: str) -> Iterator[Any]:
     """Open a transaction. Raises StartRefused, naming ``setting``."""
@@ -182,13 +167,6 @@ def total_of_query(url: str, query: str) -> Decimal:
     if number is None:
         raise StartRefused("--source-query must answer one number, for example: SELECT sum(distance) FROM rides")
     return number
-
-
-def compare(states: Sequence[ConsumerState], wanted: Sequence[Decimal | None], why: Sequence[str]) -> list[Difference]:
-    return [
-        Difference(one.name, one.last_id, one.total, total, told)
-        for one, total, told in zip(states, wanted, why, strict=True)
-    ]
 
 
 def apply(url: str, key: str, state: ConsumerState, wanted: Decimal) -> bool:
