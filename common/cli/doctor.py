@@ -86,9 +86,6 @@ def _document(url: str, facts: DoctorFacts, findings: list[DoctorFinding]) -> di
     }
 
 
-# ---- for people ----------------------------------------------------------------------------------
-
-
 def _print_doctor_report(url: str, facts: DoctorFacts, findings: list[DoctorFinding]) -> None:
     screen = Console(highlight=False, emoji=False)
     screen.print(_findings_table(redacted(url), findings))

@@ -28,6 +28,7 @@ import logging
 import math
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -119,18 +120,18 @@ class Guesses:
     the next, right or wrong, but for those that were before. So an old token, sent again and again, locks nobody out,
     and who shares an address with others can go on guessing what these use: only their length protects them."""
 
-    MOST = 60
+    MOST, LINES = 60, 10
 
     def __init__(self) -> None:
         self.refused = 0
         self._lock = threading.Lock()
         self._right: set[tuple[str, str]] = set()
-        self._minute, self._wrong = 0.0, dict[str, set[str]]()
+        self._minute, self._wrong, self._lines = 0.0, dict[str, set[str]](), Counter[str]()
 
     def wait_s(self, address: str, seal: str) -> float:
         with self._lock:
             if (minute := now_s() // 60) != self._minute or len(self._wrong) > 10_000:
-                self._minute, self._wrong = minute, {}
+                self._minute, self._wrong, self._lines = minute, {}, Counter()
             wrong = self._wrong.get(address, ())
             heard = len(wrong) < self.MOST or seal in wrong or (address, seal) in self._right
             return 0.0 if heard else 60.0 - now_s() % 60
@@ -143,6 +144,13 @@ class Guesses:
                     self._right.clear()
             else:
                 self._wrong.setdefault(address, set()).add(seal)
+
+    def count(self, address: str) -> bool:
+        """Count a refused token. Return True if the log is to tell of it: of few of an address, and of all."""
+        with self._lock:
+            self.refused += 1
+            self._lines[address] += 1
+            return self._lines[address] <= self.LINES and self._lines.total() <= 6 * self.LINES
 
 
 class _Sessions(SecureCookieSessionInterface):
@@ -292,8 +300,8 @@ class Doorman:
         return found
 
     def _note_wrong(self, place: str) -> None:
-        self.guesses.refused += 1
-        event(log, "token_refused", level=logging.WARNING, address=g.address, sent_in=place)
+        if self.guesses.count(g.address):
+            event(log, "token_refused", level=logging.WARNING, address=g.address, sent_in=place)
 
     def _of_session(self) -> Identity | None:
         found = self._credentials.find(session["seal"]) if "id" in session else None

@@ -353,7 +353,7 @@ class RouterCoordinator:
 
     def not_placed(self, streams: Iterable[Stream]) -> None:
         with self.lock:
-            self.book.not_placed(streams)
+            self.book.unplaced.extendleft(streams)
 
     # -- inside
 

@@ -79,7 +79,7 @@ class ReadSchedule:
         self.in_turn = False
         self._urgent: deque[Stream] = deque()
         self._queue: deque[Stream] = deque()
-        self._unplaced: deque[Stream] = deque()
+        self.unplaced: deque[Stream] = deque()
         self._pass: list[Stream] = []
 
     # -- subscriptions
@@ -92,7 +92,7 @@ class ReadSchedule:
         stream = place.stream
         stream.places = (*stream.places, place)
         if place.last is None:
-            self._unplaced.append(stream)
+            self.unplaced.append(stream)
         else:
             self._want(stream, _CHECK)
 
@@ -232,8 +232,8 @@ class ReadSchedule:
     # -- places that begin at the end
 
     def take_unplaced(self, most: int) -> list[Stream]:
-        """Return streams whose last id must be asked for; each is given back with ``placed`` or ``not_placed``."""
-        return [self._unplaced.popleft() for _ in range(min(most, len(self._unplaced)))]
+        """Return streams whose last id must be asked for; each is given back with ``placed``, or to ``unplaced``."""
+        return [self.unplaced.popleft() for _ in range(min(most, len(self.unplaced)))]
 
     def want_check(self, check: LastIdCheck) -> None:
         """Repeat a check that got no answer."""
@@ -245,9 +245,6 @@ class ReadSchedule:
             if place.last is None:
                 place.last = last_generated or ZERO
         self._want(stream, 0)
-
-    def not_placed(self, streams: Iterable[Stream]) -> None:
-        self._unplaced.extendleft(streams)
 
     # -- inside
 

@@ -29,7 +29,6 @@ from usher.master.policy.explain.explain import span
 from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
 
 _WHY = why_option(" and for explanations of what the tickets wait for")
-_WHY_LIFTED = why_option()
 
 
 _targets = stacked(
@@ -92,7 +91,7 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
 
 @rules.command("lift", help="Lift rules. Exit code 1 when one of them does not exist.")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@_WHY_LIFTED
+@why_option()
 @looks
 def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -> None:
     with operator_context(flags) as at:
@@ -175,7 +174,7 @@ def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
     )
 )
 @_targets
-@_WHY_LIFTED
+@why_option()
 @looks
 def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None:
     target, value = _target(**chosen)

@@ -323,7 +323,7 @@ class Dispatcher(Service):
         before, self._members = self._members, members
         for incarnation, member in members.items():
             known, registration = self.board.consumers.get(incarnation), member.registration
-            accepts = member.accepts and self.board.rules.of_consumer(registration.name) is None
+            accepts = member.accepts and self.board.rules.of_consumers.get(registration.name) is None
             if member.alive and not self._recoverer.has(incarnation) and (known is None or known.accepts != accepts):
                 name, slots = registration.name, registration.slots
                 self.board.join(incarnation, name, slots, registration.capacity, accepts)

@@ -167,7 +167,7 @@ class Explainer:
             ),
             "",
         )
-        paused = rules.of_consumer(name)
+        paused = rules.of_consumers.get(name)
         member = members.get(incarnation)
         lease = self._keys.lease(incarnation)  # the lease may outlive the registration
         state, left_ms = self._link.pipeline([("GET", lease), ("PTTL", lease)])

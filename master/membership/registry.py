@@ -79,7 +79,7 @@ def read_left_ms(link: Link, keys: Keys, incarnations: Iterable[str]) -> dict[st
 def state_of(member: RegisteredConsumer, rules: Rulebook) -> str:
     """Return the state as people see it: live, starting, paused (drained by an operator, and alive), draining, revoked
     or lost."""
-    if member.accepts and rules.of_consumer(member.registration.name) is not None:
+    if member.accepts and rules.of_consumers.get(member.registration.name) is not None:
         return "paused"
     return member.state or "lost"
 

@@ -183,7 +183,7 @@ class Rulebook:
     def __init__(self, rules: Iterable[Rule] = (), version: bytes = b"") -> None:
         self.version = version
         self.rules = sorted(rules, key=lambda rule: (rule.set_ms, rule.id))
-        self._consumers: dict[str, Rule] = {}
+        self.of_consumers: dict[str, Rule] = {}  # the rule that pauses each
         self._tickets: dict[bytes, Rule] = {}
         self._patterns: list[tuple[re.Pattern[str], Rule]] = []
         self._tenants: dict[bytes, Rule] = {}
@@ -192,7 +192,7 @@ class Rulebook:
         self.tenant_limits: dict[bytes, Rule] = {}
         for rule in self.rules:
             if rule.target is Target.CONSUMER:
-                self._consumers[rule.value] = rule
+                self.of_consumers[rule.value] = rule
             elif rule.target is Target.TENANT:
                 tenants = self.tenant_limits if rule.action is RuleAction.SLOW else self._tenants
                 tenants[_encode(rule.value)] = rule
@@ -233,10 +233,6 @@ class Rulebook:
         text = text_of(ticket)
         found = (rule for rule in self.rules if rule.fits(text, tenant))
         return sorted(found, key=lambda rule: rule.strength, reverse=True)
-
-    def of_consumer(self, name: str) -> Rule | None:
-        """Return the rule that pauses a consumer, or None."""
-        return self._consumers.get(name)
 
 
 def text_of(ticket: bytes) -> str:

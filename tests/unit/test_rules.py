@@ -51,8 +51,8 @@ class TestRulebook:
         book = Rulebook([rule(Target.CONSUMER, "c1")])
         assert book.is_empty
         assert book.of(b"c1") is None
-        assert book.of_consumer("c1") is not None
-        assert book.of_consumer("c2") is None
+        assert book.of_consumers.get("c1") is not None
+        assert book.of_consumers.get("c2") is None
 
     def test_only_a_pause_of_the_stream_or_of_everything_pauses_all(self) -> None:
         assert Rulebook([rule(Target.STREAM, "s")]).pauses_all

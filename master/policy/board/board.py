@@ -318,7 +318,7 @@ class Board:
             consumer.name,
             consumer.slots,
             consumer.capacity,
-            consumer.capacity > 0 and self._gate.rules.of_consumer(consumer.name) is None,
+            consumer.capacity > 0 and self._gate.rules.of_consumers.get(consumer.name) is None,
         )
 
     def recovered(self, incarnation: str, others: Iterable[bytes] = ()) -> tuple[bytes, ...]:
