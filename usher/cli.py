@@ -64,7 +64,7 @@ PARTS: dict[str, dict[str, Listed]] = {
         "find": Listed("usher.master.cli.log:find", "Find unfinished and dead messages by a field: kind=paid."),
         "stuck": Listed("usher.master.cli.tickets:stuck", "Show what stands still or fails, and why, in groups."),
         "consumers": Listed(
-            "usher.master.cli.consumers:consumers", "Look at the registered consumers; drain and resume them."
+            "usher.master.cli.rules:consumers", "Look at the registered consumers; drain and resume them."
         ),
         "log": Listed("usher.master.cli.log:log", "Browse the stream by id or time."),
         "rules": Listed("usher.master.cli.rules:rules", "Show the rules that hold now, and lift them."),

@@ -34,7 +34,7 @@ from pathlib import Path
 from usher.common.base.clock import now_s
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.base.log import event
-from usher.common.runtime.file_watch import FileWatch
+from usher.common.http.tls import FileWatch
 from usher.common.runtime.settings import is_loopback
 
 log = logging.getLogger(__name__)

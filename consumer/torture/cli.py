@@ -26,7 +26,7 @@ from usher.common.base.text import escape_control, json_line
 from usher.common.cli.progress import progress
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.runtime.own_command import usher_command
-from usher.common.runtime.stop_request import StopAsked, StopRequest
+from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.consumer.torture.child import TortureRequest
 from usher.consumer.torture.findings import ScenarioResult, format_effect, summary
 from usher.consumer.torture.harness import default_fields

@@ -27,7 +27,7 @@ from usher.common.cli.progress import progress
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.settings import load
-from usher.common.runtime.stop_request import StopAsked, StopRequest
+from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.common.sending.pipelined import Sender, batches
 from usher.common.sending.workload import CsvSource, NewMessage, incidents
 from usher.deploy.demo.handlers import FOLDER_VARIABLE, WORK_VARIABLE, RecordReader

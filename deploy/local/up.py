@@ -18,7 +18,7 @@ import click
 from usher.common.base.errors import StartRefused
 from usher.common.base.log import redacted
 from usher.common.runtime.settings import options
-from usher.common.runtime.stop_request import StopAsked, StopRequest
+from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.deploy.local.plan import (
     EXAMPLE_HANDLER,
     LocalSettings,

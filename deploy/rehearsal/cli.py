@@ -23,7 +23,7 @@ from usher.common.cli.progress import progress
 from usher.common.protocol.stream_id import is_id
 from usher.common.redis.client import CommandRefused
 from usher.common.runtime.settings import CommonSettings, load, options
-from usher.common.runtime.stop_request import StopAsked, StopRequest
+from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.consumer.isolation.process import NOT_RUN, CallResult, HandlerProcess, ProcessSpec
 from usher.deploy.rehearsal.candidates import (
     DONE,

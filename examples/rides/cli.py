@@ -23,7 +23,7 @@ from usher.common.outbox.log_consumer import LogConsumer
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.runtime.settings import load
-from usher.common.runtime.stop_request import StopAsked, StopRequest
+from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.master.settings import StreamerSettings
 from usher.master.streamer.cli import run as run_streamer
 from usher.master.streamer.program import StreamerProgram

@@ -20,7 +20,7 @@ from usher.common.outbox.sql_files import DIALECTS, schema
 from usher.common.redis.locate import check_at_start, resolve_redis_url
 from usher.common.runtime.clock_steps import look_for_steps
 from usher.common.runtime.settings import load, options
-from usher.common.runtime.stop_request import StopRequest
+from usher.common.runtime.signals import StopRequest
 from usher.master.settings import StreamerSettings
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from tests.integration.test_scripts_at_full_memory import _full
 from usher.common.protocol.marks import MarkFields
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import pairs
-from usher.master.cli.consumers import consumers
+from usher.master.cli.rules import consumers
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import RulesMoved

@@ -14,7 +14,7 @@ from tests.process.crew import KEYS, Crew
 from tests.process.machine import USHER, environ_for, kill_all_of, processes_of, until, words_of
 from usher.common.base.errors import StartRefused
 from usher.common.redis.client import Link
-from usher.common.runtime.stop_request import StopAsked
+from usher.common.runtime.signals import StopAsked
 from usher.deploy.local.preflight import check_programs
 
 pytestmark = pytest.mark.process

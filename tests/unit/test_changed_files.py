@@ -13,10 +13,9 @@ import pytest
 
 from tests.tls_front import Papers
 from usher.common.http import credentials
+from usher.common.http import tls as changed_files
 from usher.common.http.credentials import Credentials, Identity, Role, digest_of, line_of
-from usher.common.http.tls import ClientTls, ServerTls
-from usher.common.runtime import file_watch as changed_files
-from usher.common.runtime.file_watch import FileWatch
+from usher.common.http.tls import ClientTls, FileWatch, ServerTls
 
 
 @contextmanager
