@@ -41,17 +41,10 @@ class Before(NamedTuple):
     """The fate of a message until now. ``state``: one of the words above; ``told``: details, for people."""
 
     state: str
-    told: str = ""
-
-    def text(self) -> str:
-        """Describe it in a few words.
-
-        >>> Before(DONE).text(), Before(DEAD, "gave up: it is broken").text()
-        ('done', 'gave up: it is broken')
-        """
-        return self.told or self.state.replace("_", " ")
+    told: str
 
 
+_DONE = Before(DONE, "done")
 _UNTOLD = Before(UNKNOWN, "over; the run log does not tell how")
 
 
@@ -78,7 +71,7 @@ class Candidate:
         if run is None:
             return self
         ended = Before(ENDED, f"over; {run.outcome.replace('_', ' ')} at its last start")
-        before = Before(DONE) if run.outcome == RAN_WELL else ended
+        before = _DONE if run.outcome == RAN_WELL else ended
         return replace(self, before=before, fence=self.fence or run.fence, run=run)
 
     @property
@@ -139,7 +132,7 @@ class Rehearsed(NamedTuple):
             "ticket_id": _display_ticket(one.ticket),
             "fence": one.fence,
             "attempt": one.known.starts + 1,
-            "before": {"state": one.before.state, "told": one.before.text()}
+            "before": {"state": one.before.state, "told": one.before.told}
             | ({"reason": one.letter.reason, "error": one.letter.error} if one.letter is not None else {}),
             "now": asdict(self.now),
             "taken": self.now.is_taken,
@@ -149,7 +142,7 @@ class Rehearsed(NamedTuple):
         """Return a row for people: kind, id, ticket, before, now, seconds."""
         one, now = self.candidate, self.now
         kind = "message" if one.letter is None else "letter"
-        return kind, one.id, _display_ticket(one.ticket), one.before.text()[:80], now.told()[:160], f"{now.seconds:.3f}"
+        return kind, one.id, _display_ticket(one.ticket), one.before.told[:80], now.told()[:160], f"{now.seconds:.3f}"
 
 
 def _display_ticket(ticket: bytes) -> str:
@@ -232,16 +225,16 @@ class Replayed(NamedTuple):
         return {
             "message_id": one.message_id.decode(),
             "ticket_id": _display_ticket(one.ticket),
-            "before": {"state": one.before.state, "told": one.before.text(), "seconds": seconds_of(one.run)},
+            "before": {"state": one.before.state, "told": one.before.told, "seconds": seconds_of(one.run)},
             "new_id": self.new_id.decode() or None,
-            "now": {"state": self.now.state, "told": self.now.text(), "seconds": self.seconds},
+            "now": {"state": self.now.state, "told": self.now.told, "seconds": self.seconds},
             "comparison": self.comparison,
         }
 
     def row(self) -> tuple[str, ...]:
         """Return a row for people: message, ticket, before, now, seconds before and now."""
         one, seconds = self.candidate, (seconds_of(self.candidate.run), self.seconds)
-        words = (one.before.text()[:80], self.now.text()[:160])
+        words = (one.before.told[:80], self.now.told[:160])
         return one.id, _display_ticket(one.ticket), *words, *("" if s is None else f"{s:.3f}" for s in seconds)
 
 
@@ -252,7 +245,7 @@ def seconds_of(run: RunRecord | None) -> float | None:
 
 def as_replayed(one: Rehearsed) -> Replayed:
     now = one.now
-    before = Before(DONE) if now.is_taken else Before(NOT_REPLAYED if now.how == NOT_RUN else ENDED, now.told())
+    before = _DONE if now.is_taken else Before(NOT_REPLAYED if now.how == NOT_RUN else ENDED, now.told())
     return Replayed(one.candidate, b"", before, now.seconds)
 
 
