@@ -3,6 +3,7 @@ is not installed."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -54,6 +55,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
             # Its classes are no use to another session of the tests, and to write them takes as long as they do.
             patched.setattr("usher.master.audit.spark._Classes.option", lambda _: "")
             with spark_engine(place, os.environ) as engine:
+                importlib.import_module("usher.master.audit.source").register(engine.spark)
                 yield engine
     finally:
         os.environ.clear()

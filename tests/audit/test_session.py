@@ -53,10 +53,6 @@ def _of_session(session: int) -> list[str]:
     return found
 
 
-def _pythons(session: int) -> int:
-    return sum(name.startswith("python") for name in _of_session(session))
-
-
 def _starts_java(pid: int) -> bool:
     """Whether the Java that is to stay is there: others are started before it, and end."""
     try:
