@@ -44,6 +44,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -457,7 +458,7 @@ class LogConsumer:
         if fresh:
             state = _decoded(sql.scalar(self._sql["state"], self._me))
             with ForkGuard():  # a forked child would commit, or roll back, on our connection
-                returned = handle(fresh, state, sql)
+                returned = copy_context().run(handle, fresh, state, sql)
             if kind := unfinished_kind(returned):  # else the checkpoint would move over unhandled records
                 raise OutboxMisused(
                     f"handle returned {kind!r}, so nothing of these records was done: it must be a plain function that"

@@ -30,6 +30,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -490,7 +491,7 @@ class StreamRunner(Service):
         began_s = now_s()
         try:
             with ForkGuard():
-                _check_ran(self._handle(message))
+                _check_ran(copy_context().run(self._handle, message))
         except BaseException as problem:
             # sys.exit() in a handler must not end this thread while it holds the message.
             self._failed(message, readable(problem))

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -382,7 +383,7 @@ class RouterCoordinator:
                 continue
             try:
                 with ForkGuard():  # a forked child would read on our connection
-                    callback(subscription, entries)
+                    copy_context().run(callback, subscription, entries)
             except Exception as problem:
                 stream = subscription.key.decode(errors="replace")
                 event(log, "callback_failed", level=logging.ERROR, stream=stream, exc_info=True)

@@ -241,7 +241,7 @@ class AsyncPool(Service):
             start_us = run_us()
             if not executor.admit(lane, message, start_us):
                 return None
-            self._calls[task] = (message,)
+            self._calls[task], before = (message,), contextvars.copy_context()
             try:
                 result = await self._handle(message)
                 if result is not None:
@@ -255,8 +255,8 @@ class AsyncPool(Service):
             count += 1
             if not executor.succeeded(lane, message, start_us, run_us()):
                 return None
-            if executor.lanes.paused or not lane.queue:
-                break
+            if executor.lanes.paused or not lane.queue or contextvars.copy_context() != before:
+                break  # a context that was changed is no other message's: the lane goes on in another task
             if not await self._pause(0.0):  # a handler that never waits must not keep the loop for itself
                 break
         return count

@@ -13,6 +13,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -88,7 +89,10 @@ def handler_of(target: Any, spec: str = "") -> Handler:
         call = with_middleware(target, call, awaited)
     except HandlerUnusable as problem:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {problem}") from None
-    return Handler(call, awaited, options, batched)
+    # What a call sets (the tenant of a request, a language) ends with it: the next message on its thread is another's.
+    # A coroutine runs in its task's context, which pools change as often as it was changed.
+    apart = call if awaited else lambda given: copy_context().run(call, given)
+    return Handler(apart, awaited, options, batched)
 
 
 def with_spans(handler: Handler, stream: str, group: str) -> Handler:

@@ -14,6 +14,7 @@ import math
 import random
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import copy_context
 from typing import Any
 
 import orjson
@@ -351,7 +352,7 @@ class Kit:
             returned = self.handler.call(given_to)
             if inspect.iscoroutine(returned) and self.handler.is_async:
                 self._loop = self._loop or asyncio.Runner()
-                returned = self._loop.run(returned)
+                returned = self._loop.run(returned, context=copy_context())
             elif returned is not None and self.handler.batch is None:
                 check_ran(returned)
             return returned, None

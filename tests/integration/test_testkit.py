@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -190,3 +191,22 @@ def test_a_message_is_made_for_a_unit_test() -> None:
     )
     assert not other.still_mine()
     assert other.is_rehearsal
+
+
+@pytest.mark.parametrize("form", ["def", "async def", "batch"])
+def test_what_a_call_sets_ends_with_it(usher_kit: Make, form: str) -> None:
+    tenant: ContextVar[str] = ContextVar("tenant", default="")
+    seen: list[str] = []
+
+    def handle(one: Any) -> None:
+        seen.append(tenant.get())
+        tenant.set("of one message")
+
+    async def handle_async(one: Message) -> None:
+        handle(one)
+
+    kit = usher_kit({"def": handle, "async def": handle_async, "batch": batch(most=1, wait_s=0)(handle)}[form])
+    for ticket in ("a", "a", "b"):
+        kit.send(ticket)
+    kit.run()
+    assert seen == [""] * 3

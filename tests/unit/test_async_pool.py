@@ -169,7 +169,7 @@ def test_a_handler_that_has_its_own_task_cancelled_as_it_returns_does_not_take_i
 @pytest.mark.usefixtures("no_glances")
 @pytest.mark.parametrize("failures", [0, 2])
 @pytest.mark.parametrize("slots", [1, 4])
-def test_what_a_handler_has_in_its_context_no_other_lane_and_no_retry_sees(slots: int, failures: int) -> None:
+def test_what_a_handler_has_in_its_context_no_other_message_and_no_retry_sees(slots: int, failures: int) -> None:
     note: contextvars.ContextVar[str] = contextvars.ContextVar("note", default="")
     seen: list[str] = []
 
@@ -181,10 +181,11 @@ def test_what_a_handler_has_in_its_context_no_other_lane_and_no_retry_sees(slots
 
     made = Pool(handle, slots)
     made.add(1, 2, 3)
+    made.add_to(4, 4, 5, 6)
     made.pool.start()
-    made.until(lambda: len(made.done) == 3)
+    made.until(lambda: len(made.done) == 6)
     made.end()
-    assert seen == [""] * 3 * (failures + 1)
+    assert seen == [""] * 6 * (failures + 1)
 
 
 @pytest.mark.usefixtures("no_glances")
