@@ -18,12 +18,11 @@ def moment_ns() -> int:
     return time.clock_gettime_ns(_LEASE_CLOCK)
 
 
-#: What the wall clock was ahead of that clock when this owner began.
+#: What the wall clock was ahead of that clock when this owner began, and looked at it, once for all its runs.
 _ahead_ns = 0
 
 
 def anchor() -> None:
-    """Look at the wall clock, once for all that ``run_us`` returns. Called where an owner begins."""
     global _ahead_ns
     _ahead_ns = time.time_ns() - moment_ns()
 

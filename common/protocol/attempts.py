@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from usher.common.base.text import pluralize
 
-_FOUR = re.compile(rb"([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9})")
+_NOTED = re.compile(rb"([0-9]{1,9})(?: ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9}))?")
 
 #: First words of the errors of messages whose last start was never seen to end: nothing was raised, so these words tell
 #: them apart.
@@ -87,20 +87,14 @@ def encode(attempts: Attempts) -> bytes:
     return b"%d %d %d %d" % attempts
 
 
-def is_readable(value: bytes) -> bool:
-    """Return False for a value that ``decode`` takes for nothing noted: who reads it says so in the log.
-
-    >>> is_readable(b"2 1 1 0"), is_readable(b"2 1 one 0")
-    (True, False)
-    """
-    return _FOUR.fullmatch(value) is not None
-
-
 def decode(value: bytes) -> Attempts:
-    """Parse a field's value. An unreadable one counts as nothing noted: it must not stop its message.
+    """Parse a field's value. A plain number, as plain readers write it (common/readers), means that many starts, all
+    failed. One that is unreadable is ``NEVER``: it must not stop its message, and who reads it says so in the log.
 
     >>> decode(b"2 1 1 0"), decode(b"3")
-    (Attempts(starts=2, failures=1, crashes=1, losses=0), Attempts(starts=0, failures=0, crashes=0, losses=0))
+    (Attempts(starts=2, failures=1, crashes=1, losses=0), Attempts(starts=3, failures=3, crashes=0, losses=0))
     """
-    four = _FOUR.fullmatch(value)
-    return NEVER if four is None else Attempts(*map(int, four.groups()))
+    if (found := _NOTED.fullmatch(value)) is None:
+        return NEVER
+    starts, *others = (int(number or 0) for number in found.groups())
+    return Attempts(starts, *others) if found[2] else Attempts(starts, starts)

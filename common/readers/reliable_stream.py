@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from usher.common.base.log import event
-from usher.common.protocol.attempts import decode, is_readable
+from usher.common.protocol.attempts import NEVER, decode
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import EntryView
 from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, before, rank
@@ -268,6 +268,6 @@ def _confirmed(ids: Sequence[bytes], replies: Sequence[int]) -> list[bytes]:
 def _failures(entry_id: bytes, noted: bytes) -> int:
     """Read the noted number of failures, also as consumers note it that may have had the group before; an unreadable
     note stops no message."""
-    if not is_readable(noted):
+    if decode(noted) is NEVER:
         event(log, "attempts_unreadable", level=logging.ERROR, count=1, first=entry_id)
     return decode(noted).failures

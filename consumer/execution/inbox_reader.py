@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing, ReplyUnknown
 from usher.common.base.log import event
-from usher.common.protocol.attempts import NEVER, Attempts, decode, is_readable
+from usher.common.protocol.attempts import NEVER, Attempts, decode
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import ZERO, after, from_rank, rank
 from usher.common.redis.client import Arg, Link
@@ -487,7 +487,7 @@ class InboxReader(Service):
     def _attempts(self, wanted: list[bytes]) -> dict[bytes, Attempts]:
         charged = self._link.call("HMGET", self._keys.attempts, *wanted)
         found = {entry_id: value for entry_id, value in zip(wanted, charged, strict=True) if value is not None}
-        if wrong := [entry_id for entry_id, value in found.items() if not is_readable(value)]:
+        if wrong := [entry_id for entry_id, value in found.items() if decode(value) is NEVER]:
             event(log, "attempts_unreadable", level=logging.ERROR, count=len(wrong), first=wrong[0])
         return {entry_id: decode(value) for entry_id, value in found.items()}
 

@@ -192,7 +192,7 @@ class Template:
 
     def __init__(self, stdout: int | None = None) -> None:
         self._stdout = stdout
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._socket: socket.socket | None = None
 
     def fork(self, asked_by: int, where: int) -> Forked:
@@ -225,7 +225,7 @@ class Template:
                 self._start()
 
     def _start(self) -> socket.socket:
-        self._close()
+        self.end()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(_SEND_S)
         with theirs:
@@ -241,14 +241,11 @@ class Template:
 
     def end(self) -> None:
         with self._lock:
-            self._close()
-
-    def _close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-            self._process.kill()  # nothing, where the arbiter has started it: our successor goes on with it
-            self._process.wait()
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+                self._process.kill()  # nothing, where the arbiter has started it: our successor goes on with it
+                self._process.wait()
 
 
 class HandlerProcess:

@@ -178,6 +178,12 @@ def _guesses(_server: Guarded) -> str:
     return _logged("usher.common.http.auth", lambda: [client.post("/login", data={"token": guess}) for guess in "ab"])
 
 
+def _repeated_guess(_server: Guarded) -> str:
+    client = _site(SignedOut(Link(_server.url("master"), "test"), KEYS)).test_client()
+    told = _logged("usher.common.http.auth", lambda: [client.post("/login", data={"token": "a"}) for _ in range(500)])
+    return f"{told.count('token_refused')} lines"
+
+
 def _viewer(_server: Guarded) -> str:
     error = LastError("KeyError: 'bob'", "KeyError", "shop/orders.py:41")._asdict()
     seen = without_texts({"last_error": error, "error_type": "KeyError", "traceback": "bob = 1"})
@@ -249,6 +255,7 @@ _ATTACKS = [
     Attack("a page's own name leads to a consumer (DNS rebinding)", "200", "421", _rebound_name),
     Attack("a network is read beside HTTPS", "redis", "rediss", _plain_redis),
     Attack("tokens are guessed at the log-in", "no line", "token_refused, token_refused", _guesses),
+    Attack("one wrong token is sent 500 times", "no line (then 500 lines)", "10 lines", _repeated_guess),
     Attack(
         "a viewer reads what an error says",
         "KeyError: 'bob', and the traceback",

@@ -19,10 +19,14 @@ def test_what_is_written_is_read(starts: int, failures: int, crashes: int, losse
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b" ", b"-1", b"1 2", b"1 2 3", b"1 2 3 4 5", b"1 2 3 x", b"4", b"\xff", b" 1 2 3 4", b"9999999999"]
+    "value", [b"", b" ", b"-1", b"1 2", b"1 2 3", b"1 2 3 4 5", b"1 2 3 x", b"\xff", b" 1 2 3 4", b"9999999999"]
 )
 def test_what_cannot_be_read_stops_nobody(value: bytes) -> None:
     assert decode(value) is NEVER
+
+
+def test_a_plain_number_of_a_plain_reader_is_that_many_failures() -> None:
+    assert decode(b"4") == Attempts(4, 4, 0, 0)
 
 
 def test_only_a_message_that_nothing_went_wrong_with_asked_to_be_called_later() -> None:
@@ -30,21 +34,6 @@ def test_only_a_message_that_nothing_went_wrong_with_asked_to_be_called_later() 
     assert not any(
         known.put_off for known in (NEVER, Attempts(2, failures=1), Attempts(2, crashes=1), Attempts(2, losses=1))
     )
-
-
-@pytest.mark.parametrize(
-    ("known", "answer"),
-    [
-        (Attempts(), False),
-        (Attempts(4, 4), False),
-        (Attempts(1, 0, 1), True),
-        (Attempts(3, 2, 1), True),
-        (Attempts(0, 0, 0, 2), False),
-        (Attempts(0, 0, 0, 3), True),
-    ],
-)
-def test_who_was_there_when_a_process_ended_is_a_suspect(known: Attempts, answer: bool) -> None:
-    assert is_suspect(known) is answer
 
 
 def left(number: int, before: Attempts, *, is_blamed: bool = False) -> Left:

@@ -127,18 +127,6 @@ def test_another_consumer_could_take_what_waits_for_room_and_what_would_be_recal
     assert board.takeable() == 6, "not what waits for its time, for an operator, or behind what runs"
 
 
-def test_what_is_being_recalled_is_told() -> None:
-    board = loaded(5)
-    board.recalls(LATER)
-    seen = board.glance(b"T5", LATER, 0)
-    assert seen is not None
-    assert seen.recalled_for == "b"
-    board.recalls(LATER + 0.5)
-    seen = board.glance(b"T5", LATER + 0.5, 0)
-    assert seen is not None
-    assert seen.recalled_for == "", "it has started there"
-
-
 def test_the_idle_one_gets_a_ticket_that_came_back_also_when_it_has_most_of_the_messages() -> None:
     """They are of one ticket, and keep one of its slots busy. Else the ticket would go back where it was, and be asked
     for again and again."""
