@@ -118,7 +118,7 @@ def spark_engine(place: SparkPlace, environ: MutableMapping[str, str]) -> Iterat
     place = _as_submitted(place, environ)
     _prepare(place, environ)
     with _own_log(place.folder) as (file, spill):
-        for spark in _started(place, file, spill, _Classes(place, environ)):
+        with _started(place, file, spill, _Classes(place, environ)) as spark:
             yield SparkEngine(spark, place.is_far)
 
 
@@ -146,6 +146,7 @@ def is_elsewhere(master: str, environ: Mapping[str, str]) -> bool:
     return master != LOCAL or _GATEWAY in environ
 
 
+@contextlib.contextmanager
 def _started(place: SparkPlace, file: BinaryIO, spill: Path, classes: _Classes) -> Iterator[Any]:
     """Yield a started session, and leave no Java behind, however it ends."""
     from py4j.protocol import Py4JError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -251,20 +250,11 @@ def test_an_audit_whose_java_is_killed_was_not_done(settings: dict[str, str], se
     audit = subprocess.Popen(
         [*TUNED, "audit", "--engine", "spark"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    until(lambda: _workers(audit.pid), 120, "Spark reads Redis")
-    for java in {worker.parent() for worker in _workers(audit.pid)}:
-        java.kill()
+    reading = Path(settings["USHER_AUDIT_DIR"]) / "reading"
+    until(lambda: [*reading.glob("*/letters.parquet")], 240, "Redis is read, and Spark judges")
+    for child in psutil.Process(audit.pid).children(recursive=True):
+        if child.name() == "java":
+            child.kill()
     _, said = audit.communicate(timeout=60)
     assert audit.returncode == 2, said
     assert "usher: Spark ended in the middle" in said
-
-
-def _workers(pid: int) -> list[Any]:
-    """Python processes that a Java below this process has started."""
-    found = []
-    for process in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            parent = process.parent()
-            if process.name().startswith("python") and parent is not None and parent.name() == "java":
-                found.append(process)
-    return found
