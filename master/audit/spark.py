@@ -117,9 +117,8 @@ def spark_engine(place: SparkPlace, environ: MutableMapping[str, str]) -> Iterat
         return
     place = _as_submitted(place, environ)
     _prepare(place, environ)
-    with _own_log(place.folder) as (file, spill):
-        with _started(place, file, spill, _Classes(place, environ)) as spark:
-            yield SparkEngine(spark, place.is_far)
+    with _own_log(place.folder) as (file, spill), _started(place, file, spill, _Classes(place, environ)) as spark:
+        yield SparkEngine(spark, place.is_far)
 
 
 @contextlib.contextmanager
