@@ -5,9 +5,9 @@ Threads and what they own
 ::
 
     register  lifecycle/registrar.py     takes the consumer's name at a master, over HTTP, then ends; before that,
-                                         reports what the predecessor was running when it ended (crash_report.py)
+                                         reports what the predecessor was running when it ended (process_ending.py)
     read      execution/inbox_reader.py  inbox -> bodies of exactly those ids -> lanes
-    work-N    execution/thread_pool.py   runs lanes: short handlers one after another on one thread, others side by side
+    work-N    execution/async_pool.py    runs lanes: short handlers one after another on one thread, others side by side
     async     execution/async_pool.py    the same for ``async def`` handlers, on one event loop
     (both)    execution/batch_pool.py    the same for batch handlers: one call with messages of several lanes
     suspects-N  isolation/worker.py      runs messages that may have ended a process, in a child process each
@@ -15,16 +15,12 @@ Threads and what they own
                                          per batch; dead letters; tickets that go back: recalled, or put off
     report    execution/reporter.py      tells the leader over HTTP what Redis has accepted
     beat      lifecycle/heartbeat.py     renews the lease, in step with real progress
-    guard     lifecycle/lease_guard.py   ends the process when the lease can have ended
+    guard     lifecycle/heartbeat.py     ends the process when the lease can have ended
     watch     execution/watchdog.py      ends the process when a handler ran past its deadline (only with
                                          USHER_HANDLER_SECONDS)
     (web)     web.py                     health endpoint, gunicorn's threads
 
-The lanes are shared (execution/lanes.py: Lanes, one lock); everything else belongs to its thread. Every thread has its
-own connection.
-
-However many ticket streams are taken in, a consumer waits on one inbox, which Redis wakes, and reads all of their
-entries with one batched read of one stream: masters gather them (common/protocol/sources.py).
+The lanes are shared (execution/lanes.py, one lock); everything else belongs to its thread, which has a connection.
 
 What an incarnation believes, and why it may
 --------------------------------------------
@@ -45,10 +41,7 @@ dies or is killed at the deadline is seen by its consumer, so it is charged exac
 whose handler returns or raises is no longer a suspect. So the killer is given up after max_attempts starts (or one
 more, if the first end took its last attempt), and its neighbours keep their count (policy/quarantine.py).
 
-Without a journal (another machine, the state folder gone) the leader notes a loss for the first message of each ticket
-that was not acknowledged; after three of them it is a suspect too, and each of its starts is in Redis before it
-happens, as an end in doubt. A message is given up for ends in doubt only after max_attempts + 2 of them in a row: that
-is the bound for those that take a whole container along.
+Without a journal the leader notes losses (docs/handlers.md, policy/quarantine.py).
 
 ====================================  ================================================================================
 a process or Redis ends when          what becomes of the message
@@ -56,12 +49,10 @@ a process or Redis ends when          what becomes of the message
 before the start is in the journal    it never started, and is charged with nothing
 it runs in the consumer               the successor makes it a suspect; charged with nothing
 it returned, not acknowledged         no longer in the journal: it runs again, as if it had never run
-the acknowledgement's reply is lost   asked again: GONE; if the consumer ends too, Redis has it as done
+the acknowledgement's reply is lost   the same batch goes again: GONE; if the consumer ends too, Redis has it as done
 it runs in a child, the child ends    charged, if the child had run no other; tried again in a new child
-it runs in a child, the consumer      the child ends too; one more end in doubt, charged with nothing
-ends
-it returned in a child, and the       the same
-consumer ends before it hears of it
+it runs in a child, or returned, and  the child ends too; one more end in doubt, charged with nothing
+the consumer ends before it hears it
 ====================================  ================================================================================
 
 What goes wrong, and what then
@@ -69,14 +60,12 @@ What goes wrong, and what then
 ==============================  ======================================================================================
 Redis cannot be reached         running handlers finish, no new ones start once the lease may have ended; then the
                                 process leaves
-a reply to an ack is lost       the same batch goes again before any later one; it is answered OK or GONE
 a master cannot be reached      only speed is lost: reports go to the next master
 the handler raises              the message is tried again in place, with backoff; its ticket waits, its slot does not.
                                 For a long wait the ticket is given back, with the time at which it is due
 the leader recalls a ticket     it is given back if nothing of it was started; else nothing is said
 a reply to a give-back is lost  the same again: GIVEN, or GONE. Its fence is closed since before the first call, so that
                                 nothing of the ticket under it starts here, and what comes under a later one does
-the handler ends the process    the arbiter starts a new one within a second; see above
 the body of a message is gone   dead letter ``body_gone``, in its place in the order
 SIGTERM                         drain: no new starts, running handlers finish, acknowledgements are flushed, the rest
                                 is given back

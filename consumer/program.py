@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.clock import now_s, run_us, wall_ms
 from usher.common.base.extras import version
 from usher.common.base.log import event
 from usher.common.http.auth import Doorman
@@ -295,7 +295,7 @@ class ConsumerProgram:
         running = sorted(journal.running(), key=lambda left: left.start_us)
         return {
             "incarnation": incarnation.name,
-            "time_ms": wall_ms(),
+            "time_ms": run_us() // 1000,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "version": version(),

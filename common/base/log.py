@@ -127,7 +127,8 @@ class _Repeats:
         if not 0 <= now - since < _WHILE_S:
             left_out, since, count = max(0, count - _MOST_ALIKE), now, 0
         if len(self._seen) >= _MOST_KNOWN and alike not in self._seen:
-            self._seen.clear()
+            kept = {line: seen for line, seen in self._seen.items() if seen[1] > _MOST_ALIKE}
+            self._seen = kept if len(kept) < _MOST_KNOWN else {}
         self._seen[alike] = (since, count + 1)
         return left_out if count < _MOST_ALIKE else None
 
@@ -184,7 +185,8 @@ class _Backlog:
 
     def tell(self, every_s: float = math.inf) -> None:
         """Say how many were dropped since that was said: when nothing waits, else once in ``every_s``."""
-        if self.dropped > self.told and (not self.size or now_s() - self._told_s >= every_s):
+        is_due = not self.size if every_s == math.inf else now_s() - self._told_s >= every_s
+        if self.dropped > self.told and is_due:
             lines, self.told, self._told_s = self.dropped - self.told, self.dropped, now_s()
             event(_log, "log_lines_dropped", level=logging.WARNING, lines=lines, why=self._why)
 

@@ -305,6 +305,11 @@ class WatchedWorker(ThreadWorker):
             if silence_s:
                 self.tmp.say(silence_s, does)
 
+    def run(self) -> None:
+        super().run()
+        # A thread that answers late would wake the loop that is no more, through a number that may be somebody else's.
+        self.method_queue.defer = lambda *_: None
+
     def handle(self, conn: Any) -> Any:
         goes_on = super().handle(conn)
         if goes_on is False:
@@ -323,11 +328,11 @@ class _Log:
     """gunicorn's words in our log: troubles as they are, everything else only for those who ask for debug; its own
     lines of debug never, since they have the path of every request, in which a token may stand by mistake."""
 
-    #: Told in better words, or not worth a word: a client that has gone, or was too slow.
+    #: Told in better words.
     _TOLD = re.compile(
-        r"WORKER TIMEOUT|Shutting down|Reason:|Socket error"
-        r"|Worker \(pid:\d+\) (exited with code [34]\b|was sent SIGABRT)"
+        r"WORKER TIMEOUT|Shutting down|Reason:|Worker \(pid:\d+\) (exited with code [34]\b|was sent SIGABRT)"
     )
+    _KILLED = re.compile(r"Worker \(pid:(\d+)\) was sent SIGKILL")
 
     def __init__(self, cfg: Any) -> None:
         self.cfg = cfg
@@ -335,11 +340,12 @@ class _Log:
 
     def _say(self, level: int, message: str, *args: Any, exc_info: Any = False, **_more: Any) -> None:
         text = message % args if args else message
-        if "was sent SIGKILL" in text:
-            self.killed = args[0]
+        if killed := self._KILLED.match(text):
+            self.killed = int(killed[1])
         if text.startswith("Invalid request"):  # it repeats parts of the request; and a flood is none of the log
             level, text = logging.DEBUG, "a request that is not HTTP was refused"
-        if self._TOLD.match(text):
+        is_slow = bool(exc_info) and isinstance(sys.exc_info()[1], TimeoutError | BlockingIOError)  # a client
+        if is_slow or self._TOLD.match(text):
             level, exc_info = logging.DEBUG, False
         event(log, "web_server", level=level, says=text, exc_info=bool(exc_info))
 

@@ -208,11 +208,11 @@ def init_deploy(folder: Path, roles: tuple[str, ...], host: str, consumers: int,
             f" lose them; in a shell:  {with_settings}   (or remove the file, and all secrets are made anew)"
         )
     write(made, files)
-    if not made.users and "consumer" in made.roles and len(made.roles) > 1:
+    if not made.users and (os.geteuid() == 0 or ("consumer" in made.roles and len(made.roles) > 1)):
         click.echo(
-            "All programs run as one user, so handlers can read usher.env. Written by root, each role has a user of its"
-            " own, once there are some:  for role in redis master consumer; do useradd --system --no-create-home"
-            " --shell /usr/sbin/nologin usher-$role; done"
+            f"All programs run as {'root' if os.geteuid() == 0 else 'one user'}, so handlers can read usher.env."
+            " Written by root, each role has a user of its own, once there are some:  for role in redis master"
+            " consumer; do useradd --system --no-create-home --shell /usr/sbin/nologin usher-$role; done"
         )
     click.echo(f"Start it: {made.folder}/start    More: {made.folder}/README.md")
     if made.project is not None:
@@ -249,8 +249,11 @@ def plan(
     if "master" in roles:
         ports = (local.port, local.port + 1)
         settings.setdefault("USHER_MASTER_URLS", ",".join(f"{scheme}://{at}:{port}" for port in ports))
-        if not is_loopback(f"{at}:1"):  # a master asks consumers only at these hosts; others cannot register
-            settings.setdefault("USHER_HEALTH_HOSTS", f"127.0.0.1,::1,{address}")
+        if not is_loopback(f"{at}:1") and "USHER_HEALTH_HOSTS" not in settings:
+            if "consumer" not in roles:
+                told = "not set: a master refuses consumers elsewhere; name their hosts or network, e.g. 10.0.0.0/24"
+                raise StartRefused(f"USHER_HEALTH_HOSTS {told}")
+            settings["USHER_HEALTH_HOSTS"] = f"127.0.0.1,::1,{address}"
     settings |= _secrets(folder, roles, redis_at, settings, environ)
     if roles == ["consumer"]:
         settings.pop("USHER_TOKENS_FILE", None)

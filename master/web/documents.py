@@ -172,7 +172,7 @@ class Ticket(TicketRow):
 
 
 class Audit(TypedDict):
-    """The last audit. ``audit``: see ``usher.master.audit.output.report.summary``."""
+    """The last audit. ``audit``: see ``usher.master.audit.report.summary``."""
 
     audit: dict[str, Any] | None
 

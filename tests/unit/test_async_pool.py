@@ -78,24 +78,6 @@ class Pool:
             time.sleep(0.005)
 
 
-def test_as_many_at_a_time_as_there_are_slots() -> None:
-    running, most = 0, 0
-
-    async def handle(message: Message) -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.01)
-        running -= 1
-
-    made = Pool(handle, slots=3)
-    made.add(*range(1, 31))
-    made.pool.start()
-    made.until(lambda: len(made.done) == 30)
-    made.end()
-    assert most == 3
-
-
 def test_a_handler_may_use_child_processes_threads_and_its_own_cancellation() -> None:
     """The loop does not run on the main thread, where child processes are watched differently."""
 

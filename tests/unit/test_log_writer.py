@@ -179,6 +179,20 @@ os._exit(0)
 """
 
 
+def test_without_a_thread_the_lines_for_others_are_counted_and_nothing_else(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    module.configure("c1", "info", "human")
+    logging.getLogger().addHandler(logging.NullHandler())
+    for _ in range(3):
+        module.event(logging.getLogger("shop"), "paid")
+    assert capfd.readouterr().err.count("\n") == 4, "one says that lines were dropped"
+
+
 def test_handlers_of_others_get_the_last_lines_of_a_process_and_those_of_what_it_forks(tmp_path: Path) -> None:
     program = f"""
 import logging, os
