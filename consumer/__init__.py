@@ -51,7 +51,7 @@ it runs in the consumer               the successor makes it a suspect; charged 
 it returned, not acknowledged         no longer in the journal: it runs again, as if it had never run
 the acknowledgement's reply is lost   the same batch goes again: GONE; if the consumer ends too, Redis has it as done
 it runs in a child, the child ends    charged, if the child had run no other; tried again in a new child
-it runs in a child, or returned, and  the child ends too; one more end in doubt, charged with nothing
+it runs in a child, or returned, and  the child ends too; charged with nothing (in doubt, if memory may have ended both)
 the consumer ends before it hears it
 ====================================  ================================================================================
 

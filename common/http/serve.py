@@ -259,8 +259,9 @@ class WorkerEnds:
         self._is_restart = False
         self._kills: int | None = None
         self._progress = mmap.mmap(-1, 1)  # which a worker shares with its arbiter
-        #: The last one was ended by SIGKILL, and neither by its arbiter nor by the kernel, for want of memory.
-        self.is_from_outside = False
+        #: While the last one lived, the kernel ended nothing for want of memory; and: it was ended by SIGKILL, and not
+        #: by its arbiter either.
+        self.is_by_itself = self.is_from_outside = False
 
     def begin(self) -> None:
         if self._is_restart:
@@ -278,8 +279,8 @@ class WorkerEnds:
         return self._progress[0] != 0
 
     def note(self, worker: Any, program: str, is_killed: bool) -> None:
-        self.is_from_outside = is_killed and not worker.aborted and self._kills is not None
-        self.is_from_outside = self.is_from_outside and oom_kills() == self._kills
+        self.is_by_itself = self._kills is not None and oom_kills() == self._kills
+        self.is_from_outside = is_killed and not worker.aborted and self.is_by_itself
         if worker.aborted:  # by the arbiter: its time was up
             why = "its interpreter or its services stood still: code keeps the interpreter lock, or waits for ever"
             facts = worker.tmp.facts() | {"pid": worker.pid, "running": list(self._running()), "why": why}

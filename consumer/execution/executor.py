@@ -25,6 +25,7 @@ from usher.common.runtime.fork_guard import leave
 from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.handlers.error_trace import has_cause, own_line, traced, type_name
 from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.lifecycle.journal import APART, Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished, Success
 from usher.consumer.policy.batches import TriedTogether
 from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, TicketPace, TryAgain, decide, unended
@@ -35,14 +36,6 @@ log = logging.getLogger(__name__)
 
 #: Child processes that ran no handler, until suspects run in this process.
 _MOST_REFUSED = 3
-
-
-class Starts(Protocol):
-    """The record of the handlers that run (consumer/lifecycle/journal.py)."""
-
-    def started(self, message: Message, start_us: int) -> None: ...
-
-    def ended(self, message: Message) -> None: ...
 
 
 class ProcessEnded(UsherError):
@@ -86,7 +79,7 @@ class Executor:
         self,
         lanes: Lanes,
         outcomes: Outcomes,
-        starts: Starts,
+        starts: Journal,
         lease: OwnLease,
         policy: RetryPolicy,
         strict: bool,
@@ -95,7 +88,7 @@ class Executor:
     ) -> None:
         self.lanes = lanes
         self._outcomes = outcomes
-        self._note_start: Callable[[Message, int], None] = starts.started
+        self._note_start: Callable[..., None] = starts.started
         self._note_end: Callable[[Message], None] = starts.ended
         self._lease = lease
         self._policy = policy
@@ -166,7 +159,7 @@ class Executor:
         if self._is_over(lane, message):
             return False
         self.cancelled.discard(message.stream_id)  # a former run, which had just ended
-        self._begin(message, run_us())
+        self._begin(message, run_us(), APART)
         return True
 
     def not_started(self, lane: MessageLane, message: Message, wait_s: float) -> None:
@@ -176,13 +169,13 @@ class Executor:
         message.attempt -= 1
         self.lanes.retry(lane, message, self.clock() + wait_s)
 
-    def _begin(self, message: Message, start_us: int) -> None:
+    def _begin(self, message: Message, start_us: int, *state: int) -> None:
         message.attempt += 1
         message.start_us = start_us
         if not message.first_ms:
             message.first_ms = start_us // 1000
         in_hand.set(message)
-        self._note_start(message, start_us)
+        self._note_start(message, start_us, *state)
 
     def _may_start_here(self, lane: MessageLane, message: Message) -> bool:
         """Return whether a message with a past may start in this process; if not, give it up, or to a child process."""

@@ -91,8 +91,7 @@ def handler_of(target: Any, spec: str = "") -> Handler:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {problem}") from None
     # What a call sets (the tenant of a request, a language) ends with it: the next message on its thread is another's.
     # A coroutine runs in its task's context, which pools change as often as it was changed.
-    apart = call if awaited else lambda given: copy_context().run(call, given)
-    return Handler(apart, awaited, options, batched)
+    return Handler(call if awaited else lambda given: copy_context().run(call, given), awaited, options, batched)
 
 
 def with_spans(handler: Handler, stream: str, group: str) -> Handler:

@@ -37,19 +37,21 @@ _EXPLAINED = _HEADER.size - 1
 #: fence, start in microseconds, starts, failures, crashes, losses, id, length of the ticket, ticket, state
 _SLOT = struct.Struct(f"<qqIIII41sH{LONGEST_TICKET}sB")
 _STATE = _SLOT.size - 1  # last, so that it is written after the rest
-_FREE, _RUNNING, _BLAMED = 0, 1, 2
+_FREE, _RUNNING, _BLAMED, APART = 0, 1, 2, 3
 _ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 #: The slot of a start that found no free one.
 _NOWHERE = 0
 
 
 class Former(NamedTuple):
-    """The content of the journal of a process that has ended. ``is_from_outside``: somebody else has ended it."""
+    """The content of the journal of a process that has ended. ``is_from_outside``: somebody else has ended it;
+    ``by_itself``: its arbiter lives on, and the kernel has ended nothing for want of memory."""
 
     incarnation: str
     is_explained: bool
     left: list[Left]
     is_from_outside: bool = False
+    by_itself: bool = False
 
 
 class Journal:
@@ -65,15 +67,15 @@ class Journal:
         self._free = list(range(_HEADER.size, size, _SLOT.size))
         self._pack = _SLOT.pack_into
 
-    def started(self, message: Message, start_us: int) -> None:
-        """Record a start: the handler is called next."""
+    def started(self, message: Message, start_us: int, state: int = _RUNNING) -> None:
+        """Record a start: the handler is called next, in a child process if ``state`` is APART."""
         try:
             slot = self._free.pop()
         except IndexError:  # more handlers at once than slots
             return
         message.slot = slot
         ticket, known = message.ticket, (message.attempt, message.failures, message.crashes, message.losses)
-        self._pack(self._map, slot, message.fence, start_us, *known, message.stream_id, len(ticket), ticket, _RUNNING)
+        self._pack(self._map, slot, message.fence, start_us, *known, message.stream_id, len(ticket), ticket, state)
 
     def ended(self, message: Message) -> None:
         """Free the slot: the handler has ended."""
@@ -148,9 +150,8 @@ def _left(content: bytes | mmap.mmap, at: int) -> Left | None:
     entry_id = padded_id.rstrip(b"\0")
     if state == _FREE or not _ID.fullmatch(entry_id):
         return None
-    return Left(
-        ticket[:length], entry_id, fence, Attempts(starts, failures, crashes, losses), start_us, state == _BLAMED
-    )
+    known = Attempts(starts, failures, crashes, losses)
+    return Left(ticket[:length], entry_id, fence, known, start_us, state == _BLAMED, is_apart=state == APART)
 
 
 def read_journal(path: Path, origin: str) -> Former | None:

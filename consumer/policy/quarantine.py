@@ -62,7 +62,7 @@ class Left(NamedTuple):
     """A start that had not ended when its process did. ``before``: the message's attempts, this start included.
 
     ``is_blamed``: the process itself noted that it ends because of this one. ``start_us``: microseconds since the
-    epoch. ``slot``: its place in the journal of the process that runs it.
+    epoch. ``slot``: its place in the journal of the process that runs it. ``is_apart``: a child process ran it.
     """
 
     ticket: bytes
@@ -72,15 +72,20 @@ class Left(NamedTuple):
     start_us: int
     is_blamed: bool
     slot: int = 0
+    is_apart: bool = False
 
 
-def suspects(left: Sequence[Left], is_explained: bool, is_from_outside: bool = False) -> list[tuple[Left, Attempts]]:
+def suspects(
+    left: Sequence[Left], is_explained: bool, is_from_outside: bool = False, by_itself: bool = False
+) -> list[tuple[Left, Attempts]]:
     """Return the attempts to note for the starts that a process left. ``is_explained``: it ended for a reason that it
     knew: then those that it blames are suspects, and the others were only in the way. Else all are, or, where the end
-    came from outside, have one more loss."""
+    came from outside, have one more loss; where the process ended ``by_itself``, no child had a part in it."""
     crashes, losses = (0, 1) if is_from_outside and not is_explained else (1, 0)
     return [
-        (one, one.before._replace(crashes=one.before.crashes + crashes, losses=one.before.losses + losses))
+        (one, one.before)
+        if by_itself and one.is_apart
+        else (one, one.before._replace(crashes=one.before.crashes + crashes, losses=one.before.losses + losses))
         for one in left
         if one.is_blamed or not is_explained
     ]

@@ -191,9 +191,10 @@ def test_one_that_we_may_not_end_ends_itself(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*_: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    with HandlerProcess(ProcessSpec("kept:hangs", "s", False), lambda: None) as process:
+    with HandlerProcess(ProcessSpec("kept:hangs", "s", False), lambda: None) as process, monkeypatch.context() as patch:
         child = process.begin()
-        monkeypatch.setattr(os, "killpg", refuse)
+        patch.setattr(os, "killpg", refuse)
+        patch.setattr(os, "kill", refuse)
         assert process.run(piece()).how == HUNG
     assert child.returncode == -signal.SIGKILL
 
@@ -209,16 +210,6 @@ def test_an_end_is_seen_at_once_whatever_the_handler_did_to_signals_and_descript
         result = process.run(piece())
         assert (result.how, result.error) == (DIED, told)
         assert time.monotonic() - began_s < 5
-
-
-def test_one_that_ends_when_it_is_asked_where_it_is_has_hung(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(pid: int, number: int) -> None:
-        raise ProcessLookupError
-
-    with HandlerProcess(ProcessSpec("kept:hangs", "s", False), lambda: None) as process, monkeypatch.context() as patch:
-        process.begin()
-        patch.setattr(os, "kill", gone)
-        assert process.run(piece()).how == HUNG
 
 
 def test_the_template_may_go_at_any_moment() -> None:

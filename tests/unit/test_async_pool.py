@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import usher.consumer.execution.async_pool
-from tests.books import Book
 from usher.common.base.clock import now_s
 from usher.consumer.execution.async_pool import AsyncPool
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.policy.acks import FailedAttempt
 from usher.consumer.policy.outcome import Bury, RetryPolicy
 
@@ -41,7 +41,14 @@ class Pool:
         self.broken: list[str] = []
         self.lanes = Lanes()
         self.executor = Executor(
-            self.lanes, self, Book(), LEASE, policy or RetryPolicy(3, 0.0, 0.0), strict, 0.0, self.broken.append
+            self.lanes,
+            self,
+            Journal(None, "", "", 0),
+            LEASE,
+            policy or RetryPolicy(3, 0.0, 0.0),
+            strict,
+            0.0,
+            self.broken.append,
         )
         self.pool = AsyncPool(self.executor, handle, slots)
 

@@ -64,6 +64,11 @@ class TestSuspects:
             assert known == Attempts(1, losses=losses)
         assert is_suspect(known)
 
+    def test_who_ran_in_a_child_has_no_part_in_an_end_of_its_consumer_alone(self) -> None:
+        apart, here = left(1, Attempts(2, 0, 1))._replace(is_apart=True), left(2, Attempts(1))
+        assert [known.crashes for _, known in suspects([apart, here], False, by_itself=True)] == [1, 1]
+        assert noted(apart, here)[b"1-1"] == Attempts(2, 0, 2), "memory may have ended both"
+
     def test_cut_off_in_a_drain_and_killed_it_is_neither(self) -> None:
         assert suspects([left(1, Attempts(1))], is_explained=True, is_from_outside=True) == []
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.books import Book
 from tests.unit.test_lanes import quiet_ids
 from usher import batch
 from usher.common.base.clock import now_s
@@ -26,6 +25,7 @@ from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished
 from usher.consumer.policy.batches import LaneOutcome, MessageFailed, TriedTogether, goes_alone, judge
 from usher.consumer.policy.outcome import Bury, RetryPolicy
@@ -138,7 +138,9 @@ class Runners:
         self.broken: list[str] = []
         self.lanes = Lanes()
         policy = RetryPolicy(3, 0.0, 0.0)
-        self.executor = Executor(self.lanes, self, Book(), LEASE, policy, strict, 60.0, self.broken.append)
+        self.executor = Executor(
+            self.lanes, self, Journal(None, "", "", 0), LEASE, policy, strict, 60.0, self.broken.append
+        )
         self.calls: list[list[str]] = []
 
         def called(messages: list[Message]) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.books import Book
 from tests.unit.test_pools import Accounts
 from usher.common.base.clock import now_s
 from usher.common.runtime.fork_guard import call_in_children
@@ -24,6 +23,7 @@ from usher.consumer.execution.lanes import Lanes
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.policy.outcome import RetryPolicy
 
 Handle = Callable[[Any], None]
@@ -60,7 +60,9 @@ def test_a_forked_child_ends_with_its_handler(
     pool: Callable[[Executor, Handle], Service], end: Callable[[], None], code: int
 ) -> None:
     lanes, accounts, lease = Lanes(), Accounts(), OwnLease(60.0, now_s())
-    executor = Executor(lanes, accounts, Book(), lease, RetryPolicy(1, 0.0, 0.0), False, 0.0, pytest.fail)
+    executor = Executor(
+        lanes, accounts, Journal(None, "", "", 0), lease, RetryPolicy(1, 0.0, 0.0), False, 0.0, pytest.fail
+    )
     call_in_children(executor.end_in_child)
     children: list[int] = []
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.books import Book
 from usher.common.base.clock import now_s
 from usher.common.base.errors import HandlerUnusable
 from usher.common.runtime.service import Service
@@ -18,6 +17,7 @@ from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished
 from usher.consumer.policy.outcome import Bury, RetryPolicy
 
@@ -44,7 +44,9 @@ class Accounts:
 def _run(pool: Callable[[Executor], Service]) -> Accounts:
     """Give one message to a pool of one slot, whose handler has one attempt."""
     lanes, accounts, lease = Lanes(), Accounts(), OwnLease(60.0, now_s())
-    executor = Executor(lanes, accounts, Book(), lease, RetryPolicy(1, 0.0, 0.0), False, 0.0, pytest.fail)
+    executor = Executor(
+        lanes, accounts, Journal(None, "", "", 0), lease, RetryPolicy(1, 0.0, 0.0), False, 0.0, pytest.fail
+    )
     lanes.add([(b"T", [Message(b"T", b"1-1", 5, [], lease)])])
     service = pool(executor)
     service.start()

@@ -347,4 +347,5 @@ class TestAround:
 def test_a_mock_as_handler_is_itself_what_is_called() -> None:
     """It has whatever attribute somebody looks for, also those of a router."""
     stand_in = Mock(return_value=None)
-    assert handler_of(stand_in).call is stand_in
+    handler_of(stand_in).call("m")
+    stand_in.assert_called_once_with("m")

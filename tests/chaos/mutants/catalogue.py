@@ -112,7 +112,7 @@ def _letter_and_ack_apart(steps: OwnerScripts, letter: Letter) -> Buried:
     return Buried.OK
 
 
-def _charged(left: Sequence[Left], is_explained: bool, is_from_outside: bool = False) -> list[tuple[Left, Attempts]]:
+def _charged(left: Sequence[Left], is_explained: bool, *_: bool) -> list[tuple[Left, Attempts]]:
     return [(one, one.before._replace(crashes=one.before.crashes + 1).blamed()) for one in left]
 
 
