@@ -270,11 +270,8 @@ def plan(
     module, here = handler.partition(":")[0].partition(".")[0], Path.cwd()
     # The folder they run in, as in `usher up`, and no part of PYTHONPATH, which comes before Python's own modules: a
     # project's queue.py would break every program.
-    is_here = (
-        module != "usher"
-        and ((here / module).exists() or (here / f"{module}.py").exists())
-        and not _ODD.search(str(here))
-    )
+    is_here = module != "usher" and any((here / name).exists() for name in (module, f"{module}.py"))
+    is_here = is_here and not _ODD.search(str(here))
     prefix = "consumer" if address == "127.0.0.1" else re.sub(r"[^A-Za-z0-9.-]", "-", address).strip("-")
     count = consumers if "consumer" in roles else 0
     return Host(

@@ -469,7 +469,7 @@ def test_masters_that_gather_and_trim_the_same_lose_nothing(world: Gathered, red
     threads = [threading.Thread(target=trim, args=(master,)) for master in masters]
     for thread in threads:
         thread.start()
-    for number in range(15):
+    for number in range(16):
         for name in names:
             sent[name] += world.send(name, *_ids(1 + 10 * number, 10 + 10 * number))
         master = masters[number % 2]
