@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import sqlalchemy as sa
 from tests.commands import usher
 from tests.integration.factories import Owner, World
 from tests.integration.gathered import Gathered
-from tests.process.crew import handler_processes
 from tests.process.machine import ROOT, until
 from tests.sinks import rows
 from usher.common.base.clock import now_s
@@ -348,7 +346,7 @@ def test_a_process_that_ends_behind_its_last_message_is_told_and_the_next_one_ha
     pieces = [Piece(b"T", b"5-0", 0, (0, 0, 0, 0), (b"body", body)) for body in (b"exit afterwards", b"fine")]
     with HandlerProcess(ProcessSpec("shop:does", "s", False), lambda: None) as process:
         assert process.run(pieces[0]).how == "done"
-        until(lambda: not handler_processes(os.getpid()), 20, "its thread has ended it")
+        until(lambda: process._process and process._process.wait() is not None, 20, "its thread has ended it")
         assert process.run(pieces[1]).how == "done"
     assert process.notes == [
         "the handler's process ended with exit code 4 when a call was over: something that the handler began goes on"
