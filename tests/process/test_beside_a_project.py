@@ -88,10 +88,6 @@ def test_a_project_with_packages_of_the_same_names_runs_with_the_wheel(
     assert kept <= held and {"py.typed", "testing.py", "deploy/testkit/pytest_plugin.py"} <= held
     assert {entry.name.partition("-")[0] for entry in site.iterdir()} <= {"usher", "usher_streams", "bin"}
 
-    # A shell in the installed folder can import our packages by another name, as one in the checkout's root can.
-    done = subprocess.run([sys.executable, "-c", "import common"], cwd=site / "usher", capture_output=True, check=False)
-    assert b"it is 'usher.common'" in done.stderr
-
     project = folder / "shop"
     for name, text in _PROJECT.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
