@@ -190,8 +190,7 @@ class ConsumerProgram:
             return
         former = None if self._lock.is_anew else read_journal(path, origin(self._settings))
         if former is not None:
-            ends = self._ends
-            former = former._replace(is_from_outside=ends.is_from_outside, by_itself=ends.is_by_itself)
+            former = former._replace(is_from_outside=self._ends.is_from_outside, by_itself=self._ends.is_by_itself)
             report_crash(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
         with contextlib.suppress(OSError):
             path.unlink()

@@ -19,7 +19,7 @@ def moment_ns() -> int:
 
 
 #: What the wall clock was ahead of that clock when this owner began, and looked at it, once for all its runs.
-_ahead_ns = 0
+_ahead_ns = time.time_ns() - moment_ns()
 
 
 def anchor() -> None:
@@ -31,9 +31,6 @@ def run_us() -> int:
     """Return microseconds since the epoch for the times of runs. They never go back: who sets the clock moves no run of
     an owner beside another one of it, so how far an owner's clock is ahead of Redis' is one number."""
     return (time.clock_gettime_ns(_LEASE_CLOCK) + _ahead_ns) // 1000
-
-
-anchor()
 
 
 def wall_ms() -> int:

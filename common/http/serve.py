@@ -255,8 +255,7 @@ class WorkerEnds:
     ) -> None:
         """``running`` names what ran in a worker that stood still, for the log."""
         self._running = running
-        self._before_restart = before_restart
-        self._is_restart = False
+        self.before_restart = before_restart
         self._kills: int | None = None
         self._progress = mmap.mmap(-1, 1)  # which a worker shares with its arbiter
         #: While the last one lived, the kernel ended nothing for want of memory; and: it was ended by SIGKILL, and not
@@ -264,9 +263,6 @@ class WorkerEnds:
         self.is_by_itself = self.is_from_outside = False
 
     def begin(self) -> None:
-        if self._is_restart:
-            self._before_restart()
-        self._is_restart = True
         self._kills = oom_kills()
         self._progress[0] = 0
 
@@ -475,6 +471,7 @@ class _Program(BaseApplication):
                 in_s=round(pause_s, 1),
                 early_deaths=self._early_deaths,
             )
+            self._ends.before_restart()
             while not self._asked and time.monotonic() < now + pause_s:
                 time.sleep(0.05)
         self._started_s = time.monotonic()

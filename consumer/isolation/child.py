@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import click
 import orjson
 
-from usher.common.base.clock import now_s
+from usher.common.base.clock import now_s, run_us
 from usher.common.base.errors import GiveUp, HandlerUnusable, Invalid, RetryLater, readable
 from usher.common.base.log import configure, in_hand
 from usher.common.base.text import format_error
@@ -49,6 +49,7 @@ from usher.consumer.isolation.process import (
     CallResult,
     Piece,
     ProcessSpec,
+    pidfd,
 )
 from usher.consumer.policy.batches import judge
 
@@ -97,7 +98,7 @@ class Slot(Service):
             piece.ticket, piece.stream_id, piece.fence, list(piece.flat), self._lease, Attempts(*piece.known)
         )
         message.attempt += 1
-        message.start_us = time.time_ns() // 1000
+        message.start_us = run_us()
         message.first_ms = message.start_us // 1000
         message.slot = 1  # in hand: log lines name it
         in_hand.set(message)
@@ -224,11 +225,10 @@ def watch(pid: int, status: int, asker: int) -> NoReturn:
     """Tell, through the pipe ``status``, the number of the process with the handler, and how it ends; end it, and all
     that it has started, as soon as the process ``asker`` (a pidfd) has ended. It may not do so itself: its code keeps
     the interpreter, or it was stopped."""
-    with contextlib.suppress(PermissionError):  # it was quicker
-        os.setpgid(pid, pid)
     with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)
         os.write(status, STATUS.pack(pid))
-        news, handler = select.poll(), os.pidfd_open(pid)
+        news, handler = select.poll(), pidfd(pid)
         news.register(handler, select.POLLIN)
         news.register(asker, select.POLLIN)
         if handler not in dict(news.poll()):

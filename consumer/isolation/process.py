@@ -9,6 +9,7 @@ CPU, and where messages end their processes, one after another, that is what all
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import select
@@ -160,6 +161,13 @@ _LONGEST_TRACE = 8000
 STATUS = struct.Struct("=i")
 
 
+def pidfd(pid: int) -> int:
+    """``os.pidfd_open``, which Pythons lack that were built on an old Linux (uv's). Raises OSError before Linux 5.3."""
+    if (number := ctypes.CDLL(None, use_errno=True).syscall(434, pid, 0)) < 0:  # its number on all kinds of machines
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(number)
+
+
 class Forked:
     """A process that the template has forked, and that ends when this one does; as ``subprocess.Popen`` for what is not
     our own child. ``status``: our end of the pipe that brings its number, and how it ended."""
@@ -197,7 +205,7 @@ class Template:
 
     def fork(self, asked_by: int, where: int) -> Forked:
         """Return a new process that runs ``child.run`` with these descriptors. Raises OSError."""
-        ours = os.pidfd_open(os.getpid())
+        ours = pidfd(os.getpid())
         status, theirs = os.pipe()
         given = theirs, ours, asked_by, where
         try:

@@ -5,6 +5,7 @@ who did what."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -30,7 +31,7 @@ from usher.master.cli.shared import (
     why_option,
 )
 from usher.master.insight.status import StatusReader
-from usher.master.operations.live_rules import TooManyRules
+from usher.master.operations.live_rules import LiveRules, TooManyRules
 from usher.master.policy.explain.explain import span
 from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
 
@@ -304,7 +305,7 @@ def _print_consumer(row: dict[str, Any]) -> None:
 @why_option()
 @looks
 def drain_consumer(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
-    _change_consumer(flags, name, why, as_json, "drain")
+    _change_consumer(flags, name, why, as_json, LiveRules.drain, f"no consumer {name!r} is registered")
 
 
 @consumers.command(
@@ -318,18 +319,16 @@ def drain_consumer(flags: dict[str, Any], name: str, why: str, as_json: bool) ->
 @why_option()
 @looks
 def resume_consumer(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
-    _change_consumer(flags, name, why, as_json, "resume")
+    nobody = f"consumer {name!r} was not drained by an operator"
+    _change_consumer(flags, name, why, as_json, LiveRules.resume, nobody)
 
 
-def _change_consumer(flags: dict[str, Any], name: str, why: str, as_json: bool, what: str) -> None:
+def _change_consumer(
+    flags: dict[str, Any], name: str, why: str, as_json: bool, step: Callable[..., Any], nobody: str
+) -> None:
     with operator_context(flags) as at:
-        step, nobody = (
-            (at.rules.drain, f"no consumer {name!r} is registered")
-            if what == "drain"
-            else (at.rules.resume, f"consumer {name!r} was not drained by an operator")
-        )
         try:
-            changed = step(name, caller(why))
+            changed = step(at.rules, name, caller(why))
         except TooManyRules as full:
             raise click.ClickException(str(full)) from full
     if changed is not None:

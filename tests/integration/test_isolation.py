@@ -42,7 +42,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # for a sigwait() of
 def leaves(message):
     os._exit(5)
 
-def becomes_another(message):
+def execs(message):
     os.execvp("sleep", ["sleep", "20"])
 
 @handler(deadline_s=1)
@@ -200,8 +200,7 @@ def test_one_that_we_may_not_end_ends_itself(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("handler", "told"),
-    [("leaves", "with exit code 5"), ("becomes_another", "by closing what connects us with it")],
+    ("handler", "told"), [("leaves", "with exit code 5"), ("execs", "by closing what connects us with it")]
 )
 def test_an_end_is_seen_at_once_whatever_the_handler_did_to_signals_and_descriptors(handler: str, told: str) -> None:
     with HandlerProcess(ProcessSpec(f"kept:{handler}", "s", False), lambda: None) as process:
@@ -213,18 +212,11 @@ def test_an_end_is_seen_at_once_whatever_the_handler_did_to_signals_and_descript
 
 
 def test_the_template_may_go_at_any_moment() -> None:
-    template, ends = Template(), [1]
-
-    def end() -> None:
-        while ends:
-            ends.pop()
-            template._process.kill()
-
-    with HandlerProcess(ProcessSpec("kept:soon", "s", False), end, template=template) as process:
-        for times in range(2):
+    template, spec = Template(), ProcessSpec("kept:soon", "s", False)
+    with HandlerProcess(spec, lambda: template._process.kill(), template=template) as process:
+        for _ in range(2):
             assert process.run(piece()).how == DONE, "what it has forked goes on"
             process._kill()
-            ends[:] = [times]
     template.end()
 
 

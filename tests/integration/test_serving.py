@@ -7,6 +7,7 @@ import ctypes
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -56,7 +57,7 @@ class Program:
         self.app = create_app(__name__, doorman(), 10_000)
         self.app.add_url_rule("/", "who", lambda: {"pid": os.getpid()})
         self.app.add_url_rule("/large", "large", lambda: "x" * 100_000)
-        self.app.add_url_rule("/slow", "slow", _slow)
+        self.app.add_url_rule("/slow", "slow", lambda: (time.sleep(how.get("slow_s", 0.5)), {})[1])
         self.app.add_url_rule(
             "/read", "read", lambda: {"length": len(request.environ["wsgi.input"].read())}, methods=["POST"]
         )
@@ -83,7 +84,10 @@ class Program:
         if "stall_s" in self._how:
             time.sleep(0.2)  # the loop has begun this drain, and waits for something to do
             os.kill(os.getpid(), signal.SIGUSR1)
+        reader, writer = os.pipe()
+        copies = [os.dup(writer) for _ in range(64)]  # connections of the drain: they get the numbers that are free
         time.sleep(self._how.get("stop_s", 0.0))
+        event(log, "heard", on=len(copies), what=select.select([reader], [], [], 0)[0] != [])
         if self._how.get("stop") == "raise":
             raise KeyError("the stop of the test")
         event(log, "stopped")
@@ -95,11 +99,6 @@ class Program:
 
 def _freeze() -> dict[str, Any]:
     ctypes.PyDLL(None).sleep(60)  # keeps the interpreter lock, as a library may
-    return {}
-
-
-def _slow() -> dict[str, Any]:
-    time.sleep(0.5)
     return {}
 
 
@@ -332,6 +331,15 @@ def test_a_worker_outlives_its_arbiter_only_for_the_drain_and_frees_the_port(sta
         assert noticed_s < 5, "gunicorn looks every second; then HTTP ends first, for a successor needs the port"
         running.ended()
     serving.check_address(f"127.0.0.1:{running.port}", "USHER_BIND")
+
+
+def test_an_answer_that_is_late_wakes_nobody_through_a_descriptor_of_the_drain(start: Callable[..., Running]) -> None:
+    running = start(slow_s=3.0, stop_s=4.0).wait_until_up()
+    with closing(socket.create_connection(("127.0.0.1", running.port))) as client:
+        client.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        running.signal(signal.SIGKILL)
+        running.wait_for("stopped")
+    assert [record["what"] for record in running.records("heard")] == [False]
 
 
 def test_an_orphan_whose_drain_hangs_ends_by_itself(start: Callable[..., Running]) -> None:

@@ -158,6 +158,7 @@ def test_addresses_of_ipv6_have_brackets_where_they_must() -> None:
         (("consumer",), {"USHER_REDIS_URL": "redis://10.0.0.9"} | _MASTERS, {}, "USHER_API_TOKEN"),
         (("consumer",), _ELSEWHERE, {}, "USHER_MASTER_URLS"),
         (("redis",), _ELSEWHERE, {}, "USHER_REDIS_URL"),
+        (("master",), _ELSEWHERE, {"host": "10.0.0.1"}, "USHER_HEALTH_HOSTS"),
         (("all",), {}, {"host": "0.0.0.0"}, "--host"),
         (("all",), {}, {"host": "a b"}, "--host"),
         (("all",), _MASTERS, {}, "--host 127.0.0.1"),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,7 +23,7 @@ from usher.common.base.log import _Stderr
 
 
 class Log:
-    """What writes to a descriptor."""
+    """Writer to a descriptor, as the log has one."""
 
     def __init__(self, descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lock = threading.RLock()
@@ -182,10 +183,7 @@ os._exit(0)
 def test_without_a_thread_the_lines_for_others_are_counted_and_nothing_else(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     module.configure("c1", "info", "human")
     logging.getLogger().addHandler(logging.NullHandler())
     for _ in range(3):
