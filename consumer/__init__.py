@@ -39,9 +39,8 @@ name: all of it is suspect, and none is charged, since each may have returned a 
 message that the watchdog blames. A suspect runs in a child process (isolation/worker.py): whether that returns, raises,
 dies or is killed at the deadline is seen by its consumer, so it is charged exactly, with the ends before it. A message
 whose handler returns or raises is no longer a suspect. So the killer is given up after max_attempts starts (or one
-more, if the first end took its last attempt), and its neighbours keep their count (policy/quarantine.py).
-
-Without a journal the leader notes losses (docs/handlers.md, policy/quarantine.py).
+more, if the first end took its last attempt), and its neighbours keep their count (policy/quarantine.py). Without a
+journal the leader notes losses (docs/handlers.md).
 
 ====================================  ================================================================================
 a process or Redis ends when          what becomes of the message

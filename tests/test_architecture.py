@@ -247,6 +247,8 @@ def test_what_raises_the_budget_is_found() -> None:
     assert not budget.raised(before, {"lines": {"a": 9, "c": 6}, "counts": {"crumbs": 1}})  # b went, c is what it was
     assert budget.raised(before, {"lines": {"a": 16}, "counts": {"crumbs": 1}}) == ["lines: 16, at most 15"]
     assert budget.raised(before, {"lines": {"a": 1}, "counts": {"crumbs": 2}}) == ["crumbs: 2, at most 1"]
+    spared = {"lines": {"a": 9, "b": 5}, "counts": {"crumbs": 1}, "spared": {"lines": 2}}
+    assert budget.raised(before, spared) == ["lines: 16, at most 15"]
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,7 @@ def handler_of(target: Any, spec: str = "") -> Handler:
         call = with_middleware(target, call, awaited)
     except HandlerUnusable as problem:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {problem}") from None
-    # What a call sets (the tenant of a request, a language) ends with it: the next message on its thread is another's.
-    # A coroutine runs in its task's context, which pools change as often as it was changed.
+    # What a call sets in its context ends with it. A coroutine runs in that of its task, which pools change.
     return Handler(call if awaited else lambda given: copy_context().run(call, given), awaited, options, batched)
 
 

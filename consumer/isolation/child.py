@@ -223,8 +223,7 @@ def main(orders: int) -> None:
 
 def watch(pid: int, status: int, asker: int) -> NoReturn:
     """Tell, through the pipe ``status``, the number of the process with the handler, and how it ends; end it, and all
-    that it has started, as soon as the process ``asker`` (a pidfd) has ended. It may not do so itself: its code keeps
-    the interpreter, or it was stopped."""
+    that it has started, as soon as ``asker`` (a pidfd) has ended. It may not do so itself: it keeps the interpreter."""
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
         os.write(status, STATUS.pack(pid))

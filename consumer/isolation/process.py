@@ -2,8 +2,7 @@
 
 It is started for the first message, and again for the next one after it was ended: a handler that hangs is killed, with
 all that it has started, and a handler may end its process itself. The process runs ``consumer/isolation/child.py``, and
-is forked by a template that has loaded all of ours and nothing of the user's: a new interpreter takes half a second of
-CPU, and where messages end their processes, one after another, that is what all others would wait for.
+is forked by a template that has loaded all of ours and nothing of the user's: a new interpreter takes half a second.
 """
 
 from __future__ import annotations

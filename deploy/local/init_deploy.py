@@ -251,8 +251,9 @@ def plan(
         settings.setdefault("USHER_MASTER_URLS", ",".join(f"{scheme}://{at}:{port}" for port in ports))
         if not is_loopback(f"{at}:1") and "USHER_HEALTH_HOSTS" not in settings:
             if "consumer" not in roles:
-                told = "not set: a master refuses consumers elsewhere; name their hosts or network, e.g. 10.0.0.0/24"
-                raise StartRefused(f"USHER_HEALTH_HOSTS {told}")
+                raise StartRefused(
+                    "USHER_HEALTH_HOSTS is not set: name the consumers' hosts or network, e.g. 10.0.0.0/24"
+                )
             settings["USHER_HEALTH_HOSTS"] = f"127.0.0.1,::1,{address}"
     settings |= _secrets(folder, roles, redis_at, settings, environ)
     if roles == ["consumer"]:

@@ -31,7 +31,7 @@ from usher.master.membership.consumer_http import ConsumerHttpClient
 from usher.master.membership.health_checker import BOUNDS, HealthChecker
 from usher.master.membership.registry import ConsumerRegistry, RegisteredConsumer
 from usher.master.operations.delayed_sender import DelayedMessages
-from usher.master.operations.trimming import TRIM_S, Trimmer, retention_of
+from usher.master.operations.trimming import Trimmer, retention_of, turn_s
 from usher.master.policy.board.plans import HandOverPlan
 from usher.master.recovery.repairs import Janitor
 
@@ -124,7 +124,7 @@ class LeaderServices:
             *self._bell.services,
         ]
         is_work = settings.sources is not None
-        trim_s = 0.0 if settings.trim_keep == "forever" else TRIM_S
+        trim_s = turn_s(settings.trim_keep)
         if is_work:  # no one else trims it
             trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)
         self.services.append(

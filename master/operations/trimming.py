@@ -1,8 +1,5 @@
 """Trimming: asks Redis which entries each reader needs, lets policy/trim.py decide, and cuts with a script that checks
-again.
-
-``Trimmer`` does it from time to time in the leading master; ``usher trim`` does it by hand.
-"""
+again: from time to time in the leading master (``Trimmer``), by hand with `usher trim`."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ AT_ONCE, AT_ONCE_FOR_MEMORY = 20_000, 1_000
 #: Most entries that are counted to say how many would go.
 COUNTED = 1_000_000
 _PAGE = 1_000
-#: Seconds between two turns: a page goes at a time, so that Redis answers others in between.
+#: Seconds between two turns, at most: a page at a time, so that Redis answers others in between.
 TRIM_S = 10.0
 #: Share of Redis' memory (of maxmemory, else of the machine) above which entries go earlier than they should: half is
 #: left for a rewrite of the append-only file.
@@ -170,6 +167,10 @@ def _facts(
         SavedPosition(_decode_reader_name(name), _id_or_zero(value)) for name, value in sorted(pairs(kept).items())
     ]
     return RetentionFacts(None if span is None else parse_span(span), groups, checkpoints, archived, saved)
+
+
+def turn_s(trim_keep: str) -> float:
+    return 0.0 if trim_keep == "forever" else max(0.1, min(TRIM_S, duration_s(trim_keep) / 10))
 
 
 def retention_of(settings: MasterSettings, *, work_stream: bool) -> Retention:

@@ -27,7 +27,7 @@ from usher.common.redis.replies import pairs, redis_ms
 from usher.common.redis.tracking import TrackingLink
 from usher.common.runtime.service import Service
 from usher.master.leader.limits import BATCH
-from usher.master.operations.trimming import TRIM_S, retention_of
+from usher.master.operations.trimming import retention_of, turn_s
 from usher.master.settings import MasterSettings
 from usher.master.sources.change_listeners import PollListener, PushListener
 from usher.master.sources.discovery import Discovery, SourceWatch
@@ -125,7 +125,7 @@ class SourceServices:
         if settings.trim_keep != "forever":
             trim = make_link("trim-sources")
             retention = retention_of(settings, work_stream=False)
-            self._trimmers = [SourceTrimmer(trim, keys.group, gatherer, TRIM_S, retention)]
+            self._trimmers = [SourceTrimmer(trim, keys.group, gatherer, turn_s(settings.trim_keep), retention)]
         self.services: list[Service] = [
             gatherer,
             self._watch,

@@ -50,7 +50,8 @@ def running(
     """A master's gathering, started; it ends as a master that is stopped does."""
     given = MasterSettings(ticket_stream=streams, group="g", **({"leader_lease_seconds": 1.0} | settings))
     assert given.sources is not None
-    with mock.patch.multiple("usher.master.sources.services", DISCOVER_S=discover_s, TRIM_S=trim_s, BATCH=batch):
+    trims = mock.patch("usher.master.operations.trimming.TRIM_S", trim_s)
+    with trims, mock.patch.multiple("usher.master.sources.services", DISCOVER_S=discover_s, BATCH=batch):
         made = SourceServices(
             given, given.sources, Keys(given.work_stream, "g"), url, lambda role: Link(url, f"master:{role}")
         )

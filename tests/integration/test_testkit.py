@@ -206,7 +206,5 @@ def test_what_a_call_sets_ends_with_it(usher_kit: Make, form: str) -> None:
         handle(one)
 
     kit = usher_kit({"def": handle, "async def": handle_async, "batch": batch(most=1, wait_s=0)(handle)}[form])
-    for ticket in ("a", "a", "b"):
-        kit.send(ticket)
-    kit.run()
+    assert len([kit.send(ticket) for ticket in "aab"]) == len(kit.run())
     assert seen == [""] * 3

@@ -14,14 +14,6 @@ def test_the_wait_is_between_half_of_the_delay_and_the_delay(failures: int, seed
     assert delay / 2 <= backoff_s(failures, 0.1, 30.0, random.Random(seed)) <= delay
 
 
-def test_the_wait_doubles_until_the_cap() -> None:
-    class Highest(random.Random):
-        def random(self) -> float:
-            return 1.0
-
-    assert [backoff_s(failures, 0.1, 1.0, Highest()) for failures in range(1, 7)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-
-
 def test_many_clients_do_not_come_back_together() -> None:
     rng = random.Random(1)
     assert len({round(backoff_s(5, 0.1, 60.0, rng), 3) for _ in range(100)}) > 50
