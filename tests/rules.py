@@ -25,7 +25,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         *("common/redis/client.py", "common/redis/endpoints.py", "common/redis/tracking.py"),
         *("deploy/bench/bare.py", "benchmarks/peers/*.py"),
     ),
-    "hiredis": ("common/redis/tracking.py", "master/audit/bulk.py", "benchmarks/programs/simulated_consumers.py"),
+    "hiredis": ("common/redis/tracking.py", "master/audit/batches.py", "benchmarks/programs/simulated_consumers.py"),
     "requests": ("common/observability/webhook.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
     "urllib3": ("consumer/lifecycle/master_client.py", "master/membership/consumer_http.py"),
     "flask": (
@@ -151,7 +151,7 @@ IMPURE = frozenset(
 )
 #: The only places that use private names of libraries, each with a test that fails when one changes or goes.
 PRIVATE_NAMES_IN = (
-    *("common/redis/private_names.py", "master/audit/private_names.py"),
+    *("common/redis/private_names.py", "master/audit/spark.py"),
     *(
         "common/runtime/clock_steps.py",
         "benchmarks/peers/*.py",

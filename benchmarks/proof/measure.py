@@ -24,7 +24,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.deploy.bench.rig import BenchFailed, cpu_seconds, family, redis_version
-from usher.master.audit.commits import mark_told
+from usher.master.audit.archive import mark_told
 
 _KEYS = Keys("bench_proof", "bench_group")
 

@@ -413,8 +413,7 @@ def _chosen(finder: Candidates, at: CommandContext, wanted: Wanted, given: dict[
     folder = given["archive"]
     if folder is None:
         return finder.chosen(wanted, given["most"])
-    from usher.master.audit.archive import archived_entries, last_runs  # pyarrow is an extra
-    from usher.master.audit.commits import locked
+    from usher.master.audit.archive import archived_entries, last_runs, locked  # pyarrow is an extra
 
     with locked(folder):
         rows = archived_entries(folder, at.keys, given["ticket"], wanted.first, wanted.last)

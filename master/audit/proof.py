@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,8 @@ from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
 from usher.master.audit import batches, findings, snapshot
-from usher.master.audit.archive import Archive
-from usher.master.audit.bulk import Interrupted
-from usher.master.audit.commits import Commit, ProvenSpan, data_sets, note, note_history, seen, told_until
+from usher.master.audit.archive import Archive, Commit, ProvenSpan, data_sets, note, note_history, seen, told_until
+from usher.master.audit.batches import Interrupted
 from usher.master.audit.engine import Engine, EngineFailed, few
 from usher.master.audit.findings import CHECKS, OF_ENTRIES, OF_RUNS, AuditFinding, Example
 from usher.master.audit.job import CARRIED, CARRIED_CLOCKS, Reading, limits_table, read_redis
@@ -117,15 +116,6 @@ class _Span:
         return cls(**{name: known[name] for name in names}, ended=ended)
 
 
-@dataclass
-class _Judged:
-    """What one run found: (check, ticket or "", examples), and the tickets and messages that were judged anew."""
-
-    found: list[tuple[str, int, list[Example]]] = field(default_factory=list)
-    tickets: set[str] = field(default_factory=set)
-    alone: set[str] = field(default_factory=set)
-
-
 class Proof:
     """The proof of one stream: ``Proof(engine, plan, stream, archive, folder).run()``; the caller holds the lock of the
     ``archive``, and ``folder`` is for what is read. Raises StartRefused when it cannot be completed: then nothing is
@@ -146,7 +136,9 @@ class Proof:
         self._entries, self._runs, self._proofs = data_sets(archive, self._keys)
         self._url = near(plan.redis_url, stream)
         self._link = Link(self._url, "usher:audit", timeout_s=30.0)
-        self._judged = _Judged()
+        self._found: list[tuple[str, int, list[Example]]] = []  # (check, count, the first of them)
+        self._tickets: set[str] = set()  # judged anew, like these messages without one
+        self._alone: set[str] = set()
         self._before: Commit | None = None
         self._untold: list[tuple[int, bool, str]] = []  # (run, is it a hole, sentence)
         self._known: dict[str, Any] = {}
@@ -301,8 +293,8 @@ class Proof:
             )
             engine.view("runs", "SELECT * FROM judged")
             engine.derive("clocks", "timed", "suspects", "twice")
-            self._judged.tickets |= tickets
-            self._judged.alone |= alone
+            self._tickets |= tickets
+            self._alone |= alone
             self._note_found(engine.found(_OF_TICKETS))
             engine.keep("carried", "SELECT * FROM carried_now")
             engine.keep("carried_now", findings.table("carry"))  # by clocks as they are known now
@@ -436,7 +428,7 @@ class Proof:
     # ---- findings ------------------------------------------------------------------------------------------------
 
     def _note_found(self, found: Mapping[tuple[str, str], tuple[int, list[Example]]]) -> None:
-        self._judged.found += [(check, count, examples) for (check, _), (count, examples) in found.items()]
+        self._found += [(check, count, examples) for (check, _), (count, examples) in found.items()]
 
     def _fresh(self, number: int, told: int, began: int) -> tuple[tuple[AuditFinding, ...], list[dict[str, Any]]]:
         """Return the findings that nobody was ``told`` of, and all that stand after run ``number``. Tickets were judged
@@ -446,13 +438,13 @@ class Proof:
         ]
 
         def is_replaced(row: Mapping[str, Any]) -> bool:
-            again = row["ticket"] in self._judged.tickets or (not row["ticket"] and row["id"] in self._judged.alone)
+            again = row["ticket"] in self._tickets or (not row["ticket"] and row["id"] in self._alone)
             return again and row["check"] in _OF_TICKETS and row["run"] >= began
 
         standing = {_about(row): row for row in old if not is_replaced(row)}
         first_run = {_about(row): row["run"] for row in old}
         unnamed: dict[str, int] = {}
-        for check, count, examples in self._judged.found:
+        for check, count, examples in self._found:
             unnamed[check] = unnamed.get(check, 0) + count - len(examples)
             for one in examples:
                 row = {"check": check, **one._asdict()}
@@ -512,7 +504,6 @@ class Proof:
         self._prune(made)
 
     def _prune(self, last: Commit) -> None:
-        """Delete what no later run reads."""
         chain = self._proofs.chain(last.facts["whole"] - 1)
         kept = {
             self._proofs.place(one, name)

@@ -23,8 +23,8 @@ from usher.common.base.extras import how_to_install
 from usher.common.base.text import parse_json, pluralize
 from usher.common.outbox.sql_files import queries
 from usher.master.audit import batches
+from usher.master.audit.archive import DataSet
 from usher.master.audit.batches import nth
-from usher.master.audit.commits import DataSet
 from usher.master.audit.engine import Engine, EngineFailed, few
 
 _SCALE = 9
@@ -45,7 +45,6 @@ class ConsumerState:
 
 @contextlib.contextmanager
 def _connected(url: str, setting: str) -> Iterator[Any]:
-    """Open a transaction. Raises StartRefused, naming ``setting``."""
     try:
         import sqlalchemy as sa
     except ImportError as missing:
@@ -88,7 +87,6 @@ def read_states(url: str, stream: str, key: str) -> list[ConsumerState]:
 
 
 def number_of(value: Any) -> Decimal | None:
-    """Return a stored number, exactly; None for anything else."""
     try:
         return (
             None

@@ -1,33 +1,36 @@
-"""The report of an audit: one plain value from which terminal, JSON, history, page and summary are made."""
+"""The report of an audit: one plain value from which terminal, JSON, page and summary are made. The page is one
+HTML file with everything in it, which opens offline, runs no script and loads nothing.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import orjson
+import jinja2
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
+from usher.common.base.text import escape_control, label
 from usher.common.protocol.keys import Keys
-from usher.master.audit.commits import ProvenSpan, said
+from usher.master.audit.archive import ProvenSpan, said
 from usher.master.audit.findings import CHECKS, AuditFinding, AuditSeverity, commands, repair
 
-#: The most names of streams in a summary; the most runs of a trend.
-_LISTED, _RUNS = 100, 60
-#: The figures that the history keeps.
-_KEPT = (
-    *("pending", "tickets_pending", "oldest_age_ms", "dead_letters", "executions", "unsuccessful", "repeated"),
-    *("execution_p99_ms", "slowest_recovery_ms"),
-)
+#: The most names of streams in a summary.
+_LISTED = 100
 
 
 @dataclass(frozen=True)
 class AuditReport:
-    """A run's report. ``unproven``: sentences about what could not be said; ``trend``: earlier runs, oldest first, from
-    the history; ``proven``: sentences about the spans of a proof from the archive; ``spans``: stream -> these, oldest
-    first. ``checks``: the names of those that were made."""
+    """A run's report. ``unproven``: sentences about what could not be said; ``proven``: about the spans of a proof from
+    the archive; ``spans``: stream -> these, oldest first; ``checks``: the names of those that were made."""
 
     run: str
     started_ms: int
@@ -39,7 +42,6 @@ class AuditReport:
     unproven: tuple[str, ...]
     figures: Mapping[str, Any]
     plots: Mapping[str, Any] = field(default_factory=dict)
-    trend: tuple[Mapping[str, Any], ...] = ()
     proven: tuple[str, ...] = ()
     spans: Mapping[str, Sequence[ProvenSpan]] = field(default_factory=dict)
     checks: tuple[str, ...] = tuple(CHECKS)
@@ -142,22 +144,188 @@ def summary(report: AuditReport, stream: str) -> dict[str, Any]:
     }
 
 
-def remembered(file: Path, report: AuditReport) -> AuditReport:
-    """Add a run to the history, a line of JSON for each, and return the report with the trend of the last ones."""
-    row = {name: getattr(report, name) for name in ("run", "started_ms", "seconds", "verdict", "streams")}
-    row |= {"findings": sum(one.count for one in report.found), **{name: report.figures.get(name) for name in _KEPT}}
-    row["found"] = [{"stream": one.stream, "check": one.check.name, "findings": one.count} for one in report.found]
-    trend, problems, lines = [], [], []
-    try:
-        with file.open("ab+") as history:
-            history.seek(0)
-            lines = history.read().splitlines()[1 - _RUNS :]
-            history.write(orjson.dumps(row) + b"\n")
-    except OSError as failed:
-        problems.append(f"this run could not be added to the history: {failed}")
-    for line in lines:
-        try:
-            trend.append(orjson.loads(line))
-        except ValueError:
-            problems.append(f"a line of {file} cannot be read, the trend is without it: {line[:80]!r}")
-    return replace(report, trend=(*trend, row), unproven=(*report.unproven, *problems))
+# ---- page and terminal -----------------------------------------------------------------------------------------------
+
+#: From here on times are told in hours.
+_HOURS_MS = 7_200_000
+_TITLES = {
+    "pending": "pending entries",
+    "tickets_pending": "tickets with pending entries",
+    "oldest_age_ms": "oldest pending entry",
+    "entries": "entries in the streams",
+    "dead_letters": "dead letters",
+    "executions": "executions in the run log",
+    "unsuccessful": "executions not successful",
+    "crashed": "executions ended by a crash",
+    "repeated": "started again under a new owner",
+    "succeeded_again": "done twice by that (allowed)",
+    "execution_p50_ms": "an execution takes, median",
+    "execution_p99_ms": "an execution takes, 99 %",
+    "slowest_recovery_ms": "slowest recovery",
+}
+
+
+_WIDTH, _LEAST = 640.0, 5.0
+_AGES = ("under 1 s", "1-10 s", "10-60 s", "1-10 min", "10-60 min", "1-24 h", "over a day")
+_RECOVERIES = ("under 0.1 s", "0.1-0.5 s", "0.5-1 s", "1-5 s", "5-10 s", "10-30 s", "30-60 s", "over a minute")
+_STYLES = {
+    "clean": "bold green",
+    "warn": "bold yellow",
+    "bad": "bold red",
+    AuditSeverity.BAD: "bold red",
+    AuditSeverity.WARN: "yellow",
+}
+_SHOWN_EXAMPLES = 2
+
+
+def render(report: AuditReport) -> str:
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["label"] = label
+    template = environment.from_string(
+        (resources.files("usher.master.audit") / "page.html").read_text(encoding="utf-8")
+    )
+    return template.render(
+        report=report,
+        began=_moment(report.started_ms),
+        figures=shown_figures(report),
+        found=document(report)["findings"],
+        checks=[CHECKS[name] for name in report.checks],
+        charts=_charts(report),
+        histories={stream: (time_line(spans), spans) for stream, spans in report.spans.items()},
+        moment=_moment,
+    )
+
+
+def shown_figures(report: AuditReport) -> list[tuple[str, str]]:
+    of = report.figures
+    return [(title, _format_figure(name, of[name])) for name, title in _TITLES.items() if name in of]
+
+
+def _format_figure(name: str, value: float | int | None) -> str:
+    if value is None:
+        return "-"
+    if name.endswith("_ms") and value >= _HOURS_MS:
+        return f"{value / 3_600_000:,.1f} h"
+    if name.endswith("_ms"):
+        return f"{value / 1000:,.1f} s" if value >= 1000 else f"{value:,.1f} ms"
+    return f"{value:,}"
+
+
+def write_page(path: Path, report: AuditReport) -> None:
+    """Write the page, whole or not at all. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    written.write_text(render(report), encoding="utf-8")
+    written.replace(path)
+
+
+# ---- plots -----------------------------------------------------------------------------------------------------------
+
+
+def bars(title: str, note: str, rows: Sequence[tuple[str, int]], empty: str) -> dict[str, Any]:
+    """Return a chart of (label, number) rows: (label, number, width of 100) each. ``empty``: what is said without."""
+    most = max((number for _, number in rows), default=0)
+    made = [(_clean(what), f"{n:,}", round(max(0.3, 100 * n / most), 1) if n else 0.0) for what, n in rows if most]
+    return {"title": title, "note": note, "bars": made, "empty": "" if most else empty}
+
+
+def time_line(spans: Sequence[ProvenSpan]) -> list[tuple[float, float, bool, str]]:
+    """Return what is proven, and on top of it what is not: (x, width, is it proven, from when to when)."""
+    if not spans:
+        return []
+    since_ms, until_ms = spans[0].since_ms, max(one.until_ms for one in spans)
+    unit = _WIDTH / max(1, until_ms - since_ms)
+
+    def stretch(first_ms: int, last_ms: int, is_proven: bool) -> tuple[float, float, bool, str]:
+        width = max(_LEAST, (last_ms - first_ms) * unit)
+        x = min((first_ms - since_ms) * unit, _WIDTH - width)
+        return round(x, 1), round(width, 1), is_proven, f"{_moment(first_ms)} to {_moment(last_ms)}"
+
+    holes = [stretch(one.until_ms, other.since_ms, False) for one, other in pairwise(spans)]
+    return [*(stretch(one.since_ms, one.until_ms, True) for one in spans), *holes]
+
+
+def _moment(ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ms / 1000))
+
+
+def _charts(report: AuditReport) -> list[dict[str, Any]]:
+    """Return the charts of one run; a proof, which looks at nothing that waits now, has none."""
+    if report.proven:
+        return []
+    plots, is_one, nothing = report.plots, len(report.streams) == 1, "nothing is pending"
+
+    def of(figure: str, most: int) -> list[tuple[str, int]]:
+        return [(one if is_one else f"{stream} {one}", n) for stream, one, n in plots.get(figure, ())[:most]]
+
+    ages, recoveries = (
+        list(zip(names, plots.get(figure, ()), strict=False))
+        for names, figure in ((_AGES, "ages"), (_RECOVERIES, "recoveries"))
+    )
+    recovery = (
+        "from the last sign of life of an owner that was lost to the next start of its message, under a new owner"
+    )
+    return [
+        bars("Age of pending entries", "since they were added", ages, nothing),
+        bars("Load by owner", "pending entries; master holds what waits", of("owners", 20), nothing),
+        bars(
+            "Tickets with most entries pending",
+            "a few hot tickets limit the gain from more consumers",
+            of("tickets", 20),
+            nothing,
+        ),
+        bars("Recovery times", recovery, recoveries, "no message was started again under a new owner"),
+    ]
+
+
+def _clean(text: str) -> str:
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
+# ---- terminal --------------------------------------------------------------------------------------------------------
+
+
+def print_audit_report(report: AuditReport, page: Path | None) -> None:
+    """Print verdict, findings with examples, what stays open, and the figures."""
+    screen = Console(highlight=False, emoji=False)
+    screen.print(f"[{_STYLES[report.verdict]}]Audit {report.run}: {_safe(report.sentence())}[/]")
+    for sentence in report.proven:
+        screen.print(_safe(sentence))
+    for one in report.found:
+        more = f" (of {one.suspects:,} suspects)" if one.suspects != one.count else ""
+        severity = f"[{_STYLES[one.check.severity]}]{label(one.check.severity.value)}[/]"
+        screen.print(f"\n{severity} [bold]{one.check.name}[/] {_safe(one.stream)}: {one.count:,}{more}")
+        screen.print(f"  {_safe(one.check.rule)} {_safe(one.check.means)}", style="dim")
+        for example in one.examples[:_SHOWN_EXAMPLES]:
+            named = (("entry", example.id), ("ticket", example.ticket), ("owner", example.owner))
+            place = " ".join(f"{what} {value}" for what, value in named if value)
+            screen.print(f"  {_safe(place)}: {_safe(example.detail)}" if place else f"  {_safe(example.detail)}")
+            keys = Keys(one.stream, report.group)
+            for line in commands(one.check, example, keys):
+                screen.print(f"    {_safe(line)}", style="cyan", soft_wrap=True)
+            screen.print(f"    {_safe(repair(one.check, example, keys))}", soft_wrap=True)
+        left = one.count - min(len(one.examples), _SHOWN_EXAMPLES)
+        more = f"{left:,} more: on the page, or with --json, the first {len(one.examples)}. " if left > 0 else ""
+        screen.print(f"  {more}What then: deploy/runbook.md, {_safe(one.check.section)}", style="dim", soft_wrap=True)
+    if report.unproven:
+        screen.print("\n[bold]Not proven[/]")
+        for sentence in report.unproven:
+            screen.print(f"  {_safe(sentence)}")
+    if report.proven:  # a proof has no other figures
+        return
+    shown = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    shown.add_column()
+    shown.add_column(justify="right")
+    for name, value in shown_figures(report):
+        shown.add_row(name, value)
+    screen.print()
+    screen.print(shown)
+    screen.print(
+        f"\n{len(CHECKS)} checks in {report.seconds:.1f} s (engine {report.figures['engine']})."
+        + (f" Page with plots: {_safe(str(page))}" if page else "")
+    )
+
+
+def _safe(text: str) -> str:
+    """Return a text from Redis, which may hold anything, without control characters and markup."""
+    return escape(escape_control(text))

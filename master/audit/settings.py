@@ -33,8 +33,6 @@ class AuditThresholds(NamedTuple):
 
 
 class AuditSettings(CommonSettings):
-    """All settings of an audit."""
-
     audit_dir: str = Field(
         "", description="Folder of the audit's history, page and spill files. Empty: audit in USHER_STATE_DIR."
     )

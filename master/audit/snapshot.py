@@ -33,8 +33,7 @@ from usher.common.protocol.stream_id import ZERO, is_id, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.audit.batches import is_ascending, nth
-from usher.master.audit.bulk import BulkReader, NotAllowed
+from usher.master.audit.batches import BulkReader, NotAllowed, is_ascending, nth
 from usher.master.audit.findings import RESERVED, Example
 from usher.master.audit.settings import AuditThresholds
 from usher.master.operations.action_log import KEPT as ACTIONS_KEPT
@@ -120,10 +119,6 @@ class AuditedStream:
     def row(self, before: AuditedStream, *, entries_read: bool, **more: int | None) -> dict[str, Any]:
         """Return the row of the table ``facts``. ``before``: as it was before anything was read; ``entries_read``: all
         entries that the group has read were, not only those that are pending."""
-        place = {
-            name: None if one is None else nth(one)
-            for name, one in (("first", self.first), ("deleted", self.max_deleted))
-        }
         return {
             "stream": self.stream,
             "began_ms": before.time_ms,
@@ -131,8 +126,8 @@ class AuditedStream:
             "delivered_ms": min(rank(self.last_delivered) >> 64, _MOST),
             "delivered_nth": nth(self.last_delivered),
             "last_nth": nth(before.last_delivered),
-            "first_nth": place["first"],
-            "deleted_nth": place["deleted"] if entries_read else None,
+            "first_nth": self.first and nth(self.first),
+            "deleted_nth": nth(self.max_deleted) if entries_read and self.max_deleted else None,
             "base_ms": self.base_ms,
             "order_ms": self.base_ms,
             **more,
@@ -238,7 +233,6 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
 
 
 def foreign_keys(link: Link, keys: Keys) -> list[str]:
-    """Return a sentence for each key that is of another type than Usher's."""
     kinds = dict.fromkeys((keys.tickets, keys.consumers, keys.counters, keys.attempts, keys.rules), b"hash")
     kinds |= dict.fromkeys((keys.dead, keys.runs, keys.actions, keys.losses), b"stream")
     found = link.all_of([("TYPE", name) for name in kinds])
@@ -416,7 +410,6 @@ def held_back(link: Link, keys: Keys, parked: Sequence[Example], marks: MarkFiel
 
 
 def is_incarnation(name: str | None) -> bool:
-    """Return True when an owner of this name is looked at as an incarnation (``name:generation``)."""
     return name is not None and ":" in name
 
 

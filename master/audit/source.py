@@ -27,9 +27,11 @@ of ``ms``, of the run log ``record_ms``), which Redis reads.
 
 from __future__ import annotations
 
+import bisect
 import gc
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,8 +56,7 @@ from usher.common.redis.endpoints import near
 from usher.common.runtime.settings import CommonSettings
 from usher.common.sending.producer import Outgoing, Producer
 from usher.master.audit import batches
-from usher.master.audit.batches import Span
-from usher.master.audit.bulk import BulkReader
+from usher.master.audit.batches import BulkReader, Span
 
 #: The largest part of an id; and how late a moment is pushed down (later ones are cut off: ``batches``).
 _MOST, _LATEST_MS = (1 << 64) - 1, 1 << 52
@@ -111,7 +112,6 @@ class _Reader(_Options, DataSourceReader):
         self.least_ms, self.most_ms = 0, _MOST
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Yield the filters that Spark must apply."""
         for one in filters:
             kind, column, value = (
                 type(one).__name__,
@@ -303,7 +303,6 @@ SOURCES = (
 
 
 def register(spark: Any) -> None:
-    """Make the data sources known to a session, and let it push filters down to them."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     for one in SOURCES:
         spark.dataSource.register(one)
@@ -328,49 +327,17 @@ def _within(spans: list[Span], whole: Span) -> list[Span]:
 # behind one point; ranges are cut where the estimated numbers are equal.
 
 
-class Probe(NamedTuple):
-    """From rank ``at`` on, ``found`` entries lie up to rank ``last`` (included); ``more``: others may follow."""
-
-    at: int
-    found: int
-    last: int
-    more: bool = True
-
-
-def points(lowest: int, highest: int, number: int) -> list[int]:
-    span = highest - lowest + 1
-    return sorted({lowest + span * at // number for at in range(number)})
-
-
-def cut(lowest: int, highest: int, probes: Sequence[Probe], parts: int) -> list[tuple[int, int]]:
+def cut(weights: Sequence[tuple[int, float]], lowest: int, highest: int, parts: int) -> list[tuple[int, int]]:
     """Return at most ``parts`` ranges (first, last; both included) that cover lowest..highest without a gap and without
-    touching.
+    touching. ``weights``: where each stretch begins, the first one at ``lowest``, and how many entries it may have.
 
-    >>> cut(0, 99, [Probe(0, 10, 9), Probe(50, 10, 95)], 2)
-    [(0, 29), (30, 99)]
+    >>> cut([(0, 50.0), (50, 10.0), (75, 40.0)], 0, 99, 2)
+    [(0, 49), (50, 99)]
     """
-    ends = [*(probe.at for probe in probes[1:]), highest + 1]
-    weights = [_weight(probe, end) for probe, end in zip(probes, ends, strict=True)]
-    total = sum(weights)
-    if parts <= 1 or not probes or probes[0].at != lowest or total <= 0:
-        return [(lowest, highest)]
-    edges: list[int] = []
-    passed = 0.0
-    for probe, end, weight in zip(probes, ends, weights, strict=True):
-        while len(edges) < parts - 1 and passed + weight >= total * (len(edges) + 1) / parts:
-            share = (total * (len(edges) + 1) / parts - passed) / weight if weight else 1.0
-            edges.append(probe.at + int((end - probe.at) * share))
-        passed += weight
-    inner = sorted({edge for edge in edges if lowest < edge <= highest})
+    sums = [0.0, *itertools.accumulate(weight for _, weight in weights)]
+    places = [bisect.bisect_left(sums, sums[-1] * part / parts) for part in range(1, parts)]
+    inner = sorted({weights[at][0] for at in places if 0 < at < len(weights)})
     return list(zip([lowest, *inner], [*(edge - 1 for edge in inner), highest], strict=True))
-
-
-def _weight(probe: Probe, end: int) -> float:
-    if probe.found == 0 or probe.last < probe.at:
-        return 0.0
-    if not probe.more and probe.last < end:
-        return float(probe.found)
-    return probe.found * (end - probe.at) / (probe.last - probe.at + 1)
 
 
 def stream_span(reader: BulkReader, key: str, span: Span) -> Span | None:
@@ -383,12 +350,17 @@ def stream_span(reader: BulkReader, key: str, span: Span) -> Span | None:
 def cut_up(reader: BulkReader, key: str, span: Span, per_part: int, number: int = 0) -> list[Span]:
     """Return ranges of ids (both ends included) that cover ``span``; ``number``: how many, 0: as many as fit."""
     number = number or max(1, min(_MOST_PARTS, -(-reader.ask("XLEN", key) // per_part)))
+    if number == 1:
+        return [span]
     lo, hi = map(rank, span)
-    probes = []
-    for at in points(lo, hi, min(_MOST_PROBES, _PROBES_A_PART * number)) if number > 1 else []:
-        rows = reader.ask("XRANGE", key, _id(at), span[1], "COUNT", _PROBE)
-        probes.append(Probe(at, len(rows), rank(rows[-1][0]) if rows else 0, len(rows) == _PROBE))
-    return [(_id(first), _id(last)) for first, last in cut(lo, hi, probes, number)] if probes else [span]
+    probes = min(_MOST_PROBES, _PROBES_A_PART * number)
+    places = sorted({lo + (hi - lo + 1) * at // probes for at in range(probes)})
+    weights = []
+    for at, end in itertools.pairwise([*places, hi + 1]):
+        rows = reader.ask("XRANGE", key, _id(at), _id(end - 1), "COUNT", _PROBE)
+        reached = end if len(rows) < _PROBE else rank(rows[-1][0]) + 1
+        weights.append((at, len(rows) * (end - at) / (reached - at)))
+    return [(_id(first), _id(last)) for first, last in cut(weights, lo, hi, number)]
 
 
 def _id(value: int) -> bytes:

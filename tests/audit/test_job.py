@@ -3,16 +3,13 @@ allowed."""
 
 from __future__ import annotations
 
-import re
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.audit import seeding
-from tests.audit.seeding import CAP, EXPECTED, GROUP, LIMITS, STREAMS, Seeder
+from tests.audit.seeding import CAP, GROUP, LIMITS, Seeder
 from tests.proxy import Proxy
 from usher.common.base.errors import StartRefused
 from usher.common.redis.client import Link
@@ -21,18 +18,18 @@ from usher.master.audit.findings import CHECKS, AuditFinding
 from usher.master.audit.settings import AuditChoices
 
 if TYPE_CHECKING:
-    from usher.master.audit.engine import SparkEngine
     from usher.master.audit.report import AuditReport
-
-#: Findings that are about an owner or about a ticket, not about an entry.
-_OF_OWNERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked", "clock_wrong")
-_OF_TICKETS = ("ticket_owned_twice", "index_unreadable")
 
 
 def plan(url: str, *streams: str, **more: Any) -> AuditChoices:
-    named = ",".join(streams or STREAMS)
     return AuditChoices(
-        redis_url=url, chosen_streams=named, group=GROUP, limits=LIMITS, run_log_length=CAP, ticket_stream="s", **more
+        redis_url=url,
+        chosen_streams=",".join(streams),
+        group=GROUP,
+        limits=LIMITS,
+        run_log_length=CAP,
+        ticket_stream="s",
+        **more,
     )
 
 
@@ -41,97 +38,6 @@ def audit(session: Any, made: AuditChoices) -> AuditReport:
 
     with tempfile.TemporaryDirectory() as folder:
         return AuditRun(session, made, Path(folder)).run()
-
-
-def about(found: AuditFinding) -> set[tuple[str, str]]:
-    """(stream, what each example is about)."""
-    name = "owner" if found.check.name in _OF_OWNERS else "ticket" if found.check.name in _OF_TICKETS else "id"
-    return {(found.stream, getattr(example, name)) for example in found.examples}
-
-
-@pytest.fixture(scope="module")
-def reports(local: Any, spark: SparkEngine, redis_server: EmbeddedRedis) -> tuple[Any, ...]:
-    """Audits, by each engine, of a system with everything wrong."""
-    link = Link(redis_server.url, "test")
-    try:
-        link.call("FLUSHALL")
-        seeding.seed(link)
-        time.sleep(2 * LIMITS.reaped_ms / 1000)
-        one, other = (audit(session, plan(redis_server.url)) for session in (local, spark))
-        return one, other
-    finally:
-        link.close()
-
-
-@pytest.fixture(scope="module", params=[0, 1], ids=["local", "spark"])
-def seeded(request: pytest.FixtureRequest, reports: tuple[Any, ...]) -> tuple[AuditReport, None]:
-    """An audit of a system with everything wrong."""
-    return reports[request.param], None
-
-
-def _said(report: AuditReport) -> list[Any]:
-    """All that does not depend on when the audit ran."""
-    found = [
-        (
-            one.check.name,
-            one.stream,
-            one.count,
-            one.suspects,
-            sorted(re.sub(r"\d+ (ms|s)\b", "", str(each)) for each in one.examples),
-        )
-        for one in report.found
-    ]
-    times = ("oldest_age_ms", "reading_seconds", "engine")
-    figures = {name: value for name, value in report.figures.items() if name not in times}
-    plots = {name: sorted(report.plots[name]) for name in ("owners", "recoveries")}
-    return [sorted(found), report.unproven, figures, plots]
-
-
-def test_the_two_engines_say_the_same(reports: tuple[Any, ...]) -> None:
-    assert _said(reports[0]) == _said(reports[1])
-    assert len(reports[0].found) > 10
-
-
-@pytest.mark.slow
-def test_the_two_engines_say_the_same_of_a_random_history(
-    local: Any, spark: SparkEngine, redis_server: EmbeddedRedis
-) -> None:
-    link = Link(redis_server.url, "test")
-    try:
-        link.call("FLUSHALL")
-        seeding.seed_random(link)
-        one, other = (audit(session, plan(redis_server.url, seeding.RANDOM)) for session in (local, spark))
-    finally:
-        link.close()
-    assert _said(one) == _said(other)
-    assert len(one.found) > 10
-
-
-@pytest.mark.parametrize("check", EXPECTED)
-def test_what_is_wrong_is_found_with_the_right_example(seeded: tuple[AuditReport, None], check: str) -> None:
-    report, _ = seeded
-    found = [one for one in report.found if one.check.name == check]
-    assert set().union(*map(about, found)) == EXPECTED[check]
-    assert sum(one.count for one in found) == len(EXPECTED[check])
-
-
-def test_what_cannot_be_proven_is_said(seeded: tuple[AuditReport, None]) -> None:
-    said = "\n".join(seeded[0].unproven)
-    assert "pending-side: the run log is empty" in said
-    assert "capped: the run log was capped; executions recorded before 5-1 are not in it" in said
-    assert "capped: 1 executions may be repeats" in said
-    assert "runs-side: 1 entries are not later than the first one that was handled (that was added at 1 ms)" in said
-
-
-def test_figures_count_what_was_looked_at(seeded: tuple[AuditReport, None]) -> None:
-    figures = seeded[0].figures
-    assert figures["pending"] == 21
-    assert figures["crashed"] == 3
-    assert figures["unsuccessful"] == 11  # crashed three times, failed five times, gave up, was refused twice
-    assert figures["slowest_recovery_ms"] == 9500.4  # 42-1, after its group was set back
-    assert figures["succeeded_again"] == 3  # 10-1, 11-1 and 25-1: their former owner was noted behind its successor
-    assert seeded[0].exit_code == 1
-    assert seeded[0].verdict == "bad"
 
 
 def test_a_suspect_that_is_well_at_the_second_look_is_no_finding(
@@ -177,7 +83,7 @@ def test_a_group_that_does_not_exist_is_refused_with_the_settings_to_look_at(
         audit(session, plan(redis_url, "nothing"))
 
 
-@pytest.mark.parametrize("engine", ["local", "spark"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.slow)])
 def test_redis_gone_in_the_middle_says_nothing_about_the_system(
     engine: str, request: pytest.FixtureRequest, short_tmp: object
 ) -> None:

@@ -17,7 +17,7 @@ from tests.process.machine import USHER, until
 from tests.tuned import TUNED, tuned
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.audit.spark import _own_log
+from usher.master.audit.engine import LOG, own_folder
 
 if TYPE_CHECKING:
     from usher.master.audit.engine import SparkEngine
@@ -83,7 +83,7 @@ def test_ctrl_c_ends_an_audit_without_stacks_and_leaves_no_java(
         assert "usher: interrupted" in said
         assert "Traceback" not in said
         until(lambda: not _of_session(audit.pid), 20, "nothing of it is left")
-        assert (tmp_path / "an audit" / "spark" / "spark.log").is_file()
+        assert (tmp_path / "an audit" / "reading" / "1" / LOG).is_file()
     finally:
         if _of_session(audit.pid):
             os.killpg(audit.pid, signal.SIGKILL)
@@ -112,16 +112,15 @@ def test_what_the_user_has_set_for_spark_is_heeded(spark: SparkEngine) -> None:
     assert not spark.spark.sparkContext.getConf().contains("spark.task.maxFailures")
 
 
-def test_audits_at_the_same_time_have_a_log_and_a_spill_folder_each(tmp_path: Path) -> None:
-    with _own_log(tmp_path) as (one, spill):
-        one.write(b"said by one\n")
-        one.flush()
-        (spill / "blockmgr").touch()
-        with _own_log(tmp_path) as (other, elsewhere):
-            assert (Path(one.name).name, Path(other.name).name) == ("spark.log", "spark-2.log")
-            assert spill != elsewhere
-        assert Path(one.name).read_bytes() == b"said by one\n"
-        assert (spill / "blockmgr").exists()
-    with _own_log(tmp_path) as (one, again):
-        assert (Path(one.name).name, Path(one.name).read_bytes()) == ("spark.log", b"")
-        assert (again, list(again.iterdir())) == (spill, []), "what a killed Java has spilt is gone"
+def test_audits_at_the_same_time_have_a_folder_each(tmp_path: Path) -> None:
+    with own_folder(tmp_path) as one:
+        (one / LOG).write_bytes(b"said by one")
+        (one / "spill").mkdir()
+        with own_folder(tmp_path) as other:
+            assert (one.name, other.name) == ("1", "2")
+        assert (one / LOG).read_bytes() == b"said by one"
+        assert (one / "spill").exists()
+    (one / "spilt").mkdir()
+    with own_folder(tmp_path) as again:
+        assert again == one
+        assert [(file.name, file.stat().st_size) for file in again.iterdir()] == [(LOG, 0)], "what was left is gone"

@@ -17,8 +17,8 @@ from tests.audit.seeding import GROUP, Seeder
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.master.audit.engine import SparkEngine
-from usher.master.audit.settings import LOCAL
-from usher.master.audit.spark import SparkPlace, _as_submitted, spark_engine
+from usher.master.audit.settings import LOCAL, AuditChoices
+from usher.master.audit.spark import _as_submitted, spark_engine
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -264,7 +264,7 @@ def test_a_session_that_runs_is_used_by_any_thread_and_left_running(spark: Spark
     used = []
 
     def use() -> None:
-        with spark_engine(SparkPlace("local[1]", tmp_path, 512, small=True), dict(os.environ)) as session:
+        with spark_engine(AuditChoices(audit_dir=str(tmp_path)), tmp_path, dict(os.environ)) as session:
             used.append(session.spark)
 
     thread = threading.Thread(target=use)
@@ -278,8 +278,6 @@ def test_the_master_of_spark_submit_holds_unless_a_setting_names_another_one(
     spark: SparkEngine, tmp_path: Path
 ) -> None:
     """pyspark has started the Java of this session by way of spark-submit, too."""
-    unsaid, said = SparkPlace(LOCAL, tmp_path), SparkPlace("spark://host:7077", tmp_path)
-    environ = {"PYSPARK_GATEWAY_PORT": "1"}
-    assert _as_submitted(unsaid, environ).master == "local[2]"
-    assert _as_submitted(unsaid, {}) == unsaid
+    environ, said = {"PYSPARK_GATEWAY_PORT": "1"}, "spark://host:7077"
+    assert _as_submitted(LOCAL, environ) == _as_submitted(LOCAL, {}) == "local[2]"
     assert _as_submitted(said, environ) == said

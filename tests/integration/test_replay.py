@@ -24,8 +24,8 @@ from usher.common.redis.replies import pairs
 from usher.consumer.policy.acks import Finished
 from usher.deploy.rehearsal import replay as replay_module
 from usher.master.audit import batches
-from usher.master.audit.bulk import BulkReader
-from usher.master.audit.commits import Commit, data_sets
+from usher.master.audit.archive import Commit, data_sets
+from usher.master.audit.batches import BulkReader
 
 _SHADOW = """
 def handle(message):

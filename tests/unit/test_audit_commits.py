@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from usher.common.base.errors import StartRefused
-from usher.master.audit.commits import Commit, DataSet, locked
+from usher.master.audit.archive import Commit, DataSet, locked
 
 
 def stage(data: DataSet, number: int, *names: str) -> None:
@@ -43,14 +43,6 @@ def test_every_gap_is_known_also_behind_later_commits(tmp_path: Path) -> None:
         data.gaps()
 
 
-def test_what_was_staged_and_not_committed_is_thrown_away(tmp_path: Path) -> None:
-    data = DataSet(tmp_path)
-    stage(data, 1, "date=1/a.parquet")
-    assert data.recover() is None
-    assert not data.staging(1).exists()
-    assert visible(tmp_path) == []
-
-
 def test_what_was_committed_and_half_moved_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = DataSet(tmp_path)
     stage(data, 1, "date=1/a.parquet", "date=2/a.parquet")
@@ -64,14 +56,6 @@ def test_what_was_committed_and_half_moved_is_finished(tmp_path: Path, monkeypat
     assert visible(tmp_path) == ["date=1/00000001-a.parquet", "date=2/00000001-a.parquet"]
 
 
-def test_a_half_written_commit_is_none(tmp_path: Path) -> None:
-    data = DataSet(tmp_path)
-    stage(data, 1, "date=1/a.parquet")
-    (tmp_path / "_commits").mkdir()
-    (tmp_path / "_commits" / "1.json.new").write_text('{"number": 1')
-    assert data.recover() is None
-
-
 def test_rows_without_a_file_are_never_committed_and_refused_where_they_were(tmp_path: Path) -> None:
     data = DataSet(tmp_path)
     with pytest.raises(StartRefused, match="2 rows were written"):
@@ -81,18 +65,6 @@ def test_rows_without_a_file_are_never_committed_and_refused_where_they_were(tmp
     commit = tmp_path / "_commits" / "1.json"
     commit.write_text(commit.read_text().replace('"rows": 0', '"rows": 2'))
     with pytest.raises(StartRefused, match="2 rows but no file with them"):
-        data.recover()
-
-
-def test_files_removed_by_hand_and_a_broken_commit_are_named(tmp_path: Path) -> None:
-    data = DataSet(tmp_path)
-    stage(data, 1, "date=1/a.parquet")
-    made = data.commit(Commit(1, "s", "0-0", "5-1", 1))
-    data.place(made, "date=1/a.parquet").unlink()
-    with pytest.raises(StartRefused, match="the archive lacks"):
-        data.recover()
-    (tmp_path / "_commits" / "1.json").write_text("{")
-    with pytest.raises(StartRefused, match="commit .* cannot be read"):
         data.recover()
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 
 from pyspark import SparkContext
 
-from usher.master.audit import private_names
+from usher.master.audit import spark
 
 
 def test_the_names_are_there_and_nothing_runs() -> None:
@@ -21,7 +21,7 @@ def test_the_names_are_there_and_nothing_runs() -> None:
 
 def test_where_no_java_runs_none_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_gateway", None)  # another test of this process may have left a session
-    private_names.end_java()
+    spark.end_java()
 
 
 def test_the_java_of_a_gateway_is_ended_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_the_java_of_a_gateway_is_ended_and_forgotten(monkeypatch: pytest.Monkey
     gateway = Gateway()
     monkeypatch.setattr(SparkContext, "_gateway", gateway)
     monkeypatch.setattr(SparkContext, "_jvm", gateway)
-    private_names.end_java()
+    spark.end_java()
     assert ended == [gateway]
     assert SparkContext._gateway is None
     assert SparkContext._jvm is None

@@ -1,8 +1,6 @@
--- warn
+-- warn: attempts pending
 -- rule: Attempts are kept for pending entries only.
 -- means: Attempts of an entry that is over: memory that is never freed.
--- look: redis-cli HGET {prefix}attempts {id}
--- look: redis-cli XPENDING {stream} {group} {id} {id} 1
 -- repair: Delete the field: HDEL {prefix}attempts {id}.
 SELECT a.stream, a.id, '' AS ticket, '' AS owner, concat(a.attempts, ' attempts, of which ', a.failures, ' count') AS detail
   FROM attempts a ANTI JOIN (SELECT stream, id FROM entries WHERE consumer IS NOT NULL) e ON e.stream = a.stream AND e.id = a.id

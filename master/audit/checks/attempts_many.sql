@@ -1,8 +1,6 @@
--- warn
+-- warn: attempts entry
 -- rule: A message becomes a dead letter after USHER_MAX_ATTEMPTS starts that ended badly.
 -- means: More of them were counted than the limit allows, or it is about to be given up.
--- look: redis-cli HGET {prefix}attempts {id}
--- look: redis-cli XRANGE {stream} {id} {id}
 -- repair: Look at the message and its handler's log.
 SELECT a.stream, a.id, e.ticket, e.consumer AS owner,
        concat(a.attempts, ' attempts, of which ', a.failures, ' count') AS detail

@@ -1,9 +1,7 @@
--- bad
+-- bad: pending entry
 -- rule: A pending entry is in the stream.
 -- means: The entry was trimmed or deleted before it was handled: its content is lost. XADD MAXLEN by a producer does
 --   that too.
--- look: redis-cli XPENDING {stream} {group} {id} {id} 1
--- look: redis-cli XRANGE {stream} {id} {id}
 -- repair: Trim with `usher trim` only, which never cuts what is pending. The leader writes a dead letter of it (reason
 --   body_gone).
 SELECT stream, id, ticket, consumer AS owner,

@@ -1,8 +1,7 @@
--- warn
+-- warn: time
 -- rule: A consumer's clock is that of Redis, within half a second.
 -- means: Fencing tokens and the times of its records say how far it is off. Executions are compared with that taken
 --   out; handlers that ask for the time get a wrong one.
--- look: redis-cli TIME
 -- repair: Set the clock of that host, or of Redis' (NTP).
 SELECT stream, '' AS id, '' AS ticket, consumer AS owner,
        CASE WHEN above_us > below_us

@@ -1,7 +1,5 @@
--- warn
+-- warn: members lease
 -- rule: The leader reaps incarnations whose lease ended and that have nothing pending.
 -- means: A name of the group is left over: harmless, but each start of a consumer adds one.
--- look: redis-cli XINFO CONSUMERS {stream} {group}
--- look: redis-cli PTTL {prefix}lease:{owner}
 -- repair: See that a master leads (`usher status`): its janitor reaps. Never XGROUP DELCONSUMER by hand: it deletes
 --   what is pending.

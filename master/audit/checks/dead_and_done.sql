@@ -1,8 +1,6 @@
--- bad
+-- bad: runs letters
 -- rule: A message is done, or it is a dead letter; never both.
 -- means: It has an effect and lies among the dead letters: a redrive would repeat it.
--- look: usher audit --streams {stream} --group {group} runs --message {id}
--- look: redis-cli XREVRANGE {dead} + - COUNT 10
 -- repair: Discard the letter instead of redriving it.
 SELECT l.stream, l.id, l.ticket, r.consumer AS owner,
        concat('done by ', r.consumer, ' at ', at_utc(r.end_us), ' (UTC); dead letter ', l.letter, ', reason ', l.reason) AS detail

@@ -1,8 +1,6 @@
--- bad
+-- bad: pending runs
 -- rule: A message that is done is not pending.
 -- means: It is done, and it will run again: its effect will be there twice, unless its sink knows uids.
--- look: redis-cli XPENDING {stream} {group} {id} {id} 1
--- look: usher audit --streams {stream} --group {group} runs --message {id}
 -- repair: Was the group set back by hand (XGROUP SETID), or entries claimed with FORCE? Then this is its trace: XACK
 --   what is done. If not, please report it.
 SELECT o.stream, o.id, o.own AS ticket, o.held_by AS owner, concat('pending for ', o.held_by, ', and ', o.consumer, ' has done it') AS detail

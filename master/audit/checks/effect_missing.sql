@@ -1,9 +1,7 @@
--- bad
+-- bad: runs entry
 -- rule: A message that is done has its effect in the sink (checked where USHER_AUDIT_SINK_URL names its database).
 -- means: The handler returned, and the sink knows nothing of the message: its effect is not there, or it was stored
 --   without the sink.
--- look: usher audit --streams {stream} --group {group} runs --message {id}
--- look: redis-cli XRANGE {stream} {id} {id}
 -- repair: Does every handler of this stream use the sink? Was the database restored from a copy? Then send the message
 --   again: usher send.
 SELECT d.stream, d.id, d.ticket, '' AS owner,

@@ -1,8 +1,6 @@
--- warn
+-- warn: runs entry
 -- rule: A message that has failed USHER_MAX_ATTEMPTS times becomes a dead letter.
 -- means: It failed more often, and started again.
--- look: usher audit --streams {stream} --group {group} runs --message {id}
--- look: redis-cli XRANGE {stream} {id} {id}
 -- repair: Has its handler max_attempts of its own? Then this is well; else have all consumers the same
 --   USHER_MAX_ATTEMPTS?
 SELECT r.stream, r.id, r.ticket, '' AS owner, concat('failed ', max(r.failed), ' times') AS detail

@@ -1,8 +1,6 @@
--- bad
+-- bad: record time
 -- rule: A fencing token is not given before its time.
 -- means: The record's fencing token lies in the future: sinks that have seen it refuse all that come after.
--- look: redis-cli HGET {prefix}tickets {ticket}
--- look: redis-cli TIME
 -- repair: Was Redis' clock set back, or the record written by hand? Take the next tokens from above it: restart the
 --   leader.
 SELECT t.stream, t.id, t.ticket, t.owner, concat('fencing token ', t.fence) AS detail

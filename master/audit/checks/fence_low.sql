@@ -1,8 +1,6 @@
--- bad
+-- bad: record ticket
 -- rule: The fencing token of a ticket is not lower than one under which it has run.
 -- means: The record's fencing token is lower than one that sinks have seen: they refuse what its owner does now.
--- look: redis-cli HGET {prefix}tickets {ticket}
--- look: usher audit --streams {stream} --group {group} runs --ticket {ticket}
 -- repair: Was Redis restored from a copy, or the record written by hand? Restart the owner: the ticket is handed over
 --   under a new token.
 SELECT t.stream, t.id, t.ticket, t.owner, concat('fencing token ', t.fence, '; it ran under ', r.fence) AS detail

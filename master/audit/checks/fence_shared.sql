@@ -1,7 +1,6 @@
--- bad
+-- bad: ticket
 -- rule: A fencing token of a ticket is given to one incarnation.
 -- means: Two incarnations ran the ticket under one fencing token: a sink cannot tell them apart.
--- look: usher audit --streams {stream} --group {group} runs --ticket {ticket}
 -- repair: Was Redis restored from a copy? Then this is its trace. If not, please report it.
 SELECT stream, id, ticket, consumer AS owner,
        concat(ran, '; ', consumer_before, ' ran ', id_before, ' under it before, from ', at_utc(start_before), ' on') AS detail

@@ -1,9 +1,7 @@
--- bad
+-- bad: pending lease
 -- rule: An entry of a living incarnation is never idle for longer than one lease: its renewal touches it.
 -- means: The lease is extended but this entry is not touched: the renewal cannot see it, or another program extends the
 --   lease.
--- look: redis-cli XPENDING {stream} {group} {id} {id} 1
--- look: redis-cli PTTL {prefix}lease:{owner}
 -- repair: Restart that consumer; its tickets go to others.
 SELECT e.stream, e.id, e.ticket, e.consumer AS owner,
        concat('pending for ', e.consumer, ', idle ', e.idle_ms, ' ms, deliveries ', e.deliveries) AS detail

@@ -1,8 +1,6 @@
--- bad
+-- bad: record pending
 -- rule: The ids in a record are in order, each once.
 -- means: Its owner runs them in the order of the record, which is not that of the stream.
--- look: redis-cli HGET {prefix}tickets {ticket}
--- look: redis-cli XPENDING {stream} {group} {id} {id} 1
 -- repair: Did another program write to the index? Delete the field (HDEL {prefix}tickets {ticket}): the leader indexes
 --   it anew.
 SELECT stream, min(id) AS id, ticket, min(owner) AS owner, 'its ids are not in order, each once' AS detail

@@ -1,9 +1,7 @@
--- bad
+-- bad: record pending
 -- rule: An id in a ticket's record is pending.
 -- means: The index holds a ticket for an entry that is over or was never delivered; later entries of the ticket may
 --   wait for it.
--- look: redis-cli HGET {prefix}tickets {ticket}
--- look: redis-cli XPENDING {stream} {group} {id} {id} 1
 -- repair: The leader mends this by itself within seconds when one is alive (`usher status`); if it stays, restart the
 --   leader: it takes over anew.
 SELECT stream, id, ticket, owner, detail FROM indexed WHERE kind = 'index_without_pending'

@@ -1,9 +1,6 @@
--- bad
+-- bad: record entry pending
 -- rule: An entry is in the record of one ticket.
 -- means: Two tickets claim it: the other one's later entries wait for what is not theirs.
--- look: redis-cli HGET {prefix}tickets {ticket}
--- look: redis-cli XRANGE {stream} {id} {id}
--- look: redis-cli XPENDING {stream} {group} {id} {id} 1
 -- repair: The leader mends this by itself within seconds when one is alive (`usher status`); if it stays, restart the
 --   leader: it takes over anew.
 SELECT stream, id, min(ticket) AS ticket, min(owner) AS owner, concat('also in the record of ', max(ticket)) AS detail

@@ -1,6 +1,4 @@
--- warn
+-- warn: inbox lease
 -- rule: An inbox lives as long as its incarnation.
 -- means: An inbox without an owner: memory that is never freed.
--- look: redis-cli XLEN {prefix}inbox:{owner}
--- look: redis-cli PTTL {prefix}lease:{owner}
 -- repair: Delete it: DEL {prefix}inbox:{owner}.

@@ -1,5 +1,4 @@
--- warn
+-- warn: lease
 -- rule: A lease belongs to a consumer that is registered, or has entries pending.
 -- means: A lease of nobody: the leader waits for its end.
--- look: redis-cli PTTL {prefix}lease:{owner}
 -- repair: Did another program make the key? It ends by itself, or: DEL {prefix}lease:{owner}.

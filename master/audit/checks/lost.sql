@@ -1,10 +1,7 @@
--- bad
+-- bad: entry pending
 -- rule: Every entry that the group has read is pending, acknowledged by an execution in the run log, or a dead letter.
 -- means: The entry was read, is not pending, and no record says that it was handled: acknowledged by hand, or its
 --   consumer deleted.
--- look: redis-cli XRANGE {stream} {id} {id}
--- look: redis-cli XPENDING {stream} {group} {id} {id} 1
--- look: redis-cli XRANGE {runs} - + COUNT 10
 -- repair: Send it again if its effect is missing: usher send. Look for XACK or XGROUP DELCONSUMER by other programs
 --   (redis-cli MONITOR).
 SELECT o.stream, o.id, o.own AS ticket, '' AS owner, 'not pending, and in no record' AS detail

@@ -1,9 +1,6 @@
--- bad
+-- bad: record pending inbox
 -- rule: What an incarnation owns was handed over in its inbox, as far back as that goes.
 -- means: It owns the entry and was never told: it does not run it, and later entries of the ticket wait.
--- look: redis-cli HGET {prefix}tickets {ticket}
--- look: redis-cli XPENDING {stream} {group} {id} {id} 1
--- look: redis-cli XRANGE {prefix}inbox:{owner} - + COUNT 10
 -- repair: Restart that consumer: its tickets are handed over anew. Did another program write to index or inbox?
 -- An inbox is trimmed when it is read. Of what it held before, this is known: its owner has run what it was given later,
 -- and this for longer than anything runs not at all.

@@ -1,8 +1,6 @@
--- bad
+-- bad: ticket entry
 -- rule: A message of a ticket starts only when every earlier one is done or given up.
 -- means: A later message of the ticket had started before this one was ever done.
--- look: usher audit --streams {stream} --group {group} runs --ticket {ticket}
--- look: redis-cli XRANGE {stream} {id} {id}
 -- repair: Effects of this ticket may be wrong: compare them, then please report it.
 -- Acknowledgements under one fencing token are in the order of the run log, and Redis gives the tokens: no clock is
 -- asked. Of what did not succeed, which is recorded by itself, its owner's own times tell. What comes behind the end of

@@ -1,7 +1,6 @@
--- bad
+-- bad: ticket
 -- rule: Under one fencing token, and in one incarnation, executions of a ticket follow one another.
 -- means: Two messages of a ticket ran at the same time in one incarnation.
--- look: usher audit --streams {stream} --group {group} runs --ticket {ticket}
 -- repair: This is a fault of Usher, or the consumer's clock was set back: please report it with the two lines.
 SELECT stream, id, ticket, consumer AS owner, concat(ran, '; ', other, ' ran until ', at_utc(ended_before)) AS detail
   FROM (SELECT *, max(ended_us) OVER before AS ended_before, max_by(id, ended_us) OVER before AS other,

@@ -1,9 +1,7 @@
--- bad
+-- bad: pending ticket
 -- rule: While a message of a ticket is pending, no later one of the ticket is done.
 -- means: A later message of the ticket was done before this one, which is still to come: when it runs, it is out of
 --   order.
--- look: redis-cli XPENDING {stream} {group} {id} {id} 1
--- look: usher audit --streams {stream} --group {group} runs --ticket {ticket}
 -- repair: Was the group set forward over it by hand, and back (XGROUP SETID)? Then this is its trace. If not, please
 --   report it.
 SELECT o.stream, o.id, o.own AS ticket, o.held_by AS owner, concat('pending for ', o.held_by, ', and ', o.passed, ' of its ticket is done') AS detail

@@ -1,6 +1,4 @@
--- bad
+-- bad: lease held
 -- rule: Every pending entry has a living owner, or is taken back from a dead one within the recovery bound.
 -- means: These entries are pending for an incarnation whose lease ended long ago; no consumer works on them.
--- look: redis-cli PTTL {prefix}lease:{owner}
--- look: redis-cli XPENDING {stream} {group} - + 10 {owner}
 -- repair: See that a master leads (`usher status`); it takes them back. No master: start one.

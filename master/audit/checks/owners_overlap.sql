@@ -1,9 +1,8 @@
--- warn
+-- warn: ticket
 -- rule: Executions of a ticket under different fencing tokens that are both recorded follow one another, unless a
 --   process was paused.
 -- means: A former owner still ran while its successor did: at most one of them has an effect if the sink checks fencing
 --   tokens.
--- look: usher audit --streams {stream} --group {group} runs --ticket {ticket}
 -- repair: Look for pauses (suspend, swap, long collections) of the earlier owner, and for clocks that differ. Use a
 --   fenced sink.
 WITH turns AS (SELECT stream, ticket, fence, consumer, max(end_least) AS end_least, max_by(id, end_least) AS id,

@@ -1,11 +1,8 @@
--- warn
+-- warn: pending entry
 -- rule: An entry waits under `master` only while its ticket is in processing, a live rule holds it back, or no consumer
 --   has room.
 -- means: The entry waits, nothing of its ticket is in processing, and no rule holds it back: no consumer has room, or
 --   it was forgotten.
--- look: redis-cli XPENDING {stream} {group} {id} {id} 1
--- look: redis-cli XRANGE {stream} {id} {id}
--- look: usher status
 -- repair: Start consumers. If there are some with room, restart the leader: it reads all that is pending under
 --   `master`.
 SELECT e.stream, e.id, e.ticket, e.consumer AS owner, concat('waiting for ', e.idle_ms, ' ms') AS detail

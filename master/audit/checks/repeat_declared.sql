@@ -1,8 +1,6 @@
--- warn
+-- warn: runs entry
 -- rule: A message that is recorded as done comes again only after a master has declared that it may.
 -- means: It succeeded, and again after the group was lost or set back, as a master declared then (group_lost,
 --   group_set_back): its effect is there twice, unless its sink knows uids.
--- look: usher audit --streams {stream} --group {group} runs --message {id}
--- look: redis-cli XRANGE {stream} {id} {id}
 -- repair: Look whether its effects must be undone; a sink that knows uids has refused them.
 SELECT stream, id, ticket, consumer AS owner, detail FROM twice WHERE is_declared

@@ -1,6 +1,4 @@
--- bad
+-- bad: members held
 -- rule: Names in the group are incarnations (`name:generation`), `master` or `halted`.
 -- means: Another program reads this group, or entries were claimed by hand: these entries are not handed over in order.
--- look: redis-cli XINFO CONSUMERS {stream} {group}
--- look: redis-cli XPENDING {stream} {group} - + 10 {owner}
 -- repair: Stop that program, or give it a group of its own; the leader's sweep brings idle entries back.

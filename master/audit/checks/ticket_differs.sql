@@ -1,8 +1,6 @@
--- bad
+-- bad: runs entry
 -- rule: A message runs under the ticket that is in its entry.
 -- means: It ran under another ticket: beside messages that it should have come before or after.
--- look: usher audit --streams {stream} --group {group} runs --message {id}
--- look: redis-cli XRANGE {stream} {id} {id}
 -- repair: Do all masters and consumers have the same USHER_TICKET_FIELD? Did another program write to the run log?
 SELECT stream, id, CASE WHEN ticket <> own THEN ticket ELSE other_ticket END AS ticket, consumer AS owner,
        CASE WHEN own IS NULL THEN concat('it ran for ', ticket, ' and for ', other_ticket)

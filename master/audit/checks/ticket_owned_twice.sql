@@ -1,9 +1,6 @@
--- bad
+-- bad: pending record
 -- rule: All entries of a ticket that incarnations have pending belong to one of them.
 -- means: Two incarnations may run this ticket at once.
--- look: redis-cli XPENDING {stream} {group} {id} {id} 1
--- look: redis-cli HGET {prefix}tickets {ticket}
--- look: usher tickets show {ticket}
 -- repair: Stop one of the two consumers; its entries are taken back and handed over in order.
 SELECT e.stream, e.id, e.ticket, e.consumer AS owner,
        concat(o.id, ' of the same ticket is pending for ', o.consumer) AS detail

@@ -1,8 +1,7 @@
--- warn
+-- warn: runs
 -- rule: An execution ends after it starts, and of one owner's executions the first recorded has not begun last.
 -- means: The consumer's clock was set back while the handler ran, or between two messages: proofs by time are weaker
 --   around that moment.
--- look: usher audit --streams {stream} --group {group} runs --message {id}
 -- repair: Let NTP slew the clock, not step it.
 SELECT stream, id, ticket, consumer AS owner, ran AS detail FROM suspects WHERE end_us <> 0 AND end_us < start_us
 UNION ALL

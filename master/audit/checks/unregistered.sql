@@ -1,6 +1,4 @@
--- warn
+-- warn: members
 -- rule: A living incarnation is registered.
 -- means: It has a lease and never registered, so the leader gives it nothing and does not count it.
--- look: redis-cli XINFO CONSUMERS {stream} {group}
--- look: redis-cli HGETALL {prefix}consumers
 -- repair: Restart that consumer. Is another program reading this group?
