@@ -120,7 +120,7 @@ def _floor_seconds(rig: Rig, records: Sequence[LogRecord], payload: int) -> floa
                 STREAM,
                 "*",
                 "ticket_id",
-                one.ticket_id,
+                str(one.ticket_id),
                 "uid",
                 f"{at + n:032x}",
                 "action",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import re
+import zoneinfo
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -51,11 +54,46 @@ class Moment(click.ParamType):
         if isinstance(value, int):
             return value
         try:
-            return int(datetime.datetime.fromisoformat(value).timestamp() * 1000)
-        except (ValueError, OverflowError):
-            self.fail(
-                f"{value!r} is no time: write e.g. 2026-11-21T10:00 (local) or 2026-11-21T10:00+00:00", param, ctx
-            )
+            return moment_ms(value)
+        except ValueError as wrong:
+            self.fail(str(wrong), param, ctx)
+
+
+def moment_ms(text: str, zone_of: Callable[[], datetime.tzinfo | None] | None = None) -> int:
+    """Convert a time in ISO form to milliseconds since the epoch; without an offset it is of this zone, or of this
+    machine's (TZ); of one that comes twice, when clocks go back, the first. Raises ValueError, with a sentence, for
+    what is no time, also where clocks go forward over it.
+
+    >>> moment_ms("2026-10-25T02:30", lambda: zoneinfo.ZoneInfo("Europe/Berlin"))
+    1792888200000
+    """
+    try:
+        when = datetime.datetime.fromisoformat(text)
+        in_zone = when
+        if when.tzinfo is None:
+            zone = (zone_of or _own_zone)()
+            in_zone = when.replace(tzinfo=zone) if zone else when.astimezone()
+        at_s = in_zone.timestamp()
+        there = datetime.datetime.fromtimestamp(at_s, in_zone.tzinfo)
+    except zoneinfo.ZoneInfoNotFoundError as unknown:
+        raise ValueError(f"{text!r} has no offset, and TZ names a zone that is not known: {unknown}") from None
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            f"{text!r} is no time: write e.g. 2026-11-21T10:00 (local) or 2026-11-21T10:00+00:00"
+        ) from None
+    if abs(there.replace(tzinfo=None) - when.replace(tzinfo=None)) > datetime.timedelta(seconds=1):
+        raise ValueError(f"{text!r}: there is no such time here: clocks go forward over it")
+    if not -12 <= (in_zone.utcoffset() or datetime.timedelta()) / datetime.timedelta(hours=1) <= 14:
+        raise ValueError(f"{text!r}: there is no zone with this offset")
+    return round(at_s * 1000)
+
+
+def _own_zone() -> datetime.tzinfo | None:
+    """Return the zone that TZ names; None for what the system knows without a name. The system itself takes the name of
+    a zone that it does not know for UTC, in silence."""
+    name = os.environ.get("TZ", "").removeprefix(":")
+    is_rule = re.match(r"(?:[A-Za-z]{3,}|<[^>]+>)[+-]?[0-9]", name) or name.startswith("/")
+    return None if is_rule or not name else zoneinfo.ZoneInfo(name)
 
 
 def moment_text(at_ms: int, precision: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from usher.common.base.clock import now_s
-from usher.common.base.durations import Duration, Moment, Number
+from usher.common.base.durations import Duration, Moment, Number, moment_text
 from usher.common.base.errors import Behind, NotNow
 from usher.common.base.text import escape_control, json_line, pluralize
 from usher.common.cli.progress import progress
@@ -256,7 +256,9 @@ def _print_sent(sender: Sender, seconds: float, last_id: bytes, trouble: str, as
         if sender.accepted == 1 and last_id:  # a single message has no rate
             how = f"as {last_id.decode()}"
         repeats = f", {repeated:,} were there already and were not sent again" if repeated else ""
-        where = sender.stream if sender.due_ms() is None else f"the delayed messages of {sender.stream}"
+        where = sender.stream
+        if sender.last_due_ms is not None:
+            where = f"the delayed messages of {where}, due {moment_text(sender.last_due_ms, 'seconds')},"
         click.echo(f"{sender.accepted:,} sent to {where} {how}{repeats}")
     if trouble:
         click.echo(escape_control(f"usher: {trouble}"), err=True)

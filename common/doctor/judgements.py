@@ -168,7 +168,6 @@ class DoctorFacts:
         return int(value) if value is not None and value.lstrip("-").isdecimal() else None
 
     def setting(self, name: str) -> str | None:
-        """Return a value of CONFIG; None when CONFIG is forbidden or the server does not have it."""
         return None if self.config is None else self.config.get(name)
 
     def why_not(self, question: str) -> str:

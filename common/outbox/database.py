@@ -141,7 +141,6 @@ def check_schema(engine: sa.Engine, setting: str) -> None:
 
 
 def _schema_version(connection: sa.Connection) -> int:
-    """Return the version of the outbox's schema; 0 when there is none."""
     if not sa.inspect(connection).has_table("usher_outbox_version"):
         return 0
     return int(connection.scalar(sa.text(queries(connection.dialect.name)["version"])) or 0)

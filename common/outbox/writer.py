@@ -38,7 +38,7 @@ from usher.common.base.errors import MessageUndecodable
 from usher.common.outbox.database import OutboxMisused
 from usher.common.outbox.rows import as_json, check_uid
 from usher.common.outbox.sql_files import DIALECTS, queries
-from usher.common.protocol.message import check_ticket
+from usher.common.protocol.message import Key, key_bytes, ticket_key
 from usher.common.sql.alchemy import sa
 from usher.common.sql.errors import commits_by_itself, driver_of
 
@@ -47,15 +47,15 @@ class LogRecord(NamedTuple):
     """A record to write. ``data`` is what orjson can encode, without NaN and Infinity, which JSON does not have;
     ``uid`` "" lets us choose one."""
 
-    ticket_id: str
+    ticket_id: Key
     action: str
     object: str
     data: Any = None
-    uid: str = ""
+    uid: Key = ""
 
 
 def write_to_outbox(
-    connection: Any, *, ticket_id: str, action: str, object: str, data: Any = None, uid: str = ""
+    connection: Any, *, ticket_id: Key, action: str, object: str, data: Any = None, uid: Key = ""
 ) -> str:
     """Stage one record in the transaction of ``connection`` (DB-API, SQLAlchemy's Connection or Session, Django's);
     return its uid.
@@ -157,20 +157,14 @@ def _style(connection: Any) -> str | None:
 
 
 def _row(record: LogRecord) -> dict[str, str]:
-    for name, value in (
-        ("ticket_id", record.ticket_id),
-        ("action", record.action),
-        ("object", record.object),
-        ("uid", record.uid),
-    ):
+    for name, value in (("action", record.action), ("object", record.object)):
         if not isinstance(value, str):
             raise OutboxMisused(
                 f"this record cannot become a message: {name} is of type {type(value).__name__}: give a str"
             )
     try:
-        check_ticket(record.ticket_id.encode())
-        uid = record.uid or uuid.uuid4().hex
-        check_uid(uid.encode())
+        ticket_id = ticket_key(record.ticket_id).decode()
+        uid = uuid.uuid4().hex if record.uid == "" else check_uid(key_bytes("uid", record.uid)).decode()
         record.action.encode()
         record.object.encode()
         data = as_json("data", {} if record.data is None else record.data).decode()
@@ -178,4 +172,4 @@ def _row(record: LogRecord) -> dict[str, str]:
         raise OutboxMisused(f"this record cannot become a message: {refused.reason}") from None
     except (TypeError, ValueError) as refused:
         raise OutboxMisused(f"this record cannot become a message: {refused}") from None
-    return {"uid": uid, "ticket_id": record.ticket_id, "action": record.action, "object": record.object, "data": data}
+    return {"uid": uid, "ticket_id": ticket_id, "action": record.action, "object": record.object, "data": data}

@@ -6,14 +6,18 @@ A producer needs no library: ``XADD ticket_stream * ticket_id 42 ...`` from any 
 from __future__ import annotations
 
 import codecs
+import enum
 import json
 import re
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from usher.common.base.errors import MessageUndecodable
 from usher.common.base.text import parse_json
 
+#: What programs may give as the key of a ticket, or of a message (uid).
+Key = str | bytes | int | uuid.UUID
 #: Longest ticket id in bytes: every index, inbox and log carries the ids.
 LONGEST_TICKET = 256
 UID_FIELD = b"uid"
@@ -49,6 +53,33 @@ def check_ticket(ticket: bytes | None) -> bytes:
     except UnicodeDecodeError:
         raise MessageUndecodable("ticket_id_not_utf8") from None
     return ticket
+
+
+def key_bytes(what: str, value: object) -> bytes:
+    """Encode a key (of a ticket, a message, a field) as programs give it: one rule for every door. Raises TypeError for
+    what is no str, bytes, int or UUID: its text would be another key each time (``<memory at 0x7f...>``), or one that
+    all share which have none (``None``, ``nan``).
+
+    >>> key_bytes("ticket_id", 42), key_bytes("ticket_id", enum.IntEnum("Colour", "RED").RED)
+    (b'42', b'1')
+    """
+    if isinstance(value, bool) or not isinstance(value, Key):
+        raise TypeError(
+            f"{what} is of type {type(value).__name__}: give a str, bytes, int or UUID (bytes(value) of a bytearray or"
+            " memoryview, int(value) of a number of numpy or a float, the key of an object); a row without a key is no"
+            " message of a ticket: leave it out, or give it a key of its own"
+        )
+    # The str() of an enum of texts or numbers is its name or its value, depending on the version of Python.
+    plain = value.value if isinstance(value, enum.Enum) else value
+    return bytes(plain) if isinstance(plain, bytes) else str(plain).encode("utf-8", "surrogateescape")
+
+
+def ticket_key(value: object) -> bytes:
+    """Return the ticket id that a program's value is. Raises what ``key_bytes`` and ``check_ticket`` raise."""
+    try:
+        return check_ticket(key_bytes("ticket_id", value))
+    except UnicodeEncodeError:
+        raise MessageUndecodable("ticket_id_not_utf8") from None
 
 
 def first_value(fields: Sequence[bytes], name: bytes) -> bytes | None:

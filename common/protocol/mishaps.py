@@ -69,7 +69,6 @@ class DeclaredLoss(NamedTuple):
 
 
 def gap_of(position: bytes, span: Span | None) -> IdRange | None:
-    """Return the ids between the position of a group and the first entry that is there."""
     if span is None:
         return None
     last = span.last_generated if span.first is None else before(span.first)

@@ -72,5 +72,4 @@ def held_later(lock: str, other: str) -> bool:
 
 
 def name_of(incarnation: str) -> str:
-    """Return the consumer's name in an incarnation ``name:generation``."""
     return incarnation.rpartition(":")[0]

@@ -65,13 +65,11 @@ def from_rank(value: int) -> bytes:
 
 
 def before(stream_id: bytes) -> bytes:
-    """Return the id just below; ``0-0`` for ``0-0``."""
     value = rank(stream_id)
     return from_rank(value - 1) if value else ZERO
 
 
 def after(stream_id: bytes) -> bytes:
-    """Return the id just above."""
     return from_rank(rank(stream_id) + 1)
 
 

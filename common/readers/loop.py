@@ -232,7 +232,6 @@ class ReadingBoard:
             self._changed.notify_all()
 
     def quiet(self) -> list[StreamMessage]:
-        """Return the waiting messages: not started, or waiting for another attempt."""
         with self._changed:
             return [*self._ready, *self._suspects, *(message for _, _, message in self._due)]
 

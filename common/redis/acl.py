@@ -113,7 +113,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
             ("emit", "elect", "hold_lead", "resign"),
             ("time", "wait"),
             _with_scripts(
-                Grant(("xadd", "xdel", "xinfo|stream"), (at,)),
+                Grant(("xadd", "xinfo|stream"), (at,)),
                 Grant(("get", "set", "del", "pexpire", "pttl"), (log.leader,)),
                 Grant(("hget", "hset", "hdel"), (log.counters,)),
             ),
@@ -143,7 +143,6 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
 
 
 def _with_scripts(*grants: Grant) -> tuple[Grant, ...]:
-    """Return the grants, and one more: loaded scripts, on all of these keys."""
     return (*grants, Grant(("evalsha",), tuple(dict.fromkeys(key for grant in grants for key in grant.keys))))
 
 

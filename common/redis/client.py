@@ -113,7 +113,6 @@ class Troubles:
         return trouble
 
     def seen(self) -> dict[str, int]:
-        """Return the counts by class: few different words, whatever Redis says."""
         with self._lock:
             return dict(self._counts)
 

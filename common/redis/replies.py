@@ -276,7 +276,6 @@ class TicketStream:
                 return
 
     def records_of(self, tickets: Sequence[bytes]) -> list[TicketRecord | None]:
-        """Return the records of these tickets, in their order; None for a missing or unreadable one."""
         if not tickets:
             return []
         values = self._link.call("HMGET", self._keys.tickets, *tickets)

@@ -1,7 +1,9 @@
 """Load and run the atomic steps of ``common/lua``: a Lua file per step, with the contract in its header.
 
-``--- @include name`` pulls in ``lua/includes/name.lua``. The server is asked what it can do, its version is no guide:
-the ``#!lua`` line, by which a script says how it behaves when memory is full, is prepended only if the server reads it.
+``--- @include one two`` pulls in ``lua/includes/one.lua``, then ``two.lua``. ``--- @numbers count 3 4, large 5`` checks
+these arguments before anything else happens (``_MOST``); those whose place is not fixed a script checks itself
+(given.lua). The server is asked what it can do, its version is no guide: the ``#!lua`` line, by which a script says how
+it behaves when memory is full, is prepended only if the server reads it.
 
 A script that reads bodies (``lua/includes/bodies.lua``) is told how many bytes of them it may read, as its last
 argument: less after a call that took long or whose reply did not come, so that a slow Redis is not asked for the same
@@ -23,7 +25,10 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown
 from usher.common.redis.client import Arg, CommandRefused, Link, Meanwhile, ScriptMissing
 
-_INCLUDE = re.compile(r"^--- @include (\w+)\n", re.MULTILINE)
+_INCLUDE = re.compile(r"^--- @include (.+)\n", re.MULTILINE)
+_NUMBERS = re.compile(r"^--- @numbers ?(.*)\n", re.MULTILINE)
+#: Most that an argument may be (lua/includes/given.lua): a count, or a time, a number of bytes.
+_MOST = {"count": 10**6, "large": 10**15}
 #: Header line -> ``#!lua`` line; the first match counts. Scripts that write nothing also run while Redis refuses writes
 #: for another reason: replicas are missing, the disk is full.
 _MEMORY = {
@@ -31,7 +36,6 @@ _MEMORY = {
     "-- Memory: works when full": "#!lua flags=allow-oom\n",
     "-- Memory: refused when full": "#!lua\n",
 }
-_READS_BODIES = "--- @include bodies\n"
 #: Most bytes of bodies that one call may read, and the fewest: of one entry, since each counts for 512 more.
 MOST_ROOM, _LEAST_ROOM = 8 * 1024 * 1024, 512
 #: More room may follow a call that took less than the first time, less follows one that took longer than the second. In
@@ -50,9 +54,16 @@ REST_S = 60.0
 
 @functools.cache
 def source(name: str) -> str:
+    text = _NUMBERS.sub(_checks, _files()[name].read_text(encoding="utf-8"))
     return _INCLUDE.sub(
-        lambda found: _files()[found[1]].read_text(encoding="utf-8"), _files()[name].read_text(encoding="utf-8")
+        lambda found: "".join(_files()[one].read_text(encoding="utf-8") for one in found[1].split()), text
     )
+
+
+def _checks(found: re.Match[str]) -> str:
+    kinds = [part.split() for part in found[1].split(", ") if part]
+    checks = [f"whole(ARGV[{at}], {_MOST[kind]})\n" for kind, *places in kinds for at in places]
+    return "--- @include given\n" + "".join(checks)
 
 
 def next_room(room: int, took_s: float | None) -> int:
@@ -70,7 +81,7 @@ def next_room(room: int, took_s: float | None) -> int:
 @functools.cache
 def reads_bodies(name: str) -> bool:
     """Return whether step ``name`` takes the bytes of bodies that it may read as its last argument."""
-    return _READS_BODIES in _files()[name].read_text(encoding="utf-8")
+    return any("bodies" in words.split() for words in _INCLUDE.findall(_files()[name].read_text(encoding="utf-8")))
 
 
 @functools.cache
@@ -90,7 +101,6 @@ def ids_argument(each: Iterable[Sequence[bytes]]) -> bytes:
 
 
 def sizes_argument(each: Iterable[Sequence[bytes]]) -> str:
-    """Return the number of ids of each ticket, as a list in JSON, the companion of ``ids_argument``."""
     return str([len(ids) for ids in each])
 
 
@@ -163,7 +173,6 @@ class ScriptRunner:
         return reply
 
     def _room(self, name: str) -> tuple[int, ...]:
-        """Return the argument by which step ``name`` knows how much it may read; none if it reads no bodies."""
         return (self._rooms.get(name, MOST_ROOM),) if reads_bodies(name) else ()
 
     def _took(self, name: str, seconds: float | None) -> None:

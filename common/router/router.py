@@ -42,6 +42,7 @@ from types import TracebackType
 from usher.common.base.callables import unawaitable_reason
 from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.base.log import event
+from usher.common.protocol.message import key_bytes
 from usher.common.protocol.stream_id import ZERO, from_rank, rank
 from usher.common.redis.client import Link
 from usher.common.redis.endpoints import in_reach
@@ -212,7 +213,7 @@ class StreamRouter:
     # -- inside
 
     def _key(self, key: str | bytes) -> bytes:
-        name = key.encode() if isinstance(key, str) else bytes(key)
+        name = key_bytes("the key of a stream", key)
         if self._prefixes and not name.startswith(self._prefixes):
             raise ValueError(f"{name.decode(errors='replace')} begins with none of the prefixes of this router")
         if not in_reach(self._url, name):

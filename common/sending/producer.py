@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import enum
 import math
 import os
 import random
@@ -42,7 +41,7 @@ from usher.common.base.errors import Behind, NotNow, ReplyUnknown
 from usher.common.observability.tracing import context_fields, sending
 from usher.common.protocol.keys import LogKeys, uid_key
 from usher.common.protocol.marks import MarkFields
-from usher.common.protocol.message import DUE_FIELD, UID_FIELD, check_ticket
+from usher.common.protocol.message import DUE_FIELD, UID_FIELD, Key, check_ticket, key_bytes, ticket_key, ticket_value
 from usher.common.redis.client import Arg, ClientLink, CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
@@ -63,7 +62,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 #: Latest due time: later ones are no time in milliseconds (lua/sending/due_delayed.lua).
 LATEST_MS = 10**15
 #: Times of this century in seconds: as milliseconds they are the first months of 1970, which nobody means.
-_SECONDS = range(10**9, 10**10)
+SECONDS = range(10**9, 10**10)
 #: IDMP remembers a limited number of uids per producer id, whatever the time; uids are spread over this many producer
 #: ids by their hash.
 _IDMP_SIZE, _IDMP_PRODUCERS = 10_000, 256
@@ -76,12 +75,12 @@ _AGAIN_S = 0.5
 class Outgoing(NamedTuple):
     """A message on its way into a stream. ``uid`` None: the field ``uid``, if there is one.
 
-    ``ticket_id`` None: without a ticket: it becomes a dead letter.
+    ``ticket_id`` None: the ticket is in a field, as a ticket field with dots says; else it is refused.
     """
 
-    ticket_id: str | None
+    ticket_id: Key | None
     fields: Mapping[str, Value]
-    uid: str | None = None
+    uid: Key | None = None
 
 
 class Sent(NamedTuple):
@@ -118,8 +117,10 @@ class Producer:
         heed_limits: bool | str = False,
         tenant_field: str = "",
     ) -> None:
-        if dedup_s < 0 or 0 < dedup_s < 0.001:
-            raise ValueError("dedup_s must be 0, or at least 0.001 seconds")
+        if dedup_s != 0 and not 0.001 <= dedup_s < LATEST_MS / 1000:
+            raise ValueError(f"dedup_s must be 0, or at least 0.001 seconds, and no infinity (it is {dedup_s})")
+        if not patience_s >= 0:  # nan: it would end never
+            raise ValueError(f"patience_s must be a number of seconds (it is {patience_s})")
         self._link = link = linked(redis)
         self._scripts = ScriptRunner(link)
         self._stream = stream
@@ -136,7 +137,7 @@ class Producer:
         self._native: tuple[int, float, bool] = (0, 0.0, False)
 
     def send(
-        self, ticket_id: str | None, fields: Mapping[str, Value], uid: str | None = None, due_ms: int | None = None
+        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, due_ms: int | None = None
     ) -> str:
         """Add one message; return the id of its entry, also when it is a repeat. Raises what ``send_many`` raises."""
         return self.send_many([Outgoing(ticket_id, fields, uid)], due_ms)[0].id
@@ -149,6 +150,8 @@ class Producer:
     @staticmethod
     def ms_from_now(seconds: float) -> int:
         """Return the ``due_ms`` of a message that is to be sent in so many seconds, by the clock of this machine."""
+        if not math.isfinite(seconds):
+            raise ValueError(f"a delay is a number of seconds (this one is {seconds})")
         return time.time_ns() // 1_000_000 + int(seconds * 1000)
 
     def send_many(self, messages: Iterable[Outgoing], due_ms: int | None = None) -> list[Sent]:
@@ -156,20 +159,22 @@ class Producer:
         in its middle) up to a message. With ``due_ms`` (since the epoch) they wait until then, and get their place in
         the stream, and another id, when they are due.
 
-        Raises ValueError and MessageUndecodable for messages that could never be handled (nothing was sent), Behind
-        (with ``heed_limits``: nothing was sent), NotNow
-        (the last batch did not happen), ReplyUnknown (the outcome is unknown, and not every message has a uid),
-        CommandRefused. Calling again with the same messages is safe where all have uids, within ``dedup_s``.
+        Raises TypeError, ValueError and MessageUndecodable for messages that could never be handled (nothing was
+        sent), Behind (with ``heed_limits``: nothing was sent), NotNow (the last batch did not happen), ReplyUnknown
+        (the outcome is unknown, and not every message has a uid), CommandRefused. Calling again with the same messages
+        is safe where all have uids, within ``dedup_s``.
         """
         stream = self._stream if due_ms is None else LogKeys(self._stream).delayed
-        if due_ms is not None and (not 0 <= due_ms < LATEST_MS or int(due_ms) in _SECONDS):
-            seconds = ", which are seconds" * (0 <= due_ms < LATEST_MS)
+        is_number = isinstance(due_ms, (int, float)) and not isinstance(due_ms, bool)
+        if due_ms is not None and (not is_number or not 0 <= due_ms < LATEST_MS or int(due_ms) in SECONDS):
+            seconds = ", which are seconds" * (is_number and 0 <= due_ms < LATEST_MS)
             raise ValueError(
-                f"due_ms is a time in milliseconds since the epoch, below {LATEST_MS} (this one is {due_ms}{seconds})"
+                f"due_ms is a time in milliseconds since the epoch, below {LATEST_MS} (it is {due_ms!r}{seconds}):"
+                " int(when.timestamp() * 1000)"
             )
         messages, sent = list(messages), []
         with sending(self._stream, len(messages)):
-            context = [_raw(part) for field in context_fields().items() for part in field]
+            context = [part.encode() for field in context_fields().items() for part in field]
             prepared = [self._prepared(message, context, due_ms) for message in messages]
             if self._sign is not None:
                 self._patiently(lambda: self._heed({self._tenant(flat) for _, flat in prepared}), True)
@@ -192,32 +197,36 @@ class Producer:
     def _prepared(self, message: Outgoing, context: list[bytes], due_ms: int | None) -> Prepared:
         """Check and encode a message. ``context``: the fields of the current span, for a message that has none of its
         own."""
-        flat: list[bytes] = []
+        fields = {key_bytes("the name of a field", name): value for name, value in message.fields.items()}
+        head: list[bytes] = []
         if due_ms is not None:
-            flat += (DUE_FIELD, b"%d" % due_ms)
-            if DUE_FIELD.decode() in message.fields:
+            head += (DUE_FIELD, b"%d" % due_ms)
+            if DUE_FIELD in fields:
                 raise ValueError(
                     f"the field {DUE_FIELD.decode()!r} says when a delayed message is due: give it as due_ms"
                 )
-        if message.ticket_id is not None:
-            flat += (self._ticket_field, check_ticket(_raw(message.ticket_id)))
-        given = message.fields.get(UID_FIELD.decode()) if message.uid is None else message.uid
-        uid = None if given is None else _raw(given)
-        for name, value in message.fields.items():
-            raw_name = _raw(name)
-            if raw_name == self._ticket_field:
-                raise ValueError(f"the field {name!r} names the ticket: give it as ticket_id")
-            if raw_name != UID_FIELD:
-                flat += (raw_name, _value(name, value))
+        uid = None if message.uid is None else key_bytes("uid", message.uid)
+        if UID_FIELD in fields:
+            given = key_bytes("the field 'uid'", fields.pop(UID_FIELD))
+            uid = given if uid is None else uid
+        flat: list[bytes] = []
+        for name, value in fields.items():
+            if name == self._ticket_field:
+                raise ValueError(f"the field {name.decode(errors='replace')!r} names the ticket: give it as ticket_id")
+            flat += (name, _value(name, value))
         if uid is not None:
             if not 0 < len(uid) <= LONGEST_UID:
                 raise ValueError(f"a uid has 1 to {LONGEST_UID} bytes (this one has {len(uid)})")
             flat += (UID_FIELD, uid)
-        if context and context[0].decode() not in message.fields:
+        if context and context[0] not in fields:
             flat += context
-        if not flat or len(flat) > 2 * _MOST_FIELDS:
-            raise ValueError(f"a message has 1 to {_MOST_FIELDS:,} fields (this one has {len(flat) // 2:,})")
-        return uid, flat
+        count = len(head + flat) // 2 + (message.ticket_id is not None)
+        if not 1 <= count <= _MOST_FIELDS:
+            raise ValueError(f"a message has 1 to {_MOST_FIELDS:,} fields (this one has {count:,})")
+        if message.ticket_id is None and b"." in self._ticket_field:
+            check_ticket(ticket_value(flat, self._ticket_field))
+            return uid, [*head, *flat]
+        return uid, [*head, self._ticket_field, ticket_key(message.ticket_id), *flat]
 
     def _patiently(self, call: Callable[[], T], recognisable: bool) -> T:
         # Both sends of a repeat must lie within the window; half of it leaves room for clocks and delays.
@@ -307,13 +316,11 @@ class AsyncProducer:
         self._threads: dict[int, ThreadPoolExecutor] = {}
 
     async def send(
-        self, ticket_id: str | None, fields: Mapping[str, Value], uid: str | None = None, due_ms: int | None = None
+        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, due_ms: int | None = None
     ) -> str:
-        """See ``Producer.send``."""
         return await self._in_thread(self._producer.send, ticket_id, fields, uid, due_ms)
 
     async def send_many(self, messages: Iterable[Outgoing], due_ms: int | None = None) -> list[Sent]:
-        """See ``Producer.send_many``."""
         return await self._in_thread(self._producer.send_many, list(messages), due_ms)
 
     async def close(self) -> None:
@@ -398,24 +405,21 @@ def idmp_command(stream: str, uid: bytes | None, flat: Sequence[bytes]) -> tuple
     return ("XADD", stream, *known, "*", *flat)
 
 
-def _value(name: str, value: Any) -> bytes:
+def _value(name: bytes, value: object) -> bytes:
     """Encode the value of a field. Raises TypeError for a value without a text of its own: no reader could use Python's
-    name for it."""
-    if isinstance(value, (str, bytes, int, float)):
-        return _raw(value)
-    raise TypeError(
-        f"the field {name!r} is of type {type(value).__name__}: give str, bytes, int or float (str(value) of a UUID, a"
-        " Decimal or a time; what has parts as JSON), or leave it out"
-    )
+    name for it; and ValueError for a number that is none.
 
-
-def _raw(value: Value) -> bytes:
-    """Encode text; bytes of a source that are not UTF-8 go out as they came in.
-
-    >>> _raw("a"), _raw(1.5), _raw(enum.IntEnum("Colour", "RED").RED)
-    (b'a', b'1.5', b'1')
+    >>> _value(b"a", "a"), _value(b"a", 1.5)
+    (b'a', b'1.5')
     """
-    # The str() of an enum of texts or numbers is its name or its value, depending on the version of Python.
-    if isinstance(value, enum.Enum):
-        value = value.value
-    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
+    field = f"the field {name.decode(errors='replace')!r}"
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{field} is {value}, which is no number: leave it out, or give a text")
+        return str(float(value)).encode()
+    if isinstance(value, bool) or not isinstance(value, (str, bytes, int)):
+        raise TypeError(
+            f"{field} is of type {type(value).__name__}: give str, bytes, int or float (str(value) of a UUID, a Decimal"
+            " or a time; int(value) of a bool; what has parts as JSON), or leave it out"
+        )
+    return key_bytes(field, value)

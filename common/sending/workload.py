@@ -130,7 +130,6 @@ class CsvSource:
 
     @property
     def size(self) -> int | None:
-        """Return the bytes of the file on disk; None when that is not known (a pipe)."""
         try:
             status = os.fstat(self._raw.fileno())
         except (OSError, ValueError):

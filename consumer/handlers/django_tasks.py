@@ -34,6 +34,7 @@ from django.utils.module_loading import import_string
 from usher.common.base.errors import GiveUp, HandlerUnusable, Invalid, RetryLater
 from usher.common.base.text import format_error
 from usher.common.outbox.rows import as_json
+from usher.common.protocol.message import key_bytes
 from usher.common.sending.producer import Producer
 
 try:
@@ -132,19 +133,18 @@ class TaskBackend(BaseTaskBackend):
     def _ticket_argument(self, task: Any) -> str | None:
         return getattr(task.func, _MARK, self.options.get("ticket", ""))
 
-    def _ticket_id(self, task: Any, result: Any) -> str:
-        """Return the value of the argument that names the ticket. Raises TypeError for what is no text and no whole
-        number, and for arguments that the task does not take."""
+    def _ticket_id(self, task: Any, result: Any) -> Any:
+        """Return the value of the argument that names the ticket. Raises TypeError for what is no key of a ticket, and
+        for arguments that the task does not take."""
         context = (None,) if task.takes_context else ()
         bound = inspect.signature(task.func).bind(*context, *result.args, **result.kwargs)
         argument = self._ticket_argument(task)
         if argument is None:
-            return str(result.id)
+            return result.id
         bound.apply_defaults()
         value = bound.arguments[argument]
-        if isinstance(value, bool) or not isinstance(value, (str, int)):
-            raise TypeError(f"{task.module_path}: {argument} names the ticket, so it is a text or a whole number")
-        return str(value)
+        key_bytes(f"{task.module_path}: {argument}, which names the ticket,", value)
+        return value
 
 
 class TaskHandler:

@@ -37,6 +37,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from usher.common.base.errors import GiveUp, NotNow, ReplyUnknown
+from usher.common.protocol.message import key_bytes
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket, is_rehearsal
@@ -77,7 +78,7 @@ class RedisGuard:
             raise SinkMisused(
                 "RedisGuard does not work on a cluster: keys of different tickets are on different servers there"
             )
-        if keep_s <= 0 or keep_most < 1:
+        if not 0 < keep_s < 1e12 or keep_most < 1:
             raise SinkMisused("keep_s and keep_most must be positive: a guard that keeps nothing knows no repeat")
         self._url = redis_url
         self._name = name
@@ -99,9 +100,9 @@ class RedisGuard:
         if is_rehearsal(message):
             return Applied(Outcome.REHEARSED, [])  # Redis undoes nothing, so nothing is sent
         touched = (
-            [_key(command[1]) for command in commands if len(command) > 1]
+            [key_bytes("a key", command[1]) for command in commands if len(command) > 1]
             if keys is None
-            else [_key(key) for key in keys]
+            else [key_bytes("a key", key) for key in keys]
         )
         uid = _raw(message.uid)
         fence = message.fence if fenced_ticket(message) else ""
@@ -145,7 +146,3 @@ class RedisGuard:
 def _raw(word: Arg) -> Arg:
     """Encode a word; bytes of a message that are not UTF-8 go out as they came in."""
     return word.encode("utf-8", "surrogateescape") if isinstance(word, str) else word
-
-
-def _key(word: Arg) -> bytes:
-    return word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogateescape")

@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import copy_context
 from typing import Any
 
-import orjson
-
 from usher.common.base.clock import now_s
+from usher.common.outbox.rows import as_json
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.message import check_ticket
+from usher.common.protocol.message import Key, ticket_key
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
@@ -55,7 +54,7 @@ from usher.master.settings import LONGEST_LEASE_S, MasterSettings
 
 
 def message(
-    ticket_id: str,
+    ticket_id: Key,
     fields: Mapping[str, Any] | None = None,
     *,
     attempt: int = 1,
@@ -71,12 +70,12 @@ def message(
     ``fields`` and ``more`` are its fields: text, bytes and numbers as ``Producer`` takes them, anything else as JSON.
     ``mine`` False: ``still_mine()`` says that the lease has ended. ``rehearsal``: as in ``usher rehearse``.
     """
-    flat = [b"ticket_id", check_ticket(ticket_id.encode())]
+    flat = [b"ticket_id", ticket_key(ticket_id)]
     for name, value in {**(fields or {}), **more}.items():
         flat += (name.encode(), encoded(value))
     lease = OwnLease(math.inf if mine else 0.0, now_s())
     made = message_type(stream, is_gathered=False, is_rehearsal=rehearsal)(
-        ticket_id.encode(), id.encode(), fence, flat, lease, Attempts(attempt, attempt - 1, 0, 0)
+        flat[1], id.encode(), fence, flat, lease, Attempts(attempt, attempt - 1, 0, 0)
     )
     made.deadline = None
     return made
@@ -85,14 +84,15 @@ def message(
 def encoded(value: Any) -> bytes:
     """Return a field's value as bytes.
 
-    >>> encoded("a"), encoded(1.5), encoded({"n": 1})
-    (b'a', b'1.5', b'{"n":1}')
+    >>> encoded("a"), encoded(1.5), encoded({"n": 1}), encoded(True)
+    (b'a', b'1.5', b'{"n":1}', b'true')
     """
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
-    return str(value).encode() if isinstance(value, (int, float)) else orjson.dumps(value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return str(value).encode() if is_number else as_json("a field", value)
 
 
 #: Most turns of the leader in which nothing is left to do, and most calls of one ``run``: beyond them something goes
@@ -229,7 +229,7 @@ class Kit:
 
     # ---- what a test says --------------------------------------------------------------------------------------------
 
-    def send(self, ticket_id: str | None, fields: Mapping[str, Any] | None = None, **more: Any) -> str:
+    def send(self, ticket_id: Key | None, fields: Mapping[str, Any] | None = None, **more: Any) -> str:
         """Add a message to the stream, as any producer does; return its id. Values that are not text, bytes or numbers
         become JSON."""
         return self.producer.send(

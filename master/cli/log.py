@@ -4,7 +4,6 @@ by page; the stream is never held as a whole."""
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import re
 from collections.abc import Iterator
@@ -13,13 +12,14 @@ from typing import Any
 import click
 
 from usher.common.base.clock import wall_ms
-from usher.common.base.durations import duration_s, moment_text
+from usher.common.base.durations import duration_s, moment_ms, moment_text
 from usher.common.base.text import escape_control, json_line, json_safe, label
 from usher.common.protocol.message import UID_FIELD, as_mapping, check_field_name, first_value, ticket_value
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import Link
 from usher.common.redis.replies import Entry
 from usher.common.runtime.settings import CommonSettings, options
+from usher.common.sending.producer import SECONDS
 from usher.master.cli.shared import (
     configured,
     console,
@@ -38,7 +38,7 @@ _FIRST_PAGE, _LONGEST_PAGE = 4, 100
 _PAGE_BYTES = 4 * 1024 * 1024
 _GROWTH = 4
 _BLOCK_S = 1.0
-_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
+_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
 _SHOWN = 160
 
 
@@ -85,16 +85,16 @@ def place(text: str, now_ms: int) -> str:
     '999999100000'
     """
     text = text.strip()
+    if text.isdigit() and int(text) in SECONDS:
+        raise click.BadParameter(f"{text} is a time in seconds: an id begins with milliseconds")
     if text in ("-", "+") or (_ID.fullmatch(text) and (len(text) > 8 or "-" in text or text == "0")):
         return text
     if re.fullmatch(r"\d+(\.\d+)?[smhd]", text):
         return str(max(0, now_ms - int(duration_s(text) * 1000)))
     try:
-        return str(max(0, int(datetime.datetime.fromisoformat(text).timestamp() * 1000)))  # no id is older than 1970
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is neither a stream id, nor a time like 2026-11-21T10:00, nor an age like 15m"
-        ) from None
+        return str(max(0, moment_ms(text)))  # no id is older than 1970
+    except ValueError as wrong:
+        raise click.BadParameter(f"no stream id, no age like 15m, and {wrong}") from None
 
 
 def _entries(link: Link, stream: str, start: str, end: str, follow: bool) -> Iterator[Entry]:

@@ -42,7 +42,6 @@ _KNOWN = {"t", "at", "ms", "lag", BY_CONSUMER, BY_SOURCE, "tenants"}
 
 
 def place_of(ms: int) -> str:
-    """Return the place of the minute with this moment; a later minute takes it over."""
     return f"m{ms // MINUTE_MS % PLACES}"
 
 

@@ -78,7 +78,6 @@ class Memory:
         return Memory(saved)
 
     def read(self, first: bytes, last: bytes) -> Memory:
-        """Return the memory after reading the entries from ``first`` to ``last``."""
         return Memory(self.noted, self.first_since or first, last)
 
     def found(self, delivered: bytes) -> Memory:

@@ -74,7 +74,6 @@ class Rule:
         return self.action is RuleAction.PAUSE, -(self.rate_per_second or 0.0)
 
     def fits(self, ticket: str, tenant: bytes = b"") -> bool:
-        """Return whether the rule is about the ticket, of this tenant if that is known."""
         if self.target is Target.TENANT:
             return tenant == _encode(self.value)
         if self.target is Target.TICKET:
@@ -209,7 +208,6 @@ class Rulebook:
 
     @property
     def holds_tenants(self) -> bool:
-        """Return whether some rule holds the tickets of a tenant back, one by one."""
         return bool(self._tenants)
 
     @property
@@ -217,7 +215,6 @@ class Rulebook:
         return self._broad is not None and self._broad.action is RuleAction.PAUSE
 
     def of(self, ticket: bytes, tenant: bytes = b"") -> Rule | None:
-        """Return the rule that holds a ticket of this tenant back, or None."""
         found = _stronger(self._broad, self._tickets.get(ticket))
         if self._tenants:
             found = _stronger(found, self._tenants.get(tenant))
@@ -258,7 +255,6 @@ class TicketTokenBuckets:
         self._most = self._MANY
 
     def tokens(self, ticket: bytes, rate: float, now_s: float) -> int:
-        """Return how many messages of the ticket may be handed over now."""
         tokens, at_s, _ = self._buckets.get(ticket, (1.0, now_s, rate))
         tokens = min(max(1.0, rate), tokens + rate * max(0.0, now_s - at_s))
         if len(self._buckets) >= self._most:

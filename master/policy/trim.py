@@ -101,7 +101,6 @@ def readers(facts: RetentionFacts, *, archived_only: bool = False) -> list[Reten
 
 
 def young(now_ms: int, keep_s: float) -> RetentionRow:
-    """Return the row that keeps entries younger than ``keep_s``."""
     return RetentionRow("age", "keep", b"%d-0" % max(0, now_ms - int(keep_s * 1000)), "is kept because it is younger")
 
 

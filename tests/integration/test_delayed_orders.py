@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.delays import FUTURE, PAST, delay, left, log_keys, now_ms, send_due, sent
-from tests.integration.factories import NASTY_TICKETS, World
+from tests.integration.factories import World
 from tests.integration.memory import full_memory
 from tests.integration.test_delayed_service import _led, _running, _until
 from tests.proxy import Proxy
@@ -22,7 +22,6 @@ from usher.master.operations.delayed_messages import (
     AT_ONCE,
     DelayedResult,
     DelayedView,
-    member_of,
 )
 
 _LATER = FUTURE + 1_000_000
@@ -127,14 +126,6 @@ def test_what_no_leader_has_put_in_order_is_left_alone_and_said_so(world: World,
         assert _words(view.move([entry_id], None)) == ["held"]
     world.elect().due_delayed(10)
     assert _words(view.move([entry_id], None)) == ["moved"]
-
-
-def test_what_was_deleted_by_hand_is_not_told_as_moved(world: World, view: DelayedView) -> None:
-    entry_id = delay(world, b"A", FUTURE)
-    world.elect().due_delayed(10)
-    world.link.call("XDEL", log_keys(world).delayed, entry_id)
-    assert _words(view.move([entry_id.decode()], None)) == ["gone"]
-    assert world.link.call("EXISTS", log_keys(world).due) == 0
 
 
 def test_large_ones_are_moved_a_few_at_a_call_and_all_of_them(world: World, view: DelayedView) -> None:
@@ -293,29 +284,6 @@ def test_pages_have_all_that_wait_the_earliest_first_and_each_once(world: World,
     assert seen == [f"{FUTURE - 9}", *(f"same {number}" for number in range(1, 25)), f"{FUTURE + 9}"]
 
 
-def test_a_row_has_the_beginning_of_its_message_and_its_size(world: World, view: DelayedView) -> None:
-    delay(world, b"A", FUTURE, "text", b"\xff" * 500, *(part for n in range(20) for part in (f"n{n}", "v")))
-    world.elect().due_delayed(10)
-    [row] = view.page(None, 10).rows
-    assert (row.due_ms, row.ticket_id, row.field_count) == (FUTURE, "A", 23)
-    assert row.bytes == sum(map(len, world.link.call("XRANGE", log_keys(world).delayed, "-", "+")[0][1]))
-    assert dict(row.fields)["text"] == "\\xff" * 120
-    assert len(row.fields) == 6, "of the first eight, without due_ms and the ticket"
-
-
-def test_a_list_of_one_ticket_has_only_its_messages(world: World, view: DelayedView) -> None:
-    for ticket in (*NASTY_TICKETS, b"one of two", b"B", b"one of two"):
-        delay(world, ticket, FUTURE)
-    world.elect().due_delayed(100)
-    for ticket in NASTY_TICKETS:
-        assert len(view.page(None, 10, ticket.decode("utf-8", "surrogateescape")).rows) >= 1
-    first = view.page(None, 1, "one of two")
-    second = view.page(first.cursor, 1, "one of two")
-    assert [row.ticket_id for row in first.rows + second.rows] == ["one of two"] * 2
-    assert second.cursor is None
-    assert view.page(None, 10, "none").rows == []
-
-
 def test_a_search_that_takes_too_long_says_where_it_goes_on(world: World, view: DelayedView) -> None:
     for number in range(450):
         delay(world, b"%d" % number, FUTURE + number)
@@ -327,24 +295,7 @@ def test_a_search_that_takes_too_long_says_where_it_goes_on(world: World, view: 
     assert ([row.ticket_id for row in page.rows], looks) == (["449"], 3)
 
 
-def test_tickets_of_several_streams_have_the_name_of_their_stream(world: World, any_redis_url: str) -> None:
-    delay(world, b"A", FUTURE, "stream", "orders")
-    world.elect().due_delayed(10)
-    view = DelayedView(Link(any_redis_url, "test:view"), world.keys, "ticket_id", by_stream=True)
-    assert [(row.ticket_id, row.stream) for row in view.page(None, 10, "orders/A").rows] == [("orders/A", "orders")]
-
-
 @pytest.mark.parametrize("cursor", ["", "x", "5", "5_5", "-1_5-5", "1e5_5-5", "5_5-5\n", "nan_5-5"])
 def test_what_is_no_cursor_is_refused(world: World, view: DelayedView, cursor: str) -> None:
     with pytest.raises(ValueError, match="cursor"):
         view.page(cursor, 10)
-
-
-def test_the_step_reads_members_as_the_order_has_them(world: World) -> None:
-    """read_delayed.lua on its own: what is not in order is no row."""
-    entry_id = delay(world, b"A", FUTURE)
-    log = log_keys(world)
-    args = ("", "", 10, 8, 100, "ticket_id", "", "")
-    assert world.scripts.run("read_delayed", (log.delayed, log.due), args) == [1, b"", b"", []]
-    member = member_of(entry_id.decode())
-    assert world.scripts.run("read_delayed", (log.delayed, log.due), (*args, member)) == [1, b"", b"", []]

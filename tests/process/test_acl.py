@@ -6,8 +6,9 @@ import json
 import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from tests.commands import usher
 from tests.process.crew import KEYS, Crew, out_of_order
 from tests.process.machine import USHER, environ_for, until
 from tests.tuned import tuned
-from usher.common.base.errors import NotNow
-from usher.common.protocol.keys import LogKeys
+from usher.common.base.errors import GroupMissing, NotNow
+from usher.common.protocol.keys import LogKeys, uid_key
 from usher.common.redis.acl import AclProgram, acl_file, commands_of, programs, scripts_for_others
-from usher.common.redis.client import Link
+from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.embedded import find_redis_server, free_port, has_selectors
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.sending.producer import Producer
@@ -573,3 +574,92 @@ def test_a_stream_with_signs_of_patterns_is_meant_literally() -> None:
     found: dict[str, AclProgram] = {program.name: program for program in programs("a*[b]", "g")}
     assert found["producer"].keys == (r"a\*\[b\]", r"{a\*\[b\]}:delayed")
     assert r"~{a\*\[b\]}:g:lease:*" in found["consumer"].line()
+
+
+# ---- what they give to scripts ----
+
+_WRONG = ("1e18", "1000000000000000000", "-1", "nan", "inf", "1e308", "0", "", "abc", "[1e18]", "[-1,2]")
+
+
+def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
+    """Keys and arguments with which each script that a user may run does its work."""
+    stream, log, me, room = KEYS.stream, LogKeys(KEYS.stream), "c:1", 100_000
+    group, lease = KEYS.group, KEYS.lease("c:1")
+    lead: dict[str, tuple[list[str], list[str | int]]] = {
+        "emit": ([stream, log.leader], ["7", 2, "ticket_id", "uid", "T", "a", "U", "b"]),
+        "elect": ([log.leader, log.counters], ["here", 60_000, "7"]),
+        "hold_lead": ([log.leader], ["7", 60_000]),
+        "resign": ([log.leader], ["8"]),
+    }
+    own: dict[str, tuple[list[str], list[str | int]]] = {
+        "renew": ([lease, stream, KEYS.lease("c:2"), KEYS.changed], [group, me, 60_000, "-"]),
+        "ack": (
+            [stream, lease, KEYS.tickets, KEYS.attempts, KEYS.runs, KEYS.errors],
+            [group, me, '{"ids":["1-1","2-1"]}', 100, '["1-1","2-1"]', "[2]", "T"],
+        ),
+        "dead_letter": (
+            [stream, lease, KEYS.tickets, KEYS.dead, KEYS.attempts, KEYS.changed, KEYS.errors],
+            [group, me, "U", "3-1", "gave_up", "", 1, 1, 2, 9, "", "", "skip", "", "", room],
+        ),
+        "charge": (
+            [stream, lease, KEYS.attempts, KEYS.runs, KEYS.errors],
+            [group, me, "r", 9, "1-1", "1 1 0 0", "", ""],
+        ),
+        "drain": ([lease], [60_000]),
+        "give_back": (
+            [stream, lease, KEYS.tickets, KEYS.dead, KEYS.changed, KEYS.attempts],
+            [group, me, "U", "9", "3-1", 10, room],
+        ),
+        "deregister": ([stream, lease, KEYS.inbox(me), KEYS.consumers], [group, me, "c", "none"]),
+        "note_crash": (
+            [stream, KEYS.attempts, KEYS.runs, KEYS.noted(me)],
+            [group, me, "r", 9, 1000, "1-1", 2, 1, 1, 0],
+        ),
+    }
+    look: dict[str, tuple[list[str], list[str | int]]] = {
+        "count_between": ([stream], ["0-0", "+", 100, room]),
+        "find_entries": ([stream], ["ticket_id", "T", "+", 100, room]),
+        "find_runs": ([KEYS.runs], ["T", "+", 100, room]),
+        "look_again": ([stream, KEYS.tickets, lease, KEYS.attempts], [group, "1-1", "T", "2-1"]),
+        "read_field": ([stream], ["ticket_id", "1-1", "2-1", room]),
+        "read_letters": ([KEYS.dead], ["-", "+", 100, "", room]),
+    }
+    sign = uid_key(stream, b"x").decode()
+    return {
+        "sender": {"send": ([stream, log.behind, stream, sign], [60_000, 2, "ticket_id", "T", 2, "ticket_id", "U"])},
+        "streamer": lead,
+        "reader": {"note_checkpoint": ([log.checkpoints], ["n", 3, "1-1", ""])},
+        "consumer": own,
+        "auditor": look,
+    }[user]
+
+
+@pytest.mark.parametrize("user", ["sender", "streamer", "reader", "consumer", "auditor"])
+def test_no_number_that_a_user_gives_to_a_script_holds_the_server_up(emptied: Guarded, user: str) -> None:
+    ScriptRunner(emptied.link("master")).load_for_others(scripts_for_others())
+    samples, link, admin = _samples(user), emptied.link(user), emptied.admin
+    assert set(samples) == set(_ALL[user].scripts)
+
+    def stage() -> None:
+        admin.call("FLUSHALL")
+        fields = ("ticket_id", "T", "body", "x" * 1000)
+        admin.all_of([("XADD", KEYS.stream, f"{n}-1", *fields) for n in range(1, 50)])
+        admin.call("XGROUP", "CREATE", KEYS.stream, KEYS.group, "0")
+        admin.call("XREADGROUP", "GROUP", KEYS.group, "c:1", "COUNT", 3, "STREAMS", KEYS.stream, ">")
+        admin.call("HSET", KEYS.tickets, "T", "c:1 9 1-1 2-1", "U", "c:1 9 3-1")
+        admin.call("SET", KEYS.lease("c:1"), "live", "PX", 60_000)
+        admin.call("SET", LogKeys(KEYS.stream).leader, "7 here", "PX", 60_000)
+
+    for script, (keys, arguments) in samples.items():
+        stage()
+        digest = ScriptRunner(link).prepared(script)[1]
+        for place in range(len(arguments)):
+            for wrong in _WRONG:
+                given = [*arguments[:place], wrong, *arguments[place + 1 :]]
+                began = time.monotonic()
+                with suppress(CommandRefused, GroupMissing):
+                    link.call("EVALSHA", digest, len(keys), *keys, *given)
+                assert admin.call("PING") == b"PONG", (script, place, wrong)
+                assert time.monotonic() - began < 1, (script, place, wrong)
+        stage()
+        link.call("EVALSHA", digest, len(keys), *keys, *arguments)

@@ -123,11 +123,3 @@ def test_entries_that_may_have_been_lost_while_a_group_was_gone_are_told(
     )
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert [record.getMessage() for record in warnings] == ["source_entries_lost"]
-
-
-def test_what_was_cut_and_that_a_group_was_made_are_both_told(
-    gatherer: Gatherer, caplog: pytest.LogCaptureFixture
-) -> None:
-    gatherer._say([(b"a", TurnResult(TurnOutcome.OVER, 5, "made 3-1 6-1, cut 2"))])
-    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert [record.getMessage() for record in warnings] == ["source_entries_lost", "messages_rejected"]

@@ -14,65 +14,6 @@ OPEN = GroupPosition(b"20-0", b"10-0")
 BELOW_OPEN = b"9-18446744073709551615"
 
 
-@pytest.mark.parametrize("span", [None, Span(None, b"5-0"), Span(b"1-0", b"5-0")])
-def test_without_a_position_it_is_the_first_time(span: Span | None) -> None:
-    assert restart(None, span) == Restart(b"0-0", first_time=True)
-
-
-@pytest.mark.parametrize(("position", "lost"), [(DONE, None), (OPEN, (b"10-0", b"20-0"))])
-def test_a_stream_that_is_gone_may_come_back_with_any_ids(
-    position: GroupPosition, lost: tuple[bytes, bytes] | None
-) -> None:
-    """It was deleted, perhaps because its ids had been poisoned: at the saved position lower ids would never be
-    read."""
-    assert restart(position, None) == Restart(b"0-0", None, lost)
-
-
-@pytest.mark.parametrize(("position", "lost"), [(DONE, None), (OPEN, (b"10-0", b"20-0"))])
-def test_a_new_stream_whose_ids_are_below_what_was_delivered_is_read_from_its_beginning(
-    position: GroupPosition, lost: tuple[bytes, bytes] | None
-) -> None:
-    assert restart(position, Span(b"1-0", b"19-99")) == Restart(b"0-0", None, lost)
-    assert restart(position, Span(None, b"19-99")) == Restart(b"0-0", None, lost)
-
-
-def test_when_the_position_is_gone_from_redis_too_all_that_is_there_comes() -> None:
-    assert restart(OPEN, None, saved=False) == Restart(b"0-0", None, (b"10-0", b"20-0"))
-    assert restart(OPEN, Span(b"25-0", b"30-0"), saved=False) == Restart(b"0-0", None, (b"10-0", b"20-0"))
-    assert restart(DONE, Span(b"25-0", b"30-0"), saved=False) == Restart(b"0-0")
-
-
-def test_when_only_our_keys_are_gone_all_that_is_there_repeats_and_that_is_said() -> None:
-    assert restart(DONE, Span(b"1-0", b"30-0"), saved=False) == Restart(b"0-0", (b"1-0", b"20-0"))
-
-
-def test_memory_adds_what_was_read_since_the_position_was_noted() -> None:
-    assert reached(DONE, Memory(DONE)) == DONE
-    assert reached(DONE, Memory(DONE).read(b"23-0", b"25-0")) == GroupPosition(b"25-0", b"23-0"), (
-        "what came after it counts as not done"
-    )
-    assert reached(OPEN, Memory(OPEN).read(b"23-0", b"25-0")) == GroupPosition(b"25-0", b"10-0")
-    assert reached(DONE, Memory(DONE).read(b"23-0", b"25-0").read(b"26-0", b"29-0")) == GroupPosition(b"29-0", b"23-0")
-
-
-def test_what_another_master_read_since_it_was_noted_is_not_done_either() -> None:
-    """Lead went from us to another one and back within a second: 21-0 and 22-0 are pending, and the position is as we
-    noted it."""
-    for ours in (Memory(DONE), Memory(DONE).read(b"21-0", b"21-0")):
-        memory = ours.found(b"22-0").read(b"23-0", b"25-0")
-        assert restart(reached(DONE, memory), Span(b"1-0", b"30-0")).start == b"20-0"
-
-
-def test_it_never_begins_above_what_the_index_has_in_processing() -> None:
-    whole = Span(b"1-0", b"30-0")
-    assert restart(DONE, whole, lowest_held=b"15-0") == Restart(b"14-18446744073709551615", (b"15-0", b"20-0"))
-    assert restart(OPEN, whole, lowest_held=b"9-0") == Restart(b"8-18446744073709551615", (b"9-0", b"20-0"))
-    assert restart(OPEN, whole, lowest_held=b"15-0") == restart(OPEN, whole)
-    assert restart(DONE, whole, lowest_held=b"25-0") == Restart(b"20-0"), (
-        "what was handed over after the position was saved comes anyway"
-    )
-
-
 def test_what_was_handed_over_after_the_position_was_saved_is_said_to_repeat() -> None:
     whole = Span(b"1-0", b"30-0")
     assert restart(DONE, whole, lowest_held=b"25-0", known=(b"26-0", None)) == Restart(b"20-0", (b"20-1", b"26-0"))
@@ -86,14 +27,6 @@ def test_what_was_handed_over_after_the_position_was_saved_is_said_to_repeat() -
     )
     assert restart(DONE, Span(None, b"30-0"), known=(b"25-0",)) == Restart(b"20-0")
     assert restart(DONE, whole, saved=False, known=(b"25-0",)) == Restart(b"0-0", (b"1-0", b"25-0"))
-
-
-def test_what_is_known_of_another_stream_that_was_there_before_repeats_nothing() -> None:
-    assert restart(DONE, Span(b"1-0", b"30-0"), known=(b"31-0",)) == Restart(b"20-0")
-    assert restart(DONE, Span(b"1-0", b"19-0"), known=(b"500-0", b"25-0")) == Restart(b"0-0")
-    assert restart(DONE, Span(b"1-0", b"19-0"), known=(b"500-0", b"5-0")) == Restart(b"0-0", (b"1-0", b"5-0")), (
-        "the new one had begun"
-    )
 
 
 def test_it_repeats_up_to_the_highest_id_that_is_noted_or_held() -> None:
@@ -133,12 +66,6 @@ def test_what_another_master_saved_since_counts_alone() -> None:
     assert reached(OPEN, Memory().read(b"21-0", b"25-0")) == OPEN, (
         "without a position of its own a master cannot tell what it has missed"
     )
-
-
-def test_a_group_that_had_just_begun_lost_nothing_before_its_first_entry() -> None:
-    """The position was noted when nothing had been read; 0-1 up to the first entry never existed."""
-    position = reached(GroupPosition(b"0-0", None), Memory(GroupPosition(b"0-0", None)).read(b"5-1", b"9-0"))
-    assert restart(position, Span(b"5-1", b"9-0")) == Restart(b"5-0", (b"5-1", b"9-0"))
 
 
 def test_every_small_case_keeps_what_it_is_for() -> None:

@@ -12,13 +12,7 @@
 --          an entry at a claim (renew, sweep), and relies on its owner; the owner is dead, so its letter is written
 --          here, unless take_back or sweep has just written it.
 -- Memory: works when full
---- @include leads
---- @include util
---- @include group
---- @include records
---- @include bodies
---- @include letter
---- @include at_full_memory
+--- @include leads util group records bodies letter at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'ALIVE'} end
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then return {'PENDING'} end

@@ -35,13 +35,8 @@
 -- Why Lua: the owner of an entry (pending list), the owner of a ticket (index) and an owner's work (inbox) change
 --          together or not at all. Checks first, writes last: a script is not rolled back.
 -- Memory: refused when full
---- @include leads
---- @include util
---- @include group
---- @include records
---- @include bodies
---- @include letter
---- @include numbers
+--- @include leads util group records bodies letter numbers
+--- @numbers
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if (redis.call('HGET', KEYS[4], 'rules') or '') ~= ARGV[5] then return {'RULES', ''} end
 local stream, group, tickets_key, args, between, position = KEYS[1], ARGV[1], KEYS[3], ARGV, ARGV[6], ARGV[9]
@@ -55,6 +50,9 @@ local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
 --    id. No new entry is pending, unless the group was set back by hand or an entry claimed ahead of it; then the entry
 --    is taken from its holder, as by XREADGROUP.
 local ids, sizes = cjson.decode(ARGV[7]), cjson.decode(ARGV[8])
+local of_all = 0
+for _, size in ipairs(sizes) do of_all = of_all + whole(size, #ids) end
+whole(#ids, of_all)
 local for_master, old = cjson.decode(ARGV[11]), {} -- new ids that `master` gets; ids of the plan that are not new
 local heard = ARGV[13] ~= '' and {} -- bodies by id
 local tickets_at = 13 -- ticket number i is args[tickets_at + i], its record is records[i]
@@ -153,7 +151,7 @@ end
 local targets, planned, wants_fence, i, last, at = {}, {}, false, 0, 0, tickets_at + 1 + #sizes
 redis.call('XLEN', KEYS[5]) -- what is no stream fails here, before anything has changed; so for each inbox below
 for t = 1, (#KEYS - 6) / 2 do
-  local name, unowned, others = args[at], tonumber(args[at + 1]), tonumber(args[at + 2])
+  local name, unowned, others = args[at], whole(args[at + 1], #sizes - i), whole(args[at + 2], #sizes - i)
   -- ids: the claimed ones. For the given tickets: their numbers, their ids as one line, and their fences or false
   local target = {
     name = name, inbox = KEYS[6 + 2 * t], ids = {}, size = 0,

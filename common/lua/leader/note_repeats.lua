@@ -7,9 +7,7 @@
 --          again after later messages. A higher note stays: the group may be lost once more while it is given what it
 --          had lost before.
 -- Memory: works when full
---- @include leads
---- @include util
---- @include at_full_memory
+--- @include leads util at_full_memory
 if not leads(KEYS[1], ARGV[1]) then return {'FENCED'} end
 if ARGV[2] == '' then
   redis.call('HDEL', KEYS[2], 'repeats_until')

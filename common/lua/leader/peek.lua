@@ -11,10 +11,8 @@
 --          master that is still blocked in an XREADGROUP of its own would be served entries and strand them; this one
 --          can be served what it likes.
 -- Memory: refused when full
---- @include leads
---- @include group
---- @include bodies
---- @include ticket_of
+--- @include leads group bodies ticket_of
+--- @numbers count 3 5, large 6
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local group = group_facts(KEYS[1], ARGV[1])
 local position = group['last-delivered-id']

@@ -10,9 +10,7 @@
 -- Why Lua: an inbox without a lease is deleted, and must not come into being again; and what is outdated already need
 --          not be asked for.
 -- Memory: refused when full
---- @include leads
---- @include util
---- @include records
+--- @include leads util records
 if not leads(KEYS[1], ARGV[2]) then return {'FENCED'} end
 local is_live = redis.call('GET', KEYS[3]) == 'live'
 local tickets, lines, unsure = {}, {}, {}

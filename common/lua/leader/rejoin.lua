@@ -10,10 +10,7 @@
 --          large
 -- Why Lua: an owner may acknowledge between our look at the index and the claim.
 -- Memory: works when full
---- @include leads
---- @include util
---- @include bodies
---- @include records
+--- @include leads util bodies records
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local over, done = {}, {}
 local function is_below_all(id, ids)

@@ -7,11 +7,7 @@
 --          nobody of ours, because all our scripts change both. Index, fences and inboxes stay as they are: the owner
 --          has the entry, and runs it.
 -- Memory: works when full
---- @include leads
---- @include util
---- @include group
---- @include records
---- @include at_full_memory
+--- @include leads util group records at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local stream, group, restored = KEYS[1], ARGV[1], {}
 at_full_memory(KEYS[4])

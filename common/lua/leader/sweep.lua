@@ -12,11 +12,8 @@
 --          a million parked entries would be as many lines in the append-only file at each pass, and their
 --          waiting time would be lost.
 -- Memory: works when full
---- @include leads
---- @include bodies
---- @include ticket_of
---- @include records
---- @include letter
+--- @include leads bodies ticket_of records letter
+--- @numbers large 3, count 5 7, large 8
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 redis.call('XLEN', KEYS[3]) -- what is no stream, or no hash, fails here, before anything has changed
 redis.call('HLEN', KEYS[4])

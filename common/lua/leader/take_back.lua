@@ -11,14 +11,8 @@
 -- Why Lua: that the lease has ended, that the entries are its own, and that index and pending list change together,
 --          must be true at one moment; so must a loss and its entry, or a page that comes twice would count it twice.
 -- Memory: works when full
---- @include leads
---- @include util
---- @include bodies
---- @include ticket_of
---- @include records
---- @include letter
---- @include attempts
---- @include at_full_memory
+--- @include leads util bodies ticket_of records letter attempts at_full_memory
+--- @numbers count 4 6, large 7
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'ALIVE'} end
 redis.call('XLEN', KEYS[5]) -- what is no stream, or no hash, fails here, before anything has changed

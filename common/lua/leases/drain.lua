@@ -5,6 +5,7 @@
 -- Why Lua: the mark is set only on a lease that lives (a revoked one stays revoked); after it, hand_over refuses this
 --          target.
 -- Memory: works when full
+--- @numbers large 1
 local state = redis.call('GET', KEYS[1])
 if not state then return 'LOST' end
 -- A write that needs no memory goes first.

@@ -5,9 +5,8 @@
 -- Why Lua: read, compare, number and write are one step; two masters, or one master's delayed call, must never both
 --          win.
 -- Memory: works when full (without a leader nothing is ever freed)
---- @include leads
---- @include numbers
---- @include at_full_memory
+--- @include leads numbers at_full_memory
+--- @numbers large 2
 local held = redis.call('GET', KEYS[1])
 if held and not (ARGV[3] ~= '' and leads(KEYS[1], ARGV[3])) then
   return {'HELD', held}

@@ -6,6 +6,7 @@
 --          full.
 -- Memory: works when full
 --- @include leads
+--- @numbers large 2
 if not leads(KEYS[1], ARGV[1]) then return 'FENCED' end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 'OK'

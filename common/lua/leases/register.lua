@@ -8,6 +8,7 @@
 -- Returns: {"REGISTERED"}, {"HELD", ms until the former lease can end}, or {"CHANGED"} (the caller believed wrongly and
 --          reads again)
 -- Why Lua: compare and set; two processes with one name must not both get it.
+--- @numbers large 4
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return {'CHANGED'} end
 if ARGV[2] ~= '' and redis.call('EXISTS', KEYS[2]) == 1 then
   if ARGV[5] ~= '1' then return {'HELD', redis.call('PTTL', KEYS[2])} end

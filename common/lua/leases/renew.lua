@@ -9,6 +9,7 @@
 --          nothing else for 0.2 s. JUSTID: any other form would raise the delivery count. PEXPIRE and XCLAIM work when
 --          memory is full.
 -- Memory: works when full
+--- @numbers large 3
 local state = redis.call('GET', KEYS[1])
 if not state then return {'LOST', 0, ''} end
 if state == 'revoked' then return {state, 0, ''} end

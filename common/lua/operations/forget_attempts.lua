@@ -7,10 +7,8 @@
 -- Why Lua: an acknowledgement takes its message's attempts with it, and a dead letter too; but a message may also end
 --          by the deletion of its body, in several places. Between our look and the deletion it must not be noted anew.
 -- Memory: works when full
---- @include leads
---- @include util
---- @include group
---- @include bodies
+--- @include leads util group bodies
+--- @numbers count 4
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local delivered = group_facts(KEYS[1], ARGV[1])['last-delivered-id']
 local function may_come(id) return is_above(id, delivered) and (not has_room() or body_of(KEYS[1], id)) end

@@ -9,8 +9,9 @@
 --          Repeating the call repeats the move.
 -- Memory: refused when full
 --- @include bodies
+--- @numbers large 1 2
 redis.call('XLEN', KEYS[1]) -- what is no stream fails here, before anything has changed
-local at_ms, first, step = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local at_ms, first, step = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '-1' and -1 or whole(ARGV[3], 1)
 local reply = {redis.call('GET', KEYS[3]) or ''}
 for at = 4, #ARGV do
   if not has_room() then break end

@@ -6,6 +6,7 @@
 -- Why Lua: XRANGE alone would send every field of every message, megabytes for a page of a table.
 -- Memory: works when full, as nothing is written
 --- @include bodies
+--- @numbers count 3
 local rows = {}
 local function head_of(id, flat)
   local head = {}

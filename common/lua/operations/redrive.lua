@@ -12,13 +12,7 @@
 --          any leader: hand_over compares with the record, and `returned` lets it begin with the lowest entry only. A
 --          crash between XADD and XDEL would make two of one.
 -- Memory: refused when full
---- @include util
---- @include group
---- @include bodies
---- @include records
---- @include letter
---- @include numbers
---- @include tell_leader
+--- @include util group bodies records letter numbers tell_leader
 local stream, group, tickets_key = KEYS[1], ARGV[1], KEYS[2]
 redis.call('XLEN', stream) -- what is no stream fails here, before anything has changed
 redis.call('XLEN', KEYS[5])

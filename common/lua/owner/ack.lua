@@ -12,15 +12,16 @@
 -- Why Lua: XACK does not check the owner; a late call would acknowledge another owner's delivery. While the lease
 --          lives its entries cannot have been taken back, so one look at it covers the batch.
 -- Memory: works when full
---- @include util
---- @include records
---- @include run_log
---- @include at_full_memory
+--- @include util records run_log at_full_memory
+--- @numbers count 4
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
-at_full_memory(KEYS[3])
 local stream, group, tickets_key, args = KEYS[1], ARGV[1], KEYS[3], ARGV
 local concat, find, match, sub = table.concat, string.find, string.match, string.sub
 local finished, sizes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6])
+local of_all = 0
+for _, size in ipairs(sizes) do of_all = of_all + whole(size, #finished) end
+whole(#finished, of_all)
+at_full_memory(KEYS[3])
 local records = records_of(tickets_key, args, 7, #sizes)
 local reply, done, changed, freed = {'OK'}, {}, {}, {}
 local n, last = 0, 0 -- of what is done; of `finished`, the last id of the ticket

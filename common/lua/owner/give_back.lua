@@ -15,16 +15,11 @@
 --          renew or sweep before). What somebody took out of the pending list by hand is claimed again. A call that
 --          comes twice, or late, must not give back what was handed to the caller again, under a later fence.
 -- Memory: works when full
---- @include util
---- @include group
---- @include records
---- @include attempts
---- @include bodies
---- @include letter
---- @include tell_leader
---- @include at_full_memory
+--- @include util group records attempts bodies letter tell_leader at_full_memory
+--- @numbers
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 local stream, group, me, tickets_key = KEYS[1], ARGV[1], ARGV[2], KEYS[3]
+for at = 6, #ARGV, 4 do whole(ARGV[at] == '' and 0 or ARGV[at], 1e15) end
 redis.call('XLEN', KEYS[5]) -- what is no stream fails here, before anything has changed; so does a missing group
 redis.call('XPENDING', stream, group)
 redis.call('HLEN', KEYS[6])

@@ -6,5 +6,6 @@
 -- Why Lua: XRANGE alone would send every body. Redis before 7.0 has no lag in XINFO GROUPS.
 -- Memory: works when full, as nothing is written
 --- @include bodies
+--- @numbers count 3
 local is_all, n, last = each_entry('XRANGE', KEYS[1], '(' .. ARGV[1], ARGV[2], tonumber(ARGV[3]), function() end)
 return {n, last or ARGV[1], is_all and 1 or 0}

@@ -5,8 +5,8 @@
 --          ticket's entries}, 1 when there are no more or 0}
 -- Why Lua: XRANGE alone would send every body to find the few that are meant.
 -- Memory: works when full, as nothing is written
---- @include bodies
---- @include ticket_of
+--- @include bodies ticket_of
+--- @numbers count 4
 local found = {}
 local is_all, n, last = each_entry('XREVRANGE', KEYS[1], ARGV[3], '-', tonumber(ARGV[4]), function(id, fields)
   local ticket, size = ticket_of(fields, ARGV[1], #ARGV[2], 0)

@@ -8,6 +8,7 @@
 -- Why Lua: a record holds up to a thousand executions, and few are of the ticket that is meant.
 -- Memory: works when full, as nothing is written
 --- @include bodies
+--- @numbers count 3
 local found, command, ends = {}, ARGV[4] or 'XREVRANGE', ARGV[4] and '+' or '-'
 local is_all, n, last = each_entry(command, KEYS[1], ARGV[2], ends, tonumber(ARGV[3]), function(_, fields)
   for at = 1, #fields, 2 do

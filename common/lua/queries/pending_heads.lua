@@ -5,8 +5,8 @@
 --          are large; entries without a ticket or a body are left out; {1, {}} when the group is gone
 -- Why Lua: the bodies stay in Redis; only the tickets travel.
 -- Memory: works when full, as nothing is written
---- @include bodies
---- @include ticket_of
+--- @include bodies ticket_of
+--- @numbers count 3 5
 local command = {'XPENDING', KEYS[1], ARGV[1], '-', '+', ARGV[3]}
 if ARGV[2] ~= '' then command[7] = ARGV[2] end
 local rows = redis.pcall(unpack(command))

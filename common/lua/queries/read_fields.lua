@@ -5,9 +5,9 @@
 --          value, bytes of the whole value}, or nil where there is no such entry or field
 -- Why Lua: XRANGE would send every body.
 -- Memory: works when full, as nothing is written
---- @include bodies
---- @include ticket_of
-local most, fields, found = tonumber(ARGV[1]), tonumber(ARGV[2]), {}
+--- @include bodies ticket_of
+--- @numbers large 1
+local most, fields, found = tonumber(ARGV[1]), whole(ARGV[2], #ARGV - 2), {}
 for n = 3 + fields, #ARGV do
   if not has_room() then break end
   local body, values = body_of(KEYS[1], ARGV[n]) or {}, {}

@@ -5,8 +5,8 @@
 --       name in the group ("" = all)
 -- Returns: {last id looked at, or "" at the end, {ids with that value}, number looked at}
 -- Why Lua: an operator's question about one ticket must not bring the bodies of thousands of others over the wire.
---- @include bodies
---- @include ticket_of
+--- @include bodies ticket_of
+--- @numbers count 4
 local stream, field, value, count = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[4])
 local found = {}
 local function look(id, fields)

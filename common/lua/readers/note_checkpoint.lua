@@ -6,6 +6,7 @@
 --          checkpoint ahead of its SQL.
 -- Memory: works when full (else nothing could be trimmed then)
 --- @include at_full_memory
+--- @numbers large 2
 local noted = redis.call('HGET', KEYS[1], ARGV[1])
 if noted and ARGV[4] == '' and tonumber(string.match(noted, '^%d+')) >= tonumber(ARGV[2]) then return 0 end
 at_full_memory(KEYS[1])

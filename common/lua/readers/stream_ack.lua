@@ -6,8 +6,7 @@
 -- Why Lua: XACK does not check the owner, and an entry that is removed but not acknowledged would haunt the pending
 --          list. An entry is removed only while no other group reads the stream (reads_alone).
 -- Memory: works when full
---- @include reads_alone
---- @include at_full_memory
+--- @include reads_alone at_full_memory
 local stream, group, reader = KEYS[1], ARGV[1], ARGV[2]
 at_full_memory(KEYS[2])
 local removes = ARGV[3] == '1' and reads_alone(stream, group, KEYS[4], KEYS[3])

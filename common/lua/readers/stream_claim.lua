@@ -6,9 +6,8 @@
 -- Why Lua: XAUTOCLAIM does not say whose the entries were. JUSTID: taking over is no delivery. Without the cursor,
 --          what lies behind 10 x COUNT young entries is never found.
 -- Memory: works when full
---- @include bodies
---- @include letter
---- @include at_full_memory
+--- @include bodies letter at_full_memory
+--- @numbers large 3, count 5
 local stream, group = KEYS[1], ARGV[1]
 local count = tonumber(ARGV[5])
 redis.call('XLEN', KEYS[2]) -- what is no stream fails here, before anything has changed

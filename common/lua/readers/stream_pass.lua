@@ -6,6 +6,7 @@
 -- Why Lua: XCLAIM takes an entry from any owner: what another reader has taken over must stay there. JUSTID: no
 --          delivery.
 -- Memory: works when full
+--- @numbers large 4
 local others = {}
 for at = 5, #ARGV do
   local id = ARGV[at]

@@ -9,12 +9,8 @@
 -- Why Lua: entry and place in `due`, or its letter, are of one moment, and so is the time: Redis' clock, under any
 --          leader. A lost reply costs nothing but a log line.
 -- Memory: refused when full
---- @include leads
---- @include util
---- @include group
---- @include bodies
---- @include letter
---- @include ticket_of
+--- @include leads util group bodies letter ticket_of
+--- @numbers count 2
 if not leads(KEYS[4], ARGV[1]) then return {'FENCED'} end
 -- A page has more entries than even many busy producers add until the next look: none is named before all are in
 -- order.

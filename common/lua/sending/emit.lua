@@ -7,9 +7,12 @@
 --          entries.
 -- Memory: refused when full
 --- @include leads
+--- @numbers
 if not leads(KEYS[2], ARGV[1]) then return 'FENCED' end
-if #ARGV < 3 + tonumber(ARGV[2]) then redis.call('XDEL', KEYS[1], '0-0') end -- changes nothing; a replica refuses it
-local count, entry, last = tonumber(ARGV[2]), {}, false
+local count, entry, last = whole(ARGV[2], math.min(#ARGV - 2, 3500)), {}, false
+if count == 0 or (#ARGV - 2) % count > 0 then error('these are no values of ' .. count .. ' fields each') end
+-- Changes nothing, and a replica refuses it.
+if #ARGV == 2 + count then redis.call('PEXPIRE', KEYS[2], math.max(1, redis.call('PTTL', KEYS[2]))) end
 for field = 1, count do entry[2 * field - 1] = ARGV[2 + field] end
 for at = 3 + count, #ARGV, count do
   for field = 1, count do entry[2 * field] = ARGV[at + field - 1] end

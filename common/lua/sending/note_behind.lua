@@ -5,9 +5,10 @@
 -- Why Lua: what other groups say stays, and a sign never lasts without an end.
 -- Memory: refused when full
 --- @include leads
+--- @numbers large 2
 if not leads(KEYS[2], ARGV[1]) then return 'FENCED' end
 local group, now = ARGV[3], {}
-for at = 4, #ARGV, 2 do now[ARGV[at]] = true end
+for at = 4, #ARGV, 2 do now[ARGV[at]] = whole(ARGV[at + 1], 1e15) end
 local told = redis.call('HGETALL', KEYS[1])
 for at = 1, #told, 2 do
   local name = told[at]

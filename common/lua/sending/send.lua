@@ -7,7 +7,10 @@
 -- Why Lua: a uid that is noted without its entry would lose the message, and an entry without its uid would come
 --          twice.
 -- Memory: refused when full
+--- @numbers large 1
 local known, at = {}, 2
+for _ = 3, #KEYS do at = at + 1 + whole(ARGV[at], math.min(#ARGV - at, 7000)) end
+at = 2
 local sign = KEYS[2] ~= KEYS[1] and redis.call('HGETALL', KEYS[2]) or {}
 for n = 3, #KEYS do
   -- A key that is no string fails here, before anything has changed.

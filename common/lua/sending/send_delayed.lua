@@ -8,9 +8,10 @@
 -- Why Lua: the entry is in its stream exactly if it no longer waits, so that a lost reply, a second leader or a crash
 --          neither lose nor double it.
 -- Memory: refused when full
---- @include leads
---- @include letter
+--- @include leads letter
+--- @numbers large 2
 if not leads(KEYS[3], ARGV[1]) then return {'FENCED'} end
+for at = 4, #ARGV, 2 do whole(ARGV[at], #KEYS - 3) end
 local MOST_VALUES = 7000 -- more do not fit on Lua's stack
 -- Adds nothing: a key that is no sorted set, and full memory, fail here, before anything has changed.
 redis.call('ZADD', KEYS[2], 'XX', 0, '')

@@ -19,12 +19,8 @@
 --          refused all the same, the group is set back to just below what was not added. A lost reply costs nothing:
 --          moved entries are no longer new.
 -- Memory: refused when full
---- @include util
---- @include group
---- @include bodies
---- @include letter
---- @include numbers
---- @include ticket_of
+--- @include util group bodies letter numbers ticket_of
+--- @numbers count 3, large 4, count 5
 local work, group, field, longest = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local most, quantum = tonumber(ARGV[4]), tonumber(ARGV[5])
 -- More values than MOST_VALUES do not fit on Lua's stack.

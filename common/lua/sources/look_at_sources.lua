@@ -6,9 +6,8 @@
 --          gone, not_a_stream, no_group (it was not looked at yet), ahead (its group is beyond its last id)
 -- Why Lua: one round trip for hundreds of sources, and XRANGE alone would send every body.
 -- Memory: works when full, as nothing is written
---- @include util
---- @include group
---- @include bodies
+--- @include util group bodies
+--- @numbers count 2
 
 local function look(source)
   local kind = redis.call('TYPE', source).ok

@@ -30,7 +30,6 @@ class TicketPlan(NamedTuple):
 
     @property
     def changes_owner(self) -> bool:
-        """Return whether the ticket gets an owner by this hand-over, and with it a new fence."""
         return self.believed == NOBODY or self.believed.startswith(_GIVEN_BACK)
 
 

@@ -89,7 +89,6 @@ class Recalls:
         return sum(max(0, one.busy_tickets - one.slots) for one in consumers if one.accepts)
 
     def take_came_back(self) -> int:
-        """Return how many tickets have come back since the last call."""
         count, self._came_back = self._came_back, 0
         return count
 

@@ -74,7 +74,6 @@ class RuleGate:
         return 0
 
     def holds(self, ticket: BoardTicket) -> bool:
-        """Return whether a rule holds the ticket back, or slows it."""
         return self.has_rules and self.rules.of(ticket.name, ticket.tenant) is not None
 
     def spend(self, name: bytes, count: int) -> None:
@@ -165,11 +164,9 @@ class TenantLimits:
         self._now_s = now_s
 
     def holds(self, tenant: bytes) -> bool:
-        """Return whether nothing of the tenant may be planned now."""
         return tenant in self._rules and self.room(tenant) <= 0
 
     def room(self, tenant: bytes) -> int:
-        """Return how many messages of the tenant's next ticket may be planned now."""
         rule = self._rules.get(tenant)
         if rule is None:
             return _ANY

@@ -331,7 +331,6 @@ class Rereading:
 
     @property
     def has_tickets(self) -> bool:
-        """Return whether something is to be read, now or later."""
         return bool(self._hidden)
 
     def has(self, name: bytes) -> bool:

@@ -207,7 +207,6 @@ class TicketExplanation:
     commands: tuple[tuple[str, str], ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """Return the document for programs; the top of this module describes its form."""
         facts, owner, texts = self.facts, self.facts.owner, [reason.text for reason in self.reasons]
         return {
             "ticket_id": facts.ticket_id,

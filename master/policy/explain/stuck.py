@@ -63,7 +63,6 @@ def parse_head(ticket: bytes, value: bytes) -> Head | None:
 
 
 def oldest(heads: Iterable[Head], most: int) -> list[Head]:
-    """Return the ``most`` oldest heads, oldest first."""
     return heapq.nsmallest(most, heads, key=lambda head: head.sent_ms)
 
 

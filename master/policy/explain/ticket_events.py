@@ -60,7 +60,6 @@ def parse_position(text: str) -> list[bytes]:
 
 
 def position_text(ids: Sequence[bytes]) -> str:
-    """Return the ``id`` of an event."""
     return b"_".join(ids).decode()
 
 
@@ -122,7 +121,6 @@ def _completed(entry_id: bytes, fields: Sequence[bytes], wanted: Collection[byte
 
 
 def _as_json(ticket: bytes) -> bytes:
-    """Return the ticket id as it stands in a record."""
     return orjson.dumps(ticket.decode("utf-8", "replace"))
 
 

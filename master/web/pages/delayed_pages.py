@@ -14,6 +14,7 @@ from flask import Blueprint, request
 from werkzeug.wrappers import Response as AnyResponse
 
 from usher.common.base.clock import now_s
+from usher.common.base.durations import moment_ms
 from usher.common.base.text import pluralize
 from usher.common.http.app import Problem, unprocessable
 from usher.common.http.auth import needs
@@ -171,19 +172,9 @@ def _asked_moment() -> int:
     if not text:
         raise _wrong("say when they are to be sent: give a time beside the button")
     try:
-        when = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise _wrong("write the time as 2026-11-21T10:00") from None
-    try:
-        if when.tzinfo is not None:
-            return int(when.timestamp() * 1000)
-        in_zone = when.astimezone() if zone == LOCAL else when.replace(tzinfo=_zone(zone))
-        there = datetime.datetime.fromtimestamp(in_zone.timestamp(), in_zone.tzinfo)
-        if there.replace(tzinfo=None) != when:
-            raise _wrong(f"there is no such time in {zone}: clocks go forward over it")
-        return int(in_zone.timestamp() * 1000)
-    except (OverflowError, OSError):
-        raise _wrong("write the time as 2026-11-21T10:00") from None
+        return moment_ms(text, None if zone == LOCAL else lambda: _zone(zone))
+    except ValueError as wrong:
+        raise _wrong(str(wrong).replace("write e.g.", "write the time as")) from None
 
 
 def _zone(name: str) -> datetime.tzinfo:
