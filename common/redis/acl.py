@@ -130,7 +130,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
         ),
         AclProgram(
             "auditor",
-            "`usher audit`, `usher audit archive`, `usher rehearse`",
+            "`usher audit` and its commands, `usher rehearse`",
             _AUDITOR,
             ("time",),
             _with_scripts(
@@ -213,7 +213,7 @@ _GATHERING = ("gather", "look_at_sources")
 _MASTER_SENDS = _words(
     "xread xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers xgroup|create memory|usage "
     "client|tracking get mget pttl exists hget hgetall hmget hscan hlen hdel pexpire xadd time zrange zcard "
-    "zscore xdel zrem"
+    "zscore xdel zrem type"
 )
 _AUDITOR_READS = _words(
     "type xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers get pttl exists hget hgetall "

@@ -29,7 +29,7 @@ from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server, has_
 from usher.common.runtime.memory import memory_of_machine
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import PREFIX, CommonSettings, is_loopback, load
-from usher.deploy.local.plan import EXAMPLE_HANDLER, LocalSettings
+from usher.deploy.local.plan import EXAMPLE_HANDLER, LocalSettings, can_prove
 from usher.deploy.local.preflight import check_programs, problems_of_programs
 
 DEPLOY = Path(__file__).resolve().parents[1]
@@ -61,6 +61,7 @@ _SECRET = {
     "tokens": "master",
     "master.env": "master",
     "consumer.env": "consumer",
+    "auditor.env": "master",
 }
 #: Longest path in bytes: a socket below it must fit into 108 bytes, with what supervisord adds to its name.
 _LONGEST_FOLDER = 70
@@ -113,13 +114,18 @@ class Host:
         if role == "consumer":
             own.pop("USHER_TOKENS_FILE", None)
             own["USHER_API_TOKEN"] = self.settings.get("TOKEN_CONSUMER", own["USHER_API_TOKEN"])
-            own["USHER_REDIS_URL"] = self.settings.get("REDIS_URL_CONSUMER", own["USHER_REDIS_URL"])
+        if role != "master":
+            own["USHER_REDIS_URL"] = self.settings.get(f"REDIS_URL_{role.upper()}", own["USHER_REDIS_URL"])
+        if role == "auditor":  # in the folder of people's `usher audit`, and without any token
+            own = {name: value for name, value in own.items() if name not in ("USHER_TOKENS_FILE", "USHER_API_TOKEN")}
+            return own | dict.fromkeys(("USHER_STATE_DIR", "USHER_AUDIT_DIR"), str(self.folder / "state" / "audit"))
         return own | {"USHER_STATE_DIR": str(self.folder / "state" / role)}
 
     def files(self) -> dict[str, str]:
         """Return the text of every file, by its name. Raises StartRefused."""
         facts = vars(self) | {
             "again": self.again(),
+            "audits": bool(self.masters) and can_prove(),
             "consumer_folder": self.project or self.folder,
             "maxmemory": memory_of_machine() // 2,
             "programs": [*(["redis"] if "redis" in self.roles else []), *self.masters, *self.consumers],
@@ -141,7 +147,7 @@ class Host:
         names = ("usher.env", "supervisord.conf", "usher.service", "start", "as", "README.md")
         made = {name: render(name) for name in names}
         made |= {name: (DEPLOY / name).read_text("utf-8") for name in ("runbook.md", "alerts.yml", "grafana.json")}
-        for role in {"master", "consumer"} & {*self.roles}:
+        for role in {"master", "consumer", *(["auditor"] if facts["audits"] else [])} & {"auditor", *self.roles}:
             made[f"{role}.env"] = render("role.env", role=role, settings=self.settings_of(role))
         if "TOKEN_OPERATOR" in self.settings:
             made["tokens"] = self._tokens()
@@ -302,9 +308,9 @@ def write(host: Host, files: Mapping[str, str]) -> None:
     """Write the files, each whole or not at all, secrets never readable for others; and make the state folder."""
     state = host.folder / "state"
     try:
-        for made in (host.folder, state, state / "logs", *(state / role for role in host.roles)):
+        for made in (host.folder, state, *(state / name for name in ("logs", "audit", *host.roles))):
             made.mkdir(mode=0o755 if made == host.folder else 0o700, parents=True, exist_ok=True)
-            _give(made, host.users.get(made.name))
+            _give(made, host.users.get("master" if made.name == "audit" else made.name))
         state.chmod(0o711 if host.users else 0o700)  # each user goes through it to its own
         for name, text in files.items():
             draft = host.folder / f".{name}.new"

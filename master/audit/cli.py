@@ -518,16 +518,15 @@ def _amount(settings: AuditChoices, url: str) -> tuple[int, int]:
 
 
 def run_every(every_s: float, is_early: Callable[[], bool] | None = None) -> None:
-    """Run this process' command every ``every_s``, and sooner when ``is_early`` says so; with it the first time after
-    ``every_s``, else at once. Ends with a signal."""
+    """Run this process' command every ``every_s``, and sooner when ``is_early`` says so; without it for the first time
+    after a minute: the programs beside it may be starting. Ends with a signal."""
     words = [word for word in sys.argv[1:] if not word.startswith("--every=")]
     if "--every" in words:
         at = words.index("--every")
         del words[at : at + 2]
     if words[:1] != ["audit"]:
         words = ["audit", *words]
-    if is_early is not None:
-        _wait(time.monotonic() + every_s, every_s / _LOOKS, is_early)
+    _wait(time.monotonic() + (min(every_s, 60.0) if is_early is None else every_s), every_s / _LOOKS, is_early)
     while True:
         began_s = time.monotonic()
         code = subprocess.run(usher_command(*words), check=False).returncode
@@ -554,9 +553,9 @@ def is_filling(settings: AuditChoices) -> bool:
 
 def _new_share(cap: int, link: Link, keys: Keys) -> float:
     """Return which part of a run log that holds up to ``cap`` records is new, by their times."""
-    archived, told = link.pipeline([("HGET", keys.archived, "runs"), ("XINFO", "STREAM", keys.runs)])
-    log = {} if isinstance(told, Exception) else pairs(told)
-    if not log.get(b"first-entry") or not cap:
+    archived, told = link.all_of([("HGET", keys.archived, "runs"), ("XINFO", "STREAM", keys.runs)])
+    log = pairs(told)
+    if not log[b"first-entry"] or not cap:
         return 0.0
     new, held = (rank(log[b"last-generated-id"]) - rank(since) for since in (archived or ZERO, log[b"first-entry"][0]))
     share = min(1.0, max(0, new) / held) if held else float(new > 0)

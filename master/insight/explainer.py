@@ -170,7 +170,7 @@ class Explainer:
         paused = rules.of_consumers.get(name)
         member = members.get(incarnation)
         lease = self._keys.lease(incarnation)  # the lease may outlive the registration
-        state, left_ms = self._link.pipeline([("GET", lease), ("PTTL", lease)])
+        state, left_ms = self._link.all_of([("GET", lease), ("PTTL", lease)])
         if not isinstance(state, bytes):
             return OwnerFacts(incarnation, "", 0, successor, paused), ""
         url = member.registration.health_url if member is not None else ""

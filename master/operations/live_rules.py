@@ -79,10 +79,7 @@ class RuleSetChange(NamedTuple):
 def read_rules(link: Link, keys: Keys) -> Rulebook:
     """Read all rules. The version is read first: should they change in between, hand_over refuses it, and they are read
     again."""
-    version, stored = link.pipeline([("HGET", keys.counters, "rules"), ("HGETALL", keys.rules)])
-    for reply in (version, stored):
-        if isinstance(reply, Exception):
-            raise reply
+    version, stored = link.all_of([("HGET", keys.counters, "rules"), ("HGETALL", keys.rules)])
     return rulebook(stored, version or b"")
 
 

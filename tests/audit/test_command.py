@@ -22,7 +22,9 @@ from tests.tuned import TUNED, tuned
 from usher.common.protocol.keys import Keys
 from usher.common.redis.acl import programs
 from usher.common.redis.client import Link
+from usher.master.audit.cli import is_filling
 from usher.master.audit.findings import FENCES_PER_MS
+from usher.master.audit.settings import AuditChoices
 
 if TYPE_CHECKING:
     from usher.master.audit.engine import SparkEngine
@@ -157,7 +159,9 @@ def test_what_was_found_is_told_also_when_redis_is_full(
     assert "ticket_stream: the summary could not be stored" in told["unproven"][-1]
 
 
+@pytest.mark.parametrize("name", ["auditor", "master"])
 def test_the_auditor_of_usher_acl_may_audit_and_what_he_may_not_look_for_is_said(
+    name: str,
     settings: dict[str, str],
     seeder: Seeder,
     link: Link,
@@ -165,18 +169,18 @@ def test_the_auditor_of_usher_acl_may_audit_and_what_he_may_not_look_for_is_said
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _suspect(seeder)
-    [auditor] = [program for program in programs("ticket_stream", GROUP) if program.name == "auditor"]
+    [auditor] = [program for program in programs("ticket_stream", GROUP) if program.name == name]
     assert usher("acl", "--load") == 0
     link.call("ACL", "SETUSER", *auditor.line("pw", selectors=False).split(" ")[1:])
     capsys.readouterr()
     place = urllib.parse.urlsplit(settings["USHER_REDIS_URL"])
     monkeypatch.setenv(
-        "USHER_REDIS_URL", place._replace(netloc=f"auditor:pw@{place.netloc.rpartition('@')[2]}").geturl()
+        "USHER_REDIS_URL", place._replace(netloc=f"{name}:pw@{place.netloc.rpartition('@')[2]}").geturl()
     )
     try:
         assert usher("audit", "--json") == 1
     finally:
-        link.call("ACL", "DELUSER", "auditor")
+        link.call("ACL", "DELUSER", name)
     told = orjson.loads(capsys.readouterr().out)
     assert [(found["check"], found["count"]) for found in told["findings"]] == [("pending_without_index", 1)], (
         "looked at twice"
@@ -184,6 +188,25 @@ def test_the_auditor_of_usher_acl_may_audit_and_what_he_may_not_look_for_is_said
     assert told["unproven"] == [
         "ticket_stream: this user of Redis may not SCAN, so inboxes without an owner were not looked for (key_leaked)"
     ]
+
+
+def test_what_its_user_may_not_do_is_named(
+    settings: dict[str, str],
+    seeder: Seeder,
+    link: Link,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Refusals among the replies to several commands were taken for values."""
+    for forbidden in ("type", "xinfo"):
+        link.call("ACL", "SETUSER", "weak", "reset", "on", ">pw", "~*", "&*", "+@all", f"-{forbidden}")
+        place = urllib.parse.urlsplit(settings["USHER_REDIS_URL"])
+        url = place._replace(netloc=f"weak:pw@{place.netloc.rpartition('@')[2]}").geturl()
+        monkeypatch.setenv("USHER_REDIS_URL", url)
+        assert usher("audit") == 2
+        assert "NOPERM" in capsys.readouterr().err
+        assert not is_filling(AuditChoices(redis_url=url))
+    link.call("ACL", "DELUSER", "weak")
 
 
 def test_without_pyspark_the_way_out_is_named(

@@ -35,7 +35,8 @@ class HostFolder:
     def __init__(self, home: Path, name: str, *words: str, **environ: str) -> None:
         self.folder = home / name
         path = f"{redis_cli().parent}:{environ_for(home)['PATH']}"
-        self.environ = environ_for(home) | {"PATH": path, "PYTHONPATH": f"{home}:{ROOT}"} | environ
+        own = {"PATH": path, "PYTHONPATH": f"{home}:{ROOT}", "USHER_AUDIT_ENGINE": "local"}
+        self.environ = environ_for(home) | own | environ
         done = subprocess.run(
             [*USHER, "init-deploy", str(self.folder), *words],
             env=self.environ,

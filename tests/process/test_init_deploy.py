@@ -72,6 +72,10 @@ def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
     with redis.Redis.from_url(host.settings["REDIS_URL_PRODUCER"]) as producer:
         producer.xadd("ticket_stream", {"ticket_id": "7", "text": "hello"})
     until(lambda: handled(host) == ["7 hello"], 30, "the message is handled")
+    assert "clean" in host.sh("usher audit prove"), "as the user of masters"
+    assert "nothing found" in host.sh("./as auditor usher audit"), "with rights to just that"
+    told = host.sh("supervisorctl -c supervisord.conf status")
+    assert re.findall(r"^(audit|proof) +RUNNING", told, re.MULTILINE) == ["audit", "proof"]
     assert host.stop() == 0
     assert "consumer_drained" in host.logs()
     assert not processes_of(folder)
@@ -153,7 +157,7 @@ def check_users(host: HostFolder, folder: Path) -> None:
     admin = Link(host.settings["REDIS_URL_ADMIN"], "test")
     users = set(re.findall(r" user=(\w+)", admin.call("CLIENT", "LIST").decode()))
     admin.close()
-    assert users == {"admin", "master", "consumer"}
+    assert users - {"auditor"} == {"admin", "master", "consumer"}
     with pytest.raises(CommandRefused, match="NOPERM"):
         Link(host.settings["REDIS_URL_CONSUMER"], "test").call("KEYS", "*")
     for process in processes_of(folder):
