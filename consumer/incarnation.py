@@ -175,6 +175,7 @@ class Incarnation:
             self.lanes, self.acker, journal, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost
         )
         self.executor.pace = TicketPace(rate) if (rate := handler.options.rate) else None
+        self.executor.away = handler.options.away
         call_in_children(self.executor.end_in_child)
         self.reader = self._make_reader(settings, wires, keys, on_lost)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)

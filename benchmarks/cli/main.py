@@ -16,6 +16,7 @@ from benchmarks.measure import fairness as measure_fairness
 from benchmarks.measure import growth as measure_growth
 from benchmarks.measure import hot as measure_hot
 from benchmarks.measure import idle as measure_idle
+from benchmarks.measure import outage as measure_outage
 from benchmarks.measure import rebalance as measure_rebalance
 from benchmarks.measure import router as router_bench
 from benchmarks.measure import scale as measure_scale
@@ -291,6 +292,31 @@ def growth(days: float, day_seconds: float, rate: float, streams: int, no_aof: b
         return found
 
     report(run, 1, ("settled_mib", "last_mib", "ratio", "lost", "doubled", "out_of_order"), as_json)
+
+
+@benchmarks.command(
+    help=(
+        "Try an outage: what handlers need refuses connections for a while, for all or for one tenant of two. Dead"
+        " letters, order, tries per minute, what others wait before and during it, and when work goes on after it."
+    )
+)
+@click.option("--seconds", type=click.FloatRange(5, 3600), default=30.0, show_default=True, help="How long it is away.")
+@click.option(
+    "--tickets", type=click.IntRange(3, 1_000_000), default=200, show_default=True, help="Tickets it concerns."
+)
+@click.option("--whom", type=click.Choice(["all", "one"]), default="one", show_default=True, help="All, or one tenant.")
+@CONSUMERS
+@VOLATILE
+@JSON
+def outage(seconds: float, tickets: int, whom: str, consumers: int, no_aof: bool, as_json: bool) -> None:
+    headline = ("letters", "reordered", "probes_per_minute", "resumed_seconds", "caught_up_seconds")
+    waits = ("others_p99_ms_before", "others_p99_ms_during")
+    report(
+        lambda: measure_outage.outage(seconds, tickets, whom, consumers, not no_aof, os.environ),
+        1,
+        headline if whom == "all" else (*headline, *waits),
+        as_json,
+    )
 
 
 _MODES = {"both": ("change-driven", "portable"), "change-driven": ("change-driven",), "portable": ("portable",)}

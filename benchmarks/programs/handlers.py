@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -20,6 +22,8 @@ WAITING = b"waiting"
 BROKEN_UNTIL = "broken_until"
 #: Seconds that ``sleeping`` and ``sleeping_async`` take.
 SLEEP_S = 0.01
+#: Variable with the path of a file that is there, with the name of a tenant or ``all``, while what they need is away.
+AWAY = "BENCH_AWAY"
 
 
 def recorded(message: Any) -> None:
@@ -52,6 +56,17 @@ def computing(_message: Any) -> None:
 def taking_its_time(message: Any) -> None:
     """Wait for as long as the message says."""
     time.sleep(float(message.fields["seconds"]))
+
+
+def needing(message: Any) -> None:
+    """Take a millisecond, or find that what this tenant needs is away."""
+    try:
+        whom = Path(os.environ[AWAY]).read_text("utf-8")
+    except FileNotFoundError:
+        whom = ""
+    if whom in ("all", message.fields["tenant"]):
+        raise ConnectionRefusedError("connection refused")
+    time.sleep(0.001)
 
 
 def waiting(message: Any) -> None:

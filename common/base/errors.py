@@ -96,6 +96,8 @@ class HandlerUnusable(UsherError):
 class RetryLater(UsherError):
     """Raised by a handler: not done yet, retry this message after ``after_s`` seconds. Only its ticket waits."""
 
+    is_away = False  # what all of the kind need is away: they are tried one at a time, after a pause of the consumer's
+
     def __init__(self, after_s: float, reason: str = "") -> None:
         self.after_s = float(after_s)
         super().__init__(reason or f"the handler asked to be called again in {after_s:g} s")

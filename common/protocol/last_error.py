@@ -24,7 +24,7 @@ TRACEBACK = b"t"
 class LastError(NamedTuple):
     """The error of one start. ``error``: type and text. ``at``: file and line of the handler's own frame. ``starts``:
     the number of the start that it ended; ``charged``: how many are charged, of ``most``; ``at_ms``: when it was, by
-    the consumer's clock."""
+    the consumer's clock. ``alike``: so many tickets failed alike since ``since_ms``, and wait uncharged; 0: not so."""
 
     error: str
     error_type: str = ""
@@ -33,6 +33,8 @@ class LastError(NamedTuple):
     charged: int = 0
     most: int = 0
     at_ms: int = 0
+    alike: int = 0
+    since_ms: int = 0
 
     @property
     def told(self) -> str:
@@ -82,8 +84,8 @@ def encode(error: LastError, traceback: str = "") -> NotedError:
 def decode(value: bytes | None) -> LastError | None:
     try:
         known: dict[str, Any] = orjson.loads(value or b"null")
-        starts, charged, most, at_ms = (int(known[name]) for name in ("starts", "charged", "most", "at_ms"))
-        return LastError(str(known["error"]), str(known["error_type"]), str(known["at"]), starts, charged, most, at_ms)
+        numbers = (int(known[name]) for name in ("starts", "charged", "most", "at_ms", "alike", "since_ms"))
+        return LastError(str(known["error"]), str(known["error_type"]), str(known["at"]), *numbers)
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -77,7 +77,7 @@ _GOES_ON = ("body_gone", OPERATOR)
 
 class GivenBack(NamedTuple):
     """A ticket on its way back to ``master``. Its fence is closed. If it is to wait until ``due_s``, ``lane`` is held
-    until it is given back."""
+    until it is given back. Or it waits in Redis since its fence was ours, and is to wait no longer."""
 
     ticket: bytes
     fence: int
@@ -197,6 +197,11 @@ class Acker(Service):
             board.close_fence(message.ticket, message.fence, message.stream_id)
         self._take_back(GivenBack(message.ticket, message.fence, lane, due_s))
 
+    def go_on(self, tickets: Iterable[tuple[bytes, int]]) -> None:
+        """Let tickets go on that were put off under these fences, as far as they still wait so."""
+        for ticket, fence in tickets:
+            self._take_back(GivenBack(ticket, fence))
+
     def recall(self, tickets: Iterable[Recalled]) -> None:
         """Give back those of these tickets of which nothing was started: the leader wants them for another consumer.
         The others need no answer."""
@@ -264,7 +269,7 @@ class Acker(Service):
         lanes, tickets to be given back and dead letters. Leave what comes meanwhile to the next turn: handlers that ask
         to be called again at once always bring one more failure."""
         self._take_given_up()
-        while self._to_give_back:
+        for _ in range(min(len(self._to_give_back), 4 * _GIVE_BACKS)):
             self._giving_back.append(self._to_give_back[0])
             self._to_give_back.popleft()
         finished = len(self._ledger)  # before the failures are counted: they include those of finished messages

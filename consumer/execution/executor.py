@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from usher.common.base.clock import now_s, run_us
+from usher.common.base.clock import now_s, run_us, wall_ms
 from usher.common.base.errors import GiveUp, RetryLater, UsherError, readable
 from usher.common.base.log import event, in_hand
 from usher.common.base.text import format_error
@@ -28,6 +28,7 @@ from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import APART, Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished, Success
 from usher.consumer.policy.batches import TriedTogether
+from usher.consumer.policy.outages import CONNECTION, DECLARED, OTHER, Outages, Wait, tells_of_connection
 from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, TicketPace, TryAgain, decide, unended
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
 
@@ -70,6 +71,8 @@ class Outcomes(Protocol):
 
     def put_off(self, lane: MessageLane, message: Message, due_s: float) -> None: ...
 
+    def go_on(self, tickets: Sequence[tuple[bytes, int]]) -> None: ...
+
 
 class Executor:
     """The steps around a handler call. Many threads use it; its only state is the messages that run, the counts and the
@@ -101,6 +104,7 @@ class Executor:
         # Messages whose run in a child process an operator has ended.
         self.cancelled: set[bytes] = set()
         self.pace: TicketPace | None = None
+        self.outages, self.away = Outages(), tuple[type[BaseException], ...]()  # away: errors that the handler declares
         self.refused_children = 0  # child processes in a row that ran no handler: they could not load it
         self.handled = 0  # only roughly right: counted without a lock, for people to look at
         self.failed = 0
@@ -148,6 +152,9 @@ class Executor:
             return False
         if self.pace is not None and (due_s := self.pace.due_s(message.ticket, now := self.clock())) > now:
             self.lanes.retry(lane, message, due_s)
+            return False
+        if self.outages.known and (wait := self.outages.hold(message, self.clock())) is not None:
+            self._wait(lane, message, wait.due_s, wait.is_here)
             return False
         if self._limit_s:
             message.deadline = time.monotonic() + self._limit_s
@@ -218,6 +225,8 @@ class Executor:
         if self._limit_s:
             self.running.pop(id(message), None)
         self.handled += 1
+        if self.outages.known:
+            self._done(message)
         if self.strict:
             message.lane = lane
             self.lanes.hold(lane, (end_us - start_us) / 1e6)
@@ -234,41 +243,75 @@ class Executor:
         self.running.pop(id(message), None)
         self.failed += 1
         problem = readable(problem)
+        if text is None:
+            text = ErrorText(format_error(problem), type_name(problem), traced(problem))
+        at = own_line(text.traceback)
+        wait = self._outage(message, problem, text, at)
         if isinstance(problem, ProcessEnded):
             message.crashed(problem.is_blamed)
         else:
-            message.failures += not isinstance(problem, RetryLater)
+            message.failures += not (wait or isinstance(problem, RetryLater))
             message.survived()
-        if text is None:
-            text = ErrorText(format_error(problem), type_name(problem), traced(problem))
         if message.stream_id in self.lanes.given_up:
-            message.failures = GIVEN_UP
-        decision = decide(problem, message.failures, self._policy, self.rng)
+            message.failures, wait = GIVEN_UP, None
+        now = self.clock()
+        decision = TryAgain(wait.due_s - now) if wait else decide(problem, message.failures, self._policy, self.rng)
         end_us = run_us()
-        at = own_line(text.traceback)
-        noted = self._noted(message, text, at, end_us // 1000)
+        noted = self._noted(message, text, at, end_us // 1000, wait)
         run = Finished(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, end_us)
         # Who only asks to be called later has no trouble, and may be one of very many.
         is_plain_wait = isinstance(problem, RetryLater) and not has_cause(text.traceback)
         error = None if is_plain_wait or isinstance(decision, Bury) else noted
         self._outcomes.failed(FailedAttempt(run, _outcome(problem), message.known, error))
-        _tell(message, problem, text, decision)
+        if wait is None:
+            _tell(message, problem, text, decision)
+        elif wait.is_news:
+            facts: dict[str, Any] = {"tickets": wait.tickets, "since_s": round(now - wait.since_s, 1)}
+            facts |= {"error": text.error[:500], "at": at}
+            event(log, "tickets_fail_alike", level=logging.WARNING, trace=text.traceback, **facts)
         if isinstance(decision, Bury):
             details = {"error": text.error, "error_type": text.error_type, "traceback": text.traceback}
             self.bury(lane, message, replace(decision, **details, at=at, noted=noted.head))
             return
         ran_s = None if lane.apart else (run.end_us - run.start_us) / 1e6
-        due_s = self.clock() + decision.wait_s
-        if decision.wait_s < PUT_OFF_S:
-            self.lanes.retry(lane, message, due_s, ran_s)
-            return
-        self.lanes.hold(lane, ran_s)
-        self._outcomes.put_off(lane, message, due_s)
+        is_here = wait.is_here if wait else decision.wait_s < PUT_OFF_S
+        self._wait(lane, message, self.clock() + decision.wait_s, is_here, ran_s)
 
-    def _noted(self, message: Message, text: ErrorText, at: str, at_ms: int) -> NotedError:
+    def _wait(
+        self, lane: MessageLane, message: Message, due_s: float, is_here: bool, ran_s: float | None = None
+    ) -> None:
+        if is_here:
+            self.lanes.retry(lane, message, due_s, ran_s)
+        else:
+            self.lanes.hold(lane, ran_s)
+            self._outcomes.put_off(lane, message, due_s)
+
+    def _outage(self, message: Message, problem: BaseException, text: ErrorText, at: str) -> Wait | None:
+        """Return the wait of a message whose tickets fails alike with others; None where that is no outage."""
+        if isinstance(problem, (ProcessEnded, GiveUp)) or (isinstance(problem, RetryLater) and not problem.is_away):
+            return None
+        is_declared = isinstance(problem, (RetryLater, *self.away)) or text.error_type in {
+            one.__name__ for one in self.away
+        }
+        how = DECLARED if is_declared else CONNECTION if tells_of_connection(problem) else OTHER
+        return self.outages.failed(message, (text.error_type, at), how, self.clock())
+
+    def _done(self, message: Message) -> None:
+        for on in self.outages.done(message, self.clock()):
+            self._outcomes.go_on(on.elsewhere)
+            if on.lasted_s is not None:
+                self.lanes.let_go(on.here)
+                facts: dict[str, Any] = {"tickets": len(on.here), "probes": on.probes}
+                facts |= {"lasted_s": round(on.lasted_s, 1), "error_type": on.sign[0], "at": on.sign[1]}
+                event(log, "tickets_go_on", level=logging.WARNING, **facts)
+
+    def _noted(self, message: Message, text: ErrorText, at: str, at_ms: int, wait: Wait | None) -> NotedError:
         most = self._policy.max_attempts
         charged = most if message.known.is_given_up else message.failures
-        return encode(LastError(text.error, text.error_type, at, message.attempt, charged, most, at_ms), text.traceback)
+        error = LastError(text.error, text.error_type, at, message.attempt, charged, most, at_ms)
+        if wait is not None:
+            error = error._replace(alike=wait.tickets, since_ms=wall_ms() - int(1000 * (self.clock() - wait.since_s)))
+        return encode(error, text.traceback)
 
     def requeue(self, lane: MessageLane, messages: Sequence[Message]) -> None:
         """Put back messages that were started in one call with others, and must wait for an earlier one of their

@@ -94,8 +94,11 @@ class HandlerOptions:
     dead_letter_policy: str | None = None
     rate: float | None = None
     body: str | Callable[[bytes], Any] = ""
+    away: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
+        if not all(isinstance(one, type) and issubclass(one, Exception) for one in self.away):
+            raise ValueError(f"away must be types of exceptions (it is {self.away!r})")
         if self.max_attempts is not None and not (type(self.max_attempts) is int and 1 <= self.max_attempts <= 1000):
             raise ValueError(f"max_attempts must be a whole number from 1 to 1000 (it is {self.max_attempts!r})")
         for name in ("backoff_s", "backoff_cap_s", "deadline_s"):
@@ -126,6 +129,7 @@ def handler(
     dead_letter_policy: str | None = None,
     rate: float | None = None,
     body: str | Callable[[bytes], Any] = "",
+    away: tuple[type[BaseException], ...] | type[BaseException] = (),
 ) -> Callable[[F], F]:
     """Set options of one handler. A decorator; options that are not given are as the settings say.
 
@@ -136,12 +140,15 @@ def handler(
     (USHER_DEAD_LETTER_POLICY). ``rate``: messages of each ticket that start per second, evenly spaced; others go on
     meanwhile, and a message that is tried again waits for its turn too. Not with ``@batch``. ``body``: what a typed
     handler's value is made of: ``json`` or ``msgpack`` of the field ``body``, its ``bytes``, all ``fields``, or a
-    function of its bytes; as it is: JSON if there is a body, else all fields. The function itself stays as it is.
+    function of its bytes; as it is: JSON if there is a body, else all fields. ``away``: types of errors that say that
+    what the handler needs is away: what fails so waits, uncharged, and is tried one by one. The function itself stays
+    as it is.
     Raises ValueError for values that no setting accepts.
     """
     if unused:
         raise TypeError("write @handler() with parentheses, and its options by name: @handler(max_attempts=3)")
-    options = HandlerOptions(max_attempts, backoff_s, backoff_cap_s, deadline_s, dead_letter_policy, rate, body)
+    kinds = away if isinstance(away, tuple) else (away,)
+    options = HandlerOptions(max_attempts, backoff_s, backoff_cap_s, deadline_s, dead_letter_policy, rate, body, kinds)
 
     def mark(function: F) -> F:
         setattr(function, _ATTRIBUTE, options)

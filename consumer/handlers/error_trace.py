@@ -57,6 +57,12 @@ def own_line(trace: str) -> str:
     return f"{_shortened(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
+def raised_at(raised: BaseException) -> str:
+    """Return the same of an error, without the cost of its traceback as text."""
+    calls = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(raised.__traceback__)]
+    return own_line("".join(f'File "{path}", line {line}, in \n' for path, line in calls[-_MOST_CALLS:]))
+
+
 def has_cause(trace: str) -> bool:
     """Return whether the error of a traceback was raised because of another one."""
     return _CAUSED.search(trace) is not None

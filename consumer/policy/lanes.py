@@ -28,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from usher.common.protocol.stream_id import rank
@@ -227,6 +227,12 @@ class LaneBoard(Generic[M]):
         heapq.heapify(self.waiting)
         self.ready.append(lane)
         return True
+
+    def let_go(self, tickets: Collection[bytes]) -> None:
+        self.waiting = [
+            (0.0 if lane.ticket in tickets else due_s, number, lane) for due_s, number, lane in self.waiting
+        ]
+        heapq.heapify(self.waiting)
 
     def next_due_s(self) -> float | None:
         """Return when the first of the waiting lanes is due, or None."""

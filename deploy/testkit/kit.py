@@ -13,7 +13,7 @@ import inspect
 import math
 import random
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from typing import Any
 
@@ -149,6 +149,9 @@ class _NotedOutcomes:
     def put_off(self, lane: MessageLane, message: Message, due_s: float) -> None:
         self._lanes.wait(lane, message, due_s)  # here, by the kit's clock: the leader's waits go by that of Redis
 
+    def go_on(self, tickets: Sequence[tuple[bytes, int]]) -> None:
+        self._lanes.let_go({ticket for ticket, _ in tickets})
+
 
 class _WholeBackoff(random.Random):
     """Randomness of which nothing is left: a backoff is its longest."""
@@ -224,6 +227,7 @@ class Kit:
         )
         self._executor.clock, self._executor.rng = lambda: _FAR_S + self.now_s, _WholeBackoff()
         self._executor.pace = TicketPace(rate) if (rate := self.handler.options.rate) else None
+        self._executor.away = self.handler.options.away
         self._reader = InboxReader(self._link(url, "read"), self._keys, name, lanes, self._lease)
         self._reader.message_type = message_type(self._keys.stream, settings.sources is not None)
 

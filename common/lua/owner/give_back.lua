@@ -1,5 +1,6 @@
 -- give_back: an owner returns tickets of which nothing runs, and nothing waits to be acknowledged: in a drain, because
---            the leader recalls them, or because their first message is to wait.
+--            the leader recalls them, or because their first message is to wait. A ticket that was given back under
+--            this fence, and waits, goes on by a call without ids and ms.
 -- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 changed, 6 attempts
 -- ARGV: 1 group, 2 incarnation, then for each ticket: ticket, fence, all its ids in processing, separated by spaces (""
 --       = whatever the record names: the caller runs nothing more of it under this fence), ms for which it is to wait
@@ -60,7 +61,11 @@ for at = 3, #ARGV, 4 do
   local record = redis.call('HGET', tickets_key, ticket)
   local owner, fence, held
   if record then owner, fence, held = read_record(record) end
-  if owner ~= me or fence ~= ARGV[at + 1] then
+  if owner and due_ms_of(owner) and fence == ARGV[at + 1] and named == '' and after == '' then
+    write_record(tickets_key, ticket, 'returned', fence, held)
+    tell_leader(KEYS[5], ticket)
+    reply[#reply + 1] = 'GIVEN'
+  elseif owner ~= me or fence ~= ARGV[at + 1] then
     reply[#reply + 1] = 'GONE'
   elseif named ~= '' and not are_all(named, held) then
     reply[#reply + 1] = 'KEPT'

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from usher.common.protocol.marks import Mark
-from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of, is_given_back
+from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of, is_given_back, is_waiting
 from usher.common.protocol.stream_id import ZERO, before, rank
 from usher.master.policy.board.placement import OpenConsumers
 from usher.master.policy.board.plans import (
@@ -552,7 +552,8 @@ class Board:
 
     def _follow_record(self, name: bytes, owner: bytes, fence: int, ids: Sequence[bytes], now_s: float) -> str | None:
         ticket = self._ticket(name)
-        asked = self._disown(ticket)
+        # What was put off, its consumer has worked on: very many that need what is away must not look like slow work.
+        asked = self._disown(ticket, now_s if is_waiting(owner) else None)
         ticket.believed = b"%s %d" % (owner, fence)
         ticket.compared_s = now_s
         if owner == HALTED:
@@ -603,8 +604,8 @@ class Board:
         self._hide(ticket, (ZERO,))
         ticket.compared_s = now_s
 
-    def _disown(self, ticket: BoardTicket) -> Asked | None:
-        """Forget who has a ticket. Return how it was asked back, if it was."""
+    def _disown(self, ticket: BoardTicket, done_s: float | None = None) -> Asked | None:
+        """Forget who has a ticket. Return how it was asked back, if it was. ``done_s``: as in ``_release``."""
         asked = self.asked_back.forget(ticket.name)
         consumer = ticket.owner
         running = len(ticket.running)
@@ -613,7 +614,7 @@ class Board:
         ticket.believed = NOBODY
         if consumer is not None:
             self._unbind(ticket, consumer)
-            self._release(consumer, running)
+            self._release(consumer, running, done_s)
         return asked
 
     def quiet_since(self, limit_s: float) -> list[bytes]:

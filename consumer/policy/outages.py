@@ -1,0 +1,207 @@
+"""Outages: what handlers need is away, so different tickets fail alike, with one type of error at one line. Their
+messages are not wrong: they wait, uncharged, and one at a time is tried, until one of them is done.
+
+=====================================================  ================================================================
+errors alike                                           are an outage
+=====================================================  ================================================================
+declared (``@handler(away=...)``), or raised by a      at once
+sink of ours
+whose type, or cause, tells of a connection            of three tickets: what they need may be of one tenant only
+any others                                             of three tickets, while nothing of their kind was done for a
+                                                       second: of all, of one tenant, or of one kind of message
+=====================================================  ================================================================
+
+A ticket that comes for the first time is tried once: nothing tells whether it needs what is away. Where other tickets
+are done meanwhile, one waits so for an hour; then it is charged, since its own message may name what is not there.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import re
+import socket
+import threading
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
+
+from usher.consumer.handlers.message import Message
+
+_ALIKE, _SILENCE_S, _PARTLY_S = 3, 1.0, 3600.0
+#: Seconds from one try to the next, in each consumer; and for which one that has not ended keeps others from theirs.
+PROBE_S, _LONGEST_PROBE_S = 1.0, 30.0
+#: So many tickets wait here, in the order in which they are tried; the others in Redis, for so many seconds at most.
+_HERE, _ELSEWHERE_S = 60, (30.0, 60.0)
+#: Of those in Redis, so many go on when it is over, and one more with each message that is done: others come between.
+_GO_ON = 200
+#: Most tickets of an outage, and kinds of errors, that are remembered; and seconds for which errors that are none are.
+_MOST, _MOST_SIGNS, _FORGOTTEN_S = 100_000, 100, 120.0
+_TOLD_EVERY_S = 60.0
+
+_WORDS = re.compile("connect|timeout|timedout|unavailable|unreachable|operationalerror|brokenpipe", re.IGNORECASE)
+_NUMBERS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+DECLARED, CONNECTION, OTHER = "declared", "connection", ""
+
+#: Type and line of an error.
+Sign = tuple[str, str]
+
+
+def tells_of_connection(raised: BaseException | None) -> bool:
+    """Return whether an error, or what caused it, says by its type that something elsewhere was not reached.
+
+    >>> tells_of_connection(ConnectionRefusedError()), tells_of_connection(ValueError()), tells_of_connection(OSError())
+    (True, False, False)
+    """
+    for _ in range(10):
+        if raised is None:
+            break
+        if isinstance(raised, socket.gaierror) or getattr(raised, "errno", None) in _NUMBERS:
+            return True
+        if any(_WORDS.search(one.__name__) for one in type(raised).__mro__):
+            return True
+        raised = raised.__cause__ or (None if raised.__suppress_context__ else raised.__context__)
+    return False
+
+
+class Wait(NamedTuple):
+    """Until when a message waits, and whether here. ``tickets`` fail alike since ``since_s``. ``is_news``: people are
+    to be told."""
+
+    due_s: float
+    is_here: bool
+    since_s: float
+    tickets: int
+    is_news: bool = False
+
+
+class GoOn(NamedTuple):
+    """Tickets that need not wait any longer: those here, and those in Redis, under their fences. ``lasted_s``: for how
+    long they have failed alike, with so many ``probes``; None: the end was told before."""
+
+    here: Collection[bytes]
+    elsewhere: list[tuple[bytes, int]]
+    sign: Sign
+    lasted_s: float | None = None
+    probes: int = 0
+
+
+class Outage:
+    """Failures alike. ``failing``: by kind, since when, and which tickets failed without that anything of the kind was
+    done; None: of whatever kind. ``elsewhere``: tickets that wait in Redis, and their fences."""
+
+    def __init__(self, sign: Sign, now_s: float) -> None:
+        self.sign, self.since_s, self.last_s = sign, now_s, now_s
+        self.is_on = self.is_declared = self.is_partial = False
+        self.tickets: dict[bytes, float] = {}  # and since when each fails
+        self.failing: dict[object, tuple[float, set[bytes]]] = {}
+        self.elsewhere: dict[bytes, int] = {}
+        self.probe, self.probed_s, self.slot_s, self.told_s, self.probes = b"", 0.0, 0.0, 0.0, 0
+
+
+class Outages:
+    """The outages that this consumer sees. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self.kinds_of: Callable[[Message], Iterable[object]] = lambda message: ()
+        self.known: dict[Sign, Outage] = {}  # empty while nothing fails
+        self._of: dict[bytes, Outage] = {}  # by ticket
+        self._rng, self._lock = random.Random(), threading.Lock()
+        self.probes = 0
+
+    @property
+    def waiting(self) -> int:
+        """Return how many tickets wait: a glance, without the lock."""
+        return sum(len(outage.tickets) for outage in [*self.known.values()] if outage.is_on)
+
+    def failed(self, message: Message, sign: Sign, how: str, now_s: float) -> Wait | None:
+        """Take a failure; return the wait of its message, or None where it is charged."""
+        with self._lock:
+            outage = self.known.get(sign)
+            if outage is None:
+                if len(self.known) >= _MOST_SIGNS:
+                    return None
+                outage = self.known[sign] = Outage(sign, now_s)
+            is_alike, ticket = self._note(outage, message, how, now_s), message.ticket
+            if outage.probe == ticket:
+                outage.probe = b""
+            if not (outage.is_on or is_alike):
+                return None
+            outage.is_declared |= how == DECLARED
+            if outage.is_partial and not outage.is_declared and now_s - outage.tickets[ticket] >= _PARTLY_S:
+                return None
+            is_news = not outage.is_on or now_s >= outage.told_s + _TOLD_EVERY_S
+            outage.is_on, outage.told_s = True, now_s if is_news else outage.told_s
+            return self._wait(outage, message, now_s)._replace(is_news=is_news)
+
+    def _note(self, outage: Outage, message: Message, how: str, now_s: float) -> bool:
+        """Count the failure. Return whether by now it is an outage."""
+        outage.last_s, ticket = now_s, message.ticket
+        if len(outage.tickets) < _MOST:
+            outage.tickets.setdefault(ticket, now_s)
+            self._of[ticket] = outage
+        for kind in (None,) if how else ("", *self.kinds_of(message)):
+            outage.failing.setdefault(kind, (now_s, set()))[1].add(ticket)
+        return how == DECLARED or any(
+            len(tickets) >= _ALIKE and (kind is None or now_s - since_s >= _SILENCE_S)
+            for kind, (since_s, tickets) in outage.failing.items()
+        )
+
+    def _wait(self, outage: Outage, message: Message, now_s: float) -> Wait:
+        due_s = max(now_s, outage.slot_s) + PROBE_S
+        is_here = due_s <= now_s + _HERE * PROBE_S
+        if is_here:
+            outage.slot_s = due_s
+        else:
+            due_s = now_s + self._rng.uniform(*_ELSEWHERE_S)
+            outage.elsewhere[message.ticket] = message.fence
+        return Wait(due_s, is_here, outage.since_s, len(outage.tickets))
+
+    def hold(self, message: Message, now_s: float) -> Wait | None:
+        """Return the wait of a message that is about to start; None: it may, perhaps as the one that is tried."""
+        outage, ticket = self._of.get(message.ticket), message.ticket
+        if outage is None:
+            return None
+        with self._lock:
+            outage.elsewhere.pop(ticket, None)
+            if not outage.is_on or outage.probe == ticket:
+                return None
+            longest_s = _LONGEST_PROBE_S if outage.probe else 0.9 * PROBE_S
+            if now_s < outage.probed_s + longest_s:
+                return self._wait(outage, message, now_s)
+            outage.probe, outage.probed_s = ticket, now_s
+            outage.probes, self.probes = outage.probes + 1, self.probes + 1
+            return None
+
+    def done(self, message: Message, now_s: float) -> list[GoOn]:
+        """Take a success: failures alike are no outage any more if it was one of them, or was of their kind."""
+        with self._lock:
+            kinds = ("", *self.kinds_of(message))
+            return [on for outage in [*self.known.values()] if (on := self._done(outage, message, kinds, now_s))]
+
+    def _done(self, outage: Outage, message: Message, kinds: Iterable[object], now_s: float) -> GoOn | None:
+        for kind in kinds:
+            outage.failing.pop(kind, None)
+        was_alike = outage.tickets.pop(message.ticket, None) is not None
+        if was_alike:
+            self._of.pop(message.ticket, None)
+            outage.failing.clear()
+        outage.is_partial |= not was_alike
+        is_alike = outage.is_declared or any(len(tickets) >= _ALIKE for _, tickets in outage.failing.values())
+        if outage.is_on and not was_alike and is_alike:
+            return None
+        most = min(_GO_ON if outage.is_on else 1, len(outage.elsewhere))
+        elsewhere = [outage.elsewhere.popitem() for _ in range(most)]
+        on = GoOn((), elsewhere, outage.sign)
+        if is_old := outage.is_on or now_s >= outage.last_s + _FORGOTTEN_S:
+            here = {ticket for ticket in outage.tickets if self._of.get(ticket) is outage}
+            for ticket in here:
+                del self._of[ticket]
+            outage.tickets.clear()
+        if outage.is_on:
+            on = on._replace(here=here, lasted_s=now_s - outage.since_s, probes=outage.probes)
+        if not (outage.elsewhere or outage.tickets):
+            del self.known[outage.sign]
+        elif is_old:
+            self.known[outage.sign] = Outage(outage.sign, now_s)
+            self.known[outage.sign].elsewhere = outage.elsewhere
+        return on if elsewhere or on.lasted_s is not None else None
