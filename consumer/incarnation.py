@@ -18,7 +18,7 @@ from usher.common.observability.metrics import Metrics
 from usher.common.observability.webhook import DeadLetterNotifier
 from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.marks import parse_weights
+from usher.common.protocol.marks import MarkFields, parse_weights
 from usher.common.redis.client import Link, SameServer
 from usher.common.redis.replies import Order
 from usher.common.redis.scripts import ScriptRunner
@@ -36,7 +36,7 @@ from usher.consumer.execution.reporter import Reporter
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.loader import Handler, with_spans
-from usher.consumer.handlers.message import OwnLease, message_type
+from usher.consumer.handlers.message import Message, OwnLease, message_type
 from usher.consumer.isolation.process import ProcessSpec, Template
 from usher.consumer.isolation.worker import SuspectWorker, most_children
 from usher.consumer.lifecycle.heartbeat import Heartbeat, LeaseGuard, ProgressWatch
@@ -176,6 +176,7 @@ class Incarnation:
         )
         self.executor.pace = TicketPace(rate) if (rate := handler.options.rate) else None
         self.executor.away = handler.options.away
+        self.executor.outages.kinds_of = kinds_of(settings.marks, handler.kind_of)
         call_in_children(self.executor.end_in_child)
         self.reader = self._make_reader(settings, wires, keys, on_lost)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
@@ -309,6 +310,16 @@ class Incarnation:
             self._goodbye.post("/api/consumers/deregister", orjson.dumps({"incarnation": self.name}))
         except MasterUnavailable as nobody:
             event(log, "deregister_failed", level=logging.WARNING, why=str(nobody))
+
+
+def kinds_of(marks: MarkFields, kind_of: Callable[[Message], object]) -> Callable[[Message], list[object]]:
+    """Return what tells the kinds of messages that may need something of their own: their tenant, their route."""
+
+    def kinds(message: Message) -> list[object]:
+        tenant = marks.of(message.stream_id, message.ticket, message.flat).tenant if marks.tenant else b""
+        return [kind for kind in (tenant, kind_of(message)) if kind]
+
+    return kinds
 
 
 def terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPolicy, float]:

@@ -67,7 +67,7 @@ class ConsumerSettings(CommonSettings):
         0.0, ge=0, allow_inf_nan=False, description="Longest a handler may run; its process is ended then. 0: no limit."
     )
     max_attempts: int = Field(
-        5, ge=1, le=1000, description="Starts of a handler for one message before it becomes a dead letter."
+        8, ge=1, le=1000, description="Starts of a handler for one message before it becomes a dead letter."
     )
     dead_letter_policy: str = Field(
         "skip",
@@ -75,7 +75,7 @@ class ConsumerSettings(CommonSettings):
         description="After a dead letter its ticket goes on (skip) or waits for `usher dead` (halt).",
     )
     retry_seconds: float = Field(
-        0.2, ge=0, le=3600, description="Wait before the second attempt; doubles with each further one."
+        1.0, ge=0, le=3600, description="Wait before the second attempt; doubles with each further one, up to 60 s."
     )
     drain_seconds: float = Field(20.0, ge=0, le=3600, description="At a stop: time for running handlers to finish.")
     run_log_length: int = Field(

@@ -101,6 +101,12 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     yield gauge("owned_messages", "Messages of owned tickets that are not done here.", messages)
     yield gauge("lease_left_seconds", "Time left of the lease; it is renewed every third of its life.", lease_left_s)
     yield gauge("draining", "1 while this consumer takes no new work and gives back what it has.", lanes.paused)
+    outages = incarnation.executor.outages
+    text = "Tickets that wait, uncharged, because they fail alike: what their handler needs is away."
+    yield gauge("tickets_failing_alike", text, outages.waiting)
+    yield counter(
+        "probes", "Starts of tickets that fail alike, one at a time, to see whether they still do.", outages.probes
+    )
     text = "Starts of a handler, by outcome: done, failed, retry_later, gave_up."
     yield counters("attempts", text, "outcome", counts.outcomes)
     yield counter("acknowledged_messages", "Messages that Redis has as done.", acker.acknowledged)

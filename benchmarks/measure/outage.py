@@ -27,12 +27,12 @@ def outage(
     """Run once: ``tickets`` get at least one message each while the dependency of ``whom`` (all, or one tenant) refuses
     for so many seconds; others get theirs at a steady rate all the time."""
     with new_rig(durable, environ) as (rig, _):
-        flag = rig.folder / "away"
-        settings = {AWAY: str(flag), "USHER_CONCURRENCY": "8", "USHER_RUN_LOG_LENGTH": "1000000"}
+        flag = rig.folder / whom
+        settings = {AWAY: str(rig.folder), "USHER_CONCURRENCY": "8", "USHER_RUN_LOG_LENGTH": "1000000"}
         rig.stream.create_group(b"0-0")
         rig.start_programs(consumers, _HANDLER, settings)
         rig.release()
-        away_s, back_s, last = _load(rig, flag, seconds, tickets, whom)
+        away_s, back_s, last = _load(rig, flag, seconds, tickets)
         rig.wait_until_done(last, _PATIENCE_S)
         drained_s = time.time()
         time.sleep(1.0)
@@ -51,13 +51,13 @@ def outage(
         }
 
 
-def _load(rig: Rig, flag: Path, seconds: float, tickets: int, whom: str) -> tuple[float, float, bytes]:
+def _load(rig: Rig, flag: Path, seconds: float, tickets: int) -> tuple[float, float, bytes]:
     """Send, and let the dependency go and come back. Return when it did, and the last message."""
     rate = max(100.0, 1.5 * tickets / seconds)
     began_s, sent, last, away_s, back_s = time.time(), [0, 0], b"", 0.0, 0.0
     while (passed_s := time.time() - began_s) < seconds + 2 * _AROUND_S:
         if not away_s and passed_s >= _AROUND_S:
-            flag.write_text(whom)
+            flag.touch()
             away_s = time.time()
         if away_s and not back_s and time.time() - away_s >= seconds:
             flag.unlink()

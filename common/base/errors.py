@@ -96,7 +96,9 @@ class HandlerUnusable(UsherError):
 class RetryLater(UsherError):
     """Raised by a handler: not done yet, retry this message after ``after_s`` seconds. Only its ticket waits."""
 
-    is_away = False  # what all of the kind need is away: they are tried one at a time, after a pause of the consumer's
+    is_away: bool = (
+        False  # what all of the kind need is away: they are tried one at a time, after a pause of the consumer's
+    )
 
     def __init__(self, after_s: float, reason: str = "") -> None:
         self.after_s = float(after_s)

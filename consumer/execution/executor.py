@@ -23,12 +23,12 @@ from usher.common.protocol.last_error import LastError, NotedError, encode
 from usher.common.protocol.run_log import CRASHED, FAILED, GAVE_UP, RETRY_LATER
 from usher.common.runtime.fork_guard import leave
 from usher.consumer.execution.lanes import Lanes, MessageLane
-from usher.consumer.handlers.error_trace import has_cause, own_line, traced, type_name
+from usher.consumer.handlers.error_trace import has_cause, own_line, raised_at, traced, type_name
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import APART, Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished, Success
 from usher.consumer.policy.batches import TriedTogether
-from usher.consumer.policy.outages import CONNECTION, DECLARED, OTHER, Outages, Wait, tells_of_connection
+from usher.consumer.policy.outages import CONNECTION, DECLARED, OTHER, Outages, Sign, Wait, tells_of_connection
 from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, TicketPace, TryAgain, decide, unended
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
 
@@ -243,10 +243,12 @@ class Executor:
         self.running.pop(id(message), None)
         self.failed += 1
         problem = readable(problem)
+        name, at = (
+            (type_name(problem), raised_at(problem)) if text is None else (text.error_type, own_line(text.traceback))
+        )
+        wait = self._outage(message, problem, (name, at))
         if text is None:
-            text = ErrorText(format_error(problem), type_name(problem), traced(problem))
-        at = own_line(text.traceback)
-        wait = self._outage(message, problem, text, at)
+            text = ErrorText(format_error(problem), name, "" if wait and not wait.is_news else traced(problem))
         if isinstance(problem, ProcessEnded):
             message.crashed(problem.is_blamed)
         else:
@@ -260,7 +262,7 @@ class Executor:
         noted = self._noted(message, text, at, end_us // 1000, wait)
         run = Finished(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, end_us)
         # Who only asks to be called later has no trouble, and may be one of very many.
-        is_plain_wait = isinstance(problem, RetryLater) and not has_cause(text.traceback)
+        is_plain_wait = wait is None and isinstance(problem, RetryLater) and not has_cause(text.traceback)
         error = None if is_plain_wait or isinstance(decision, Bury) else noted
         self._outcomes.failed(FailedAttempt(run, _outcome(problem), message.known, error))
         if wait is None:
@@ -286,15 +288,13 @@ class Executor:
             self.lanes.hold(lane, ran_s)
             self._outcomes.put_off(lane, message, due_s)
 
-    def _outage(self, message: Message, problem: BaseException, text: ErrorText, at: str) -> Wait | None:
+    def _outage(self, message: Message, problem: BaseException, sign: Sign) -> Wait | None:
         """Return the wait of a message whose tickets fails alike with others; None where that is no outage."""
         if isinstance(problem, (ProcessEnded, GiveUp)) or (isinstance(problem, RetryLater) and not problem.is_away):
             return None
-        is_declared = isinstance(problem, (RetryLater, *self.away)) or text.error_type in {
-            one.__name__ for one in self.away
-        }
+        is_declared = isinstance(problem, (RetryLater, *self.away)) or sign[0] in {one.__name__ for one in self.away}
         how = DECLARED if is_declared else CONNECTION if tells_of_connection(problem) else OTHER
-        return self.outages.failed(message, (text.error_type, at), how, self.clock())
+        return self.outages.failed(message, sign, how, self.clock())
 
     def _done(self, message: Message) -> None:
         for on in self.outages.done(message, self.clock()):

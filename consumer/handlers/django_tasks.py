@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import django
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
-from django.db import close_old_connections, connections
+from django.db import InterfaceError, OperationalError, close_old_connections, connections
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
@@ -36,6 +36,7 @@ from usher.common.base.text import format_error
 from usher.common.outbox.rows import as_json
 from usher.common.protocol.message import key_bytes
 from usher.common.sending.producer import Producer
+from usher.consumer.sinks.outcomes import SinkNotNow
 
 try:
     from django.tasks.backends.base import BaseTaskBackend
@@ -54,6 +55,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__usher_ticket__"
 _OPTIONS = frozenset({"redis", "stream", "ticket_field", "outbox", "ticket"})
 ACTION = "task"
+_AGAIN_S = 1.0
 
 
 def ticket(argument: str | None) -> Callable[[F], F]:
@@ -151,8 +153,12 @@ class TaskHandler:
     """The handler of such messages: ``USHER_HANDLER=usher.django:run_task``, with DJANGO_SETTINGS_MODULE.
 
     Runs only tasks in modules of INSTALLED_APPS: a message imports nothing else. A task that raises is tried again as
-    any message is; ``GiveUp`` and ``RetryLater`` mean what they mean elsewhere.
+    any message is; ``GiveUp`` and ``RetryLater`` mean what they mean elsewhere. Where a database of Django is away, its
+    message waits, uncharged.
     """
+
+    def kind_of(self, message: Any) -> str:
+        return str(message.fields.get("object"))
 
     def handler_body(self) -> Callable[[Any], None]:
         """Return what is called, with Django set up. Raises HandlerUnusable where it cannot be."""
@@ -185,6 +191,8 @@ class TaskHandler:
         except RetryLater:
             raise
         except Exception as problem:
+            if isinstance(problem, (InterfaceError, OperationalError)) and not _reaches_databases():
+                raise SinkNotNow(format_error(problem), _AGAIN_S, is_away=True) from problem
             path = f"{type(problem).__module__}.{type(problem).__qualname__}"
             result.errors.append(TaskError(exception_class_path=path, traceback="".join(format_exception(problem))))
             _change(result, status=TaskResultStatus.FAILED, finished_at=timezone.now())
@@ -195,6 +203,11 @@ class TaskHandler:
 
 
 run_task = TaskHandler()
+
+
+def _reaches_databases() -> bool:
+    used = connections.all(initialized_only=True)
+    return all(one.connection is not None and one.is_usable() for one in used)
 
 
 @functools.cache

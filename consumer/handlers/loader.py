@@ -41,6 +41,7 @@ class Handler:
     is_async: bool
     options: HandlerOptions = field(default_factory=HandlerOptions)
     batch: BatchOptions | None = None
+    kind_of: Callable[[Message], object] = lambda message: ""  # messages of one kind need the same
 
 
 def load_handler(spec: str) -> Handler:
@@ -90,7 +91,8 @@ def handler_of(target: Any, spec: str = "") -> Handler:
     except HandlerUnusable as problem:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {problem}") from None
     # What a call sets in its context ends with it. A coroutine runs in that of its task, which pools change.
-    return Handler(call if awaited else lambda given: copy_context().run(call, given), awaited, options, batched)
+    run = call if awaited else lambda given: copy_context().run(call, given)
+    return Handler(run, awaited, options, batched, getattr(target, "kind_of", lambda message: ""))
 
 
 def with_spans(handler: Handler, stream: str, group: str) -> Handler:

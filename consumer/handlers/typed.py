@@ -273,6 +273,9 @@ class Router:
             raise HandlerUnusable("handlers of one router are all `def`, or all `async def`")
         return self._call_later if kinds == {True} else self
 
+    def kind_of(self, message: Any) -> tuple[str | None, ...]:
+        return tuple(message.fields.get(field) for field in self._fields)
+
     def __call__(self, message: Any) -> Any:
         return self._handler_of(message)(message)
 

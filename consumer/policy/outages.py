@@ -32,8 +32,8 @@ _ALIKE, _SILENCE_S, _PARTLY_S = 3, 1.0, 3600.0
 PROBE_S, _LONGEST_PROBE_S = 1.0, 30.0
 #: So many tickets wait here, in the order in which they are tried; the others in Redis, for so many seconds at most.
 _HERE, _ELSEWHERE_S = 60, (30.0, 60.0)
-#: Of those in Redis, so many go on when it is over, and one more with each message that is done: others come between.
-_GO_ON = 200
+#: Of those in Redis, so many go on when it is over, and one more with each of them that is done: others come between.
+_GO_ON = 50
 #: Most tickets of an outage, and kinds of errors, that are remembered; and seconds for which errors that are none are.
 _MOST, _MOST_SIGNS, _FORGOTTEN_S = 100_000, 100, 120.0
 _TOLD_EVERY_S = 60.0
@@ -189,7 +189,7 @@ class Outages:
         is_alike = outage.is_declared or any(len(tickets) >= _ALIKE for _, tickets in outage.failing.values())
         if outage.is_on and not was_alike and is_alike:
             return None
-        most = min(_GO_ON if outage.is_on else 1, len(outage.elsewhere))
+        most = min(_GO_ON if outage.is_on else int(message.attempt > 1), len(outage.elsewhere))
         elsewhere = [outage.elsewhere.popitem() for _ in range(most)]
         on = GoOn((), elsewhere, outage.sign)
         if is_old := outage.is_on or now_s >= outage.last_s + _FORGOTTEN_S:

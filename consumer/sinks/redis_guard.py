@@ -111,7 +111,7 @@ class RedisGuard:
             kind, *rest = self._runner().run(_SCRIPT, [*self._own_keys(message), *touched], arguments)
         except (NotNow, ReplyUnknown) as trouble:
             raise SinkNotNow(
-                f"Redis cannot apply it for the moment, or applied it and its reply was lost: {trouble}", _AGAIN_S
+                f"Redis cannot apply it for the moment, or applied it and its reply was lost: {trouble}", _AGAIN_S, True
             ) from trouble
         if kind == b"STALE":
             raise StaleFence(message)

@@ -72,12 +72,10 @@ import inspect
 import itertools
 import logging
 import random
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 from usher.common.base.callables import unawaitable_reason, unfinished_kind
-from usher.common.base.clock import now_s
 from usher.common.base.extras import how_to_install
 from usher.common.base.log import event
 from usher.common.runtime.fork_guard import ForkGuard
@@ -305,44 +303,9 @@ def storable(text: str) -> str:
 _UNDEFINED_TABLE = "42P01"
 #: Class of the SQLSTATEs of a server whose disk or memory is full, or that has no free connection.
 _SHORT = "53"
-#: Contention is over in a moment; a server that is away must not be asked by every ticket at once.
-_CONTENTION_S = (0.02, 0.2)
-_AWAY_S = (0.5, 2.0)
-#: Most questions a second of all tickets of a sink together to a server that stays away; but none of them waits longer
-#: than the second value, in seconds, nor longer than the server has been away.
-_ASKS_PER_S = 20
-_LONGEST_S = 30.0
+#: Contention is over in a moment; for a server that is away the consumer finds a pause (consumer/policy/outages.py).
+_CONTENTION_S, _AWAY_S = (0.02, 0.2), (0.5, 2.0)
 _RNG = random.Random()  # not the shared one: a handler may seed that, and all processes would ask in step
-
-
-class Away:
-    """The schedule by which the messages of a sink ask again for a database that is away. Threads may share it.
-
-    With a constant pause a few thousand tickets would ask a thousand times a second, for hours: that takes a core, and
-    a log line each time.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._since_s: float | None = None
-        self._last_due_s = 0.0
-
-    def pause_s(self) -> float:
-        with self._lock:
-            now = now_s()
-            self._since_s = self._since_s or now
-            pause = max(_RNG.uniform(*_AWAY_S), self._last_due_s + 1 / _ASKS_PER_S - now)
-            longest = min(_LONGEST_S, max(_AWAY_S[1], now - self._since_s))
-            if pause > longest:
-                return _RNG.uniform(longest / 2, longest)
-            self._last_due_s = now + pause
-            return pause
-
-    def over(self) -> None:
-        """Reset: a transaction was committed."""
-        if self._since_s is not None:
-            with self._lock:
-                self._since_s, self._last_due_s = None, 0.0
 
 
 WEEK_S = 7 * 86_400.0
@@ -360,7 +323,6 @@ class BaseSink:
     def __init__(self, dialect: str, name: str, schema: str | None, keep_s: float, keep_most: int | None) -> None:
         self._tables = SinkTables(dialect, name, schema)
         self._kept = (keep_s, keep_most)
-        self._away = Away()
         self._turns = itertools.count(1)
         self._checked = False
 
@@ -396,7 +358,9 @@ class SqlSink(BaseSink):
     ) -> None:
         if isinstance(engine, str):
             made = sa.engine.make_url(engine)
-            engine = sa.create_engine(made, connect_args=postgres_args(made))
+            # No bound on the pool: it has as many connections as handlers run at a time.
+            pool = {"pool_size": 0} if made.get_backend_name() == "postgresql" else {}
+            engine = sa.create_engine(made, connect_args=postgres_args(made), **pool)
         if not isinstance(engine, sa.Engine) or engine.dialect.is_async:
             raise SinkMisused(
                 "SqlSink takes a URL or an Engine of a plain driver; for an AsyncEngine there is"
@@ -413,7 +377,7 @@ class SqlSink(BaseSink):
     def create_tables(self) -> None:
         """Create the sink's tables where they are missing; safe in many processes at once. Later versions only add
         columns with a default."""
-        with plain_errors(self._away), self.engine.begin() as connection:
+        with plain_errors(), self.engine.begin() as connection:
             self._tables.create(connection)
 
     def ddl(self) -> str:
@@ -457,13 +421,13 @@ class SqlSink(BaseSink):
     def prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
         """Remove up to ``at_once`` rows of each table that need not be kept, and return how many. The sink calls it by
         itself now and then."""
-        with plain_errors(self._away), self.engine.begin() as connection:
+        with plain_errors(), self.engine.begin() as connection:
             return self._tables.prune(connection, *self._kept, at_once)
 
     @contextlib.contextmanager
     def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
         """Give a session, or None for a repeat."""
-        with plain_errors(self._away), self.engine.connect() as connection, connection.begin() as transaction:
+        with plain_errors(), self.engine.connect() as connection, connection.begin() as transaction:
             if not self._enter(connection, message):
                 with ForkGuard():
                     yield None  # the fence is stored nevertheless
@@ -495,11 +459,10 @@ def check_done(result: object) -> None:
 
 
 @contextlib.contextmanager
-def plain_errors(away: Away) -> Iterator[None]:
+def plain_errors() -> Iterator[None]:
     """Raise database errors as SinkNotNow or SinkMisused, where they are that."""
     try:
         yield
-        away.over()
     except sa.exc.SQLAlchemyError as error:
         state = ""
         if isinstance(error, sa.exc.DBAPIError):
@@ -512,8 +475,10 @@ def plain_errors(away: Away) -> Iterator[None]:
         if found is None:
             raise
         lasts = found.why is PassingCause.AWAY or state.startswith(_SHORT)
-        pause_s = away.pause_s() if lasts else _RNG.uniform(*_CONTENTION_S)
-        raise SinkNotNow(f"{found.why.value}: {found.told}", pause_s) from error
+        if isinstance(error, sa.exc.TimeoutError):
+            event(log, "sink_pool_exhausted", level=logging.WARNING, why=found.told)
+        pause_s = _RNG.uniform(*(_AWAY_S if lasts else _CONTENTION_S))
+        raise SinkNotNow(f"{found.why.value}: {found.told}", pause_s, lasts) from error
 
 
 class _NotAgain:

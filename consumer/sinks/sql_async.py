@@ -51,7 +51,7 @@ class AsyncSqlSink(BaseSink):
 
     async def create_tables(self) -> None:
         """Create the sink's tables where they are missing; safe in many processes at once."""
-        with plain_errors(self._away):
+        with plain_errors():
             async with self.engine.begin() as connection:
                 await connection.run_sync(self._tables.create)
 
@@ -74,7 +74,7 @@ class AsyncSqlSink(BaseSink):
     async def transaction(self, message: Marked) -> AsyncIterator[AsyncSession | None]:
         """Give a session in the transaction that also holds fence and uid, or None for a repeat: check for it. Raises
         StaleFence, SinkNotNow and SinkMisused."""
-        with plain_errors(self._away):
+        with plain_errors():
             async with self.engine.connect() as connection, connection.begin() as transaction:
                 if not await connection.run_sync(self._enter, message):
                     with ForkGuard():

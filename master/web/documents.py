@@ -99,7 +99,8 @@ class LetterRow(TypedDict):
 
 class ErrorRow(TypedDict):
     """The last error of a message. ``told``: its type, and its place in the handler's own code (``at``); ``error``: its
-    text, for operators. ``starts`` and ``charged``: the attempts by then; ``at_ms``: when it was."""
+    text, for operators. ``starts`` and ``charged``: the attempts by then; ``at_ms``: when it was. ``alike``: so many
+    tickets failed alike since ``since_ms``, and wait, uncharged; 0: not so."""
 
     error: str
     error_type: str
@@ -109,6 +110,8 @@ class ErrorRow(TypedDict):
     charged: int
     most: int
     at_ms: int
+    alike: int
+    since_ms: int
 
 
 class TicketRow(TypedDict):

@@ -55,6 +55,8 @@ _MUCH_MORE = 1000
 _AHEAD = 1000
 #: Standings of tickets that wait for a time or for somebody, whatever consumers do.
 _STILL = (Standing.WAITING, Standing.HALTED)
+#: A ticket that waits for a time is compared so much later: there may be very many, and its time will come.
+_WAITING_S = 60.0
 
 
 class Board:
@@ -620,7 +622,11 @@ class Board:
     def quiet_since(self, limit_s: float) -> list[bytes]:
         """Return the tickets in processing, waiting or halted that were last compared with the index before
         ``limit_s``: their reports and announcements may have been lost."""
-        old = [ticket for ticket in self.tickets.values() if ticket.compared_s < limit_s]
+        old = [
+            ticket
+            for ticket in self.tickets.values()
+            if ticket.compared_s < limit_s - (_WAITING_S if ticket.standing is Standing.WAITING else 0.0)
+        ]
         return [one.name for one in old if one.standing in _STILL or (one.running and one.standing is OPEN)]
 
     # ---- what is parked, in memory or in Redis' account alone --------------------------------------------------------

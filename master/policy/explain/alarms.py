@@ -89,7 +89,9 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
     halted = [row for row in seen["stuck"] if row["state"] == "halted"]
     # A ticket that an operator has paused waits for that operator, not for the reader of this.
     paused = [row for row in seen["stuck"] if row["state"] == "paused"]
-    still = [row for row in seen["stuck"] if row["state"] not in _NOT_STILL]
+    still = [row for row in seen["stuck"] if row["state"] not in _NOT_STILL and not row.get("alike")]
+    alike = [group for group in seen.get("groups", ()) if group.get("alike")]
+    found += [Alarm(BAD, f"What handlers need is away: {group['told']}", "/tickets") for group in alike]
     if halted or seen["halted"]:
         found.append(
             Alarm(
@@ -101,7 +103,8 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
     if still:
         first = still[0]
         more = len(seen["stuck"]) >= seen["stuck_most"]
-        known = sum(one["tickets"] for one in seen.get("groups", ()) if one["state"] not in _NOT_STILL)
+        groups = [one for one in seen.get("groups", ()) if one["state"] not in _NOT_STILL and one not in alike]
+        known = sum(one["tickets"] for one in groups)
         count = (
             f"{max(len(still), known):,} tickets or more are"
             if more

@@ -14,7 +14,7 @@ from usher.common.base.text import pluralize, time_of_day
 from usher.common.protocol.attempts import NEVER, attempts_told
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.explain.facts import EntryRow, OwnEntry, OwnerFacts, Reason, TicketExplanation, TicketFacts
-from usher.master.policy.explain.tried import last_error
+from usher.master.policy.explain.tried import last_error, told_alike
 from usher.master.policy.rules import Rule, RuleAction, Target
 
 #: Words for a leader's lease plus the time to take over, within which a dead leader has a successor; not for decisions.
@@ -141,6 +141,9 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
         if not run.attempt:
             paced = f"{_id(run.id)} waits on {name} ({fence}) for its turn by the handler's rate, in {due}"
             return TicketState.HANDED_OVER, Reason("handler_rate", paced), f"its turn on {name}", run.due_ms
+        if alike := told_alike(facts.error):
+            text = f"{_id(run.id)} ({name}, {fence}) {alike}; its turn is in {due}"
+            return TicketState.RETRYING, Reason("fails_alike", text), "a try that succeeds", run.due_ms
         if facts.attempts.get(run.id, NEVER).put_off:
             asked = f"{_id(run.id)} asked on {name} ({attempt}, {fence}) to be called again later, in {due}"
             return TicketState.RETRYING, Reason("retry_later", asked), f"its next attempt on {name}", run.due_ms
@@ -242,10 +245,13 @@ def _put_off(facts: TicketFacts) -> TicketExplanation:
     tries = f"failed ({attempts_told(known.starts, known.failures)}) and is tried again at {until}, in {due}"
     waits = f"waits until {until}, asked for by the handler: {due} more"
     told = f"{_id(first)} {tries if known.failures else waits}; no consumer has it meanwhile"
-    reasons = [Reason("put_off", told), *_behind(facts, first)]
+    reason = Reason("put_off", told)
+    if alike := told_alike(facts.error):
+        reason = Reason("fails_alike", f"{_id(first)} {alike}; it is looked at again in {due} at the latest")
+    reasons = [reason, *_behind(facts, first)]
     reasons += [Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}") for rule in facts.rules[:1]]
-    state = TicketState.RETRYING if known.failures else TicketState.PUT_OFF
-    return _told(facts, state, reasons, "its time", facts.due_ms)
+    state = TicketState.RETRYING if known.failures or alike else TicketState.PUT_OFF
+    return _told(facts, state, reasons, "a try that succeeds" if alike else "its time", facts.due_ms)
 
 
 def _place(facts: TicketFacts, what: str, where: str) -> Iterator[Reason]:

@@ -16,7 +16,7 @@ from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import milliseconds, rank
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.board.plans import Parked
-from usher.master.policy.explain.tried import tried
+from usher.master.policy.explain.tried import told_alike, tried
 from usher.master.policy.rules import Rule, RuleAction, Rulebook
 
 #: A head that has stood still for less, in ms, is not shown: at full speed there is always an oldest one.
@@ -118,7 +118,15 @@ def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
         "put_off": attempts.put_off,
         "owners_lost": max(attempts.crashes, attempts.losses),
         **_describe_head(head, seen.states, attempts, seen.rules.of(head.ticket)),
+        **_describe_alike(head, told_alike(seen.errors.get(head.id))),
     }
+
+
+def _describe_alike(head: Head, told: str) -> dict[str, Any]:
+    """Return what is different for a ticket that waits because others fail like it, wherever it waits."""
+    if not told or head.owner in (b"", HALTED, RETURNED):
+        return {"alike": False}
+    return {"alike": True, "state": TicketState.RETRYING, "why": told, "put_off": False}
 
 
 def behind(head: Head, parked: int) -> int:

@@ -51,11 +51,12 @@ class TicketGroups:
             if len(self._groups) >= _MOST:
                 self.others += 1
                 return
-            names = {"state": key[0], "text": key[1], "error": row["error"], "at": row["at"]}
+            names = {"state": key[0], "text": key[1], "error": row["error"], "at": row["at"], "alike": False}
             group = {**names, "tickets": 0, "messages": 0, "messages_are_all": True, "since_ms": row["since_ms"]}
             self._groups[key] = group | {"rows": []}
             group = self._groups[key]
         group["tickets"] += 1
+        group["alike"] = group["alike"] or row.get("alike", False)
         group["messages"] += 1 + row["behind"]
         group["messages_are_all"] = group["messages_are_all"] and row["behind_is_exact"]
         group["since_ms"] = min(group["since_ms"], row["since_ms"])
@@ -120,7 +121,8 @@ def what(group: Mapping[str, Any]) -> str:
     why = f": {group['text']}" if group["text"] else ": their errors are not known" if is_unknown else ""
     messages, more = group["messages"], "" if group["messages_are_all"] else "at least "
     wait = f"{more}{pluralize(messages, 'message waits', 'messages wait')}"
-    return f"{label(group['state'])}{why}, since {time_of_day(group['since_ms'])}, in all {wait}"
+    how = "waiting, uncharged, for a try that succeeds" if group.get("alike") else label(group["state"])
+    return f"{how}{why}, since {time_of_day(group['since_ms'])}, in all {wait}"
 
 
 def _rank(state: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from usher.common.base.text import pluralize, time_of_day
 from usher.common.protocol.attempts import CUT_OFF, NEVER, Attempts
 from usher.common.protocol.last_error import LastError
 
@@ -20,6 +21,15 @@ def tried(known: Attempts, error: LastError | None) -> dict[str, Any]:
         "max_attempts": (error.most if error is not None else 0) or None,
         "last_error": None if error is None else error._asdict() | {"told": error.told},
     }
+
+
+def told_alike(error: LastError | None) -> str:
+    """Say that a ticket waits because others fail like it; "" for one that does not."""
+    if error is None or not error.alike:
+        return ""
+    many = pluralize(error.alike, "ticket fails", "tickets fail alike")
+    since = f"{many} since {time_of_day(error.since_ms)}, {error.told}"
+    return f"waits, uncharged: {since}; one at a time is tried, a second after the other, on each consumer"
 
 
 def last_error(known: Attempts, error: LastError | None) -> LastError | None:
