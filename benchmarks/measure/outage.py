@@ -28,7 +28,7 @@ def outage(
     for so many seconds; others get theirs at a steady rate all the time."""
     with new_rig(durable, environ) as (rig, _):
         flag = rig.folder / whom
-        settings = {AWAY: str(rig.folder), "USHER_CONCURRENCY": "8", "USHER_RUN_LOG_LENGTH": "1000000"}
+        settings = {"USHER_CONCURRENCY": "8", "USHER_RUN_LOG_LENGTH": "1000000"}
         rig.stream.create_group(b"0-0")
         rig.start_programs(consumers, _HANDLER, settings)
         rig.release()
@@ -65,7 +65,8 @@ def _load(rig: Rig, flag: Path, seconds: float, tickets: int) -> tuple[float, fl
         commands: list[Sequence[Any]] = []
         for at, (tenant, each, of) in enumerate((("one", rate, tickets), ("others", _RATE, _OTHERS))):
             for number in range(sent[at], int(each * passed_s)):
-                commands.append(("XADD", STREAM, "*", "ticket_id", f"{tenant}-{number % of}", "tenant", tenant))
+                fields = ("ticket_id", f"{tenant}-{number % of}", "tenant", tenant, AWAY, str(rig.folder))
+                commands.append(("XADD", STREAM, "*", *fields))
                 sent[at] = number + 1
         if commands:
             last = rig.link.pipeline(commands)[-1]

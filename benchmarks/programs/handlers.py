@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ WAITING = b"waiting"
 BROKEN_UNTIL = "broken_until"
 #: Seconds that ``sleeping`` and ``sleeping_async`` take.
 SLEEP_S = 0.01
-#: Variable with a folder, in which a file with a tenant's name, or ``all``, says that what they need is away.
-AWAY = "BENCH_AWAY"
-_AWAY = Path(os.environ.get(AWAY, ""))
+#: Field with a folder, in which a file with a tenant's name, or ``all``, says that what they need is away.
+AWAY = "away"
 
 
 def recorded(message: Any) -> None:
@@ -61,7 +59,8 @@ def taking_its_time(message: Any) -> None:
 
 def needing(message: Any) -> None:
     """Take a millisecond, or find that what this tenant needs is away."""
-    if (_AWAY / "all").exists() or (_AWAY / message.fields["tenant"]).exists():
+    folder = Path(message.fields[AWAY])
+    if (folder / "all").exists() or (folder / message.fields["tenant"]).exists():
         raise ConnectionRefusedError("connection refused")
     time.sleep(0.001)
 

@@ -94,14 +94,13 @@ class HandlerUnusable(UsherError):
 
 
 class RetryLater(UsherError):
-    """Raised by a handler: not done yet, retry this message after ``after_s`` seconds. Only its ticket waits."""
+    """Raised by a handler: not done yet, retry this message after ``after_s`` seconds. Only its ticket waits.
+    ``is_away``: what others need too is away, so the consumer tries one message at a time, when it thinks fit."""
 
-    is_away: bool = (
-        False  # what all of the kind need is away: they are tried one at a time, after a pause of the consumer's
-    )
+    is_away = False
 
-    def __init__(self, after_s: float, reason: str = "") -> None:
-        self.after_s = float(after_s)
+    def __init__(self, after_s: float, reason: str = "", is_away: bool = False) -> None:
+        self.after_s, self.is_away = float(after_s), is_away
         super().__init__(reason or f"the handler asked to be called again in {after_s:g} s")
 
 

@@ -23,12 +23,12 @@ from usher.common.protocol.last_error import LastError, NotedError, encode
 from usher.common.protocol.run_log import CRASHED, FAILED, GAVE_UP, RETRY_LATER
 from usher.common.runtime.fork_guard import leave
 from usher.consumer.execution.lanes import Lanes, MessageLane
+from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, Outages, Sign, Wait, tells_of_connection
 from usher.consumer.handlers.error_trace import has_cause, own_line, raised_at, traced, type_name
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import APART, Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished, Success
 from usher.consumer.policy.batches import TriedTogether
-from usher.consumer.policy.outages import CONNECTION, DECLARED, OTHER, Outages, Sign, Wait, tells_of_connection
 from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, TicketPace, TryAgain, decide, unended
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
 

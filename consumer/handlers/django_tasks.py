@@ -36,7 +36,6 @@ from usher.common.base.text import format_error
 from usher.common.outbox.rows import as_json
 from usher.common.protocol.message import key_bytes
 from usher.common.sending.producer import Producer
-from usher.consumer.sinks.outcomes import SinkNotNow
 
 try:
     from django.tasks.backends.base import BaseTaskBackend
@@ -192,7 +191,7 @@ class TaskHandler:
             raise
         except Exception as problem:
             if isinstance(problem, (InterfaceError, OperationalError)) and not _reaches_databases():
-                raise SinkNotNow(format_error(problem), _AGAIN_S, is_away=True) from problem
+                raise RetryLater(_AGAIN_S, format_error(problem), is_away=True) from problem
             path = f"{type(problem).__module__}.{type(problem).__qualname__}"
             result.errors.append(TaskError(exception_class_path=path, traceback="".join(format_exception(problem))))
             _change(result, status=TaskResultStatus.FAILED, finished_at=timezone.now())

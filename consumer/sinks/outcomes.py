@@ -60,12 +60,10 @@ class SinkNotNow(RetryLater):
     again, uncharged.
 
     Nothing is lost and nothing doubled by that: if the effect was stored after all, the next try finds its uid.
-    ``is_away``: the place is away for all messages, which the consumer then tries one at a time.
     """
 
     def __init__(self, reason: str, after_s: float, is_away: bool = False) -> None:
-        super().__init__(after_s, reason)
-        self.is_away = is_away
+        super().__init__(after_s, reason, is_away)
 
 
 class SinkMisused(UsherError):

@@ -303,7 +303,7 @@ def storable(text: str) -> str:
 _UNDEFINED_TABLE = "42P01"
 #: Class of the SQLSTATEs of a server whose disk or memory is full, or that has no free connection.
 _SHORT = "53"
-#: Contention is over in a moment; for a server that is away the consumer finds a pause (consumer/policy/outages.py).
+#: Contention is over in a moment; for a server that is away the consumer finds a pause (consumer/execution/outages.py).
 _CONTENTION_S, _AWAY_S = (0.02, 0.2), (0.5, 2.0)
 _RNG = random.Random()  # not the shared one: a handler may seed that, and all processes would ask in step
 

@@ -72,7 +72,7 @@ def test_what_a_handler_asks_for_stands_above_the_settings() -> None:
     settings = load(
         ConsumerSettings, {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "a:b", "USHER_HANDLER_SECONDS": "7"}
     )
-    assert terms(settings, HandlerOptions()) == (RetryPolicy(5, 0.2, 60.0), 7.0)
+    assert terms(settings, HandlerOptions()) == (RetryPolicy(8, 1.0, 60.0), 7.0)
     assert terms(settings, HandlerOptions(2, 0.0, 3, 0)) == (RetryPolicy(2, 0.0, 3), 0)
 
 

@@ -1,0 +1,97 @@
+"""What fails alike on different tickets waits, uncharged; a message that is wrong, and one ticket alone, is charged."""
+
+from __future__ import annotations
+
+import pytest
+
+from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, Outages, tells_of_connection
+from usher.consumer.handlers.message import Message, OwnLease
+
+SIGN = ("ConnectionError", "pay.py:12")
+LEASE = OwnLease(10.0, 0.0)
+
+
+def message(ticket: str, attempt: int = 1) -> Message:
+    made = Message(ticket.encode(), b"1-0", 7, [b"tenant", ticket[:1].encode()], LEASE)
+    made.attempt = attempt
+    return made
+
+
+def failing(outages: Outages, tickets: str, how: str, now_s: float) -> list[bool]:
+    """Let each of the tickets fail once; say which of them wait uncharged."""
+    return [outages.failed(message(ticket), SIGN, how, now_s) is not None for ticket in tickets.split()]
+
+
+@pytest.mark.parametrize(
+    ("how", "held"), [(DECLARED, [True, True, True]), (CONNECTION, [False, False, True]), (OTHER, [False] * 3)]
+)
+def test_as_many_tickets_as_the_error_asks_for_are_an_outage(how: str, held: list[bool]) -> None:
+    assert failing(Outages(), "a1 a2 a3", how, 10.0) == held
+
+
+def test_one_ticket_is_charged_however_often_it_fails() -> None:
+    assert not any(failing(Outages(), "a1 " * 20, CONNECTION, 10.0))
+
+
+def test_other_errors_are_an_outage_while_nothing_of_their_kind_is_done_for_a_second() -> None:
+    outages = Outages()
+    outages.kinds_of = lambda message: [message.flat[1]]
+    assert failing(outages, "a1 a2 a3", OTHER, 10.0) == [False] * 3
+    assert failing(outages, "a1", OTHER, 11.0) == [True]
+    assert outages.done(message("b1"), 11.1) == []  # another kind is done: that of these is away all the same
+    assert failing(outages, "a4", OTHER, 11.2) == [True]
+    [over] = outages.done(message("a9"), 11.3)  # and so is one of their kind: their messages are wrong
+    assert over.here == {b"a1", b"a2", b"a3", b"a4"}
+    assert failing(outages, "a1 a2 a3", OTHER, 11.4) == [False] * 3
+
+
+def test_one_at_a_time_is_tried_and_all_go_on_when_one_of_them_is_done() -> None:
+    outages = Outages()
+    failing(outages, "a1 a2 a3 a4", CONNECTION, 10.0)
+    assert outages.done(message("b1"), 10.0) == []
+    assert outages.hold(message("b2"), 10.0) is None  # it has not failed: nothing says that it needs the same
+    assert outages.hold(message("a1"), 10.5) is None
+    assert outages.hold(message("a2"), 11.5) is not None  # while that one runs
+    assert failing(outages, "a1", CONNECTION, 11.6) == [True]
+    assert outages.hold(message("a2"), 11.7) is None
+    assert outages.hold(message("a3"), 11.8) is not None
+    [over] = outages.done(message("a2", 2), 11.9)
+    assert (over.here, over.lasted_s, over.probes) == ({b"a1", b"a3", b"a4"}, pytest.approx(1.9), 2)
+    assert outages.hold(message("a3"), 11.9) is None
+    assert outages.known == {}
+
+
+def test_very_many_wait_in_redis_and_go_on_a_few_at_a_time() -> None:
+    outages = Outages()
+    names = [f"a{number}" for number in range(1000)]
+    waits = [outages.failed(message(name), SIGN, DECLARED, 10.0) for name in names]
+    here = [wait for wait in waits if wait is not None and wait.is_here]
+    assert [wait.due_s for wait in here] == [10.0 + number for number in range(1, 61)]
+    assert all(40.0 <= wait.due_s <= 70.0 for wait in waits if wait is not None and not wait.is_here)
+    [over] = outages.done(message("a0", 2), 20.0)
+    gone = {*over.elsewhere}
+    for number in range(1000 - 60 - len(gone)):
+        [more] = outages.done(message(f"a{number}", 2), 20.0)
+        assert len(more.elsewhere) == 1
+        gone |= {*more.elsewhere}
+    assert gone == {(name.encode(), 7) for name in names[60:]}
+    assert outages.known == {}
+
+
+def test_where_others_are_done_a_ticket_is_charged_after_an_hour() -> None:
+    outages = Outages()
+    failing(outages, "a1 a2 a3", CONNECTION, 10.0)
+    assert failing(outages, "a1", CONNECTION, 7200.0) == [True]  # nothing at all is done
+    outages.done(message("b1"), 7200.0)
+    assert failing(outages, "a1", CONNECTION, 7201.0) == [False]
+
+
+@pytest.mark.parametrize(
+    ("raised", "is_one"),
+    [(TimeoutError(), True), (OSError(113, "no route"), True), (KeyError("x"), False), (FileNotFoundError(), False)],
+)
+def test_the_type_of_an_error_or_of_its_cause_tells_of_a_connection(raised: Exception, is_one: bool) -> None:
+    assert tells_of_connection(raised) is is_one
+    wrapped = RuntimeError("cannot pay")
+    wrapped.__cause__ = raised
+    assert tells_of_connection(wrapped) is is_one
