@@ -59,7 +59,7 @@ What goes wrong, and what then
 ==================================  ===================================================================================
 a consumer's lease ends             its entries go to ``master`` page by page, then to others, oldest first, with a new
                                     fence
-a consumer's health URL is silent   its lease is revoked after k failures (it cannot renew), and ends by itself
+a consumer's health URL is silent   it gets no new tickets; its lease is revoked if it does not renew it either
 the leader dies                     a standby is elected when the leader lease ends, and takes over
 the leader is paused                its first call after waking is answered FENCED
 a reply of Redis is lost            a new epoch refuses the late command; everything is read again

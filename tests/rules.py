@@ -166,6 +166,8 @@ THREADS_IN = (
         "common/runtime/service.py",
         "consumer/execution/async_pool.py",
         "master/membership/consumer_http.py",
+        "common/http/serve.py",
+        "benchmarks/measure/strangers.py",
         "benchmarks/programs/slots.py",
     ),
     "common/runtime/fork_guard.py",  # of a process that ends: what it writes last must not hold it up

@@ -33,6 +33,7 @@ _ELSEWHERE = {
     "notify": "benchmarks.cli.notify:notify",
     "page": "benchmarks.cli.page:page",
     "prove": "benchmarks.proof.cli:prove",
+    "strangers": "benchmarks.cli.strangers:strangers",
 }
 
 

@@ -37,6 +37,11 @@ def recorded_unless_broken(message: Any) -> None:
     record(int(message.ticket.rpartition(b"/")[2]), int(message.fields["number"]))
 
 
+def lasting(_message: Any) -> None:
+    """Run for as long as the measure does."""
+    time.sleep(3600)
+
+
 def sleeping(_message: Any) -> None:
     """Wait, as for the answer of another service."""
     time.sleep(SLEEP_S)

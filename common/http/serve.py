@@ -1,7 +1,7 @@
 """Serve one program: a gunicorn arbiter with one ``gthread`` worker, which also runs the service threads.
 
 The process that does the work so answers its own health question, and the arbiter starts it again when it dies.
-gunicorn (25.1 and later) is used as it is, by its settings and server hooks, but for three things:
+gunicorn (25.1 and later) is used as it is, by its settings and server hooks, but for four things:
 
 * SIGTERM, and SIGINT, SIGQUIT and SIGHUP like it, begin the program's ``stop`` on a thread of its own. HTTP answers
   until that has returned, so nobody takes a draining program for a dead one; then open connections have a second or
@@ -13,9 +13,13 @@ gunicorn (25.1 and later) is used as it is, by its settings and server hooks, bu
   a pause that grows to 10 s.
 * A worker ends where it was forked: no ``finally`` or ``atexit`` of its parent runs twice.
 
-Every request, and every live subscription, holds a thread; a silent client for 10 s at most, one that trickles for as
-long as it likes. Slow clients, and rates and connections per address, are left to a reverse proxy: deploy/nginx.conf.
-gunicorn's parser answers what it refuses in its own HTML.
+* A request gets a thread when it has arrived whole, and the loop waits for it till then, so that strangers who send
+  nothing, half a head or half a body hold none; where too many wait, those that wait longest are closed. Questions for
+  health have threads of their own. (Behind TLS, and of chunks and bodies above 64 KiB, the loop sees no end: they hold
+  a thread, a silent client for 10 s at most.)
+
+Every other request, and every live subscription, holds a thread. Rates, connections per address and slow clients of TLS
+are left to a reverse proxy: deploy/nginx.conf. gunicorn's parser answers what it refuses in its own HTML.
 """
 
 from __future__ import annotations
@@ -33,12 +37,14 @@ import queue
 import random
 import re
 import resource
+import selectors
 import signal
 import socket
 import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -73,8 +79,19 @@ _EVERY_S = 0.5
 _LONGEST_LOOK_S = 2.0
 #: Requests that are answered at a time, beside the live subscriptions; more wait. Threads start when they are needed.
 _REQUESTS = 128
-#: More connections than this wait to be accepted; and files that this process may open, where that is allowed.
-_CONNECTIONS, _FILES = 1024, 4096
+#: From so many connections on the one that waits longest is closed for each new one; more than the second number wait
+#: to be accepted; and files that this process may open, where that is allowed.
+_CROWDED, _CONNECTIONS, _FILES = 1000, 1200, 4096
+_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+#: A question for health, and threads that answer these alone.
+_HEALTH_QUESTION, _HEALTH_THREADS = re.compile(rb"(?:GET|HEAD) /api/health(?:/live|/ready)?[? ]"), 4
+#: Most bytes of a request that are waited for; and what says that a body follows, of a length or as it comes.
+_WHOLE_BYTES = 65_536
+_BODY = re.compile(rb"(?i)\r\ncontent-length:[ \t]*(?=0*[1-9])([0-9]{1,20})[ \t]*\r")
+_AS_IT_COMES = re.compile(rb"(?i)\r\ntransfer-encoding:")
+_EXPECTS, _CONTINUE = re.compile(rb"(?i)\r\nexpect:[ \t]*100"), b"HTTP/1.1 100 Continue\r\n\r\n"
+#: The body of who says that they have a token is not waited for: the request is refused, or read, at once.
+_KNOWN = re.compile(rb"(?is)[A-Z]+ /api/.*\r\nauthorization:")
 #: Seconds that a thread waits for a client which sends, or reads, nothing (SO_RCVTIMEO and SO_SNDTIMEO), and for one
 #: to close its end.
 _CLIENT_S, _GOODBYE_S = 10, 1.0
@@ -283,18 +300,88 @@ class WorkerEnds:
             event(log, "worker_stood_still", level=logging.ERROR, program=program, **facts)
 
 
+def bytes_of_request(begin: bytes) -> int:
+    """Return how many bytes a request has of which this is the beginning: one more than there are while its head is not
+    all there, 0 where its body has no end that can be told, or is none that anybody waits for.
+
+    >>> bytes_of_request(b"GET / HTT"), bytes_of_request(b"POST / HTTP/1.1\\r\\nContent-Length: 5\\r\\n\\r\\n1")
+    (10, 43)
+    """
+    head, end, _ = begin.lstrip(b"\r\n").partition(b"\r\n\r\n")
+    if not end:
+        return 0 if b"\n\n" in begin else len(begin) + 1
+    whole = begin.index(head + end) + len(head + end)
+    if _AS_IT_COMES.search(head):
+        return 0
+    if (body := _BODY.search(head + b"\r\n")) is None:
+        return whole
+    whole += int(body[1])
+    return 0 if whole > _WHOLE_BYTES or head.startswith((b"GET", b"HEAD")) or _KNOWN.match(head) else whole
+
+
 class WatchedWorker(ThreadWorker):
-    """gunicorn's threaded worker with a ``Pulse``. A client that does not close its end keeps a thread waiting, and not
-    the only loop, which gunicorn (26 and later) would let wait for 2 s."""
+    """gunicorn's threaded worker with a ``Pulse``, whose loop waits for requests. A client that does not close its end
+    keeps a thread waiting, and not the only loop, which gunicorn would let wait for 2 s."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.tmp.close()
         self.tmp: Pulse = Pulse(self.cfg)
         self._spoke_s = -math.inf
+        self._for_health = ThreadPoolExecutor(_HEALTH_THREADS, "health")
+
+    def murder_pending(self) -> None:
+        while self.pending_conns and self.pending_conns[0].timeout <= time.monotonic():
+            self._drop(self.pending_conns.popleft())
+
+    def _drop(self, conn: Any) -> None:
+        """Close a connection that the loop waits for."""
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            self.poller.unregister(conn.sock)
+            conn.sock.send(conn.late if getattr(conn, "seen", -1) >= 0 else b"")
+            conn.sock.recv(_WHOLE_BYTES)  # closing with unread input would reset it
+        self.nr_conns -= 1
+        conn.close()
+
+    def enqueue_req(self, conn: Any) -> None:
+        """Wait for a request until it is there whole, or nothing more comes; then give it a thread."""
+        begin, seen, wanted = b"", getattr(conn, "seen", -1), 0
+        try:
+            if conn.parser is None or not (self.cfg.is_ssl or conn.parser.unreader.buf.getvalue()):
+                with contextlib.suppress(BlockingIOError):
+                    begin = conn.sock.recv(_WHOLE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                wanted = 0 if begin and self.cfg.is_ssl else bytes_of_request(begin)
+            if len(begin) < wanted and len(begin) > seen:
+                self._wait(conn, begin, wanted)
+                return
+            conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        except OSError:  # it was reset
+            self._drop(conn)
+            return
+        conn.seen, conn.is_whole = -1, 0 < wanted <= len(begin)
+        pool = self._for_health if conn.is_whole and _HEALTH_QUESTION.match(begin) else self.tpool
+        answered = pool.submit(self.handle, conn)
+        answered.add_done_callback(lambda done: self.method_queue.defer(self.finish_request, conn, done))
+
+    def _wait(self, conn: Any, begin: bytes, wanted: int) -> None:
+        """Wait in the loop, which is woken by so many bytes, or by the client's end."""
+        if conn.timeout is None or conn.seen < 0:
+            conn.timeout, conn.late = time.monotonic() + _CLIENT_S, b""
+        if b"\r\n\r\n" in begin and not conn.late:
+            conn.late = _TOO_SLOW
+            if _EXPECTS.search(begin):
+                conn.sock.send(_CONTINUE)
+        conn.seen = len(begin)
+        conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+        conn.sock.setblocking(False)
+        self.pending_conns.append(conn)
+        self.poller.register(conn.sock, selectors.EVENT_READ, functools.partial(self.on_pending_socket_readable, conn))
 
     def notify(self) -> None:
-        """Say that this process lives, unless its services stand still. Called by gunicorn's loop at each turn."""
+        """Say that this process lives, unless its services stand still, and make room. Called by gunicorn's loop before
+        each turn: while one goes on, a connection that is closed may be the next that is looked at."""
+        while self.nr_conns >= _CROWDED and (idle := self.pending_conns or self.keepalived_conns):
+            self._drop(idle.popleft())
         now = time.monotonic()
         if now - self._spoke_s >= _EVERY_S:
             self._spoke_s = now
@@ -313,7 +400,7 @@ class WatchedWorker(ThreadWorker):
             until_s = time.monotonic() + _GOODBYE_S
             with contextlib.suppress(OSError):  # closing with unread input would reset the last answer
                 conn.sock.shutdown(socket.SHUT_WR)
-                conn.sock.settimeout(_GOODBYE_S)
+                conn.sock.settimeout(0.0 if conn.is_whole else _GOODBYE_S)
                 while conn.sock.recv(65_536) and time.monotonic() < until_s:
                     pass
             with contextlib.suppress(OSError):
@@ -533,12 +620,15 @@ class _Program(BaseApplication):
             signal.signal(number, signal.SIG_IGN)
 
     def _closing(self, app: WSGIApplication) -> WSGIApplication:
-        """Close a connection whose answer says so, which gunicorn does not heed, and any while the program ends.
-        ``start_response`` is a method of gunicorn's response."""
+        """Close a connection whose answer says so, which gunicorn does not heed, and any while the program ends. Nor
+        is a body waited for that nobody wants. ``start_response`` is a method of gunicorn's response."""
 
         def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+            is_bodied = "HTTP_TRANSFER_ENCODING" in environ or environ.get("CONTENT_LENGTH", "0") not in ("", "0")
+            is_read_only = environ["REQUEST_METHOD"] in ("GET", "HEAD")
+
             def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-                if self._asked or ("Connection", "close") in headers:
+                if self._asked or ("Connection", "close") in headers or (is_bodied and (is_read_only or status >= "4")):
                     start_response.__self__.force_close()  # type: ignore[attr-defined]
                 return start_response(status, headers, *more)
 

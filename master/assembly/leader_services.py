@@ -103,7 +103,8 @@ class LeaderServices:
         self.dispatcher = Dispatcher(dispatch_link, keys, self.lead, limits, notifier)
         self.roster = ConsumerRegistry(link("roster"), keys, self.lead, ROSTER_S, self.dispatcher.post, place.lease_ms)
         asker = ConsumerHttpClient(place.hosts, BOUNDS, settings.tls_ca)
-        self.health = HealthChecker(link("health"), keys, self.lead, HEALTH_S, HEALTH_FAILURES, asker, self._members)
+        watch = (HEALTH_S, HEALTH_FAILURES, asker, self._members, place.lease_ms, self._close)
+        self.health = HealthChecker(link("health"), keys, self.lead, *watch)
         self._bell = DeadLetterNotifier(metrics, settings, "master", keys)
         changes = ChangeWatch(link("changes"), keys.changed, self.dispatcher.post, self.roster.wake)
         janitor = Janitor(
@@ -134,6 +135,10 @@ class LeaderServices:
         )
         retention = retention_of(settings, work_stream=is_work)
         self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, retention))
+
+    def _close(self, silent: frozenset[str]) -> None:
+        self.dispatcher.closed = silent
+        self.roster.wake()
 
     def _members(self) -> Mapping[str, RegisteredConsumer]:
         return self.roster.members

@@ -111,6 +111,7 @@ class Dispatcher(Service):
         self._pending_check = PendingCheck(self._limits.reconcile_s)
         self._comes_again = False  # what was taken last, the group had been given before
         self._unload_s = 0.0  # when to look again for what need not be in memory
+        self.closed: frozenset[str] = frozenset()  # incarnations that get no new tickets: health_checker.py
         self._unwell: str | None = None  # why the last turn as leader failed; None after one that did not
 
     # ---- from other threads ------------------------------------------------------------------------------------------
@@ -323,7 +324,8 @@ class Dispatcher(Service):
         before, self._members = self._members, members
         for incarnation, member in members.items():
             known, registration = self.board.consumers.get(incarnation), member.registration
-            accepts = member.accepts and self.board.rules.of_consumers.get(registration.name) is None
+            is_open = incarnation not in self.closed
+            accepts = member.accepts and is_open and self.board.rules.of_consumers.get(registration.name) is None
             if member.alive and not self._recoverer.has(incarnation) and (known is None or known.accepts != accepts):
                 name, slots = registration.name, registration.slots
                 self.board.join(incarnation, name, slots, registration.capacity, accepts)

@@ -42,11 +42,8 @@ class MasterMetrics:
 
     def __call__(self) -> Iterable[Metric]:
         yield gauge("leader", "1 on the master that leads.", self.dispatcher.leads)
-        yield counter("leases_revoked", "Leases taken from consumers whose health URL was silent.", self.health.revoked)
-        text = (
-            "Live consumers whose health URLs do not answer the leader, where most do not: a consumer that hangs is not"
-            " noticed."
-        )
+        yield counter("leases_revoked", "Leases taken from consumers that were not well.", self.health.revoked)
+        text = "Live consumers whose health URLs do not answer the leader; they keep what they have."
         yield gauge("consumers_silent", text, self.health.silent)
         yield from _counted(self.dispatcher.counts)
         text = "1 while so many messages wait that the leader reads no more."

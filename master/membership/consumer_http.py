@@ -51,11 +51,13 @@ _ASK = RequestBounds(connect_s=0.5, read_s=1.0, whole_s=1.5, most_bytes=64 * 102
 
 
 class ConsumerAnswer(NamedTuple):
-    """Answer of a consumer. ``status``: of HTTP, 0 when none came. ``unfit``: why the URL may not be asked, or ""."""
+    """Answer of a consumer. ``status``: of HTTP, 0 when none came. ``unfit``: why the URL may not be asked, or "".
+    ``failed``: why none came."""
 
     status: int = 0
     body: bytes = b""
     unfit: str = ""
+    failed: str = "no answer in time"
 
 
 class ConsumerHttpClient:
@@ -87,8 +89,8 @@ class ConsumerHttpClient:
             )
         except UnfitUrl as unfit:
             return ConsumerAnswer(unfit=str(unfit))
-        except (urllib3.exceptions.HTTPError, OSError, ValueError):
-            return ConsumerAnswer()
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as failed:
+            return ConsumerAnswer(failed=type(failed).__name__)
         finally:
             self._asking.answered()
 

@@ -1,11 +1,13 @@
-"""Health checker: asks every consumer's health URL, and revokes the lease of one that stays silent.
+"""Health checker: asks every consumer's health URL.
+
+A consumer lives while its lease is renewed, which it is only while its services go on. So silence over HTTP alone,
+which any stranger or firewall can bring about, ends nothing: it is told, and the consumer gets no new tickets while
+there are others. The lease is revoked of one that says itself that it is not well, or that is silent and does not
+renew: then it cannot go on later where it stopped.
 
 Revoking is not killing: the lease can no longer be renewed and ends by itself. Recovery begins when it has ended, as
-after any death, so that a consumer that still works in the meantime is never overlapped.
-
-The lease in Redis is the authority on life; the health check finds processes that live but do not work or cannot be
-reached. It can be wrong in one big way: when the master's own network is the trouble, every consumer looks dead. So
-most are never revoked at once.
+after any death, so that a consumer that still works in the meantime is never overlapped. And when the master's own
+network is the trouble, every consumer looks dead. So nothing is done about most at once.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.membership.consumer_http import ConsumerHttpClient, RequestBounds
-from usher.master.membership.registry import RegisteredConsumer
+from usher.master.membership.consumer_http import ConsumerAnswer, ConsumerHttpClient, RequestBounds
+from usher.master.membership.registry import RegisteredConsumer, read_left_ms
 
 log = logging.getLogger(__name__)
 
@@ -32,20 +34,24 @@ log = logging.getLogger(__name__)
 _SLICE, _PER_SECOND = 40, 100
 #: Least time between two log lines that most consumers are silent.
 _TELL_AGAIN_S = 300.0
+#: A lease is renewed at each third of its life: less than this part of it is left where two of these did not come.
+_RENEWED = 1 / 3
+#: How the reason begins of a consumer that answers, and says that it is not well; and most bytes of its answer in it.
+_UNWELL, _LONGEST = "it says so itself", 300
 #: Bounds of a health request.
 BOUNDS = RequestBounds(connect_s=1.0, read_s=2.0, whole_s=3.0, most_bytes=1024)
 
 
 def judge(failures: Mapping[str, int], limit: int) -> tuple[tuple[str, ...], bool]:
-    """Decide from the number of health answers in a row that each living incarnation failed to give. Return those whose
-    lease is to be revoked now, and whether the silence of most was put down to our own network.
+    """Decide from the number of health answers in a row that each living incarnation failed to give. Return those that
+    something is to be done about now, and whether the silence of most was put down to our own network.
 
     ==============================  =======================================
     silent (failures >= limit)      verdict
     ==============================  =======================================
     none                            nothing
-    at most half of all             revoke them
-    the only consumer there is      revoke it (nothing to compare with)
+    at most half of all             these
+    the only consumer there is      it (nothing to compare with)
     more than half                  nothing; our own network is the suspect
     ==============================  =======================================
 
@@ -72,8 +78,11 @@ class HealthChecker(Service):
         limit: int,
         asker: ConsumerHttpClient,
         roster: Callable[[], Mapping[str, RegisteredConsumer]],
+        lease_ms: int,
+        close: Callable[[frozenset[str]], object],
     ) -> None:
-        """Make a health checker. ``roster``: all registered consumers, as the roster reader last saw them."""
+        """Make a health checker. ``roster``: all registered consumers, as the roster reader last saw them.
+        ``close``: told whenever others than before are to get no new tickets."""
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
@@ -83,14 +92,18 @@ class HealthChecker(Service):
         self._limit = limit
         self._asker = asker  # ours to close
         self._roster = roster
+        self._lease_ms = lease_ms
+        self._close = close
+        self._closed: frozenset[str] = frozenset()
         self._silences: dict[str, int] = {}
+        self._whys: dict[str, str] = {}  # why the last answer was none, or no good one
         self._unasked: dict[str, RegisteredConsumer] = {}  # not asked yet in this round
         self._began_s = 0.0
         # since when most are silent, and when that was last logged; 0: they are not
         self._silent_since_s = self._told_s = 0.0
         self.stalls_after_s = max(10.0, 4 * every_s + 60)
         self.revoked = 0
-        #: Number of silent consumers that keep their leases because most are silent.
+        #: Number of silent consumers that keep their leases.
         self.silent = 0
 
     def run_once(self) -> float:
@@ -100,14 +113,15 @@ class HealthChecker(Service):
             self._unasked.clear()
             self.silent = 0
             self._silent_since_s = 0.0
+            self._close_to(frozenset())
             return self._every_s
         if not self._unasked:
             self._unasked = {name: member for name, member in self._roster().items() if member.state == "live"}
             self._silences = {name: self._silences.get(name, 0) for name in self._unasked}
             self._began_s = now_s()
         asked = {name: self._unasked.pop(name) for name in list(self._unasked)[:_SLICE]}
-        for name, well in self._ask_all(asked).items():
-            self._silences[name] = 0 if well else self._silences[name] + 1
+        for name, why in self._ask_all(asked).items():
+            self._silences[name], self._whys[name] = self._silences[name] + 1 if why else 0, why
         if self._unasked:
             return len(asked) / _PER_SECOND
         self._judge(epoch)
@@ -115,28 +129,42 @@ class HealthChecker(Service):
 
     def _judge(self, epoch: int) -> None:
         """Decide at the end of a round, when every consumer was asked."""
-        to_revoke, own_network = judge(self._silences, self._limit)
-        self.silent = sum(count >= self._limit for count in self._silences.values()) if own_network else 0
-        self._tell()
+        silent, own_network = judge(self._silences, self._limit)
+        left_ms = read_left_ms(self._link, self._keys, silent)
+        to_revoke = [
+            one for one in silent if self._whys[one].startswith(_UNWELL) or left_ms[one] < self._lease_ms * _RENEWED
+        ]
+        self._close_to(frozenset(silent).difference(to_revoke))
+        self.silent = sum(count >= self._limit for count in self._silences.values()) - len(to_revoke)
+        self._tell(own_network)
         steps = LeaderScripts(self._scripts, self._keys, epoch, "")
         try:
-            for incarnation in to_revoke:
-                if steps.revoke(incarnation):
+            for one in to_revoke:
+                if steps.revoke(one):
                     self.revoked += 1
-                    event(
-                        log,
-                        "lease_revoked",
-                        level=logging.WARNING,
-                        consumer=incarnation,
-                        failures=self._silences[incarnation],
-                    )
+                    count, why = self._silences[one], self._whys[one]
+                    event(log, "lease_revoked", level=logging.WARNING, consumer=one, failures=count, why=why)
         except Fenced:
             self._lead.lost(epoch)
 
-    def _tell(self) -> None:
+    def _close_to(self, silent: frozenset[str]) -> None:
+        """Tell of consumers that are silent and renew their leases, and have them get nothing new, as far as there are
+        others."""
+        members = self._roster()
+        for one in silent - self._closed:
+            url = members[one].registration.health_url if one in members else ""
+            event(log, "consumer_silent", level=logging.WARNING, consumer=one, url=url, why=self._whys[one])
+        for one in self._closed - silent:
+            if self._silences.get(one) == 0:
+                event(log, "consumer_heard_again", consumer=one)
+        if silent != self._closed:
+            self._closed = silent
+            self._close(silent if len(self._silences) > 1 else frozenset())
+
+    def _tell(self, most: bool) -> None:
         """Log that most are silent: when it begins, now and then while it lasts, and when it is over."""
         now = now_s()
-        if self.silent and (not self._silent_since_s or now - self._told_s >= _TELL_AGAIN_S):
+        if most and (not self._silent_since_s or now - self._told_s >= _TELL_AGAIN_S):
             self._silent_since_s, self._told_s = self._silent_since_s or now, now
             lasts_s = round(now - self._silent_since_s)
             event(
@@ -147,20 +175,28 @@ class HealthChecker(Service):
                 of=len(self._silences),
                 for_s=lasts_s,
             )
-        elif not self.silent and self._silent_since_s:
+        elif not most and self._silent_since_s:
             event(log, "health_checks_recovered", of=len(self._silences), after_s=round(now - self._silent_since_s))
             self._silent_since_s = 0.0
 
-    def _ask_all(self, members: Mapping[str, RegisteredConsumer]) -> dict[str, bool]:
-        """Ask these consumers and return, for each, whether it says that it is well."""
+    def _ask_all(self, members: Mapping[str, RegisteredConsumer]) -> dict[str, str]:
+        """Ask these consumers and return, for each, why it does not say that it is well; "" if it does."""
         answers = self._asker.ask(
             {incarnation: member.registration.health_url for incarnation, member in members.items()}
         )
         for incarnation, answer in answers.items():
             if answer.unfit:
                 event(log, "health_url_invalid", level=logging.WARNING, consumer=incarnation, why=answer.unfit)
-        return {incarnation: answer.status == 200 for incarnation, answer in answers.items()}
+        return {incarnation: _why_not(answer) for incarnation, answer in answers.items()}
 
     def on_end(self) -> None:
         self._asker.close()
         self._link.close()
+
+
+def _why_not(answer: ConsumerAnswer) -> str:
+    if answer.status == 200:
+        return ""
+    if answer.status == 503 and b'"status":"failing"' in answer.body:  # not that of a proxy in between
+        return f"{_UNWELL}: {answer.body[:_LONGEST].decode(errors='replace')}"
+    return f"HTTP status {answer.status}" if answer.status else answer.unfit or answer.failed

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
-from tests.integration.factories import World
+from tests.integration.factories import LEASE_MS, World
 from usher.common.protocol.registration import Registration
 from usher.master.leader.elector import Lead
 from usher.master.membership import health_checker
@@ -22,19 +23,23 @@ class _Asker:
 
 class _Checker(HealthChecker):
     asked: list[list[str]]
+    told: list[frozenset[str]]
     silent_ones: frozenset[str] = frozenset()
+    why = "ReadTimeoutError"
 
-    def _ask_all(self, members: Mapping[str, RegisteredConsumer]) -> dict[str, bool]:
+    def _ask_all(self, members: Mapping[str, RegisteredConsumer]) -> dict[str, str]:
         self.asked.append(list(members))
-        return {name: name not in self.silent_ones for name in members}
+        return {name: self.why if name in self.silent_ones else "" for name in members}
 
 
 def _checker(world: World, members: Mapping[str, RegisteredConsumer]) -> _Checker:
     steps = world.elect()
     lead = Lead()
     lead._set(steps.epoch, None)
-    checker = _Checker(world.link, world.keys, lead, 2.0, 1, _Asker(), lambda: members)  # type: ignore[arg-type]
-    checker.asked = []
+    asker: Any = _Asker()
+    closed: list[frozenset[str]] = []
+    checker = _Checker(world.link, world.keys, lead, 2.0, 1, asker, lambda: members, LEASE_MS, closed.append)
+    checker.asked, checker.told = [], closed
     return checker
 
 
@@ -62,20 +67,52 @@ def test_many_are_asked_one_slice_after_the_other_and_nobody_twice_in_a_round(
     assert pauses_s[:2] == [4 / health_checker._PER_SECOND] * 2
 
 
-def test_a_silent_one_is_revoked_when_the_round_is_over_and_not_before(
-    world: World, monkeypatch: pytest.MonkeyPatch
+def test_silence_alone_is_told_and_brings_no_new_tickets_and_is_revoked_without_renewals_only(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At that moment all answers are new: whether most are silent cannot be told from a part of them."""
+    """Anybody who reaches its port can silence one. It is judged when the round is over: at that moment all answers are
+    new, and whether most are silent cannot be told from a part of them."""
     monkeypatch.setattr(health_checker, "_SLICE", 1)
     one, two, three = world.join("a"), world.join("b"), world.join("c")
     members = {owner.incarnation: RegisteredConsumer(owner.registration, "live") for owner in (one, two, three)}
     checker = _checker(world, members)
     checker.silent_ones = frozenset({one.incarnation})
+
+    def run_round() -> bytes | None:
+        caplog.clear()
+        for _ in members:
+            assert checker.told[-1:] == before
+            checker.run_once()
+        return world.lease(one)
+
+    before: list[frozenset[str]] = []
+    assert run_round() == b"live"
+    assert checker.told == [{one.incarnation}] and checker.silent == 1
+    [told] = [record.facts for record in caplog.records if record.getMessage() == "consumer_silent"]  # type: ignore[attr-defined]
+    assert told == {"consumer": one.incarnation, "url": one.registration.health_url, "why": checker.why}
+    before = checker.told[-1:]
+    assert run_round() == b"live" and not caplog.records, "it is told once"
+    world.link.call("PEXPIRE", world.keys.lease(one.incarnation), LEASE_MS // 4)
+    assert run_round() == b"revoked"
+    assert (world.lease(two), world.lease(three)) == (b"live", b"live")
+    assert checker.told[-1] == frozenset()
+
+
+def test_who_says_that_it_is_not_well_is_revoked_though_it_renews(world: World) -> None:
+    owners = [world.join(name) for name in "abc"]
+    checker = _checker(world, {one.incarnation: RegisteredConsumer(one.registration, "live") for one in owners})
+    checker.why = "it says so itself: acker is not running"
+    checker.silent_ones = frozenset({owners[1].incarnation})
     checker.run_once()
+    assert [world.lease(one) for one in owners] == [b"live", b"revoked", b"live"]
+
+
+def test_the_only_one_goes_on_getting_tickets_as_long_as_it_renews(world: World) -> None:
+    owner = world.join("a")
+    checker = _checker(world, {owner.incarnation: RegisteredConsumer(owner.registration, "live")})
+    checker.silent_ones = frozenset({owner.incarnation})
     checker.run_once()
-    assert world.lease(one) == b"live"
-    checker.run_once()
-    assert (world.lease(one), world.lease(two), world.lease(three)) == (b"revoked", b"live", b"live")
+    assert (world.lease(owner), checker.told) == (b"live", [frozenset()])
 
 
 def test_that_most_are_silent_is_counted_for_as_long_as_it_is(world: World) -> None:

@@ -23,16 +23,18 @@ import pytest
 import requests
 from flask import request
 
+from benchmarks.measure.strangers import KINDS, Strangers, ask
 from tests.doors import doorman
 from tests.nightly import more
-from tests.served import Running
+from tests.served import Running, until
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import configure, event
 from usher.common.http import serve as serving
-from usher.common.http.app import create_app
+from usher.common.http.app import add_health, create_app
 from usher.common.http.serve import Liveness, WorkerEnds
 from usher.common.http.tls import server_tls
 from usher.common.runtime import memory
+from usher.common.runtime.service import Health
 
 _CHILD = "from tests.integration.test_serving import child; child()"
 
@@ -55,6 +57,7 @@ class Program:
         self._how = how
         self._stalled = ""
         self.app = create_app(__name__, doorman(), 10_000)
+        add_health(self.app, lambda: Health(()), dict)
         self.app.add_url_rule("/", "who", lambda: {"pid": os.getpid()})
         self.app.add_url_rule("/large", "large", lambda: "x" * 100_000)
         self.app.add_url_rule("/slow", "slow", lambda: (time.sleep(how.get("slow_s", 0.5)), {})[1])
@@ -536,6 +539,27 @@ def test_a_client_that_falls_silent_is_waited_for_a_while(
     assert not running.records("web_server")
 
 
+@pytest.mark.parametrize("kind", more(*KINDS))
+def test_health_is_answered_while_strangers_hold_more_connections_than_there_are_threads(
+    start: Callable[..., Running], kind: str, count: int = 1100
+) -> None:
+    running = start().wait_until_up()
+    address = ("127.0.0.1", running.port)
+    strangers = Strangers(address, kind, count)
+    strangers.start()
+    try:
+        until(lambda: strangers.made >= count, "all of them are there", running)
+        took_s = sorted(ask(address, time.monotonic()) for _ in range(20))
+    finally:
+        strangers.stop()
+    assert took_s[-2] < 0.5
+    assert running.get().status_code == 200, "nor does anybody else wait"
+
+
+def test_health_is_answered_while_there_are_more_half_heads_than_threads(start: Callable[..., Running]) -> None:
+    test_health_is_answered_while_strangers_hold_more_connections_than_there_are_threads(start, "heads", 400)
+
+
 def test_continue_is_said(start: Callable[..., Running]) -> None:
     running = start().wait_until_up()
     head = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
@@ -546,7 +570,7 @@ def test_continue_is_said(start: Callable[..., Running]) -> None:
         connection.shutdown(socket.SHUT_WR)
         assert connection.makefile("rb").read().endswith(b'{"length":3}\n')
     with closing(running.connect()) as connection:
-        connection.sendall(head % b"/refuse")
+        connection.sendall(head % b"/refuse" + b"abc")
         answered = _received(connection, b"Content-Type").removeprefix(
             b"HTTP/1.1 100 Continue\r\n\r\n"
         )  # gunicorn asks for every body
