@@ -43,7 +43,7 @@ end
 local now = now_ms()
 local function due_ms(fields)
   local value = field_value(fields, 'due_ms') or ''
-  local ms = string.match(value, '^(%d+)%.?%d*$')
+  local ms = #value <= 64 and string.match(value, '^(%d+)%.?%d*$')
   if ms and #ms <= 15 and #ms ~= 10 then return ms end
   local why = ms and #ms == 10 and 'which is a time in seconds' or 'which is no time'
   return false, 'due_ms is "' .. string.sub(value, 1, 64) .. '", ' .. why .. ': give milliseconds since the epoch'
