@@ -36,6 +36,7 @@ from usher.common.base.text import format_error
 from usher.common.outbox.rows import as_json
 from usher.common.protocol.message import key_bytes
 from usher.common.sending.producer import Producer
+from usher.consumer.handlers.typed import fields_of
 
 try:
     from django.tasks.backends.base import BaseTaskBackend
@@ -172,7 +173,7 @@ class TaskHandler:
         self.handler_body()
         if message.is_rehearsal:
             raise GiveUp("a task of Django knows nothing of rehearsals: its effects would stay")
-        path, args, kwargs = _read(message.fields)
+        path, args, kwargs = _read(fields_of(message))
         task = _task(path)
         result = _result(task, message.uid, args, kwargs, task.backend)
         now = timezone.now()
@@ -252,7 +253,7 @@ def _read(fields: Any) -> tuple[str, list[Any], dict[str, Any]]:
         args, kwargs = data["args"], data["kwargs"]
         if not isinstance(args, list) or not isinstance(kwargs, dict):
             raise TypeError("args is a list, kwargs an object")
-    except (ValueError, KeyError, TypeError) as wrong:
+    except (ValueError, KeyError, TypeError, RecursionError) as wrong:
         raise Invalid(f'data is not {{"args": [...], "kwargs": {{...}}}}: {wrong}') from None
     return str(fields.get("object", "")), args, kwargs
 

@@ -20,8 +20,16 @@ from usher.consumer.handlers.decorators import batch_of, options_of, with_middle
 if TYPE_CHECKING:  # pydantic is imported by who asks for a type: each process for a suspect would pay for it
     from pydantic import TypeAdapter, ValidationError
 
-#: Most fields of a message, and characters in all, that an error names.
-_MOST_NAMED, _LONGEST = 20, 2000
+#: Most fields of a message, and characters in all, that an error names; and errors beyond which none is named.
+_MOST_NAMED, _LONGEST, _MOST_ERRORS = 20, 2000, 10_000
+#: Bytes of a message beyond which each list and dict has at most one error: of 4 MB there could be 65 million, of
+#: 1.3 million ``{}`` for a model of 50 fields, and each takes some 300 bytes.
+_SMALL = 4096
+#: Most fields of a message of which a mapping is made before a handler begins.
+_MOST_FIELDS = 10_000
+#: Kinds of pydantic's core schema that stop at the first error if they are told to, and keys behind which no schema is.
+_MANY = frozenset({"list", "set", "frozenset", "tuple", "deque", "dict", "frozendict"})
+_NO_SCHEMA = frozenset({"default", "metadata", "serialization", "expected", "members", "config"})
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 Reader = Callable[[Any], Any]
@@ -141,12 +149,16 @@ def _reader(asked: Any, body: str | Callable[[bytes], Any]) -> Reader:
 
 
 def _maker(adapter: TypeAdapter[Any], body: str | Callable[[bytes], Any]) -> Reader:
-    validate, of_json = adapter.validate_python, adapter.validate_json
+    whole, brief = adapter.validator, _brief(adapter)
+
+    def of(message: Any) -> Any:
+        return whole if message.size <= _SMALL else brief
+
     makers: dict[str, Reader] = {
-        "": lambda message: of_json(message.body) if _has_body(message) else validate(message.fields),
-        "json": lambda message: of_json(message.body),
-        "fields": lambda message: validate(message.fields),
-        "bytes": lambda message: validate(message.body),
+        "": lambda message: makers["json" if _has_body(message) else "fields"](message),
+        "json": lambda message: of(message).validate_json(message.body),
+        "fields": lambda message: of(message).validate_python(fields_of(message)),
+        "bytes": lambda message: of(message).validate_python(message.body),
     }
     if isinstance(body, str) and body in makers:
         return makers[body]
@@ -161,9 +173,36 @@ def _maker(adapter: TypeAdapter[Any], body: str | Callable[[bytes], Any]) -> Rea
             raise
         except Exception as problem:
             raise Invalid(f"its body cannot be decoded: {type(problem).__name__}: {problem}") from None
-        return validate(value)
+        # A function may unpack it: its size says nothing of the value's.
+        return (of(message) if body == "msgpack" else brief).validate_python(value)
 
     return decoded
+
+
+def _brief(adapter: TypeAdapter[Any]) -> Any:
+    """Return a validator that finds the same values valid, and stops at the first error of each list and dict."""
+    from pydantic_core import SchemaValidator
+
+    schema = _stopping_early(adapter.core_schema)
+    try:  # "prebuilt": those of models as they are, which would not stop
+        return SchemaValidator(schema, _use_prebuilt=False)
+    except TypeError:  # before pydantic 2.11
+        return SchemaValidator(schema)
+
+
+def _stopping_early(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        found = {key: one if key in _NO_SCHEMA else _stopping_early(one) for key, one in schema.items()}
+        return found | {"fail_fast": True} if str(schema.get("type")) in _MANY else found
+    return type(schema)(map(_stopping_early, schema)) if type(schema) in (list, tuple) else schema
+
+
+def fields_of(message: Any) -> dict[str, str]:
+    """Return the message's fields. Raises Invalid for so many that a mapping of them holds all other handlers up."""
+    if (count := len(message.flat) // 2) > _MOST_FIELDS:
+        raise Invalid(f"it has {count:,} fields: at most {_MOST_FIELDS:,} are looked at before a handler begins")
+    fields: dict[str, str] = message.fields
+    return fields
 
 
 def _told(wrong: ValidationError) -> str:
@@ -176,8 +215,13 @@ def _told(wrong: ValidationError) -> str:
     ...     _told(wrong)
     'a: Input should be a valid integer, unable to parse string as an integer'
     """
+    if wrong.error_count() > _MOST_ERRORS:  # pydantic has no way to the first ones alone
+        return f"{wrong.error_count():,} places do not fit, too many to name any"
     errors = wrong.errors(include_url=False, include_context=False, include_input=False)
-    named = [f"{'.'.join(map(str, one['loc'])) or 'the value'}: {one['msg']}" for one in errors[:_MOST_NAMED]]
+    named = [
+        f"{'.'.join(str(part)[:200] for part in one['loc']) or 'the value'}: {one['msg']}"
+        for one in errors[:_MOST_NAMED]
+    ]
     more = len(errors) - len(named)
     return "; ".join([*named, *([f"and {more} more"] if more else [])])[:_LONGEST]
 
@@ -286,7 +330,7 @@ class Router:
         if not self._calls:
             self.handler_body()  # called by a test, and not by a consumer
         for field in self._fields:
-            call = self._calls.get((field, message.fields.get(field)))
+            call = self._calls.get((field, fields_of(message).get(field)))
             if call is not None:
                 return call
         if (call := self._calls.get(None)) is None:

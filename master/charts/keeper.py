@@ -135,8 +135,6 @@ class ChartKeeper(Service):
 
 
 class ChartReader:
-    """Reads the points of one ticket stream."""
-
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
         self._keys = keys

@@ -146,7 +146,6 @@ class StreamNotifier:
             self._asked_until_s = now + _BLOCK_S + _LATE_S
 
     def poll(self) -> Notification | None:
-        """Return the notification that came since the last call, or None."""
         notification, self._notification = self._notification, None
         return notification
 

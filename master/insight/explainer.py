@@ -79,7 +79,6 @@ class Explainer:
         self._by_stream = by_stream
 
     def explain(self, ticket_id: str) -> TicketExplanation:
-        """Explain what the ticket waits for. Raises what ``Link.call`` raises."""
         ticket = ticket_id.encode("utf-8", "surrogateescape")
         board = self._board(ticket)
         found = self._read(ticket_id, ticket, board.tenant if board is not None else b"")

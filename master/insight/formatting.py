@@ -74,7 +74,6 @@ def moment(ms: int | None) -> str:
 
 
 def machine_moment(ms: int | None) -> str:
-    """Return a point in time for the ``datetime`` attribute."""
     return moment(ms).replace(" ", "T") + "Z" if ms else ""
 
 
@@ -91,7 +90,6 @@ def ticket_url(ticket_id: str, **query: str | None) -> str:
 
 
 def message_url(message_id: str) -> str:
-    """Return the page of a message."""
     return f"/messages/{quote(message_id, safe='', errors='replace')}"
 
 

@@ -109,7 +109,6 @@ class LiveOverview(Service):
 
     @property
     def last(self) -> dict[str, Any]:
-        """Return the last snapshot without reading a new one."""
         return self._snapshot
 
     def consumers(self) -> list[dict[str, Any]]:
@@ -217,7 +216,6 @@ class LiveOverview(Service):
                 self._tell_of(topic, seen)
 
     def _tell_of(self, topic: str, seen: Any) -> None:
-        """Tell all watchers of ``topic``, unless nothing is new."""
         digest, now = hashlib.sha256(orjson.dumps(seen)).digest(), now_s()
         last, sent_s = self._sent.get(topic, (b"", 0.0))
         if digest == last and now - sent_s < _SIGN_OF_LIFE_S:
@@ -230,7 +228,6 @@ class LiveOverview(Service):
 
 
 def _nothing_yet(keys: Keys) -> dict[str, Any]:
-    """Return the snapshot to show before the first look."""
     counts = (
         "entries",
         "lag",

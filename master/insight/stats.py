@@ -87,12 +87,10 @@ class StreamStats:
 
     @property
     def handed_over(self) -> int:
-        """Return how many entries are pending for consumers."""
         return max(0, self.pending - self.parked - self.halted)
 
     @property
     def unfinished(self) -> int:
-        """Return how many messages are neither done nor given up."""
         return self.lag + self.pending
 
     @property
@@ -115,7 +113,6 @@ class StreamStatsReader:
         self._kept: tuple[float, StreamStats] | None = None
 
     def read(self) -> StreamStats:
-        """Return the sums of this second. Raises RedisTrouble."""
         with self._lock:
             if self._kept is None or now_s() - self._kept[0] > _KEPT_S:
                 vitals = self._read()
@@ -195,7 +192,6 @@ class StreamStatsReader:
 
 
 def _holds(rule: Rule) -> bool:
-    """Return True when the rule keeps tickets waiting."""
     return rule.target is not Target.CONSUMER and rule.action in (RuleAction.PAUSE, RuleAction.SLOW)
 
 

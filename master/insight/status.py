@@ -61,8 +61,6 @@ class FoundTickets(NamedTuple):
 
 
 class StatusReader:
-    """Reads the state of one ticket stream."""
-
     def __init__(
         self, link: Link, keys: Keys, sources: SourceSelection | None = None, ticket_field: str = "ticket_id"
     ) -> None:
@@ -158,7 +156,6 @@ class StatusReader:
         return parked_rows(self._link, self._scripts, self._keys, self._ticket_field, most)
 
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
-        """Return a ticket in processing, or None."""
         value = self._link.call("HGET", self._keys.tickets, ticket_id)
         if value is None:
             return None

@@ -77,7 +77,6 @@ class IndexScan:
 
     @property
     def is_between(self) -> bool:
-        """Return whether one pass is over, and the next one has not begun."""
         return self._cursor is None
 
     def advance(self, most: float) -> Iterator[list[Head]]:
@@ -104,7 +103,6 @@ class IndexScan:
         self._found, self._counted, self._cursor = [], Counter(), None
 
     def begin_again(self) -> None:
-        """Begin a first pass: what former ones have counted is old."""
         self._found, self._counted, self._cursor, self._owned = [], Counter(), None, None
 
     def heads(self, now_ms: int, under_master: int) -> list[Head]:
@@ -204,7 +202,6 @@ class StuckTickets:
         return list(map(_shown, stuck_rows(heads, seen, now_ms, MOST)))
 
     def groups(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the groups of the last pass, and of these rows."""
         rows = list(rows)
         return self._counted.merged(rows, self._under_master <= self._named, len(rows) < MOST)
 

@@ -97,13 +97,11 @@ class RuleWatch:
             self._known.clear()
 
     def of(self, ticket: bytes) -> Rule | None:
-        """Return the rule that holds for a ticket, or None."""
         if ticket not in self._known:
             self._known[ticket] = self._book.of(ticket)
         return self._known[ticket]
 
     def forget(self, ticket: bytes) -> None:
-        """Forget a ticket that is no longer looked at."""
         self._known.pop(ticket, None)
 
 
@@ -210,7 +208,6 @@ class TicketFeed(Service):
         return bytes(facts[b"last-generated-id"])
 
     def _rest(self) -> None:
-        """Stop reading the streams when there are no followers."""
         router, self._router = self._router, None
         if router is not None:
             router.stop()

@@ -65,8 +65,6 @@ class MessageExecutions(NamedTuple):
 
 
 class TicketHistory:
-    """Searches of one stream's history."""
-
     def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
         self._link = link
         self._scripts = ScriptRunner(link)

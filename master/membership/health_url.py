@@ -66,7 +66,6 @@ class HealthHosts:
     closed_ports: frozenset[int] = frozenset()
 
     def check(self, url: str) -> None:
-        """Raise UnfitUrl unless ``url`` may be asked."""
         host = host_of(url)
         if port_of(url) in self.closed_ports:
             raise UnfitUrl("must not point to the port of Redis")
@@ -144,13 +143,11 @@ def host_of(url: str) -> Address | str:
 
 
 def port_of(url: str) -> int:
-    """Return the port of a URL that ``host_of`` accepts."""
     found = _URL.fullmatch(url)
     return int(found["port"]) if found and found["port"] else 443 if url.startswith("https") else 80
 
 
 def redis_ports(redis_url: str) -> list[int]:
-    """Return the ports in the URL of Redis, of any kind."""
     return [int(port) for port in re.findall(r":([0-9]{1,5})(?=[/,?#]|$)", redis_url.rpartition("@")[2])] or [6379]
 
 

@@ -47,7 +47,6 @@ class RegisteredConsumer:
 
 
 def read_registry(link: Link, keys: Keys) -> dict[str, RegisteredConsumer]:
-    """Read all registered incarnations, by their names in the group."""
     return members_of(link, keys, link.call("HGETALL", keys.consumers))
 
 

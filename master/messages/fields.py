@@ -87,7 +87,6 @@ class MessageFields:
         return [row | {"shown_fields": known.get(one) if (one := id_of(row)) else nothing} for row in rows]
 
     def add_to_letters(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return rows of dead letters with the fields of their messages."""
         return self.add(rows, lambda row: row["id"], self._keys.dead)
 
     def add_to_tickets(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

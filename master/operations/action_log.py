@@ -62,8 +62,6 @@ def chosen_letters(ids: Sequence[bytes]) -> str:
 
 
 class ActionLog:
-    """The action log of one ticket stream."""
-
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
         self._key = keys.actions

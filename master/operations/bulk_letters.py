@@ -99,7 +99,6 @@ class BulkJob:
 
     @property
     def about(self) -> str:
-        """Return in words what it is about."""
         return f"{'tickets' if self.is_of_tickets else 'dead letters'}: {self.told}"
 
     @property
@@ -126,7 +125,6 @@ class BulkLetters(Service):
 
     @property
     def jobs(self) -> list[BulkJob]:
-        """The jobs, newest first."""
         with self._lock:
             return list(reversed(self._jobs))
 

@@ -47,8 +47,6 @@ class LetterPage(NamedTuple):
 
 
 class DeadLetters:
-    """The dead letters of one ticket stream."""
-
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
         self._keys = keys
@@ -213,5 +211,4 @@ class DeadLetters:
         return results
 
     def note(self, action: OperatorAction, outcome: str) -> None:
-        """Write a line of the action log, over the same link."""
         ActionLog(self._link, self._keys).note(action, outcome)

@@ -43,7 +43,6 @@ class RuleSetChange(NamedTuple):
 
     @property
     def note(self) -> str:
-        """Describe the change for people."""
         at_least = "" if self.is_exact else "at least "
         running = (
             f"; {at_least}{self.handed_over:,} already handed over will finish"
@@ -64,7 +63,6 @@ class RuleSetChange(NamedTuple):
         return f"{f'{what} {rule.target.value} {escape_control(rule.value)}'.rstrip()}: {self.note}"
 
     def shown(self) -> dict[str, Any]:
-        """Return the change for programs."""
         return {
             "outcome": self.outcome,
             "version": self.version,
@@ -84,13 +82,10 @@ def read_rules(link: Link, keys: Keys) -> Rulebook:
 
 
 def rulebook(stored: Any, version: bytes = b"") -> Rulebook:
-    """Parse the rules in a reply of HGETALL."""
     return Rulebook((parse(field, value) for field, value in pairs(stored).items()), version)
 
 
 class LiveRules:
-    """The rules of one ticket stream."""
-
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
         self._keys = keys

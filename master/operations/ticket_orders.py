@@ -37,7 +37,6 @@ class OrderResult(NamedTuple):
     consumer: str = ""
 
     def shown(self) -> dict[str, Any]:
-        """Return the result for programs."""
         return self._asdict() | {"message_id": self.message_id or None, "consumer": self.consumer or None}
 
 
@@ -46,8 +45,6 @@ Explain = Callable[[str], dict[str, Any]]
 
 
 class TicketOrders:
-    """The orders about tickets of one stream."""
-
     def __init__(self, link: Link, keys: Keys, explain: Explain) -> None:
         self._explain = explain
         self._link = link

@@ -64,8 +64,6 @@ class LetterQuery(_Filter):
 
 
 class _Chosen(BaseModel):
-    """The body of redrive and drop: ids of letters, or a filter with a limit."""
-
     model_config = ConfigDict(
         strict=True,
         frozen=True,

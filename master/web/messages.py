@@ -156,7 +156,6 @@ def _state(letter: Any, delayed: Any, now: dict[str, Any] | None) -> str:
 
 
 def _document(message_id: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts as a program gets them."""
     entry, now, runs, noted = facts["entry"] or {}, facts["now"] or {}, facts["runs"], facts["noted"]
     told = {"message_id": message_id, "ticket_id": facts["ticket_id"], "state": facts["message_state"]}
     told |= {"bytes": entry.get("bytes"), "field_count": entry.get("field_count"), "fields": facts["fields"]}

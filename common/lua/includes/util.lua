@@ -11,8 +11,7 @@ local function count_up(counters_key, what, number)
 end
 
 -- Compare two ids as numbers. 64 bits do not fit into Lua's numbers, but of two numbers without leading zeros the
--- longer one is higher. Patterns begin with ^ and have one way to fit: else a text of a stranger's, of 20,000 digits, is
--- looked through for minutes.
+-- longer one is higher. Patterns begin with ^ and have one way to fit: else 20,000 digits of a stranger's take minutes.
 local function is_above(id, other)
   local high, after = string.match(id, '^(%d+)%-?(%d*)')
   local low, behind = string.match(other, '^(%d+)%-?(%d*)')
