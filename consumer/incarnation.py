@@ -331,7 +331,6 @@ def terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPolic
 
 
 def _pool(handler: Handler, executor: Executor, slots: int) -> list[Service]:
-    """Return the runners for this kind of handler: batch, async or plain."""
     if handler.batch is not None:
         return batch_pool(handler, handler.batch, executor, slots)
     if handler.is_async:

@@ -22,7 +22,7 @@ from usher.common.base.log import event
 from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials
 from usher.common.http.serve import LEAST_SILENCE_S, Liveness, WorkerEnds, url_of
-from usher.common.observability.metrics import Metrics
+from usher.common.observability.metrics import Metrics, of_handlers
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import MOST_SLOTS, NO_LOCK, Registration
 from usher.common.redis.locate import check_leases
@@ -150,6 +150,7 @@ class ConsumerProgram:
         self._ending = threading.Lock()  # held while an incarnation is begun or ended
         self._stopped = False
         self._metrics = Metrics()
+        self._metrics.add(of_handlers)
         self._metrics.add(lambda: consumer_metrics(self._incarnation, settings.concurrency))
         self.app = create_app(
             Doorman(Credentials(settings.api_token, settings.tokens_file)),
@@ -197,7 +198,6 @@ class ConsumerProgram:
         self._former_is_told = True
 
     def _journal_path(self) -> Path | None:
-        """Return the journal's path; None where the lock proves nothing."""
         return journal_beside(self._lock) if self._lock.acquire() not in (None, NO_LOCK) else None
 
     def _ask(self, health_url: str) -> Registration:

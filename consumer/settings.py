@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from usher.common.base.errors import StartRefused
 from usher.common.http.credentials import reach_problems
 from usher.common.redis.locate import resolve_redis_url
-from usher.common.runtime.settings import Address, CommonSettings, ConsumerName, HttpUrls, is_loopback
+from usher.common.runtime.settings import Address, CommonSettings, ConsumerName, HttpUrl, HttpUrls, is_loopback
 
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -32,7 +32,7 @@ class ConsumerSettings(CommonSettings):
         "http://127.0.0.1:8700", description="Masters to register with and report to, comma separated."
     )
     bind: Address = Field("127.0.0.1:0", description="Where the health endpoint listens.")
-    advertise_url: str = Field(
+    advertise_url: HttpUrl = Field(
         "", description="URL under which masters reach this consumer. Empty: made from USHER_BIND."
     )
     hosts: str = Field(

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from usher.common.base.durations import duration_s
 from usher.common.http.proxies import parse_networks
-from usher.common.runtime.settings import Address, CommonSettings, MaybeAddress
+from usher.common.runtime.settings import Address, CommonSettings, HttpUrl, MaybeAddress
 
 
 def _networks(value: str) -> str:
@@ -37,7 +37,7 @@ LONGEST_LEASE_S = 600
 
 class MasterSettings(CommonSettings):
     bind: Address = Field("127.0.0.1:8700", description="Where the HTTP API and the page listen.")
-    advertise_url: str = Field(
+    advertise_url: HttpUrl = Field(
         "", description="URL under which consumers reach this master. Empty: made from USHER_BIND."
     )
     backlog_limit: int = Field(

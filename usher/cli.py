@@ -7,6 +7,14 @@ wrongly, 130 Ctrl-C.
 
 from __future__ import annotations
 
+import os
+import signal
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+if os.getpid() == 1:  # of a container: what process 1 has no handler for is lost, and imports take a while
+    for _number in _ENDING:
+        signal.signal(_number, lambda number, _frame: os._exit(128 + number))
+
 import contextlib
 import difflib
 import errno
@@ -14,9 +22,7 @@ import gc
 import importlib
 import io
 import itertools
-import os
 import select
-import signal
 import sys
 import traceback
 from collections.abc import Collection, Sequence
@@ -181,6 +187,9 @@ def load_command(target: str) -> click.Command:
     if not isinstance(command, click.Command):
         raise TypeError(f"{target} is not a click command")
     _finish(command)
+    if _is_program and os.getpid() == 1:  # from now on there may be something to tell, or to clear away
+        for number in _ENDING:
+            signal.signal(number, signal.default_int_handler)
     return command
 
 
@@ -271,8 +280,9 @@ def usher(ctx: click.Context, **given: Any) -> None:
 
 def run(argv: Sequence[str] | None = None, group: click.Group | None = None, name: str = "usher") -> int:
     """Run the command line and return its exit code; errors of Usher become one clear message on stderr."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # not UTF-8: else a ticket id would be a traceback
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and (out.errors == "strict" or out.encoding.lower() != "utf-8"):
+        out.reconfigure(errors="backslashreplace")  # else a ticket id would be a traceback
     try:
         outcome = (group or usher).main(
             args=None if argv is None else list(argv), prog_name=name, standalone_mode=False
@@ -328,8 +338,6 @@ def _forget_output() -> None:
 def main() -> None:
     global _is_program
     _is_program = True
-    if os.getpid() == 1:  # of a container: SIGTERM does nothing to process 1 unless it has a handler
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run())
 
 

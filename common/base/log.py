@@ -150,7 +150,6 @@ class _Backlog:
 
     @property
     def is_here(self) -> bool:
-        """True on the thread that works this off."""
         return threading.current_thread() is self._thread
 
     def waits(self) -> bool:
@@ -159,7 +158,6 @@ class _Backlog:
         return self.size > 0
 
     def put(self, thing: Any, size: int = 1) -> None:
-        """Let it wait, or drop it. The caller holds the lock."""
         if self.waits() and self.size + size > self._most:
             self.dropped += 1
             return

@@ -43,7 +43,7 @@ from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
 from usher.common.http.credentials import NOBODY_ASKED, PERSON, STRANGER, Credentials, Identity, Role, digest_of
 from usher.common.http.problem import Problem
-from usher.common.http.proxies import FROM_PROXY, Network, behind_proxies
+from usher.common.http.proxies import FROM_PROXY, Network, behind_proxies, neighbours
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 
@@ -208,14 +208,17 @@ class Doorman:
     def admit(self, asked: Request, needed: Role) -> AnyResponse | None:
         """Set ``g.identity``, ``g.who``, ``g.role``, ``g.address``, and ``g.signed_on`` of somebody whom a proxy names
         (else ""). Raise Problem 401 or 403 unless the caller may enter. Returns None, or a redirect to the log-in."""
-        g.signed_on, g.refusal, g.address = "", None, asked.remote_addr or ""
+        g.signed_on, g.refusal, g.address = "", None, neighbours(asked.remote_addr or "")
         g.identity, by_browser = self._recognise(asked)
         g.who, g.role = g.identity.name, g.identity.role
         if g.role is Role.ANYBODY and needed is not Role.ANYBODY:
             return self._turn_away(asked)
         if asked.method not in _SAFE and not _has_bearer_token(asked):
             if _from_elsewhere(asked):
-                raise Problem(403, "cross_site", "this request comes from a page of another site")
+                origin, host = (asked.headers.get(name, "")[:100] for name in ("Origin", "Host"))
+                told = f"this request comes from a page of another site: {origin!a}, and was sent to {host!a}"
+                way_out = "a proxy in front must pass Host on, or be in USHER_PROXIES and send X-Forwarded-Host"
+                raise Problem(403, "cross_site", f"{told}; {way_out}")
             if by_browser and not self._has_csrf_token(asked):
                 raise Problem(
                     403, "csrf_token_missing", "reload the page: its token is missing or from an older session"

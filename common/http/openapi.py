@@ -207,7 +207,6 @@ def _in_path(rule: Rule, name: str) -> dict[str, Any]:
 
 
 def _query(model: type[BaseModel]) -> list[dict[str, Any]]:
-    """Return a parameter per field. A query says null by leaving the field out."""
     schema = model.model_json_schema()
     required = schema.get("required", ())
     parameters = []

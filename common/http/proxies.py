@@ -52,6 +52,21 @@ def is_within(text: str, networks: Sequence[Network]) -> bool:
     return any(address in network for network in networks)
 
 
+def neighbours(text: str) -> str:
+    """Return what stands for an address where addresses are counted: whoever has one of IPv6 has all of its /64.
+
+    >>> neighbours("2001:db8::1:2:3"), neighbours("::ffff:10.0.0.1"), neighbours("10.0.0.1"), neighbours("")
+    ('2001:db8::/64', '10.0.0.1', '10.0.0.1', '')
+    """
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return text
+    if found.version == 4 or found.ipv4_mapped:
+        return str(found if found.version == 4 else found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, 64), strict=False))
+
+
 def behind_proxies(app: WSGIApplication, proxies: Sequence[Network]) -> WSGIApplication:
     fixed = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
 

@@ -56,7 +56,6 @@ class LiveStream:
             self._fresh.notify()
 
     def close(self) -> None:
-        """End the answer, after what was sent."""
         with self._fresh:
             self.closed = True
             self._fresh.notify()
@@ -125,7 +124,6 @@ class LiveStreams:
         return live
 
     def close(self) -> None:
-        """End all, and begin no more."""
         with self._lock:
             self._ending, all_of_them = True, list(self._open)
         for live in all_of_them:

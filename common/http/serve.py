@@ -1,7 +1,7 @@
 """Serve one program: a gunicorn arbiter with one ``gthread`` worker, which also runs the service threads.
 
 The process that does the work so answers its own health question, and the arbiter starts it again when it dies.
-gunicorn (25.1 and later) is used as it is, by its settings and server hooks, but for four things:
+gunicorn (26.1 and later) is used as it is, by its settings and server hooks, but for four things:
 
 * SIGTERM, and SIGINT, SIGQUIT and SIGHUP like it, begin the program's ``stop`` on a thread of its own. HTTP answers
   until that has returned, so nobody takes a draining program for a dead one; then open connections have a second or
@@ -187,8 +187,12 @@ def _listen(bind: str, setting: str) -> socket.socket:
         raise StartRefused(f"{setting}: the host of {bind} cannot be found: {unknown.strerror}") from unknown
     # "localhost" is 127.0.0.1 to clients
     family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    if host == "::" and not socket.has_dualstack_ipv6():  # all addresses of this machine, which has none of IPv6
+        family, address = socket.AF_INET, ("0.0.0.0", int(port))  # noqa: S104 - that was asked for
     listener = socket.socket(family, kind, protocol)
     try:
+        if family == socket.AF_INET6:  # also where the system says otherwise
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the connections that it accepts have these too
             listener.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _CLIENT_S, 0))
@@ -291,6 +295,10 @@ class WorkerEnds:
     def has_progressed(self) -> bool:
         return self._progress[0] != 0
 
+    def hurry(self, program: str) -> None:
+        why = "asked once more (SIGINT or SIGQUIT): its process ends within 2 s, and what runs with it"
+        event(log, "drain_cut_short", level=logging.WARNING, program=program, running=list(self._running()), why=why)
+
     def note(self, worker: Any, program: str, is_killed: bool) -> None:
         self.is_by_itself = self._kills is not None and oom_kills() == self._kills
         self.is_from_outside = is_killed and not worker.aborted and self.is_by_itself
@@ -335,7 +343,6 @@ class WatchedWorker(ThreadWorker):
             self._drop(self.pending_conns.popleft())
 
     def _drop(self, conn: Any) -> None:
-        """Close a connection that the loop waits for."""
         with contextlib.suppress(OSError, KeyError, ValueError):
             self.poller.unregister(conn.sock)
             conn.sock.send(conn.late if getattr(conn, "seen", -1) >= 0 else b"")
@@ -421,11 +428,14 @@ class _Log:
     def __init__(self, cfg: Any) -> None:
         self.cfg = cfg
         self.killed = 0  # the last worker that was ended by SIGKILL
+        self.on_hurry: Callable[[], None] = lambda: None
 
     def _say(self, level: int, message: str, *args: Any, exc_info: Any = False, **_more: Any) -> None:
         text = message % args if args else message
         if killed := self._KILLED.match(text):
             self.killed = int(killed[1])
+        if text == "Quick shutdown requested":
+            self.on_hurry()
         if text.startswith("Invalid request"):  # it repeats parts of the request; and a flood is none of the log
             level, text = logging.DEBUG, "a request that is not HTTP was refused"
         is_slow = bool(exc_info) and isinstance(sys.exc_info()[1], TimeoutError | BlockingIOError)  # a client
@@ -520,16 +530,16 @@ class _Program(BaseApplication):
             "worker_exit": self._worker_exit,
             "child_exit": self._child_exit,
         }.items():
-            if name in self.cfg.settings or name != "http_parser":  # which is younger than 25.1
-                self.cfg.set(name, value)
+            self.cfg.set(name, value)
         if (tls := self._tls) is not None:
             self.cfg.set("certfile", str(tls.cert))  # says that there is TLS; the context is ours
             self.cfg.set("ssl_context", lambda _config, _default: tls.context())
 
     # -- in the arbiter
 
-    def _when_ready(self, _arbiter: Any) -> None:
+    def _when_ready(self, arbiter: Any) -> None:
         self._arbiter_pid = os.getpid()
+        arbiter.log.on_hurry = functools.partial(self._ends.hurry, self._program)
         heed: Any = signal.getsignal(signal.SIGTERM)
 
         def end(number: int, frame: Any) -> None:

@@ -11,7 +11,7 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Info, ProcessCollector, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Info, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
@@ -77,6 +77,13 @@ class Metrics:
 class _Collector:
     def __init__(self, collect: Source) -> None:
         self.collect = collect
+
+
+def of_handlers() -> Iterable[Metric]:
+    """Yield what a handler's own module has made (prometheus_client's default registry)."""
+    for family in REGISTRY.collect():
+        if not family.name.startswith(("process_", "python_", "usher_")):  # these are here already, or ours
+            yield family
 
 
 def gauge(name: str, text: str, value: float) -> Metric:

@@ -105,7 +105,6 @@ class Webhook(Service):
         self.dropped = 0
 
     def add(self, letter: dict[str, Any]) -> None:
-        """Queue a dead letter."""
         with self._lock:
             if len(self._waiting) < MOST_WAITING:
                 self._waiting.append(letter)
@@ -197,7 +196,6 @@ class DeadLetterNotifier:
         attempts: int = 0,
         policy: str = "skip",
     ) -> None:
-        """Count and send a message that was given up."""
         self._counter.labels(reason).inc()
         if self._webhook is not None:
             self._webhook.add(

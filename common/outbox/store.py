@@ -141,7 +141,6 @@ class OutboxStore:
             self._remove(connection, [(one.id, None) for one in refused])
 
     def parked(self) -> int:
-        """Return how many tickets wait for a refused row. Raises SqlTrouble."""
         with sql_trouble("counting the outbox"), self._single.connect() as connection:
             self._ask(connection)
             return int(connection.scalar(self._queries["parked"]) or 0)
@@ -216,7 +215,6 @@ class OutboxStore:
 
 
 def _moment(value: Any) -> str:
-    """Return a time of the database to the second; SQLite keeps text."""
     return str(value)[:19].replace("T", " ")
 
 

@@ -192,7 +192,6 @@ def scripts_for_others() -> tuple[str, ...]:
 
 
 def _beside(source: LogKeys) -> tuple[str, ...]:
-    """Return the keys of a source's other readers that masters read or write."""
     return (source.groups, source.checkpoints, source.archived)
 
 
@@ -284,5 +283,4 @@ def _entry(password: str) -> str:
 
 
 def _escape_pattern(name: str) -> str:
-    """Escape the characters of a name that are special in Redis' patterns."""
     return re.sub(r"([*?\[\]\\^])", r"\\\1", name)

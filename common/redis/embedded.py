@@ -352,7 +352,6 @@ class EmbeddedRedis:
     help="Loopback port; 0 takes a free one, which redis.conf then names.",
 )
 def main(state: Path, port: int) -> None:
-    """Become the embedded redis-server, in the foreground."""
     try:
         prepared = prepare(state.expanduser(), port or free_port())
     except StartRefused as refused:

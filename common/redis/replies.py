@@ -103,7 +103,6 @@ def separator(tickets: Sequence[bytes]) -> bytes:
 
 
 def parse_inbox(reply: Any) -> Iterator[InboxRecord]:
-    """Yield the records of an XREAD reply on one inbox; none for an empty reply."""
     for record_id, fields in reply[0][1] if reply else ():
         if len(fields) == 6 and fields[::2] == _ORDER:
             yield InboxRecord(record_id, [], {}, Order(fields[1].decode(), fields[3], fields[5]))

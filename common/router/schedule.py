@@ -104,7 +104,6 @@ class ReadSchedule:
         self._forget_unused(stream)
 
     def resume(self, place: ReadPosition) -> None:
-        """Read for this position again: it has room."""
         if place.held:
             place.held = False
             self._want(place.stream, _URGENT)

@@ -12,6 +12,7 @@ import contextlib
 import difflib
 import functools
 import ipaddress
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -39,7 +40,17 @@ def _address(value: str) -> str:
     return value
 
 
+def _url(value: str) -> str:
+    """Return the URL with brackets around an address of IPv6, which manifests (http://$(POD_IP):8721) cannot make.
+
+    >>> _url("http://fd00::5:8721"), _url("http://10.0.0.5:8721/a")
+    ('http://[fd00::5]:8721', 'http://10.0.0.5:8721/a')
+    """
+    return re.sub(r"^(\s*https?://)([0-9A-Fa-f]*(?::[0-9A-Fa-f]*){2,}):([0-9]+)(?=/|\s*$)", r"\1[\2]:\3", value)
+
+
 def _urls(value: str) -> str:
+    value = ",".join(map(_url, value.split(",")))
     for url in value.split(","):
         if not url.strip().startswith(("http://", "https://")):
             raise ValueError(
@@ -95,6 +106,7 @@ MaybePath = Annotated[Path | None, BeforeValidator(lambda value: value or None),
 Address = Annotated[str, AfterValidator(_address)]
 MaybeAddress = Annotated[str, AfterValidator(lambda value: _address(value) if value else value)]
 StreamNames = Annotated[str, Field(min_length=1, max_length=65_536), AfterValidator(_streams)]
+HttpUrl = Annotated[str, AfterValidator(_url)]
 HttpUrls = Annotated[str, AfterValidator(_urls)]
 RedisUrl = Annotated[str, AfterValidator(_redis_url)]
 #: The form that the master accepts over HTTP, too.

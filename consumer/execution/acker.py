@@ -54,7 +54,6 @@ class HandlerCounters:
         )
 
     def failed(self, failures: Sequence[FailedAttempt]) -> None:
-        """Count executions that did not end in success."""
         for failure in failures:
             self.outcomes[failure.outcome] = self.outcomes.get(failure.outcome, 0) + 1
         self.handlers.add([failure.run.end_us - failure.run.start_us for failure in failures])
@@ -186,7 +185,6 @@ class Acker(Service):
         self.wake()
 
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
-        """Give a message up; its lane is held."""
         self._given_up.append(GivenUp(lane, message, bury, SKIP if bury.reason in _GOES_ON else self.policy))
         self._write_now.set()
         self.wake()

@@ -218,7 +218,8 @@ def main(orders: int) -> None:
     os.close(asker)
     _die_with_parent()
     os.setpgid(0, 0)
-    run(*asked)
+    with contextlib.suppress(ConnectionError, StopIteration):  # who asked was killed, which others tell
+        run(*asked)
 
 
 def watch(pid: int, status: int, asker: int) -> NoReturn:

@@ -229,7 +229,6 @@ def _piece_of(message: Message) -> Piece:
 
 
 def _problem_of(result: CallResult, is_fresh: bool) -> tuple[BaseException, ErrorText]:
-    """Return a call that did not end well as an error, and its text."""
     if result.how == DIED:
         text = f"{CUT_OFF} ({result.error}; handler_crashed in the logs)"
         return ProcessEnded(is_stuck=False, is_blamed=is_fresh and not result.is_in_doubt), ErrorText(

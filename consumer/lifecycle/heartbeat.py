@@ -149,7 +149,6 @@ class ProgressWatch(Service):
 
     @property
     def still_s(self) -> float:
-        """Return for how long no handler has ended, while some ran."""
         return self._progress.still_s
 
     @property

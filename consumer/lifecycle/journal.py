@@ -78,7 +78,6 @@ class Journal:
         self._pack(self._map, slot, message.fence, start_us, *known, message.stream_id, len(ticket), ticket, state)
 
     def ended(self, message: Message) -> None:
-        """Free the slot: the handler has ended."""
         slot = message.slot
         if slot:
             message.slot = _NOWHERE
@@ -143,7 +142,6 @@ def _mapped(path: Path | None, size: int) -> mmap.mmap:
 
 
 def _left(content: bytes | mmap.mmap, at: int) -> Left | None:
-    """Return the start in the slot at this offset; None when the slot is free."""
     fence, start_us, starts, failures, crashes, losses, padded_id, length, ticket, state = _SLOT.unpack_from(
         content, at
     )

@@ -113,7 +113,6 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
 
 
 def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
-    """Call the script; return the attempts that Redis did not know yet."""
     suspected = suspects(former.left, former.is_explained, former.is_from_outside, former.by_itself)
     cut_off = former.left if run_log_length else []
     record = encode(former.incarnation, map(_run_of, cut_off), [CRASHED] * len(cut_off)) if cut_off else b""

@@ -100,7 +100,6 @@ class LaneBoard(Generic[M]):
         self._closed_fences: dict[bytes, tuple[int, bool]] = {}  # ticket -> fence, and whether Redis has confirmed it
 
     def unknown(self, ids: Iterable[bytes]) -> list[bytes]:
-        """Return the ids that the board does not hold yet."""
         held = self.held_ids
         return [entry_id for entry_id in ids if entry_id not in held]
 

@@ -140,7 +140,6 @@ class TortureRequest:
 
 
 def load_function(spec: str, option: str) -> Callable[..., Any]:
-    """Import ``module:function``. Raises ValueError, which names the option."""
     module, _, name = spec.partition(":")
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
@@ -163,7 +162,6 @@ class TortureChild:
         self.is_over = False
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        """Send an order; ``hear`` returns its answer."""
         self._socket.sendall(orjson.dumps(order) + b"\n")
 
     def hear(self, within_s: float) -> dict[str, Any] | None:
@@ -342,7 +340,6 @@ def _raised(raised: BaseException) -> dict[str, Any]:
 
 
 def _descriptors() -> set[str]:
-    """Return the open descriptors of this process: number and target of each."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor from which this list was read

@@ -52,7 +52,6 @@ class Scenario:
     at_every_line: bool = False
 
     def steps(self, place: FaultPoint) -> list[Step]:
-        """Return the steps, with the fault at ``place``."""
         made: list[Step] = []
         for word in self.script.split():
             what, *how = word.split(":")

@@ -210,7 +210,6 @@ class Rig:
         self._wait(left, _DONE_S, patience_s)
 
     def _wait(self, trouble: Callable[[], str], every_s: float, within_s: float = _READY_S) -> None:
-        """Wait until ``trouble`` is empty. Raises BenchFailed."""
         deadline_s = time.monotonic() + within_s
         while problem := trouble():
             if time.monotonic() > deadline_s:
@@ -219,7 +218,6 @@ class Rig:
             time.sleep(every_s)
 
     def cpu(self) -> dict[str, float]:
-        """Return the CPU seconds so far of master, consumers (sum) and Redis."""
         seconds = {"master": 0.0, "consumers": 0.0, "redis": cpu_seconds(self._redis.pid)}
         for name, program in self._programs.items():
             if name != "sender":

@@ -137,7 +137,6 @@ _MOST_SHOWN = 6
 
 
 def show(message: Message) -> None:
-    """Log one line per message: ticket, id, fence and the first fields."""
     facts: dict[str, Any] = {
         "ticket": message.ticket_id,
         "id": message.id,

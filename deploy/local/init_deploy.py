@@ -235,7 +235,7 @@ def init_deploy(folder: Path, roles: tuple[str, ...], host: str, consumers: int,
 def plan(
     folder: Path, asked: Sequence[str], host: str, consumers: int, handler: str, environ: Mapping[str, str]
 ) -> Host:
-    """Return what will run, after all checks. Raises StartRefused or SettingsError naming the setting or flag."""
+    """Return what will run. Raises StartRefused or SettingsError naming the setting or flag."""
     address = host.strip("[]")
     _check_place(folder, address)
     settings = {
@@ -253,13 +253,11 @@ def plan(
     if "redis" in roles:  # no older server reads its files: a restored backup needs the same one
         settings[SERVER_VARIABLE] = str(find_redis_server(settings.get(SERVER_VARIABLE, "")))
     if "master" in roles:
-        ports = (local.port, local.port + 1)
-        settings.setdefault("USHER_MASTER_URLS", ",".join(f"{scheme}://{at}:{port}" for port in ports))
+        urls = [f"{scheme}://{at}:{port}" for port in (local.port, local.port + 1)]
+        settings.setdefault("USHER_MASTER_URLS", ",".join(urls))
         if not is_loopback(f"{at}:1") and "USHER_HEALTH_HOSTS" not in settings:
             if "consumer" not in roles:
-                raise StartRefused(
-                    "USHER_HEALTH_HOSTS is not set: name the consumers' hosts or network, e.g. 10.0.0.0/24"
-                )
+                raise StartRefused("USHER_HEALTH_HOSTS is not set: name the consumers' hosts or network: 10.0.0.0/24")
             settings["USHER_HEALTH_HOSTS"] = f"127.0.0.1,::1,{address}"
     settings |= _secrets(folder, roles, redis_at, settings, environ)
     if roles == ["consumer"]:

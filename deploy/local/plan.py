@@ -60,7 +60,6 @@ class LocalSettings(CommonSettings):
 
     @property
     def stop_seconds(self) -> int:
-        """The time a consumer gets for its drain before supervisord kills it."""
         return int(self.drain_seconds) + AROUND_DRAIN_S
 
     @property

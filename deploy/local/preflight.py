@@ -76,7 +76,6 @@ def check_programs(
 
 @click.command()
 def preflight() -> None:
-    """Load the settings of all programs, and the handler, if one is named."""
     problems = problems_of_programs(os.environ)
     if problems:
         raise SettingsError(problems)

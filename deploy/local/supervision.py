@@ -17,6 +17,7 @@ import os
 import shlex
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -117,6 +118,10 @@ class Supervision:
         """Start supervisord and wait until it answers. Raises StartRefused."""
         self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._socket.parent.mkdir(mode=0o700, exist_ok=True)
+        made, is_elsewhere = self._socket.parent.lstat(), self._socket.parent != self.logs.parent
+        # In the temporary folder anybody may have made it before.
+        if is_elsewhere and (not stat.S_ISDIR(made.st_mode) or made.st_uid != os.geteuid() or made.st_mode & 0o022):
+            raise StartRefused(f"{self._socket.parent}: others may write to it, or it is another's; remove it")
         self._logs_before = {
             path.name: ((file := path.stat()).st_ino, file.st_size) for path in self.logs.glob("*.log")
         }

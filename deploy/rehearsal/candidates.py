@@ -139,7 +139,6 @@ class Rehearsed(NamedTuple):
         }
 
     def row(self) -> tuple[str, str, str, str, str, str]:
-        """Return a row for people: kind, id, ticket, before, now, seconds."""
         one, now = self.candidate, self.now
         kind = "message" if one.letter is None else "letter"
         return kind, one.id, _display_ticket(one.ticket), one.before.told[:80], now.told()[:160], f"{now.seconds:.3f}"
@@ -232,7 +231,6 @@ class Replayed(NamedTuple):
         }
 
     def row(self) -> tuple[str, ...]:
-        """Return a row for people: message, ticket, before, now, seconds before and now."""
         one, seconds = self.candidate, (seconds_of(self.candidate.run), self.seconds)
         words = (one.before.told[:80], self.now.told[:160])
         return one.id, _display_ticket(one.ticket), *words, *("" if s is None else f"{s:.3f}" for s in seconds)

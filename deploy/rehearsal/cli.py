@@ -178,7 +178,6 @@ def _wanted_letters(given: dict[str, Any]) -> LetterFilter | None:
 def _searched(
     at: CommandContext, settings: RehearseSettings, search: Callable[[Candidates], list[Candidate]]
 ) -> tuple[Candidates, list[Candidate]]:
-    """Return a finder and what it found; end the program when that is asked."""
     with StopRequest() as stop, progress(is_counted=False) as show:
 
         def on_page(what: str, count: int) -> None:

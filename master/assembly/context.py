@@ -28,9 +28,7 @@ class MasterContext:
 
     @property
     def lease_ms(self) -> int:
-        """Return the length of a consumer's lease."""
         return int(self.settings.lease_seconds * 1000)
 
     def link(self, role: str, timeout_s: float = 5.0) -> Link:
-        """Return a connection of its own, under this name."""
         return Link(self.redis_url, f"master:{role}", timeout_s)

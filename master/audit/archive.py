@@ -169,7 +169,6 @@ class DataSet:
         return commit
 
     def staging(self, number: int) -> Path:
-        """Return where commit ``number`` is written; it does not exist yet."""
         self._staging.mkdir(parents=True, exist_ok=True)
         return self._staging / str(number)
 

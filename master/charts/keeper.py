@@ -76,7 +76,6 @@ class ChartKeeper(Service):
         return charts.point(now_ms, level, former, counted, self._take_tenants(), in_part=in_part)
 
     def _level(self) -> tuple[int, Level]:
-        """Return Redis' time, and what it tells of stream and group now."""
         keys = self._keys
         moment, stream, groups, pending, last = self._link.pipeline(
             [

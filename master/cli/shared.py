@@ -263,7 +263,6 @@ def error_text(row: dict[str, Any]) -> str:
 
 
 def unblock_hint(row: dict[str, Any]) -> str | None:
-    """Return why a halted or paused ticket waits, and what an operator can do."""
     if row["state"] == "paused":
         return escape_control(f"  {row['ticket_id']} is {row['why']}")
     if row["state"] != "halted":

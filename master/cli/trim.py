@@ -118,7 +118,6 @@ def _document(
     cut: int | None,
     trouble: str,
 ) -> dict[str, Any]:
-    """Return the JSON document. ``cut`` None: it was a dry run."""
     now_ms = wall_ms()
     noted = {one.name: one.noted_ms for one in facts.checkpoints}
     rows = []

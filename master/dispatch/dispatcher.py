@@ -124,7 +124,6 @@ class Dispatcher(Service):
 
     @property
     def leads(self) -> bool:
-        """Return whether this master leads and has taken over."""
         steps = self._steps
         return steps is not None and self._lead.epoch == steps.epoch
 
@@ -320,7 +319,6 @@ class Dispatcher(Service):
             self._follow_rules()
 
     def _follow_roster(self, members: dict[str, RegisteredConsumer]) -> None:
-        """Follow a new roster: consumers that came, changed, or are gone."""
         before, self._members = self._members, members
         for incarnation, member in members.items():
             known, registration = self.board.consumers.get(incarnation), member.registration

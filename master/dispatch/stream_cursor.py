@@ -105,7 +105,6 @@ class StreamCursor:
             self._reject_notification()
 
     def advance(self, new: NewEntries) -> None:
-        """Move past these entries: the group has been given them."""
         self.last_read = new.found[-1].id
         self._given = max(self._given, rank(self.last_read))
         if self._notifier is not None:

@@ -95,7 +95,6 @@ class Explainer:
         return explain(TicketFacts(ticket_id, now_ms, told=told, board=board, lease_ms=self._lease_ms, **found))
 
     def leader_url(self) -> str:
-        """Return the leader's URL; "" when there is no leader."""
         held = self._link.call("GET", self._keys.leader)
         return parse_held(held).url or ""
 

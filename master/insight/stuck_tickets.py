@@ -217,7 +217,6 @@ class StuckTickets:
         return StuckContext(attempts, states, self._scan.moved_ms, parked, rules, errors)
 
     def _noted(self, heads: Iterable[Head]) -> tuple[dict[bytes, Attempts], dict[bytes, LastError]]:
-        """Return attempts and last errors by message."""
         ids = [head.id for head in heads]
         hashes = (self._keys.attempts, self._keys.errors) if ids else ()
         noted, told = self._link.all_of([("HMGET", key, *ids) for key in hashes]) or ((), ())

@@ -384,7 +384,6 @@ class TicketFeed(Service):
         return rank(first) > rank(last)
 
     def _page(self, source: int, last: bytes) -> tuple[bytes | None, list[Entry]]:
-        """Return the id of the first entry of a source, and entries above ``last``."""
         key = self._streams[source]
         replies = self._link.pipeline(
             [("XRANGE", key, "-", "+", "COUNT", 1), ("XRANGE", key, b"(" + last, "+", "COUNT", _PAGE)]

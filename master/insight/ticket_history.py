@@ -102,7 +102,6 @@ class TicketHistory:
         return TicketHistoryPage(events, f"{entries_from}_{runs_from}" if more else None, max(times, default=None))
 
     def _find(self, what: str, start: str, wanted: tuple[str | bytes, ...], ends_s: float) -> tuple[list[bytes], str]:
-        """Return the matches, and where the next piece begins."""
         key, at_once = (self._keys.stream, _ENTRIES_AT_ONCE) if what == "entries" else (self._keys.runs, _RUNS_AT_ONCE)
         found: list[bytes] = []
         while True:

@@ -69,7 +69,6 @@ class Lead:
 
     @property
     def leader_url(self) -> str | None:
-        """Return the leader's URL, as last seen; ours when we lead."""
         with self._lock:
             return self._leader_url
 

@@ -417,7 +417,6 @@ class LeaderScripts:
         return [one[0].decode(errors="replace") if isinstance(one, list) else one for one in told]
 
     def revoke(self, incarnation: str) -> bool:
-        """Forbid an incarnation to renew its lease. Return False when it has none."""
         args = (str(self.epoch),)
         reply = self._scripts.run("revoke", (self._keys.leader, self._keys.lease(incarnation)), args)
         return bool(self._unfenced(reply) == b"OK")

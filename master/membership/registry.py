@@ -156,7 +156,6 @@ class ConsumerRegistry(Service):
 
     @property
     def members(self) -> Mapping[str, RegisteredConsumer]:
-        """The roster as last seen; empty while this master does not lead."""
         return self._members
 
     def wake(self) -> None:

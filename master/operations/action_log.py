@@ -47,7 +47,6 @@ class OperatorAction:
     on: str
 
     def line(self) -> tuple[str, ...]:
-        """Return names and values of its entry, without the outcome."""
         return ("who", self.by.who, "via", self.by.via, "what", self.what, "on", self.on, "why", self.by.why)
 
 

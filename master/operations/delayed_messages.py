@@ -131,7 +131,6 @@ class DelayedView:
         return waiting_of(*self._link.all_of(waiting_commands(self._keys)))
 
     def unsorted(self) -> int:
-        """Count the messages that the leader has not put in order yet."""
         count, known = self._link.all_of([("XLEN", self._log.delayed), ("ZCARD", self._log.due)])
         return max(0, count - known)
 
@@ -140,7 +139,6 @@ class DelayedView:
         return (self._link.call("GET", self._log.due_until) or b"").decode()
 
     def now_ms(self) -> int:
-        """Ask Redis for its time, by which messages are due."""
         return redis_ms(self._link)
 
     # -- lists
@@ -236,7 +234,6 @@ class DelayedView:
                 yield from results
 
     def drop(self, ids: Sequence[str]) -> Iterator[DelayedResult]:
-        """Throw these messages away. Yield what happened to each."""
         for at in range(0, len(ids), AT_ONCE):
             yield from self._run("drop_delayed", ids[at : at + AT_ONCE])
 

@@ -96,7 +96,6 @@ class Trimming:
                 return
 
     def count_below(self, floor: bytes) -> int:
-        """Count the entries below ``floor``, up to COUNTED."""
         total, last = 0, b"0-0"
         while total < COUNTED:
             found, last, is_all = self._scripts.run("count_between", (self._keys.stream,), (last, b"(" + floor, _PAGE))

@@ -155,7 +155,6 @@ class IdleSweep:
         return bool(swept.strays)
 
     def wait_s(self, now_s: float) -> float:
-        """Return the seconds until the next step is due."""
         return max(0.0, self._next_s - now_s)
 
 
@@ -189,7 +188,6 @@ class Reconciler:
         self._next_s = now_s + self._every_s
 
     def wait_s(self, now_s: float) -> float:
-        """Return the seconds until the next page."""
         return max(0.0, self._next_s - now_s)
 
     def page(self, board: Board, now_s: float) -> tuple[list[bytes], bool]:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 
 from usher.common.base.clock import now_s
+from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
@@ -60,6 +61,9 @@ class Gatherer(Service):
         self._given = b""
         # Called when a sweep found new entries that were not announced.
         self.on_unsaid: Callable[[list[bytes]], None] = lambda sources: None
+        # After a gap, in which streams may have appeared unheard: else what they hold would come behind later messages.
+        self.look_for_new: Callable[[Link], object] = lambda link: None
+        self._has_gap = True
         self.moved = 0
 
     # ---- from other threads ------------------------------------------------------------------------------------------
@@ -92,6 +96,7 @@ class Gatherer(Service):
     def look_at_all(self) -> None:
         with self._lock:
             self._rounds.look_at_all()
+        self._has_gap = True
         self.wake()
 
     def hold(self, shards: frozenset[int]) -> None:
@@ -121,6 +126,13 @@ class Gatherer(Service):
     # ---- the turn ----------------------------------------------------------------------------------------------------
 
     def run_once(self) -> float:
+        if self._has_gap:
+            self._has_gap = False  # before the look: a gap that is told meanwhile counts again
+            try:
+                self.look_for_new(self._link)
+            except RedisTrouble:
+                self._has_gap = True
+                raise
         with self._lock:
             if now_s() - self._swept_s >= _SWEEP_S:
                 self._swept_s = now_s()
@@ -131,6 +143,7 @@ class Gatherer(Service):
         try:
             is_full, given, told = self._gather(turn)
         except BaseException:
+            self._has_gap = True
             with self._lock:
                 self._rounds.again(turn)
             raise

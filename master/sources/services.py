@@ -117,6 +117,7 @@ class SourceServices:
         lease_ms = int(settings.leader_lease_seconds * 1000)
         sharer = SourceSharer(make_link("share"), keys.shares, self.says, lease_ms, gatherer.hold)
         discovery = Discovery(make_link("discover"), keys, sources, gatherer, DISCOVER_S)
+        gatherer.look_for_new = discovery.look
         listener = PushListener(TrackingLink(redis_url, "master:watch", _TIMEOUT_S), sources.prefixes())
         self._watch = SourceWatch(
             listener, lambda: PollListener(make_link("watch"), gatherer.mine), sources, gatherer, discovery.scan_now

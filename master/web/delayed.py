@@ -56,7 +56,6 @@ class _MovedDelayed(_ChosenDelayed):
 
 
 def delayed_routes(delayed: DelayedView, action_log: ActionLog) -> Blueprint:
-    """Return ``/api/delayed`` and the routes below it."""
     api = Blueprint("delayed", __name__, url_prefix="/api/delayed")
 
     @api.get("")

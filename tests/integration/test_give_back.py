@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -178,5 +179,8 @@ def test_thousands_are_given_back_in_one_call(world: World) -> None:
     leader.hand_over(plan(a, parts))
     parts[b"many"] = world.owned(leader, a, b"many", *[b"%d-1" % n for n in range(10_001, 15_001)])
     a.steps.drain(LEASE_MS)
+    world.link.call("CONFIG", "RESETSTAT")
     assert world.give_back(a, parts) == []
     assert world.pending().keys() == {b"master"}
+    claims = re.search(r"cmdstat_xclaim:calls=(\d+)", world.link.call("INFO", "commandstats").decode())
+    assert claims and int(claims[1]) == 4500 + 2, "a call for each ticket, and one more for each 4,000 of its ids"

@@ -183,6 +183,7 @@ def test_a_second_ctrl_c_shortens_the_drain(start: Callable[..., Running]) -> No
     running.ended()
     assert time.monotonic() - began < 8
     assert not running.records("stopped")
+    assert len(running.records("drain_cut_short")) == 1
 
 
 def test_a_signal_while_the_program_starts_is_not_lost(start: Callable[..., Running]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.hands import find_redis_server, free_port
+from tests.nightly import more
 from tests.process.machine import ROOT, USHER, until
 from tests.unit.test_containers import compose
 from usher import Link
@@ -97,6 +98,27 @@ def test_programs_are_process_1_by_themselves(folder: Path) -> None:
             for process, _ in begun.values():
                 process.kill()
                 process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, *more(signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)])
+def test_process_1_is_ended_in_its_first_moments_too(folder: Path, number: int) -> None:
+    """It had no handler while it imported; a signal then did nothing, and it was killed in the middle of its work."""
+    if subprocess.run([*_ALONE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespace can be made here")
+    environ = {"PATH": os.environ["PATH"], "USHER_STATE_DIR": str(folder), "USHER_REDIS_URL": "redis://127.0.0.1:1"}
+    with subprocess.Popen([*_ALONE, *USHER, "master", "--bind", "127.0.0.1:0"], env=environ) as begun:
+        inner = until(lambda: _process_1_at_its_imports(begun), 20, "it imports")
+        os.kill(inner, number)
+        assert begun.wait(10) == 128 + number
+
+
+def _process_1_at_its_imports(namespace: subprocess.Popen[bytes]) -> int | None:
+    """Return its number once it has loaded the first modules of Usher."""
+    with contextlib.suppress(OSError, IndexError):
+        inner = _process_1(namespace)
+        caught = re.search(r"SigCgt:\t(\w+)", Path(f"/proc/{inner}/status").read_text())
+        return inner if caught and int(caught[1], 16) & 1 << signal.SIGTERM - 1 else None
+    return None
 
 
 def _shown(log: Path) -> int:

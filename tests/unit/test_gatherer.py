@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import pytest
 
+from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
-from usher.master.policy.fair_queue import TurnOutcome, TurnResult
+from usher.master.policy.fair_queue import Turn, TurnOutcome, TurnResult
 from usher.master.sources import discovery as source_watch
 from usher.master.sources.discovery import SourceWatch
 from usher.master.sources.gatherer import Gatherer
@@ -34,6 +35,25 @@ def test_a_full_work_stream_that_stands_still_is_asked_more_and_more_rarely(
     assert 1.0 <= pauses[-1] <= 2.0
     gatherer._next_pause_s(True, b"6-1")
     assert pauses[-1] <= 0.01, "it moves"
+
+
+def test_new_names_are_looked_for_before_the_first_turn_after_a_gap(
+    gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What appeared while the link was cut came behind later messages of the streams that were known before."""
+    did: list[str] = []
+    monkeypatch.setattr(gatherer, "look_for_new", lambda _link: did.append("look"))
+    monkeypatch.setattr(gatherer._rounds, "take", lambda: did.append("turn"))
+    gatherer.run_once()
+    gatherer.run_once()
+    gatherer.look_at_all()
+    gatherer.run_once()
+    monkeypatch.setattr(gatherer._rounds, "take", lambda: Turn((b"a",), 1))
+    with pytest.raises(RedisTrouble):
+        gatherer.run_once()  # nobody answers its link
+    monkeypatch.setattr(gatherer._rounds, "take", lambda: did.append("turn"))
+    gatherer.run_once()
+    assert did == ["look", "turn", "turn", "look", "turn", "look", "turn"]
 
 
 class Heard:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import platform
 
 import pytest
+from prometheus_client import Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 import usher
-from usher.common.observability.metrics import Metrics, histogram
+from usher.common.observability.metrics import Metrics, histogram, of_handlers
 from usher.common.runtime.histograms import DurationHistogram
 from usher.master.insight.metrics import MOST_CONSUMERS, _consumers
 from usher.master.insight.stats import ConsumerStats
@@ -73,3 +74,12 @@ def test_openmetrics_is_served_to_who_asks_for_it_and_tells_the_same() -> None:
     assert (
         f'usher_build_info{{python="{platform.python_version()}",version="{usher.__version__}"}} 1.0' in plain.decode()
     )
+
+
+def test_what_a_handlers_own_module_counts_is_there_beside_ours() -> None:
+    Counter("orders_paid", "In a handler's module.").inc(3)
+    metrics = Metrics()
+    metrics.add(of_handlers)
+    text = metrics.page()[0].decode()
+    assert "orders_paid_total 3.0" in text
+    assert text.count("# TYPE process_open_fds ") == 1

@@ -36,13 +36,17 @@ end
 local function claim_all(ticket, held)
   local ids, over = split_ids(held), {}
   table.sort(ids, function(one, other) return is_above(other, one) end)
+  for _, id in ipairs(ids) do over[id] = true end
+  in_chunks(#ids, function(from, to)
+    local command = {'XCLAIM', stream, group, 'master', '0', unpack(ids, from, to)}
+    command[#command + 1] = 'JUSTID'
+    for _, id in ipairs(redis.call(unpack(command))) do over[id] = nil end
+  end)
   for _, id in ipairs(ids) do
-    if #redis.call('XCLAIM', stream, group, 'master', '0', id, 'JUSTID') == 0
-      and not claim_again(stream, group, 'master', id) then
-      if not body_of(stream, id) then
-        bury(KEYS[4], id, ticket, 'body_gone', '', '0', me, now_ms(), now_ms(), nil)
-      end
-      over[id] = true
+    if over[id] and claim_again(stream, group, 'master', id) then
+      over[id] = nil
+    elseif over[id] and not body_of(stream, id) then
+      bury(KEYS[4], id, ticket, 'body_gone', '', '0', me, now_ms(), now_ms(), nil)
     end
   end
   return without(table.concat(ids, ' '), over)

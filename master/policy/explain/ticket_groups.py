@@ -44,7 +44,6 @@ class TicketGroups:
         self.others = 0
 
     def add(self, row: dict[str, Any]) -> None:
-        """Count a ticket."""
         key = key_of(row)
         group = self._groups.get(key)
         if group is None:

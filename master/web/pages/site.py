@@ -47,7 +47,6 @@ _LOGIN = "/login"
 
 
 def add_pages(app: Flask, parts: Parts) -> None:
-    """Add the page to a master's application."""
     files = _read_files()
     notes = FlashMessages()
     site = Blueprint("pages", __name__, template_folder="templates")
@@ -89,7 +88,6 @@ def add_pages(app: Flask, parts: Parts) -> None:
 
 
 def wants_page() -> bool:
-    """Return True when a person asks, with a browser."""
     return not request.path.startswith(("/api/", "/metrics", "/static/")) and "text/html" in request.headers.get(
         "Accept", ""
     )
