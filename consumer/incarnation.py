@@ -43,7 +43,7 @@ from usher.consumer.lifecycle.heartbeat import Heartbeat, LeaseGuard, ProgressWa
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
 from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
-from usher.consumer.lifecycle.process_ending import ProcessEnding
+from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEnding, wait_until
 from usher.consumer.lifecycle.registrar import Taken
 from usher.consumer.policy.acks import linger
 from usher.consumer.policy.outcome import RetryPolicy, TicketPace
@@ -141,7 +141,7 @@ class Incarnation:
         taken: Taken,
         handler: Handler,
         journal: Journal,
-        on_lost: Callable[[str], None],
+        on_lost: Callable[..., None],
         metrics: Metrics,
         state: ProcessState,
         template: Template,
@@ -172,8 +172,9 @@ class Incarnation:
         policy, limit_s = terms(settings, handler.options)
         self._limit_s = limit_s or math.inf
         self.executor = Executor(
-            self.lanes, self.acker, journal, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost
+            self.lanes, self.acker, journal, self.lease, policy, settings.ack_mode == "strict", limit_s, self._broken
         )
+        self._on_lost = on_lost
         self.executor.pace = TicketPace(rate) if (rate := handler.options.rate) else None
         self.executor.away = handler.options.away
         self.executor.outages.kinds_of = kinds_of(settings.marks, handler.kind_of)
@@ -284,6 +285,11 @@ class Incarnation:
         self.reader.close()
         self._drain_link.close()
         self._goodbye.close()
+
+    def _broken(self, why: str) -> None:
+        """Leave as in a crash: a handler may have ended what it runs in, so what runs is suspected."""
+        wait_until(lambda: self.acker.is_settled, FLUSH_AT_END_S)
+        self._on_lost(why, is_explained=False)
 
     def _ring(self, letter: Letter) -> None:
         self.bell.ring(letter.ticket, letter.id, letter.reason, letter.error_type, letter.attempts, letter.policy)

@@ -251,13 +251,14 @@ class ConsumerProgram:
             except Exception as problem:  # half of it may run: registering again would start a second one beside it
                 self._lost(f"it could not be started: {type(problem).__name__}: {problem}")
 
-    def _lost(self, why: str) -> None:
+    def _lost(self, why: str, is_explained: bool = True) -> None:
         """Leave: an incarnation that lost its lease never works again, not even in the middle of a drain, because
-        others may have its tickets already. The successor of this process takes the name anew."""
+        others may have its tickets already. The successor of this process takes the name anew. Unless it
+        ``is_explained``, what runs is suspected, as in a crash."""
         incarnation = self._incarnation
         if incarnation is not None and incarnation.is_over:
             return
-        if self._journal is not None:
+        if self._journal is not None and is_explained:
             self._journal.explain()
         self._leave(why)  # it also logs: a log that blocks must not keep this process here
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 
@@ -93,21 +94,39 @@ class HandlerUnusable(UsherError):
     """The handler named by USHER_HANDLER cannot be used."""
 
 
+_LONGEST_WAIT_S = 10 * 365 * 86_400.0
+
+
 class RetryLater(UsherError):
-    """Raised by a handler: not done yet, retry this message after ``after_s`` seconds. Only its ticket waits.
-    ``is_away``: what others need too is away, so the consumer tries one message at a time, when it thinks fit."""
+    """Raised by a handler: not done yet, retry this message after ``after_s`` seconds, or a timedelta. Only its ticket
+    waits. ``is_away``: what others need too is away, so the consumer tries one message at a time, when it thinks fit.
+    Raises TypeError and ValueError for what is no time."""
 
     is_away = False
 
-    def __init__(self, after_s: float, reason: str = "", is_away: bool = False) -> None:
-        self.after_s, self.is_away = float(after_s), is_away
-        super().__init__(reason or f"the handler asked to be called again in {after_s:g} s")
+    def __init__(self, after_s: float | timedelta, reason: str = "", is_away: bool = False) -> None:
+        seconds = after_s.total_seconds() if isinstance(after_s, timedelta) else after_s
+        if not isinstance(seconds, (int, float)):
+            raise TypeError(f"RetryLater takes seconds as a number, or a timedelta (not {after_s!r})")
+        if not seconds <= _LONGEST_WAIT_S:  # nor a NaN
+            raise ValueError(f"RetryLater takes seconds, at most ten years of them (not {after_s!r})")
+        self.after_s, self.is_away = float(seconds), is_away
+        super().__init__(reason or f"the handler asked to be called again in {seconds:g} s")
 
 
 def readable(raised: BaseException) -> BaseException:
     """Return ``raised``, or a TypeError in place of one that cannot be looked at, such as a RetryLater without a usable
-    ``after_s``: a handler's own subclass may not have called ours."""
+    ``after_s``: a handler's own subclass may not have called ours. In place of a group: a GiveUp in it, or, where it
+    has nothing else, the RetryLater that asks for most."""
     try:
+        if isinstance(raised, BaseExceptionGroup):
+            leaves, groups = list[BaseException](), [raised]
+            for group in groups:
+                groups += [one for one in group.exceptions if isinstance(one, BaseExceptionGroup)]
+                leaves += [one for one in group.exceptions if not isinstance(one, BaseExceptionGroup)]
+            later = [one for one in leaves if isinstance(one, RetryLater)]
+            given_up = next((one for one in leaves if isinstance(one, GiveUp)), None)
+            raised = given_up or (max(later, key=lambda one: one.after_s) if len(later) == len(leaves) else raised)
         if isinstance(raised, RetryLater) and math.isnan(float(raised.after_s)):
             raise ValueError("not a number")
     except BaseException as problem:

@@ -110,6 +110,7 @@ class AsyncPool(Service):
         self._context = contextvars.Context()  # of our own callbacks: lanes start in it, whichever thread rang
         # Done when the loop is to end. It is set first, so that nothing starts while the loop ends.
         self._end: asyncio.Future[None] | None = None
+        self._main: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._calls: dict[asyncio.Task[Any] | None, Sequence[Message]] = {}  # the messages of each task's last call
         self._asked_s = 0.0  # when the loop was asked to turn, and has not answered; 0: it has
@@ -164,8 +165,10 @@ class AsyncPool(Service):
                 pass  # the loop is closed: nothing is to start any more, and the caller is not to blame
 
     def _ends(self) -> bool:
-        """Return whether the pool ends: nothing may start any more, and this is why tasks are cancelled."""
-        return self.stopping or (self._end is not None and self._end.done())
+        """Return whether the pool ends: nothing may start any more, and this is why tasks are cancelled. A handler may
+        have ended the loop itself."""
+        end, main = self._end, self._main
+        return self.stopping or (end is not None and end.done()) or (main is not None and main.cancelling() > 0)
 
     def _let_end(self) -> None:
         if self._end is not None and not self._end.done():
@@ -173,7 +176,7 @@ class AsyncPool(Service):
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
-        self._end, self._event_loop = loop.create_future(), loop
+        self._end, self._main, self._event_loop = loop.create_future(), asyncio.current_task(), loop
         if not self.stopping:
             self._call(self._fill)
             await self._end

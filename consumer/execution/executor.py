@@ -298,7 +298,8 @@ class Executor:
 
     def _done(self, message: Message) -> None:
         for on in self.outages.done(message, self.clock()):
-            self._outcomes.go_on(on.elsewhere)
+            if on.elsewhere:
+                self._outcomes.go_on(on.elsewhere)
             if on.lasted_s is not None:
                 self.lanes.let_go(on.here)
                 facts: dict[str, Any] = {"tickets": len(on.here), "probes": on.probes}

@@ -205,7 +205,7 @@ def with_middleware(target: Callable[..., Any], call: Callable[..., Any], is_asy
             with contextlib.ExitStack() as stack:
                 for make in managers:
                     stack.enter_context(make(given))
-                return call(given)
+                return _unless_error(call(given))
 
         return called
 
@@ -218,9 +218,15 @@ def with_middleware(target: Callable[..., Any], call: Callable[..., Any], is_asy
                     await stack.enter_async_context(manager)
                 else:
                     stack.enter_context(manager)
-            return await call(given)
+            return _unless_error(await call(given))
 
     return called_later
+
+
+def _unless_error(returned: Any) -> Any:
+    if isinstance(returned, BaseException):
+        raise returned
+    return returned
 
 
 def _is_later(maker: Maker) -> bool:

@@ -186,6 +186,8 @@ class TaskHandler:
         try:
             task_started.send_robust(backend, task_result=result)
             value = task.call(*context, *args, **kwargs)
+            if isinstance(value, BaseException):
+                raise value
             _change(result, status=TaskResultStatus.SUCCESSFUL, finished_at=timezone.now(), _return_value=value)
             task_finished.send_robust(backend, task_result=result)
         except RetryLater:

@@ -107,11 +107,13 @@ def with_spans(handler: Handler, stream: str, group: str) -> Handler:
 
 
 def check_ran(result: object) -> None:
-    """Raise HandlerUnusable when a handler's return value shows that nothing of it ran (common/base/callables.py). For
-    a pool's future only log a warning, once."""
+    """Raise HandlerUnusable when a handler's return value shows that nothing of it ran (common/base/callables.py), and
+    what is an error itself. For a pool's future only log a warning, once."""
     try:
         kind, is_future = unfinished_kind(result), isinstance(result, Future)
-    except Exception:  # a stand-in for an object that cannot be had; it runs nothing later
+    except Exception as problem:  # a stand-in for an object that cannot be had; it runs nothing later
+        if problem is result:
+            raise
         return
     if kind:
         raise HandlerUnusable(

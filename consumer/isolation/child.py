@@ -126,8 +126,9 @@ class Slot(Service):
             if self._event_loop is None:
                 self._event_loop = asyncio.new_event_loop()
                 asyncio.set_event_loop(self._event_loop)
-            return self._event_loop.run_until_complete(handler.call(given_to))
-        returned = handler.call(given_to)
+            returned = self._event_loop.run_until_complete(handler.call(given_to))
+        else:
+            returned = handler.call(given_to)
         if handler.batch is None and returned is not None:
             check_ran(returned)
         return returned

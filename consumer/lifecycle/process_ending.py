@@ -31,7 +31,7 @@ from usher.consumer.policy.quarantine import Left, suspects
 log = logging.getLogger(__name__)
 
 #: Finished messages get this long to be acknowledged before the process leaves.
-_FLUSH_S = 0.5
+FLUSH_AT_END_S = 0.5
 _POLL_S = 0.01
 
 
@@ -73,10 +73,14 @@ class ProcessEnding:
                 self._journal.forget(one)
         except (OwnershipLost, RedisTrouble, CommandRefused) as trouble:  # the process leaves whatever Redis answers
             event(log, "attempt_not_recorded", level=logging.WARNING, why=str(trouble))
-        until_s = time.monotonic() + _FLUSH_S
-        while not self._is_flushed() and time.monotonic() < until_s:
-            time.sleep(_POLL_S)
+        wait_until(self._is_flushed, FLUSH_AT_END_S)
         self._leave(why)
+
+
+def wait_until(is_so: Callable[[], bool], most_s: float) -> None:
+    until_s = time.monotonic() + most_s
+    while not is_so() and time.monotonic() < until_s:
+        time.sleep(_POLL_S)
 
 
 #: Longest time that the leader may take to recover a dead incarnation and still know that its journal was reported.

@@ -58,7 +58,7 @@ def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseExceptio
     ==============================================  =============================================================
     returned None, or an empty mapping              all done
     raised PartialFailure, or returned a mapping    done up to the first failed message of each lane
-    raised RetryLater                               all tried again after the time that it asked for
+    raised RetryLater (to return is to raise)       all tried again after the time that it asked for
     raised anything else, one message in the call   that is its error
     raised anything else, several in the call       none done, each tried again by itself (``TriedTogether``)
     ==============================================  =============================================================
@@ -66,6 +66,7 @@ def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseExceptio
     Any other return value, or one that names a message that was not in the call, is an error of the handler, as if it
     had raised it.
     """
+    raised = returned if raised is None and isinstance(returned, BaseException) else raised
     if raised is not None:
         raised = readable(raised)  # a RetryLater without a time is an error like any other
     if isinstance(raised, PartialFailure):

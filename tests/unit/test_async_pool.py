@@ -40,10 +40,11 @@ class Pool:
         self.given_up: list[str] = []
         self.broken: list[str] = []
         self.lanes = Lanes()
+        self.journal, self.failures = Journal(None, "", "", 8), list[FailedAttempt]()
         self.executor = Executor(
             self.lanes,
             self,
-            Journal(None, "", "", 0),
+            self.journal,
             LEASE,
             policy or RetryPolicy(3, 0.0, 0.0),
             strict,
@@ -59,7 +60,8 @@ class Pool:
         if item.lane is not None:  # it is held until Redis has this
             self.lanes.resume([item.lane])
 
-    def failed(self, failure: FailedAttempt) -> None: ...
+    def failed(self, failure: FailedAttempt) -> None:
+        self.failures.append(failure)
 
     def put_off(self, lane: MessageLane, given: Message, due_s: float) -> None:
         self.lanes.wait(lane, given, due_s)
@@ -108,6 +110,40 @@ def test_a_handler_may_use_child_processes_threads_and_its_own_cancellation() ->
     made.until(lambda: sorted(made.done) == ["1-0", "2-0", "3-0"])
     made.end()
     assert not made.broken
+
+
+async def _exit() -> None:
+    sys.exit(3)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("how", ["stop", "cancel_all", "exit_in_a_task", "exit_in_a_callback"])
+def test_a_handler_that_ends_the_loop_leaves_all_that_ran_as_a_crash_does(how: str) -> None:
+    """What ran is in the journal still, and nobody was charged: the successor makes suspects of all of them."""
+
+    async def handle(message: Message) -> None:
+        if message.id == "9-0":
+            loop = asyncio.get_running_loop()
+            if how == "stop":
+                loop.stop()
+            elif how == "cancel_all":
+                for task in asyncio.all_tasks():
+                    task.cancel()
+            elif how == "exit_in_a_task":
+                await loop.create_task(_exit())
+            else:
+                loop.call_soon(sys.exit, 3)
+        await asyncio.sleep(60)
+
+    made = Pool(handle)
+    made.add(1, 2)
+    made.pool.start()
+    made.until(lambda: len(made.journal.running()) == 2)
+    made.add(9)
+    made.until(lambda: bool(made.broken))
+    assert made.pool.join(PATIENCE_S)
+    assert sorted(left.stream_id for left in made.journal.running()) == [b"1-0", b"2-0", b"9-0"]
+    assert not (made.failures or made.done or made.given_up)
 
 
 @pytest.fixture

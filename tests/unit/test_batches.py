@@ -99,7 +99,9 @@ class TestJudge:
 
     def test_a_time_that_is_no_number_is_an_error_of_the_handler(self) -> None:
         """It was called again at once, uncharged, for ever."""
-        [verdict] = judge([[self.B1]], None, RetryLater(float("nan")))
+        odd = RetryLater(1.0)
+        odd.after_s = float("nan")
+        [verdict] = judge([[self.B1]], None, odd)
         assert isinstance(verdict.error, TypeError)
         assert "after_s is not a number of seconds" in str(verdict.error)
 

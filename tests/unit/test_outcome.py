@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import contextlib
+import math
 import random
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from usher.common.base.errors import GiveUp, RetryLater
+from usher.common.base.errors import GiveUp, RetryLater, readable
 from usher.common.protocol.attempts import Attempts
+from usher.consumer.handlers.decorators import around
+from usher.consumer.handlers.loader import check_ran, handler_of
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.policy.batches import judge
 from usher.consumer.policy.outcome import Bury, RetryPolicy, TryAgain, decide, unended
+from usher.consumer.sinks.sql import check_done
 
 POLICY = RetryPolicy(max_attempts=3, base_s=1.0, cap_s=3.0)
 
@@ -31,8 +40,7 @@ class Unspeakable(Exception):
         (RetryLater(7), 1, TryAgain(7.0)),
         (RetryLater(7), 99, TryAgain(7.0)),
         (RetryLater(-1), 1, TryAgain(0.0)),
-        (RetryLater(float("inf")), 1, TryAgain(315_360_000.0)),
-        (RetryLater(float("nan")), 1, TryAgain(0.0)),
+        (RetryLater(timedelta(minutes=2)), 1, TryAgain(120.0)),
         (ValueError("bad"), 1, TryAgain(0.5)),
         (ValueError("bad"), 2, TryAgain(1.0)),
         (ValueError("bad"), 3, Bury("attempts_exhausted", "ValueError: bad")),
@@ -46,6 +54,34 @@ class Unspeakable(Exception):
 )
 def test_each_row_of_the_table(raised: BaseException, failures: int, decision: TryAgain | Bury) -> None:
     assert decide(raised, failures, POLICY, Lowest()) == decision
+
+
+@pytest.mark.parametrize("wrong", [math.inf, math.nan, 1e9, "1", None, b"1", timedelta.max])
+def test_what_is_no_time_is_refused_where_it_is_said(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="RetryLater takes seconds"):
+        RetryLater(wrong)
+
+
+def test_a_group_of_errors_is_what_its_errors_ask_for() -> None:
+    later, longer, never, bad = RetryLater(1), RetryLater(9), GiveUp("never"), ValueError("bad")
+    for errors, asked in (([later], later), ([later, longer], longer), ([bad, never], never)):
+        assert readable(ExceptionGroup("of a TaskGroup", errors)) is asked
+        assert readable(ExceptionGroup("outer", [ExceptionGroup("inner", errors)])) is asked
+    mixed = ExceptionGroup("of a TaskGroup", [later, bad])
+    assert readable(mixed) is mixed  # something else went wrong, too
+
+
+@pytest.mark.parametrize("error", [RetryLater(1), GiveUp("never"), ValueError("bad"), SystemExit(1)])
+def test_an_error_that_is_returned_is_raised(error: BaseException) -> None:
+    def handle(message: Any) -> Any:
+        return error
+
+    around(contextlib.nullcontext)(handle)
+    for call in (lambda: check_ran(error), lambda: check_done(error), lambda: handler_of(handle).call(None)):
+        with pytest.raises(type(error)):
+            call()
+    [outcome] = judge([[Message(b"T", b"1-0", 1, [], OwnLease(1.0, 0.0))]], error, None)
+    assert outcome.error is error
 
 
 @pytest.mark.parametrize(
