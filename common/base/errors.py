@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 
@@ -104,8 +103,8 @@ class RetryLater(UsherError):
 
     is_away = False
 
-    def __init__(self, after_s: float | timedelta, reason: str = "", is_away: bool = False) -> None:
-        seconds = after_s.total_seconds() if isinstance(after_s, timedelta) else after_s
+    def __init__(self, after_s: Any, reason: str = "", is_away: bool = False) -> None:
+        seconds = after_s.total_seconds() if hasattr(after_s, "total_seconds") else after_s
         if not isinstance(seconds, (int, float)):
             raise TypeError(f"RetryLater takes seconds as a number, or a timedelta (not {after_s!r})")
         if not seconds <= _LONGEST_WAIT_S:  # nor a NaN
