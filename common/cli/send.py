@@ -195,7 +195,6 @@ def _one_message(ticket: str, pairs: tuple[str, ...], ticket_field: str) -> NewM
 
 
 def _waiting(link: Link, stream: str) -> Callable[[], None]:
-    """Return a function that waits while too much waits for the stream, and says so."""
     sign = LimitSign(link, stream)
 
     def wait() -> None:

@@ -337,7 +337,6 @@ def _rights(link: Link, keys: Keys, sources: SourceSelection | None) -> Rights:
 
 
 def _calls(program: AclProgram) -> Iterator[tuple[str, tuple[Arg, ...]]]:
-    """Yield each command of a program on a key of its grant, and one command on each of the grant's other keys."""
     for name in program.sends:
         yield name.upper().replace("|", " "), tuple(name.upper().split("|"))
     for commands, patterns in program.grants:

@@ -150,7 +150,6 @@ class ReadingBoard:
             return list(self._held)
 
     def known_ids(self) -> set[bytes]:
-        """Return the ids of messages that are held, or run although they were dropped."""
         with self._changed:
             return {*self._held, *self._running}
 
@@ -175,7 +174,6 @@ class ReadingBoard:
             self._changed.notify_all()
 
     def take(self, timeout_s: float) -> StreamMessage | None:
-        """Return a message to start; None after ``timeout_s``, or when nothing starts any more."""
         until_s = now_s() + timeout_s
         with self._changed:
             while not self._closed:
@@ -593,7 +591,6 @@ class MessageReadingLoop:
         ]
 
     def start(self) -> None:
-        """Begin reading. Returns at once; while Redis cannot be reached, connecting is tried again and again."""
         if os.getpid() != self._made_in:  # forked since: siblings must not take its messages for theirs
             self.reader_name = reader_name(self._prefix)
             for stream in self._streams:
@@ -655,7 +652,6 @@ class MessageReadingLoop:
         return judge(self._services, now_s())
 
     def metrics(self) -> dict[str, float]:
-        """Return counts since the start, and the numbers of held and running messages."""
         return {**vars(self._shared.metrics), "held": self._shared.board.held, "running": self._shared.board.running}
 
     @property

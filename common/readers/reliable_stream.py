@@ -208,7 +208,6 @@ class ReliableStream:
         return _confirmed([message.stream_id for message in messages], replies)
 
     def charge(self, attempts: Mapping[bytes, int]) -> list[bytes]:
-        """Note failed attempts, by id, for the message's next reader. Returns ids that are not this reader's."""
         args: list[Arg] = [self._keys.group, self.reader, *(part for pair in attempts.items() for part in pair)]
         keys = (self._keys.stream, self._keys.attempts)
         return list(self._scripts.run("stream_charge", keys, args)) if attempts else []

@@ -172,7 +172,6 @@ class StreamRouter:
         policy: SlowPolicy = SlowPolicy.WAIT,
         timeout_s: float = 5.0,
     ) -> list[Subscription]:
-        """Subscribe to many keys at once; see ``subscribe``."""
         if capacity < 1:
             raise ValueError("capacity must be at least 1")
         if self._stopped:

@@ -144,7 +144,6 @@ class ReadSchedule:
         return not self._pass
 
     def take(self, most: int) -> list[Read]:
-        """Return the reads to do now, at most ``most``; each is given back with ``finish``."""
         reads: list[Read] = []
         while len(reads) < most and (stream := self._next()) is not None:
             marks = stream.marks

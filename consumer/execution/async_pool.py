@@ -208,7 +208,6 @@ class AsyncPool(Service):
             raise
 
     def _next_work(self) -> Any:
-        """Return work that ``_run`` can start with now, or None."""
         return self._executor.lanes.take_now()
 
     def _due_s(self) -> float | None:

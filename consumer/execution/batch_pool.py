@@ -166,7 +166,6 @@ class BatchLine:
         executor.lanes.on_ready = self.ring
 
     def ring(self) -> None:
-        """Wake the thread that collects: a lane is ready."""
         self._news.set()
 
     def next_lanes(self) -> list[MessageLane] | None:

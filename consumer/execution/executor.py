@@ -128,11 +128,9 @@ class Executor:
         return self.refused_children < _MOST_REFUSED
 
     def may_start(self) -> bool:
-        """Return whether handlers may start: the lease cannot have ended anywhere."""
         return self._lease.may_start()
 
     def next_message(self, lane: MessageLane) -> Message | None:
-        """Take the next message; None when the lane is empty or nothing may start."""
         if lane.early:
             with self.lanes.locked():
                 lane.merge_early()

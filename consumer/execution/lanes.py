@@ -171,7 +171,6 @@ class Lanes:
         return is_due
 
     def let_go(self, tickets: Collection[bytes]) -> None:
-        """Let these tickets go on now, as far as they wait."""
         with self._changed:
             self._board.let_go(tickets)
             self._changed.notify_all()

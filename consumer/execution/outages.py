@@ -134,7 +134,6 @@ class Outages:
             return self._wait(outage, message, now_s)._replace(is_news=is_news)
 
     def _note(self, outage: Outage, message: Message, how: str, now_s: float) -> bool:
-        """Count the failure. Return whether by now it is an outage."""
         outage.last_s, ticket = now_s, message.ticket
         if len(outage.tickets) < _MOST:
             outage.tickets.setdefault(ticket, now_s)

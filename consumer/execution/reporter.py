@@ -150,7 +150,6 @@ class Reporter(Service):
         self._enough = min(MOST_IDS, max(1, spare // 2))
 
     def _early_s(self) -> float:
-        """Return the seconds until the next report may go."""
         self._calm = True  # before the look: an ``add`` that ends the calm meanwhile must wake us
         self._calm = self._keeps_up()
         pause_s = 0.0 if self._hurry else _CALM_PAUSE_S if self._calm else _PAUSE_S

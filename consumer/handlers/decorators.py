@@ -62,7 +62,6 @@ def batch(most: int = 100, wait_s: float = 0.01, per_ticket: int = 1) -> Callabl
 
 
 def batch_of(handler: Callable[..., Any]) -> BatchOptions | None:
-    """Return the ``@batch`` options of a handler; None when it takes single messages."""
     return declared(handler, _BATCH, BatchOptions)
 
 
@@ -111,12 +110,10 @@ class HandlerOptions:
             raise ValueError(f"rate must be messages per second, from 0.001 to 1000000 (it is {self.rate!r})")
 
     def terms(self) -> bool:
-        """Return whether any setting is overridden."""
         return self != HandlerOptions(body=self.body)
 
 
 def given(asked: float | None, setting: float) -> float:
-    """Return the value that was asked for, else the setting."""
     return setting if asked is None else asked
 
 
@@ -158,7 +155,6 @@ def handler(
 
 
 def options_of(function: Callable[..., Any]) -> HandlerOptions:
-    """Return the options set at the function's definition."""
     return declared(function, _ATTRIBUTE, HandlerOptions) or HandlerOptions()
 
 

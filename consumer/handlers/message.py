@@ -125,7 +125,6 @@ class Message(EntryView):
 
     @property
     def known(self) -> Attempts:
-        """Return the message's attempts, as far as they are known."""
         return Attempts(self.attempt, self.failures, self.crashes, self.losses)
 
     def survived(self) -> None:
@@ -141,11 +140,9 @@ class Message(EntryView):
 
     @property
     def in_hand(self) -> bool:
-        """Return whether its handler runs, according to the journal."""
         return self.slot != 0
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that every log line about it has."""
         return {"ticket": self.scoped_ticket_id, "id": self.id, "fence": self.fence, "attempt": self.attempt}
 
     def __repr__(self) -> str:

@@ -122,12 +122,10 @@ def _is_message(annotation: Any) -> bool:
 
 
 def is_async(target: Callable[..., Any]) -> bool:
-    """Return whether what calling ``target`` returns must be awaited."""
     return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
 
 
 def _reader(asked: Any, body: str | Callable[[bytes], Any]) -> Reader:
-    """Return the function that makes a value of type ``asked`` of a message. It raises Invalid."""
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticUserError
 

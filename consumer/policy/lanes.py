@@ -144,7 +144,6 @@ class LaneBoard(Generic[M]):
         return self.running < slots and not self.ready
 
     def take(self) -> Lane[M] | None:
-        """Return a lane to run, or None."""
         if not self.ready:
             return None
         self.running += 1
@@ -234,7 +233,6 @@ class LaneBoard(Generic[M]):
         heapq.heapify(self.waiting)
 
     def next_due_s(self) -> float | None:
-        """Return when the first of the waiting lanes is due, or None."""
         return self.waiting[0][0] if self.waiting else None
 
     def done(self, ids: Iterable[bytes]) -> None:

@@ -426,7 +426,6 @@ class SqlSink(BaseSink):
 
     @contextlib.contextmanager
     def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
-        """Give a session, or None for a repeat."""
         with plain_errors(), self.engine.connect() as connection, connection.begin() as transaction:
             if not self._enter(connection, message):
                 with ForkGuard():

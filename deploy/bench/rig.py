@@ -44,7 +44,6 @@ def facts(redis_version: str) -> dict[str, Any]:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """Return a process and all its descendants, of which any may end meanwhile; none where it has ended."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]

@@ -153,7 +153,6 @@ def _run(
     kill: bool,
     stop: StopRequest,
 ) -> tuple[DemoVerdict, str]:
-    """Start, send, follow, stop. Returns the verdict and the name of the killed consumer, if any."""
     records = folder / "records"
     records.mkdir()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}

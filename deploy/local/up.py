@@ -52,7 +52,6 @@ class Relay:
         self._read = {path.stem: ((facts := path.stat()).st_ino, facts.st_size) for path in folder.glob("*.log")}
 
     def lines(self) -> list[str]:
-        """Return the lines logged since the last call, ready to print."""
         return [
             self._dressed(path.stem, line)
             for path in sorted(self._folder.glob("*.log"))

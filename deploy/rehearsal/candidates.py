@@ -76,7 +76,6 @@ class Candidate:
 
     @property
     def id(self) -> str:
-        """Return the id that commands use: that of its letter, if it has one."""
         return (self.letter.id if self.letter is not None else self.message_id).decode(errors="replace")
 
     @property
@@ -237,7 +236,6 @@ class Replayed(NamedTuple):
 
 
 def seconds_of(run: RunRecord | None) -> float | None:
-    """Return the duration of an execution; None when it is not known, or has not ended."""
     return None if run is None or not run.end_us else (run.end_us - run.start_us) / 1e6
 
 

@@ -299,7 +299,6 @@ class Kit:
         self._steps.renew(self._lease_ms)
 
     def _settle(self) -> None:
-        """Let the leader turn until it has nothing to do."""
         self._dispatcher.post(read_registry(self._roster, self._keys))
         for _ in range(_MOST_TURNS):
             self._changes.look(None)
@@ -308,7 +307,6 @@ class Kit:
         raise RuntimeError("the leader has always more to do")
 
     def _work(self) -> bool:
-        """Read what was handed over, handle it, and write what came of it. Return whether there was anything."""
         before = len(self.calls)
         self._reader.read(None)
         with self._lanes.locked() as board:

@@ -149,7 +149,6 @@ class HttpServices:
         return StreamRouter(self._place.redis_url, name="master", prefixes=prefixes)
 
     def _kept(self, part: _Part) -> _Part:
-        """Keep a part, to be closed at the end."""
         self._closing.callback(part.close)
         return part
 

@@ -251,7 +251,6 @@ def _change(
 
 
 def _nothing(given: dict[str, Any]) -> str:
-    """Return the message that no letter matches, with the filters that were given."""
     texts = {"ticket": given["ticket"], "reason": given["reason"], "error": given["error"], "id": given["message_id"]}
     ages = {"older than": given["older_than"], "younger than": given["younger_than"]}
     filters = [f"{name} {escape_control(value)}" for name, value in texts.items() if value]

@@ -90,7 +90,6 @@ class MessageFields:
         return self.add(rows, lambda row: row["id"], self._keys.dead)
 
     def add_to_tickets(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return rows of tickets with the fields of the first message of each."""
         return self.add(rows, lambda row: next(iter(row.get("message_ids") or ()), None))
 
     def add_to_groups(self, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -228,7 +228,6 @@ class BulkLetters(Service):
         return was_running
 
     def _note(self, job: BulkJob) -> None:
-        """Say in the action log and in the log what became of a job."""
         told = outcome_of(job.outcomes.elements())
         self._letters.note(OperatorAction(job.by, job.what, job.about), told)
         outcomes = dict(job.outcomes)

@@ -62,7 +62,6 @@ class _Choice(NamedTuple):
 
 
 def delayed_views(parts: Parts) -> Blueprint:
-    """Return the list of delayed messages."""
     views = Blueprint("delayed_views", __name__)
 
     @views.get("/delayed")

@@ -41,7 +41,6 @@ def asked_filter(given: Mapping[str, str]) -> tuple[dict[str, str], LetterFilter
 
 
 def in_words(asked: Mapping[str, str]) -> str:
-    """Return the filter in words."""
     told = [
         _OF_LETTERS[name].format(label(value) if name == "policy" else value) for name, value in asked.items() if value
     ]
@@ -60,7 +59,6 @@ def asked_tickets(given: Mapping[str, str]) -> tuple[dict[str, str], TicketFilte
 
 
 def group_url(group: Mapping[str, Any]) -> str:
-    """Return the list of all tickets of a group."""
     return "/tickets?" + urlencode({"state": group["state"], "error": group["error"]})
 
 

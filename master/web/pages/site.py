@@ -148,7 +148,6 @@ def _add_login(site: Blueprint) -> None:
 
 
 def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:
-    """Return the values that every page may use."""
     role: Role = getattr(g, "role", Role.ANYBODY)
     may_look = role.may(Role.VIEWER)
     # Every page takes a snapshot, so that the counts beside the names of pages are up to date on all of them.
@@ -180,7 +179,6 @@ def _counts(seen: dict[str, Any]) -> dict[str, str]:
 
 
 def _problem_page(response: Response) -> Response:
-    """Return a problem document as a page for people."""
     problem = response.get_json()
     title = str(problem.get("title", "problem")).replace("_", " ").capitalize()
     page = make_response(

@@ -68,7 +68,6 @@ _SEVERITIES = ("bad", "warn", "unknown", "ok")
 
 
 def view_routes(parts: Parts) -> Blueprint:
-    """Return every GET of the page."""
     views = Blueprint("views", __name__)
     _add_live(views, parts)
     _add_tickets(views, parts)
