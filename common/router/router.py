@@ -123,7 +123,6 @@ class StreamRouter:
                 reader.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """End all subscriptions and threads. May be called twice."""
         with self._lock:
             self._stopped = True
             readers = self._readers

@@ -230,11 +230,9 @@ class ReadSchedule:
     # -- places that begin at the end
 
     def take_unplaced(self, most: int) -> list[Stream]:
-        """Return streams whose last id must be asked for; each is given back with ``placed``, or to ``unplaced``."""
         return [self.unplaced.popleft() for _ in range(min(most, len(self.unplaced)))]
 
     def want_check(self, check: LastIdCheck) -> None:
-        """Repeat a check that got no answer."""
         self._want(check.stream, _CHECK)
 
     def placed(self, stream: Stream, waiting: Sequence[ReadPosition], last_generated: bytes | None) -> None:

@@ -51,7 +51,6 @@ class LineStops:
         self.count = 0
 
     def call(self, run: Callable[[], Any]) -> Any:
-        """Return the result of ``run()``, traced on this thread."""
         sys.settrace(self._entered)
         try:
             return run()

@@ -90,7 +90,6 @@ class Candidate:
 
 
 def of_letter(letter: DeadLetter) -> Candidate:
-    """Make a candidate of a dead letter. It would be redriven with attempts that begin anew."""
     reason = letter.reason.replace("_", " ")
     why = f"{reason}: {letter.error}" if letter.error else reason
     before = Before(DEAD, f"{why} (halted)" if letter.policy == "halt" else why)
@@ -451,7 +450,6 @@ class Candidates:
         return [one.with_run(runs.get(one.message_id)) for one in found]
 
     def _runs_of(self, entries: Iterable[tuple[bytes, bytes]]) -> dict[bytes, RunRecord]:
-        """Return the last run of each of these (id, ticket), as far as the run log is searched in time."""
         found: dict[bytes, RunRecord] = {}
         missing: dict[str, set[bytes]] = {}
         for one, ticket in entries:

@@ -293,7 +293,6 @@ class Kit:
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        """Hold both leases: a test may have stood still in a debugger."""
         self._elector.run_once()
         self._lease.renewed(now_s())
         self._steps.renew(self._lease_ms)
