@@ -341,7 +341,6 @@ def worst(findings: Iterable[DoctorFinding]) -> DoctorSeverity:
 
 
 def promise(facts: DoctorFacts) -> list[Holds]:
-    """Return what holds here when something fails, by the mode of the append-only file (docs/operate.md)."""
     fsync, has_file = facts.setting("appendfsync") or "", facts.told("aof_enabled")
     killed = {"always": "nothing is lost"}.get(
         fsync, "no loss was seen in tests; a write that waits for a slow disk may be lost"

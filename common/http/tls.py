@@ -98,7 +98,6 @@ class ServerTls:
 
 
 def server_tls(cert: Path | None, key: Path | None) -> ServerTls | None:
-    """Return how to serve HTTPS; None without a certificate. Raises SettingsError."""
     return None if cert is None else ServerTls(cert, key)
 
 

@@ -75,7 +75,6 @@ class OutboxBatch(NamedTuple):
 
     @property
     def names(self) -> list[tuple[int, str]]:
-        """Return (id, uid) of each row that became a message."""
         return [(row_id, uid.decode()) for row_id, uid in zip(self.ids, self.values[1 :: 1 + len(FIELDS)], strict=True)]
 
 
@@ -116,7 +115,6 @@ def encode(rows: Iterable[Row], parks: bool = False) -> OutboxBatch:
 
 
 def check_uid(uid: bytes) -> bytes:
-    """Return the uid. Raises MessageUndecodable for one that is empty or too long."""
     if not uid:
         raise MessageUndecodable("empty_uid")
     if len(uid) > LONGEST_UID:
@@ -178,7 +176,6 @@ def as_json(name: str, value: Any) -> bytes:
 
 
 def _may_be_not_finite(values: Iterable[Any]) -> bool:
-    """Return False when none of these values, nor of their parts, is NaN or infinite."""
     for value in values:
         kind = type(value)
         if kind in _NO_NUMBERS:

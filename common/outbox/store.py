@@ -176,7 +176,6 @@ class OutboxStore:
             return True
 
     def bell(self) -> CommitNotifier | None:
-        """Return a notifier of commits; None where there is none (SQLite, MySQL, other drivers)."""
         if self._is_postgres and self._engine.driver == "psycopg":
             self._bell = CommitNotifier(self._engine)
         return self._bell

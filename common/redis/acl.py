@@ -147,7 +147,6 @@ def _with_scripts(*grants: Grant) -> tuple[Grant, ...]:
 
 
 def _consumer(keys: Keys) -> tuple[Grant, ...]:
-    """Return what a consumer does by itself and by its scripts, by the kind of key."""
     lease, inbox = keys.lease("*"), keys.inbox("*")
     return (
         Grant(("xreadgroup", "xread", "xrange", "xack", "xclaim", "xpending", "xgroup|delconsumer"), (keys.stream,)),

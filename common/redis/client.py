@@ -45,7 +45,7 @@ Meanwhile = Callable[[], None]
 SAME_MEMORY = frozenset({"BUSY", "MISCONF", "OOM", "NOREPLICAS", "UNKILLABLE", "NOSCRIPT"})
 #: Errors after which another server is, or may be, the right one now: a master that has lost its replicas was perhaps
 #: cut off, or deposed without knowing it.
-ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
+ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "UNBLOCKED")
 #: Errors that mean "refused, nothing happened, try again", by their first word, as Redis sends it.
 _NOT_NOW = (*ELSEWHERE, "LOADING", "BUSY", "MISCONF", "OOM", "TRYAGAIN", "UNKILLABLE")
 #: Kinds for a server that was reached and did not let us in: because of the password or user, or for another reason (a
@@ -54,7 +54,8 @@ AUTH, REFUSED = "AUTH", "REFUSED"
 #: A refusal at connect that passes. redis-py treats it as a failed connection, but misses the wording of a cluster's
 #: node.
 _FULL = "max number of clients"
-_GROUP_GONE = ("NOGROUP", "UNBLOCKED")
+#: "UNBLOCKED" alone says that somebody ended the wait, most often a failover: the server is another one's replica now.
+_GROUP_GONE = ("NOGROUP ", "UNBLOCKED the stream key no longer exists")
 #: The first words that redis-py strips from errors, by its class for them.
 _BY_CLASS = {
     "NoScriptError": "NOSCRIPT",
@@ -136,10 +137,10 @@ def named(error: redis.RedisError) -> Exception:
         return ScriptMissing(word, text)
     # Inside a script the first word is followed by Redis' own wrapping, before 7.0 even "ERR Error running script ...
     # -OOM ...".
+    if any(gone in text for gone in _GROUP_GONE):
+        return GroupMissing(f"Redis: {text}")
     if word in _NOT_NOW:
         return NotNow(word, f"Redis: {word} {text.removeprefix(word).strip()}")
-    if word in _GROUP_GONE or any(f"{gone} " in text for gone in _GROUP_GONE):
-        return GroupMissing(f"Redis: {text}")
     if "Error running script" in text:
         for hint in ("-OOM", "'maxmemory'", "-MISCONF", "-NOREPLICAS", "-READONLY"):
             if hint in text:
@@ -182,7 +183,6 @@ class ServerFacts(NamedTuple):
     was_promoted: bool
 
     def follows(self, former: ServerFacts) -> bool:
-        """Return True if it is the process of ``former``, and was not promoted since."""
         return self.run_id == former.run_id and (self.history == former.history or not self.was_promoted)
 
 
@@ -319,7 +319,6 @@ class Link:
                 pass  # it was closed meanwhile, which is the aim
 
     def _connected(self) -> Any:
-        """Return the open connection. Raises NotNow: nothing was sent."""
         try:
             if self._open and not self._elsewhere and not self._owed and self._process == os.getpid():
                 if not self._is_fixed and has_moved(self.url, self._connection):

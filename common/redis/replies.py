@@ -69,15 +69,22 @@ class GroupConsumer(NamedTuple):
 
 
 def cut_unread(group: Mapping[bytes, Any], stream: Mapping[bytes, Any], counted: bytes | None) -> int:
-    """Do the same as lua/includes/group.lua, with the facts of XINFO GROUPS and XINFO STREAM: how many entries are gone
-    that the group was not given, as far as this can be known. ``counted``: those that are
-    mishaps already (lua: count_cut), and are left out."""
+    """Do the same as lua/includes/bodies.lua, with the facts of XINFO GROUPS and XINFO STREAM: how many entries are
+    gone that the group was not given, as far as this can be known. ``counted``: those that are mishaps already (lua:
+    count_cut), and are left out."""
     read, first = group.get(b"entries-read"), stream[b"first-entry"]
     if read is None or (first and rank(first[0]) <= rank(group[b"last-delivered-id"])):
         return 0
-    at, _, number = (counted or b"").partition(b" ")
-    known = int(number) if at == group[b"last-delivered-id"] else 0
-    return max(0, int(stream[b"entries-added"] - read - stream[b"length"]) - known)
+    here = cut_at(counted, group[b"last-delivered-id"])[0]
+    return max(0, int(stream[b"entries-added"] - read - stream[b"length"]) - here)
+
+
+def cut_at(counted: bytes | None, position: bytes) -> tuple[int, int]:
+    """Return how many entries were cut unread (lua: count_cut) at this position of the group, which Redis counts as
+    read with its next read, and below it."""
+    at, number, of_all = (counted or b"0-0 0 0").split()
+    here = int(number) if at == position else 0
+    return here, int(of_all) - here
 
 
 def parse_record(value: bytes) -> TicketRecord:
@@ -240,7 +247,6 @@ class TicketStream:
         return span_of(self._link, self._keys.stream)
 
     def last_delivered(self) -> bytes:
-        """Return the highest id that the group was given. Raises GroupMissing."""
         return bytes(self.group_facts()[b"last-delivered-id"])
 
     def highest_pending(self) -> bytes | None:
@@ -250,7 +256,6 @@ class TicketStream:
         return highest
 
     def group_facts(self) -> dict[bytes, Any]:
-        """Return the XINFO GROUPS of our group as a mapping. Raises GroupMissing."""
         try:
             groups = self._link.call("XINFO", "GROUPS", self._keys.stream)
         except CommandRefused as refused:

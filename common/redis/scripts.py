@@ -80,7 +80,6 @@ def next_room(room: int, took_s: float | None) -> int:
 
 @functools.cache
 def reads_bodies(name: str) -> bool:
-    """Return whether step ``name`` takes the bytes of bodies that it may read as its last argument."""
     return any("bodies" in words.split() for words in _INCLUDE.findall(_files()[name].read_text(encoding="utf-8")))
 
 

@@ -414,5 +414,4 @@ def last_id_of(reply: object) -> bytes | None:
 
 
 def as_found(reply: Any) -> Found:
-    """Return the entries of an XREAD reply, of either protocol, by key."""
     return reply if isinstance(reply, dict) else {bytes(key): entries for key, entries in reply or ()}

@@ -223,7 +223,6 @@ class StreamRouter:
 
     @staticmethod
     def _position(last_id: str | bytes | _Now | None) -> bytes | None:
-        """Return the position to begin above; None: the end, which is still to be found out."""
         if last_id is NOW:
             return None
         if last_id is None:

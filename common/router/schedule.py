@@ -85,7 +85,6 @@ class ReadSchedule:
     # -- subscriptions
 
     def stream(self, key: bytes) -> Stream:
-        """Return the stream of that key, to which the caller is about to ``add`` a position."""
         return self.streams.get(key) or self.streams.setdefault(key, Stream(key))
 
     def add(self, place: ReadPosition) -> None:

@@ -23,7 +23,6 @@ def oom_kills() -> int | None:
 
 
 def memory_of_machine() -> int:
-    """Return the bytes of memory of this machine, or of this container where that has a lower limit."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _LIMITS:
         with contextlib.suppress(OSError, ValueError):  # "max": no limit

@@ -370,7 +370,6 @@ def _describe_setting_error(error: Any) -> str:
 
 
 def environment(settings: CommonSettings) -> dict[str, str]:
-    """Return the settings that differ from their defaults, as the environment of a child program."""
     changed = settings.model_dump(exclude_defaults=True)
     return {name_of(field): str(value) for field, value in changed.items()}
 

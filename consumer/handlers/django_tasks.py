@@ -16,9 +16,11 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import logging
 import os
 import platform
 import uuid
+import weakref
 from collections.abc import Callable
 from datetime import datetime
 from traceback import format_exception
@@ -32,6 +34,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from usher.common.base.errors import GiveUp, HandlerUnusable, Invalid, RetryLater
+from usher.common.base.log import event
 from usher.common.base.text import format_error
 from usher.common.outbox.rows import as_json
 from usher.common.protocol.message import key_bytes
@@ -48,6 +51,8 @@ except ImportError:  # before Django 6
     from django_tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
     from django_tasks.exceptions import InvalidTaskError as InvalidTask
     from django_tasks.signals import task_enqueued, task_finished, task_started
+
+log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -129,6 +134,9 @@ class TaskBackend(BaseTaskBackend):
             fields = {"action": ACTION, "object": task.module_path, "data": as_json("data", data)}
             producer = _producer(*(self.options.get(name) for name in ("redis", "stream", "ticket_field")))
             producer.send(ticket_id, fields, result.id, task.run_after and _ms(task.run_after))
+            for used in connections.all(initialized_only=True):
+                if used.in_atomic_block:
+                    used.on_commit(_UntilCommit(task.module_path, str(result.id), used.alias))
         task_enqueued.send_robust(type(self), task_result=result)
         return result
 
@@ -217,6 +225,24 @@ def _producer(redis: str, stream: str | None, ticket_field: str | None) -> Produ
     """Return the one producer of this process for a stream: Django makes a backend for each thread."""
     given = {"stream": stream, "ticket_field": ticket_field}
     return Producer(redis, **{name: value for name, value in given.items() if value})  # type: ignore[arg-type]
+
+
+class _UntilCommit:
+    """What waits for the commit of a transaction in which a task was sent: if that is rolled back, the task runs all
+    the same, and the log says so. Django tells of commits alone, but drops what waits for one with its savepoint."""
+
+    def __init__(self, task: str, uid: str, database: str) -> None:
+        self._undone = weakref.finalize(self, self._tell, task, uid, database)
+        self._undone.atexit = False
+
+    def __call__(self) -> None:
+        self._undone.detach()
+
+    @staticmethod
+    def _tell(task: str, uid: str, database: str) -> None:
+        way_out = "OPTIONS outbox, or transaction.on_commit"
+        level = logging.WARNING
+        event(log, "task_sent_and_rolled_back", level=level, task=task, uid=uid, database=database, way_out=way_out)
 
 
 def _ms(moment: datetime) -> int:

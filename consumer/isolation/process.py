@@ -359,7 +359,6 @@ class HandlerProcess:
         return True
 
     def begin(self) -> Forked:
-        """Start the process if there is none. Raises StartRefused when the handler cannot be loaded."""
         if self._process is not None and self._note_end(self._process):
             self._kill()
         if self._process is None:
@@ -408,7 +407,6 @@ class HandlerProcess:
         return process
 
     def _hear(self, within_s: float) -> dict[str, Any] | None:
-        """Return the next answer; None when there was none in time, or there will be none."""
         looked_s = time.monotonic()
         until_s = looked_s + within_s
         sockets = select.poll()  # select() takes no number above 1023

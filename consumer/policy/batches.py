@@ -90,7 +90,6 @@ def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseExceptio
 
 
 def _failed_of(raised: PartialFailure) -> Any:
-    """Return the failures that it names; None where they cannot be had."""
     try:
         return raised.failed
     except Exception:  # a subclass of the handler's own may not have called our __init__

@@ -156,7 +156,6 @@ class LaneBoard(Generic[M]):
         return bool(self._suspects)
 
     def take_suspect(self) -> Lane[M] | None:
-        """Return a lane whose first message is to run in a child process, or None."""
         if not self._suspects:
             return None
         self.running_apart += 1

@@ -125,7 +125,6 @@ class RedisGuard:
         return Applied(Outcome.DUPLICATE, []) if kind == b"DUPLICATE" else Applied(Outcome.APPLIED, rest)
 
     def close(self) -> None:
-        """Close the connection of this thread."""
         made = getattr(self._mine, "made", None)
         if made is not None:
             made[1].close()

@@ -101,7 +101,6 @@ class Host:
     project: Path | None
 
     def again(self) -> str:
-        """Return the command that writes this folder again, without the settings in usher.env."""
         words = ["usher", "init-deploy", str(self.folder), "--force", "--host", self.address]
         words += [word for role in self.roles for word in ("--role", role)]
         words += ["--consumers", str(len(self.consumers))] if self.consumers else []
@@ -122,7 +121,6 @@ class Host:
         return own | {"USHER_STATE_DIR": str(self.folder / "state" / role)}
 
     def files(self) -> dict[str, str]:
-        """Return the text of every file, by its name. Raises StartRefused."""
         facts = vars(self) | {
             "again": self.again(),
             "audits": bool(self.masters) and can_prove(),
@@ -156,7 +154,6 @@ class Host:
         return made
 
     def _tokens(self) -> str:
-        """Return our lines of the tokens file, and those that people have added to a former one."""
         made = [line_of(role, name, self.settings[variable]) for variable, (role, name) in _TOKENS.items()]
         file, ours = self.folder / "tokens", [line.split()[:2] for line in made]
         former = file.read_text("utf-8").splitlines() if file.is_file() else []
@@ -339,7 +336,6 @@ def _handler_trouble(host: Host) -> str:
 
 
 def _roles(asked: Sequence[str], redis_url: str, redis_at: str) -> list[str]:
-    """Return the roles in the order in which they start. A Redis elsewhere is no role here."""
     is_ours = not redis_url or re.match(rf"rediss?://{_MASTER}:[^@]*@{re.escape(redis_at)}/0", redis_url) is not None
     if "redis" in asked and not is_ours:
         raise StartRefused(f"--role redis: USHER_REDIS_URL names another Redis than that at {redis_at}; unset it")

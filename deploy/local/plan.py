@@ -158,7 +158,6 @@ def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[]
 
 
 def quiet_port(count: int, rng: random.Random) -> int:
-    """Return a port that is free at this moment together with the ``count`` - 1 after it."""
     for _ in range(_PORT_TRIES):
         first = rng.choice(_QUIET_PORTS)
         try:

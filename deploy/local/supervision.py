@@ -98,7 +98,6 @@ def environment(
 
 
 def master_urls(port: int, masters: int) -> str:
-    """Return the URLs of the masters that run on ``port`` and the ports after it, comma separated."""
     return ",".join(f"http://127.0.0.1:{port + index}" for index in range(masters))
 
 

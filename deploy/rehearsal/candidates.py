@@ -122,7 +122,6 @@ class Rehearsed(NamedTuple):
     now: CallResult
 
     def document(self) -> dict[str, Any]:
-        """Return the document for programs. Bytes that are not UTF-8 are shown, not kept."""
         one = self.candidate
         return {
             "letter_id": None if one.letter is None else one.letter.id.decode(errors="replace"),

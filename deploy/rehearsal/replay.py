@@ -86,7 +86,6 @@ class Replay:
                 time.sleep(pause_s)
 
     def open(self) -> list[Replayed]:
-        """Return what is not over: added and not done yet, or not added."""
         left = [one for queue in self._queues.values() for one in queue]
         return [
             *(Replayed(one, new_id, Before(WAITING, "added; not over yet")) for new_id, one in self._running.items()),

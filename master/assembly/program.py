@@ -248,7 +248,6 @@ class MasterProgram:
         self.app = self._facing.app
 
     def start(self, port: int, host: str) -> None:
-        """Start every role; the elector last, and with it the work."""
         settings = self._settings
         url = settings.advertise_url or url_of(host, port, settings.tls_cert is not None)
         if self._gathering is not None:

@@ -68,7 +68,6 @@ def _of_tenant(at: int, name: str, is_rate: bool) -> Value:
 
 
 def kinds(consumer: str, tenant: str, source: str) -> tuple[ChartKind, ...]:
-    """Return the charts of everything, of a consumer, of a tenant, or of a source."""
     if tenant:
         given = Series("handed over", "one", _of_tenant(0, tenant, True))
         waiting = Series("tickets", "two", _of_tenant(1, tenant, False))
@@ -159,7 +158,6 @@ def _moment(ms: int) -> str:
 
 
 def totals(points: Sequence[Mapping[str, Any]], group: str) -> list[dict[str, Any]]:
-    """Return a row for each consumer, or source, of these points, the busiest first."""
     found: dict[str, dict[str, Any]] = {}
     parts = (item for point in points for item in point[group].items())
     for name, part in ((name, part) for name, part in parts if name != ALL):

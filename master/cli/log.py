@@ -117,7 +117,6 @@ def _entries(link: Link, stream: str, start: str, end: str, follow: bool) -> Ite
 
 
 def _start_of_following(link: Link, stream: str, start: str) -> bytes:
-    """Return the id to wait behind when there is no entry after ``start`` yet: the last entry before it."""
     if start == "-":
         return b"0-0"
     found = link.call("XREVRANGE", stream, start, "-", "COUNT", 1)

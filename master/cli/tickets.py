@@ -132,7 +132,6 @@ def list_tickets(
 
 
 def _first(reader: StatusReader, limit: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return the tickets that come first, in no order, and whether there are more."""
     rows: list[dict[str, Any]] = []
     cursor: str | None = "0"
     while cursor is not None and len(rows) < limit:
@@ -572,7 +571,6 @@ def _event_line(told: ServerSentEvent) -> str:
 
 
 def _when(ms: float) -> str:
-    """Return a local time; with the day when it is not today."""
     try:
         at = datetime.fromtimestamp(ms / 1000)
     except (OverflowError, ValueError, OSError):

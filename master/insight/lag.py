@@ -9,7 +9,7 @@ from usher.common.base.clock import wall_ms
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.redis.client import Link
-from usher.common.redis.replies import group_of, pairs
+from usher.common.redis.replies import cut_at, group_of, pairs
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.leader.elector import parse_held
 from usher.master.operations.delayed_messages import waiting_commands, waiting_of
@@ -41,6 +41,12 @@ def lag_of(scripts: ScriptRunner, stream: str, group: Mapping[bytes, Any] | None
     return GroupLag(counted, False)
 
 
+def _read(group: Mapping[bytes, Any] | None, cut: bytes | None) -> int | None:
+    """Return how many entries the group was given: Redis counts those that were cut before as read."""
+    read = None if group is None else group.get(b"entries-read")
+    return None if group is None or read is None else int(read) - cut_at(cut, group[b"last-delivered-id"])[1]
+
+
 def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dict[str, Any]:
     """Read the sums of a stream in one round trip, plus those that it takes to count the lag up to ``most`` where Redis
     does not know it. ``by_name``: pending entries of each name in the group; ``oldest``: the id of the first one;
@@ -53,6 +59,7 @@ def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dic
         ("HLEN", keys.errors),
         ("HLEN", keys.rules),
         ("GET", keys.leader),
+        ("HGET", keys.counters, f"cut_at {keys.stream}"),
     ]
     of_group = [("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)]
     more = [mishaps_command(keys), ("HGETALL", LogKeys(keys.stream).behind), *waiting_commands(keys)]
@@ -60,7 +67,7 @@ def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dic
     for reply in replies[: len(counts)]:
         if isinstance(reply, Exception):
             raise reply
-    entries, tickets, dead, retrying, errors, rules, leader, groups, pending, mishaps, behind, *delayed = replies
+    entries, tickets, dead, retrying, errors, rules, leader, cut, groups, pending, mishaps, behind, *delayed = replies
     group, held = group_of(groups, keys.group), parse_held(leader)
     total, lowest, _, owners = (0, None, None, ()) if isinstance(pending, Exception) else pending
     by_name = {bytes(name): int(count) for name, count in owners or ()}
@@ -76,7 +83,7 @@ def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dic
         "entries": entries,
         "lag": lag.entries,
         "lag_is_exact": lag.is_exact,
-        "read": (group or {}).get(b"entries-read"),
+        "read": _read(group, cut),
         "pending": total,
         "parked": by_name.get(MASTER, 0),
         "halted": by_name.get(HALTED, 0),

@@ -56,7 +56,6 @@ class Lead:
 
     @property
     def is_ours(self) -> bool:
-        """Return whether we hold the lead, doubted or not."""
         with self._lock:
             return self._epoch is not None
 

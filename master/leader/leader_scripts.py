@@ -162,7 +162,6 @@ class DueLook(NamedTuple):
 
 
 def _found(flat: Sequence[Any], step: int = 2) -> list[PeekedEntry]:
-    """Parse a flat list of id, ticket (see lua/leader/peek.lua), and perhaps more."""
     found = []
     for at in range(0, len(flat), step):
         ticket = flat[at + 1]
@@ -227,7 +226,6 @@ class LeaderScripts:
         return self._parser.parse(position, taken, len(taken) == len(entries), digest_of(taken))
 
     def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
-        """Read the next page of entries pending under ``master``, above id ``after``."""
         keys = self._keys
         start = b"-" if after is None else b"(" + after
         _, last, found, gone = self._run(
@@ -422,7 +420,6 @@ class LeaderScripts:
         return bool(self._unfenced(reply) == b"OK")
 
     def reap(self, incarnation: str, name: str, stored: bytes) -> bool:
-        """Forget a dead incarnation. Return False when it lives or still has entries."""
         keys = self._keys
         script_keys = (
             keys.stream,

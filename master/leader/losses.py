@@ -68,7 +68,6 @@ class LossBook:
         self.declare(DeclaredLoss("set_back", repeats, lost))
 
     def restored(self, ids: Sequence[bytes]) -> None:
-        """Tell of entries that were claimed again, if there are any."""
         if ids:
             event(
                 log,

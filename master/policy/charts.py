@@ -46,7 +46,6 @@ def place_of(ms: int) -> str:
 
 
 def places(since_ms: int, until_ms: int) -> list[str]:
-    """Return the places of all minutes from one moment to another, both included."""
     first = max(since_ms - since_ms % MINUTE_MS, until_ms - until_ms % MINUTE_MS - (PLACES - 1) * MINUTE_MS)
     return [place_of(ms) for ms in range(first, until_ms + 1, MINUTE_MS)]
 
@@ -195,7 +194,6 @@ def _busiest(parts: Parts, most: int) -> Parts:
 
 
 def decode(value: Any) -> dict[str, Any] | None:
-    """Return a point as it was kept; None for what is none."""
     try:
         found = orjson.loads(value) if isinstance(value, bytes) else None
     except ValueError:

@@ -181,5 +181,4 @@ def _highest(known_id: bytes | None, other: bytes) -> bytes:
 
 
 def _range(first: bytes | None, last: bytes | None) -> tuple[bytes, bytes] | None:
-    """Return (``first``, ``last``); None when the range is empty."""
     return (first, last) if first is not None and last is not None and rank(first) <= rank(last) else None

@@ -226,7 +226,6 @@ class Rulebook:
         return found
 
     def all_of(self, ticket: bytes, tenant: bytes = b"") -> list[Rule]:
-        """Return every rule that matches a ticket, of this tenant if that is known, the one that holds first."""
         text = text_of(ticket)
         found = (rule for rule in self.rules if rule.fits(text, tenant))
         return sorted(found, key=lambda rule: rule.strength, reverse=True)

@@ -75,7 +75,6 @@ class Recoverer:
         return bool(self._queue)
 
     def take_unsure(self) -> list[bytes]:
-        """Return the tickets whose records must be read again, each only once."""
         unsure, self._unsure = self._unsure, []
         return unsure
 
@@ -183,7 +182,6 @@ class Reconciler:
         self._next_s = 0.0
 
     def begin(self, now_s: float) -> None:
-        """Begin a new epoch, which has just read everything."""
         self._names.clear()
         self._next_s = now_s + self._every_s
 

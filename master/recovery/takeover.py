@@ -150,7 +150,6 @@ def _look_at_index(stream: TicketStream, span: Span | None, made_progress: Calla
 
 
 def _below(span: Span) -> bytes:
-    """Return the id up to which entries are gone from the stream."""
     return before(span.first) if span.first is not None else span.last_generated
 
 

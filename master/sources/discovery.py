@@ -122,7 +122,6 @@ class Discovery(Service):
         self._asked = threading.Event()
 
     def scan_now(self) -> None:
-        """Ask for a scan: something may have been missed."""
         self._asked.set()
         self.wake()
 

@@ -69,7 +69,6 @@ class Gatherer(Service):
     # ---- from other threads ------------------------------------------------------------------------------------------
 
     def found(self, sources: Iterable[bytes]) -> int:
-        """Add streams that exist. Return how many of them were not known."""
         with self._lock:
             fresh = self._rounds.found(sources)
         if fresh:
@@ -110,7 +109,6 @@ class Gatherer(Service):
             return self._rounds.mine
 
     def seen(self) -> tuple[int, list[tuple[bytes, TurnResult]]]:
-        """Return the number of known sources, and the troubles by source."""
         with self._lock:
             return self._rounds.known, list(self._rounds.troubles.items())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -138,6 +139,31 @@ def test_a_task_is_a_message_of_its_ticket(redis_site: None, usher_kit: Callable
     assert [(letter.ticket, letter.reason, letter.error) for letter in kit.given_up] == [
         (b"42", "gave_up", "GiveUp: that is no amount")
     ]
+
+
+def test_what_was_sent_in_a_transaction_that_is_rolled_back_is_told(
+    site: Outbox, redis_site: None, usher_kit: Callable[..., Kit], caplog: pytest.LogCaptureFixture
+) -> None:
+    kit = usher_kit("usher.django:run_task")
+
+    def told() -> list[str]:
+        gc.collect()
+        return [record.__dict__["facts"]["uid"] for record in caplog.records if "rolled_back" in record.getMessage()]
+
+    tasks.book.enqueue(42, "0")
+    with transaction.atomic():
+        tasks.book.enqueue(42, "1")
+        with pytest.raises(KeyError), transaction.atomic():  # a savepoint
+            inner = tasks.book.enqueue(42, "2")
+            raise KeyError("rolled back")
+        assert told() == [inner.id]
+    assert told() == [inner.id]
+    with pytest.raises(KeyError), transaction.atomic():
+        outer = tasks.book.enqueue(42, "3")
+        raise KeyError("rolled back")
+    assert told() == [inner.id, outer.id]
+    kit.run()
+    assert len(kit.calls) == 4, "they run all the same"
 
 
 def test_a_task_for_later_waits_beside_the_stream(

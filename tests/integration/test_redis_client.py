@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from tests.integration.routers import until
 from tests.proxy import Proxy
 from usher.common.base.errors import GroupMissing, NotNow, RedisTrouble, ReplyUnknown, StartRefused
-from usher.common.redis.client import CommandRefused, Link, ScriptMissing, check_reachable
+from usher.common.redis.client import ELSEWHERE, CommandRefused, Link, ScriptMissing, check_reachable, named
 from usher.common.redis.embedded import EmbeddedRedis, free_port
 
 _PATIENCE_S = 10.0
@@ -303,3 +304,18 @@ def test_the_check_at_the_start_names_the_setting_and_keeps_the_password(redis_u
                 check_reachable(url)
             assert "s3cret" not in str(refused.value)
             assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)", NotNow),
+        ("UNBLOCKED client unblocked via CLIENT UNBLOCK", NotNow),
+        ("UNBLOCKED the stream key no longer exists", GroupMissing),
+        ("NOGROUP the consumer group this client was blocked on no longer exists", GroupMissing),
+    ],
+)
+def test_a_wait_that_a_failover_ended_says_nothing_of_the_group(text: str, kind: type[Exception]) -> None:
+    found = named(redis.ResponseError(text))
+    assert type(found) is kind
+    assert not isinstance(found, NotNow) or found.kind in ELSEWHERE

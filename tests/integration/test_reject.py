@@ -132,6 +132,7 @@ def test_all_kinds_of_unusable_tickets_end_as_letters_with_their_reason_and_othe
         (b"4-1", b"ticket_id_too_long"),
         (b"5-1", b"ticket_id_not_utf8"),
     ]
+    assert world.link.call("MEMORY", "USAGE", world.keys.dead, "SAMPLES", 0) < 20_000, "they are not kept whole"
     assert [entry_id for entry_id, _ in usable] == [b"6-1"]
     assert world.pending() == {b"master": [b"6-1"]}
 

@@ -17,6 +17,8 @@ from usher.common.doctor.judgements import DoctorSeverity, judge_stream
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import SERVER_VARIABLE
+from usher.common.runtime.settings import CommonSettings
+from usher.master.cli.status import look
 from usher.master.insight.status import StatusReader
 
 T = b"T"
@@ -169,3 +171,37 @@ def test_what_is_cut_from_a_source_before_it_was_gathered_is_told_once(any_redis
     assert [one.words for one in world.gather("a", "a") if one.words] == ["unread 1"]
     assert parse_mishaps(link.call(*mishaps_command(world.keys))).unread_cut == 7
     link.close()
+
+
+@pytest.mark.parametrize("backlog", [3, 2500])
+def test_what_is_deleted_unread_is_told_while_older_ones_remain(stage: Stage, backlog: int) -> None:
+    m = _begun(stage)
+    ids = _send(stage, backlog)
+    stage.link.call("XDEL", stage.keys.stream, *ids[:2])
+    told = 2 if backlog == 3 else 1
+    _look(m)
+    _look(m)
+    assert _cut_so_far(stage) == told
+    b = stage.consumer("b")
+    if backlog == 3:
+        stage.finish(m, [b])
+        stage.link.call("XDEL", stage.keys.stream, *_send(stage, 2)[:1])
+        stage.finish(m, [b])
+        assert _cut_so_far(stage) == 3
+
+
+@pytest.mark.parametrize("way", ["XTRIM", "XDEL"])
+def test_what_was_lost_is_not_told_as_done(stage: Stage, way: str) -> None:
+    m, reader = _begun(stage), StatusReader(stage.link, stage.keys)
+    assert look(reader, None, CommonSettings())["done"] == 3
+    ids = _send(stage, 10)
+    if way == "XTRIM":
+        _trim(stage, 4)
+    else:
+        stage.link.call("XDEL", stage.keys.stream, *ids[:6])
+    _look(m)
+    assert look(reader, None, CommonSettings())["done"] == 3
+    b = stage.consumer("b")
+    stage.finish(m, [b])
+    m.settle()
+    assert look(reader, None, CommonSettings())["done"] == 7

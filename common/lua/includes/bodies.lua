@@ -60,3 +60,34 @@ local function is_beyond(stream, facts)
   if type(facts['lag']) == 'number' and redis.call('XLEN', stream) > 0 then return false end
   return is_above(facts['last-delivered-id'], last_id(stream))
 end
+
+-- Return how many entries were added to a stream and are gone without having been given to a group with these facts:
+-- all that was added, without what the group has read and what is there. Known by Redis >= 7, which has them as read
+-- with the next read, else 0; more than 2,000 unread ones are not counted: those deleted among them are told as one.
+-- XINFO STREAM copies two entries: it is asked only where more are unread than are there, or one of them was deleted.
+local function cut_unread(stream, facts)
+  local read, lag, position = facts['entries-read'], facts['lag'], facts['last-delivered-id']
+  if not read or (lag and lag < redis.call('XLEN', stream)) then return 0 end
+  local of_stream, is_all = facts_of(redis.call('XINFO', 'STREAM', stream)), true
+  local first, left = of_stream['first-entry'], of_stream['length']
+  if first and not is_above(first[1], position) then
+    if not is_above(of_stream['max-deleted-entry-id'], position) then return 0 end
+    is_all, left = each_entry('XRANGE', stream, '(' .. position, '+', 2000, function() end)
+  end
+  return is_all and math.max(0, of_stream['entries-added'] - read - left) or 1
+end
+
+-- Count entries that were cut unread, each once: at the same position of the group only what came since. Return that.
+-- What is noted: position, those at it, and all of this stream.
+local function count_cut(counters_key, stream, facts)
+  local cut, position = cut_unread(stream, facts), facts['last-delivered-id']
+  if cut == 0 then return 0 end
+  local seen = redis.call('HGET', counters_key, 'cut_at ' .. stream) or ''
+  local at, number, of_all = string.match(seen, '^(%S+) (%d+) (%d+)$')
+  local new = cut - (at == position and tonumber(number) or 0)
+  if new <= 0 then return 0 end
+  count_up(counters_key, 'unread_cut', new)
+  local noted = string.format('%s %.0f %.0f', position, cut, (tonumber(of_all) or 0) + new)
+  redis.call('HSET', counters_key, 'cut_at ' .. stream, noted)
+  return new
+end

@@ -14,7 +14,7 @@ for at = 3, #ARGV, 3 do
   local id = ARGV[at]
   if #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1, 'master') == 1 then
     local fields = body_of(KEYS[1], id)
-    local more = {cut = ARGV[at + 2] == 'too_large'}
+    local more = {cut = ARGV[at + 2] == 'too_large' or ARGV[at + 2] == 'ticket_id_too_long'} -- no setting mends these
     bury(KEYS[3], id, ARGV[at + 1], fields and ARGV[at + 2] or 'body_gone', '', '0', 'master', now, now, fields, more)
     redis.call('XACK', KEYS[1], ARGV[1], id)
     spend(fields and not more.cut and size_of(fields) or 0) -- written too

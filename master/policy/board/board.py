@@ -816,11 +816,9 @@ class Board:
     # ---- from other threads: what they see may be a moment old -------------------------------------------------------
 
     def tenants(self) -> dict[bytes, tuple[int, int, float, bool]]:
-        """Return what ``FairQueue.tenants`` does; nothing where tickets have no turns."""
         return {} if self._fair is None else self._fair.tenants()
 
     def glance(self, name: bytes, now_s: float, now_ms: int) -> BoardFacts | None:
-        """Return what memory has of a ticket; None: nothing."""
         ticket = self.tickets.get(name)
         if ticket is None:
             return None

@@ -100,7 +100,6 @@ class RuleGate:
         return due
 
     def next_due_s(self) -> float | None:
-        """Return when the next slowed ticket may go on; None: no ticket is slowed."""
         return self._slowed[0][0] if self._slowed else None
 
     def due_of(self, name: bytes) -> float | None:

@@ -24,6 +24,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.policy.board.plans import NOBODY
@@ -92,14 +93,16 @@ class BoardTicket:
 
 class TicketMarks:
     """Tenant and urgency of a ticket. ``turn``: its place in the queue of its tenant (``turns.py``); None: it is not
-    there. ``since``: when it began to wait for its turn, as time and number; None: it does not."""
+    there. ``line``: the queue in which it has, or had, its place. ``since``: when it began to wait for its turn, as
+    time and number; None: it does not."""
 
-    __slots__ = ("_last", "since", "tenant", "turn")
+    __slots__ = ("_last", "line", "since", "tenant", "turn")
 
     def __init__(self) -> None:
         self.tenant = b""
         self.since: tuple[float, int] | None = None
         self.turn: object = None
+        self.line: Any = None
         self._last: dict[int, bytes] = {}  # priority -> its last message of that priority
 
     def learn(self, tenant: bytes, priority: int, entry_id: bytes) -> None:
@@ -313,7 +316,6 @@ class Waits:
         return due
 
     def next_due_s(self) -> float | None:
-        """Return when the next ticket may go on; None: none waits."""
         return (self._timers[0][0] - self._behind_ms) / 1000 if self._timers else None
 
 

@@ -21,8 +21,10 @@ from usher.master.policy.board.tickets import BoardTicket, RunQueue, Standing, T
 
 #: Seconds of waiting that one level of priority is worth.
 AGE_S = 10.0
-#: Number of tenants that are remembered though nothing of them waits.
-_MANY = 1000
+#: Most tenants that have turns of their own: those with a weight or a live rule, and the first others; tenants beyond
+#: these, which anybody may invent, share one queue, of the weight of so many.
+_MOST, _WEIGHT_OF_REST = 2000, 200.0
+_REST = b"(all other tenants)"
 #: Number of outdated places that do not matter.
 _OUTDATED = 64
 
@@ -58,6 +60,8 @@ class FairQueue(RunQueue):
         self.holds: Callable[[bytes], bool] = lambda tenant: False
         self._weights = weights
         self._tenants: dict[bytes, _Tenant] = {}
+        self._rest = _Tenant(_REST, _WEIGHT_OF_REST)
+        self._is_full = False  # as was seen since the plan began
         self._turns: list[tuple[float, int, _Tenant]] = []  # a heap; a tenant may also be in it where it was before
         self._held: list[_Tenant] = []
         self._order = count()
@@ -68,7 +72,7 @@ class FairQueue(RunQueue):
 
     def begin(self, now_s: float) -> None:
         """Begin a plan: tenants that were held try again."""
-        self._now_s = now_s
+        self._now_s, self._is_full = now_s, False
         held, self._held = self._held, []
         for tenant in held:
             if self.holds(tenant.name):
@@ -91,14 +95,14 @@ class FairQueue(RunQueue):
     def tenants(self) -> dict[bytes, tuple[int, int, float, bool]]:
         """Return, for each tenant, how many of its messages were planned, how many of its tickets wait for their turns,
         its weight, and whether it is held. For people."""
-        return {one.name: (one.given, one.waiting, one.weight, one.is_held) for one in list(self._tenants.values())}
+        return {one.name: (one.given, one.waiting, one.weight, one.is_held) for one in self._all()}
 
     def is_behind_urgent(self, ticket: BoardTicket) -> bool:
         """Return whether a more urgent ticket of its tenant has its turn before this one. For people: it looks at all
         of them."""
-        tenant, mine = self._tenants.get(ticket.tenant), ticket.priority
-        places = list(tenant.places) if tenant is not None and ticket.marks is not None else []
-        turn = ticket.marks.turn if ticket.marks is not None else None
+        marks, mine = ticket.marks, ticket.priority
+        places = list(marks.line.places) if marks is not None and marks.line is not None else []
+        turn = marks.turn if marks is not None else None
         return isinstance(turn, tuple) and any(
             place < turn and place[-1].priority > mine and _is_valid(place) for place in places
         )
@@ -115,6 +119,9 @@ class FairQueue(RunQueue):
     def next_runnable(self) -> BoardTicket | None:
         while self.has_runnable and (tenant := self._next_tenant()) is not None:
             ticket = self._leave(tenant)
+            if tenant is self._rest and self.holds(ticket.tenant):
+                self._line_up(ticket)  # under a rule it waits by itself
+                continue
             ticket.queued = False
             if ticket.standing is Standing.OPEN and ticket.parked:
                 return ticket
@@ -127,13 +134,14 @@ class FairQueue(RunQueue):
     def spend(self, ticket: BoardTicket, messages: int) -> None:
         """Note that so many messages of the ticket were planned; with less than 0, that they were not handed over
         after all."""
-        tenant = self._of(ticket.tenant)
+        marks = ticket.marks
+        tenant = self._rest if marks is not None and marks.line is self._rest else self._of(ticket.tenant)
         tenant.due = max(0.0, tenant.due + messages / tenant.weight)
         tenant.given += messages
-        if messages > 0 and (marks := ticket.marks) is not None:
+        if messages > 0 and marks is not None:
             marks.since = None
             if marks.turn is not None:  # what is left of it waits anew
-                self._move(ticket, marks, marks.tenant)
+                self._move(ticket, marks)
         self._last = min(self._last, tenant.due) if messages < 0 else self._last
         if tenant.waiting and not tenant.is_held:
             self._push(tenant)
@@ -145,10 +153,10 @@ class FairQueue(RunQueue):
         marks.learn(mark.tenant, mark.priority, mark.id)
         self._urgent_came = self._urgent_came or mark.priority > 0
         if marks.turn is not None and (mark.tenant != tenant or mark.priority > priority):
-            self._move(ticket, marks, tenant)
+            self._move(ticket, marks)
 
     def waiting(self) -> Iterator[BoardTicket]:
-        for tenant in list(self._tenants.values()):
+        for tenant in self._all():
             yield from (place[-1] for place in list(tenant.places) if _is_valid(place))
 
     # ---- places ------------------------------------------------------------------------------------------------------
@@ -156,7 +164,7 @@ class FairQueue(RunQueue):
     def _line_up(self, ticket: BoardTicket) -> None:
         marks = ticket.marks = ticket.marks or TicketMarks()
         since_s, order = marks.since = marks.since or (self._now_s, next(self._order))
-        tenant = self._of(marks.tenant)
+        tenant = marks.line = self._of(marks.tenant)
         place = (since_s - AGE_S * marks.priority(ticket), order, next(self._order), ticket)
         marks.turn = place
         heapq.heappush(tenant.places, place)
@@ -169,9 +177,9 @@ class FairQueue(RunQueue):
             if tenant.waiting == 1:
                 self._enter(tenant)
 
-    def _move(self, ticket: BoardTicket, marks: TicketMarks, tenant: bytes) -> None:
-        """Give a ticket that waits another place; it was one of this tenant's."""
-        former = self._of(tenant)
+    def _move(self, ticket: BoardTicket, marks: TicketMarks) -> None:
+        """Give a ticket that waits another place."""
+        former = marks.line
         former.waiting -= 1
         self._waiting -= not former.is_held
         self._line_up(ticket)
@@ -188,18 +196,25 @@ class FairQueue(RunQueue):
 
     # ---- tenants -----------------------------------------------------------------------------------------------------
 
+    def _all(self) -> list[_Tenant]:
+        return [*self._tenants.values(), *([self._rest] if self._rest.given or self._rest.waiting else [])]
+
     def _of(self, name: bytes) -> _Tenant:
         tenant = self._tenants.get(name)
         if tenant is None:
-            if len(self._tenants) > _MANY + 2 * len(self._turns):
+            if len(self._tenants) >= _MOST and not self._is_full:
                 self._forget()
+            if self._is_full and name not in self._weights and not self.holds(name):
+                return self._rest
             tenant = self._tenants[name] = _Tenant(name, self._weights.get(name, 1.0))
         return tenant
 
     def _forget(self) -> None:
-        """Forget the tenants that would begin anew as they are."""
-        kept = (one for one in self._tenants.values() if one.waiting or one.due > self._last)
-        self._tenants = {tenant.name: tenant for tenant in kept}
+        """Forget the half that was given least of the tenants that would begin anew as they are."""
+        idle = [one for one in self._tenants.values() if not one.waiting and one.due <= self._last]
+        for one in sorted(idle, key=lambda one: one.given)[: (len(idle) + 1) // 2]:
+            del self._tenants[one.name]
+        self._is_full = len(self._tenants) >= _MOST
 
     def _enter(self, tenant: _Tenant) -> None:
         """Let a tenant of which nothing waited take part: it has saved nothing up."""

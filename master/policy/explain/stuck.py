@@ -67,7 +67,6 @@ def oldest(heads: Iterable[Head], most: int) -> list[Head]:
 
 
 def fence_ms(fence: int) -> int:
-    """Return when the hand-over of that fence was, in ms since the epoch."""
     return fence // _FENCES_PER_MS
 
 
@@ -86,7 +85,6 @@ def since_ms(head: Head, moved_ms: int, now_ms: int) -> int:
 
 
 def stuck_rows(heads: Iterable[Head], seen: StuckContext, now_ms: int, most: int) -> list[dict[str, Any]]:
-    """Return rows of the tickets that are stuck or retrying, oldest first."""
     rows = []
     for head in sorted(heads, key=lambda one: rank(one.id)):
         row = describe(head, seen, now_ms)
@@ -98,7 +96,6 @@ def stuck_rows(heads: Iterable[Head], seen: StuckContext, now_ms: int, most: int
 
 
 def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
-    """Return the row of a ticket: what it does, and since when it stands still."""
     attempts = seen.attempts.get(head.id, NEVER)
     parked, known = seen.parked.get(head.ticket, Parked()), tried(attempts, seen.errors.get(head.id))
     error = known["last_error"]
@@ -144,7 +141,6 @@ def named_under_master(head: Head) -> int:
 
 
 def _describe_head(head: Head, states: Mapping[str, str], attempts: Attempts, rule: Rule | None) -> dict[str, str]:
-    """Return state, consumer and one sentence. A ticket's own page explains the rest."""
     if not head.owner:
         if rule is not None and rule.action is RuleAction.PAUSE:
             return {"state": TicketState.PAUSED, "consumer": "", "why": rule.told()}

@@ -132,7 +132,6 @@ class TicketSnapshot(NamedTuple):
 
 
 def idle(ticket: bytes) -> dict[str, Any]:
-    """Return the row of a ticket of which nothing is in processing."""
     return {"ticket_id": ticket.decode(errors="replace"), "state": TicketState.IDLE, "message_ids": []}
 
 

@@ -27,7 +27,6 @@ _FURTHER = {"state": "further", "error": "", "at": "", "tickets_are_all": True, 
 
 
 def key_of(row: Mapping[str, Any]) -> GroupKey:
-    """Return what a ticket has in common with others of its group."""
     state = row["state"]
     if row["error"]:
         return state, row["error"]
