@@ -58,7 +58,6 @@ def doctor(flags: dict[str, Any], as_json: bool) -> None:
 
 
 def _asked(url: str, settings: CommonSettings) -> DoctorFacts:
-    """Return the facts. Raises StartRefused or SettingsError when Redis cannot be asked at all."""
     try:
         link = Link(url, "usher:doctor")
     except ValueError as wrong:

@@ -59,7 +59,6 @@ def somebody_leads(urls: list[str], token: str = "") -> bool:
 
 
 def living_consumers(urls: list[str], token: str = "") -> set[str]:
-    """Return names of the registered, living consumers, as the first master that can tell says."""
     for url in urls:
         answer = ask(f"{url}/api/consumers", token)
         if answer.status == 200:

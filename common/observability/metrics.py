@@ -91,12 +91,10 @@ def gauge(name: str, text: str, value: float) -> Metric:
 
 
 def gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    """Return a gauge with a series per value of ``label``; there must be few values."""
     return _by_label(GaugeMetricFamily(f"usher_{name}", text, labels=[label]), values)
 
 
 def counter(name: str, text: str, value: float) -> Metric:
-    """Return a counter; ``name`` is given without ``_total``."""
     return CounterMetricFamily(f"usher_{name}", text, value=value)
 
 

@@ -36,7 +36,6 @@ _STATE = "tracestate"
 
 
 def tracer() -> Tracer | None:
-    """Return the tracer that begins spans; None if no tracer provider is set."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None or isinstance(trace.get_tracer_provider(), (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
         return None
@@ -67,7 +66,6 @@ def sending(stream: str, count: int) -> AbstractContextManager[None]:
 def traced(
     call: Callable[[Any], Any], of: Tracer, stream: str, group: str, *, is_async: bool, is_batch: bool
 ) -> Callable[[Any], Any]:
-    """Return the handler ``call`` with a span around each of its calls."""
     begin = _begin_batch if is_batch else _begin_message
 
     def handle(given: Any) -> Any:

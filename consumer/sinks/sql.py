@@ -247,7 +247,6 @@ class SinkTables:
             connection.execute(statement)
 
     def ddl(self, dialect: sa.Dialect) -> str:
-        """Return the statements of ``create`` as text, for migrations."""
         return "".join(f"{str(statement.compile(dialect=dialect)).strip()};\n" for statement in self._creation())
 
     def _creation(self) -> list[Any]:
@@ -371,7 +370,6 @@ class SqlSink(BaseSink):
 
     @property
     def metadata(self) -> sa.MetaData:
-        """Return the tables for a migration tool that compares them (Alembic's ``target_metadata``)."""
         return self._tables.metadata
 
     def create_tables(self) -> None:
@@ -381,7 +379,6 @@ class SqlSink(BaseSink):
             self._tables.create(connection)
 
     def ddl(self) -> str:
-        """Return the statements of ``create_tables`` as text, in this engine's dialect."""
         return self._tables.ddl(self.engine.dialect)
 
     @contextlib.contextmanager

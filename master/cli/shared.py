@@ -51,8 +51,6 @@ _STYLES = {"live": "green"} | dict.fromkeys(_YELLOW, "yellow") | dict.fromkeys(_
 
 
 def stacked(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a decorator that does what all of these do, in this order on the screen."""
-
     def decorate(command: Any) -> Any:
         for one in reversed(decorators):
             command = one(command)

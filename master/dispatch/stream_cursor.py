@@ -197,7 +197,6 @@ class PositionSaver:
             self.memory = self.memory.followed(saved)
 
     def begin(self, last_delivered: bytes) -> None:
-        """Begin to lead: the group has been given everything up to ``last_delivered``."""
         self.memory = self.memory.found(last_delivered)
 
     def remember(self, new: NewEntries) -> None:

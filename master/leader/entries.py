@@ -76,7 +76,6 @@ class EntryParser(NamedTuple):
         return b"." in self.field
 
     def parse(self, position: bytes, entries: Sequence[Any], is_all: bool, digest: str = "") -> NewEntries:
-        """Parse [id, fields] pairs, as Redis sends them."""
         sizes = [sum(map(len, fields)) for _, fields in entries]
         found = [self._entry(entry_id, fields, size) for (entry_id, fields), size in zip(entries, sizes, strict=True)]
         return NewEntries(position, found, is_all, sum(sizes), digest)

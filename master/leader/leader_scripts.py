@@ -170,7 +170,6 @@ def _found(flat: Sequence[Any], step: int = 2) -> list[PeekedEntry]:
 
 
 def _take_arguments(new: NewEntries, planned: Sequence[Sequence[bytes]]) -> tuple[bytes | str, ...]:
-    """Return the arguments 9 to 13 of hand_over.lua, by which it takes new entries besides carrying out a plan."""
     if not new.found:
         return b"", b"", b"[]", b"[]", ""
     ids = list(map(itemgetter(0), new.found))

@@ -89,7 +89,6 @@ class SourceTrimmer(Service):
         return self._every_s
 
     def _look_at_memory(self) -> None:
-        """Look at Redis' time and memory. Sources of which a part is kept for its age no longer are due too."""
         self._now_ms, memory = look_at_memory(self._link)
         self._gives_way = self._retention.gives_way(memory)
         self._gave_way |= self._gives_way
