@@ -86,12 +86,10 @@ class LoopOptions:
     grace_s: float = 20.0  # at a stop: time for running handlers to finish
 
     def __post_init__(self) -> None:
-        wrong = [name for name in ("batch", "threads", "queue", "max_attempts") if getattr(self, name) < 1]
-        wrong += [
-            name for name in ("block_s", "flush_s", "retry_s", "retry_cap_s", "grace_s") if getattr(self, name) < 0
-        ]
-        wrong += [name for name in ("idle_s", "claim_every_s") if getattr(self, name) <= 0]
-        if wrong:
+        least = dict.fromkeys(("batch", "threads", "queue", "max_attempts"), 1.0)
+        least |= dict.fromkeys(("idle_s", "claim_every_s"), 0.001)
+        least |= dict.fromkeys(("block_s", "flush_s", "retry_s", "retry_cap_s", "grace_s"), 0.0)
+        if wrong := [name for name, value in least.items() if not value <= getattr(self, name) < math.inf]:
             raise ValueError(f"LoopOptions: out of range: {', '.join(wrong)}")
 
 

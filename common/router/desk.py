@@ -55,9 +55,9 @@ class RouterOptions:
     check_seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        wrong = [name for name in ("worker_count", "xread_streams", "xread_count") if getattr(self, name) < 1]
-        wrong += [name for name in ("sweep_seconds", "check_seconds") if getattr(self, name) <= 0]
-        if self.xread_block_millis is not None and self.xread_block_millis < 1:
+        wrong = [name for name in ("worker_count", "xread_streams", "xread_count") if not getattr(self, name) >= 1]
+        wrong += [name for name in ("sweep_seconds", "check_seconds") if not getattr(self, name) > 0]
+        if self.xread_block_millis is not None and not self.xread_block_millis >= 1:
             wrong.append("xread_block_millis")
         if wrong:
             raise ValueError(f"RouterOptions: {', '.join(wrong)} must be greater")

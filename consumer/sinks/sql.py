@@ -321,6 +321,8 @@ class BaseSink:
 
     def __init__(self, dialect: str, name: str, schema: str | None, keep_s: float, keep_most: int | None) -> None:
         self._tables = SinkTables(dialect, name, schema)
+        if not abs(keep_s) < 1e12:
+            raise SinkMisused(f"keep_s is a number of seconds (it is {keep_s})")
         self._kept = (keep_s, keep_most)
         self._turns = itertools.count(1)
         self._checked = False

@@ -14,10 +14,22 @@ import sqlalchemy as sa
 
 from tests.integration.factories import World
 from tests.outboxes import Outbox
-from usher import AsyncProducer, Outgoing, Producer, write_to_outbox
+from usher import (
+    AsyncProducer,
+    LoopOptions,
+    Outgoing,
+    Producer,
+    RedisGuard,
+    RouterOptions,
+    SqlSink,
+    batch,
+    handler,
+    write_to_outbox,
+)
 from usher.common.outbox.database import OutboxMisused
 from usher.common.protocol.keys import LogKeys
 from usher.common.protocol.message import ticket_key
+from usher.consumer.sinks.outcomes import SinkMisused
 from usher.testing import message
 
 np = pytest.importorskip("numpy")
@@ -95,6 +107,21 @@ def test_a_number_that_is_none_is_refused(world: World, seconds: float) -> None:
     for due_ms in (seconds, True, "1790000000000"):
         with pytest.raises(ValueError, match="due_ms is a time in milliseconds"):
             Producer(world.link, _STREAM).send("42", {"a": "b"}, due_ms=due_ms)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_an_option_that_is_no_number_is_refused_where_it_is_given(wrong: float) -> None:
+    refusals: list[Callable[[], object]] = [
+        *(lambda name=name: LoopOptions(**{name: wrong}) for name in ("block_s", "retry_s", "idle_s", "max_attempts")),
+        lambda: RouterOptions(sweep_seconds=-wrong if wrong > 0 else wrong),
+        lambda: RedisGuard("redis://x", keep_s=wrong),
+        lambda: SqlSink(sa.create_engine("sqlite://"), keep_s=wrong),
+        lambda: handler(rate=wrong),
+        lambda: batch(wait_s=wrong),
+    ]
+    for refused in refusals:
+        with pytest.raises((ValueError, SinkMisused)):
+            refused()
 
 
 def test_the_outbox_takes_the_same_keys(sqlite_outbox: Outbox) -> None:
