@@ -186,7 +186,6 @@ def _senders(given: Sequence[str], log: LogKeys) -> tuple[AclProgram, ...]:
 
 
 def scripts_for_others() -> tuple[str, ...]:
-    """Return the steps that masters load for the users that may not send the text of a script."""
     return tuple(dict.fromkeys(name for one in programs("s", "g") if one.name != "master" for name in one.scripts))
 
 

@@ -366,7 +366,6 @@ class HandlerProcess:
         return self._process
 
     def _note_end(self, process: Forked) -> bool:
-        """Note it and return True when the process has gone although no call was running."""
         code = process.wait()
         if code is not None:
             self.notes.append(
@@ -443,7 +442,6 @@ class HandlerProcess:
         os.close(process.status)
 
     def _last_words(self) -> str:
-        """Return its report of where its threads were, if it could write one."""
         self._where.seek(0)
         return calls_of_handler(self._where.read().decode(errors="replace").strip())[:_LONGEST_TRACE]
 

@@ -263,7 +263,6 @@ def _summary(made: Plan) -> str:
 
 
 def _example(made: Plan) -> str:
-    """Return a command that sends a message; it finds the Redis of `usher up` by itself."""
     sources, stream = made.settings.sources, made.settings.work_stream
     if sources is not None:
         stream = next(iter((*sources.names, *sources.patterns))).replace("*", "1").replace("?", "1")

@@ -70,6 +70,21 @@ def test_a_wrong_number_changes_nothing_and_is_answered_at_once(
     world.make_group()
 
 
+@pytest.mark.parametrize("sizes", ["[2]", "[1,1]", "[2,-1]", "[0.5,0.5]", "[null]", "5", "[]", "[1e18]", '["1"]'])
+def test_sizes_that_do_not_fit_the_ids_are_refused(world: World, sizes: str) -> None:
+    """Each of 100,000 of them is a loop of its own."""
+    leader, owner = world.elect(), world.join("a")
+    [held] = world.owned(leader, owner, b"T")
+    keys = world.keys
+    script_keys = (
+        *(keys.stream, keys.lease(owner.incarnation), keys.tickets),
+        *(keys.attempts, keys.runs, keys.errors),
+    )
+    with world.unchanged(), pytest.raises(CommandRefused):
+        arguments = (keys.group, owner.incarnation, "", 100, f'["{held.decode()}"]', sizes, b"T")
+        world.scripts.run("ack", script_keys, arguments)
+
+
 def test_digits_without_an_end_hold_nobody_up(world: World) -> None:
     """Whoever may add a delayed message gives its due_ms: of 20,000 digits Redis 6.2 looked for minutes for a number."""
     leader = world.elect()

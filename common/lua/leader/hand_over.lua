@@ -50,9 +50,7 @@ local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
 --    id. No new entry is pending, unless the group was set back by hand or an entry claimed ahead of it; then the entry
 --    is taken from its holder, as by XREADGROUP.
 local ids, sizes = cjson.decode(ARGV[7]), cjson.decode(ARGV[8])
-local of_all = 0
-for _, size in ipairs(sizes) do of_all = of_all + whole(size, #ids) end
-whole(#ids, of_all)
+check_sizes(sizes, #ids)
 local for_master, old = cjson.decode(ARGV[11]), {} -- new ids that `master` gets; ids of the plan that are not new
 local heard = ARGV[13] ~= '' and {} -- bodies by id
 local tickets_at = 13 -- ticket number i is args[tickets_at + i], its record is records[i]

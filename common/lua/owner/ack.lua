@@ -18,9 +18,7 @@ if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 local stream, group, tickets_key, args = KEYS[1], ARGV[1], KEYS[3], ARGV
 local concat, find, match, sub = table.concat, string.find, string.match, string.sub
 local finished, sizes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6])
-local of_all = 0
-for _, size in ipairs(sizes) do of_all = of_all + whole(size, #finished) end
-whole(#finished, of_all)
+check_sizes(sizes, #finished)
 at_full_memory(KEYS[3])
 local records = records_of(tickets_key, args, 7, #sizes)
 local reply, done, changed, freed = {'OK'}, {}, {}, {}
