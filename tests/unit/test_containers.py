@@ -15,9 +15,11 @@ from urllib.parse import urlsplit
 import click
 import pytest
 import yaml
+from dotenv import dotenv_values
 
 from tests.rules import ROOT
 from usher.cli import COMMANDS, load_command
+from usher.common.http.credentials import Identity, Role, digest_of, read_tokens_file
 from usher.common.runtime.settings import CommonSettings, load
 from usher.consumer.settings import ConsumerSettings
 from usher.deploy.local.plan import AROUND_DRAIN_S
@@ -40,6 +42,11 @@ def accepted(command: str, environ: Mapping[str, str]) -> Any:
 def compose(**environ: str) -> dict[str, Any]:
     text = (CONTAINER / "compose.yaml").read_text()
     given = {"USHER_API_TOKEN": "of-32-characters-or-some-more-of-them", **environ}
+    given = {"USHER_VIEWER_TOKEN": "v", "USHER_TOKENS": "t", "USHER_REDIS_USERS": "u"} | given
+    given.setdefault("USHER_CONSUMER_TOKEN", given["USHER_API_TOKEN"])
+    given = {
+        f"USHER_{role}_REDIS": "redis://redis:6379/0" for role in ("MASTER", "CONSUMER", "SENDER", "AUDITOR")
+    } | given
     text = re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", lambda found: given.get(found[1]) or found[2] or "", text)
     read: dict[str, Any] = yaml.safe_load(text)
     return read
@@ -52,7 +59,12 @@ def ours(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 class TestCompose:
     def test_every_container_of_ours_has_settings_that_are_accepted(self) -> None:
         services = ours(compose())
-        assert [one["command"][0] for one in services.values()] == [*["master"] * 2, *["consumer"] * 3, "send"]
+        assert [one["command"][0] for one in services.values()] == [
+            *["master"] * 2,
+            *["consumer"] * 3,
+            *["audit"] * 2,
+            "send",
+        ]
         masters = [f"http://{name}:8700" for name in services if name.startswith("master")]
         consumers = [name for name in services if name.startswith("consumer")]
         for name, one in services.items():
@@ -67,7 +79,7 @@ class TestCompose:
                 assert (settings.consumer_name, settings.master_urls.split(",")) == (name, masters)
                 assert settings.advertise_url == f"http://{name}:{settings.bind.rpartition(':')[2]}"
                 assert int(one["stop_grace_period"][:-1]) >= settings.drain_seconds + AROUND_DRAIN_S
-            if command != "send":
+            if command in _SETTINGS:
                 assert (
                     f"127.0.0.1:{settings.bind.rpartition(':')[2]}/api/health/ready" in one["healthcheck"]["test"][-1]
                 )
@@ -84,6 +96,33 @@ class TestCompose:
             assert ":" in one["image"] or one["image"] == "usher"
             assert not isinstance(one.get("command"), str)
         assert (CONTAINER / document["services"]["master-1"]["build"]["context"]).resolve() == ROOT
+
+    def test_its_secrets_are_a_token_and_a_user_of_redis_for_each_role(self, tmp_path: Path) -> None:
+        """Handlers and Prometheus had the token with all rights, and Redis no password."""
+        there = tmp_path / "container"
+        there.mkdir()
+        shutil.copy(CONTAINER.parent / "users.acl", tmp_path)
+        shutil.copy(CONTAINER / "secrets.sh", there)
+        subprocess.run(["sh", "secrets.sh"], cwd=there, check=True, capture_output=True)
+        assert (there / ".env").stat().st_mode & 0o777 == 0o600
+        made = {name: value or "" for name, value in dotenv_values(there / ".env").items()}
+        text = re.sub(r"\$\{(\w+)[^}]*\}", lambda found: f"<{found[1]}>", (CONTAINER / "compose.yaml").read_text())
+        document = yaml.safe_load(text)
+        environs = {name: one.get("environment") for name, one in document["services"].items()}
+        assert environs["consumer-1"]["USHER_API_TOKEN"] == "<USHER_CONSUMER_TOKEN>"
+        assert environs["producer"] == {"USHER_REDIS_URL": "<USHER_SENDER_REDIS>"}
+        assert document["configs"]["token"]["content"] == "<USHER_VIEWER_TOKEN>"
+        (tmp_path / "tokens").write_text(made["USHER_TOKENS"])
+        (tmp_path / "tokens").chmod(0o600)
+        roles = read_tokens_file(tmp_path / "tokens")
+        found = [roles[digest_of(made[f"USHER_{role}_TOKEN"])] for role in ("CONSUMER", "VIEWER")]
+        assert found == [Identity(Role.CONSUMER, "*"), Identity(Role.VIEWER, "prometheus")]
+        users = {line.split()[1]: line.split() for line in made["USHER_REDIS_USERS"].splitlines()}
+        assert users["default"][2] == "off"
+        for role in ("master", "consumer", "sender", "auditor"):
+            url = urlsplit(made[f"USHER_{role.upper()}_REDIS"])
+            assert users[role][2:5] == ["on", "resetpass", f"#{digest_of(url.password or '')}"]
+            assert url.username == role
 
     def test_its_schema_accepts_it(self) -> None:
         read = pytest.importorskip("compose_spec").PyCompose.from_yaml(yaml.safe_dump(compose(), sort_keys=False))
@@ -123,7 +162,7 @@ class TestKubernetes:
             assert {next(iter(one.values()))["name"] for one in container["envFrom"]} == {"usher", secrets}
             settings = accepted(*container["args"], environ)
             [port] = container["ports"]
-            assert settings.bind == f"0.0.0.0:{port['containerPort']}"
+            assert settings.bind == f"[::]:{port['containerPort']}"
             assert spec["replicas"] == replicas
             assert not pod["enableServiceLinks"]
             for probe, path in (("livenessProbe", "live"), ("readinessProbe", "ready")):
