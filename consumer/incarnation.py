@@ -176,7 +176,7 @@ class Incarnation:
         )
         self._on_lost = on_lost
         self.executor.pace = TicketPace(rate) if (rate := handler.options.rate) else None
-        self.executor.away = handler.options.away
+        self.executor.away, self.executor.unnoted = handler.options.away, self.acker.unnoted
         self.executor.outages.kinds_of = kinds_of(settings.marks, handler.kind_of)
         call_in_children(self.executor.end_in_child)
         self.reader = self._make_reader(settings, wires, keys, on_lost)

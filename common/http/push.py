@@ -61,7 +61,6 @@ class LiveStream:
             self._fresh.notify()
 
     def frames(self, connection: socket.socket | None) -> Iterator[bytes]:
-        """Give what is sent, while the client is there."""
         poll, idle_since_s = select.poll(), now_s()
         if connection is not None:
             poll.register(connection, select.POLLIN)

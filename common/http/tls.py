@@ -24,7 +24,6 @@ class FileWatch:
     """A watch on files that tells when they differ from what was read. For one thread at a time."""
 
     def __init__(self, *files: Path) -> None:
-        """Note the state of the files, which the caller is about to read."""
         self._files = files
         self._seen = self._look()
         self._again_s = math.inf
@@ -59,7 +58,6 @@ class ServerTls:
     """A certificate chain and its key, in PEM. Called from several threads."""
 
     def __init__(self, cert: Path, key: Path | None) -> None:
-        """Load the files. Raises SettingsError if a file is unusable."""
         self.cert, self._key = cert.expanduser(), (key or cert).expanduser()
         self._lock = threading.Lock()
         self._files = FileWatch(self.cert, self._key)
@@ -106,7 +104,6 @@ class ClientTls:
     KB. Called from several threads."""
 
     def __init__(self, ca: Path | None) -> None:
-        """Note the file. ``ca``: authorities in PEM; None: those of the system. Nothing is read yet."""
         self._ca = None if ca is None else ca.expanduser()
         self._lock = threading.Lock()
         file = self._ca or ssl.get_default_verify_paths().cafile

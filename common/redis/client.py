@@ -107,7 +107,6 @@ class Troubles:
         self._counts: dict[str, int] = {}  # guarded by self._lock
 
     def count(self, trouble: Exception) -> Any:
-        """Count ``trouble`` and return it, to be raised."""
         word = _word_of(trouble)
         with self._lock:
             self._counts[word] = self._counts.get(word, 0) + 1

@@ -301,7 +301,6 @@ def group_consumers_of(reply: Any) -> list[GroupConsumer]:
 
 
 def pairs(flat: Sequence[Any]) -> dict[bytes, Any]:
-    """Convert a flat name, value, name, value list to a mapping."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 

@@ -197,7 +197,6 @@ class ScriptRunner:
         return self.try_on_each(name, [(keys, args) for args in each])
 
     def try_on_each(self, name: str, each: Sequence[tuple[Sequence[str | bytes], Sequence[Arg]]]) -> list[Any]:
-        """Do as ``try_each``, each run with its own keys."""
         if not each:
             return []
         try:

@@ -390,7 +390,6 @@ class RouterCoordinator:
                 self.close(subscription, End.CALLBACK_FAILED, repr(problem))
 
     def _refused(self, stream: Stream, refused: CommandRefused) -> None:
-        """Handle Redis' answer that no read of this key can ever work."""
         reason = End.NOT_A_STREAM if "WRONGTYPE" in str(refused) else End.REFUSED
         with self.lock:
             for place in stream.places:

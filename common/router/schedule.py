@@ -157,7 +157,6 @@ class ReadSchedule:
 
     @staticmethod
     def heard_of(read: Read) -> bool:
-        """Return True when the stream was announced, or got a subscription, since it was taken."""
         return bool(read.stream.marks & _AGAIN)
 
     @property

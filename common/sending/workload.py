@@ -99,7 +99,6 @@ def incidents(count: int, tickets: int, seed: int) -> Iterator[NewMessage]:
 
 
 def numbered(messages: Iterable[NewMessage], name: str) -> Iterator[NewMessage]:
-    """Yield the messages, each with a uid: ``name`` and its number."""
     for number, message in enumerate(messages, 1):
         yield NewMessage(message.ticket_id, {**message.fields, "uid": f"{name}-{number}"})
 

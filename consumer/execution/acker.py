@@ -22,7 +22,7 @@ from typing import NamedTuple
 from usher.common.base.clock import now_s
 from usher.common.base.errors import OwnershipLost, ReplyUnknown
 from usher.common.base.log import event
-from usher.common.protocol.run_log import DONE, encode
+from usher.common.protocol.run_log import DONE, RETRY_LATER, encode
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.common.runtime.service import Service
@@ -150,6 +150,7 @@ class Acker(Service):
         self._ledger = AckLedger(BATCH)
         self._failed: deque[FailedAttempt] = deque()
         self._noting: list[FailedAttempt] = []  # only this thread: the failures that are under way
+        self.unnoted: set[bytes] = set()  # messages whose last failure Redis does not know yet
         self._given_up: deque[GivenUp] = deque()
         # Only this thread: given-up messages; what finished before them is in the ledger.
         self._burying: deque[GivenUp] = deque()
@@ -181,6 +182,8 @@ class Acker(Service):
             self._write_now.set()
 
     def failed(self, item: FailedAttempt) -> None:
+        if item.outcome != RETRY_LATER:  # it costs nothing, and comes again at once
+            self.unnoted.add(item.run.stream_id)
         self._failed.append(item)
         self.wake()
 
@@ -312,6 +315,7 @@ class Acker(Service):
         except CommandRefused as refused:  # counts that Redis never accepts must not hold up acknowledgements
             event(log, "attempts_not_recorded", level=logging.ERROR, messages=len(self._noting), why=str(refused))
         noted, self._noting = self._noting, []
+        self.unnoted.difference_update(item.run.stream_id for item in noted)
         self.counts.failed(noted)
 
     def _acknowledge(self, batch: AckBatch) -> None:

@@ -113,7 +113,6 @@ class Drain:
         self._is_read = self._reader.read_rest()
 
     def _give_back(self) -> int:
-        """Give back tickets that neither run nor wait for an acknowledgement. Return how many."""
         with self._lanes.locked() as board:
             quiet = board.quiet()
         # In this order: a ticket that became quiet by a failure is given back only when Redis knows of the failure, or

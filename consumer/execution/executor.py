@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 #: Child processes that ran no handler, until suspects run in this process.
 _MOST_REFUSED = 3
+#: Pause before a look whether Redis has noted the failure of a message, without which it is not started again.
+_UNNOTED_S = 0.05
 
 
 class ProcessEnded(UsherError):
@@ -104,6 +106,7 @@ class Executor:
         # Messages whose run in a child process an operator has ended.
         self.cancelled: set[bytes] = set()
         self.pace: TicketPace | None = None
+        self.unnoted: Collection[bytes] = ()
         self.outages, self.away = Outages(), tuple[type[BaseException], ...]()  # away: errors that the handler declares
         self.refused_children = 0  # child processes in a row that ran no handler: they could not load it
         self.handled = 0  # only roughly right: counted without a lock, for people to look at
@@ -150,6 +153,11 @@ class Executor:
             return False
         if self.pace is not None and (due_s := self.pace.due_s(message.ticket, now := self.clock())) > now:
             self.lanes.retry(lane, message, due_s)
+            return False
+        if (
+            message.attempt and message.stream_id in self.unnoted
+        ):  # should the lease end, this start would be no other's
+            self.lanes.retry(lane, message, self.clock() + _UNNOTED_S)
             return False
         if self.outages.known and (wait := self.outages.hold(message, self.clock())) is not None:
             self._wait(lane, message, wait.due_s, wait.is_here)

@@ -250,7 +250,6 @@ def _ms(moment: datetime) -> int:
 
 
 def _result(task: Any, result_id: str, args: Any, kwargs: Any, backend: str) -> Any:
-    """Return a result that waits. Raises TypeError for arguments that are no JSON."""
     return TaskResult(
         task=task,
         id=result_id,
@@ -273,7 +272,6 @@ def _change(result: Any, **values: Any) -> None:
 
 
 def _read(fields: Any) -> tuple[str, list[Any], dict[str, Any]]:
-    """Return path and arguments of a task. Raises Invalid for a message that is none."""
     if fields.get("action") != ACTION:
         raise Invalid(f"no task of Django: action is {fields.get('action')!r}, and not {ACTION!r}")
     try:

@@ -114,7 +114,6 @@ class HandlerProgress:
         self.still_s = 0.0  # for how long no handler has ended, while some ran
 
     def seen(self, ended: int, running: int, now_s: float) -> None:
-        """Take a look: how many handlers have ended so far, and how many run."""
         if ended != self._ended:
             self._usual_s = max(self._usual_s, self.still_s)
         if ended != self._ended or not running:

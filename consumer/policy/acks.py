@@ -107,5 +107,4 @@ class AckLedger:
         return self._under_way
 
     def settle(self) -> None:
-        """Close the batch that is under way: Redis answered."""
         self._under_way = None

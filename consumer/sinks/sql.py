@@ -240,7 +240,6 @@ class SinkTables:
             )
 
     def create(self, connection: sa.Connection) -> None:
-        """Create the tables and indexes that are missing."""
         if self._is_postgres:
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
         for statement in self._creation():

@@ -309,7 +309,6 @@ class _ChildLoop:
             raise verdict.error
 
     def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a plain or async function; one event loop per process, as in a consumer."""
         result = function(*arguments)
         if inspect.isawaitable(result):
             if self._loop is None:

@@ -203,7 +203,6 @@ def print_torture_verdict(screen: Console, findings: list[ScenarioResult], secon
 
 
 def explained(finding: ScenarioResult) -> Iterator[str]:
-    """Yield a failed scenario in a few lines: what happened, the first example of its result, what to do."""
     failure = finding.failures[0]
     yield finding.story
     yield f"Expected {format_effect(failure.expected)}, seen {format_effect(failure.seen)}: {failure.explanation}."

@@ -243,7 +243,6 @@ class Harness:
                 actor.end()
 
     def _entry(self, story: Case, step: RunStep) -> tuple[str, list[str]]:
-        """Return the entry of a message in the stream, made when needed: its id, and names and values as text."""
         key = (step.number, step.is_copy)
         if key not in story.entries:
             fields = {

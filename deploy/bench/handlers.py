@@ -49,7 +49,6 @@ def _write() -> None:
 
 
 def read_waits(folder: Path, seen: Mapping[str, int] | None = None) -> list[int]:
-    """Return all waits in ns, of all processes; from a file only those after the bytes already ``seen``."""
     waits = array.array("q")
     for path in folder.iterdir():
         new = path.read_bytes()[(seen or {}).get(path.name, 0) :]

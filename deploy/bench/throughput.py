@@ -165,7 +165,6 @@ def latency(
 
 
 def _figures(folder: Path, count: int) -> dict[str, float]:
-    """Return the figures of the times in ``folder``; some may be left in the buffers of a process."""
     waits = sorted(read_waits(folder))
     if len(waits) < count * 0.9:
         raise BenchFailed(f"only {len(waits)} of {count} messages were timed")

@@ -210,7 +210,6 @@ class Replayed(NamedTuple):
 
     @property
     def comparison(self) -> str:
-        """Compare with the original: ``same``, ``differs``, or ``unknown`` where either is."""
         states = (self.candidate.before.state, self.now.state)
         if UNKNOWN in states or self.now.state in (WAITING, HELD, NOT_REPLAYED):
             return "unknown"
@@ -365,7 +364,6 @@ class Candidates:
             raise StartRefused(f"more than {most:,} messages are meant: narrow it down, or give --most")
 
     def body(self, one: Candidate) -> list[bytes] | None:
-        """Return the message's fields; None when they are not (or no longer) complete anywhere."""
         if one.message_id in self._kept:
             return self._kept[one.message_id]
         if one.letter is None:

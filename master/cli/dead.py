@@ -38,7 +38,7 @@ from usher.master.insight.formatting import moment
 from usher.master.operations.action_log import FAILED, OperatorAction, chosen_letters, counted
 from usher.master.operations.dead_letters import AT_ONCE, DeadLetters, LetterResult
 from usher.master.policy.explain.explain import span
-from usher.master.policy.letters import DeadLetter, LetterFilter, Preview, also_for
+from usher.master.policy.letters import HALT, DeadLetter, LetterFilter, Preview, also_for
 
 #: The outcomes of letters that were changed; all others were left as they are.
 _DONE = ("resumed", "added", "released", "dropped", "done")
@@ -53,6 +53,12 @@ _MEANS = {
     "held": "not done: their tickets have an owner at the moment; try again",
 }
 _TRIES = 5
+#: Most tickets, and seconds, for which later messages of redriven letters are looked for.
+_MOST_TICKETS, _LOOK_S = 10_000, 2.0
+_OVERTAKEN = (
+    "went on without them, and would get them behind later messages; `usher replay --ticket TICKET --since TIME` runs"
+    " the messages of one again in their order, these too: then drop its letters"
+)
 
 
 @click.group(
@@ -214,10 +220,13 @@ def _change(
     if given["as_json"] and not given["yes"]:
         raise click.UsageError("--json does not ask for confirmation: pass --yes too")
     by, wanted, until = caller(given["why"]), wanted_of(given), letters.last_id()
-    preview = Preview()
+    preview, first = Preview(), dict[bytes, bytes]()  # first: of each ticket that went on, its first letter's message
     named = ([found[0]] for letter_id in ids if (found := letters.get(letter_id)) is not None)
     for page in named if ids else letters.all(wanted, until):
         preview.add(page)
+        for letter in page:
+            if letter.policy != HALT and what == "redrive" and (letter.ticket in first or len(first) < _MOST_TICKETS):
+                first.setdefault(letter.ticket, letter.message_id)
     if not given["as_json"] and not ids and not preview.count:
         click.echo(_nothing(given))
         return 0
@@ -229,6 +238,9 @@ def _change(
     also = also_for(others) if preview.adds else ""
     if also and not given["as_json"]:
         click.echo(f"{preview.adds:,} will be new messages: {also}", err=True)
+    overtaken, is_all = letters.overtaken(first, _LOOK_S)
+    if overtaken and not given["as_json"]:
+        click.echo(f"{'' if is_all else 'at least '}{pluralize(overtaken, 'ticket')} {_OVERTAKEN}", err=True)
     if preview.count:
         confirm(f"{what} {preview.count:,}?", given["yes"], given["as_json"])
     done: Counter[str] = Counter()

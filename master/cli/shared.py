@@ -141,7 +141,7 @@ def shown_texts(row: dict[str, Any], names: Sequence[str]) -> list[str]:
 @contextlib.contextmanager
 def letters_of(flags: dict[str, Any]) -> Iterator[DeadLetters]:
     with configured(flags, "dead") as found:
-        yield DeadLetters(found.link, found.keys)
+        yield DeadLetters(found.link, found.keys, found.settings.work_ticket_field)
 
 
 def print_json(document: Any) -> None:

@@ -231,7 +231,6 @@ def _document(stored: bytes | None) -> dict[str, Any] | None:
 
 
 def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
-    """Return a record of the index as pages and programs get it."""
     row: dict[str, Any] = {"ticket_id": ticket.decode(errors="replace")}  # Usher may not have written it
     try:
         record: TicketRecord = parse_record(value)

@@ -8,12 +8,13 @@ ticket that may move (``usher.master.dispatch.events``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from usher.common.base.clock import now_s
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.stream_id import milliseconds
+from usher.common.protocol.message import first_value
+from usher.common.protocol.stream_id import milliseconds, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
@@ -47,9 +48,8 @@ class LetterPage(NamedTuple):
 
 
 class DeadLetters:
-    def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link
-        self._keys = keys
+    def __init__(self, link: Link, keys: Keys, ticket_field: str = "") -> None:
+        self._link, self._keys, self._ticket_field = link, keys, ticket_field.encode()
         self._scripts = ScriptRunner(link)
         #: URL of the leader at the last redrive or drop; "": nobody led, so nothing moves before somebody does.
         self.leader_url = ""
@@ -178,6 +178,19 @@ class DeadLetters:
         letters = self.where("ticket", ticket, _OF_A_TICKET, within_s).letters
         return next((letter for letter in letters if letter.policy == HALT), None)
 
+    def overtaken(self, first: Mapping[bytes, bytes], within_s: float) -> tuple[int, bool]:
+        """Count the tickets of which the stream has messages behind these; False: not all was looked at in time."""
+        until_s, last, found = now_s() + within_s, min(first.values(), key=rank, default=b"-"), set[bytes]()
+        while first and (rows := self._link.call("XRANGE", self._keys.stream, b"(" + last, "+", "COUNT", PAGE)):
+            last = rows[-1][0]
+            for entry_id, fields in rows:
+                ticket = first_value(fields or (), self._ticket_field) or b""
+                if rank(entry_id) > rank(first.get(ticket, last)):
+                    found.add(ticket)
+            if now_s() > until_s:
+                return len(found), False
+        return len(found), True
+
     def redrive(self, ids: Sequence[bytes]) -> list[LetterResult]:
         """Make messages of these letters again, in this order. At most ``AT_ONCE`` letters, which is one script
         call."""
@@ -188,7 +201,6 @@ class DeadLetters:
         return self._run("drop_letters", ids)
 
     def change(self, what: str, ids: Sequence[bytes]) -> Iterator[LetterResult]:
-        """``redrive`` or ``drop`` any number of letters."""
         step = self.redrive if what == "redrive" else self.drop
         for at in range(0, len(ids), AT_ONCE):
             yield from step(ids[at : at + AT_ONCE])

@@ -86,7 +86,6 @@ class Gatherer(Service):
             self._rounds.forget_doubted()
 
     def changed(self, sources: Collection[bytes]) -> None:
-        """Give turns to sources that Redis says have changed."""
         if sources:
             with self._lock:
                 self._rounds.changed(sources)

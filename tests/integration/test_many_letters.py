@@ -11,6 +11,7 @@ from tests.integration.actors import ConsumerActor, Stage, Trouble
 from usher.common.base.errors import GiveUp, ReplyUnknown
 from usher.common.redis.client import CommandRefused, ScriptMissing
 from usher.consumer.execution.acker import SKIP
+from usher.master.operations.dead_letters import DeadLetters
 
 #: No more than a consumer of the rig takes.
 _MANY = 90
@@ -178,3 +179,12 @@ def test_letters_that_were_not_sent_because_the_answer_of_the_first_got_lost_are
     a.flush()
     assert a.acker.is_flushed
     assert rung == _tickets(stage)
+
+
+def test_a_redrive_says_how_many_tickets_have_gone_on(stage: Stage) -> None:
+    ids = stage.world.send_many([b"T", b"U", b"V", b"T", b"W", b"V"])
+    letters = DeadLetters(stage.link, stage.keys, "ticket_id")
+    first = dict(zip((b"T", b"U", b"V"), ids, strict=False))
+    assert letters.overtaken(first, 5.0) == (2, True)
+    assert letters.overtaken({b"T": ids[3]}, 5.0) == (0, True)
+    assert letters.overtaken({}, 5.0) == (0, True)

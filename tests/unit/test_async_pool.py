@@ -271,3 +271,23 @@ def test_a_task_of_a_handler_that_ends_the_loop_is_the_failure_of_no_other_messa
     assert not made.given_up
     assert made.broken == ["SystemExit around a handler call"]
     assert made.lanes.has_ready, "the fourth begins nowhere"
+
+
+def test_a_failed_message_starts_again_once_its_failure_is_noted_or_a_lost_lease_would_not_count_it() -> None:
+    starts: list[int] = []
+
+    async def handle(message: Message) -> None:
+        starts.append(message.attempt)
+        raise ValueError
+
+    made = Pool(handle)
+    made.executor.unnoted = unnoted = {b"1-0"}
+    made.add(1)
+    made.pool.start()
+    made.until(lambda: starts == [1])
+    time.sleep(0.2)  # it is due at once
+    assert starts == [1]
+    unnoted.clear()
+    made.until(lambda: made.given_up == ["1-0"])
+    made.end()
+    assert starts == [1, 2, 3]

@@ -42,11 +42,9 @@ _MOST_CHOSEN = 200
 
 
 def action_routes(parts: Parts, notes: FlashMessages) -> Blueprint:
-    """Return every POST of the page but the log-in."""
     actions = Blueprint("actions", __name__)
 
     def go(path: str, said: str) -> AnyResponse:
-        """Redirect to ``path``, which shows ``said``."""
         parts = urlsplit(local_path(path))
         kept = "&".join(part for part in parts.query.split("&") if part and not part.startswith("said="))
         return redirect(

@@ -146,7 +146,6 @@ def _checked_ticket(ticket: str) -> str:
 
 
 def _of(rows: Sequence[DelayedRow]) -> str:
-    """Return in words of which tickets these messages are."""
     tickets = list(dict.fromkeys(row.ticket_id for row in rows))
     if len(tickets) > 3:
         return f"{number(len(tickets))} tickets"

@@ -79,7 +79,6 @@ def view_routes(parts: Parts) -> Blueprint:
 
 
 def render_page(template: str, page: str, **more: Any) -> str:
-    """Render a page, with what the caller may see of errors."""
     return render_template(template, page=page, **{name: seen(part) for name, part in more.items()})
 
 
@@ -204,7 +203,6 @@ def _add_messages(views: Blueprint, parts: Parts) -> None:
 
 
 def _filtered(parts: Parts, given: dict[str, str], wanted: TicketFilter) -> str:
-    """List the first tickets that fit, in an order."""
     found = parts.status.find(wanted, given["sort"] or "age", _ROWS, _FIND_S)
     facts = {"rows": _told(parts, found.rows), "number": found.number, "is_all": found.is_all}
     return render_page("tickets/tickets.html", "tickets", q="", given=given, told=wanted.told(), **facts)
@@ -226,7 +224,6 @@ def _by_field(parts: Parts) -> dict[str, Any]:
 
 
 def _search(parts: Parts, asked: str, cursor: str, by_field: dict[str, Any]) -> str:
-    """Search everywhere by id: in processing, dead letters, stream."""
     is_longer = len(asked.encode()) > _LONGEST_ID
     if is_longer and not by_field:
         raise refused(f"ids have at most {_LONGEST_ID} bytes")
