@@ -554,8 +554,10 @@ class Board:
 
     def _follow_record(self, name: bytes, owner: bytes, fence: int, ids: Sequence[bytes], now_s: float) -> str | None:
         ticket = self._ticket(name)
+        if (is_put_off := is_waiting(owner)) and ticket.owner is not None:
+            ticket.home = ticket.owner.name  # who knows why it waits
         # What was put off, its consumer has worked on: very many that need what is away must not look like slow work.
-        asked = self._disown(ticket, now_s if is_waiting(owner) else None)
+        asked = self._disown(ticket, now_s if is_put_off else None)
         ticket.believed = b"%s %d" % (owner, fence)
         ticket.compared_s = now_s
         if owner == HALTED:
