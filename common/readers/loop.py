@@ -166,7 +166,6 @@ class ReadingBoard:
                 self._changed.notify_all()
 
     def touched(self, at_s: float) -> None:
-        """Note that Redis has touched all held messages; the call was sent at ``at_s``."""
         with self._changed:
             self._touched_s = at_s
             self._changed.notify_all()
@@ -202,7 +201,6 @@ class ReadingBoard:
         return self._ready.popleft() if self._ready else None
 
     def ended(self, message: StreamMessage) -> None:
-        """Note that it no longer runs; it is held until it is dropped."""
         with self._changed:
             self._running.discard(message.stream_id)
             if message.stream_id == self._alone and message.stream_id not in self._held:
@@ -326,7 +324,6 @@ class StreamReader(Service):
             self._unsure = self._unsure_of_claim = False
 
     def _claim(self, count: int) -> int:
-        """Take one step through idle entries; the next one comes at once while there may be more."""
         options = self._shared.options
         try:
             claimed = self._stream.claim_idle(count, int(options.idle_s * 1000), self._cursor)

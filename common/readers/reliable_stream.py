@@ -128,7 +128,6 @@ class ReliableStream:
         return self._with_bodies(wanted[:count])
 
     def pending(self, exclude: Collection[bytes] = ()) -> list[bytes]:
-        """Return the ids of all that is pending for this reader, oldest first, without those of ``exclude``."""
         return [entry_id for page in self._pending() for entry_id in page if entry_id not in exclude]
 
     def _pending(self) -> Iterator[list[bytes]]:

@@ -403,7 +403,6 @@ def last_id_command(stream: Stream) -> tuple[Arg, ...]:
 
 
 def last_id_of(reply: object) -> bytes | None:
-    """Return the last id in the reply; None when there is no stream. Raises CommandRefused and RedisTrouble."""
     if isinstance(reply, CommandRefused) and "no such key" in str(reply):
         return None
     if isinstance(reply, Exception):

@@ -322,7 +322,6 @@ async def _awaited(result: Any) -> Any:
 
 
 def _raised(raised: BaseException) -> dict[str, Any]:
-    """Return the answer for an order that raised. An error may have any text and number, and JSON takes no odd ones."""
     problem = readable(raised)
     kind = "later" if isinstance(problem, RetryLater) else "given_up" if isinstance(problem, GiveUp) else "raised"
     told = "".join(traceback.format_exception_only(problem)).strip().partition("\n")[0]

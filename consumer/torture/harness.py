@@ -149,7 +149,6 @@ class Harness:
         return answer["value"], answer["is_total"]
 
     def _seen(self, now: tuple[Any, bool], before: tuple[Any, bool]) -> Any:
-        """Return the value of a ticket; of a total, how much it has grown since ``before``."""
         value, is_total = now
         if not is_total:
             return value

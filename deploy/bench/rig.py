@@ -194,7 +194,6 @@ class Rig:
     # ---- figures ---------------------------------------------------------------------------------
 
     def wait_until_begun(self, after: bytes = b"0-0") -> None:
-        """Wait until the first entries were read, or the first ones after ``after``."""
         self._wait(lambda: "" if self.stream.last_delivered() != after else "nothing was read", _BEGUN_S)
 
     def wait_until_done(self, last_id: bytes, patience_s: float, held: int = 0) -> None:

@@ -254,7 +254,6 @@ class Flow:
             self._kill_one()
 
     def _wait_for_handlers(self) -> None:
-        """Wait until every message was handled, or nothing happens any more."""
         moved_s, seen = time.monotonic(), -1
         while not self._all_ended() and time.monotonic() - moved_s < PATIENCE_S:
             self._look()
