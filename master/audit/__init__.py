@@ -15,10 +15,6 @@ Why a running system gives no false alarm
    consumer, and between two of them only beyond what is known of their clocks (``tables/clocks.sql``).
 4. A run log that was cut proves nothing about entries that are older than its first record: they are left out, and the
    report says so.
-
-Rows go from Redis through one Python worker per core (a page of 10,000 each) into the JVM, whose heap is bounded
-(``--memory``) and which puts what is read, sorted and exchanged on disk. The driver's Python gets sums, and of each
-finding at most 2,000 suspects.
 """
 
 from __future__ import annotations

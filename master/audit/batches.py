@@ -5,9 +5,6 @@ reading costs twice the time per entry). Spark's data sources and the snapshot o
 Stream ids come four times: ``id`` as Redis writes it (exact, for joins), ``ms`` and ``seq``, and ``nth``, one number in
 their order: up to the year 2109 and 2,097,151 entries of one millisecond; what lies beyond is not told apart by it. A
 number beyond 2**63-1, which only a hostile producer sends, becomes that.
-
-Order of reading matters on a running system. Within one window of ids the pending list is read *before* the entries: an
-entry acknowledged before the first look has its record in the run log, which is read last of all.
 """
 
 from __future__ import annotations

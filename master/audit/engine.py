@@ -62,6 +62,7 @@ _FUNCTIONS = {
 _UNION = "\nUNION ALL "
 #: Tables without a row when nothing is wrong: what is read of them alone finds nothing then.
 _OF_SUSPECTS = frozenset({"suspects", "odd", "indexed", "repeats", "twice", "recovered", "letters", "attempts"})
+_READS = re.compile(r"\b(?:FROM|JOIN) (\w+)")
 #: Table -> the one that it is a part of.
 _DERIVED = {"again": "odd", "twice": "suspects", "recovered": "repeats"}
 #: Checks of one statement: each of Spark's tasks reads the plan of all of them.
@@ -102,35 +103,47 @@ class Engine(abc.ABC):
     def write(self, select: str, folder: Path) -> None:
         """Write a Parquet file into ``folder``, which this process sees, wherever the rows are."""
 
-    def _is_empty(self, name: str) -> bool:
-        if name not in self._empty:
-            self._empty[name] = not self.rows(f"SELECT 1 FROM {name} LIMIT 1")
-        return self._empty[name]
+    def _looked_into(self, selects: Sequence[str]) -> None:
+        """Note which tables of suspects that these read are empty: most are, and each SELECT costs Spark its plan."""
+        read = {name for one in selects for name in _READS.findall(one) if name in _OF_SUSPECTS} - self._empty.keys()
+        if read:
+            counts = _UNION.join(f"SELECT '{name}' AS name, count(*) AS rows FROM {name}" for name in sorted(read))
+            self._empty |= {name: not rows for name, rows in self.rows(counts)}
 
     def _finds_nothing(self, select: str) -> bool:
-        """Return True when all tables of suspects that a SELECT reads are empty: most of a sound system's are, and each
-        SELECT costs Spark the time to plan it, whatever it reads."""
-        read = {name for name in re.findall(r"\b(?:FROM|JOIN) (\w+)", select) if name in _OF_SUSPECTS}
-        return bool(read) and all(map(self._is_empty, read))
+        read = [name for name in _READS.findall(select) if name in _OF_SUSPECTS]
+        return bool(read) and all(map(self._empty.__getitem__, read))
 
     def expect(self, name: str, rows: int | None) -> None:
-        if rows is not None and (there := self.rows(f"SELECT count(*) FROM {name}")[0][0]) != rows:
+        if rows is None:
+            return
+        why = "is its folder shared with all of Spark's executors?"
+        try:
+            [(there,)] = self.rows(f"SELECT count(*) FROM {name}")
+        except EngineFailed as failed:
+            raise EngineFailed(f"where the checks run the archive cannot be read: {why} {failed}") from failed
+        if there != rows:
             raise EngineFailed(
-                f"where the checks run the archive has {there:,} rows of {name}, and its commits have {rows:,}: is its"
-                " folder shared with all of Spark's executors?"
+                f"where the checks run the archive has {there:,} rows of {name}, and its commits have {rows:,}: {why}"
             )
 
     def derive(self, *names: str) -> None:
         for name in names:
-            is_little = name == "timed" or (name in _DERIVED and self._is_empty(_DERIVED[name]))
+            base = _DERIVED.get(name)
+            if base:
+                self._looked_into([f"FROM {base}"])
+            is_little = name == "timed" or (base is not None and self._empty[base])
             (self.view if is_little else self.keep)(name, table(name))
-            if is_little and name in _DERIVED:
+            if base and is_little:
                 self._empty[name] = True
 
     def found(self, names: Iterable[str]) -> Found:
         """Return what these checks find: (check, stream) -> how many, and the first of them."""
-        selects = ((name, CHECKS[name].select) for name in names)
-        checks = [_CHECK.format(name=n, select=one) for n, one in selects if one and not self._finds_nothing(one)]
+        selects = {name: CHECKS[name].select for name in names}
+        self._looked_into([*selects.values()])
+        checks = [
+            _CHECK.format(name=n, select=one) for n, one in selects.items() if one and not self._finds_nothing(one)
+        ]
         found: Found = {}
         for at in range(0, len(checks), _AT_ONCE):
             select = _FOUND.format(checks=_UNION.join(checks[at : at + _AT_ONCE]))
@@ -141,6 +154,7 @@ class Engine(abc.ABC):
     def figures(self, text: str) -> list[tuple[Any, ...]]:
         """Return the rows of a union, of which all parts but the first may find nothing."""
         first, *others = text.split("\nUNION ALL")
+        self._looked_into(others)
         return self.rows(_UNION.join([first, *(one for one in others if not self._finds_nothing(one))]))
 
 
@@ -192,6 +206,7 @@ class DuckEngine(Engine):
         self._sql.register("given_rows", rows)
         self._make("TABLE", name, "SELECT * FROM given_rows")
         self._sql.unregister("given_rows")
+        self._empty[name] = not len(rows)
 
     def write(self, select: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -239,6 +254,7 @@ class SparkEngine(Engine):
         with self._named_failures():
             named = [f"file://{file}" for file in files]
             self._put(name, self.spark.read.schema(batches.ddl(schema)).parquet(*named))
+        self._empty[name] = not any(pq.read_metadata(file).num_rows for file in files)
         self.expect(name, rows)
 
     def keep(self, name: str, select: str) -> None:
@@ -265,6 +281,7 @@ class SparkEngine(Engine):
     def arrow(self, name: str, rows: pa.Table) -> None:
         with self._named_failures():
             self._put(name, self.spark.createDataFrame(rows))
+        self._empty[name] = not len(rows)
 
     def write(self, select: str, folder: Path) -> None:
         with self._named_failures():

@@ -1,9 +1,7 @@
 """Run one audit: read, judge, look again, report.
 
-The order of reading is what makes it hold on a running system: facts of each stream, pending list (with the entries,
-window by window), index, attempts, inboxes, then the run log, then dead letters. An entry that was over before the
-pending list was read is in the run log by then; everything that moved in between is a suspect, and the second look asks
-for each of those at one moment (``read/snapshot``).
+The order of reading is what makes it hold on a running system (``usher.master.audit``): everything that moved in
+between is a suspect, and the second look asks for each of those at one moment (``snapshot``).
 """
 
 from __future__ import annotations
@@ -71,8 +69,7 @@ def read_redis(
 
 
 class AuditRun:
-    """An audit: ``AuditRun(engine, plan, folder).run()``; what is read lies in ``folder``. Raises StartRefused when it
-    cannot be completed: nothing is reported then."""
+    """An audit; what is read lies in ``folder``. Raises StartRefused when it cannot be completed."""
 
     def __init__(
         self, engine: Engine, plan: AuditChoices, folder: Path, progress: Callable[[str], None] = lambda _: None

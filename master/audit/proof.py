@@ -58,12 +58,9 @@ _OF_TICKETS = tuple(name for name in OF_RUNS if name not in ("clock_wrong", "run
 
 @dataclass(frozen=True)
 class Proven:
-    """A run's proof of one stream: everything recorded from ``since_ms`` to ``until_ms``, by Redis' clock, is judged.
-
-    ``executions`` are new, ``total`` are those of the span. ``fresh`` (findings) and ``unproven`` (sentences) are those
-    that nobody was told of before, ``holes`` of the sentences say where a span ended; ``standing`` findings there are
-    in all. ``spans``: this one, behind the last ones before it.
-    """
+    """A run's proof of one stream: all that was recorded from ``since_ms`` to ``until_ms``, by Redis' clock.
+    ``executions`` are new, ``total`` of the span; ``fresh`` and ``unproven`` nobody was told of before, ``holes`` of
+    these sentences say where a span ended; ``standing``: findings in all; ``spans``: this one, behind former ones."""
 
     stream: str
     since_ms: int | None
@@ -117,9 +114,8 @@ class _Span:
 
 
 class Proof:
-    """The proof of one stream: ``Proof(engine, plan, stream, archive, folder).run()``; the caller holds the lock of the
-    ``archive``, and ``folder`` is for what is read. Raises StartRefused when it cannot be completed: then nothing is
-    committed."""
+    """The proof of one stream; the caller holds the lock of the ``archive``, and ``folder`` is for what is read. Raises
+    StartRefused when it cannot be completed: then nothing is committed."""
 
     def __init__(
         self,

@@ -1,10 +1,8 @@
 """The reconciler: compare the running totals of log consumers with canonical data.
 
 Canonical is the archive (every message once, by uid, up to the consumer's checkpoint), or a query in the application's
-database. The tables are those of the outbox: ``checkpoints`` (name, stream, last_id, version) and ``consumer_states``
-(name, stream, state as JSON). A difference is shown as (name, total, last id); ``apply`` writes it, in one transaction
-per consumer and only if its checkpoint has not moved since: a running consumer sees another version, and reads its
-state again.
+database. The tables are those of the outbox. ``apply`` writes a total, in one transaction per consumer and only if its
+checkpoint has not moved since: a running consumer sees another version, and reads its state again.
 """
 
 from __future__ import annotations

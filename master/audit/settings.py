@@ -18,11 +18,10 @@ _LEASES = 3
 
 
 class AuditThresholds(NamedTuple):
-    """Limits beyond which something is a finding, in milliseconds. ``owner_idle_ms``: an entry of an incarnation,
-    living or dead; ``parked_ms``: an entry under ``master`` with nothing of its ticket in processing: longer than a
-    leader takes to come back; ``deliveries``: more than some rolling restarts make of one entry; ``clocks_ms``: how far
-    clocks of two consumers may differ where nothing bounds them: what hosts without NTP show; ``reaped_ms``: a dead
-    incarnation with nothing pending, in the group."""
+    """Limits beyond which something is a finding. ``owner_idle_ms``: an entry of an incarnation, living or dead;
+    ``parked_ms``: one under ``master`` with nothing of its ticket in processing; ``deliveries``: more than some rolling
+    restarts make of one entry; ``clocks_ms``: how far two clocks may differ where nothing bounds them; ``reaped_ms``: a
+    dead incarnation with nothing pending, in the group."""
 
     owner_idle_ms: int = 30_000
     parked_ms: int = 300_000

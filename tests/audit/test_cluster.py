@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import pytest
 from tests.audit.faults import FAULTS, plant, runs
 from tests.audit.seeding import CAP, GROUP, Seeder
 from tests.audit.test_job import plan
+from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 
 if TYPE_CHECKING:
@@ -48,6 +51,8 @@ def free_port() -> int:
 def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """URL of a standalone master, and the environment for programs that use it."""
     pyspark = pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
+    if os.geteuid() or shutil.which("unshare") is None:
+        pytest.skip("root alone can hide a folder from the workers (unshare --mount)")
     from usher.master.audit.spark import java_home
 
     home = Path(pyspark.__file__).parent
@@ -69,18 +74,20 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     log = tmp_path / "cluster.log"
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(*words: str) -> None:
+    def start(*words: str, hides: Path | None = None) -> None:
+        """``hides``: a folder that this program sees without anything in it, as one of another machine."""
+        called = [str(home / "bin" / "spark-class"), *words]
+        if hides is not None:
+            mounts = ["sh", "-c", f'mount -t tmpfs none {shlex.quote(str(hides))} && exec "$@"', "sh"]
+            called = ["unshare", "--mount", *mounts, *called]
         with log.open("ab") as out:
-            processes.append(
-                subprocess.Popen(
-                    [home / "bin" / "spark-class", *words], env=environ, cwd=tmp_path, stdout=out, stderr=out
-                )
-            )
+            processes.append(subprocess.Popen(called, env=environ, cwd=tmp_path, stdout=out, stderr=out))
 
     try:
         start("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
         for number in (1, 2):
-            place = tmp_path / f"worker{number}"
+            place, hidden = tmp_path / f"worker{number}", tmp_path / "hidden"
+            hidden.mkdir(exist_ok=True)
             words = (
                 "--cores",
                 "1",
@@ -93,7 +100,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 "--work-dir",
                 str(place),
             )
-            start("org.apache.spark.deploy.worker.Worker", *words, url)
+            start("org.apache.spark.deploy.worker.Worker", *words, url, hides=hidden)
         until_s = time.monotonic() + _PATIENCE_S
         while log.read_text(errors="replace").count("Registering worker") < 2:
             assert time.monotonic() < until_s, log.read_text(errors="replace")[-3000:]
@@ -130,7 +137,7 @@ def test_spark_submit_on_two_workers_finds_the_same(
     }
     zipped = package(tmp_path / "usher.zip")
 
-    def submitted(*words: str, **confs: str) -> dict[str, Any]:
+    def submitted(*words: str, code: int = 1, **confs: str) -> dict[str, Any]:
         given = [
             word for name, value in confs.items() for word in ("--conf", f"spark.{name.replace('__', '.')}={value}")
         ]
@@ -148,7 +155,9 @@ def test_spark_submit_on_two_workers_finds_the_same(
             check=False,
         )
         documents = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        assert done.returncode == 1 and documents, f"{done.stdout[-3000:]}\n{done.stderr[-4000:]}"
+        assert done.returncode == code, f"{done.stdout[-3000:]}\n{done.stderr[-4000:]}"
+        if code == 2:
+            return {"error": " ".join(done.stderr.split())}
         told: dict[str, Any] = json.loads(documents[0])
         return told
 
@@ -169,3 +178,9 @@ def test_spark_submit_on_two_workers_finds_the_same(
     )
     found = {(one["check"], e["id"] or e["owner"]) for one in told["findings"] for e in one["examples"]}
     assert found == {("out_of_order", "5-1")}
+
+    keys = Keys("two_of_a_ticket_at_once", GROUP)
+    to = ("--to", str(tmp_path / "hidden" / "archive"))
+    refused = submitted("--streams", keys.stream, "prove", *to, code=2, executor__memory="512m")["error"]
+    assert "is its folder shared with all of Spark's executors?" in refused
+    assert link.call("HGET", keys.archived, "proven_until_ms") is None, "nothing is proven"

