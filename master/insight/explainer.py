@@ -219,7 +219,6 @@ class Explainer:
         return tuple(found), False
 
     def _attempts(self, ids: Sequence[bytes]) -> dict[str, Any]:
-        """Return the attempts of these messages, and the last error of the first one."""
         if not ids:
             return {}
         keys, first = self._keys, ids[0]

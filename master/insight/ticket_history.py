@@ -114,7 +114,6 @@ class TicketHistory:
                 return found, start
 
     def _letters_of(self, ticket: bytes) -> list[dict[str, Any]]:
-        """Return the newest letters of the ticket, as far as one piece goes."""
         found = self._letters.where("ticket", ticket, _LETTERS, _FIRST_S).letters
         rows = [letter.row() for letter in found]
         return [

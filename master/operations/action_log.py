@@ -51,7 +51,6 @@ class OperatorAction:
 
 
 def counted(words: Iterable[str]) -> str:
-    """Sum up an outcome, given one word per letter: ``added 2, gone 1``."""
     return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common()) or "nothing"
 
 

@@ -85,6 +85,15 @@ def test_sizes_that_do_not_fit_the_ids_are_refused(world: World, sizes: str) -> 
         world.scripts.run("ack", script_keys, arguments)
 
 
+@pytest.mark.parametrize("wrong", _WRONG)
+def test_a_guard_of_wrong_numbers_does_nothing(world: World, wrong: str) -> None:
+    right = ["1", "u", "60000", "10", "3", "SET", "k", "v", "2", "DEL", "k"]
+    for place in (2, 3, 4, 8):
+        with world.unchanged(), pytest.raises(CommandRefused, match="no whole number up to"):
+            given = [*right[:place], wrong, *right[place + 1 :]]
+            world.scripts.run("guard", ("fence", "uids", "k"), given)
+
+
 def test_digits_without_an_end_hold_nobody_up(world: World) -> None:
     """Whoever may add a delayed message gives its due_ms: of 20,000 digits Redis 6.2 looked for minutes for a number."""
     leader = world.elect()

@@ -22,7 +22,7 @@ check_sizes(sizes, #finished)
 at_full_memory(KEYS[3])
 local records = records_of(tickets_key, args, 7, #sizes)
 local reply, done, changed, freed = {'OK'}, {}, {}, {}
-local n, last = 0, 0 -- of what is done; of `finished`, the last id of the ticket
+local n, last, named = 0, 0, {} -- of what is done; of `finished`, the last id of the ticket
 -- `theirs`: how many of the refused ids the other owner holds; those we have never acknowledged.
 local refused, theirs = {}, 0
 -- The pattern of a record of ours. An unreadable record is not ours either.
@@ -48,6 +48,8 @@ end
 
 for i = 1, #sizes do
   local ticket, record, first = args[6 + i], records[i], last + 1
+  if named[ticket] then error('a ticket is named twice: its record would be looked through each time') end
+  named[ticket] = true
   last = last + sizes[i]
   local line = first == last and finished[first] or concat(finished, ' ', first, last)
   local ids = record and match(record, OURS)

@@ -86,7 +86,6 @@ def _told(
     run: OwnEntry | None = None,
     ways: Iterable[tuple[str, str]] = (),
 ) -> TicketExplanation:
-    """Return an explanation with its rows, and the commands ``ways`` and those that lift its rules."""
     return TicketExplanation(
         facts, state, tuple(reasons), tuple(_rows(facts, run)), waits_for, until_ms, (*ways, *_rule_commands(facts))
     )
