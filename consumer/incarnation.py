@@ -19,6 +19,7 @@ from usher.common.observability.webhook import DeadLetterNotifier
 from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.marks import MarkFields, parse_weights
+from usher.common.protocol.run_log import Ran
 from usher.common.redis.client import Link, SameServer
 from usher.common.redis.replies import Order
 from usher.common.redis.scripts import ScriptRunner
@@ -168,7 +169,7 @@ class Incarnation:
         )
         self.bell = DeadLetterNotifier(metrics, settings, settings.consumer_name, keys)
         self.acker.policy = handler.options.dead_letter_policy or settings.dead_letter_policy
-        self.acker.on_dead_letter = self._ring
+        self.acker.on_dead_letter, self.acker.ran = self._ring, Ran(settings.handler, settings.marks)
         policy, limit_s = terms(settings, handler.options)
         self._limit_s = limit_s or math.inf
         self.executor = Executor(

@@ -86,6 +86,9 @@ PARTS: dict[str, dict[str, Listed]] = {
     "Check": {
         "doctor": Listed("usher.common.cli.doctor:doctor", "Check Redis and what its set-up means for the promise."),
         "audit": Listed("usher.master.audit.cli:audit", "Prove from pending lists and run log: the promise held."),
+        "report": Listed(
+            "usher.master.audit.cli:report", "Report waits, run times and costs by tenant, handler, ticket, day."
+        ),
         "rehearse": Listed(
             "usher.deploy.rehearsal.cli:rehearse",
             "Try your handler on existing messages (dry run); nothing is changed.",

@@ -1,20 +1,8 @@
 """Decide who may do what over HTTP: one table of tokens, and of names that a proxy signs on, each with a role.
 
-========  ==============================================================
-role      rights
-========  ==============================================================
-viewer    look (GET), nothing else
-operator  look, and act: redrive, drop, pause, drain
-consumer  register, report and deregister under its own name
-all       all of these, under any name
-========  ==============================================================
-
-``USHER_API_TOKEN`` has the role all. ``USHER_TOKENS_FILE`` has a line for each other token, ``role name
-sha256-of-the-token`` (``usher token new`` makes one), and ``role name sign-on`` for each name that a proxy may give
-(``*``: any; roles viewer and operator); ``#`` begins a comment. The name of a token is the one in the action log; for a
-consumer it is the consumer's name, or the beginning of its name followed by ``*``. Only the owner may have rights on
-the file (mode 0600; of a file that is another's the group may read it). It is read again when it has changed; a new
-version that cannot be used changes nothing and is reported in the log.
+``USHER_API_TOKEN`` has the role all. ``USHER_TOKENS_FILE`` has a line for each other token (docs/security.md). Only the
+owner may have rights on the file (mode 0600; of a file that is another's the group may read it). It is read again when
+it has changed; a new version that cannot be used changes nothing and is reported in the log.
 """
 
 from __future__ import annotations

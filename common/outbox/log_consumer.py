@@ -10,29 +10,13 @@
                 state["total"] = state.get("total", 0) + record.json()["distance"]
                 sql.execute(text("INSERT INTO invoices ..."), {...})
 
-    sql = "postgresql+psycopg://localhost/shop"
-    with LogConsumer("totals", "ticket_stream", sql, redis_url="redis://localhost") as consumer:
+    with LogConsumer("totals", "ticket_stream", sql_url, redis_url="redis://localhost") as consumer:
         consumer.run(handle)
 
-Any number of consumers, each with a name of its own, read the same stream and know nothing of each other; each sees
-every record, in the order of the stream, in one process at a time. They take nothing from the masters' group. Two
-processes with one name are fine: one of them goes on, the other notices and reads on from the position of the first.
-
-If the function raises, nothing of the batch is stored and ``run`` raises; it is read again at the next start, so one
-record that can never be handled stops the consumer for good. ``run(handle, on_error=give_up)`` is the way out: the
-records of that batch are handled one by one, and ``give_up(record, error, sql)`` is called, in a transaction like that
-of ``handle``, for those that fail; it stores them and the reason (nobody else does), and the checkpoint moves over
-them. It raises, perhaps the same error, to stop: an error may be one that passes. Ctrl-C and SIGTERM end ``run`` after
-the batch that is being handled.
-
-A record that was sent twice is left out the second time if no more than ``remember`` records lie between the two;
-after more than that it would have its effect a second time. The streamer sends a batch again before any later row of
-its outbox, so between the copies lie only entries that *other programs* add meanwhile: an hour without the database is
-an hour of other outboxes and direct producers. Where that may be more than ``remember``, or where a producer repeats a
-uid days later, give a higher number, or None. A reset knows the last 10,000 entries before its place, and no others.
-
-The first start of a name begins with the first entry of the stream (``start=b"+"``: after its last one). A stream that
-was lost or cut is noticed from then on (LogLost), or from the first batch on if the stream was still empty.
+Any number of consumers, each with a name of its own, see every record, in the order of the stream; they take nothing
+from the masters' group. Of two processes with one name one goes on; the other notices and reads on from there. The
+first start of a name begins with the first entry of the stream (``start=b"+"``: after its last one). docs/outbox.md
+says what a record that can never be handled does (``on_error``), and for how long a repeat is known (``remember``).
 """
 
 from __future__ import annotations

@@ -2,29 +2,20 @@
 
     from usher import write_to_outbox
 
-    with engine.begin() as connection:  # SQLAlchemy: connection or session
+    with engine.begin() as connection:  # SQLAlchemy (asynchronous: await connection.run_sync(...))
         connection.execute(insert(rides).values(...))
         write_to_outbox(connection, ticket_id="42", action="create", object="ride", data={"id": 7, "distance": 12.5})
 
-    # SQLAlchemy's asynchronous connection or session
-    await connection.run_sync(lambda own: write_to_outbox(own, ticket_id=...))
-
-    # any DB-API connection: sqlite3, psycopg, psycopg2, PyMySQL, mysqlclient
-    with sqlite3.connect("shop.db") as connection:
-        connection.execute("INSERT INTO rides ...")
-        write_to_outbox(connection, ticket_id="42", action="create", object="ride", data={...})
-
-    with transaction.atomic():  # Django: django.db.connection, or connections["other"]
+    with transaction.atomic():  # Django: django.db.connection; or any DB-API connection: sqlite3, psycopg, PyMySQL ...
         ride.save()
         write_to_outbox(connection, ticket_id="42", action="create", object="ride", data={...})
 
 It begins, commits and rolls back nothing. Other languages: the INSERT at the top of queries.sql.
 
-The order of one ticket's records is that of the commits. For that, a trigger (PostgreSQL's, MySQL's) takes a lock per
-ticket until the end of the transaction. If a record tells the state of a row ("balance is now 5"), lock that row first
-(SELECT ... FOR UPDATE, or just UPDATE it): the outbox orders records, not what was read before they were written. Do it
-in this order everywhere, first the row, then its record: two transactions that take both locks in opposite order end in
-the database's deadlock error, and one of them has to begin again.
+The order of one ticket's records is that of the commits: a trigger (PostgreSQL's, MySQL's) takes a lock per ticket
+until the end of the transaction. If a record tells the state of a row ("balance is now 5"), lock that row first (SELECT
+... FOR UPDATE), and everywhere in this order: two transactions that take both locks in opposite order end in the
+database's deadlock error, and one of them has to begin again.
 """
 
 from __future__ import annotations

@@ -2,16 +2,20 @@
 
 A record is one JSON object of columns, so that a batch of 1,000 costs one encoding. Columns, all of the same length:
 ``ids``, ``tickets``, ``fences``, ``attempts``, ``start_us``, ``end_us`` (microseconds since the epoch, on the
-consumer's clock); ``consumer`` is the incarnation. The column ``outcomes`` is present if not all are ``done`` (ack.lua
-adds it if it refuses some); an execution that ended with its process is ``crashed``, and its end is 0.
+consumer's clock); ``consumer`` is the incarnation, ``handler`` its USHER_HANDLER. The column ``outcomes`` is present if
+not all are ``done`` (ack.lua adds it if it refuses some); an execution that ended with its process is ``crashed``, and
+its end is 0. Where messages have tenants, ``tenant`` is a column of places in the list ``tenants``; where they have
+priorities, ``priority`` is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import orjson
+
+from usher.common.protocol.marks import NO_FIELDS, MarkFields
 
 DONE, FAILED, RETRY_LATER, GAVE_UP, CRASHED, STALE = "done", "failed", "retry_later", "gave_up", "crashed", "stale"
 
@@ -44,13 +48,25 @@ class Executed(Protocol):
     def start_us(self) -> int: ...
     @property
     def end_us(self) -> int: ...
+    @property
+    def flat(self) -> Sequence[bytes]: ...
 
 
-def encode(consumer: str, executed: Iterable[Executed], outcomes: Sequence[str] = ()) -> bytes:
+class Ran(NamedTuple):
+    """What ran them: a handler, whose messages have their tenants and priorities in these fields."""
+
+    handler: str = ""
+    marks: MarkFields = NO_FIELDS
+
+
+_UNKNOWN = Ran()
+
+
+def encode(consumer: str, executed: Sequence[Executed], outcomes: Sequence[str] = (), by: Ran = _UNKNOWN) -> bytes:
     """Encode these executions as one record. ``outcomes``: one for each; if empty, all are done."""
     columns = [(e.stream_id.decode(), e.ticket.decode(), e.fence, e.attempt, e.start_us, e.end_us) for e in executed]
     ids, tickets, fences, attempts, starts, ends = zip(*columns, strict=True)
-    record = {
+    record: dict[str, Any] = {
         "consumer": consumer,
         "ids": ids,
         "tickets": tickets,
@@ -61,6 +77,16 @@ def encode(consumer: str, executed: Iterable[Executed], outcomes: Sequence[str] 
     }
     if outcomes:
         record["outcomes"] = outcomes
+    if by.handler:
+        record["handler"] = by.handler
+    if not by.marks.is_empty:
+        marks = [by.marks.of(e.stream_id, e.ticket, e.flat) for e in executed]
+        places = {tenant: at for at, tenant in enumerate(dict.fromkeys(mark.tenant for mark in marks))}
+        if by.marks.tenant:
+            record["tenants"] = [tenant.decode(errors="replace") for tenant in places]
+            record["tenant"] = [places[mark.tenant] for mark in marks]
+        if by.marks.priority:
+            record["priority"] = [mark.priority for mark in marks]
     return orjson.dumps(record)
 
 

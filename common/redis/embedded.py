@@ -3,9 +3,8 @@
 Files in ``<state>/redis`` (all readable by their owner only):
 
 ============  ======================================================================================================
-lock          flock of the running server. The server *inherits* the descriptor, so the lock lives exactly as long
-              as the server does, whatever becomes of the process that started it. Holds the server's process id,
-              for people.
+lock          flock of the running server, which *inherits* the descriptor: it lives exactly as long as the server.
+              Holds the server's process id, for people.
 password      made at the first start, used again at every later one
 redis.conf    written anew at every start; holds the password, which is never on a command line
 redis.log     output of the last start (under supervisord: its log)

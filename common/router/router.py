@@ -1,33 +1,9 @@
 """``StreamRouter``: any number of streams on a handful of connections.
 
-::
-
-    with StreamRouter("redis://localhost:6379/0") as router:
-        router.subscribe("tickets:43", on_entries=lambda subscription, entries: ...)
-        # from the beginning; or after an id; or from now on: last_id=NOW
-        for entry in router.subscribe("tickets:42"):
-            print(entry.id, entry.fields)
-
 Two modes. *change-driven*: one connection, on which Redis says which keys have changed (CLIENT TRACKING, BCAST); one
-read brings just those: the time to delivery does not depend on how many streams there are. *portable*: a few
-readers ask for all streams in turn. Unless told otherwise the router tries the first, and falls back to the second,
-with a line in the log, where Redis does not know it, or where changes turn out not to be announced.
-
-What a subscription may rely on
--------------------------------
-* Every entry above its position, in id order, once: also when connections break. Subscriptions of one stream share
-  its reads.
-* A stream that is deleted and made again, or whose ids went back (a failover that lost data), is read from its
-  beginning: none of its entries is missed. ``resets`` counts how often; where history was lost, entries may come
-  again. It is noticed when Redis announces a change (or within ``check_seconds``): ids that went back *and* passed
-  the old position again before the router looked are not noticed.
-* An id from the future (above the stream's last id) counts as one of such an earlier stream: the same happens.
-* An entry that is trimmed or deleted before it was read is gone: Redis no longer has it.
-* A key that is not a stream, or becomes something else, ends its subscriptions: NOT_A_STREAM. A key that may not be
-  read ends them too: REFUSED.
-
-In a Redis Cluster a router reads the keys of one slot: that of the stream in ``usher.common.redis.endpoints.near(url,
-stream)``. Others are refused at once.
+read brings just those. *portable*: a few readers ask for all streams in turn. Unless told otherwise the router tries
+the first, and falls back to the second where Redis does not know it or does not announce changes. What a subscription
+may rely on: docs/plain-streams.md.
 """
 
 from __future__ import annotations

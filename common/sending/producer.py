@@ -6,19 +6,10 @@ reply was lost::
     producer = Producer("redis://...", dedup_s=3600)
     producer.send("42", {"text": "hello"}, uid="order-7")
 
-A uid is remembered for ``dedup_s`` seconds from its first send, for all producers of the stream, together with the id
-of its entry: a repeat adds nothing and answers that id. That costs a key per message: some 150 bytes and the uid. The
-memory is in Redis and shares its fate: after a failover that lost the last moments, a repeat of one of these may be
-added again. An effect that must not happen twice is guarded where it takes place (``message.uid``).
-
-A message may also be for later: ``producer.send("42", {"text": "hello"}, due_ms=producer.ms_from_now(300))`` adds it
-among the delayed messages, from where the leading master takes it into the stream when it is due. A sent uid is known
-whether it was for now or for later (servers that drop repeats themselves, see below, know only those for now). Where
-several streams are gathered, that is ``Producer(link, "usher:{<group>}")``, and the field ``stream`` names the one
-that the message is for.
-
-Where the server drops repeats itself (IDMP, Redis 8.6) and the stream is set up for it (``XCFGSET stream IDMP-DURATION
-dedup_s IDMP-MAXSIZE 10000``), that is used, except for delayed messages; else one script per batch.
+A uid is remembered for ``dedup_s`` seconds from its first send, together with the id of its entry, which a repeat is
+answered: a key per message, some 150 bytes and the uid. A failover that lost the last moments forgets it: an effect
+that must not happen twice is guarded where it takes place. docs/sending.md has delayed messages, several streams, and
+servers that drop repeats themselves.
 """
 
 from __future__ import annotations

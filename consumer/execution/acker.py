@@ -22,7 +22,7 @@ from typing import NamedTuple
 from usher.common.base.clock import now_s
 from usher.common.base.errors import OwnershipLost, ReplyUnknown
 from usher.common.base.log import event
-from usher.common.protocol.run_log import DONE, RETRY_LATER, encode
+from usher.common.protocol.run_log import DONE, RETRY_LATER, Ran, encode
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.common.runtime.service import Service
@@ -160,7 +160,7 @@ class Acker(Service):
         self._idle = True  # the thread waits to be woken
         self._lingering = False
         self._write_now = threading.Event()  # ends the linger
-        self.policy = SKIP
+        self.policy, self.ran = SKIP, Ran()
         self.on_dead_letter: Callable[[Letter], None] = lambda letter: None
         #: Called when messages were acknowledged.
         self.on_progress: Callable[[], None] = lambda: None
@@ -307,7 +307,7 @@ class Acker(Service):
             self._noting.append(self._failed[0])
             self._failed.popleft()
         runs, outcomes = [item.run for item in self._noting], [item.outcome for item in self._noting]
-        record = encode(self._incarnation, runs, outcomes) if self._run_log_length else b""
+        record = encode(self._incarnation, runs, outcomes, self.ran) if self._run_log_length else b""
         try:
             attempts = {item.run.stream_id: item.attempts for item in self._noting}
             errors = {item.run.stream_id: item.error for item in self._noting if item.error is not None}
@@ -319,7 +319,7 @@ class Acker(Service):
         self.counts.failed(noted)
 
     def _acknowledge(self, batch: AckBatch) -> None:
-        record = encode(self._incarnation, batch.finished) if self._run_log_length else b""
+        record = encode(self._incarnation, batch.finished, by=self.ran) if self._run_log_length else b""
         answer = self._steps.ack(batch.by_ticket, record, self._run_log_length)
         fences = {item.ticket: item.fence for item in batch.finished}
         self._ledger.settle()

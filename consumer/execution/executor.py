@@ -266,7 +266,8 @@ class Executor:
         decision = TryAgain(wait.due_s - now) if wait else decide(problem, message.failures, self._policy, self.rng)
         end_us = run_us()
         noted = self._noted(message, text, at, end_us // 1000, wait)
-        run = Finished(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, end_us)
+        times = message.attempt, message.start_us, end_us
+        run = Finished(message.ticket, message.stream_id, message.fence, *times, flat=message.flat)
         # Who only asks to be called later has no trouble, and may be one of very many.
         is_plain_wait = wait is None and isinstance(problem, RetryLater) and not has_cause(text.traceback)
         error = None if is_plain_wait or isinstance(decision, Bury) else noted

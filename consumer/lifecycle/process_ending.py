@@ -119,7 +119,7 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
 def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
     suspected = suspects(former.left, former.is_explained, former.is_from_outside, former.by_itself)
     cut_off = former.left if run_log_length else []
-    record = encode(former.incarnation, map(_run_of, cut_off), [CRASHED] * len(cut_off)) if cut_off else b""
+    record = encode(former.incarnation, [_run_of(one) for one in cut_off], [CRASHED] * len(cut_off)) if cut_off else b""
     args: list[bytes | str | int] = [keys.group, former.incarnation, record, run_log_length, _NOTED_MS]
     for left, attempts in suspected:
         args += (left.stream_id, attempts.starts, attempts.failures, attempts.crashes, attempts.losses)

@@ -7,7 +7,7 @@ order. One batch is under way at a time; a batch whose reply was lost goes again
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from usher.common.protocol.attempts import Attempts
@@ -58,6 +58,7 @@ class Finished(NamedTuple):
     start_us: int
     end_us: int
     lane: Any = None
+    flat: Sequence[bytes] = ()
 
 
 class FailedAttempt(NamedTuple):

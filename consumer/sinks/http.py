@@ -1,33 +1,5 @@
 """Effects in another service, over HTTP: the handler sends uid and fence along, and the service checks them where it
-stores the effect.
-
-The handler's side::
-
-    def handle(message):
-        answer = requests.post("https://payments/charges", json=message.json(), headers=headers(message), timeout=10)
-        refuse_by_status(message, answer.status_code)
-        answer.raise_for_status()    # other refusals (400, 401, 404) must not count as done
-
-The service's side, with the SQL sink in its own database (here with Flask)::
-
-    @app.post("/charges")
-    def charge():
-        try:
-            # A repeat ends the block, and is answered like the first request.
-            with sink.transaction(received(request.headers)) as session:
-                session.execute(...)
-        except StaleFence:
-            return {"error": "stale fence"}, 409
-        except SinkNotNow:
-            return {"error": "not now"}, 503
-        return {"status": "ok"}
-
-Many services know ``Idempotency-Key`` already (Stripe, PayPal, Adyen): such a service alone makes repeats harmless, and
-only a zombie's old fence remains; the fence matters where effects are not only added but overwritten.
-
-A rehearsal (``message.is_rehearsal``, `usher rehearse`) is a request like any other, and its effect stays: only a
-service that passes the headers to ``received``, as above, learns of it (``Usher-Rehearsal``) and rolls back. For any
-other service let the handler check ``message.is_rehearsal``.
+stores the effect. Both sides: docs/sinks.md.
 """
 
 from __future__ import annotations

@@ -1,31 +1,10 @@
 """Effects in Redis, once per message and never under an old fence: one script checks, applies the commands, and
-records the uid.
+records the uid::
 
-::
+    RedisGuard("redis://effects-server/0").apply(message, ("INCRBY", f"total:{message.ticket_id}", 5))
 
-    guard = RedisGuard("redis://effects-server/0")
-
-    def handle(message):
-        guard.apply(message, ("INCRBY", f"total:{message.ticket_id}", 5),
-                    ("LPUSH", f"log:{message.ticket_id}", message.uid))
-
-The first word after a command's name is taken for its key; name other keys with ``keys=[...]``. It works on one server
-or with Sentinel, not on a cluster, where the keys of a script must lie together.
-
-=============================================  =====================================================================
-the uid is known                               Outcome.DUPLICATE, nothing is done: count it as done
-a higher fence was seen                        StaleFence, nothing is done
-the first command is refused (wrong type ...)  CommandRefused, nothing is done; tried again like any error of a
-                                               handler
-a later command is refused                     GiveUp: Redis does not undo the commands before it, so the message
-                                               becomes a dead letter, and a repeat of it is refused too
-Redis is away, or its reply is lost            SinkNotNow; the next try finds the uid, or applies the commands
-a rehearsal (``message.is_rehearsal``)         Outcome.REHEARSED, nothing is done, and Redis is not asked
-=============================================  =====================================================================
-
-Uids are kept per ticket for ``keep_s`` seconds (7 days), at most ``keep_most`` of them (all messages without a ticket
-share one such set); the fence as long. A repeat that comes later is applied again. The promise is as durable as that
-Redis: a failover or a power loss takes the record away together with its effect, since both are one step.
+A refusal of the first command is an error of the handler's, and of a later one a GiveUp, since Redis does not undo the
+commands before it. It works on one server or with Sentinel, not on a cluster. docs/sinks.md has the outcomes.
 """
 
 from __future__ import annotations

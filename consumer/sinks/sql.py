@@ -2,65 +2,18 @@
 
 ::
 
-    from usher import SqlSink
-
     sink = SqlSink("postgresql+psycopg://localhost/shop")      # or any SQLAlchemy engine
     sink.create_tables()                                       # once; or put sink.ddl() into your migrations
 
     @sink.exactly_once                                         # the handler that USHER_HANDLER names
     def handle(message, session):
-        session.execute(text("UPDATE accounts SET total = total + :n WHERE id = :id"),
-                        {"n": int(message.fields["amount"]), "id": message.ticket_id})
+        session.execute(...)
 
     def handle(message):                                       # or, when only a part of it must be exactly once
         with sink.transaction(message) as session:
             session.execute(...)
 
-Outcomes
---------
-==============================================  ====================================================================
-the uid is known in this ticket (a repeat)      counts as done: ``exactly_once`` does not call the function; in the
-                                                ``with`` form the first use of the session ends the block quietly,
-                                                and the handler goes on behind it
-a higher fence was seen (we are a zombie)       StaleFence; nothing is stored, the ticket belongs to its new owner
-the function raises                             everything is rolled back, and the message is tried again as usual
-deadlock, serialization failure, lock timeout   SinkNotNow: everything is rolled back; the consumer starts the
-                                                message again soon, uncharged. Nothing is retried in here: a handler
-                                                only ever sees a new attempt
-a statement_timeout that ends our statements    SinkNotNow; one that ends the function's is an error like any other
-the database is away                            SinkNotNow; the ticket waits, others go on; this never makes the
-                                                message a dead letter
-the connection breaks at the COMMIT             SinkNotNow, since the result is unknown; the next try finds the uid,
-                                                or stores the effect
-a rehearsal (``message.is_rehearsal``)          the statements run, whatever uid and fence are stored, and all is
-                                                rolled back at the end (except numbers that a sequence has given
-                                                out); until then it holds its locks like any other transaction
-==============================================  ====================================================================
-
-Isolation
----------
-READ COMMITTED (PostgreSQL's default) is enough, since no read decides anything: the fence's row is written first, with
-the condition in the statement (``ON CONFLICT ... DO UPDATE ... WHERE fence <= :fence``). That locks the row of the
-ticket until the end of the transaction, and a transaction that waited for it compares with what was committed
-meanwhile. REPEATABLE READ and SERIALIZABLE work too, with more SinkNotNow. SQLite's writers take turns anyway.
-
-A zombie that stands still *inside* its transaction holds that lock, and the new owner of the ticket waits for it. Let
-PostgreSQL end it: ``create_engine(url, connect_args={"options": "-c idle_in_transaction_session_timeout=30s -c
-lock_timeout=10s"})``. SQLite is a file, with no server to do that: all its writers wait until the zombie wakes up or is
-killed.
-
-The cost is two more statements in the transaction (two round trips), and one row per message for as long as it is kept.
-
-Retention
----------
-Uids and fences are removed when they are older than ``keep_s`` seconds (7 days), uids also beyond ``keep_most``, a few
-now and then after a transaction, by the database's clock. A repeat that comes later is handled again; so keep them for
-longer than the longest time after which a message can come again: its age in the stream, the last resend of a producer
-or an outbox, a dead letter's redrive. A uid counts within its ticket. A message without a ``uid`` field has its stream
-id as uid, which recognises the same entry again, but not a second one that a producer sent.
-
-One ``name`` per use: two handlers (or streams) that keep their effects in one database must not share what they have
-seen.
+docs/sinks.md has the outcomes, the isolation that it needs, what it costs, and how long uids are kept.
 """
 
 from __future__ import annotations

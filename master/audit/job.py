@@ -60,7 +60,7 @@ def read_redis(
     engine: Engine, plan: AuditChoices, streams: Sequence[str], file: Path, schema: pa.Schema, read: Reading
 ) -> None:
     """Make a table, of the name of ``file``, of what is read of these streams."""
-    with pq.ParquetWriter(file, schema, compression="lz4") as writer:
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for stream in streams:
             with BulkReader(near(plan.redis_url, stream)) as reader:
                 for batch in read(reader, plan.keys(stream)):

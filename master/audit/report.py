@@ -211,11 +211,11 @@ def _format_figure(name: str, value: float | int | None) -> str:
     return f"{value:,}"
 
 
-def write_page(path: Path, report: AuditReport) -> None:
+def write_page(path: Path, page: str) -> None:
     """Write the page, whole or not at all. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = path.with_name(f".{path.name}.{os.getpid()}")
-    written.write_text(render(report), encoding="utf-8")
+    written.write_text(page, encoding="utf-8")
     written.replace(path)
 
 

@@ -1,28 +1,10 @@
-"""Data sources of Usher's Redis for PySpark. Register them once per session, then read them as any other format::
+"""Data sources of Usher's Redis for PySpark: ``redis_pending``, ``redis_stream`` and ``redis_runs`` (schemas:
+``batches``). Register them once per session, then read and write them as any other format; docs/audit.md has the
+options, and the filters that are pushed down::
 
     from usher.master.audit import source
     source.register(spark)
     spark.read.format("redis_pending").option("url", "redis://localhost:6379").load().groupBy("consumer").count().show()
-
-=================  ========================================================================  ======================
-format             a row (schema: ``batches``)                                               parts
-=================  ========================================================================  ======================
-``redis_pending``  a pending entry, with its ticket from the stream; ``entries=all``: also   ranges of ids
-                   entries that were read and are over
-``redis_stream``   an entry with its fields; ``key=...`` reads another stream; ``raw=true``  ranges of ids
-``redis_runs``     an execution of the run log                                               ranges of records
-=================  ========================================================================  ======================
-
-Options: ``url`` (as USHER_REDIS_URL), ``stream`` (default ``ticket_stream``; several, comma separated), ``group``,
-``ticket_field`` (a work stream has its own), ``partitions`` (parts per stream; 0 chooses), ``first`` and ``last`` (ids,
-for ``redis_stream`` and ``redis_runs``), ``maxRecords`` (entries or records of one stream in one micro-batch).
-
-Filters that are pushed down are not applied again: ``stream =``, ``ticket =``, and ranges of ids (``id =``, comparisons
-of ``ms``, of the run log ``record_ms``), which Redis reads.
-
-``spark.readStream`` takes ``redis_runs`` and ``redis_stream``: each micro-batch is read in parts, by the executors.
-``write`` and ``writeStream`` of ``redis_stream`` send: columns ``ticket`` and ``fields`` (a map). With the field
-``uid`` in each, and ``dedup`` (seconds), a task that runs again sends nothing twice.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@
     remove  SQL: exactly the rows of the batch, by primary key and uid
 
 Any of these steps may fail, and the rows are then still there. What Redis has confirmed is remembered until it is
-removed, so trouble with the database alone sends nothing twice, as long as the same Redis has it: after a restart or a
-failover it is sent again. So it is when an answer of Redis got lost, after a new epoch has made sure that the late
-command is refused. A second copy has the same uid.
+removed; after a restart or a failover of Redis, or a lost answer (and a new epoch), it is sent again, with its uid.
 
 Order: the rows of a ticket become visible in the order of their ids (common/outbox). A batch is sent again before
 anything behind it. After a lost answer it is sent in smaller ones: where Redis takes longer for a batch than we wait,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.boards import NOW, arrive, board_with, freed, hand_over, ids, planned
+from tests.boards import NOW, board_with, ids
 from usher.master.policy.board.board import Board
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 
@@ -39,36 +39,3 @@ def test_tickets_that_were_only_seen_are_nowhere_when_the_rules_are_lifted_or_me
         board.follow(Rulebook())
         assert board.plan(1000, NOW + 60) is None
         assert (board.tickets, board.parked, board.in_flight, board.room) == ({}, 0, 0, 100)
-
-
-def test_the_slowed_who_were_there_before_the_news_go_on_when_each_one_is_due() -> None:
-    board = board_with("c1")
-    board.follow(
-        Rulebook(
-            Rule(Target.TICKET, name, RuleAction.SLOW, rate) for name, rate in (("A", 1.0), ("B", 0.2), ("C", 0.5))
-        )
-    )
-    arrive(board, b"A", 1)
-    hand_over(board)
-    freed(board, "c1:1", b"A", ids(1))
-    arrive(board, b"B", 2, 3)
-    arrive(board, b"C", 4, 5)
-    hand_over(board)
-    arrive(board, b"A", 6)
-    assert board.plan(1000, NOW) is None
-    assert board.next_due_s() == NOW + 1
-    board.forget([(b"6-0", b"A")])
-    assert board.next_due_s() == NOW + 2
-    assert planned(board.plan(1000, NOW + 2)) == {("c1:1", b"C"): ids(5)}
-
-
-def test_only_what_is_last_of_its_ticket_is_forgotten() -> None:
-    """Others are no news: those that the board did not take because their ticket has them in processing, and those of
-    halted tickets."""
-    board = board_with("c1")
-    arrive(board, b"A", 1, 2)
-    hand_over(board)
-    assert not board.arrive(b"2-0", b"A")
-    arrive(board, b"A", 3)
-    board.forget([(b"2-0", b"A"), (b"3-0", b"A"), (b"9-0", b"A"), (b"9-0", b"Z")])
-    assert (list(board.tickets[b"A"].running), list(board.tickets[b"A"].parked), board.parked) == (ids(1, 2), [], 0)

@@ -472,7 +472,9 @@ class BoardMachine(RuleBasedStateMachine):
 
 
 TestBoard = BoardMachine.TestCase
-TestBoard.settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TestBoard.settings = settings(
+    max_examples=2 * settings.default.max_examples // 5, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 class Walk:

@@ -328,7 +328,7 @@ _facts = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(_facts)
 def test_whatever_the_facts_are_there_is_an_explanation(facts: TicketFacts) -> None:
     told = explain(facts)

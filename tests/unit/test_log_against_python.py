@@ -122,7 +122,7 @@ def _raised(logger: logging.Logger, args: tuple[Any, ...], more: dict[str, Any])
     return None
 
 
-@hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
 @hypothesis.given(
     level=st.sampled_from([logging.INFO, logging.WARNING, 35, "high", 10**30, True]),
     message=_MESSAGES,

@@ -1,5 +1,3 @@
-"""Whose record is read again, and when."""
-
 from __future__ import annotations
 
 from usher.master.policy.board.board import Board
@@ -31,11 +29,3 @@ def test_all_of_a_pass_come_page_by_page_with_pauses_in_between() -> None:
         now += quiet.wait_s(now)
     assert [len(page) for page in pages] == [PAGE, PAGE, 1]
     assert len({name for page in pages for name in page}) == 2 * PAGE + 1
-
-
-def test_a_new_epoch_forgets_whose_turn_it_was() -> None:
-    board, quiet = board_with(PAGE + 1), Reconciler(5.0)
-    assert len(quiet.page(board, 100.0)[0]) == PAGE
-    quiet.begin(100.0)
-    assert quiet.page(board, 104.9) == ([], False)
-    assert len(quiet.page(board, 105.0)[0]) == PAGE

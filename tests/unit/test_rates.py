@@ -40,11 +40,6 @@ def test_a_count_of_all_and_one_of_what_is_there_are_not_compared(unknown: dict[
     assert rates([one, other]) == rates([other, one]) == (None, None)
 
 
-def test_one_look_tells_no_rate_and_two_of_the_same_moment_end_nothing() -> None:
-    assert rates([]) == rates([_BEGAN]) == (None, None)
-    assert rates([_BEGAN, _BEGAN]) == (0.0, 0.0)
-
-
 @pytest.mark.parametrize(("oldest_ms", "age_s"), [(None, 0.0), (7_500, 2.5), (7_567, 2.4), (11_000, 0.0)])
 def test_a_point_has_the_age_of_the_oldest_message_and_none_is_from_the_future(
     oldest_ms: int | None, age_s: float

@@ -145,7 +145,7 @@ class RuledMachine(BoardMachine):
 
 
 TestRuled = RuledMachine.TestCase
-TestRuled.settings = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+TestRuled.settings = settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 
 
 class RuledWalk(Walk):

@@ -1,0 +1,282 @@
+"""`usher report`: waits, run times, retries, dead letters and worker seconds of what was executed, by day and ticket,
+tenant, handler and consumer, from the archive and the run log; as one page with plots, and as Parquet."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from datetime import date, timedelta
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import pyarrow.parquet as pq
+from rich.console import Console
+
+from usher.common.base.errors import RedisTrouble, StartRefused
+from usher.common.protocol.stream_id import after
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.endpoints import near
+from usher.master.audit import batches, findings
+from usher.master.audit.archive import archived_rows, data_sets, locked
+from usher.master.audit.batches import Interrupted
+from usher.master.audit.cli import session, telling
+from usher.master.audit.engine import Engine, EngineFailed
+from usher.master.audit.job import read_redis
+from usher.master.audit.report import write_page
+from usher.master.audit.settings import AuditChoices
+from usher.master.cli.shared import print_json, table
+from usher.master.insight.formatting import duration
+from usher.master.membership.registry import read_registry
+
+#: Dimensions, in the order in which people ask for them, and the tables that Parquet files are made of.
+DIMENSIONS = ("tenant", "handler", "ticket", "consumer")
+_FILES = ("days", "hours")
+_DAY_US = 86_400_000_000
+_WIDTH, _HEIGHT = 640.0, 120.0
+#: Days from which a trend is told, and days beyond which a forecast says nothing.
+_LEAST_DAYS, _FAR_DAYS = 3, 730
+
+
+class Forecast(NamedTuple):
+    """The growth of the busiest hour of a day, by least squares. ``growth``: a day, as a part of the mean; ``full_on``:
+    when it reaches ``slots``, None where it does not within two years."""
+
+    days: int
+    growth: float
+    slots: int
+    full_on: date | None
+
+    def sentence(self) -> str:
+        if self.days < _LEAST_DAYS:
+            return f"No forecast yet: it takes {_LEAST_DAYS} days, and there are {self.days}."
+        moved = f"grew by {self.growth:.1%}" if self.growth >= 0 else f"shrank by {-self.growth:.1%}"
+        trend = f"Over {self.days} days the busiest hour {moved} a day."
+        if not self.slots:
+            return f"{trend} No consumer lives, so how much they could do is not known."
+        when = "last for two years" if self.full_on is None else f"are all busy by {self.full_on}"
+        return f"{trend} At this rate the {self.slots} slots of the consumers that live now {when}."
+
+
+def forecast(busiest: Mapping[str, float], slots: int, today: date) -> Forecast:
+    """Return when the busiest hour fills all slots. ``busiest``: day -> handlers that ran on average in its busiest
+    hour. Days without executions count as none.
+
+    >>> forecast({"2026-01-01": 1.0, "2026-01-02": 2.0, "2026-01-03": 3.0}, 8, date(2026, 1, 3)).full_on
+    datetime.date(2026, 1, 8)
+    >>> forecast({"2026-01-01": 9.0, "2026-01-02": 9.0, "2026-01-03": 9.0}, 8, date(2026, 1, 3)).full_on
+    datetime.date(2026, 1, 3)
+    """
+    days = sorted(map(date.fromisoformat, busiest))
+    if not days or (count := (days[-1] - days[0]).days + 1) < _LEAST_DAYS:
+        return Forecast(len(days), 0.0, slots, None)
+    levels = [busiest.get(str(days[0] + timedelta(n)), 0.0) for n in range(count)]
+    growth, level = statistics.linear_regression(range(count), levels)
+    now = level + growth * (today - days[0]).days
+    left = 0.0 if now >= slots else (slots - now) / growth if growth > 0 else float(_FAR_DAYS + 1)
+    full_on = today + timedelta(days=round(left)) if slots and left <= _FAR_DAYS else None
+    return Forecast(count, growth / (statistics.fmean(levels) or 1.0), slots, full_on)
+
+
+def measure(engine: Engine, settings: AuditChoices, archive: Path, folder: Path, since_us: int) -> None:
+    """Make the tables ``days`` and ``hours`` of what was executed since then: of the archive in ``archive``, and of the
+    run log behind it. ``folder`` is for what is read. Raises StartRefused."""
+    files: list[Path] = []
+    rows, floors = 0, {}
+    first_day = str(date.fromtimestamp(0) + timedelta(microseconds=since_us))
+    for stream in settings.streams:
+        _, runs, _ = data_sets(archive, settings.keys(stream))
+        if (last := runs.recover()) is None:
+            continue
+        floors[stream] = last.last.encode()
+        found = [one for one in runs.complete()[0] if one.parent.name >= f"date={first_day}"]
+        files, rows = files + found, rows + sum(pq.read_metadata(one).num_rows for one in found)
+    engine.files("archived", files, batches.RUNS, rows if files else None)
+
+    def read(reader: Any, keys: Any) -> Any:
+        since = after(floors[keys.stream]) if keys.stream in floors else b"-"
+        return batches.runs(reader, keys.stream, keys.runs, (since, b"+"))
+
+    read_redis(engine, settings, settings.streams, folder / "logged.parquet", batches.RUNS, read)
+    read_redis(engine, settings, settings.streams, folder / "letters.parquet", batches.LETTERS, batches.letters)
+    engine.view("runs", "SELECT * FROM archived UNION ALL SELECT * FROM logged")
+    engine.view("events", findings.table("events").replace("{since_us}", str(since_us)))
+    engine.view("worked", findings.table("worked"))
+    for name in ("measured", "spread", *_FILES):
+        engine.keep(name, findings.table(name))
+
+
+_ROW = "day, executions, done, failed, retries, letters, worker_s"
+_TIMES = ("wait_p50_ms", "wait_p95_ms", "wait_p99_ms", "run_p50_ms", "run_p95_ms", "run_p99_ms")
+
+
+def document(engine: Engine, streams: Sequence[str], slots: Mapping[str, int], top: int, today: date) -> dict[str, Any]:
+    """Return what page and --json tell, of the tables of ``measure``: for each stream the totals, days, and the first
+    ``top`` names of each dimension by worker seconds."""
+    names = ("stream", "dim", "name", *_ROW.split(", "), *_TIMES)
+    wanted = f"""SELECT {", ".join(names)} FROM (
+        SELECT *, row_number() OVER (PARTITION BY stream, day, dim ORDER BY worker_s DESC, executions DESC, name) AS nth
+          FROM days) d WHERE dim = 'all' OR (day = '' AND nth <= {top}) ORDER BY stream, dim, day, nth"""
+    of: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for row in engine.rows(wanted):
+        one = dict(zip(names, row, strict=True))
+        of.setdefault(one.pop("stream"), {}).setdefault(one.pop("dim"), []).append(one)
+    busiest: dict[str, dict[str, float]] = {}
+    by_day = "SELECT stream, substr(hour, 1, 10), max(busy) FROM hours GROUP BY stream, substr(hour, 1, 10)"
+    for stream, day, busy in engine.rows(by_day):
+        busiest.setdefault(stream, {})[day] = busy
+    told = []
+    for stream in streams:
+        rows = of.get(stream, {"all": []})
+        total = next((one for one in rows["all"] if not one["day"]), None)
+        days = [one | {"busiest": busiest[stream].get(one["day"], 0.0)} for one in rows["all"] if one["day"]]
+        expected = forecast(busiest.get(stream, {}), slots.get(stream, 0), today)
+        found = {"stream": stream, "total": total, "days": days, "slots": slots.get(stream, 0)}
+        named = {dim: [one for one in rows.get(dim, []) if one["name"]] for dim in DIMENSIONS}
+        told.append(found | {"top": named, "forecast": expected.sentence(), "full_on": expected.full_on})
+    return {"streams": told}
+
+
+# ---- page ------------------------------------------------------------------------------------------------------------
+
+
+def plot(title: str, days: Sequence[Mapping[str, Any]], lines: Mapping[str, str], unit: str = "") -> dict[str, Any]:
+    """Return a chart of some columns over the days: ``lines``: column -> its name. Positions of an SVG."""
+    values = {name: [float(day[column] or 0) for day in days] for column, name in lines.items()}
+    most = max((value for line in values.values() for value in line), default=0.0) or 1.0
+    step = _WIDTH / max(1, len(days) - 1)
+
+    def told(value: float) -> str:
+        return duration(value) if unit == "ms" else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+    made = [
+        (
+            name,
+            [
+                (
+                    round(step * n, 1),
+                    round(5 + _HEIGHT * (1 - value / most), 1),
+                    f"{days[n]['day']}: {told(value)} {name}",
+                )
+                for n, value in enumerate(line)
+            ],
+        )
+        for name, line in values.items()
+    ]
+    return {"title": title, "lines": made, "highest": told(most)}
+
+
+def plots(days: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    parts = ("p50", "p95", "p99")
+    return [
+        plot("Executions a day", days, {"executions": "executions", "failed": "failed"}),
+        plot("Wait until the first start", days, {f"wait_{one}_ms": one for one in parts}, "ms"),
+        plot("Time of an execution", days, {f"run_{one}_ms": one for one in parts}, "ms"),
+        plot("Handlers that ran at a time, in the busiest hour", days, {"busiest": "handlers"}),
+    ]
+
+
+def render(told: Mapping[str, Any], about: str) -> str:
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["ms"] = lambda ms: "-" if ms is None else duration(ms)
+    text = (resources.files("usher.master.audit") / "workload.html").read_text(encoding="utf-8")
+    style = (resources.files("usher.master.audit") / "page.html").read_text(encoding="utf-8")
+    style = style[style.index("<style>") : style.index("</style>")]
+    return environment.from_string(text).render(told=told, about=about, style=style, plots=plots, dims=DIMENSIONS)
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+
+
+def run(
+    settings: AuditChoices, environ: MutableMapping[str, str], place: Path, days: int, top: int, as_json: bool
+) -> None:
+    """Make page and tables of the last days, and print what they tell. ``place``: the archive. Raises StartRefused."""
+    now_s = time.time()
+    since_us = (int(now_s * 1e6) // _DAY_US - days + 1) * _DAY_US
+    with telling("looking at Redis") as tell:
+        told = _reported(settings, environ, place, since_us, top, tell)
+    about = f"{days} days up to {time.strftime('%Y-%m-%d %H:%M', time.gmtime(now_s))} UTC"
+    page = settings.folder / "report.html"
+    try:
+        write_page(page, render(told, about))
+    except OSError as failed:
+        raise StartRefused(f"USHER_AUDIT_DIR: the page could not be written: {failed}") from failed
+    if as_json:
+        print_json(told | {"page": str(page), "tables": str(settings.folder / "report")})
+    else:
+        _print(told, about, page)
+
+
+def _reported(
+    settings: AuditChoices,
+    environ: MutableMapping[str, str],
+    place: Path,
+    since_us: int,
+    top: int,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    url, rows = settings.redis_url, sum(archived_rows(place, settings.keys(one)) for one in settings.streams)
+    with locked(place), session(settings, url, environ, tell, rows=rows) as (engine, folder):
+        tell("counting")
+        try:
+            measure(engine, settings, place, folder, since_us)
+            slots = {one: _slots(near(url, one), settings, one) for one in settings.streams}
+            told = document(engine, settings.streams, slots, top, date.today())
+            for name in _FILES:
+                engine.write(f"SELECT * FROM {name}", folder / name)
+                target = settings.folder / "report" / f"{name}.parquet"
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                (folder / name / "part-0.parquet").replace(target)
+        except (RedisTrouble, CommandRefused, Interrupted, EngineFailed, OSError) as trouble:
+            raise StartRefused(f"the report was not made: {trouble}") from trouble
+    return told
+
+
+def _slots(url: str, settings: AuditChoices, stream: str) -> int:
+    """Return how many handlers the living consumers may run at once."""
+    link = Link(url, "usher:report")
+    try:
+        members = read_registry(link, settings.keys(stream)).values()
+        return sum(one.registration.slots for one in members if one.alive)
+    finally:
+        link.close()
+
+
+def _print(told: Mapping[str, Any], about: str, page: Path) -> None:
+    screen = Console(highlight=False, emoji=False)
+    for stream in told["streams"]:
+        total = stream["total"]
+        if total is None:
+            screen.print(f"{stream['stream']}: nothing was executed in {about}.", markup=False)
+            continue
+        screen.print(f"{stream['stream']}, {about}", style="bold", markup=False)
+        screen.print(
+            f"{total['executions']:,} executions, {total['failed']:,} failed, {total['retries']:,} retries,"
+            f" {total['letters']:,} dead letters, {total['worker_s'] / 3600:,.1f} worker hours"
+        )
+        for what, name in (("wait until the first start", "wait"), ("time of an execution", "run")):
+            times = (total[f"{name}_{one}_ms"] for one in ("p50", "p95", "p99"))
+            screen.print(f"{what}: " + ", ".join(_times(times)))
+        screen.print(stream["forecast"])
+        for dim in DIMENSIONS:
+            if rows := stream["top"][dim]:
+                screen.print(table(f"By {dim}", _COLUMNS, [_cells(one) for one in rows[:5]], numbers=_COLUMNS[1:]))
+    screen.print(f"Page with plots: {page}", markup=False, soft_wrap=True)
+
+
+_COLUMNS = ("name", "executions", "failed", "retries", "dead letters", "worker s", "wait p95", "run p95")
+
+
+def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
+    counts = (f"{one[name]:,}" for name in ("executions", "failed", "retries", "letters"))
+    times = ("-" if one[name] is None else duration(one[name]) for name in ("wait_p95_ms", "run_p95_ms"))
+    return (one["name"], *counts, f"{one['worker_s']:,.1f}", *times)
+
+
+def _times(values: Iterable[float | None]) -> list[str]:
+    return [
+        f"{'-' if ms is None else duration(ms)} {name}" for name, ms in zip(("p50", "p95", "p99"), values, strict=True)
+    ]
