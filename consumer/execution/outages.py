@@ -32,8 +32,9 @@ _ALIKE, _SILENCE_S, _PARTLY_S = 3, 1.0, 3600.0
 PROBE_S, _LONGEST_PROBE_S = 1.0, 30.0
 #: So many tickets wait here, in the order in which they are tried; the others in Redis, for so many seconds at most.
 _HERE, _ELSEWHERE_S = 60, (30.0, 60.0)
-#: Of those in Redis, so many go on when it is over, and one more with each of them that is done: others come between.
-_GO_ON = 50
+#: Of those in Redis, so many go on at a time when it is over, so that others come between; and seconds after which
+#: those are not waited for that another consumer may have done.
+_GO_ON, _GONE_S = 100, 10.0
 #: Most tickets of an outage, and kinds of errors, that are remembered; and seconds for which errors that are none are.
 _MOST, _MOST_SIGNS, _FORGOTTEN_S = 100_000, 100, 120.0
 _TOLD_EVERY_S = 60.0
@@ -94,7 +95,7 @@ class Outage:
         self.is_on = self.is_declared = self.is_partial = False
         self.tickets: dict[bytes, float] = {}  # and since when each fails
         self.failing: dict[object, tuple[float, set[bytes]]] = {}
-        self.elsewhere: dict[bytes, int] = {}
+        self.elsewhere, self.going = dict[bytes, int](), 0
         self.probe, self.probed_s, self.slot_s, self.told_s, self.probes = b"", 0.0, 0.0, 0.0, 0
 
 
@@ -188,8 +189,11 @@ class Outages:
         is_alike = outage.is_declared or any(len(tickets) >= _ALIKE for _, tickets in outage.failing.values())
         if outage.is_on and not was_alike and is_alike:
             return None
-        most = min(_GO_ON if outage.is_on else int(message.attempt > 1), len(outage.elsewhere))
-        elsewhere = [outage.elsewhere.popitem() for _ in range(most)]
+        is_first = outage.is_on or now_s >= outage.last_s + _GONE_S
+        went_on = message.attempt > 1 and outage.elsewhere.pop(message.ticket, None) is None  # else its time had come
+        going = 0 if is_first else max(0, outage.going - went_on)
+        elsewhere = [outage.elsewhere.popitem() for _ in range(min(_GO_ON - going, len(outage.elsewhere)))]
+        outage.going, outage.last_s = going + len(elsewhere), now_s if elsewhere else outage.last_s
         on = GoOn((), elsewhere, outage.sign)
         if is_old := outage.is_on or now_s >= outage.last_s + _FORGOTTEN_S:
             here = {ticket for ticket in outage.tickets if self._of.get(ticket) is outage}
@@ -201,6 +205,6 @@ class Outages:
         if not (outage.elsewhere or outage.tickets):
             del self.known[outage.sign]
         elif is_old:
-            self.known[outage.sign] = Outage(outage.sign, now_s)
-            self.known[outage.sign].elsewhere = outage.elsewhere
+            self.known[outage.sign] = after = Outage(outage.sign, now_s)
+            after.elsewhere, after.going = outage.elsewhere, outage.going
         return on if elsewhere or on.lasted_s is not None else None
