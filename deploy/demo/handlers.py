@@ -56,7 +56,6 @@ class RecordFile:
         self._serials = itertools.count()  # next() on it is one step of the interpreter
 
     def started(self, message: Message) -> int:
-        """Write that the handler starts on ``message``, now; return the serial for ``ended``."""
         start_ns = time.monotonic_ns()
         serial = next(self._serials)
         ticket = message.ticket_id.encode("unicode_escape").decode("ascii")

@@ -30,7 +30,6 @@ _STEP_S = 0.05
 
 
 def problems_of_programs(environ: Mapping[str, str]) -> list[str]:
-    """Return what is wrong with the settings of the programs in this environment, each problem once."""
     from usher.consumer.settings import ConsumerSettings
     from usher.master.settings import MasterSettings, StreamerSettings
 

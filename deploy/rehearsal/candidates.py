@@ -336,7 +336,6 @@ class Candidates:
         return [one.with_run(runs.get(one.message_id)) for one in found]
 
     def _read(self, wanted: Wanted, most: int) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Yield entries that may be wanted, in order; where there is something to look for, Redis looks."""
         looked_for = [*([] if wanted.ticket is None else [(self._field.encode(), wanted.ticket)]), *wanted.where]
         if looked_for:
             field, value = looked_for[0]
