@@ -155,7 +155,6 @@ class Lanes:
         self.on_ready()
 
     def resume(self, lanes: Iterable[MessageLane]) -> None:
-        """Let these held lanes go on: the write that they waited for has happened."""
         with self._changed:
             for lane in lanes:
                 self._board.resume(lane)

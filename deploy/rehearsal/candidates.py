@@ -415,7 +415,6 @@ class Candidates:
                 return found
 
     def states(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[Candidate]:
-        """Make candidates of (id, ticket id as it is in the entry): what has become of each until now."""
         if not entries:
             return []
         keys, tickets = self._keys, list(dict.fromkeys(ticket or b"" for _, ticket in entries))
