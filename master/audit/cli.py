@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import pwd
 import subprocess
 import sys
 import time
@@ -528,8 +529,8 @@ def session(
 
 def _has_spark() -> bool:
     try:
-        return find_spec("pyspark") is not None
-    except ValueError:  # somebody has said that it must not be imported
+        return find_spec("pyspark") is not None and bool(pwd.getpwuid(os.getuid()))
+    except (ValueError, KeyError):  # it must not be imported; Java runs for no user without an entry in /etc/passwd
         return False
 
 

@@ -222,6 +222,8 @@ class SparkEngine(Engine):
     def __init__(self, spark: Any, is_far: bool = False) -> None:
         super().__init__()
         self.spark, self.is_far = spark, is_far
+        # It fails on unions of what was checkpointed ("key not found: above_us#53L"), and planning costs less without.
+        spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
         for name, (body, _) in _FUNCTIONS.items():
             typed = re.sub(r"\b(x|name)\b", r"\1 STRING", name).replace("us", "us BIGINT")
             kind = "BOOLEAN" if name == "is_json(x)" else "STRING"
@@ -292,7 +294,10 @@ class SparkEngine(Engine):
 
 def first_cause(failed: Exception) -> str:
     """Return the first cause, as its last line of that kind; py4j's own first line only names the call."""
-    lines = str(failed).strip().splitlines() or [type(failed).__name__]
+    try:
+        lines = str(failed).strip().splitlines() or [type(failed).__name__]
+    except Exception:  # py4j asks Java for the text, which may have ended
+        lines = [type(failed).__name__]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     return (causes or [line.removeprefix(": ") for line in lines[1:2] if line.startswith(": ")] or lines)[
         -1 if causes else 0

@@ -8,10 +8,10 @@ archive (class data sharing) beside its log, from which the next ones begin.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import hashlib
 import logging
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -133,25 +133,20 @@ def is_elsewhere(master: str, environ: Mapping[str, str]) -> bool:
 def _started(builder: Any, spill: Path, classes: _Classes, preferred: Mapping[str, str]) -> Iterator[Any]:
     """Yield a started session, and leave no Java behind, however it ends."""
     from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
 
     log = spill / LOG
-    try:
-        with log.open("ab") as file, _stderr_to(file), _no_java_left_by_a_start(), _interrupted_as_ever():
+    with log.open("ab") as file, _stderr_to(file), _no_java_left_by_a_start(), _interrupted_as_ever():
+        try:
             spark = builder.getOrCreate()
-    except Exception as failed:  # also py4j's own errors, from a Java that ended: their text is a Java stack
-        why = first_cause(failed) if isinstance(failed, PySparkException | OSError) else _first_of_log(log, failed)
-        raise StartRefused(f"Spark does not start ({log}): {why}") from failed
+        except Exception as failed:  # also py4j's own errors, whose text is asked of Java, which ends with this block
+            raise StartRefused(f"Spark does not start ({log}): {_first_of_log(log, failed)}") from failed
     try:
         spark.sparkContext.setLogLevel("OFF")
         for name, value in preferred.items():
             if not spark.sparkContext.getConf().contains(name):
                 spark.conf.set(name, value)
         yield spark
-    except (
-        Py4JError,
-        ConnectionError,
-    ) as failed:  # Java was killed, or its disk is full: no finding, so not exit code 1
+    except (Py4JError, ConnectionError) as failed:  # Java was killed, or its disk is full: not exit code 1
         raise StartRefused(
             f"Spark ended in the middle ({log}), so nothing can be said: {_first_of_log(log, failed)}"
         ) from failed
@@ -258,9 +253,9 @@ def _as_submitted(master: str, environ: Mapping[str, str]) -> str:
     precedence."""
     if _GATEWAY not in environ or master != LOCAL:
         return master
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
 
-    connect_to_submitted_java()
+    SparkContext._ensure_initialized()  # from then on a SparkConf has the options of spark-submit
     return SparkConf().get("spark.master", master) or master
 
 
@@ -268,9 +263,9 @@ def _prepare(master: str, folder: Path, environ: MutableMapping[str, str]) -> No
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     try:
-        getpass.getuser()
-    except (KeyError, OSError):  # a user of a container, without an entry in /etc/passwd
-        environ.setdefault("HADOOP_USER_NAME", "usher")
+        pwd.getpwuid(os.getuid())
+    except KeyError as unknown:  # Java's login would end with a NullPointerException
+        raise StartRefused(f"Spark needs an entry in /etc/passwd ({unknown}): add one, or --engine local") from unknown
     if _GATEWAY in environ:
         return
     if master.startswith("local"):
@@ -309,14 +304,6 @@ def _builder(master: str, folder: Path, spill: Path, small: bool, classes: str) 
 
 
 # ---- private names of pyspark, with a test that fails when one changes or goes --------------------------------------
-
-
-def connect_to_submitted_java() -> None:
-    """Connect to the Java that spark-submit has started: from then on a ``SparkConf`` has the options of
-    spark-submit."""
-    from pyspark import SparkContext
-
-    SparkContext._ensure_initialized()
 
 
 def end_java() -> None:

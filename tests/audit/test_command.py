@@ -209,6 +209,20 @@ def test_what_its_user_may_not_do_is_named(
     link.call("ACL", "DELUSER", "weak")
 
 
+def test_for_a_user_without_a_name_no_java_is_started(
+    settings: dict[str, str], seeder: Seeder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(f"uid {uid}")
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.delenv("USHER_AUDIT_ENGINE", raising=False)
+    assert usher("audit", "--engine", "spark") == 2
+    assert "Spark needs an entry in /etc/passwd" in capsys.readouterr().err
+    assert usher("audit", "--json") == 0
+    assert orjson.loads(capsys.readouterr().out)["figures"]["engine"] == "local"
+
+
 def test_without_pyspark_the_way_out_is_named(
     settings: dict[str, str], seeder: Seeder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -196,18 +196,18 @@ def test_the_command_says_the_span_and_costs_nothing_when_nothing_is_new(
 
 
 def test_behind_a_hole_in_the_archive_a_new_span_begins_and_that_is_said(
-    local: Any, link: Link, redis_url: str, tmp_path: Path
+    session: Any, link: Link, redis_url: str, tmp_path: Path
 ) -> None:
     seeder = Seeder(link, "s")
     seeder.add(*((f"{n}-1", "a") for n in range(1, 7)))
     seeder.read()
     seeder.ran("c1:1", ("1-1", "a", 5, 100, 150), record="10-1")
     seeder.over("1-1")
-    prove(local, redis_url, tmp_path)
+    prove(session, redis_url, tmp_path)
     seeder.over("2-1", "3-1", "4-1")
     link.call("DEL", seeder.keys.runs)
     seeder.ran("c1:1", ("4-1", "a", 5, 400, 450), record="30-1")
-    proven = prove(local, redis_url, tmp_path)
+    proven = prove(session, redis_url, tmp_path)
     assert proven.since_ms == 30
     assert fresh(proven) == {}, "what happened to 2-1 and 3-1 was cut before it was archived"
     assert any("may be missing" in sentence for sentence in proven.unproven)

@@ -33,16 +33,6 @@ def test_a_commit_makes_all_files_visible_and_is_the_last_one(tmp_path: Path) ->
     assert DataSet(tmp_path).recover() == made
 
 
-def test_every_gap_is_known_also_behind_later_commits(tmp_path: Path) -> None:
-    data = DataSet(tmp_path)
-    for number, gap in enumerate(("begins late", "", "cut", ""), 1):
-        data.commit(Commit(number, "s", f"{number}-0", f"{number + 1}-0", 0, gap))
-    assert DataSet(tmp_path).gaps() == [("1-0", "begins late"), ("3-0", "cut")]
-    (tmp_path / "_commits" / "1.json").write_text("{")
-    with pytest.raises(StartRefused, match="commit .*1.json cannot be read"):
-        data.gaps()
-
-
 def test_what_was_committed_and_half_moved_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = DataSet(tmp_path)
     stage(data, 1, "date=1/a.parquet", "date=2/a.parquet")

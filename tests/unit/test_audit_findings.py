@@ -13,7 +13,6 @@ from usher.common.protocol.keys import Keys
 from usher.master.audit.archive import ProvenSpan
 from usher.master.audit.findings import CHECKS, AuditFinding, Example, commands, fold, repair
 from usher.master.audit.report import AuditReport, render, time_line
-from usher.master.audit.snapshot import AuditedStream, unproven
 from usher.master.audit.source import cut
 
 KEYS = Keys("s", "g")
@@ -74,22 +73,6 @@ def test_the_worst_comes_first() -> None:
         AuditFinding(CHECKS[name], "s", 1, 1) for name in ("key_leaked", "overlap", "parked_too_long", "owners_differ")
     ]
     assert [one.check.name for one in fold(found)] == ["owners_differ", "overlap", "parked_too_long", "key_leaked"]
-
-
-def facts(run_first: bytes | None, capped: bool, deleted: bytes | None = None) -> AuditedStream:
-    return AuditedStream("s", "g", 9000, 5, b"7-1", 0, 3, run_first, capped, deleted, 0, b"1-1", 0, (), None)
-
-
-def test_only_entries_added_after_what_is_missing_in_the_log_are_judged() -> None:
-    known = {"handled_ms": 1, "ahead_ms": 0}
-    assert facts(b"500-1", capped=True).base_ms == 500
-    assert facts(b"500-1", capped=False).base_ms == -1
-    assert facts(b"500-1", capped=False, deleted=b"700-1").base_ms == 700
-    assert facts(None, capped=False).base_ms == 9000
-    assert list(unproven(facts(b"500-1", capped=False), known, {})) == []
-    counts = {"skipped_order": 3, "before_known": 4}
-    assert len(list(unproven(facts(b"500-1", capped=True), known, counts))) == 3
-    assert len(list(unproven(facts(b"500-1", False, b"700-1"), known, {}))) == 1
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=300), st.integers(1, 12))

@@ -83,3 +83,11 @@ _FULL = "java.io.IOException: No space left on device"
 )
 def test_first_cause_is_told_not_what_was_called(text: str, why: str) -> None:
     assert first_cause(Exception(text)) == why
+
+
+def test_of_a_java_that_has_ended_the_kind_of_error_is_told() -> None:
+    class Gone(Exception):
+        def __str__(self) -> str:
+            raise ConnectionRefusedError
+
+    assert first_cause(Gone()) == "Gone"
