@@ -31,7 +31,6 @@ def sign_on(settings: MasterSettings, credentials: Credentials) -> str:
 
 
 def findings(trusted: str) -> tuple[DoctorFinding, ...]:
-    """Return what the page's doctor says of this master's own doors."""
     means = "whoever sends requests from these addresses can be anybody on these lists"
     return (DoctorFinding("sign-on by proxies", DoctorSeverity.OK, trusted, means),) if trusted else ()
 

@@ -128,7 +128,6 @@ class HealthChecker(Service):
         return max(self._every_s - (now_s() - self._began_s), len(asked) / _PER_SECOND)
 
     def _judge(self, epoch: int) -> None:
-        """Decide at the end of a round, when every consumer was asked."""
         silent, own_network = judge(self._silences, self._limit)
         left_ms = read_left_ms(self._link, self._keys, silent)
         to_revoke = [

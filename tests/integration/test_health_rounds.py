@@ -16,8 +16,6 @@ from usher.master.membership.registry import RegisteredConsumer
 
 
 class _Asker:
-    """Nobody is asked: the test says who is well."""
-
     def close(self) -> None: ...
 
 
@@ -70,8 +68,6 @@ def test_many_are_asked_one_slice_after_the_other_and_nobody_twice_in_a_round(
 def test_silence_alone_is_told_and_brings_no_new_tickets_and_is_revoked_without_renewals_only(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Anybody who reaches its port can silence one. It is judged when the round is over: at that moment all answers are
-    new, and whether most are silent cannot be told from a part of them."""
     monkeypatch.setattr(health_checker, "_SLICE", 1)
     one, two, three = world.join("a"), world.join("b"), world.join("c")
     members = {owner.incarnation: RegisteredConsumer(owner.registration, "live") for owner in (one, two, three)}
@@ -116,7 +112,6 @@ def test_the_only_one_goes_on_getting_tickets_as_long_as_it_renews(world: World)
 
 
 def test_that_most_are_silent_is_counted_for_as_long_as_it_is(world: World) -> None:
-    """Their leases live, and nothing else tells that one which hangs would not be noticed."""
     checker = _checker(world, _members(3))
     checker.silent_ones = frozenset({"c0:1", "c1:1"})
     checker.run_once()
@@ -134,7 +129,6 @@ def test_that_most_are_silent_is_counted_for_as_long_as_it_is(world: World) -> N
 def test_that_most_are_silent_is_logged_at_its_beginning_rarely_while_it_lasts_and_at_its_end(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was a line every two seconds, and none when it was over."""
     now_s = 1000.0
     monkeypatch.setattr(health_checker, "now_s", lambda: now_s)
     checker = _checker(world, _members(3))

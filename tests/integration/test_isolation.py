@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
+import orjson
 import psutil
 import pytest
 
@@ -251,3 +254,16 @@ def test_it_ends_at_once_with_who_asked_whatever_that_has_left_behind(folder: Pa
     finally:
         os.killpg(asker.pid, signal.SIGKILL)
         asker.stdout.close()
+
+
+def test_whose_asker_is_killed_ends_without_a_traceback(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    template = Template()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, (tmp_path / "where").open("wb") as where:
+        forked = template.fork(theirs.fileno(), where.fileno())
+        theirs.close()
+        ours.sendall(orjson.dumps(asdict(ProcessSpec("usher.deploy.bench.handlers:noop", "s", False))) + b"\n")
+        assert ours.recv(1, socket.MSG_PEEK)
+    forked.wait(20)
+    template.end()
+    assert "Traceback" not in capfd.readouterr().err

@@ -113,7 +113,6 @@ def test_process_1_is_ended_in_its_first_moments_too(folder: Path, number: int) 
 
 
 def _process_1_at_its_imports(namespace: subprocess.Popen[bytes]) -> int | None:
-    """Return its number once it has loaded the first modules of Usher."""
     with contextlib.suppress(OSError, IndexError):
         inner = _process_1(namespace)
         caught = re.search(r"SigCgt:\t(\w+)", Path(f"/proc/{inner}/status").read_text())

@@ -40,7 +40,6 @@ def test_a_full_work_stream_that_stands_still_is_asked_more_and_more_rarely(
 def test_new_names_are_looked_for_before_the_first_turn_after_a_gap(
     gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What appeared while the link was cut came behind later messages of the streams that were known before."""
     did: list[str] = []
     monkeypatch.setattr(gatherer, "look_for_new", lambda _link: did.append("look"))
     monkeypatch.setattr(gatherer._rounds, "take", lambda: did.append("turn"))

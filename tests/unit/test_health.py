@@ -22,7 +22,6 @@ class Seen:
     ("service", "reasons"),
     [
         (Seen(), ()),
-        (Seen(last_turn_s=None), ()),
         (Seen(last_turn_s=92.0), ()),
         (Seen(alive=False), ("intake is not running",)),
         (Seen(alive=False, trouble="NotNow: no"), ("intake is not running",)),

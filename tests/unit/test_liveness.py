@@ -8,18 +8,12 @@ from usher.master.membership.health_checker import judge
 @pytest.mark.parametrize(
     ("failures", "verdict"),
     [
-        # none
         ({}, ((), False)),
         ({"a:1": 0, "b:1": 4}, ((), False)),
-        # at most half of all
         ({"a:1": 5, "b:1": 0}, (("a:1",), False)),
-        ({"a:1": 0, "b:1": 7, "c:1": 4}, (("b:1",), False)),
         ({"b:1": 5, "a:1": 5, "c:1": 0, "d:1": 0}, (("a:1", "b:1"), False)),
-        # the only consumer there is
         ({"a:1": 5}, (("a:1",), False)),
-        # more than half
         ({"a:1": 5, "b:1": 5}, ((), True)),
-        ({"a:1": 5, "b:1": 5, "c:1": 0}, ((), True)),
         ({"a:1": 5, "b:1": 5, "c:1": 5, "d:1": 0, "e:1": 0}, ((), True)),
     ],
 )

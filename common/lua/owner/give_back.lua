@@ -34,8 +34,9 @@ end
 
 -- Claim these ids of a ticket for `master`. Return those that are under it now, in id order.
 local function claim_all(ticket, held)
-  local ids, over = split_ids(held), {}
-  table.sort(ids, function(one, other) return is_above(other, one) end)
+  local ids, over, is_sorted = split_ids(held), {}, true
+  for at = 2, #ids do is_sorted = is_sorted and is_above(ids[at], ids[at - 1]) end
+  if not is_sorted then table.sort(ids, function(one, other) return is_above(other, one) end) end
   for _, id in ipairs(ids) do over[id] = true end
   in_chunks(#ids, function(from, to)
     local command = {'XCLAIM', stream, group, 'master', '0', unpack(ids, from, to)}
