@@ -162,7 +162,6 @@ class Lanes:
         self.on_ready()
 
     def hasten(self, ticket: bytes, entry_id: bytes) -> bool:
-        """Let a ticket go on that waits to start this message again. Return whether it waited."""
         with self._changed:
             is_due = self._board.hasten(ticket, entry_id)
             self._wake(len(self._board.ready))
@@ -286,7 +285,6 @@ class Lanes:
         return self._board.given_up
 
     def load(self) -> tuple[int, int]:
-        """Return how many tickets and messages are held: a glance, without the lock."""
         return len(self._board.lanes), len(self._board.held_ids)
 
     # ---- inside, under the lock --------------------------------------------------------------------------------------

@@ -268,7 +268,6 @@ class Candidates:
         self._kept: dict[bytes, list[bytes]] = {}  # the fields of archived entries
 
     def letters(self, ids: Sequence[bytes]) -> tuple[list[Candidate], list[bytes]]:
-        """Find dead letters by their ids, or by those of their messages; and the ids for which there is none."""
         found, missing = [], []
         for letter_id, letter in zip(ids, self._heads(ids), strict=True):
             if letter is None:

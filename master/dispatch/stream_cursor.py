@@ -146,7 +146,9 @@ class StreamCursor:
             self._arm(board, new.found[-1].id)
 
     def _arm(self, board: Board, after: bytes) -> None:
-        if self._notifier is not None and self._room(board) > 0:
+        if self._room(board) <= 0:
+            self._may_have_more = True  # nobody tells of what comes meanwhile
+        elif self._notifier is not None:
             self._notifier.arm(after, self._notification_limit)
 
     def _reject_notification(self) -> None:
