@@ -33,7 +33,7 @@ class AuditThresholds(NamedTuple):
 
 class AuditSettings(CommonSettings):
     audit_dir: str = Field(
-        "", description="Folder of the audit's history, page and spill files. Empty: audit in USHER_STATE_DIR."
+        "", description="Folder of the audit's archive, pages and spill files. Empty: audit in USHER_STATE_DIR."
     )
     audit_engine: Literal["auto", "local", "spark"] = Field(
         "auto",
