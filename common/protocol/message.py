@@ -56,9 +56,8 @@ def check_ticket(ticket: bytes | None) -> bytes:
 
 
 def key_bytes(what: str, value: object) -> bytes:
-    """Encode a key (of a ticket, a message, a field) as programs give it: one rule for every door. Raises TypeError for
-    what is no str, bytes, int or UUID: its text would be another key each time (``<memory at 0x7f...>``), or one that
-    all share which have none (``None``, ``nan``).
+    """Encode a key (of a ticket, a message, a field): one rule for every door. Raises TypeError for what is no str,
+    bytes, int or UUID: its text would be another each time (``<memory at 0x7f...>``), or shared (``None``, ``nan``).
 
     >>> key_bytes("ticket_id", 42), key_bytes("ticket_id", enum.IntEnum("Colour", "RED").RED)
     (b'42', b'1')
@@ -71,7 +70,11 @@ def key_bytes(what: str, value: object) -> bytes:
         )
     # The str() of an enum of texts or numbers is its name or its value, depending on the version of Python.
     plain = value.value if isinstance(value, enum.Enum) else value
-    return bytes(plain) if isinstance(plain, bytes) else str(plain).encode("utf-8", "surrogateescape")
+    if isinstance(plain, str):  # not str(plain), of which a class of one's own may make another text
+        return str.encode(plain, "utf-8", "surrogateescape")
+    return (
+        bytes(plain) if isinstance(plain, bytes) else b"%d" % plain if isinstance(plain, int) else str(plain).encode()
+    )
 
 
 def ticket_key(value: object) -> bytes:

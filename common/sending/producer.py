@@ -186,16 +186,13 @@ class Producer:
         return b"" if self._marks.is_empty else self._marks.of(b"", ticket, flat).tenant
 
     def _prepared(self, message: Outgoing, context: list[bytes], due_ms: int | None) -> Prepared:
-        """Check and encode a message. ``context``: the fields of the current span, for a message that has none of its
-        own."""
+        """Check and encode a message. ``context``: the fields of the current span, where it has none of its own."""
         fields = {key_bytes("the name of a field", name): value for name, value in message.fields.items()}
-        head: list[bytes] = []
-        if due_ms is not None:
-            head += (DUE_FIELD, b"%d" % due_ms)
-            if DUE_FIELD in fields:
-                raise ValueError(
-                    f"the field {DUE_FIELD.decode()!r} says when a delayed message is due: give it as due_ms"
-                )
+        if len(fields) < len(message.fields):
+            raise ValueError("two of the fields have one name: as text and as bytes, or as a number and as text")
+        head = [] if due_ms is None else [DUE_FIELD, b"%d" % due_ms]
+        if head and DUE_FIELD in fields:
+            raise ValueError("the field 'due_ms' says when a delayed message is due: give it as due_ms")
         uid = None if message.uid is None else key_bytes("uid", message.uid)
         if UID_FIELD in fields:
             given = key_bytes("the field 'uid'", fields.pop(UID_FIELD))

@@ -33,7 +33,8 @@ from usher.consumer.sinks.outcomes import SinkMisused
 from usher.testing import message
 
 np = pytest.importorskip("numpy")
-_KEYS = [("42", b"42"), (b"42", b"42"), (42, b"42"), (uuid.UUID(int=42), str(uuid.UUID(int=42)).encode())]
+_OWN, _UUID = type("Own", (str,), {"__str__": lambda self: "another"})("42"), uuid.UUID(int=42)
+_KEYS = [("42", b"42"), (b"42", b"42"), (42, b"42"), (_OWN, b"42"), (_UUID, str(_UUID).encode())]
 _NO_KEYS = [
     *(None, True, 4.2, math.nan, bytearray(b"42"), memoryview(b"42"), decimal.Decimal(42), (1, 2), object()),
     *(np.int64(42), np.bool_(True), np.float64("nan")),
@@ -95,6 +96,8 @@ def test_names_are_texts_or_bytes_alike(world: World) -> None:
     assert producer.send("42", {"uid": 7}) == first
     with pytest.raises(ValueError, match="give it as due_ms"):
         producer.send("42", {b"due_ms": "1"}, due_ms=Producer.ms_from_now(1))  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="have one name"):
+        producer.send("42", {"a": 1, b"a": 2})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf])

@@ -14,10 +14,6 @@ def test_what_came_and_what_was_done_is_told_per_second() -> None:
     assert rates([_BEGAN, Sample(12_000, 5600, 1200, 50, 4400)]) == (300.0, 225.0)
 
 
-def test_what_was_cut_off_the_stream_is_no_difference() -> None:
-    assert rates([_BEGAN, Sample(12_000, 20, 1200, 50, 4400)]) == (300.0, 225.0)
-
-
 def test_before_redis_7_it_is_told_of_what_is_there() -> None:
     began = _BEGAN._replace(read=None)
     assert rates([began, began._replace(time_ms=12_000, entries=5600, lag=1200, pending=50)]) == (300.0, 225.0)

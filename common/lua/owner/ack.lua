@@ -13,7 +13,7 @@
 --          lives its entries cannot have been taken back, so one look at it covers the batch.
 -- Memory: works when full
 --- @include util records run_log at_full_memory
---- @numbers count 4
+--- @numbers large 4
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 local stream, group, tickets_key, args = KEYS[1], ARGV[1], KEYS[3], ARGV
 local concat, find, match, sub = table.concat, string.find, string.match, string.sub

@@ -11,7 +11,7 @@
 --          Errors are kept within bounds: of very many messages without tracebacks, then none.
 -- Memory: works when full
 --- @include run_log attempts at_full_memory
---- @numbers count 4
+--- @numbers large 4
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 local WITH_TRACEBACK = 10000 -- fields of the errors
 redis.call('HLEN', KEYS[3]) -- what is no hash fails here

@@ -8,7 +8,7 @@
 --          often it is reported: a number of starts that is not above the known one says nothing new.
 -- Memory: works when full
 --- @include attempts run_log at_full_memory
---- @numbers count 4, large 5
+--- @numbers large 4 5
 local stream, group, attempts_key, noted_key = KEYS[1], ARGV[1], KEYS[2], KEYS[4]
 for at = 6, #ARGV do whole((at - 6) % 5 == 0 and 0 or ARGV[at], 1e15) end -- all but the ids
 redis.call('HLEN', attempts_key) -- what is no hash fails here, before anything has changed

@@ -9,7 +9,7 @@
 --          nothing has happened and nothing is kept; when a later one is, the uid is kept as partly applied, and no
 --          repeat adds to the half.
 -- Memory: refused when full (OOM), a repeat too: DUPLICATE and PARTLY write the fence
---- @numbers large 3, count 4
+--- @numbers large 3 4
 local fence, uid, checked = ARGV[1], ARGV[2], 5
 while checked <= #ARGV do checked = checked + 1 + whole(ARGV[checked], #ARGV - checked) end
 -- Compare decimals without leading zeros as text; as numbers they would be rounded.
