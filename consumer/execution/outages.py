@@ -30,8 +30,9 @@ from usher.consumer.handlers.message import Message
 _ALIKE, _SILENCE_S, _PARTLY_S = 3, 1.0, 3600.0
 #: Seconds from one try to the next, in each consumer; and for which one that has not ended keeps others from theirs.
 PROBE_S, _LONGEST_PROBE_S = 1.0, 30.0
-#: So many tickets wait here, in the order in which they are tried; the others in Redis, for so many seconds at most.
-_HERE, _ELSEWHERE_S = 60, (30.0, 60.0)
+#: So many tickets wait here, in the order in which they are tried; the others in Redis, for so many seconds, should
+#: nobody let them go on; and so many times longer as there are more than the last number: to come and go is work, too.
+_HERE, _ELSEWHERE_S, _FEW = 60, (30.0, 60.0), 2_500
 #: Of those in Redis, so many go on at a time when it is over, so that others come between; and seconds after which
 #: those are not waited for that another consumer may have done.
 _GO_ON, _GONE_S = 100, 10.0
@@ -152,7 +153,7 @@ class Outages:
         if is_here:
             outage.slot_s = due_s
         else:
-            due_s = now_s + self._rng.uniform(*_ELSEWHERE_S)
+            due_s = now_s + self._rng.uniform(*_ELSEWHERE_S) * max(1.0, len(outage.elsewhere) / _FEW)
             outage.elsewhere[message.ticket] = message.fence
         return Wait(due_s, is_here, outage.since_s, len(outage.tickets))
 
