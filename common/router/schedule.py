@@ -121,7 +121,6 @@ class ReadSchedule:
         return len(known)
 
     def want_all(self) -> None:
-        """Read, and check, every stream: changes may have been announced unheard."""
         for stream in self.streams.values():
             self._want(stream, _CHECK)
 
@@ -130,7 +129,6 @@ class ReadSchedule:
             stream.marks |= _CHECK
 
     def sweep(self, count: int, check: bool) -> bool:
-        """Queue the next ``count`` streams of a slow pass over all; returns True when that pass has ended."""
         if not self._pass:
             self._pass = list(self.streams.values())
         chosen = self._pass[-count:]

@@ -80,7 +80,6 @@ class Plan:
 
 @contextlib.contextmanager
 def claimed(state_folder: Path) -> Iterator[None]:
-    """Hold the state folder for this process. Raises StartRefused when another ``usher up`` has it."""
     try:
         state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(state_folder / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
