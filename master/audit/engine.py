@@ -239,11 +239,12 @@ class SparkEngine(Engine):
 
     @contextlib.contextmanager
     def _named_failures(self) -> Iterator[None]:
+        from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
         try:
             yield
-        except PySparkException as failed:
+        except (PySparkException, Py4JJavaError) as failed:
             raise EngineFailed(first_cause(failed)) from failed
 
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:

@@ -75,7 +75,6 @@ class AuditRun:
         self, engine: Engine, plan: AuditChoices, folder: Path, progress: Callable[[str], None] = lambda _: None
     ) -> None:
         self._engine, self._plan, self._folder, self._progress = engine, plan, folder, progress
-        #: What the first look passes to the second: (check, stream) -> how many, and the first of them.
         self.suspects: Found = {}
         self._links = {one: Link(near(plan.redis_url, one), "usher:audit", timeout_s=30.0) for one in plan.streams}
         self._reading_s = 0.0
