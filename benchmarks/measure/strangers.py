@@ -22,7 +22,12 @@ from usher.deploy.bench.throughput import new_rig
 
 _HEAD = b"POST /api/consumers/register HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n"
 #: What each kind of stranger sends at first, and then: a byte every few seconds, or nothing.
-KINDS = {"silent": (b"", b""), "heads": (_HEAD + b"X-Slow: ", b"x"), "bodies": (_HEAD + b"\r\n{", b" ")}
+KINDS = {
+    "silent": (b"", b""),
+    "heads": (_HEAD + b"X-Slow: ", b"x"),
+    "bodies": (_HEAD + b"\r\n{", b" "),
+    "behind": (b"GET /api/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /api/hea", b"l"),
+}
 #: Seconds between two bytes of a stranger, between two health questions, and for which one waits for its answer.
 _TRICKLE_S, _EVERY_S, _PATIENCE_S = 2.0, 0.1, 20.0
 _TOKEN = "the-token-that-strangers-do-not-have"

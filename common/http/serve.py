@@ -343,8 +343,9 @@ class WatchedWorker(ThreadWorker):
             self._drop(self.pending_conns.popleft())
 
     def _drop(self, conn: Any) -> None:
-        with contextlib.suppress(OSError, KeyError, ValueError):
+        with contextlib.suppress(KeyError, ValueError):
             self.poller.unregister(conn.sock)
+        with contextlib.suppress(OSError):
             conn.sock.send(conn.late if getattr(conn, "seen", -1) >= 0 else b"")
             conn.sock.recv(_WHOLE_BYTES)  # closing with unread input would reset it
         self.nr_conns -= 1
@@ -354,13 +355,18 @@ class WatchedWorker(ThreadWorker):
         """Wait for a request until it is there whole, or nothing more comes; then give it a thread."""
         begin, seen, wanted = b"", getattr(conn, "seen", -1), 0
         try:
-            if conn.parser is None or not (self.cfg.is_ssl or conn.parser.unreader.buf.getvalue()):
+            if conn.parser is None or not self.cfg.is_ssl:
+                read = b"" if conn.parser is None else conn.parser.unreader.buf.getvalue()  # with the one before
+                begin = read
                 with contextlib.suppress(BlockingIOError):
-                    begin = conn.sock.recv(_WHOLE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                    begin += conn.sock.recv(_WHOLE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
                 wanted = 0 if begin and self.cfg.is_ssl else bytes_of_request(begin)
-            if len(begin) < wanted and len(begin) > seen:
-                self._wait(conn, begin, wanted)
-                return
+                if seen < len(begin) < wanted:
+                    if seen >= 0 and time.monotonic() >= conn.timeout:  # it trickles
+                        self._drop(conn)
+                    else:
+                        self._wait(conn, begin, wanted - len(read))
+                    return
             conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         except OSError:  # it was reset
             self._drop(conn)

@@ -7,6 +7,7 @@ scrape.
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,10 +18,12 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from usher.common.base.clock import now_s
 from usher.common.base.extras import version
-from usher.common.base.log import log_state
+from usher.common.base.log import event, log_state
 from usher.common.redis.client import troubles
 from usher.common.runtime.histograms import DurationHistogram
 from usher.common.runtime.service import Service
+
+log = logging.getLogger(__name__)
 
 Source = Callable[[], Iterable[Metric]]
 
@@ -81,9 +84,12 @@ class _Collector:
 
 def of_handlers() -> Iterable[Metric]:
     """Yield what a handler's own module has made (prometheus_client's default registry)."""
-    for family in REGISTRY.collect():
-        if not family.name.startswith(("process_", "python_", "usher_")):  # these are here already, or ours
-            yield family
+    try:
+        for family in REGISTRY.collect():
+            if not family.name.startswith(("process_", "python_", "usher_")):  # these are here already, or ours
+                yield family
+    except Exception as problem:  # of a collector of theirs: the rest is missing, and ours is not
+        event(log, "handler_metrics_failed", level=logging.WARNING, problem=repr(problem)[:300])
 
 
 def gauge(name: str, text: str, value: float) -> Metric:

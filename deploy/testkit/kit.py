@@ -276,7 +276,6 @@ class Kit:
 
     @property
     def retried(self) -> list[Call]:
-        """Return the calls after which the message came again, or will."""
         return [call for call in self.calls if call.retry_in_s is not None]
 
     @property

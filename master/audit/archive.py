@@ -424,7 +424,6 @@ def archived_rows(folder: Path, keys: Keys) -> int:
 
 
 def seen(link: Link, keys: Keys) -> list[Any]:
-    """Return what changes when there is anything new to prove."""
     group = TicketStream(link, keys).group_facts()
     lasts = []
     for key in (keys.stream, keys.runs, keys.dead):

@@ -125,13 +125,11 @@ def _connected(master: str) -> Iterator[Any]:
 
 
 def is_elsewhere(master: str, environ: Mapping[str, str]) -> bool:
-    """Return True when a setting or spark-submit says where Spark runs."""
     return master != LOCAL or _GATEWAY in environ
 
 
 @contextlib.contextmanager
 def _started(builder: Any, spill: Path, classes: _Classes, preferred: Mapping[str, str]) -> Iterator[Any]:
-    """Yield a started session, and leave no Java behind, however it ends."""
     from py4j.protocol import Py4JError
 
     log = spill / LOG
@@ -356,7 +354,6 @@ def java_home(environ: Mapping[str, str], folder: Path) -> Path:
 
 
 def make_shim(folder: Path, java: Path) -> Path:
-    """Make a JAVA_HOME in ``folder`` for the wheel's ``java``."""
     program = folder / "bin" / "java"
     program.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     classes, written = folder / "classes.jsa", program.with_name(f"java.{os.getpid()}")

@@ -236,7 +236,6 @@ def _reported(
 
 
 def _slots(url: str, settings: AuditChoices, stream: str) -> int:
-    """Return how many handlers the living consumers may run at once."""
     link = Link(url, "usher:report")
     try:
         members = read_registry(link, settings.keys(stream)).values()

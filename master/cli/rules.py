@@ -200,7 +200,6 @@ def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> Non
 
 
 def _tell_others(at: OperatorContext, target: Target, value: str) -> None:
-    """Print the other rules that fit: of several rules the strongest holds."""
     if target is Target.TICKET:
         for rule in at.rules.read().all_of(value.encode("utf-8", "surrogateescape")):
             if rule.id != rule_id(target, value):

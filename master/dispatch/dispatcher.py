@@ -111,7 +111,7 @@ class Dispatcher(Service):
         self._pending_check = PendingCheck(self._limits.reconcile_s)
         self._comes_again = False  # what was taken last, the group had been given before
         self._unload_s = 0.0  # when to look again for what need not be in memory
-        self.closed: frozenset[str] = frozenset()  # incarnations that get no new tickets: health_checker.py
+        self.closed: frozenset[str] = frozenset()  # they get no new tickets while others do: health_checker.py
         self._unwell: str | None = None  # why the last turn as leader failed; None after one that did not
 
     # ---- from other threads ------------------------------------------------------------------------------------------
@@ -320,10 +320,12 @@ class Dispatcher(Service):
 
     def _follow_roster(self, members: dict[str, RegisteredConsumer]) -> None:
         before, self._members = self._members, members
+        drained = self.board.rules.of_consumers
+        willing = {name for name, one in members.items() if one.accepts and drained.get(one.registration.name) is None}
+        willing = willing - self.closed or willing
         for incarnation, member in members.items():
             known, registration = self.board.consumers.get(incarnation), member.registration
-            is_open = incarnation not in self.closed
-            accepts = member.accepts and is_open and self.board.rules.of_consumers.get(registration.name) is None
+            accepts = incarnation in willing
             if member.alive and not self._recoverer.has(incarnation) and (known is None or known.accepts != accepts):
                 name, slots = registration.name, registration.slots
                 self.board.join(incarnation, name, slots, registration.capacity, accepts)

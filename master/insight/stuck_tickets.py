@@ -67,7 +67,6 @@ class IndexScan:
 
     @property
     def moved_ms(self) -> Mapping[bytes, int]:
-        """Return, by head, when it became the head, as far as that was seen."""
         return self._moved_ms
 
     def parked_of(self, ticket: bytes) -> Parked:

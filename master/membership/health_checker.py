@@ -82,7 +82,7 @@ class HealthChecker(Service):
         close: Callable[[frozenset[str]], object],
     ) -> None:
         """Make a health checker. ``roster``: all registered consumers, as the roster reader last saw them.
-        ``close``: told whenever others than before are to get no new tickets."""
+        ``close``: told whenever others than before are to get no new tickets while there are others."""
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
@@ -118,6 +118,7 @@ class HealthChecker(Service):
         if not self._unasked:
             self._unasked = {name: member for name, member in self._roster().items() if member.state == "live"}
             self._silences = {name: self._silences.get(name, 0) for name in self._unasked}
+            self._whys = {name: self._whys.get(name, "") for name in self._unasked}
             self._began_s = now_s()
         asked = {name: self._unasked.pop(name) for name in list(self._unasked)[:_SLICE]}
         for name, why in self._ask_all(asked).items():
@@ -147,8 +148,7 @@ class HealthChecker(Service):
             self._lead.lost(epoch)
 
     def _close_to(self, silent: frozenset[str]) -> None:
-        """Tell of consumers that are silent and renew their leases, and have them get nothing new, as far as there are
-        others."""
+        """Tell of consumers that are silent and renew their leases, and have them get nothing new."""
         members = self._roster()
         for one in silent - self._closed:
             url = members[one].registration.health_url if one in members else ""
@@ -158,7 +158,7 @@ class HealthChecker(Service):
                 event(log, "consumer_heard_again", consumer=one)
         if silent != self._closed:
             self._closed = silent
-            self._close(silent if len(self._silences) > 1 else frozenset())
+            self._close(silent)
 
     def _tell(self, most: bool) -> None:
         """Log that most are silent: when it begins, now and then while it lasts, and when it is over."""

@@ -51,7 +51,6 @@ def read_registry(link: Link, keys: Keys) -> dict[str, RegisteredConsumer]:
 
 
 def members_of(link: Link, keys: Keys, registered: Any) -> dict[str, RegisteredConsumer]:
-    """Parse the registrations in a reply of HGETALL, and read their leases."""
     registrations = []
     for name, stored in pairs(registered).items():
         try:

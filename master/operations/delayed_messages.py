@@ -89,7 +89,6 @@ class DelayedResult(NamedTuple):
 
 
 def waiting_commands(keys: Keys) -> list[tuple[str | int, ...]]:
-    """Return the commands whose replies ``waiting_of`` parses."""
     log = LogKeys(keys.stream)
     return [("XLEN", log.delayed), ("ZRANGE", log.due, 0, 0, "WITHSCORES")]
 

@@ -87,7 +87,6 @@ class _Queue:
             self._order.append(source)
 
     def add_first(self, sources: Sequence[bytes]) -> None:
-        """Add sources in front of all that wait, in this order."""
         fresh = [source for source in sources if source not in self._there]
         self._there.update(fresh)
         self._order.extendleft(reversed(fresh))

@@ -130,7 +130,7 @@ class Discovery(Service):
             self._asked.clear()  # a request from here on wants another scan
             self._due_s = 0.0  # a scan that fails is made again
             self._gatherer.doubt()
-            fresh = self.look(self._link)
+            fresh = self.look(self._link, self)
             self._recall()
             if not self.stopping:
                 self._gatherer.forget_doubted()
@@ -139,16 +139,17 @@ class Discovery(Service):
                 event(log, "sources_discovered", count=fresh)
         return 0.0 if self._asked.is_set() else max(0.0, min(self._due_s - now_s(), self.stalls_after_s / 3))
 
-    def look(self, link: Link) -> int:
-        """Tell the gatherer of all streams that there are. Return how many it did not know."""
+    def look(self, link: Link, asker: Service) -> int:
+        """Tell the gatherer of all streams that there are, on the thread of ``asker``. Return how many it did not
+        know."""
         fresh = 0
         for pattern in self._sources.patterns:
             cursor = b""
-            while cursor != b"0" and not self.stopping:
+            while cursor != b"0" and not asker.stopping:
                 words = ("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "stream")
                 cursor, keys = link.call(*words)
                 fresh += self._gatherer.found(key for key in keys if self._sources.takes(key))
-                self.made_progress()
+                asker.made_progress()
         return fresh
 
     def _recall(self) -> None:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import RedisTrouble
+from usher.common.base.errors import RedisTrouble, ReplyUnknown
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
@@ -62,7 +62,7 @@ class Gatherer(Service):
         # Called when a sweep found new entries that were not announced.
         self.on_unsaid: Callable[[list[bytes]], None] = lambda sources: None
         # After a gap, in which streams may have appeared unheard: else what they hold would come behind later messages.
-        self.look_for_new: Callable[[Link], object] = lambda link: None
+        self.look_for_new: Callable[[Link, Service], object] = lambda link, asker: None
         self._has_gap = True
         self.moved = 0
 
@@ -126,7 +126,7 @@ class Gatherer(Service):
         if self._has_gap:
             self._has_gap = False  # before the look: a gap that is told meanwhile counts again
             try:
-                self.look_for_new(self._link)
+                self.look_for_new(self._link, self)
             except RedisTrouble:
                 self._has_gap = True
                 raise
@@ -139,8 +139,8 @@ class Gatherer(Service):
             return self.stalls_after_s / 3
         try:
             is_full, given, told = self._gather(turn)
-        except BaseException:
-            self._has_gap = True
+        except BaseException as problem:
+            self._has_gap |= isinstance(problem, ReplyUnknown) or getattr(problem, "kind", "") == "CONNECT"
             with self._lock:
                 self._rounds.again(turn)
             raise

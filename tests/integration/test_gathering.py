@@ -71,7 +71,6 @@ def service(of: SourceServices, name: str) -> Any:
 
 @pytest.fixture
 def unswept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is found by the slow sweep."""
     monkeypatch.setattr(gatherer_module, "_SWEEP_S", 3600.0)
 
 
@@ -345,7 +344,6 @@ def test_a_work_stream_that_redis_refuses_is_not_laid_on_the_sources(
 
 
 def test_how_far_each_source_is(world: Gathered, link: Link) -> None:
-    """look_at_sources.lua"""
     for name in ("new", "done", "behind", "ahead"):
         world.send(name, *(f"{number}-1" for number in range(1, 11)))
     world.gather("done", "ahead")
@@ -365,8 +363,6 @@ def test_how_far_each_source_is(world: Gathered, link: Link) -> None:
 
 
 class Sharing:
-    """What each of some masters holds, beat by beat."""
-
     def __init__(self, world: Gathered, redis_url: str, count: int) -> None:
         self.held: dict[int, frozenset[int]] = {}
         self.masters = []

@@ -110,7 +110,6 @@ def _endless(connection: socket.socket) -> None:
 
 
 def _drip(connection: socket.socket) -> None:
-    """A byte now and then, for longer than any test runs."""
     for _ in range(600):
         connection.sendall(b"H" if _ == 0 else b"T")
         time.sleep(0.1)
@@ -179,7 +178,6 @@ def test_a_hostile_server_is_a_silent_one_and_holds_nobody_up(
 
 
 def _keep(connection: socket.socket) -> None:
-    """Answers as often as it is asked, until the other side closes the connection."""
     connection.sendall(_WELL)
     while connection.recv(65_536):
         connection.sendall(_WELL)
@@ -339,7 +337,6 @@ def test_a_url_of_the_corpus_is_refused_and_nothing_is_sent(text: str, canary: t
 def test_a_name_is_looked_up_once_and_that_address_is_asked(
     canary: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that leads elsewhere at its second look-up (DNS rebinding)."""
     port, heard = canary
     looked_up: list[str] = []
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.integration.factories import LEASE_MS, World
 from usher.common.protocol.registration import Registration
+from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.leader.elector import Lead
+from usher.master.leader.limits import limits_of
 from usher.master.membership import health_checker
 from usher.master.membership.health_checker import HealthChecker
 from usher.master.membership.registry import RegisteredConsumer
+from usher.master.settings import MasterSettings
 
 
 class _Asker:
@@ -103,12 +107,14 @@ def test_who_says_that_it_is_not_well_is_revoked_though_it_renews(world: World) 
     assert [world.lease(one) for one in owners] == [b"live", b"revoked", b"live"]
 
 
-def test_the_only_one_goes_on_getting_tickets_as_long_as_it_renews(world: World) -> None:
-    owner = world.join("a")
-    checker = _checker(world, {owner.incarnation: RegisteredConsumer(owner.registration, "live")})
-    checker.silent_ones = frozenset({owner.incarnation})
-    checker.run_once()
-    assert (world.lease(owner), checker.told) == (b"live", [frozenset()])
+def test_who_is_silent_gets_tickets_while_nobody_else_takes_any(world: World) -> None:
+    one, two = (RegisteredConsumer(world.join(name).registration, "live") for name in "ab")
+    dispatcher = Dispatcher(world.link, world.keys, Lead(), limits_of(MasterSettings()))
+    dispatcher.closed = frozenset({one.registration.incarnation})
+    for state, takes in (("live", [False, True]), ("draining", [True, False]), ("live", [False, True])):
+        roster = [one, replace(two, state=state)]
+        dispatcher._follow_roster({member.registration.incarnation: member for member in roster})
+        assert [known.accepts for known in dispatcher.board.consumers.values()] == takes
 
 
 def test_that_most_are_silent_is_counted_for_as_long_as_it_is(world: World) -> None:

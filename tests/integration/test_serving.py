@@ -45,8 +45,6 @@ log = logging.getLogger("child")
 
 
 class Program:
-    """Says in its log what is called. ``how`` is a dict from the test."""
-
     def __init__(self, how: dict[str, Any], ends: WorkerEnds) -> None:
         event(log, "make", is_from_outside=ends.is_from_outside)
         time.sleep(how.get("make_s", 0.0))
@@ -367,7 +365,6 @@ def test_a_signal_that_ends_an_orphan_at_its_end_unwinds_no_frame_of_its_parent(
 def test_a_worker_that_stands_still_is_ended_by_its_arbiter_which_says_so(
     start: Callable[..., Running], how: str
 ) -> None:
-    """Its interpreter, or only the services that must turn."""
     running = start(silence_s=2.5).wait_until_up()
     first = running.worker
     with contextlib.suppress(requests.RequestException):
@@ -392,7 +389,6 @@ def test_a_start_that_makes_no_progress_is_ended_and_told(start: Callable[..., R
 
 
 def test_a_worker_that_was_stopped_together_with_its_arbiter_goes_on(start: Callable[..., Running]) -> None:
-    """As a container, or a machine, that is paused."""
     running = start(silence_s=2.5).wait_until_up()
     worker = running.worker
     os.killpg(running.process.pid, signal.SIGSTOP)
@@ -542,14 +538,14 @@ def test_a_client_that_falls_silent_is_waited_for_a_while(
 
 @pytest.mark.parametrize("kind", more(*KINDS))
 def test_health_is_answered_while_strangers_hold_more_connections_than_there_are_threads(
-    start: Callable[..., Running], kind: str, count: int = 1100
+    start: Callable[..., Running], kind: str, count: int = 900
 ) -> None:
     running = start().wait_until_up()
     address = ("127.0.0.1", running.port)
     strangers = Strangers(address, kind, count)
     strangers.start()
     try:
-        until(lambda: strangers.made >= count, "all of them are there", running)
+        until(lambda: strangers.made >= count and ask(address, time.monotonic()), "all of them are there", running)
         took_s = sorted(ask(address, time.monotonic()) for _ in range(20))
     finally:
         strangers.stop()

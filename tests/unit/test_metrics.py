@@ -5,12 +5,12 @@ from __future__ import annotations
 import platform
 
 import pytest
-from prometheus_client import Counter
+from prometheus_client import REGISTRY, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 import usher
-from usher.common.observability.metrics import Metrics, histogram, of_handlers
+from usher.common.observability.metrics import Metrics, _Collector, histogram, of_handlers
 from usher.common.runtime.histograms import DurationHistogram
 from usher.master.insight.metrics import MOST_CONSUMERS, _consumers
 from usher.master.insight.stats import ConsumerStats
@@ -83,3 +83,9 @@ def test_what_a_handlers_own_module_counts_is_there_beside_ours() -> None:
     text = metrics.page()[0].decode()
     assert "orders_paid_total 3.0" in text
     assert text.count("# TYPE process_open_fds ") == 1
+    theirs = _Collector(lambda: 1 // 0)
+    REGISTRY._collector_to_names[theirs] = []
+    try:
+        assert b"usher_build_info" in metrics.page()[0], "a collector of theirs that raises takes nothing of ours along"
+    finally:
+        REGISTRY.unregister(theirs)

@@ -365,7 +365,6 @@ class Rereading:
         return self._scanned
 
     def go_on(self, last: bytes) -> None:
-        """Note that all up to ``last`` has been read."""
         self._scanned = last
 
     def finish(self) -> list[BoardTicket]:

@@ -71,7 +71,6 @@ class FairQueue(RunQueue):
         self._urgent_came = False  # since a ticket found no consumer
 
     def begin(self, now_s: float) -> None:
-        """Begin a plan: tenants that were held try again."""
         self._now_s, self._is_full = now_s, False
         held, self._held = self._held, []
         for tenant in held:

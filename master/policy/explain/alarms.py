@@ -70,7 +70,6 @@ def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
 
 
 def _of_stream(seen: Mapping[str, Any]) -> list[Alarm]:
-    """Tell what somebody did to the stream by hand within the last day."""
     told, since_s = seen["mishaps"], seen["time_ms"] / 1000 - _RECENT_S
     found = []
     if told["unread_cut"] and told["unread_cut_s"] > since_s:

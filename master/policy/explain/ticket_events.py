@@ -146,7 +146,6 @@ def ruled(row: dict[str, Any], rule: Rule | None) -> dict[str, Any]:
 
 
 def changes(ticket: bytes, before: TicketSnapshot, now: TicketSnapshot) -> Iterator[Event]:
-    """Yield what has happened to a ticket between two looks at it."""
     row = now.row
     handed = before.row["message_ids"] if before.row.get("fence") == row.get("fence") else ()
     if row["state"] == TicketState.HANDED_OVER and (fresh := [one for one in row["message_ids"] if one not in handed]):

@@ -114,7 +114,6 @@ def told(group: Mapping[str, Any]) -> str:
 
 
 def what(group: Mapping[str, Any]) -> str:
-    """Say what they have in common, without saying whose it is."""
     is_unknown = not group["text"] and group["state"] in (TicketState.HALTED, TicketState.RETRYING)
     why = f": {group['text']}" if group["text"] else ": their errors are not known" if is_unknown else ""
     messages, more = group["messages"], "" if group["messages_are_all"] else "at least "
