@@ -74,6 +74,7 @@ class Orders:
         )
 
     def _retry(self, order: Order) -> bool:
+        self._executor.outages.asked.add(order.ticket)
         return self._lanes.hasten(order.ticket, order.id)
 
     def _give_up(self, order: Order) -> bool:

@@ -1,23 +1,11 @@
 """Authenticate and authorise requests: tokens in headers for programs, signed cookies for browsers (``flask.session``),
-and people whom a proxy has signed on. The table of all of them is in ``usher.common.http.credentials``. The first of
-these that a request has decides, in this order: ``Authorization``, the proxy's header, the cookie; what is wrong with
-it is not made up for by the next.
+and people whom a proxy has signed on. The first of these that a request has decides, in this order: ``Authorization``,
+the proxy's header, the cookie; what is wrong with it is not made up for by the next. docs/security.md says what guards
+against foreign pages.
 
 Every route requires a role: the one that ``needs`` sets at its view, else viewer for GET and operator for everything
 else. ``flask.g.who`` (a name for the action log) and ``flask.g.role`` are set in every view; in public views ``role``
 may be ``Role.ANYBODY``.
-
-A session names a token by a keyed hash, and is made for a user who knew that token. It ends after 12 hours, when its
-user signs out (``SignedOut``: a copy of the cookie is worth nothing then), or when the token is taken out of the
-configuration. Its role is the present role of the token. Protection against foreign pages:
-
-* The cookie is HttpOnly, SameSite=Strict, and Secure where TLS is used.
-* A request that changes something and comes with the cookie, or is of somebody whom a proxy has signed on, must have
-  ``csrf_token()`` in the form field ``CSRF_FIELD`` or the header ``CSRF_HEADER``. A bearer token needs none of this:
-  browsers send other credentials by themselves, but never a bearer token.
-* A request that changes something is refused when the browser says that it comes from another site
-  (``Sec-Fetch-Site``, ``Origin``), even if no token is required. Pages must be sent with
-  ``Referrer-Policy: same-origin``: with ``no-referrer``, browsers put ``null`` into Origin.
 """
 
 from __future__ import annotations

@@ -7,15 +7,10 @@
 
     MessageReadingLoop(url, "payments", "billing", handle, LoopOptions(threads=4)).run()
 
-It reads until Ctrl-C or SIGTERM; ``with MessageReadingLoop(...):`` reads beside the program's other work.
-
-Handlers are plain functions: ``async def`` and generators are refused. A handler that returns is done; one that raises
-is tried again with growing pauses; ``RetryLater`` and ``GiveUp`` steer that. After ``max_attempts`` failures a message
-becomes a dead letter. All loops on the same stream and group share its messages. When a process dies, its messages are
-taken over after ``idle_s``; these run one at a time, each start noted before, so that the one message that kills
-processes ends as a dead letter (two starts later than one that raises: they may have ended well), and its neighbours do
-not. (Its first start, in the process that died, is not known to have happened, and does not count.) A delivery is never
-counted as an attempt.
+A handler that returns is done; one that raises is tried again with growing pauses; ``RetryLater`` and ``GiveUp`` steer
+that; after ``max_attempts`` failures a message becomes a dead letter. When a process dies, its messages are taken over
+after ``idle_s``; these run one at a time, each start noted before, so that the one that kills processes ends as a dead
+letter, and its neighbours do not. A delivery is never counted as an attempt.
 """
 
 from __future__ import annotations

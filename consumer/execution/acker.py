@@ -76,17 +76,18 @@ _GOES_ON = ("body_gone", OPERATOR)
 
 class GivenBack(NamedTuple):
     """A ticket on its way back to ``master``. Its fence is closed. If it is to wait until ``due_s``, ``lane`` is held
-    until it is given back. Or it waits in Redis since its fence was ours, and is to wait no longer."""
+    until it is given back. ``goes_on``: it waits in Redis since its fence was ours, and is to wait no longer."""
 
     ticket: bytes
     fence: int
     lane: MessageLane | None = None
     due_s: float = 0.0
+    goes_on: bool = False
 
     def asked(self, now_s: float) -> GiveBack:
         """Return it as the script takes it now: with whatever Redis says that we have of it."""
         after_ms = None if self.lane is None else ms_until(self.due_s, now_s)
-        return GiveBack(self.ticket, self.fence, after_ms=after_ms)
+        return GiveBack(self.ticket, self.fence, (b"on",) if self.goes_on else (), after_ms)
 
 
 class GivenUp(NamedTuple):
@@ -201,7 +202,7 @@ class Acker(Service):
     def go_on(self, tickets: Iterable[tuple[bytes, int]]) -> None:
         """Let tickets go on that were put off under these fences, as far as they still wait so."""
         for ticket, fence in tickets:
-            self._take_back(GivenBack(ticket, fence))
+            self._take_back(GivenBack(ticket, fence, goes_on=True))
 
     def recall(self, tickets: Iterable[Recalled]) -> None:
         """Give back those of these tickets of which nothing was started: the leader wants them for another consumer.

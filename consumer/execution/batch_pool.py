@@ -109,7 +109,7 @@ class BatchCall:
                 with self._executor.lanes.locked() as board:
                     board.requeue(lane, [message])
                 break
-            if not self._executor.admit(lane, message, run_us()):
+            if not self._executor.admit(lane, message, run_us(), not part):
                 return None
             part.append(message)
             if goes_alone(message):

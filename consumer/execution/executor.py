@@ -146,21 +146,20 @@ class Executor:
         except IndexError:  # the ticket was forgotten at this moment: another owner has it
             return None
 
-    def admit(self, lane: MessageLane, message: Message, start_us: int) -> bool:
+    def admit(self, lane: MessageLane, message: Message, start_us: int, is_first: bool = True) -> bool:
         """Return whether the handler may be called now, at ``start_us``; if so, count and record its start. If not, the
-        lane is not the runner's any more."""
+        lane is not the runner's any more. ``is_first``: none of its ticket is in the same call, which would be lost."""
         if not message.plain and not self._may_start_here(lane, message):
             return False
         if self.pace is not None and (due_s := self.pace.due_s(message.ticket, now := self.clock())) > now:
             self.lanes.retry(lane, message, due_s)
             return False
-        if (
-            message.attempt and message.stream_id in self.unnoted
-        ):  # should the lease end, this start would be no other's
+        # Should the lease end, this start would be no other's.
+        if message.attempt and message.stream_id in self.unnoted:
             self.lanes.retry(lane, message, self.clock() + _UNNOTED_S)
             return False
-        if self.outages.known and (wait := self.outages.hold(message, self.clock())) is not None:
-            self._wait(lane, message, wait.due_s, wait.is_here)
+        if self.outages.known and is_first and (wait := self.outages.hold(message, self.clock())) is not None:
+            self._wait(lane, message, wait.due_s, wait)
             return False
         if self._limit_s:
             message.deadline = time.monotonic() + self._limit_s
@@ -249,6 +248,8 @@ class Executor:
         self.running.pop(id(message), None)
         self.failed += 1
         problem = readable(problem)
+        if self.outages.known:
+            self.outages.ended(message.ticket)
         name, at = (
             (type_name(problem), raised_at(problem)) if text is None else (text.error_type, own_line(text.traceback))
         )
@@ -283,17 +284,18 @@ class Executor:
             self.bury(lane, message, replace(decision, **details, at=at, noted=noted.head))
             return
         ran_s = None if lane.apart else (run.end_us - run.start_us) / 1e6
-        is_here = wait.is_here if wait else decision.wait_s < PUT_OFF_S
-        self._wait(lane, message, self.clock() + decision.wait_s, is_here, ran_s)
+        self._wait(lane, message, self.clock() + decision.wait_s, wait, ran_s)
 
     def _wait(
-        self, lane: MessageLane, message: Message, due_s: float, is_here: bool, ran_s: float | None = None
+        self, lane: MessageLane, message: Message, due_s: float, wait: Wait | None, ran_s: float | None = None
     ) -> None:
-        if is_here:
+        if wait.is_here if wait else due_s - self.clock() < PUT_OFF_S:
             self.lanes.retry(lane, message, due_s, ran_s)
-        else:
-            self.lanes.hold(lane, ran_s)
-            self._outcomes.put_off(lane, message, due_s)
+            return
+        self.lanes.hold(lane, ran_s)
+        self._outcomes.put_off(lane, message, due_s)
+        if wait is not None:
+            self.outages.went(message)
 
     def _outage(self, message: Message, problem: BaseException, sign: Sign) -> Wait | None:
         """Return the wait of a message whose tickets fails alike with others; None where that is no outage."""

@@ -18,6 +18,7 @@ are done meanwhile, one waits so for an hour; then it is charged, since its own 
 from __future__ import annotations
 
 import errno
+import math
 import random
 import re
 import socket
@@ -27,7 +28,7 @@ from typing import NamedTuple
 
 from usher.consumer.handlers.message import Message
 
-_ALIKE, _SILENCE_S, _PARTLY_S = 3, 1.0, 3600.0
+_ALIKE, _SILENCE_S, _PARTLY_S, _OTHERS_S = 3, 1.0, 3600.0, 60.0
 #: Seconds from one try to the next, in each consumer; and for which one that has not ended keeps others from theirs.
 PROBE_S, _LONGEST_PROBE_S = 1.0, 30.0
 #: So many tickets wait here, in the order in which they are tried; the others in Redis, for so many seconds, should
@@ -37,7 +38,7 @@ _HERE, _ELSEWHERE_S, _FEW = 60, (30.0, 60.0), 2_500
 #: those are not waited for that another consumer may have done.
 _GO_ON, _GONE_S = 100, 10.0
 #: Most tickets of an outage, and kinds of errors, that are remembered; and seconds for which errors that are none are.
-_MOST, _MOST_SIGNS, _FORGOTTEN_S = 100_000, 100, 120.0
+_MOST, _MOST_SIGNS, _MOST_KINDS, _FORGOTTEN_S = 100_000, 100, 1000, 120.0
 _TOLD_EVERY_S = 60.0
 
 _WORDS = re.compile("connect|timeout|timedout|unavailable|unreachable|operationalerror|brokenpipe", re.IGNORECASE)
@@ -93,7 +94,8 @@ class Outage:
 
     def __init__(self, sign: Sign, now_s: float) -> None:
         self.sign, self.since_s, self.last_s = sign, now_s, now_s
-        self.is_on = self.is_declared = self.is_partial = False
+        self.is_on = self.is_declared = False
+        self.others_s = -math.inf  # when others were done last
         self.tickets: dict[bytes, float] = {}  # and since when each fails
         self.failing: dict[object, tuple[float, set[bytes]]] = {}
         self.elsewhere, self.going = dict[bytes, int](), 0
@@ -109,6 +111,7 @@ class Outages:
         self._of: dict[bytes, Outage] = {}  # by ticket
         self._rng, self._lock = random.Random(), threading.Lock()
         self.probes = 0
+        self.asked: set[bytes] = set()  # tickets that an operator wants to be tried now
 
     @property
     def waiting(self) -> int:
@@ -124,12 +127,11 @@ class Outages:
                     return None
                 outage = self.known[sign] = Outage(sign, now_s)
             is_alike, ticket = self._note(outage, message, how, now_s), message.ticket
-            if outage.probe == ticket:
-                outage.probe = b""
             if not (outage.is_on or is_alike):
                 return None
             outage.is_declared |= how == DECLARED
-            if outage.is_partial and not outage.is_declared and now_s - outage.tickets[ticket] >= _PARTLY_S:
+            failed_s = now_s - outage.tickets.get(ticket, outage.since_s)
+            if now_s < outage.others_s + _OTHERS_S and not outage.is_declared and failed_s >= _PARTLY_S:
                 return None
             is_news = not outage.is_on or now_s >= outage.told_s + _TOLD_EVERY_S
             outage.is_on, outage.told_s = True, now_s if is_news else outage.told_s
@@ -141,7 +143,9 @@ class Outages:
             outage.tickets.setdefault(ticket, now_s)
             self._of[ticket] = outage
         for kind in (None,) if how else ("", *self.kinds_of(message)):
-            outage.failing.setdefault(kind, (now_s, set()))[1].add(ticket)
+            if kind in outage.failing or len(outage.failing) < _MOST_KINDS:
+                _, tickets = outage.failing.setdefault(kind, (now_s, set()))
+                tickets.update((ticket,) if len(tickets) < _ALIKE else ())
         return how == DECLARED or any(
             len(tickets) >= _ALIKE and (kind is None or now_s - since_s >= _SILENCE_S)
             for kind, (since_s, tickets) in outage.failing.items()
@@ -154,8 +158,20 @@ class Outages:
             outage.slot_s = due_s
         else:
             due_s = now_s + self._rng.uniform(*_ELSEWHERE_S) * max(1.0, len(outage.elsewhere) / _FEW)
-            outage.elsewhere[message.ticket] = message.fence
         return Wait(due_s, is_here, outage.since_s, len(outage.tickets))
+
+    def went(self, message: Message) -> None:
+        """Note that a message waits in Redis. Not before its fence is closed: who goes on is not ours any more."""
+        with self._lock:
+            outage = self._of.get(message.ticket)
+            if outage is not None and len(outage.elsewhere) < _MOST:
+                outage.elsewhere[message.ticket] = message.fence
+
+    def ended(self, ticket: bytes) -> None:
+        """Note that a start of a ticket has ended, however it did: another one may be tried."""
+        with self._lock:
+            for outage in self.known.values():
+                outage.probe = b"" if outage.probe == ticket else outage.probe
 
     def hold(self, message: Message, now_s: float) -> Wait | None:
         """Return the wait of a message that is about to start; None: it may, perhaps as the one that is tried."""
@@ -164,7 +180,8 @@ class Outages:
             return None
         with self._lock:
             outage.elsewhere.pop(ticket, None)
-            if not outage.is_on or outage.probe == ticket:
+            if not outage.is_on or outage.probe == ticket or ticket in self.asked:
+                self.asked.discard(ticket)
                 return None
             longest_s = _LONGEST_PROBE_S if outage.probe else 0.9 * PROBE_S
             if now_s < outage.probed_s + longest_s:
@@ -186,9 +203,11 @@ class Outages:
         if was_alike:
             self._of.pop(message.ticket, None)
             outage.failing.clear()
-        outage.is_partial |= not was_alike
+        outage.others_s = outage.others_s if was_alike else now_s
+        outage.probe = b"" if outage.probe == message.ticket else outage.probe
+        is_forgotten = now_s >= outage.last_s + _FORGOTTEN_S
         is_alike = outage.is_declared or any(len(tickets) >= _ALIKE for _, tickets in outage.failing.values())
-        if outage.is_on and not was_alike and is_alike:
+        if outage.is_on and not was_alike and is_alike and not is_forgotten:
             return None
         is_first = outage.is_on or now_s >= outage.last_s + _GONE_S
         went_on = message.attempt > 1 and outage.elsewhere.pop(message.ticket, None) is None  # else its time had come
@@ -196,7 +215,7 @@ class Outages:
         elsewhere = [outage.elsewhere.popitem() for _ in range(min(_GO_ON - going, len(outage.elsewhere)))]
         outage.going, outage.last_s = going + len(elsewhere), now_s if elsewhere else outage.last_s
         on = GoOn((), elsewhere, outage.sign)
-        if is_old := outage.is_on or now_s >= outage.last_s + _FORGOTTEN_S:
+        if is_old := outage.is_on or is_forgotten:
             here = {ticket for ticket in outage.tickets if self._of.get(ticket) is outage}
             for ticket in here:
                 del self._of[ticket]

@@ -165,7 +165,7 @@ class TaskHandler:
     message waits, uncharged.
     """
 
-    def kind_of(self, message: Any) -> str:
+    def usher_kind_of(self, message: Any) -> str:
         return str(message.fields.get("object"))
 
     def handler_body(self) -> Callable[[Any], None]:

@@ -92,7 +92,7 @@ def handler_of(target: Any, spec: str = "") -> Handler:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {problem}") from None
     # What a call sets in its context ends with it. A coroutine runs in that of its task, which pools change.
     run = call if awaited else lambda given: copy_context().run(call, given)
-    return Handler(run, awaited, options, batched, getattr(target, "kind_of", lambda message: ""))
+    return Handler(run, awaited, options, batched, getattr(target, "usher_kind_of", lambda message: ""))
 
 
 def with_spans(handler: Handler, stream: str, group: str) -> Handler:

@@ -315,7 +315,7 @@ class Router:
             raise HandlerUnusable("handlers of one router are all `def`, or all `async def`")
         return self._call_later if kinds == {True} else self
 
-    def kind_of(self, message: Any) -> tuple[str | None, ...]:
+    def usher_kind_of(self, message: Any) -> tuple[str | None, ...]:
         return tuple(message.fields.get(field) for field in self._fields)
 
     def __call__(self, message: Any) -> Any:

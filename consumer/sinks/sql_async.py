@@ -1,15 +1,6 @@
 """The SQL sink for ``async def`` handlers, on an AsyncEngine (needs ``pip install 'SQLAlchemy[asyncio]'`` and an async
-driver; psycopg is one).
-
-::
-
-    sink = AsyncSqlSink(create_async_engine("postgresql+psycopg://localhost/shop"))
-
-    @sink.exactly_once
-    async def handle(message, session):
-        await session.execute(...)
-
-Everything in ``usher.consumer.sinks.sql`` holds here too: the statements are the same.
+driver; psycopg is one): ``AsyncSqlSink(create_async_engine(...))``, and ``async def handle(message, session)``. All of
+``usher.consumer.sinks.sql`` holds here too: the statements are the same.
 """
 
 from __future__ import annotations

@@ -102,12 +102,16 @@ def test_a_ticket_that_is_to_wait_says_until_when_by_the_clock_of_redis(world: W
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T", b"1-1", b"2-1")
     fence, earliest_ms = _fence(world, b"T"), _redis_ms(world)
+    with world.unchanged():  # it does not wait: it is ours, and may run
+        assert a.steps.give_back([GiveBack(b"T", fence, (b"on",))]) == [Given.GONE]
     assert a.steps.give_back([GiveBack(b"T", fence, after_ms=86_400_000)]) == [Given.GIVEN]
     record = world.record(b"T")
     assert record is not None
     due_ms = int(record.owner.removeprefix(b"waits@"))
     assert 0 <= due_ms - 86_400_000 - earliest_ms <= _redis_ms(world) - earliest_ms
     assert (record.fence, record.ids, world.pending()) == (fence, ids, {b"master": ids})
+    assert a.steps.give_back([GiveBack(b"T", fence, (b"on",))]) == [Given.GIVEN]
+    assert world.head(b"T") == b"returned %d" % fence
 
 
 def test_a_ticket_of_which_all_lost_its_body_does_not_wait(world: World) -> None:

@@ -19,7 +19,11 @@ def message(ticket: str, attempt: int = 1) -> Message:
 
 def failing(outages: Outages, tickets: str, how: str, now_s: float) -> list[bool]:
     """Let each of the tickets fail once; say which of them wait uncharged."""
-    return [outages.failed(message(ticket), SIGN, how, now_s) is not None for ticket in tickets.split()]
+    waits = []
+    for ticket in tickets.split():
+        outages.ended(ticket.encode())
+        waits.append(outages.failed(message(ticket), SIGN, how, now_s) is not None)
+    return waits
 
 
 @pytest.mark.parametrize(
@@ -66,6 +70,9 @@ def test_very_many_wait_in_redis_and_go_on_a_few_at_a_time() -> None:
     names = [f"a{number}" for number in range(1000)]
     waits = [outages.failed(message(name), SIGN, DECLARED, 10.0) for name in names]
     here = [wait for wait in waits if wait is not None and wait.is_here]
+    assert outages.known[SIGN].elsewhere == {}  # none has left yet
+    for name in names[60:]:
+        outages.went(message(name))
     assert [wait.due_s for wait in here] == [10.0 + number for number in range(1, 61)]
     assert all(40.0 <= wait.due_s <= 70.0 for wait in waits if wait is not None and not wait.is_here)
     [over] = outages.done(message("a0", 2), 20.0)
@@ -86,6 +93,35 @@ def test_where_others_are_done_a_ticket_is_charged_after_an_hour() -> None:
     assert failing(outages, "a1", CONNECTION, 7200.0) == [True]  # nothing at all is done
     outages.done(message("b1"), 7200.0)
     assert failing(outages, "a1", CONNECTION, 7201.0) == [False]
+
+
+def test_all_wait_for_as_long_as_it_takes_though_one_more_was_done_as_it_began() -> None:
+    outages = Outages()
+    failing(outages, "a1 a2 a3", CONNECTION, 10.0)
+    outages.done(message("b1"), 10.1)
+    assert failing(outages, "a1 a2 a3", CONNECTION, 7200.0) == [True] * 3
+    assert outages.waiting == 3
+    outages.done(message("b1"), 7400.0)  # theirs are done elsewhere: none failed here for long
+    assert (outages.waiting, outages.known) == (0, {})
+
+
+def test_who_is_asked_for_is_tried_at_once_and_any_end_of_a_try_lets_others_try() -> None:
+    outages = Outages()
+    failing(outages, "a1 a2 a3", CONNECTION, 10.0)
+    assert outages.hold(message("a1"), 10.5) is None
+    assert outages.hold(message("a2"), 11.6) is not None
+    outages.asked.add(b"a2")
+    assert outages.hold(message("a2"), 11.6) is None
+    outages.ended(b"a1")  # by whatever else
+    assert outages.hold(message("a3"), 11.7) is None
+
+
+def test_more_tickets_than_are_remembered_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("usher.consumer.execution.outages._MOST", 3)
+    outages = Outages()
+    failing(outages, "a1 a2 a3", CONNECTION, 10.0)
+    outages.done(message("b1"), 10.1)
+    assert failing(outages, "a4 a5", CONNECTION, 10.2) == [True] * 2
 
 
 @pytest.mark.parametrize(

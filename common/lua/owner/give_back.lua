@@ -1,10 +1,9 @@
 -- give_back: an owner returns tickets of which nothing runs, and nothing waits to be acknowledged: in a drain, because
---            the leader recalls them, or because their first message is to wait. A ticket that was given back under
---            this fence, and waits, goes on by a call without ids and ms.
+--            the leader recalls them, or because their first message is to wait.
 -- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 changed, 6 attempts
 -- ARGV: 1 group, 2 incarnation, then for each ticket: ticket, fence, all its ids in processing, separated by spaces (""
---       = whatever the record names: the caller runs nothing more of it under this fence), ms for which it is to wait
---       ("" = it may go on at once)
+--       = whatever the record names: the caller runs nothing more of it under this fence; "on": a ticket that was given
+--       back under this fence, and waits, is to wait no longer), ms for which it is to wait ("" = it may go on at once)
 -- Returns: {"LOST"} (no lease; nothing happened) or {"OK", then for each ticket: "GIVEN", "GONE" (no record, or another
 --          owner or fence: nothing of it under this fence is the caller's, perhaps by this very call) or "KEPT" (the
 --          record has other ids than the call names)}: for fewer tickets than given where bodies left no room for more
@@ -66,10 +65,13 @@ for at = 3, #ARGV, 4 do
   local record = redis.call('HGET', tickets_key, ticket)
   local owner, fence, held
   if record then owner, fence, held = read_record(record) end
-  if owner and due_ms_of(owner) and fence == ARGV[at + 1] and named == '' and after == '' then
-    write_record(tickets_key, ticket, 'returned', fence, held)
-    tell_leader(KEYS[5], ticket)
-    reply[#reply + 1] = 'GIVEN'
+  if named == 'on' then
+    local waits = owner and due_ms_of(owner) and fence == ARGV[at + 1]
+    if waits then
+      write_record(tickets_key, ticket, 'returned', fence, held)
+      tell_leader(KEYS[5], ticket)
+    end
+    reply[#reply + 1] = waits and 'GIVEN' or 'GONE'
   elseif owner ~= me or fence ~= ARGV[at + 1] then
     reply[#reply + 1] = 'GONE'
   elseif named ~= '' and not are_all(named, held) then
