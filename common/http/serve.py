@@ -15,7 +15,7 @@ gunicorn (26.1 and later) is used as it is, by its settings and server hooks, bu
 
 * A request gets a thread when it has arrived whole, and the loop waits for it till then, so that strangers who send
   nothing, half a head or half a body hold none; where too many wait, those that wait longest are closed. Questions for
-  health have threads of their own. (Behind TLS, and of chunks and bodies above 64 KiB, the loop sees no end: they hold
+  health have threads of their own. (Behind TLS, and of chunks and bodies above 4 KiB, the loop sees no end: they hold
   a thread, a silent client for 10 s at most.)
 
 Every other request, and every live subscription, holds a thread. Rates, connections per address and slow clients of TLS
@@ -85,8 +85,8 @@ _CROWDED, _CONNECTIONS, _FILES = 1000, 1200, 4096
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 #: A question for health, and threads that answer these alone.
 _HEALTH_QUESTION, _HEALTH_THREADS = re.compile(rb"(?:GET|HEAD) /api/health(?:/live|/ready)?[? ]"), 4
-#: Most bytes of a request that are waited for; and what says that a body follows, of a length or as it comes.
-_WHOLE_BYTES = 65_536
+#: Most bytes of a head, and of a body, that are waited for; what says that a body follows, of a length or as it comes.
+_WHOLE_BYTES, _BODY_BYTES = 65_536, 4096
 _BODY = re.compile(rb"(?i)\r\ncontent-length:[ \t]*(?=0*[1-9])([0-9]{1,20})[ \t]*\r")
 _AS_IT_COMES = re.compile(rb"(?i)\r\ntransfer-encoding:")
 _EXPECTS, _CONTINUE = re.compile(rb"(?i)\r\nexpect:[ \t]*100"), b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -323,8 +323,8 @@ def bytes_of_request(begin: bytes) -> int:
         return 0
     if (body := _BODY.search(head + b"\r\n")) is None:
         return whole
-    whole += int(body[1])
-    return 0 if whole > _WHOLE_BYTES or head.startswith((b"GET", b"HEAD")) or _KNOWN.match(head) else whole
+    is_long = int(body[1]) > _BODY_BYTES or whole > _WHOLE_BYTES - _BODY_BYTES  # whether it is wanted is seen at once
+    return 0 if is_long or head.startswith((b"GET", b"HEAD")) or _KNOWN.match(head) else whole + int(body[1])
 
 
 class WatchedWorker(ThreadWorker):

@@ -189,7 +189,7 @@ def test_beside_the_sender_each_is_sent_once_and_what_is_told_is_true(
             told.update({one.id: one.word for one in own.change(what, some[at : at + 10], _LATER)})
 
     with _running(any_redis_url, world, _led(leader)):
-        _until(lambda: world.link.call("ZCARD", log_keys(world).due) > 0 or left(world) < 1000)
+        _until(lambda: left(world) < 990)  # some are too late
         operators = [
             threading.Thread(target=operate, args=(what, ids[number::4][::-1]))
             for number, what in enumerate(("send_delayed_now", "move_delayed", "drop_delayed"))

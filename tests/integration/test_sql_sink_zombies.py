@@ -4,7 +4,6 @@ at the commit."""
 from __future__ import annotations
 
 import contextlib
-import heapq
 import signal
 import socket
 import subprocess
@@ -296,30 +295,3 @@ def test_a_database_that_is_away_is_not_now(tmp_path_short: Path) -> None:
     with pytest.raises(SinkNotNow, match="cannot be reached"), sink.transaction(Mark("T", "a", 1)):
         pass
     sink.engine.dispose()
-
-
-@pytest.mark.parametrize("tickets", [10, 200])
-def test_a_database_that_stays_away_is_asked_ever_less_by_all_tickets_together(
-    tmp_path_short: Path, monkeypatch: pytest.MonkeyPatch, tickets: int
-) -> None:
-    """Time is ours here; each try is a real one."""
-    now = 1000.0
-    monkeypatch.setattr("usher.consumer.sinks.sql.now_s", lambda: now, raising=False)
-    sink = SqlSink(f"postgresql+psycopg://postgres@/x?host={tmp_path_short}")
-    handle = sink.exactly_once(add)
-    due = [(now + n / 1000, f"T{n}") for n in range(tickets)]
-    asked: list[float] = []
-    longest = 0.0
-    while now < 1040:
-        now, ticket = heapq.heappop(due)
-        with pytest.raises(SinkNotNow) as away:
-            handle(Mark(ticket, "a", 1))
-        asked.append(now - 1000)
-        assert away.value.after_s <= max(2.0, now - 1000), "who was away for a moment is not waited for longer"
-        longest = max(longest, away.value.after_s)
-        heapq.heappush(due, (now + away.value.after_s, ticket))
-    sink.engine.dispose()
-    late = sum(at > 20 for at in asked) / 20
-    assert late <= 25, "times a second"
-    assert late > 4 or tickets > 10
-    assert longest <= (2.5 if tickets == 10 else 15)

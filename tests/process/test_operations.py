@@ -110,7 +110,7 @@ def test_explain_says_what_runs_since_when_and_who_waits_behind_it(crew: Crew, l
         told = api.explain("R", "running", master)
         owner, fence = told["owner"]["name"], told["fence"]
         assert told["summary"].startswith(f"{first} started ")
-        assert told["summary"].endswith(f" ago on {owner}, 1 start, 0 charged of 5, fencing token {fence}")
+        assert told["summary"].endswith(f" ago on {owner}, 1 start, 0 charged of 8, fencing token {fence}")
         assert f"{second} waits behind {first}" in told["sentences"]
         rows = [(entry["id"], entry["state"], entry["behind"]) for entry in told["entries"]]
         assert rows == [(first, "running", None), (second, "handed_over", first)]
@@ -237,7 +237,7 @@ def test_the_commands_do_the_same_and_need_no_master_for_it(crew: Crew, link: Li
     first, second = send(link, {"ticket_id": "R", "until": "go"}, {"ticket_id": "R"})
     api = Api(crew)
     owner = api.explain("R", "running")["owner"]["name"]
-    assert f" ago on {owner}, 1 start, 0 charged of 5" in usher(crew, "tickets", "explain", "R")
+    assert f" ago on {owner}, 1 start, 0 charged of 8" in usher(crew, "tickets", "explain", "R")
     told = json.loads(usher(crew, "pause", "R", "--reason", "look at it", "--json"))
     assert (told["outcome"], told["handed_over"], told["handed_over_is_exact"]) == ("set", 2, True)
     assert "slow ticket R: replaced; 2 already handed over will finish" in usher(crew, "slow", "R", "--rate", "5")
