@@ -74,7 +74,7 @@ class Orders:
         )
 
     def _retry(self, order: Order) -> bool:
-        self._executor.outages.asked.add(order.ticket)
+        self._executor.outages.ask(order.ticket)
         return self._lanes.hasten(order.ticket, order.id)
 
     def _give_up(self, order: Order) -> bool:

@@ -148,17 +148,17 @@ class Executor:
 
     def admit(self, lane: MessageLane, message: Message, start_us: int, is_first: bool = True) -> bool:
         """Return whether the handler may be called now, at ``start_us``; if so, count and record its start. If not, the
-        lane is not the runner's any more. ``is_first``: none of its ticket is in the same call, which would be lost."""
+        lane is not the runner's any more. ``is_first``: none of its ticket is in the call already, to be lost then."""
         if not message.plain and not self._may_start_here(lane, message):
             return False
         if self.pace is not None and (due_s := self.pace.due_s(message.ticket, now := self.clock())) > now:
             self.lanes.retry(lane, message, due_s)
             return False
         # Should the lease end, this start would be no other's.
-        if message.attempt and message.stream_id in self.unnoted:
+        if is_first and message.attempt and message.stream_id in self.unnoted:
             self.lanes.retry(lane, message, self.clock() + _UNNOTED_S)
             return False
-        if self.outages.known and is_first and (wait := self.outages.hold(message, self.clock())) is not None:
+        if is_first and self.outages.known and (wait := self.outages.hold(message, self.clock())) is not None:
             self._wait(lane, message, wait.due_s, wait)
             return False
         if self._limit_s:
@@ -248,8 +248,7 @@ class Executor:
         self.running.pop(id(message), None)
         self.failed += 1
         problem = readable(problem)
-        if self.outages.known:
-            self.outages.ended(message.ticket)
+        self.outages.ended(message.ticket)
         name, at = (
             (type_name(problem), raised_at(problem)) if text is None else (text.error_type, own_line(text.traceback))
         )
@@ -294,12 +293,13 @@ class Executor:
             return
         self.lanes.hold(lane, ran_s)
         self._outcomes.put_off(lane, message, due_s)
-        if wait is not None:
-            self.outages.went(message)
+        if wait is not None and not self.outages.goes(message):
+            self._outcomes.go_on([(message.ticket, message.fence)])
 
     def _outage(self, message: Message, problem: BaseException, sign: Sign) -> Wait | None:
         """Return the wait of a message whose tickets fails alike with others; None where that is no outage."""
         if isinstance(problem, (ProcessEnded, GiveUp)) or (isinstance(problem, RetryLater) and not problem.is_away):
+            self.outages.leave(message.ticket)
             return None
         is_declared = isinstance(problem, (RetryLater, *self.away)) or sign[0] in {one.__name__ for one in self.away}
         how = DECLARED if is_declared else CONNECTION if tells_of_connection(problem) else OTHER

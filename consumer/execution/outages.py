@@ -32,8 +32,9 @@ _ALIKE, _SILENCE_S, _PARTLY_S, _OTHERS_S = 3, 1.0, 3600.0, 60.0
 #: Seconds from one try to the next, in each consumer; and for which one that has not ended keeps others from theirs.
 PROBE_S, _LONGEST_PROBE_S = 1.0, 30.0
 #: So many tickets wait here, in the order in which they are tried; the others in Redis, for so many seconds, should
-#: nobody let them go on; and so many times longer as there are more than the last number: to come and go is work, too.
-_HERE, _ELSEWHERE_S, _FEW = 60, (30.0, 60.0), 2_500
+#: nobody let them go on (their consumer was lost, say); and so many times longer as there are more than the next
+#: number, up to the last one: to come and go is work, too.
+_HERE, _ELSEWHERE_S, _FEW, _MOST_TIMES = 60, (30.0, 60.0), 2_500, 5.0
 #: Of those in Redis, so many go on at a time when it is over, so that others come between; and seconds after which
 #: those are not waited for that another consumer may have done.
 _GO_ON, _GONE_S = 100, 10.0
@@ -111,7 +112,7 @@ class Outages:
         self._of: dict[bytes, Outage] = {}  # by ticket
         self._rng, self._lock = random.Random(), threading.Lock()
         self.probes = 0
-        self.asked: set[bytes] = set()  # tickets that an operator wants to be tried now
+        self._asked: set[bytes] = set()  # tickets that an operator wants to be tried now
 
     @property
     def waiting(self) -> int:
@@ -157,21 +158,40 @@ class Outages:
         if is_here:
             outage.slot_s = due_s
         else:
-            due_s = now_s + self._rng.uniform(*_ELSEWHERE_S) * max(1.0, len(outage.elsewhere) / _FEW)
+            times = min(_MOST_TIMES, max(1.0, len(outage.elsewhere) / _FEW))
+            due_s = now_s + times * self._rng.uniform(*_ELSEWHERE_S)
         return Wait(due_s, is_here, outage.since_s, len(outage.tickets))
 
-    def went(self, message: Message) -> None:
-        """Note that a message waits in Redis. Not before its fence is closed: who goes on is not ours any more."""
+    def goes(self, message: Message) -> bool:
+        """Note that a message waits in Redis; not before its fence is closed, for who goes on is not ours any more.
+        Return False where the outage is over by now."""
         with self._lock:
             outage = self._of.get(message.ticket)
-            if outage is not None and len(outage.elsewhere) < _MOST:
+            if outage is None or not outage.is_on:
+                return False
+            if len(outage.elsewhere) < _MOST:
                 outage.elsewhere[message.ticket] = message.fence
+            return True
 
     def ended(self, ticket: bytes) -> None:
         """Note that a start of a ticket has ended, however it did: another one may be tried."""
-        with self._lock:
-            for outage in self.known.values():
-                outage.probe = b"" if outage.probe == ticket else outage.probe
+        if self.known:
+            with self._lock:
+                for outage in self.known.values():
+                    outage.probe = b"" if outage.probe == ticket else outage.probe
+
+    def leave(self, ticket: bytes) -> None:
+        """Note that a ticket waits for a reason of its own."""
+        if ticket in self._of:
+            with self._lock:
+                outage = self._of.pop(ticket, None)
+                if outage is not None:
+                    outage.tickets.pop(ticket, None)
+
+    def ask(self, ticket: bytes) -> None:
+        """Have a ticket tried at its next start: an operator wants it."""
+        if ticket in self._of:
+            self._asked.add(ticket)
 
     def hold(self, message: Message, now_s: float) -> Wait | None:
         """Return the wait of a message that is about to start; None: it may, perhaps as the one that is tried."""
@@ -180,8 +200,8 @@ class Outages:
             return None
         with self._lock:
             outage.elsewhere.pop(ticket, None)
-            if not outage.is_on or outage.probe == ticket or ticket in self.asked:
-                self.asked.discard(ticket)
+            if not outage.is_on or outage.probe == ticket or ticket in self._asked:
+                self._asked.discard(ticket)
                 return None
             longest_s = _LONGEST_PROBE_S if outage.probe else 0.9 * PROBE_S
             if now_s < outage.probed_s + longest_s:
@@ -219,6 +239,7 @@ class Outages:
             here = {ticket for ticket in outage.tickets if self._of.get(ticket) is outage}
             for ticket in here:
                 del self._of[ticket]
+            self._asked -= here
             outage.tickets.clear()
         if outage.is_on:
             on = on._replace(here=here, lasted_s=now_s - outage.since_s, probes=outage.probes)

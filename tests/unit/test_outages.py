@@ -72,7 +72,7 @@ def test_very_many_wait_in_redis_and_go_on_a_few_at_a_time() -> None:
     here = [wait for wait in waits if wait is not None and wait.is_here]
     assert outages.known[SIGN].elsewhere == {}  # none has left yet
     for name in names[60:]:
-        outages.went(message(name))
+        assert outages.goes(message(name))
     assert [wait.due_s for wait in here] == [10.0 + number for number in range(1, 61)]
     assert all(40.0 <= wait.due_s <= 70.0 for wait in waits if wait is not None and not wait.is_here)
     [over] = outages.done(message("a0", 2), 20.0)
@@ -110,10 +110,21 @@ def test_who_is_asked_for_is_tried_at_once_and_any_end_of_a_try_lets_others_try(
     failing(outages, "a1 a2 a3", CONNECTION, 10.0)
     assert outages.hold(message("a1"), 10.5) is None
     assert outages.hold(message("a2"), 11.6) is not None
-    outages.asked.add(b"a2")
+    outages.ask(b"a2")
     assert outages.hold(message("a2"), 11.6) is None
     outages.ended(b"a1")  # by whatever else
     assert outages.hold(message("a3"), 11.7) is None
+
+
+def test_who_leaves_for_redis_as_it_ends_need_not_wait_and_who_waits_for_another_reason_does() -> None:
+    outages = Outages()
+    failing(outages, "a1 a2 a3", CONNECTION, 10.0)
+    outages.leave(b"a3")
+    [over] = outages.done(message("a1", 2), 11.0)
+    assert over.here == {b"a2"}
+    assert not outages.goes(message("a2"))
+    outages.ask(b"a2")  # nobody holds it: nothing is to be remembered
+    assert outages._asked == set()
 
 
 def test_more_tickets_than_are_remembered_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
