@@ -22,6 +22,7 @@ from usher.common.base.text import escape_control, label
 from usher.common.protocol.keys import Keys
 from usher.master.audit.archive import ProvenSpan, said
 from usher.master.audit.findings import CHECKS, AuditFinding, AuditSeverity, commands, repair
+from usher.master.insight.formatting import duration
 
 #: The most names of streams in a summary.
 _LISTED = 100
@@ -178,13 +179,18 @@ _STYLES = {
 _SHOWN_EXAMPLES = 2
 
 
+def fill(name: str, **values: Any) -> str:
+    """Fill a template: page.html, or one that extends it."""
+    files = resources.files("usher.master.audit")
+    loader = jinja2.FunctionLoader(lambda file: (files / file).read_text(encoding="utf-8"))
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader)
+    environment.filters |= {"label": label, "ms": lambda ms: "-" if ms is None else duration(ms)}
+    return environment.get_template(name).render(values)
+
+
 def render(report: AuditReport) -> str:
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["label"] = label
-    template = environment.from_string(
-        (resources.files("usher.master.audit") / "page.html").read_text(encoding="utf-8")
-    )
-    return template.render(
+    return fill(
+        "page.html",
         report=report,
         began=_moment(report.started_ms),
         figures=shown_figures(report),

@@ -7,11 +7,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from datetime import date, timedelta
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
 import pyarrow.parquet as pq
 from rich.console import Console
 
@@ -25,7 +23,7 @@ from usher.master.audit.batches import Interrupted
 from usher.master.audit.cli import session, telling
 from usher.master.audit.engine import Engine, EngineFailed
 from usher.master.audit.job import read_redis
-from usher.master.audit.report import write_page
+from usher.master.audit.report import fill, write_page
 from usher.master.audit.settings import AuditChoices
 from usher.master.cli.shared import print_json, table
 from usher.master.insight.formatting import duration
@@ -178,15 +176,6 @@ def plots(days: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def render(told: Mapping[str, Any], about: str) -> str:
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["ms"] = lambda ms: "-" if ms is None else duration(ms)
-    text = (resources.files("usher.master.audit") / "workload.html").read_text(encoding="utf-8")
-    style = (resources.files("usher.master.audit") / "page.html").read_text(encoding="utf-8")
-    style = style[style.index("<style>") : style.index("</style>")]
-    return environment.from_string(text).render(told=told, about=about, style=style, plots=plots, dims=DIMENSIONS)
-
-
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +190,7 @@ def run(
     about = f"{days} days up to {time.strftime('%Y-%m-%d %H:%M', time.gmtime(now_s))} UTC"
     page = settings.folder / "report.html"
     try:
-        write_page(page, render(told, about))
+        write_page(page, fill("workload.html", told=told, about=about, plots=plots, dims=DIMENSIONS))
     except OSError as failed:
         raise StartRefused(f"USHER_AUDIT_DIR: the page could not be written: {failed}") from failed
     if as_json:
