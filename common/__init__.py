@@ -1,2 +1,2 @@
-"""What the master and the consumer share: names, keys, reply shapes, atomic steps. It imports neither of them. The
-words that are used for these things: docs/architecture.md."""
+"""Hold what the master and the consumer share: names, keys, reply shapes, atomic steps. It imports neither of them. The
+words for these things: docs/architecture.md."""

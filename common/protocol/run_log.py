@@ -53,7 +53,7 @@ class Executed(Protocol):
 
 
 class Ran(NamedTuple):
-    """What ran them: a handler, whose messages have their tenants and priorities in these fields."""
+    """The handler that ran them, and the fields in which its messages have tenants and priorities."""
 
     handler: str = ""
     marks: MarkFields = NO_FIELDS

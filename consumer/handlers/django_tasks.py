@@ -228,7 +228,7 @@ def _producer(redis: str, stream: str | None, ticket_field: str | None) -> Produ
 
 
 class _UntilCommit:
-    """What waits for the commit of a transaction in which a task was sent: if that is rolled back, the task runs all
+    """Callback of a transaction in which a task was sent: if it is dropped, for a rollback, the task runs all
     the same, and the log says so. Django tells of commits alone, but drops what waits for one with its savepoint."""
 
     def __init__(self, task: str, uid: str, database: str) -> None:

@@ -1,4 +1,4 @@
-"""One rule for what names a ticket, whichever door a program uses: str, bytes, int, UUID; all else is refused."""
+"""Keys: one rule for what names a ticket, whichever door a program uses: str, bytes, int, UUID; all else is refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a handler needs is away for longer than its attempts would last: nothing is given up, everybody is told, and work
-goes on at once when it is back."""
+"""A dependency of a handler is away for longer than its attempts last: nothing is given up, everybody is told, and
+work goes on at once when it is back."""
 
 from __future__ import annotations
 

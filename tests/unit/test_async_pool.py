@@ -119,7 +119,7 @@ async def _exit() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("how", ["stop", "cancel_all", "exit_in_a_task", "exit_in_a_callback"])
 def test_a_handler_that_ends_the_loop_leaves_all_that_ran_as_a_crash_does(how: str) -> None:
-    """What ran is in the journal still, and nobody was charged: the successor makes suspects of all of them."""
+    """The journal still has what ran, and nobody was charged: the successor makes suspects of all of them."""
 
     async def handle(message: Message) -> None:
         if message.id == "9-0":
