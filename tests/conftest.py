@@ -45,6 +45,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 #: that people get with Usher, and all others on the oldest that Usher works with: it can do least.
 _WANTED = os.environ.get(SERVER_VARIABLE, "")
 _ON_SHIPPED = ("audit", "browser", "process")
+_MARKED = ("contract.toml", "nightly.toml")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -61,13 +62,16 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the contract, of which `tests/contract.toml` names the files."""
+    """Mark the contract, of which `contract.toml` names the files, and the tests that `nightly.toml` names."""
     root = Path(__file__).parent
-    doors = tomllib.loads((root / "contract.toml").read_text(encoding="utf-8"))
+    doors, nightly = (tomllib.loads((root / name).read_text(encoding="utf-8")) for name in _MARKED)
     files = {root.parent / file for of_door in doors.values() for file in of_door}
     for item in items:
         if item.path in files:
             item.add_marker("contract")
+        names = nightly.get(item.path.relative_to(root.parent).as_posix(), ()) if item.path.is_relative_to(root) else ()
+        if item.name in names or item.name.partition("[")[0] in names:
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -293,6 +293,19 @@ def test_contract_tests_use_public_doors(file: str) -> None:
     _clean(rules.contract_leaks(found))
 
 
+def test_what_runs_at_night_only_is_there() -> None:
+    texts = {source.path: source.text for source in _TESTS}
+    nightly = tomllib.loads((ROOT / "tests" / "nightly.toml").read_text(encoding="utf-8"))
+    _clean(
+        [
+            f"{file}: {name}"
+            for file in nightly
+            for name in nightly[file]
+            if f"def {name.partition('[')[0]}(" not in texts[file]
+        ]
+    )
+
+
 #: Scripts that read entries and count no bytes, and why they need not.
 _READS_LITTLE = {
     "hand_over": "what a peek saw, or a notification brought",

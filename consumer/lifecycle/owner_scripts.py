@@ -143,12 +143,6 @@ class OwnerScripts:
                 del done[ticket]  # all others are OK or GONE: Redis has them as done
         return AckAnswer(done, stale)
 
-    def dead_letter(self, letter: Letter) -> Buried:
-        [answer] = self.dead_letters([letter])
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
     def dead_letters(self, letters: Sequence[Letter]) -> list[Buried | Exception]:
         """Give messages up, each in an atomic step of its own, in two round trips. The answer of a step that may not
         have happened is its exception: those before it are written all the same."""

@@ -221,7 +221,7 @@ class World:
         letter = Letter(
             ticket, entry_id or record.ids[0], "gave_up", error, 3, 1, 2, record.fence, "ValueError", "at x", policy
         )
-        return owner.steps.dead_letter(letter)
+        return bury(owner.steps, letter)
 
     def give_back(
         self, owner: Owner, parts: Mapping[bytes, Sequence[bytes]], after_ms: int | None = None
@@ -353,6 +353,13 @@ class World:
             if owner != listed and not (owner is None and listed in (MASTER, HALTED)):
                 found.append(f"{entry_id!r}: the index says {owner!r}, the pending list {listed!r}")
         return found
+
+
+def bury(steps: OwnerScripts, letter: Letter) -> Buried:
+    [answer] = steps.dead_letters([letter])
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def fetch(leader: LeaderScripts, count: int) -> list[PeekedEntry]:

@@ -36,12 +36,6 @@ def test_nothing_above_gives_the_id_back(world: World) -> None:
     world.make_group()
 
 
-def test_counting_changes_nothing(world: World) -> None:
-    world.send(b"T", *TRICKY_IDS)
-    with world.unchanged():
-        _count(world, b"0-0", 3)
-
-
 def test_large_bodies_are_counted_a_few_at_a_time_and_not_sent(world: World) -> None:
     for n in range(20):
         world.add(b"%d-1" % (n + 1), "body", b"x" * 1_000_000)

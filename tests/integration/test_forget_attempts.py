@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.integration.actors import Stage
-from tests.integration.factories import World
+from tests.integration.factories import World, bury
 from tests.integration.memory import full_memory
 from tests.integration.test_charge import attempts
 from usher.common.base.errors import Fenced, GroupMissing
@@ -42,7 +42,7 @@ def test_a_message_whose_body_was_deleted_leaves_nothing_behind(world: World) ->
     first, second = world.owned(leader, owner, b"T", b"1-1", b"2-1")
     owner.steps.charge({first: Attempts(1, 1), second: Attempts(1, 1)})
     world.delete(first)
-    assert owner.steps.dead_letter(Letter(b"T", first, "body_gone", "", 1, 1, 2)) is Buried.OK
+    assert bury(owner.steps, Letter(b"T", first, "body_gone", "", 1, 1, 2)) is Buried.OK
     world.link.call("HSET", world.keys.attempts, first, "1 1 0 0")  # as one of the leader's steps would have left it
     assert forget(world, leader) == [first]
     assert attempts(world) == {second: Attempts(1, 1)}

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+from tests.integration.factories import bury
 from tests.redis_model import MASTER, RedisModel
 from tests.unit.test_board_model import Walk
 from tests.unit.test_ruled_model import RuledRedis, RuledWalk, made_rule
@@ -177,11 +178,9 @@ class Mirror(RedisModel):
         record = self.index[ticket]
         is_gone = record.ids[0] in self.bodiless
         letter = Letter(ticket, record.ids[0], "gave_up", "", 1, 1, 2, record.fence, "", "", policy)
-        assert self._owner_steps(incarnation).dead_letter(letter) is answers[is_gone]
+        assert bury(self._owner_steps(incarnation), letter) is answers[is_gone]
         if not is_gone:
-            assert self._owner_steps(incarnation).dead_letter(letter) is answers[0], (
-                "and so it is when the call is repeated"
-            )
+            assert bury(self._owner_steps(incarnation), letter) is answers[0], "and so it is when the call is repeated"
 
     def park(self, incarnation: str, ticket: bytes) -> None:
         self._bring_up_to_date()

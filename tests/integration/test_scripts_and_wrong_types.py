@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.factories import LEASE_MS, Owner, World, fetch, plan
+from tests.integration.factories import LEASE_MS, Owner, World, bury, fetch, plan
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.attempts import Attempts
 from usher.common.redis.client import CommandRefused
@@ -86,7 +86,7 @@ _CALLS: dict[str, _Call] = {
         w.scripts, w.keys, Former(b.incarnation, False, [_LEFT]), 100
     ),
     "ack": lambda w, leader, a, b, head: a.steps.ack({b"T": [b"1-1"]}, b"run", 100),
-    "dead_letter": lambda w, leader, a, b, head: a.steps.dead_letter(Letter(b"T", b"1-1", "gave_up", "", 1, 1, 2)),
+    "dead_letter": lambda w, leader, a, b, head: bury(a.steps, Letter(b"T", b"1-1", "gave_up", "", 1, 1, 2)),
     "drain": lambda w, leader, a, b, head: a.steps.drain(LEASE_MS),
     "deregister": lambda w, leader, a, b, head: a.steps.deregister(),
 }
