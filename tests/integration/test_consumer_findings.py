@@ -18,6 +18,7 @@ from usher.common.base.errors import GiveUp, PartialFailure, ReplyUnknown, Retry
 from usher.common.protocol.attempts import Attempts
 from usher.common.redis.client import CommandRefused
 from usher.consumer.execution.batch_pool import BatchCall, BatchCollector
+from usher.consumer.execution.outages import Outage, Wait
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.message import Message
@@ -222,6 +223,18 @@ def test_a_drain_starts_nothing_that_waited_to_be_called_by_itself(stage: Stage)
     a.flush()
     assert a.deregister()
     assert len(stage.world.pending()[b"master"]) == 9
+
+
+def test_a_batch_keeps_what_it_has_started_although_an_outage_begins(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = _Batches(stage, T, T, T)
+    batches._declared = BatchOptions(10, 0.0, 3)
+    outages = batches.consumer.executor.outages
+    monkeypatch.setattr(outages, "known", {("ConnectionError", "h.py:1"): Outage(("ConnectionError", "h.py:1"), 0.0)})
+    waits = iter([None, Wait(now_s() + 9.0, True, 0.0, 3)])  # it began behind the start of the first one
+    monkeypatch.setattr(outages, "hold", lambda message, at_s: next(waits))
+    assert len(batches.call().messages) == 3
 
 
 def test_a_batch_is_not_kept_waiting_by_those_that_go_alone(stage: Stage) -> None:
