@@ -186,7 +186,7 @@ class Incarnation:
         self.guard = LeaseGuard(self.lease, on_lost)
         self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, settings.concurrency)
         self.pool += self._suspect_workers(settings, wires, keys.stream, template)
-        self.progress = ProgressWatch(lambda: (self.executor.ended, self.lanes.running), state)
+        self.progress = ProgressWatch(lambda: (self.executor.handled + self.executor.failed, self.lanes.running), state)
         self.watch: list[Service] = (
             [self._watchdog(wires, limit_s, settings.run_log_length, on_lost)] if limit_s else []
         )
@@ -241,7 +241,7 @@ class Incarnation:
         )
         links = [wires.link(f"suspects-{number}") for number in range(most_children(settings.concurrency))]
         return [
-            SuspectWorker(number, self.executor, self.lease, link, wires.steps(link), spec, template)
+            SuspectWorker(number, self.executor, link, wires.steps(link), spec, template)
             for number, link in enumerate(links)
         ]
 

@@ -247,6 +247,7 @@ class ConsumerProgram:
                     self._template,
                 )
                 self._incarnation.acker.on_progress = self._ends.progressed
+                self._ends.began()
                 self._incarnation.start()
             except Exception as problem:  # half of it may run: registering again would start a second one beside it
                 self._lost(f"it could not be started: {type(problem).__name__}: {problem}")
@@ -285,7 +286,8 @@ class ConsumerProgram:
         incarnation, journal = self._incarnation, self._journal
         if incarnation is None or journal is None:
             return None
-        return describe_ticket(ticket, incarnation.name, journal, incarnation.lanes, incarnation.executor.max_attempts)
+        most = incarnation.executor.policy.max_attempts
+        return describe_ticket(ticket, incarnation.name, journal, incarnation.lanes, most)
 
     def _describe(self) -> dict[str, Any] | None:
         """Return what this process is, and the messages whose handlers run, the longest first, for JSON; None while

@@ -305,15 +305,22 @@ def growth(days: float, day_seconds: float, rate: float, streams: int, no_aof: b
 @click.option(
     "--tickets", type=click.IntRange(3, 1_000_000), default=200, show_default=True, help="Tickets it concerns."
 )
-@click.option("--whom", type=click.Choice(["all", "one"]), default="one", show_default=True, help="All, or one tenant.")
+@click.option(
+    "--whom",
+    type=click.Choice(["all", "one", "nobody"]),
+    default="one",
+    show_default=True,
+    help="All, or one tenant; nobody: the same backlog without an outage, to compare with.",
+)
+@click.option("--tenants", is_flag=True, help="Name the tenant's field, so that tenants have turns.")
 @CONSUMERS
 @VOLATILE
 @JSON
-def outage(seconds: float, tickets: int, whom: str, consumers: int, no_aof: bool, as_json: bool) -> None:
+def outage(seconds: float, tickets: int, whom: str, tenants: bool, consumers: int, no_aof: bool, as_json: bool) -> None:
     headline = ("letters", "reordered", "probes_per_minute", "resumed_seconds", "caught_up_seconds")
-    waits = ("others_p99_ms_before", "others_p99_ms_during")
+    waits = ("others_p99_ms_before", "others_p99_ms_during", "others_p99_ms_after")
     report(
-        lambda: measure_outage.outage(seconds, tickets, whom, consumers, not no_aof, os.environ),
+        lambda: measure_outage.outage(seconds, tickets, whom, tenants, consumers, not no_aof, os.environ),
         1,
         headline if whom == "all" else (*headline, *waits),
         as_json,

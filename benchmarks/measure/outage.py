@@ -22,13 +22,15 @@ _STEP_S = 0.02
 
 
 def outage(
-    seconds: float, tickets: int, whom: str, consumers: int, durable: bool, environ: Mapping[str, str]
+    seconds: float, tickets: int, whom: str, tenants: bool, consumers: int, durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """Run once: ``tickets`` get at least one message each while the dependency of ``whom`` (all, or one tenant) refuses
-    for so many seconds; others get theirs at a steady rate all the time."""
+    for so many seconds; others get theirs at a steady rate all the time. ``whom`` nobody: nothing refuses, and what
+    would have failed comes at the end all at once, to compare with: so much a backlog alone costs others."""
     with new_rig(durable, environ) as (rig, _):
         flag = rig.folder / whom
         settings = {"USHER_CONCURRENCY": "8", "USHER_RUN_LOG_LENGTH": "1000000"}
+        settings |= {"USHER_TENANT_FIELD": "tenant"} if tenants else {}
         rig.stream.create_group(b"0-0")
         rig.start_programs(consumers, _HANDLER, settings)
         rig.release()
@@ -42,6 +44,7 @@ def outage(
             "outage_seconds": round(back_s - away_s, 1),
             "tickets": tickets,
             "whom": whom,
+            "tenant_field": tenants,
             "consumers": consumers,
             "letters": rig.link.call("XLEN", rig.keys.dead),
             **_figures(runs, away_s, back_s, whom),
@@ -64,7 +67,8 @@ def _load(rig: Rig, flag: Path, seconds: float, tickets: int) -> tuple[float, fl
             back_s = time.time()
         commands: list[Sequence[Any]] = []
         for at, (tenant, each, of) in enumerate((("one", rate, tickets), ("others", _RATE, _OTHERS))):
-            for number in range(sent[at], int(each * passed_s)):
+            is_kept = tenant == "one" and flag.name == "nobody" and flag.exists()
+            for number in range(sent[at], sent[at] if is_kept else int(each * passed_s)):
                 fields = ("ticket_id", f"{tenant}-{number % of}", "tenant", tenant, AWAY, str(rig.folder))
                 commands.append(("XADD", STREAM, "*", *fields))
                 sent[at] = number + 1

@@ -14,9 +14,9 @@ gunicorn (26.1 and later) is used as it is, by its settings and server hooks, bu
 * A worker ends where it was forked: no ``finally`` or ``atexit`` of its parent runs twice.
 
 * A request gets a thread when it has arrived whole, and the loop waits for it till then, so that strangers who send
-  nothing, half a head or half a body hold none; where too many wait, those that wait longest are closed. Questions for
-  health have threads of their own. (Behind TLS, and of chunks and bodies above 4 KiB, the loop sees no end: they hold
-  a thread, a silent client for 10 s at most.)
+  nothing, half a head, half a body or one request behind another hold none; where too many wait, those that wait
+  longest are closed. Questions for health have threads of their own. (Behind TLS, and of chunks and bodies above
+  4 KiB, the loop sees no end: they hold a thread, a silent client for 10 s at most.)
 
 Every other request, and every live subscription, holds a thread. Rates, connections per address and slow clients of TLS
 are left to a reverse proxy: deploy/nginx.conf. gunicorn's parser answers what it refuses in its own HTML.
@@ -81,7 +81,7 @@ _LONGEST_LOOK_S = 2.0
 _REQUESTS = 128
 #: From so many connections on the one that waits longest is closed for each new one; more than the second number wait
 #: to be accepted; and files that this process may open, where that is allowed.
-_CROWDED, _CONNECTIONS, _FILES = 1000, 1200, 4096
+_CROWDED, _CONNECTIONS, _FILES = 2000, 2200, 4096
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 #: A question for health, and threads that answer these alone.
 _HEALTH_QUESTION, _HEALTH_THREADS = re.compile(rb"(?:GET|HEAD) /api/health(?:/live|/ready)?[? ]"), 4
@@ -148,7 +148,7 @@ def serve(
         resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES if hard < 0 else min(_FILES, hard), hard))
     configured = _Program(make, program, graceful_s, tls, ends or WorkerEnds(), listener.detach())
     try:
-        configured.run()
+        _Arbiter(configured).run()
     except SystemExit as ended:
         if ended.code in NEVER_AGAIN:
             lines_above = f"the {program} failed while it started; the lines above say why"
@@ -278,22 +278,30 @@ class WorkerEnds:
         self._running = running
         self.before_restart = before_restart
         self._kills: int | None = None
-        self._progress = mmap.mmap(-1, 1)  # which a worker shares with its arbiter
+        self._shared = mmap.mmap(-1, 2)  # with its arbiter: that this worker has made progress, runs code of others
         #: While the last one lived, the kernel ended nothing for want of memory; and: it was ended by SIGKILL, and not
         #: by its arbiter either.
         self.is_by_itself = self.is_from_outside = False
 
     def begin(self) -> None:
         self._kills = oom_kills()
-        self._progress[0] = 0
+        self._shared[:] = b"\0\0"
 
     def progressed(self) -> None:
         """Note that this worker has done something that need not be done again. Called in the worker."""
-        self._progress[0] = 1
+        self._shared[0] = 1
 
     @property
     def has_progressed(self) -> bool:
-        return self._progress[0] != 0
+        return self._shared[0] != 0
+
+    def began(self) -> None:
+        """Note that code of others runs in this worker from now on, so that its exit code says nothing."""
+        self._shared[1] = 1
+
+    @property
+    def has_begun(self) -> bool:
+        return self._shared[1] != 0
 
     def hurry(self, program: str) -> None:
         why = "asked once more (SIGINT or SIGQUIT): its process ends within 2 s, and what runs with it"
@@ -356,16 +364,17 @@ class WatchedWorker(ThreadWorker):
         begin, seen, wanted = b"", getattr(conn, "seen", -1), 0
         try:
             if conn.parser is None or not self.cfg.is_ssl:
-                read = b"" if conn.parser is None else conn.parser.unreader.buf.getvalue()  # with the one before
-                begin = read
                 with contextlib.suppress(BlockingIOError):
-                    begin += conn.sock.recv(_WHOLE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                    begin = conn.sock.recv(_WHOLE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
                 wanted = 0 if begin and self.cfg.is_ssl else bytes_of_request(begin)
+                read = b"" if conn.parser is None else conn.parser.unreader.buf.getvalue()
+                if read.strip() or (wanted and begin[wanted:].strip()):  # one behind another, which no client does
+                    wanted = _WHOLE_BYTES
                 if seen < len(begin) < wanted:
                     if seen >= 0 and time.monotonic() >= conn.timeout:  # it trickles
                         self._drop(conn)
                     else:
-                        self._wait(conn, begin, wanted - len(read))
+                        self._wait(conn, begin, wanted)
                     return
             conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         except OSError:  # it was reset
@@ -482,6 +491,15 @@ class _Drain(Service):
         raise ServiceEnded
 
 
+class _Arbiter(Arbiter):
+    """gunicorn's arbiter, which takes these codes for a worker that cannot start: not once a handler may have ended
+    it, by ``os._exit(3)``."""
+
+    app: _Program
+    WORKER_BOOT_ERROR = property(lambda self: -1 if self.app.ends.has_begun else Arbiter.WORKER_BOOT_ERROR)
+    APP_LOAD_ERROR = property(lambda self: -1 if self.app.ends.has_begun else Arbiter.APP_LOAD_ERROR)
+
+
 class _Program(BaseApplication):
     def __init__(
         self,
@@ -492,7 +510,7 @@ class _Program(BaseApplication):
         ends: WorkerEnds,
         listener: int,
     ) -> None:
-        self._make, self._program, self._graceful_s, self._tls, self._ends = make, program, graceful_s, tls, ends
+        self._make, self._program, self._graceful_s, self._tls, self.ends = make, program, graceful_s, tls, ends
         self._listener = listener
         self.reason = mmap.mmap(-1, _REASON_BYTES)  # which a worker shares with its arbiter: why it cannot start
         # In the arbiter.
@@ -545,7 +563,7 @@ class _Program(BaseApplication):
 
     def _when_ready(self, arbiter: Any) -> None:
         self._arbiter_pid = os.getpid()
-        arbiter.log.on_hurry = functools.partial(self._ends.hurry, self._program)
+        arbiter.log.on_hurry = functools.partial(self.ends.hurry, self._program)
         heed: Any = signal.getsignal(signal.SIGTERM)
 
         def end(number: int, frame: Any) -> None:
@@ -562,7 +580,7 @@ class _Program(BaseApplication):
     def _pre_fork(self, _arbiter: Any, _worker: Any) -> None:
         now = time.monotonic()
         if self._started_s > -math.inf:
-            is_early = now - self._started_s < _SHORT_LIFE_S and not self._ends.has_progressed
+            is_early = now - self._started_s < _SHORT_LIFE_S and not self.ends.has_progressed
             self._early_deaths = self._early_deaths + 1 if is_early else 0
             too_many = self._early_deaths - _MOST_AT_ONCE
             pause_s = backoff_s(too_many, 0.5, 10.0, random.Random()) if too_many > 0 else 0.0
@@ -574,14 +592,14 @@ class _Program(BaseApplication):
                 in_s=round(pause_s, 1),
                 early_deaths=self._early_deaths,
             )
-            self._ends.before_restart()
+            self.ends.before_restart()
             while not self._asked and time.monotonic() < now + pause_s:
                 time.sleep(0.05)
         self._started_s = time.monotonic()
-        self._ends.begin()
+        self.ends.begin()
 
     def _child_exit(self, arbiter: Any, worker: Any) -> None:
-        self._ends.note(worker, self._program, worker.pid == arbiter.log.killed)
+        self.ends.note(worker, self._program, worker.pid == arbiter.log.killed)
 
     # -- in the worker
 

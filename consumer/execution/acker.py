@@ -24,6 +24,7 @@ from usher.common.base.errors import OwnershipLost, ReplyUnknown
 from usher.common.base.log import event
 from usher.common.protocol.run_log import DONE, RETRY_LATER, Ran, encode
 from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.replies import HandOver
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.common.runtime.service import Service
 from usher.consumer.execution.lanes import Lanes, MessageLane
@@ -31,7 +32,6 @@ from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts, ms_until
 from usher.consumer.policy.acks import AckBatch, AckLedger, FailedAttempt, Linger, Success
-from usher.consumer.policy.lanes import Recalled
 from usher.consumer.policy.outcome import OPERATOR, Bury
 
 #: The waiting time is taken from the first execution of a batch, and from every so many-th after it.
@@ -197,24 +197,20 @@ class Acker(Service):
         """Have a message wait until then, and with it its ticket; its lane is held. The ticket is given back."""
         with self._lanes.locked() as board:
             board.close_fence(message.ticket, message.fence, message.stream_id)
-        self._take_back(GivenBack(message.ticket, message.fence, lane, due_s))
+        self._to_give_back.append(GivenBack(message.ticket, message.fence, lane, due_s))
+        self.wake()
 
     def go_on(self, tickets: Iterable[tuple[bytes, int]]) -> None:
         """Let tickets go on that were put off under these fences, as far as they still wait so."""
-        for ticket, fence in tickets:
-            self._take_back(GivenBack(ticket, fence, goes_on=True))
+        self._to_give_back += [GivenBack(ticket, fence, goes_on=True) for ticket, fence in tickets]
+        self.wake()
 
-    def recall(self, tickets: Iterable[Recalled]) -> None:
+    def recall(self, tickets: Iterable[HandOver]) -> None:
         """Give back those of these tickets of which nothing was started: the leader wants them for another consumer.
         The others need no answer."""
         with self._lanes.locked() as board:
             closed = board.close_unstarted(tickets)
-        for ticket, fence in closed:
-            self._take_back(GivenBack(ticket, fence))
-
-    def _take_back(self, item: GivenBack) -> None:
-        self._to_give_back.append(item)
-        self._write_now.set()
+        self._to_give_back += [GivenBack(ticket, fence) for ticket, fence in closed]
         self.wake()
 
     def hurry(self) -> None:
@@ -261,7 +257,7 @@ class Acker(Service):
         """Wait a moment for more to finish, so that a batch is worth its call. After a quiet time do not wait."""
         self._lingering = True
         left_s = self._flushed_s + self._linger_s - now_s()
-        if left_s > 0 and len(self._ledger) < self._enough and not (self._given_up or self._to_give_back):
+        if left_s > 0 and len(self._ledger) < self._enough and not self._given_up:
             self._write_now.wait(left_s)
         self._lingering = False
         self._write_now.clear()  # everything that set it before now is written now

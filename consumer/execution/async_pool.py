@@ -50,7 +50,7 @@ class LaneWorker(Service):
                 # ticket again.
                 self._executor.broken(problem)
                 raise
-            if ended is not None and not ended[1] and not self._executor.may_start():
+            if ended is not None and not ended[1] and not self._executor.lease.may_start():
                 break  # the lease may have ended: the heartbeat renews it, or this process leaves
         if ended is not None:
             lanes.release(*ended)
@@ -230,7 +230,7 @@ class AsyncPool(Service):
         count = await self._slice(lane)
         # A cancellation that a handler asked for as it ended arrives here. The pause also keeps the loop from spinning
         # while the lease may have ended.
-        await self._pause(0.0 if self._executor.may_start() else 0.02)
+        await self._pause(0.0 if self._executor.lease.may_start() else 0.02)
         if count is not None:
             self._executor.lanes.release(lane, count, (time.monotonic_ns() - began_ns) / 1e9)
 

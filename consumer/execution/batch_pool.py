@@ -208,7 +208,7 @@ class BatchWorker(Service):
 
     def run_once(self) -> float:
         while not self.stopping:
-            if not self._executor.may_start():
+            if not self._executor.lease.may_start():
                 return 0.02  # the lease may have ended: the heartbeat renews it, or this process leaves
             lanes = self._line.next_lanes()
             if lanes is None:
@@ -265,7 +265,7 @@ class AsyncBatchPool(AsyncPool):
                 call.end(None, problem)
             else:
                 call.end(returned, None)
-        await self._pause(0.0 if self._executor.may_start() else 0.02)
+        await self._pause(0.0 if self._executor.lease.may_start() else 0.02)
 
 
 def batch_pool(handler: Handler, batch: BatchOptions, executor: Executor, slots: int) -> list[Service]:

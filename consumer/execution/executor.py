@@ -95,8 +95,8 @@ class Executor:
         self._outcomes = outcomes
         self._note_start: Callable[..., None] = starts.started
         self._note_end: Callable[[Message], None] = starts.ended
-        self._lease = lease
-        self._policy = policy
+        self.lease = lease
+        self.policy = policy
         self.rng, self.clock = random.Random(), now_s  # of pauses before a retry
         self._on_broken = on_broken
         self.strict = strict
@@ -118,27 +118,16 @@ class Executor:
         self._note_start = self._note_end = leave
 
     @property
-    def ended(self) -> int:
-        return self.handled + self.failed
-
-    @property
-    def max_attempts(self) -> int:
-        return self._policy.max_attempts
-
-    @property
     def isolates(self) -> bool:
         """Return whether suspects run in child processes: better in company than never."""
         return self.refused_children < _MOST_REFUSED
-
-    def may_start(self) -> bool:
-        return self._lease.may_start()
 
     def next_message(self, lane: MessageLane) -> Message | None:
         if lane.early:
             with self.lanes.locked():
                 lane.merge_early()
         queue = lane.queue
-        if not queue or now_s() >= self._lease.start_until_s:
+        if not queue or now_s() >= self.lease.start_until_s:
             return None
         lane.forgotten = 0  # all that is queued now came after the ticket was forgotten
         try:
@@ -209,7 +198,7 @@ class Executor:
         if message.body_is_gone:
             self.bury(lane, message, Bury("body_gone", ""))
             return True
-        if not is_used_up(message.known, self._policy.max_attempts):
+        if not is_used_up(message.known, self.policy.max_attempts):
             return False
         decision = unended(message.known)
         event(
@@ -263,7 +252,7 @@ class Executor:
         if message.stream_id in self.lanes.given_up:
             message.failures, wait = GIVEN_UP, None
         now = self.clock()
-        decision = TryAgain(wait.due_s - now) if wait else decide(problem, message.failures, self._policy, self.rng)
+        decision = TryAgain(wait.due_s - now) if wait else decide(problem, message.failures, self.policy, self.rng)
         end_us = run_us()
         noted = self._noted(message, text, at, end_us // 1000, wait)
         times = message.attempt, message.start_us, end_us
@@ -316,7 +305,7 @@ class Executor:
                 event(log, "tickets_go_on", level=logging.WARNING, **facts)
 
     def _noted(self, message: Message, text: ErrorText, at: str, at_ms: int, wait: Wait | None) -> NotedError:
-        most = self._policy.max_attempts
+        most = self.policy.max_attempts
         charged = most if message.known.is_given_up else message.failures
         error = LastError(text.error, text.error_type, at, message.attempt, charged, most, at_ms)
         if wait is not None:

@@ -31,7 +31,7 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.service import Service
 from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
 from usher.consumer.execution.lanes import MessageLane
-from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.handlers.message import Message
 from usher.consumer.isolation.process import (
     DIED,
     DONE,
@@ -80,7 +80,6 @@ class SuspectWorker(Service):
         self,
         number: int,
         executor: Executor,
-        lease: OwnLease,
         link: Link,
         steps: OwnerScripts,
         spec: ProcessSpec,
@@ -89,7 +88,6 @@ class SuspectWorker(Service):
         super().__init__()
         self.name = f"suspects-{number}"
         self._executor = executor
-        self._lease = lease
         self._link = link
         self._steps = steps
         self._spec = spec
@@ -111,7 +109,7 @@ class SuspectWorker(Service):
         except BaseException as problem:  # an error of ours, not of the handler; the lane is lost
             self._executor.broken(problem)
             raise
-        return 0.0 if self._executor.may_start() else 0.02
+        return 0.0 if self._executor.lease.may_start() else 0.02
 
     def interrupt(self) -> None:
         self._executor.lanes.wake_suspects()
@@ -138,10 +136,10 @@ class SuspectWorker(Service):
         if message is None:
             executor.lanes.release(lane, 0, 0.0)
             return
-        child = self._begun(needs_fresh_process(message.known, executor.max_attempts))
+        child = self._begun(needs_fresh_process(message.known, executor.policy.max_attempts))
         is_ready = child is not None and (not is_unseen(message.known) or self._note_ahead(message))
         # Both may have taken their time: the lease, and the ticket, are looked at again.
-        may_start = executor.may_start() and not executor.lanes.paused
+        may_start = executor.lease.may_start() and not executor.lanes.paused
         if child is None or not is_ready or lane.forgotten or not may_start:
             executor.lanes.retry(lane, message, now_s() + _AGAIN_S)
             return
@@ -204,7 +202,7 @@ class SuspectWorker(Service):
             raise _StopAsked
         if self._runs in self._executor.cancelled:
             raise _CancelAsked
-        ends_s = self._lease.ends_s
+        ends_s = self._executor.lease.ends_s
         if ends_s != self._told_s and self._child is not None and self._child.tell({LEASE: ends_s}):
             self._told_s = ends_s
 

@@ -103,40 +103,12 @@ LONG_S = 60.0
 _UNUSUAL = 3
 
 
-class HandlerProgress:
-    """The progress of one consumer's handlers, as it was seen. Long ones are legitimate: nothing is done about them."""
-
-    def __init__(self, now_s: float) -> None:
-        self._ended = 0
-        self._since_s = now_s
-        self._usual_s = 0.0
-        self._told_s = 0.0
-        self.still_s = 0.0  # for how long no handler has ended, while some ran
-
-    def seen(self, ended: int, running: int, now_s: float) -> None:
-        if ended != self._ended:
-            self._usual_s = max(self._usual_s, self.still_s)
-        if ended != self._ended or not running:
-            self._ended, self._since_s, self._told_s = ended, now_s, 0.0
-        self.still_s = now_s - self._since_s
-
-    @property
-    def is_unusual(self) -> bool:
-        return self.still_s >= max(LONG_S, _UNUSUAL * self._usual_s)
-
-    def is_to_be_told(self) -> bool:
-        if not self.is_unusual or self.still_s < 2 * self._told_s:
-            return False
-        self._told_s = self.still_s
-        return True
-
-
 _LOOK_S = 1.0
 
 
 class ProgressWatch(Service):
     """The service that looks at the handlers from outside. ``handlers``: how many have ended so far, and how many
-    run."""
+    run. Long ones are legitimate: nothing is done about them."""
 
     name = "progress"
 
@@ -144,24 +116,33 @@ class ProgressWatch(Service):
         super().__init__()
         self._handlers = handlers
         self._state = state
-        self._progress = HandlerProgress(now_s())
-
-    @property
-    def still_s(self) -> float:
-        return self._progress.still_s
+        self._ended = 0
+        self._since_s = now_s()
+        self._usual_s = 0.0
+        self._told_s = 0.0
+        self.still_s = 0.0  # for how long no handler has ended, while some ran
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        if not self._progress.is_unusual:
+        if not self._is_unusual:
             return ()
         return (f"no handler has ended for {self.still_s:.0f} s; {self._handlers()[1]} run",)
+
+    @property
+    def _is_unusual(self) -> bool:
+        return self.still_s >= max(LONG_S, _UNUSUAL * self._usual_s)
 
     def run_once(self) -> float:
         for what in self._state.take_back():
             event(log, "process_state_taken_back", level=logging.WARNING, what=what)
-        ended, running = self._handlers()
-        self._progress.seen(ended, running, now_s())
-        if self._progress.is_to_be_told():
+        (ended, running), now = self._handlers(), now_s()
+        if ended != self._ended:
+            self._usual_s = max(self._usual_s, self.still_s)
+        if ended != self._ended or not running:
+            self._ended, self._since_s, self._told_s = ended, now, 0.0
+        self.still_s = now - self._since_s
+        if self._is_unusual and self.still_s >= 2 * self._told_s:
+            self._told_s = self.still_s
             way_out = "see what they wait for (py-spy dump, usher tickets explain); USHER_HANDLER_SECONDS bounds it"
             for_s = round(self.still_s)
             event(log, "handlers_stand_still", level=logging.WARNING, for_s=for_s, running=running, way_out=way_out)

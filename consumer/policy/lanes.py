@@ -44,17 +44,6 @@ class HasId(Protocol):
 M = TypeVar("M", bound=HasId)
 
 
-class Recalled(Protocol):
-    """A ticket that the leader wants back (common/redis/replies.py). ``ids``: those that its record named then."""
-
-    @property
-    def ticket(self) -> bytes: ...
-    @property
-    def fence(self) -> int: ...
-    @property
-    def ids(self) -> Sequence[bytes]: ...
-
-
 class QuietTicket(NamedTuple):
     """The queued ids of a ticket that does not run, in order; their fence; and when it is due, if it waits."""
 
@@ -263,20 +252,20 @@ class LaneBoard(Generic[M]):
         self.forget(ticket, fence)
         self._closed_fences[ticket] = (fence, False)
 
-    def close_unstarted(self, recalled: Iterable[Recalled]) -> list[tuple[bytes, int]]:
+    def close_unstarted(self, recalled: Iterable[tuple[bytes, int, Sequence[bytes]]]) -> list[tuple[bytes, int]]:
         """Close the fences of those tickets of which nothing was started under them, drop their lanes, and return
-        them.
+        them. ``recalled``: tickets, fences, and the ids that their records named when the leader wanted them back.
 
         Whatever was started of a ticket is among the ids that its record had when it was recalled, because all that was
         handed over before is in the lanes: what ended stays a held id until its acknowledgement is answered.
         """
         unstarted = {lane.ticket: lane for lane in self.ready}
         closed = [
-            (part.ticket, part.fence)
-            for part in recalled
-            if (lane := unstarted.get(part.ticket)) is not None
-            and {message.fence for message in (*lane.queue, *lane.early)} == {part.fence}
-            and not self.is_ending(part.ticket, part.ids)
+            (ticket, fence)
+            for ticket, fence, ids in recalled
+            if (lane := unstarted.get(ticket)) is not None
+            and {message.fence for message in (*lane.queue, *lane.early)} == {fence}
+            and not self.is_ending(ticket, ids)
         ]
         if closed:
             self._closed_fences.update((ticket, (fence, False)) for ticket, fence in closed)

@@ -101,8 +101,9 @@ class TicketPace:
     time, and what two of them forget is the same.
 
     >>> pace = TicketPace(0.5)
-    >>> pace.due_s(b"T", 10.0), pace.due_s(b"T", 10.2), pace.due_s(b"U", 10.2), pace.due_s(b"T", 12.0)
-    (10.0, 12.0, 10.2, 12.0)
+    >>> pace.began(b"T", 10.0)
+    >>> pace.due_s(b"T", 10.2), pace.due_s(b"U", 10.2), pace.due_s(b"T", 13.0)
+    (12.0, 10.2, 13.0)
     """
 
     def __init__(self, rate: float) -> None:
@@ -111,12 +112,11 @@ class TicketPace:
         self._most = _MANY
 
     def due_s(self, ticket: bytes, now_s: float) -> float:
-        """Return when a message of the ticket may start: ``now_s``, which then counts as its start, or a later time, at
-        which to ask again."""
-        if (due_s := self._next_s.get(ticket, now_s)) > now_s:
-            return due_s
+        """Return when a message of the ticket may start: ``now_s``, or a later time, at which to ask again."""
+        return max(now_s, self._next_s.get(ticket, now_s))
+
+    def began(self, ticket: bytes, now_s: float) -> None:
         if len(self._next_s) >= self._most:
             self._next_s = {name: at_s for name, at_s in [*self._next_s.items()] if at_s > now_s}
             self._most = max(_MANY, 2 * len(self._next_s))
         self._next_s[ticket] = now_s + self._every_s
-        return now_s

@@ -211,7 +211,7 @@ def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
         cells.append(
             (
                 row["name"],
-                row["state"],
+                f"{row['state']}, silent over HTTP" if row.get("silent") else row["state"],
                 row["pending"],
                 row.get("slots", ""),
                 row.get("capacity", ""),

@@ -27,7 +27,7 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketRecord, TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.lag import stream_sums
-from usher.master.membership.registry import read_left_ms, read_registry, state_of, strangers
+from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.explain.tried import tried
@@ -201,14 +201,17 @@ class StatusReader:
 
 def consumer_rows(link: Link, keys: Keys, rules: Rulebook, pending: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return a row for each registered consumer, and with less in it for each name in the group that holds entries
-    without being registered. ``state``: see ``state_of``; ``lease_ms``: what is left of its lease."""
+    without being registered. ``state``: see ``state_of``; ``lease_ms``: what is left of its lease; ``silent``: it
+    renews that, and does not answer the leader over HTTP."""
     members = read_registry(link, keys)
     left_ms = read_left_ms(link, keys, members)
+    silent = (link.call("HGET", keys.counters, SILENT) or b"").decode().split()
     rows: list[dict[str, Any]] = []
     for incarnation, member in members.items():
         asked = member.registration
         row: dict[str, Any] = {"name": asked.name, "incarnation": incarnation, "state": state_of(member, rules)}
         row |= {"lease_ms": left_ms[incarnation], "pending": pending.get(incarnation, 0)}
+        row |= {"silent": True} if incarnation in silent and member.alive else {}
         rows.append(row | {"slots": asked.slots, "capacity": asked.capacity, "health_url": asked.health_url})
     for incarnation, count in strangers(pending, members).items():
         row = {

@@ -25,7 +25,7 @@ from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.membership.consumer_http import ConsumerAnswer, ConsumerHttpClient, RequestBounds
-from usher.master.membership.registry import RegisteredConsumer, read_left_ms
+from usher.master.membership.registry import SILENT, RegisteredConsumer, read_left_ms
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +95,7 @@ class HealthChecker(Service):
         self._lease_ms = lease_ms
         self._close = close
         self._closed: frozenset[str] = frozenset()
+        self._noted: bytes | None = None  # who is silent, as Redis has it from us for pages and commands
         self._silences: dict[str, int] = {}
         self._whys: dict[str, str] = {}  # why the last answer was none, or no good one
         self._unasked: dict[str, RegisteredConsumer] = {}  # not asked yet in this round
@@ -112,7 +113,7 @@ class HealthChecker(Service):
             self._silences.clear()
             self._unasked.clear()
             self.silent = 0
-            self._silent_since_s = 0.0
+            self._silent_since_s, self._noted = 0.0, None
             self._close_to(frozenset())
             return self._every_s
         if not self._unasked:
@@ -136,6 +137,10 @@ class HealthChecker(Service):
         ]
         self._close_to(frozenset(silent).difference(to_revoke))
         self.silent = sum(count >= self._limit for count in self._silences.values()) - len(to_revoke)
+        unheard = sorted(name.encode() for name, count in self._silences.items() if count >= self._limit)
+        if (noted := b" ".join(unheard)) != self._noted:
+            self._link.call("HSET", self._keys.counters, SILENT, noted)
+            self._noted = noted
         self._tell(own_network)
         steps = LeaderScripts(self._scripts, self._keys, epoch, "")
         try:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _ALL_EVERY_S = 5.0
 #: How often leases that last too long are looked for.
 _LONG_EVERY_S = 10.0
+#: Field of the counters with the living incarnations that do not answer the leader over HTTP.
+SILENT = "silent"
 #: States that ``state_of`` returns.
 STATES = ("live", "starting", "paused", "draining", "revoked", "lost")
 

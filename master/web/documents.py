@@ -30,8 +30,8 @@ class Reported(TypedDict):
 
 
 class ConsumerRow(TypedDict):
-    """A consumer. ``state``: live, starting, paused, draining, revoked or lost. A name of which only pending entries
-    are left has no more than that."""
+    """A consumer. ``state``: live, starting, paused, draining, revoked or lost. ``silent``: it does not answer the
+    leader over HTTP. A name of which only pending entries are left has no more than that."""
 
     name: str
     incarnation: str
@@ -41,6 +41,7 @@ class ConsumerRow(TypedDict):
     slots: NotRequired[int]
     capacity: NotRequired[int]
     health_url: NotRequired[str]
+    silent: NotRequired[bool]
 
 
 class Consumers(TypedDict):

@@ -146,7 +146,7 @@ def test_r3_a_ticket_that_runs_is_not_given_back(stage: Stage) -> None:
     mutant(
         "what ended and is not acknowledged is forgotten",
         CodeEdit(
-            "usher.consumer.policy.lanes:LaneBoard.close_unstarted", "and not self.is_ending(part.ticket, part.ids)", ""
+            "usher.consumer.policy.lanes:LaneBoard.close_unstarted", "and not self.is_ending(ticket, ids)", ""
         ),
     )
 )

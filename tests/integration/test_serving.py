@@ -553,8 +553,15 @@ def test_health_is_answered_while_strangers_hold_more_connections_than_there_are
     assert running.get().status_code == 200, "nor does anybody else wait"
 
 
-def test_health_is_answered_while_there_are_more_half_heads_than_threads(start: Callable[..., Running]) -> None:
-    test_health_is_answered_while_strangers_hold_more_connections_than_there_are_threads(start, "heads", 400)
+@pytest.mark.parametrize("kind", ["heads", "behind"])
+def test_health_is_answered_while_there_are_more_halves_than_threads(start: Callable[..., Running], kind: str) -> None:
+    test_health_is_answered_while_strangers_hold_more_connections_than_there_are_threads(start, kind, 400)
+
+
+def test_who_sends_one_request_behind_another_is_not_answered(start: Callable[..., Running]) -> None:
+    with closing(start(client_s=1).wait_until_up().connect()) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HT")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 408")
 
 
 def test_continue_is_said(start: Callable[..., Running]) -> None:

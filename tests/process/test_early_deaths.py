@@ -24,7 +24,7 @@ from usher.deploy.demo.handlers import record
 
 def handle(message):
     if message.fields["ends"]:
-        os._exit(7)
+        os._exit(3)  # a code that gunicorn takes for a worker that cannot start
     record(message)
 """
 FILES = {"ending.py": _HANDLERS}
