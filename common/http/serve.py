@@ -278,30 +278,22 @@ class WorkerEnds:
         self._running = running
         self.before_restart = before_restart
         self._kills: int | None = None
-        self._shared = mmap.mmap(-1, 2)  # with its arbiter: that this worker has made progress, runs code of others
+        self.shared = mmap.mmap(-1, 2)  # with its arbiter: that this worker has made progress, runs code of others
         #: While the last one lived, the kernel ended nothing for want of memory; and: it was ended by SIGKILL, and not
         #: by its arbiter either.
         self.is_by_itself = self.is_from_outside = False
 
     def begin(self) -> None:
         self._kills = oom_kills()
-        self._shared[:] = b"\0\0"
+        self.shared[:] = b"\0\0"
 
     def progressed(self) -> None:
         """Note that this worker has done something that need not be done again. Called in the worker."""
-        self._shared[0] = 1
-
-    @property
-    def has_progressed(self) -> bool:
-        return self._shared[0] != 0
+        self.shared[0] = 1
 
     def began(self) -> None:
         """Note that code of others runs in this worker from now on, so that its exit code says nothing."""
-        self._shared[1] = 1
-
-    @property
-    def has_begun(self) -> bool:
-        return self._shared[1] != 0
+        self.shared[1] = 1
 
     def hurry(self, program: str) -> None:
         why = "asked once more (SIGINT or SIGQUIT): its process ends within 2 s, and what runs with it"
@@ -496,8 +488,8 @@ class _Arbiter(Arbiter):
     it, by ``os._exit(3)``."""
 
     app: _Program
-    WORKER_BOOT_ERROR = property(lambda self: -1 if self.app.ends.has_begun else Arbiter.WORKER_BOOT_ERROR)
-    APP_LOAD_ERROR = property(lambda self: -1 if self.app.ends.has_begun else Arbiter.APP_LOAD_ERROR)
+    WORKER_BOOT_ERROR = property(lambda self: -1 if self.app.ends.shared[1] else Arbiter.WORKER_BOOT_ERROR)
+    APP_LOAD_ERROR = property(lambda self: -1 if self.app.ends.shared[1] else Arbiter.APP_LOAD_ERROR)
 
 
 class _Program(BaseApplication):
@@ -580,7 +572,7 @@ class _Program(BaseApplication):
     def _pre_fork(self, _arbiter: Any, _worker: Any) -> None:
         now = time.monotonic()
         if self._started_s > -math.inf:
-            is_early = now - self._started_s < _SHORT_LIFE_S and not self.ends.has_progressed
+            is_early = now - self._started_s < _SHORT_LIFE_S and not self.ends.shared[0]
             self._early_deaths = self._early_deaths + 1 if is_early else 0
             too_many = self._early_deaths - _MOST_AT_ONCE
             pause_s = backoff_s(too_many, 0.5, 10.0, random.Random()) if too_many > 0 else 0.0

@@ -173,6 +173,8 @@ class Executor:
     def _begin(self, message: Message, start_us: int, *state: int) -> None:
         message.attempt += 1
         message.start_us = start_us
+        if self.pace is not None:
+            self.pace.began(message.ticket, self.clock())
         if not message.first_ms:
             message.first_ms = start_us // 1000
         in_hand.set(message)
@@ -277,12 +279,16 @@ class Executor:
     def _wait(
         self, lane: MessageLane, message: Message, due_s: float, wait: Wait | None, ran_s: float | None = None
     ) -> None:
-        if wait.is_here if wait else due_s - self.clock() < PUT_OFF_S:
+        if is_here := wait.is_here if wait else due_s - self.clock() < PUT_OFF_S:
             self.lanes.retry(lane, message, due_s, ran_s)
+        else:
+            self.lanes.hold(lane, ran_s)
+            self._outcomes.put_off(lane, message, due_s)
+        if wait is None or self.outages.waits(message, is_here):
             return
-        self.lanes.hold(lane, ran_s)
-        self._outcomes.put_off(lane, message, due_s)
-        if wait is not None and not self.outages.goes(message):
+        if is_here:
+            self.lanes.let_go((message.ticket,))
+        else:
             self._outcomes.go_on([(message.ticket, message.fence)])
 
     def _outage(self, message: Message, problem: BaseException, sign: Sign) -> Wait | None:
@@ -325,6 +331,7 @@ class Executor:
         """Give the message up. Nothing more of its ticket starts before the dead letter is written: only success is
         pipelined."""
         self.lanes.hold(lane)
+        self.outages.leave(message.ticket)
         self._outcomes.give_up(lane, message, decision)
 
     def broken(self, problem: BaseException) -> None:

@@ -31,13 +31,13 @@ from usher.consumer.handlers.message import Message
 _ALIKE, _SILENCE_S, _PARTLY_S, _OTHERS_S = 3, 1.0, 3600.0, 60.0
 #: Seconds from one try to the next, in each consumer; and for which one that has not ended keeps others from theirs.
 PROBE_S, _LONGEST_PROBE_S = 1.0, 30.0
-#: So many tickets wait here, in the order in which they are tried; the others in Redis, for so many seconds, should
-#: nobody let them go on (their consumer was lost, say); and so many times longer as there are more than the next
-#: number, up to the last one: to come and go is work, too.
-_HERE, _ELSEWHERE_S, _FEW, _MOST_TIMES = 60, (30.0, 60.0), 2_500, 5.0
-#: Of those in Redis, so many go on at a time when it is over, so that others come between; and seconds after which
-#: those are not waited for that another consumer may have done.
-_GO_ON, _GONE_S = 100, 10.0
+#: So many tickets wait here, in the order in which they are tried: few, since to the leader it is work that this
+#: consumer has. The others wait in Redis, for so many seconds, should nobody let them go on (their consumer was lost,
+#: say); and so many times longer as there are more than the next number, up to the last one: to come and go is work.
+_HERE, _ELSEWHERE_S, _FEW, _MOST_TIMES = 10, (30.0, 60.0), 2_500, 5.0
+#: Of those in Redis, so many go on at a time when it is over, again when half of them are done, so that others wait
+#: behind few; and seconds after which those are not waited for that another consumer may have done.
+_GO_ON, _GONE_S = 16, 3.0
 #: Most tickets of an outage, and kinds of errors, that are remembered; and seconds for which errors that are none are.
 _MOST, _MOST_SIGNS, _MOST_KINDS, _FORGOTTEN_S = 100_000, 100, 1000, 120.0
 _TOLD_EVERY_S = 60.0
@@ -162,16 +162,16 @@ class Outages:
             due_s = now_s + times * self._rng.uniform(*_ELSEWHERE_S)
         return Wait(due_s, is_here, outage.since_s, len(outage.tickets))
 
-    def goes(self, message: Message) -> bool:
-        """Note that a message waits in Redis; not before its fence is closed, for who goes on is not ours any more.
+    def waits(self, message: Message, is_here: bool) -> bool:
+        """Note that a message waits; in Redis not before its fence is closed, for who goes on is not ours any more.
         Return False where the outage is over by now."""
         with self._lock:
             outage = self._of.get(message.ticket)
-            if outage is None or not outage.is_on:
-                return False
-            if len(outage.elsewhere) < _MOST:
+            if outage is None:
+                return len(self._of) >= _MOST  # it is one of those that are not remembered
+            if outage.is_on and not is_here and len(outage.elsewhere) < _MOST:
                 outage.elsewhere[message.ticket] = message.fence
-            return True
+            return outage.is_on
 
     def ended(self, ticket: bytes) -> None:
         """Note that a start of a ticket has ended, however it did: another one may be tried."""
@@ -232,7 +232,8 @@ class Outages:
         is_first = outage.is_on or now_s >= outage.last_s + _GONE_S
         went_on = message.attempt > 1 and outage.elsewhere.pop(message.ticket, None) is None  # else its time had come
         going = 0 if is_first else max(0, outage.going - went_on)
-        elsewhere = [outage.elsewhere.popitem() for _ in range(min(_GO_ON - going, len(outage.elsewhere)))]
+        more = 0 if going > _GO_ON // 2 else min(_GO_ON - going, len(outage.elsewhere))
+        elsewhere = [outage.elsewhere.popitem() for _ in range(more)]
         outage.going, outage.last_s = going + len(elsewhere), now_s if elsewhere else outage.last_s
         on = GoOn((), elsewhere, outage.sign)
         if is_old := outage.is_on or is_forgotten:

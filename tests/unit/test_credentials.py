@@ -66,12 +66,6 @@ def test_a_token_of_the_file_is_found_and_no_other(tmp_path: Path) -> None:
         assert _find(known, wrong) is None
 
 
-def test_nobody_is_asked_only_where_nothing_is_configured(tmp_path: Path) -> None:
-    assert not Credentials().asked
-    assert Credentials("x").asked
-    assert Credentials("", _file(tmp_path, "")).asked
-
-
 def test_names_that_a_proxy_may_give_have_lines_of_their_own(tmp_path: Path) -> None:
     token = line_of(Role.OPERATOR, "vera", "t")
     known = Credentials("", _file(tmp_path, f"viewer * sign-on\noperator ann@example.org sign-on\n{token}\n"))
