@@ -240,7 +240,7 @@ def test_r5_a_hand_over_behind_the_recall_is_passed_over_and_comes_again(stage: 
         "a recall counts for any fence",
         CodeEdit(
             "usher.consumer.policy.lanes:LaneBoard.close_unstarted",
-            "and {message.fence for message in (*lane.queue, *lane.early)} == {part.fence}",
+            "and {message.fence for message in (*lane.queue, *lane.early)} == {fence}",
             "",
         ),
     )
