@@ -64,16 +64,14 @@ _UNKNOWN = Ran()
 
 def encode(consumer: str, executed: Sequence[Executed], outcomes: Sequence[str] = (), by: Ran = _UNKNOWN) -> bytes:
     """Encode these executions as one record. ``outcomes``: one for each; if empty, all are done."""
-    columns = [(e.stream_id.decode(), e.ticket.decode(), e.fence, e.attempt, e.start_us, e.end_us) for e in executed]
-    ids, tickets, fences, attempts, starts, ends = zip(*columns, strict=True)
     record: dict[str, Any] = {
         "consumer": consumer,
-        "ids": ids,
-        "tickets": tickets,
-        "fences": fences,
-        "attempts": attempts,
-        "start_us": starts,
-        "end_us": ends,
+        "ids": orjson.Fragment(b'["%b"]' % b'","'.join([e.stream_id for e in executed])),
+        "tickets": [e.ticket.decode() for e in executed],
+        "fences": [e.fence for e in executed],
+        "attempts": [e.attempt for e in executed],
+        "start_us": [e.start_us for e in executed],
+        "end_us": [e.end_us for e in executed],
     }
     if outcomes:
         record["outcomes"] = outcomes

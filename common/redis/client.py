@@ -259,8 +259,9 @@ class Link:
                 raise troubles.count(ReplyUnknown(f"the wait for Redis' reply was broken off: {failed}")) from failed
         return self._receive(block_s)
 
-    def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Send several commands at once. The list of replies holds an exception for each error answer."""
+    def pipeline(self, commands: Sequence[Sequence[Arg]], block_s: float = 0.0) -> list[Any]:
+        """Send several commands at once. The list of replies holds an exception for each error answer. ``block_s``: how
+        long one of them may block."""
         if not commands:
             return []
         connection = self._connected()
@@ -269,7 +270,7 @@ class Link:
         first_s = 0.0
         for _ in commands:
             try:
-                replies.append(self._receive(0.0))
+                replies.append(self._receive(block_s))
             except ReplyUnknown:
                 raise
             except (NotNow, GroupMissing, CommandRefused) as refused:
@@ -468,9 +469,9 @@ class SharedLink(Link):
         with self._turn():
             return super().call(*command, block_s=block_s, meanwhile=meanwhile)
 
-    def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+    def pipeline(self, commands: Sequence[Sequence[Arg]], block_s: float = 0.0) -> list[Any]:
         with self._turn():
-            return super().pipeline(commands)
+            return super().pipeline(commands, block_s)
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:

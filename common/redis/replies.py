@@ -42,13 +42,11 @@ class Order(NamedTuple):
 
 
 class InboxRecord(NamedTuple):
-    """A record of an inbox: hand-overs, an order, or a recall. ``bodies``: fields by id of some of the messages, which
-    need not be fetched. ``recalled``: tickets that the leader wants back, under their fences, with the ids that they
-    had then. A record of an unknown form has nothing of these."""
+    """A record of an inbox: hand-overs, an order, or a recall. ``recalled``: tickets that the leader wants back, under
+    their fences, with the ids that they had then. A record of an unknown form has nothing of these."""
 
     id: bytes
     parts: list[HandOver]
-    bodies: dict[bytes, list[bytes]]
     order: Order | None = None
     recalled: Sequence[HandOver] = ()
 
@@ -112,33 +110,22 @@ def separator(tickets: Sequence[bytes]) -> bytes:
 def parse_inbox(reply: Any) -> Iterator[InboxRecord]:
     for record_id, fields in reply[0][1] if reply else ():
         if len(fields) == 6 and fields[::2] == _ORDER:
-            yield InboxRecord(record_id, [], {}, Order(fields[1].decode(), fields[3], fields[5]))
+            yield InboxRecord(record_id, [], Order(fields[1].decode(), fields[3], fields[5]))
         elif fields[:2] == [b"recall", b"1"]:
-            yield InboxRecord(record_id, [], {}, recalled=list(_hand_overs([b"fence", b"", *fields[2:]])))
+            yield InboxRecord(record_id, [], recalled=_hand_overs([b"fence", b"", *fields[2:]]))
         else:
-            yield InboxRecord(record_id, list(_hand_overs(fields)), _bodies(fields))
+            yield InboxRecord(record_id, _hand_overs(fields))
 
 
-def _hand_overs(fields: list[bytes]) -> Iterator[HandOver]:
-    if not _is_known(fields):
-        return
+def _hand_overs(fields: list[bytes]) -> list[HandOver]:
+    if len(fields) < 8 or fields[0] != b"fence" or not fields[3].startswith(b"\n"):
+        return []
     given, between, tickets, lines = fields[1:8:2]
-    of_call = int(given or 0)
+    of_call, parts = int(given or 0), []
     for ticket, line in zip(tickets.split(between), lines.split(b"\n"), strict=True):
         ids = line.split(b" ")
-        yield HandOver(ticket, of_call if b"-" in ids[0] else int(ids.pop(0)), ids)
-
-
-def _is_known(fields: list[bytes]) -> bool:
-    return len(fields) >= 8 and fields[0] == b"fence" and fields[3].startswith(b"\n")
-
-
-def _bodies(fields: list[bytes]) -> dict[bytes, list[bytes]]:
-    bodies, at = {}, 8
-    while at < len(fields) and _is_known(fields):
-        begin = at + 2
-        bodies[fields[at]], at = fields[begin : begin + int(fields[at + 1])], begin + int(fields[at + 1])
-    return bodies
+        parts.append(HandOver(ticket, of_call if b"-" in ids[0] else int(ids.pop(0)), ids))
+    return parts
 
 
 def read_inbox_command(inbox: str, after: bytes, block_ms: int | None, count: int = 100) -> tuple[Any, ...]:

@@ -149,6 +149,7 @@ class Acker(Service):
         self._run_log_length = run_log_length
         self._on_lost = on_lost
         self._ledger = AckLedger(BATCH)
+        self._finished = self._ledger.finished
         self._failed: deque[FailedAttempt] = deque()
         self._noting: list[FailedAttempt] = []  # only this thread: the failures that are under way
         self.unnoted: set[bytes] = set()  # messages whose last failure Redis does not know yet
@@ -173,13 +174,13 @@ class Acker(Service):
     # ---- any thread --------------------------------------------------------------------------------------------------
 
     def finished(self, item: Success) -> None:
-        self._ledger.add(item)
+        self._finished.append(item)
         if item.lane is not None and not self._lanes.has_ready:
             self._write_now.set()  # nothing goes on before this is written
         if self._idle:
             self._idle = False
             self.wake()
-        elif self._lingering and len(self._ledger) >= self._enough:
+        elif self._lingering and len(self._finished) >= self._enough:
             self._write_now.set()
 
     def failed(self, item: FailedAttempt) -> None:

@@ -59,15 +59,15 @@ class LaneWorker(Service):
     def _run(self, lane: MessageLane) -> Ended | None:
         """Run a slice of the lane. Return None when the lane is not ours any more, and another part decides when it
         goes on."""
-        executor, handle, clock = self._executor, self._handle, run_us
+        executor, handle, clock, queue = self._executor, self._handle, run_us, lane.queue
+        next_message, is_plain, outages = executor.next_message, executor.is_plain, executor.outages
         began_us = end_us = clock()
         count = 0
-        while count < _THREAD_SLICE and end_us - began_us < _THREAD_SLICE_US:
-            message = executor.next_message(lane)
-            if message is None:
-                break
+        while (message := next_message(lane)) is not None:
             start_us = end_us
-            if not executor.admit(lane, message, start_us):
+            if is_plain and message.plain and not (message.attempt or outages.known):
+                executor.begin(message, start_us)
+            elif not executor.admit(lane, message, start_us):
                 return None
             try:
                 result = handle(message)
@@ -80,7 +80,7 @@ class LaneWorker(Service):
             count += 1
             if not executor.succeeded(lane, message, start_us, end_us):
                 return None
-            if not lane.queue:
+            if not queue or count >= _THREAD_SLICE or end_us - began_us >= _THREAD_SLICE_US:
                 break  # most lanes have one message
         return lane, count, (end_us - began_us) / 1e6
 

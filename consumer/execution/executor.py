@@ -118,6 +118,11 @@ class Executor:
         self._note_start = self._note_end = leave
 
     @property
+    def is_plain(self) -> bool:
+        """Return whether nothing but its own past may hold a message up, as long as nothing fails alike."""
+        return not self._limit_s and self.pace is None
+
+    @property
     def isolates(self) -> bool:
         """Return whether suspects run in child processes: better in company than never."""
         return self.refused_children < _MOST_REFUSED
@@ -153,14 +158,14 @@ class Executor:
         if self._limit_s:
             message.deadline = time.monotonic() + self._limit_s
             self.running[id(message)] = message
-        self._begin(message, start_us)
+        self.begin(message, start_us)
         return True
 
     def admit_apart(self, lane: MessageLane, message: Message) -> bool:
         if self._is_over(lane, message):
             return False
         self.cancelled.discard(message.stream_id)  # a former run, which had just ended
-        self._begin(message, run_us(), APART)
+        self.begin(message, run_us(), APART)
         return True
 
     def not_started(self, lane: MessageLane, message: Message, wait_s: float) -> None:
@@ -170,7 +175,7 @@ class Executor:
         message.attempt -= 1
         self.lanes.retry(lane, message, self.clock() + wait_s)
 
-    def _begin(self, message: Message, start_us: int, *state: int) -> None:
+    def begin(self, message: Message, start_us: int, *state: int) -> None:
         message.attempt += 1
         message.start_us = start_us
         if self.pace is not None:

@@ -1,13 +1,13 @@
 """Inbox reader: inbox -> bodies -> lanes, in batches.
 
 The inbox is read from the last record seen, with a plain XREAD: nothing is consumed, so a lost reply is simply asked
-for again, and no wake-up can be missed. The bodies come from our own pending list, exactly those that the records name,
-except for those that a record brings along.
+for again, and no wake-up can be missed. The bodies come from our own pending list: with the records, in the same round
+trip, comes what is pending above all that was read before, which is what they name, but for rare cases.
 
-Neither the size of the bodies nor the speed of the network is known beforehand. So they are fetched page by page, in id
-order, and a page grows as long as it comes in a short time and the last one was not large. The messages of a page are
-run whatever becomes of the next one: otherwise a batch whose every fetch is cut off would never get here. While this
-process holds ``most_bytes``, the next page waits.
+Neither the size of the bodies nor the speed of the network is known beforehand. So what did not come is fetched page by
+page, in id order, and a page grows as long as it comes in a short time and the last one was not large. The messages of
+a page are run whatever becomes of the next one: otherwise a batch whose every fetch is cut off would never get here.
+While this process holds ``most_bytes``, the next page waits.
 
 The states of a reader. ``read`` usually goes from Idle through Filling to Idle; it ends in Filling only if a page
 could not be fetched::
@@ -24,10 +24,10 @@ could not be fetched::
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, NamedTuple
+from itertools import chain, takewhile
+from typing import Any
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing, ReplyUnknown
@@ -52,20 +52,11 @@ from usher.common.runtime.service import Service
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.handlers.message import Message, OwnLease
 
-#: More separate runs of ids than this are read as one: many commands in a round trip cost more than bodies read twice.
-_MOST_RUNS = 16
 #: Most messages that the first fetch, and any fetch, asks for; and about how many bytes.
 FIRST_PAGE, _MOST_PAGE, PAGE_BYTES = 4, 1000, 16 * 1024 * 1024
 #: A larger page may follow one that came in less than the first time, counted from its first byte; a smaller page
 #: follows one that took longer than the second. In seconds.
 _FAST_S, _SLOW_S = 0.2, 1.0
-
-
-class OwnRead(NamedTuple):
-    """A read of up to ``most`` entries of our own pending list, above the id ``after``."""
-
-    after: bytes
-    most: int
 
 
 def next_page(page: int, fetched: int, took_s: float | None) -> int:
@@ -97,30 +88,6 @@ def fitting(page: int, mean_bytes: float, room: int) -> int:
     return max(1, min(page, int(min(PAGE_BYTES, room) / max(1.0, mean_bytes))))
 
 
-def plan_reads(wanted: Sequence[bytes], held: Callable[[], Collection[bytes]], highest_held: int) -> list[OwnRead]:
-    """Return the reads that cover ``wanted`` (in any order). ``held`` gives the other ids that are pending,
-    ``highest_held`` is the rank of the highest id ever held.
-
-    In the usual case, all new ids above all old ones, it is one read of exactly their number.
-    """
-    ranks = sorted(map(rank, wanted))
-    lowest, highest = ranks[0], ranks[-1]
-    if lowest > highest_held:
-        return [OwnRead(from_rank(lowest - 1), len(ranks))]
-    runs: list[OwnRead] = []
-    between = [(at, False) for at in map(rank, held()) if lowest < at < highest]
-    line = sorted([*between, *((at, True) for at in ranks)])
-    start, count = 0, 0
-    for at, is_wanted in line:
-        if is_wanted:
-            start, count = (start, count + 1) if count else (at, 1)
-        elif count:
-            runs.append(OwnRead(from_rank(start - 1), count))
-            count = 0
-    runs.append(OwnRead(from_rank(start - 1), count))  # the highest of the line is wanted
-    return runs if len(runs) <= _MOST_RUNS else [OwnRead(from_rank(lowest - 1), len(line))]
-
-
 log = logging.getLogger(__name__)
 
 #: Pause before a record is looked at again that names a message which is about to be acknowledged.
@@ -141,10 +108,16 @@ def _parts(records: Iterable[InboxRecord]) -> list[HandOver]:
     return [part for record in records for part in record.parts]
 
 
-def _by_id(hand_overs: Iterable[HandOver]) -> dict[bytes, HandOver]:
-    """Map each id to the hand-over that names it. An id that is named twice was handed over anew, and runs under the
-    later fence."""
-    return {entry_id: part for part in hand_overs for entry_id in part.ids}
+def _ids(parts: Iterable[HandOver]) -> list[bytes]:
+    return list(chain.from_iterable([part.ids for part in parts]))
+
+
+def _one_by_one(parts: Iterable[HandOver]) -> list[HandOver]:
+    """Split hand-overs into those of one message each, in id order."""
+    return sorted(
+        [HandOver(ticket, fence, [entry_id]) for ticket, fence, ids in parts for entry_id in ids],
+        key=lambda part: rank(part.ids[0]),
+    )
 
 
 @dataclass(frozen=True)
@@ -161,26 +134,29 @@ class Blocked:
     ticket: bytes
 
 
-@dataclass(frozen=True)
+#: Bodies by id; None: the body is not where it should be.
+Bodies = dict[bytes, list[bytes] | None]
+
+
+@dataclass
 class Filling:
     """The state in which the messages of ``records`` are not all in the lanes.
 
     ``is_all``: the inbox had no more than these records. ``closed_fences``: those that were closed before the inbox was
-    read. ``hand_overs``: by id, the hand-over that names it. ``bodies``: by id, those that the records bring along.
-    ``left``: the ids that are not in the lanes yet, in order; it gets shorter page by page.
+    read. ``left``: what is not in the lanes yet; it gets shorter page by page. ``bodies``: those that came with the
+    records. ``any_tried``: attempts are noted of some messages.
     """
 
     records: list[InboxRecord]
     is_all: bool
     closed_fences: list[tuple[bytes, int]]
-    hand_overs: dict[bytes, HandOver]
-    bodies: dict[bytes, list[bytes]]
-    left: list[bytes]
+    left: list[HandOver]
+    bodies: Bodies
+    any_tried: bool
 
 
 _IDLE = Idle()
-#: Bodies by id; None: the body is not where it should be.
-Bodies = dict[bytes, list[bytes] | None]
+_UNTRIED: dict[bytes, Attempts] = {}
 
 
 class InboxReader(Service):
@@ -196,12 +172,13 @@ class InboxReader(Service):
         self._stream = TicketStream(link, keys)
         self._incarnation = incarnation
         self._inbox = keys.inbox(incarnation)
+        self._any_tried = ("EXISTS", keys.attempts)  # whether attempts are noted of any message
         self._lanes = lanes
         self._lease = lease
         self._state: Idle | Blocked | Filling = _IDLE
         self._last_record = ZERO  # id of the last record whose messages are in the lanes
         self._records_to_trim = 0  # records up to that one that are still in the inbox
-        self._highest_id = -1  # rank of the highest id ever read
+        self._highest = ZERO  # the highest id ever read: most often, what is pending above it is new
         self._page_size = FIRST_PAGE  # most messages fetched by one call
         self._mean_bytes = 0.0  # of the messages that the last fetch brought
         self._heavy: dict[bytes, int] = {}  # bytes by id, of large messages that may still be held
@@ -251,43 +228,77 @@ class InboxReader(Service):
     def _read_inbox(self, block_ms: int | None) -> Idle | Blocked | Filling:
         with self._lanes.locked() as board:
             closed = board.closed_fences()  # before the inbox is read
-        records = self._records(block_ms)
+        room = 0 if self.is_blocked else self._room()
+        records, any_tried, own = self._ask(block_ms, fitting(self._page_size, self._mean_bytes, room) if room else 0)
         if not records:
             self._forget_closed(closed)
             return _IDLE
         found = len(records)
         # What is recalled is looked at when all that was handed over before it, and nothing later, is in the lanes.
         records = records[: next((number for number, record in enumerate(records, 1) if record.recalled), found)]
-        hand_overs = _by_id(_parts(records))
-        wanted = self._unknown(hand_overs)
-        if len(wanted) < len(hand_overs):
+        parts = _parts(records)
+        wanted = self._wanted(parts)
+        if wanted is not parts:  # it has some already
             number, blocked = self._first_blocked(records)
             if blocked is not None and number == 0:
                 self._tell_blocked(blocked)
                 return blocked
             records = records[:number]
-            hand_overs = _by_id(_parts(records))
             # Asked again: a message that was acknowledged since must not be passed over as one that we hold.
-            wanted = self._unknown(hand_overs)
+            wanted = self._wanted(_parts(records))
+        if wanted and isinstance(own, Exception):
+            raise own
         is_all = found == len(records) < _MOST_RECORDS
-        bodies = self._brought_bodies(records, wanted)
-        return Filling(records, is_all, closed, hand_overs, bodies, sorted(wanted, key=rank))
+        return Filling(records, is_all, closed, wanted, dict(own) if wanted else {}, any_tried)
+
+    def _ask(self, block_ms: int | None, most: int) -> tuple[list[InboxRecord], bool, Any]:
+        """Return the next records of the inbox; whether any attempts are noted; and up to ``most`` entries of our own
+        pending list above all that was ever read, or why they cannot be had. None of these was here before, so no
+        acknowledgement that is under way can have ended it."""
+        commands = [read_inbox_command(self._inbox, self._last_record, block_ms, _MOST_RECORDS), self._any_tried]
+        if most:
+            commands.append(read_own_command(self._keys, self._incarnation, self._highest, most))
+        if trims := self._records_to_trim >= _MOST_UNTRIMMED:
+            commands.append(trim_inbox_command(self._inbox, after(self._last_record)))
+        inbox, any_tried, *more = self._timed(commands, most, block_ms)
+        for reply in (inbox, any_tried):
+            if isinstance(reply, Exception):
+                raise reply
+        self._records_to_trim *= not trims
+        own = more[0] if most else None
+        if not isinstance(own, Exception):
+            own = parse_bodies(own)
+            if own and rank(own[0][0]) <= rank(self._highest):  # above the highest id that there is, Redis begins anew
+                own = []
+            self._page_size = next_page(self._page_size, len(own), self._link.lasted_s)
+        records = list(parse_inbox(inbox))
+        for record in records:
+            if not (record.parts or record.order or record.recalled):
+                event(log, "inbox_record_unknown", level=logging.ERROR, consumer=self._incarnation, record=record.id)
+        return records, bool(any_tried), own
 
     def _fill(self) -> int:
-        """Bring the messages that were read into the lanes, page by page, and return how many. A page that fails, or
-        for which there is no room, is left for the next time."""
+        """Bring the messages that were read into the lanes, all at once where their bodies came with them, else page by
+        page, and return how many. A page that fails, or for which there is no room, is left for the next time."""
         filling = self._state
         if not isinstance(filling, Filling):
             return 0
         added = 0
+        ids, bodies = _ids(filling.left), filling.bodies
+        if not all(map(bodies.get, ids)):
+            filling.left = _one_by_one(filling.left)
+        elif ids:
+            # Where nothing else came with them, they came in their order.
+            top = next(reversed(bodies)) if len(ids) == len(bodies) else max(ids, key=rank)
+            added, filling.left = self._put(filling.left, bodies, top, filling.any_tried), []
         while filling.left:
             room = PAGE_BYTES if self._drains else self._room()
             if not room:
                 return added
             page = filling.left[: fitting(self._page_size, self._mean_bytes, room)]
-            bodies = {entry_id: filling.bodies[entry_id] for entry_id in page if entry_id in filling.bodies}
+            page = list(takewhile(lambda part: part.ids[0] in bodies, filling.left)) or page
             try:
-                added += self._fill_lanes(filling.hand_overs, page, bodies)
+                added += self._fill_lanes(page, bodies, filling.any_tried)
             except GroupMissing:
                 # The messages may be handed over anew, and only the inbox tells under which fence.
                 self._state = _IDLE
@@ -312,7 +323,7 @@ class InboxReader(Service):
         return max(self.most_bytes - sum(self._heavy.values()), int(is_idle))
 
     def _weigh(self, bodies: Bodies) -> None:
-        self._mean_bytes = sum(map(len, chain.from_iterable(filter(None, bodies.values())))) / len(bodies)
+        self._mean_bytes = sum(map(len, chain.from_iterable(filter(None, bodies.values())))) / max(1, len(bodies))
         if self._mean_bytes >= _WORTH_A_LOOK:
             sizes = {entry_id: sum(map(len, flat or ())) for entry_id, flat in bodies.items()}
             self._heavy |= {entry_id: size for entry_id, size in sizes.items() if size >= _HEAVY}
@@ -327,11 +338,11 @@ class InboxReader(Service):
         self._drains = True
         self._fill()
         while True:
-            records = self._records(None)
+            records, _, _ = self._ask(None, 0)
             parts = [*self._postponed, *_parts(records)]
             ending = self._ending_tickets(parts)
-            ready = _by_id(part for part in parts if part.ticket not in ending)
-            self._fill_lanes(ready, self._unknown(ready), {})
+            ready = [part for part in parts if part.ticket not in ending]
+            self._fill_lanes(_one_by_one(self._wanted(ready)), {}, False)
             self._postponed = [part for part in parts if part.ticket in ending]
             self._obey(records)
             if not records:
@@ -352,14 +363,6 @@ class InboxReader(Service):
         if self._records_to_trim:
             self._link.call(*trim_inbox_command(self._inbox, after(self._last_record)))
             self._records_to_trim = 0
-
-    def _records(self, block_ms: int | None) -> list[InboxRecord]:
-        command = read_inbox_command(self._inbox, self._last_record, block_ms, _MOST_RECORDS)
-        records = list(parse_inbox(self._link.call(*command, block_s=(block_ms or 0) / 1000)))
-        for record in records:
-            if not (record.parts or record.order or record.recalled):
-                event(log, "inbox_record_unknown", level=logging.ERROR, consumer=self._incarnation, record=record.id)
-        return records
 
     def _first_blocked(self, records: list[InboxRecord]) -> tuple[int, Blocked | None]:
         """Return how many records may be read, and the state that blocks the next one, which names a message that is
@@ -387,101 +390,63 @@ class InboxReader(Service):
                 ticket=state.ticket,
             )
 
-    def _brought_bodies(self, records: list[InboxRecord], wanted: list[bytes]) -> dict[bytes, list[bytes]]:
-        """Return the bodies that came with the records, by id.
+    def _wanted(self, parts: list[HandOver]) -> list[HandOver]:
+        """Return ``parts`` if nothing of them is in the lanes, else what is not. An id that is named twice was handed
+        over anew, and runs under the later fence."""
+        ids = _ids(parts)
+        with self._lanes.locked() as board:
+            unknown = set(board.unknown(ids))
+        if len(unknown) == len(ids):
+            return parts
+        last = {entry_id: at for at, part in enumerate(parts) for entry_id in part.ids if entry_id in unknown}
+        left = [part._replace(ids=[one for one in part.ids if last.get(one) == at]) for at, part in enumerate(parts)]
+        return [part for part in left if part.ids]
 
-        Bodies of messages that this process may have had before are left out: an acknowledgement that was sent again
-        may have ended such a message since it was handed over anew, and only the pending list knows.
-        """
-        bodies: dict[bytes, list[bytes]] = {}
-        for record in records:
-            for part in record.parts if bodies else ():
-                for entry_id in part.ids:
-                    bodies.pop(entry_id, None)  # it was handed over anew
-            bodies.update(record.bodies)
-        if not bodies:
-            return {}
-        new = (entry_id for entry_id in wanted if entry_id in bodies and rank(entry_id) > self._highest_id)
-        return {entry_id: bodies[entry_id] for entry_id in new}
+    def _fill_lanes(self, page: list[HandOver], came: Bodies, any_tried: bool) -> int:
+        """Bring messages, which stand one by one in id order, into the lanes. ``came``: bodies that are here. Only a
+        message without one anywhere has lost it. A drain needs none."""
+        found = {} if self._drains else {part.ids[0]: came[part.ids[0]] for part in page if part.ids[0] in came}
+        if not self._drains:
+            self._read_on([part.ids[0] for part in page if part.ids[0] not in found], found)
+        over = self._not_ours({part.ids[0]: part.ticket for part in page if part.ids[0] not in found})
+        page = [part for part in page if part.ids[0] not in over]
+        bodies = {part.ids[0]: found.get(part.ids[0]) for part in page}
+        if not self._drains:
+            self._look_in_the_stream([one for one, flat in bodies.items() if flat is None], bodies)
+        return self._put(page, bodies, page[-1].ids[0], any_tried) if page else 0
 
-    def _fill_lanes(
-        self, hand_overs: dict[bytes, HandOver], wanted: list[bytes], brought: dict[bytes, list[bytes]]
-    ) -> int:
-        if not wanted:
-            return 0
-        if self._drains:
-            over = self._not_ours(set(wanted), hand_overs)
-            return self._put(dict.fromkeys(sorted(set(wanted) - over, key=rank)), hand_overs, {})
-        bodies, attempts = self._bodies(wanted, brought)
-        missing = [entry_id for entry_id in wanted if bodies.get(entry_id) is None]
-        if missing:
-            over = self._find(missing, hand_overs, bodies)
-            wanted = [entry_id for entry_id in wanted if entry_id not in over]
-            bodies = {entry_id: bodies.get(entry_id) for entry_id in sorted(wanted, key=rank)}
-        elif len(bodies) > len(wanted):
-            asked = set(wanted)
-            bodies = {entry_id: flat for entry_id, flat in bodies.items() if entry_id in asked}
-        return self._put(bodies, hand_overs, attempts)
-
-    def _put(self, bodies: Bodies, hand_overs: dict[bytes, HandOver], attempts: dict[bytes, Attempts]) -> int:
-        if not bodies:
-            return 0
-        self._highest_id = max(self._highest_id, rank(next(reversed(bodies))))
+    def _put(self, parts: list[HandOver], bodies: Bodies, top: bytes, any_tried: bool) -> int:
+        """Bring messages into the lanes, and return how many; ``top``: the highest of their ids, or above it."""
+        ids = _ids(parts)
+        known = (self._attempts(ids) if any_tried else _UNTRIED).get
+        make, lease, body = self.message_type, self._lease, bodies.get
+        self._highest = max(self._highest, top, key=rank)
         self._weigh(bodies)
-        by_ticket: dict[bytes, list[Message]] = {}
-        make, lease, charge = self.message_type, self._lease, attempts.get
-        for entry_id, flat in bodies.items():
-            ticket, fence, _ = hand_overs[entry_id]
-            message = make(ticket, entry_id, fence, flat, lease, charge(entry_id, NEVER))
-            messages = by_ticket.get(ticket)
-            if messages is None:
-                by_ticket[ticket] = [message]
-            else:
-                messages.append(message)
-        self._lanes.add(by_ticket.items())
-        self.messages += len(bodies)
-        return len(bodies)
+        self._lanes.add(
+            [
+                (ticket, [make(ticket, one, fence, body(one), lease, known(one, NEVER)) for one in each])
+                for ticket, fence, each in parts
+            ]
+        )
+        self.messages += len(ids)
+        return len(ids)
 
-    def _bodies(self, wanted: list[bytes], brought: dict[bytes, list[bytes]]) -> tuple[Bodies, dict[bytes, Attempts]]:
-        """Return bodies by id, in id order, and the attempts known from former owners. A body that is missing, or None,
-        is not where it should be; there may be more bodies than wanted."""
-        absent = [entry_id for entry_id in wanted if entry_id not in brought] if brought else wanted
-        bodies, attempts = self._fetched(absent, brought)
-        if brought:
-            bodies.update(brought)
-            bodies = {entry_id: bodies[entry_id] for entry_id in sorted(bodies, key=rank)}
-        return bodies, attempts
-
-    def _fetched(self, wanted: list[bytes], brought: Collection[bytes]) -> tuple[Bodies, dict[bytes, Attempts]]:
-        """Fetch the bodies and attempts of ``wanted``; in the same round trip, trim the inbox. The pending list also
-        has the ids that were ``brought``, so the reads have to pass over them."""
-        if not wanted and self._records_to_trim < _MOST_UNTRIMMED:
-            return {}, {}
-        highest = max(self._highest_id, *map(rank, brought)) if brought else self._highest_id
-        reads = plan_reads(wanted, lambda: self._held_ids(brought), highest) if wanted else []
-        commands = [read_own_command(self._keys, self._incarnation, read.after, read.most) for read in reads]
-        if self._records_to_trim:
-            commands.append(trim_inbox_command(self._inbox, after(self._last_record)))
-        bodies: Bodies = {}
-        replies = self._timed(commands, len(wanted) + len(brought) if wanted else 0)
-        any_charged, *read_replies = replies[: len(reads) + 1]
-        for reply in (any_charged, *read_replies):
-            if isinstance(reply, Exception):
-                raise reply
-        for reply in read_replies:
-            bodies.update(parse_bodies(reply))
-        self._records_to_trim = 0
-        return bodies, self._attempts(wanted) if any_charged and wanted else {}
-
-    def _timed(self, commands: list[tuple[Arg, ...]], most: int) -> list[Any]:
-        """Return the replies, with one more in front, and size the next page by the time that they took. That first
-        reply says whether any attempts are noted; it comes at once, and the time is counted from it on."""
+    def _timed(self, commands: list[tuple[Arg, ...]], most: int, block_ms: int | None = None) -> list[Any]:
+        """Return the replies. The first comes at once, or ends the wait: the time of the others is counted from it on.
+        Replies that do not come make the next page smaller than ``most``."""
         try:
-            replies = self._link.pipeline([("EXISTS", self._keys.attempts), *commands])
+            return self._link.pipeline(commands, (block_ms or 0) / 1000)
         except ReplyUnknown:
             self._page_size = next_page(self._page_size, most, None)
             raise
+
+    def _fetched(self, commands: list[tuple[Arg, ...]], most: int) -> list[Any]:
+        """Return the replies to commands that read up to ``most`` bodies, and size the next page by their time."""
+        replies = self._timed([self._any_tried, *commands], most)[1:]
         self._page_size = next_page(self._page_size, most, self._link.lasted_s)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
         return replies
 
     def _attempts(self, wanted: list[bytes]) -> dict[bytes, Attempts]:
@@ -491,42 +456,30 @@ class InboxReader(Service):
             event(log, "attempts_unreadable", level=logging.ERROR, count=len(wrong), first=wrong[0])
         return {entry_id: decode(value) for entry_id, value in found.items()}
 
-    def _find(self, missing: list[bytes], hand_overs: dict[bytes, HandOver], bodies: Bodies) -> set[bytes]:
-        """Find bodies that the planned reads did not bring, into ``bodies``: only a message without one anywhere has
-        lost it. Return the ids that are not ours (any more)."""
-        self._read_on(missing, bodies)
-        over = self._not_ours({entry_id for entry_id in missing if entry_id not in bodies}, hand_overs)
-        nowhere = [entry_id for entry_id in missing if bodies.get(entry_id) is None and entry_id not in over]
-        self._look_in_the_stream(nowhere, bodies)
-        return over
-
     def _read_on(self, wanted: list[bytes], bodies: Bodies) -> None:
-        """Read the pending list on, for bodies that the planned reads did not bring. It also has entries of records
-        that we have not read yet, which may lie between the wanted ones; only at the end of the list is an id really
-        gone."""
-        missing = sorted(rank(entry_id) for entry_id in wanted if entry_id not in bodies)
+        """Read our own pending list for bodies of ``wanted``, in id order. It also has what is in the lanes, and what
+        records name that we have not read yet; only at the end of the list is an id really gone."""
+        missing = list(map(rank, wanted))
         while missing:
-            most = fitting(self._page_size, self._mean_bytes, PAGE_BYTES)  # the entries between them may be large too
+            # The entries between them may be large too.
+            most = min(len(missing), fitting(self._page_size, self._mean_bytes, PAGE_BYTES))
             command = read_own_command(self._keys, self._incarnation, from_rank(missing[0] - 1), most)
-            _, reply = self._timed([command], most)
-            if isinstance(reply, Exception):
-                raise reply
-            page = parse_bodies(reply)
+            page = parse_bodies(self._fetched([command], most)[0])
             bodies.update(page)
             last = rank(page[-1][0]) if page else missing[-1]
             missing = [at for at in missing if at > last]
 
-    def _not_ours(self, missing: set[bytes], hand_overs: dict[bytes, HandOver]) -> set[bytes]:
-        """Return the ids that the index does not have in processing with us. The pending list does not have them
-        either: an acknowledgement of ours that was sent again ended them, after the group was lost and they were handed
-        over anew. Another owner may have their ticket by now."""
+    def _not_ours(self, missing: dict[bytes, bytes]) -> set[bytes]:
+        """Return those of these ids, given with their tickets, that the index does not have in processing with us. The
+        pending list does not have them either: an acknowledgement of ours that was sent again ended them, after the
+        group was lost and they were handed over anew. Another owner may have their ticket by now."""
         if not missing:
             return set()
-        tickets = list({hand_overs[entry_id].ticket for entry_id in missing})
+        tickets = list(set(missing.values()))
         mine = self._incarnation.encode()
         records = [record for record in self._stream.records_of(tickets) if record is not None and record.owner == mine]
         ours = {entry_id for record in records for entry_id in record.ids}
-        over = missing - ours
+        over = missing.keys() - ours
         if over:
             event(
                 log,
@@ -543,23 +496,12 @@ class InboxReader(Service):
         lost and is being made again. Only an entry that the stream does not have either is gone."""
         if not missing:
             return
-        commands = [range_command(self._keys.stream, entry_id) for entry_id in missing]
-        for reply in self._timed(commands, len(missing))[1:]:
-            if isinstance(reply, Exception):
-                raise reply
+        for reply in self._fetched([range_command(self._keys.stream, one) for one in missing], len(missing)):
             bodies.update(reply)
-
-    def _unknown(self, ids: Iterable[bytes]) -> list[bytes]:
-        with self._lanes.locked() as board:
-            return board.unknown(ids)
 
     def _ending_tickets(self, parts: Iterable[HandOver]) -> set[bytes]:
         with self._lanes.locked() as board:
             return {part.ticket for part in parts if board.is_ending(part.ticket, part.ids)}
-
-    def _held_ids(self, brought: Iterable[bytes]) -> set[bytes]:
-        with self._lanes.locked() as board:
-            return board.held_ids.union(brought)
 
     def _forget_closed(self, closed: list[tuple[bytes, int]]) -> None:
         if closed:

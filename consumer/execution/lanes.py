@@ -180,11 +180,12 @@ class Lanes:
         """Return a lane to run; None after ``timeout_s`` or a pause. ``ended``: the lane that this runner had, in place
         of a call of ``release``."""
         with self._lock:
+            board = self._board
             if ended is not None:
                 self._end(*ended)
-            board = self._board
-            if board.ready and not board.waiting and not self._paused and self._may_run():
-                return self._take()
+            # As ``_wait_for_lane`` would find it: this runs for every lane.
+            if board.ready and not (board.waiting or self._paused or (board.running and self._mean_s < _SHORT_S)):
+                return self._take() if self._idle else board.take()
             return self._wait_for_lane(now_s() + timeout_s)
 
     def take_now(self) -> MessageLane | None:
@@ -336,7 +337,9 @@ class Lanes:
         return self._ended == ended and not self._paused
 
     def _end(self, lane: MessageLane, messages: int, seconds: float) -> None:
-        self._count(seconds / messages if messages else None)
+        self._ended += 1
+        if messages:
+            self._mean_s += _NEWEST * (seconds / messages - self._mean_s)
         self._board.release(lane)
 
     def _count(self, ran_s: float | None) -> None:

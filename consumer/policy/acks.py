@@ -83,20 +83,20 @@ class AckLedger:
     from one."""
 
     def __init__(self, most: int) -> None:
-        self._finished: deque[Success] = deque()  # append and popleft of a deque are atomic
-        self.add: Callable[[Success], None] = self._finished.append
+        self.finished: deque[Success] = deque()  # append and popleft of a deque are atomic
+        self.add: Callable[[Success], None] = self.finished.append
         self._most = most
         self._under_way: AckBatch | None = None
 
     def __len__(self) -> int:
         under_way = self._under_way  # another thread may settle it now
-        return len(self._finished) + (len(under_way.finished) if under_way else 0)
+        return len(self.finished) + (len(under_way.finished) if under_way else 0)
 
     def next_batch(self, most: int | None = None) -> AckBatch | None:
         """Return the batch that is under way, or a new one of up to ``most`` messages; None when there is nothing."""
-        if self._under_way is None and self._finished:
-            limit = self._most if most is None else min(self._most, most)
-            taken = [self._finished.popleft() for _ in range(min(limit, len(self._finished)))]
+        if self._under_way is None and self.finished:
+            limit, take = self._most if most is None else min(self._most, most), self.finished.popleft
+            taken = [take() for _ in range(min(limit, len(self.finished)))]
             by_ticket: dict[bytes, list[bytes]] = {}
             for item in taken:
                 ids = by_ticket.get(item.ticket)

@@ -121,6 +121,10 @@ def partition_entries(found: Iterable[PeekedEntry]) -> tuple[list[tuple[bytes, b
     usable: list[tuple[bytes, bytes]] = []
     rejected: list[Rejected] = []
     for entry in found:
+        entry_id, ticket = entry[:2]
+        if ticket and not entry.size and len(ticket) <= LONGEST_TICKET and ticket.isascii():
+            usable.append((entry_id, ticket))  # nearly all
+            continue
         if entry.size:
             rejected.append(Rejected(entry.id, (entry.ticket or b"")[:LONGEST_TICKET], TOO_LARGE))
             continue

@@ -5,6 +5,7 @@ Every method raises Fenced when the leader key no longer holds our epoch, and wh
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -34,6 +35,8 @@ from usher.master.leader.entries import (
 from usher.master.leader.losses import LossBook
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TargetReply, TicketPlan
 
+#: Makes one of a tuple of all its parts, at half the cost.
+_PEEKED = functools.partial(tuple.__new__, PeekedEntry)
 #: Messages per batch whose waiting time is measured, so that a batch of a thousand costs no more than one of ten.
 _SAMPLED = 16
 
@@ -162,11 +165,10 @@ class DueLook(NamedTuple):
 
 
 def _found(flat: Sequence[Any], step: int = 2) -> list[PeekedEntry]:
-    found = []
-    for at in range(0, len(flat), step):
-        ticket = flat[at + 1]
-        found.append(PeekedEntry(flat[at], *ticket) if type(ticket) is list else PeekedEntry(flat[at], ticket))
-    return found
+    return [
+        PeekedEntry(entry_id, *ticket) if type(ticket) is list else _PEEKED((entry_id, ticket, 0, b"", b""))
+        for entry_id, ticket in zip(flat[::step], flat[1::step], strict=True)
+    ]
 
 
 def _take_arguments(new: NewEntries, planned: Sequence[Sequence[bytes]]) -> tuple[bytes | str, ...]:
@@ -255,7 +257,7 @@ class LeaderScripts:
         """Carry out a plan; the reply says what was refused. All of the ``new`` entries are taken: those that get no
         owner are pending under ``master`` then. ``meanwhile``: see Link.call. Raises RulesMoved and GroupMoved."""
         keys = self._keys
-        script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead, keys.attempts]
+        script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead]
         parts: list[TicketPlan] = []
         targets: list[Any] = []
         for target in plan.targets:

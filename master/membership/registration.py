@@ -4,7 +4,9 @@ no epoch is needed."""
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.protocol.keys import Keys
@@ -31,7 +33,8 @@ class RegistrationOver(UsherError):
 
 @dataclass(frozen=True)
 class RegistrationResult:
-    """Outcome of a registration. ``created`` is False when the same process registered before: nothing changed.
+    """Outcome of a registration. ``created`` is False when the same process registered before: only its health URL may
+    have changed.
     ``left_ms`` is what is left of its lease of ``lease_ms``."""
 
     registration: Registration
@@ -63,7 +66,10 @@ class Membership:
                 stored: bytes = self._link.call("HGET", self._keys.consumers, asked.name) or b""
                 former = self._former(asked.name, stored)
                 if former is not None and former.uuid == asked.uuid:
-                    return self._again(former)
+                    result, mine = self._again(former), replace(former, health_url=asked.health_url)
+                    if mine == former or self._write(mine, stored, former, 0, False)[0] == b"REGISTERED":
+                        return replace(result, registration=mine)
+                    continue
                 if former is not None and held_later(former.lock, asked.lock):
                     raise RegistrationOver
                 registered = self._try(asked, former, stored)
@@ -95,12 +101,23 @@ class Membership:
 
     def _try(self, asked: Registration, former: Registration | None, stored: bytes) -> RegistrationResult | None:
         """Make one attempt. Return None when another process's registration came in between."""
-        keys = self._keys
-        generation = int(self._scripts.run("next_generation", (keys.counters,), ()))
+        generation = int(self._scripts.run("next_generation", (self._keys.counters,), ()))
         new = asked.with_generation(generation)
         proven_dead = former is not None and held_later(asked.lock, former.lock)
-        before = former.incarnation if former is not None else new.incarnation
-        reply = self._scripts.run(
+        reply = self._write(new, stored, former, self.lease_ms, proven_dead)
+        if reply[0] == b"HELD":
+            raise NameInUse(reply[1])
+        return (
+            RegistrationResult(new, created=True, lease_ms=self.lease_ms, left_ms=self.lease_ms)
+            if reply[0] == b"REGISTERED"
+            else None
+        )
+
+    def _write(
+        self, new: Registration, stored: bytes, former: Registration | None, lease_ms: int, proven_dead: bool
+    ) -> Sequence[Any]:
+        keys, before = self._keys, (former or new).incarnation
+        reply: Sequence[Any] = self._scripts.run(
             "register",
             (
                 keys.consumers,
@@ -112,15 +129,9 @@ class Membership:
                 keys.unproven(new.incarnation),
                 keys.unproven(before),
             ),
-            (asked.name, stored, new.dump(), self.lease_ms, "1" if proven_dead else "0"),
+            (new.name, stored, new.dump(), lease_ms, "1" if proven_dead else "0"),
         )
-        if reply[0] == b"HELD":
-            raise NameInUse(reply[1])
-        return (
-            RegistrationResult(new, created=True, lease_ms=self.lease_ms, left_ms=self.lease_ms)
-            if reply[0] == b"REGISTERED"
-            else None
-        )
+        return reply
 
     def close(self) -> None:
         self._link.close()

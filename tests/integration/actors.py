@@ -99,11 +99,11 @@ class TroubledLink(Link):
         self.close()
         raise ReplyUnknown(f"{step}: {trouble.value}")
 
-    def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+    def pipeline(self, commands: Sequence[Sequence[Arg]], block_s: float = 0.0) -> list[Any]:
         """Its step is called PIPELINE; a late one is never sent."""
         self.before("PIPELINE")
         trouble = self.troubles.pop("PIPELINE", None)
-        replies = super().pipeline(commands) if trouble in (None, Trouble.REPLY_LOST) else []
+        replies = super().pipeline(commands, block_s) if trouble in (None, Trouble.REPLY_LOST) else []
         if trouble is None:
             return replies
         self.close()

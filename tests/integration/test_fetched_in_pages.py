@@ -46,7 +46,7 @@ def _lose_reply(consumer: ConsumerActor, number: int) -> None:
     """Of the pipelines that the reader sends, the reply to that one is lost."""
     sent, pipeline = 0, consumer.read_link.pipeline
 
-    def lossy(commands):  # type: ignore[no-untyped-def]
+    def lossy(commands, block_s=0.0):  # type: ignore[no-untyped-def]
         nonlocal sent
         sent += 1
         if sent == number:
@@ -108,8 +108,9 @@ def test_a_batch_that_is_cut_off_again_and_again_gets_smaller_until_it_comes(sta
     asked: list[int] = []
     pipeline = consumer.read_link.pipeline
 
-    def narrow(commands):  # type: ignore[no-untyped-def]
-        counts = [int(command[command.index("COUNT") + 1]) for command in commands if "COUNT" in command]
+    def narrow(commands, block_s=0.0):  # type: ignore[no-untyped-def]
+        reads = [command for command in commands if command[0] == "XREADGROUP"]
+        counts = [int(command[command.index("COUNT") + 1]) for command in reads]
         asked.append(sum(counts))
         if sum(counts) > 1:
             consumer.read_link.troubles["PIPELINE"] = Trouble.REPLY_LOST
@@ -124,6 +125,7 @@ def test_a_batch_that_is_cut_off_again_and_again_gets_smaller_until_it_comes(sta
         if _held_ids(consumer) == set(ids):
             break
     assert _held_ids(consumer) == set(ids), asked
+    consumer.read_link.pipeline = pipeline  # type: ignore[method-assign]
     consumer.work()
     stage.check_done(T, ids)
 
@@ -195,7 +197,7 @@ def test_what_the_planned_read_does_not_bring_comes_over_a_network_that_breaks(s
     link, asked = consumer.read_link, []
     call, pipeline = link.call, link.pipeline
 
-    def narrow(commands):  # type: ignore[no-untyped-def]
+    def narrow(commands, block_s=0.0):  # type: ignore[no-untyped-def]
         asked.append(
             sum(int(command[command.index("COUNT") + 1]) for command in commands if command[0] == "XREADGROUP")
         )

@@ -1,5 +1,5 @@
 """hand_over.lua takes news that were heard: as if they had been seen, or not at all when here something else comes
-next; bodies come along."""
+next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, Owner, World, fetch, hear, plan, plans, states
+from tests.integration.factories import FIELD, TRICKY_IDS, Owner, World, fetch, hear, plan, plans
 from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced, NotNow
 from usher.common.redis.replies import Entry, HandOver, pairs, parse_own
@@ -21,8 +21,6 @@ from usher.master.policy.board.plans import NOTHING
 _HIGHEST = b"18446744073709551615-18446744073709551615"
 _HERE = (b"1-1", b"2-1", b"3-1", b"4-1")
 _TICKET = FIELD.encode()
-#: The most bytes of bodies that a call brings, and what is counted besides each name and value.
-_MOST, _OVERHEAD = 8192, 8
 
 
 def _position(world: World) -> bytes:
@@ -31,25 +29,6 @@ def _position(world: World) -> bytes:
 
 def _as_heard(*ids: bytes) -> list[Entry]:
     return [Entry(entry_id, [_TICKET, b"T", b"body", b"x"]) for entry_id in ids]
-
-
-def _bodies(world: World, owner: Owner) -> dict[bytes, list[bytes]]:
-    """All that its records bring."""
-    return {
-        entry_id: fields
-        for record in world.inbox_records(owner.incarnation)
-        for entry_id, fields in record.bodies.items()
-    }
-
-
-def _fields(world: World, *ids: bytes) -> dict[bytes, list[bytes]]:
-    """What the stream has of these ids."""
-    return {entry_id: world.link.call("XRANGE", world.keys.stream, entry_id, entry_id)[0][1] for entry_id in ids}
-
-
-def _note_attempts(world: World, *ids: bytes) -> None:
-    for entry_id in ids:
-        world.link.call("HSET", world.keys.attempts, entry_id, "1 1 0 0")
 
 
 # ---- what becomes of the news ----
@@ -75,7 +54,7 @@ def test_heard_news_become_their_owners_or_masters_as_seen_ones_do(world: World,
     assert (facts.get(b"lag", 0), facts.get(b"entries-read", 5)) == (0, 5)
 
 
-def test_heard_news_without_a_plan_are_under_master_and_bring_no_body_when_they_are_handed_over_later(
+def test_heard_news_without_a_plan_are_under_master_and_are_handed_over_later(
     world: World,
 ) -> None:
     leader, a = world.elect(), world.join("a")
@@ -83,7 +62,7 @@ def test_heard_news_without_a_plan_are_under_master_and_bring_no_body_when_they_
     leader.hand_over(NOTHING, hear(world, leader))
     assert (world.pending(), _position(world)) == ({b"master": ids}, ids[-1])
     leader.hand_over(plan(a, {b"T": ids}))
-    assert (world.pending(), _bodies(world, a)) == ({a.name: ids}, {})
+    assert world.pending() == {a.name: ids}
 
 
 def test_what_came_after_the_last_heard_does_not_matter_and_comes_next(world: World) -> None:
@@ -92,11 +71,11 @@ def test_what_came_after_the_last_heard_does_not_matter_and_comes_next(world: Wo
     news = hear(world, leader)
     later = world.send(b"T", b"2-2", b"10-1")
     leader.hand_over(plan(a, {b"T": ids}), news)
-    assert (world.pending(), _position(world), _bodies(world, a)) == ({a.name: ids}, ids[-1], _fields(world, *ids))
+    assert (world.pending(), _position(world)) == ({a.name: ids}, ids[-1])
     assert [found.id for found in leader.peek(100).found] == later
 
 
-def test_heard_news_go_together_with_what_is_parked_and_then_bring_no_bodies(world: World) -> None:
+def test_heard_news_go_together_with_what_is_parked(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     owned, parked = world.owned(leader, a, b"T", b"1-1"), world.parked(leader, b"T", b"99-9", b"999-10")
     head, others = world.head(b"T"), world.parked(leader, b"U", b"1000-0")
@@ -104,16 +83,16 @@ def test_heard_news_go_together_with_what_is_parked_and_then_bring_no_bodies(wor
     reply = leader.hand_over(plan(a, {b"T": parked + new, b"U": others}, {b"T": head}), hear(world, leader))
     assert reply.targets == (("OK", [], [], []),)
     assert world.pending() == {a.name: owned + parked + others + new, b"master": left}
-    assert (_position(world), _bodies(world, a)) == (left[-1], {})
+    assert _position(world) == left[-1]
 
 
-def test_an_entry_at_the_highest_id_is_taken_and_brings_its_body(world: World) -> None:
+def test_an_entry_at_the_highest_id_is_taken(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.send(b"T", b"1-1", _HIGHEST)
     news = hear(world, leader)
     assert [found.id for found in news.found] == ids
     leader.hand_over(plan(a, {b"T": ids}), news)
-    assert (world.pending(), _position(world), _bodies(world, a)) == ({a.name: ids}, _HIGHEST, _fields(world, *ids))
+    assert (world.pending(), _position(world)) == ({a.name: ids}, _HIGHEST)
     with world.unchanged(), pytest.raises(GroupMoved):
         leader.hand_over(plan(a, {b"T": ids}), news)
 
@@ -251,146 +230,14 @@ def test_a_leader_that_does_not_know_the_rules_takes_nothing_that_it_heard(world
         leader.hand_over(plan(a, {b"T": ids}), news)
 
 
-def test_when_memory_is_full_heard_news_are_not_taken_and_later_they_are_with_their_bodies(world: World) -> None:
+def test_when_memory_is_full_heard_news_are_not_taken_and_later_they_are(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.send(b"T", *_HERE)
     news = hear(world, leader)
     with full_memory(world.link), world.unchanged(), contextlib.suppress(NotNow):
         leader.hand_over(plan(a, {b"T": ids}), news)
     leader.hand_over(plan(a, {b"T": ids}), news)
-    assert (world.pending(), _bodies(world, a)) == ({a.name: ids}, _fields(world, *ids))
-
-
-# ---- bodies ----
-
-_ODD_BODIES = {
-    "bytes": (b"nul\0", b"\0\xff\xfe", b"new\nline", b"a\r\nb\n", b"snow", "\N{SNOWMAN}".encode()),
-    "empty": (b"", b"", b"empty", b"", b"", b"value"),
-    "a name twice": (b"body", b"1", b"body", b"2", b"body", b"1"),
-    "our names": (b"fence", b"7", b"between", b"\n", b"tickets", b"U", b"ids", b"9-9 9-8", b"1-1", b"2"),
-    "numbers and ids": (b"8", b"2-1", b"2-1", b"4", b"-1", b"0"),
-}
-
-
-@pytest.mark.parametrize("kind", _ODD_BODIES)
-@pytest.mark.parametrize("is_ticket_last", [False, True])
-def test_a_body_comes_exactly_as_it_was_sent(world: World, kind: str, is_ticket_last: bool) -> None:
-    leader, a = world.elect(), world.join("a")
-    odd, ticket = _ODD_BODIES[kind], (_TICKET, b"T")
-    sent = [*odd, *ticket] if is_ticket_last else [*ticket, *odd]
-    first, second, third = world.send(b"T", b"1-1")[0], world.add(b"2-1", *sent), world.send(b"U", b"3-1")[0]
-    reply = leader.hand_over(plan(a, {b"T": [first, second], b"U": [third]}), hear(world, leader))
-    [record] = world.inbox_records(a.incarnation)
-    assert record.bodies == {**_fields(world, first, third), second: sent}
-    assert record.parts == [HandOver(b"T", reply.fence, [first, second]), HandOver(b"U", reply.fence, [third])]
-
-
-def test_bodies_of_tickets_of_any_bytes_come_with_them(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    parts = {name: world.send(name) for name in NASTY_TICKETS}
-    leader.hand_over(plan(a, parts), hear(world, leader))
-    assert {part.ticket: part.ids for part in world.inbox(a)} == parts
-    assert _bodies(world, a) == _fields(world, *(one for ids in parts.values() for one in ids))
-
-
-@pytest.mark.parametrize("tried", [(), (0,), (1,), (3,), (0, 3), (0, 1, 2, 3)])
-def test_with_what_was_tried_before_no_bodies_come(world: World, tried: Sequence[int]) -> None:
-    leader, a = world.elect(), world.join("a")
-    ids = world.send(b"T", *_HERE)
-    _note_attempts(world, *(ids[which] for which in tried), b"9-9")
-    leader.hand_over(plan(a, {b"T": ids}), hear(world, leader))
-    [record] = world.inbox_records(a.incarnation)
-    assert record.parts[0].ids == ids
-    assert record.bodies == ({} if tried else _fields(world, *ids))
-
-
-def test_news_that_were_seen_bring_no_bodies(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    ids = world.send(b"T", *_HERE)
-    leader.hand_over(plan(a, {b"T": ids}), leader.peek(100))
-    assert (world.inbox(a)[0].ids, _bodies(world, a)) == (ids, {})
-
-
-def _sized(world: World, entry_id: bytes, size: int) -> bytes:
-    """An entry that counts as ``size`` bytes."""
-    return world.add(entry_id, FIELD, b"T", b"body", b"x" * (size - len(_TICKET) - 5 - 4 * _OVERHEAD))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "brought"),
-    [
-        ((_MOST,), 1),
-        ((_MOST + 1,), 0),
-        ((_MOST // 2, _MOST // 2), 2),
-        ((_MOST // 2, _MOST // 2, 50), 0),
-        ((_MOST // 2, _MOST // 2 + 1), 0),
-        ((50, _MOST), 0),
-        ((1_000_000,), 0),
-    ],
-)
-def test_all_bodies_come_if_they_are_small_together_and_else_the_ids_only(
-    world: World, sizes: Sequence[int], brought: int
-) -> None:
-    leader, a = world.elect(), world.join("a")
-    ids = [_sized(world, b"%d-1" % (n + 1), size) for n, size in enumerate(sizes)]
-    leader.hand_over(plan(a, {b"T": ids}), hear(world, leader))
-    [record] = world.inbox_records(a.incarnation)
-    assert (record.parts[0].ids, world.pending()) == (ids, {a.name: ids})
-    assert record.bodies == _fields(world, *ids[:brought])
-
-
-@pytest.mark.parametrize("pairs_of_nothing", [510, 511, 20_000])
-def test_thousands_of_empty_names_and_values_are_not_small(world: World, pairs_of_nothing: int) -> None:
-    leader, a = world.elect(), world.join("a")
-    entry_id = world.add(b"1-1", FIELD, b"T", *(b"", b"") * pairs_of_nothing)
-    leader.hand_over(plan(a, {b"T": [entry_id]}), hear(world, leader))
-    assert world.inbox(a)[0].ids == [entry_id]
-    assert _bodies(world, a) == (_fields(world, entry_id) if pairs_of_nothing == 510 else {})
-
-
-def test_what_is_too_large_for_one_target_does_not_matter_to_another(world: World) -> None:
-    leader, a, b, c = world.elect(), world.join("a"), world.join("b"), world.join("c")
-    ids = [_sized(world, b"%d-1" % (n + 1), size) for n, size in enumerate((5000, _MOST + 1, 5000))]
-    leader.hand_over(plans((a, {b"T": ids[:1]}), (b, {b"U": ids[1:2]}), (c, {b"V": ids[2:]})), hear(world, leader))
-    assert [world.inbox(owner)[0].ids for owner in (a, b, c)] == [ids[:1], ids[1:2], ids[2:]]
-    assert [_bodies(world, owner) for owner in (a, b, c)] == [_fields(world, ids[0]), {}, _fields(world, ids[2])]
-
-
-def test_each_of_two_targets_gets_the_bodies_of_its_own_messages(world: World) -> None:
-    leader, a, b = world.elect(), world.join("a"), world.join("b")
-    ids = [
-        world.send(ticket, entry_id)[0]
-        for ticket, entry_id in zip((b"T", b"U", b"T", b"V", b"W"), TRICKY_IDS, strict=False)
-    ]
-    leader.hand_over(plans((a, {b"T": [ids[0], ids[2]]}), (b, {b"U": [ids[1]], b"V": [ids[3]]})), hear(world, leader))
-    assert (_bodies(world, a), _bodies(world, b)) == (_fields(world, ids[0], ids[2]), _fields(world, ids[1], ids[3]))
-    assert world.pending()[b"master"] == [ids[4]]
-
-
-@pytest.mark.parametrize("state", ["LOST", "DRAINING", "REVOKED", "STRAY"])
-def test_bodies_of_a_refused_target_come_to_nobody(world: World, state: str) -> None:
-    leader, a, b, c = world.elect(), world.join("a"), world.join("b"), world.join("c")
-    taken = world.owned(leader, c, b"O", b"0-1")
-    refused, theirs = world.send(b"T", b"1-1", b"3-1"), world.send(b"U", b"4-1")
-    news = hear(world, leader)
-    parts = {b"T": refused}
-    if state == "STRAY":
-        parts[b"X"] = taken
-    else:
-        world.refuse(leader, a, state)
-    assert states(leader.hand_over(plans((a, parts), (b, {b"U": theirs})), news)) == [state, "OK"]
-    assert world.pending() == {c.name: taken, b"master": refused, b.name: theirs}
-    assert (world.inbox(a), _bodies(world, b)) == ([], _fields(world, *theirs))
-
-
-def test_bodies_of_a_refused_ticket_do_not_come_with_those_of_others(world: World) -> None:
-    leader, a, b = world.elect(), world.join("a"), world.join("b")
-    owned = world.owned(leader, b, b"T", b"0-1")
-    good, refused, more = world.send(b"U", b"1-1"), world.send(b"T", b"2-1", b"3-1"), world.send(b"V", b"4-1")
-    reply = leader.hand_over(plan(a, {b"U": good, b"T": refused, b"V": more}), hear(world, leader))
-    assert reply.targets == (("OK", [b"T"], [], []),)
-    assert world.pending() == {b.name: owned, a.name: good + more, b"master": refused}
-    assert (_bodies(world, a), _bodies(world, b)) == (_fields(world, *good, *more), {})
+    assert world.pending() == {a.name: ids}
 
 
 # ---- what is heard is what is seen ----
@@ -438,9 +285,5 @@ def test_of_what_was_heard_no_more_is_news_than_asked_for_and_that_is_taken(worl
     entries = parse_own(world.link.call("XREAD", "STREAMS", world.keys.stream, b"0-0"))
     assert [leader.notified(b"0-0", entries, count).is_all for count in (1, 3, 4, 5)] == [False, False, True, True]
     leader.hand_over(plan(a, {b"T": ids[:3]}), leader.notified(b"0-0", entries, 3))
-    assert (world.pending(), _position(world), _bodies(world, a)) == (
-        {a.name: ids[:3]},
-        ids[2],
-        _fields(world, *ids[:3]),
-    )
+    assert (world.pending(), _position(world)) == ({a.name: ids[:3]}, ids[2])
     assert (hear(world, leader).position, hear(world, leader).found) == (ids[2], [PeekedEntry(ids[3], b"T")])

@@ -18,9 +18,8 @@ from tests.chaos.mutants.rules import rule
 from tests.integration.actors import ConsumerActor, Stage, Trouble
 from tests.integration.factories import plan
 from usher.common.base.errors import GiveUp, OwnershipLost, ReplyUnknown
-from usher.common.protocol.stream_id import from_rank
 from usher.common.redis.replies import parse_own, read_own_command
-from usher.consumer.execution.inbox_reader import OwnRead
+from usher.consumer.execution.inbox_reader import FIRST_PAGE
 from usher.consumer.handlers.message import Message
 
 T, U = b"T", b"U"
@@ -68,10 +67,6 @@ def test_what_no_inbox_record_names_is_not_run_although_it_is_pending(stage: Sta
 @rule(
     mutant(
         "the reader reads on above the highest id it has seen",
-        Replace(
-            "usher.consumer.execution.inbox_reader:plan_reads",
-            lambda wanted, held, highest: [OwnRead(from_rank(max(highest, 0)), len(wanted))],
-        ),
         Replace("usher.consumer.execution.inbox_reader:InboxReader._read_on", lambda *_: None),
         Replace("usher.consumer.execution.inbox_reader:InboxReader._look_in_the_stream", lambda *_: None),
     )
@@ -124,12 +119,20 @@ def test_an_entry_that_comes_late_runs_before_the_higher_ones_of_its_ticket(stag
 )
 def test_a_lost_reply_of_the_inbox_or_of_the_bodies_is_asked_for_again(stage: Stage) -> None:
     leader, a = stage.world.elect(), stage.consumer("a")
-    ids = stage.world.parked(leader, T, b"4-1", b"5-1")
+    ids = stage.world.parked(leader, T, *(b"%d-1" % number for number in range(1, 2 * FIRST_PAGE)))
     _hand_over(stage, leader, a, T, *ids)
-    for step in ("XREAD", "PIPELINE"):
-        a.read_link.troubles[step] = Trouble.REPLY_LOST
+    for which in (1, 2):  # that of the inbox, with the first bodies; that of more bodies
+        trips: list[str] = []
+
+        def lose(step: str, which: int = which, trips: list[str] = trips) -> None:
+            trips.append(step)
+            if len(trips) == which:
+                a.read_link.troubles[step] = Trouble.REPLY_LOST
+
+        a.read_link.before = lose
         with pytest.raises(ReplyUnknown):
             a.read()
+    a.read_link.before = lambda step: None
     a.work()
     stage.check_done(T, ids)
 
@@ -155,8 +158,8 @@ def _prefix_is_kept(stage: Stage, ids: list[bytes]) -> None:
         "later batches go before one that is unsure",
         CodeEdit(
             "usher.consumer.policy.acks:AckLedger.next_batch",
-            "if self._under_way is None and self._finished:",
-            "if self._finished:",
+            "if self._under_way is None and self.finished:",
+            "if self.finished:",
         ),
     ),
 )

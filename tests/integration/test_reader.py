@@ -189,6 +189,6 @@ def test_what_the_bell_told_goes_to_its_owner_without_a_look_and_is_run_without_
     a.read_link.calls.clear()
     a.read_link.before = lambda step: a.read_link.calls.append(step)
     assert a.read() == 1
-    assert set(a.read_link.calls) == {"XREAD"}
+    assert set(a.read_link.calls) == {"PIPELINE"}
     a.work()
     assert stage.history.ids(T) == [first]

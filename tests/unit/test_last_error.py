@@ -15,6 +15,7 @@ from usher.consumer.execution.watchdog import thread_stack
 from usher.consumer.handlers.error_trace import own_line, traced
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.batches import TriedTogether
+from usher.consumer.policy.lanes import Lane
 from usher.master.policy.explain.tried import tried
 from usher.master.web.seen import without_texts
 
@@ -88,6 +89,8 @@ def test_the_stack_of_a_handler_is_found_in_its_thread() -> None:
         over.wait(30)
 
     class _Executor:
+        is_plain, outages = False, None
+
         def next_message(self, lane: object) -> Message:
             return message
 
@@ -98,7 +101,7 @@ def test_the_stack_of_a_handler_is_found_in_its_thread() -> None:
             return False
 
     worker = thread_pool.LaneWorker(0, _Executor(), handle)  # type: ignore[arg-type]
-    running = threading.Thread(target=worker._run, args=(None,))
+    running = threading.Thread(target=worker._run, args=(Lane(b"T"),))
     running.start()
     begun.wait(30)
     stack = thread_stack(message)

@@ -43,35 +43,11 @@ def test_a_recall_names_each_ticket_under_its_fence_with_its_ids(tickets: list[b
     lines = [b"%d %d-1 %d-2" % (number, number, number) for number in range(len(tickets))]
     fields = [b"recall", b"1", b"between", between, b"tickets", between.join(tickets), b"ids", b"\n".join(lines)]
     [record] = parse_inbox([[b"inbox", [[b"5-0", fields]]]])
-    assert (record.parts, record.bodies, record.order) == ([], {}, None)
+    assert (record.parts, record.order) == ([], None)
     assert record.recalled == [HandOver(t, n, [b"%d-1" % n, b"%d-2" % n]) for n, t in enumerate(tickets)]
 
 
 def test_a_record_of_a_form_that_is_not_known_names_nothing_and_stops_nobody() -> None:
     for fields in ([b"novelty", b"1"], [b"recall", b"2", b"T", b"1-1"], [b"T", b"7 1-1", b"U", b"x"], []):
         [record] = parse_inbox([[b"inbox", [[b"5-0", fields]]]])
-        assert record == InboxRecord(b"5-0", [], {})
-
-
-# ---- bodies ----
-
-_HEAD = (b"fence", b"9", b"between", b"\n", b"tickets", b"T\nU", b"ids", b"1-1 1-2\n7 2-1")
-_PARTS = [HandOver(b"T", 9, [b"1-1", b"1-2"]), HandOver(b"U", 7, [b"2-1"])]
-_IDS = (b"1-1", b"1-2", b"2-1")
-_WORDS = st.sampled_from([b"fence", b"between", b"tickets", b"ids", b"", b"\n", b"4", b"1-1", b"0"]) | st.binary(
-    max_size=5
-)
-_FIELDS = st.lists(st.tuples(_WORDS, _WORDS), min_size=1, max_size=4).map(
-    lambda pairs: [part for pair in pairs for part in pair]
-)
-
-
-def _record(*fields: bytes) -> InboxRecord:
-    [record] = parse_inbox([[b"inbox", [[b"5-0", list(fields)]]]])
-    return record
-
-
-@given(st.dictionaries(st.sampled_from(_IDS), _FIELDS))
-def test_bodies_behind_the_ids_are_read_whatever_is_in_them(bodies: dict[bytes, list[bytes]]) -> None:
-    flat = [part for entry_id, fields in bodies.items() for part in (entry_id, b"%d" % len(fields), *fields)]
-    assert _record(*_HEAD, *flat) == InboxRecord(b"5-0", _PARTS, bodies)
+        assert record == InboxRecord(b"5-0", [])

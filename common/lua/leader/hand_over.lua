@@ -1,7 +1,7 @@
 -- hand_over: the one way to an owner: entries change owner, the index and the inboxes of the new owners say so. Entries
 --            that the group was not given yet (the new entries: a peek or a notification showed them) come from the
 --            stream itself: all of them are taken here, those that get no owner by `master`.
--- KEYS: 1 stream, 2 leader, 3 tickets, 4 counters, 5 dead, 6 attempts, then for each target: its lease, its inbox
+-- KEYS: 1 stream, 2 leader, 3 tickets, 4 counters, 5 dead, then for each target: its lease, its inbox
 -- ARGV: 1 group, 2 epoch, 3 lowest id of the call, 4 highest id
 --       5 the version of the live rules that the plan was made by
 --       6 what separates tickets in an inbox record (common/redis/replies.py: separator)
@@ -18,9 +18,7 @@
 --       "<owner> <fence>"
 -- Inbox: one record per target: fence (of the call, or ""), between (what separates the tickets), tickets, and ids: for
 --        each ticket a line with its ids, separated by spaces; before them the ticket's fence, if it is not that of the
---        call. The name of this last field says that this leader knows of tickets that wait. If a notification brought
---        all of its entries, and they are small together and were not tried before, the bodies follow: id, number of
---        names and values, then these; the next id, ...
+--        call. The name of this last field says that this leader knows of tickets that wait.
 -- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), {"MOVED", the last id that the group was
 --          given} (it is not what it was when the new entries were seen, or those that a notification brought are not
 --          the next ones: nothing happened), or {"OK", fence of this call or "", number of entries that were cut from
@@ -52,28 +50,22 @@ local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
 local ids, sizes = cjson.decode(ARGV[7]), cjson.decode(ARGV[8])
 check_sizes(sizes, #ids)
 local for_master, old = cjson.decode(ARGV[11]), {} -- new ids that `master` gets; ids of the plan that are not new
-local heard = ARGV[13] ~= '' and {} -- bodies by id
 local tickets_at = 13 -- ticket number i is args[tickets_at + i], its record is records[i]
 local records = records_of(tickets_key, args, tickets_at + 1, #sizes)
 local parked = {}
 local complete = false
 local seen = #ids + #for_master -- number of new entries
 for _, id in ipairs(cjson.decode(ARGV[12])) do old[id], seen = true, seen - 1 end
-if heard then
+if ARGV[13] ~= '' then
   -- Another connection may have been to another server, with other entries, or others of the same ids. Here they must
   -- be exactly the next entries, up to the last of them.
-  local next_ids, parts = {}, {}
+  local parts = {}
   local function digest(part) parts[#parts + 1] = #part .. ':' .. part end
-  for n, entry in ipairs(redis.call('XRANGE', stream, '(' .. position, args[10], 'COUNT', seen + 1)) do
-    next_ids[n], heard[entry[1]] = entry[1], entry[2]
+  for _, entry in ipairs(redis.call('XRANGE', stream, '(' .. position, args[10], 'COUNT', seen + 1)) do
     digest(entry[1])
     for _, part in ipairs(entry[2]) do digest(part) end
   end
   if redis.sha1hex(concat(parts)) ~= args[13] then return {'MOVED', position} end
-  -- Entries that come again after the group was lost may have known attempts; their owner must ask for these.
-  for n, tried in ipairs(redis.call('HMGET', KEYS[6], unpack(next_ids))) do
-    if tried then heard[next_ids[n]] = nil end
-  end
 end
 if not has_news or next(old) then
   local limit = 2 * #ids + 100
@@ -148,15 +140,15 @@ end
 
 local targets, planned, wants_fence, i, last, at = {}, {}, false, 0, 0, tickets_at + 1 + #sizes
 redis.call('XLEN', KEYS[5]) -- what is no stream fails here, before anything has changed; so for each inbox below
-for t = 1, (#KEYS - 6) / 2 do
+for t = 1, (#KEYS - 5) / 2 do
   local name, unowned, others = args[at], whole(args[at + 1], #sizes - i), whole(args[at + 2], #sizes - i)
   -- ids: the claimed ones. For the given tickets: their numbers, their ids as one line, and their fences or false
   local target = {
-    name = name, inbox = KEYS[6 + 2 * t], ids = {}, size = 0,
+    name = name, inbox = KEYS[5 + 2 * t], ids = {}, size = 0,
     given = {}, lines = {}, fences = {}, refused = {}, fresh = {},
   }
   targets[t], target.first = target, last + 1
-  target.state = STATES[redis.call('GET', KEYS[5 + 2 * t]) or ''] or 'LOST'
+  target.state = STATES[redis.call('GET', KEYS[4 + 2 * t]) or ''] or 'LOST'
   if target.state == 'OK' then
     redis.call('XLEN', target.inbox)
     local n, wants = 0, false
@@ -249,21 +241,6 @@ local function those_there(target, ticket, ids, over, has, gone)
   return without(ids, over)
 end
 
--- The bodies, which spare the owner a fetch; some without the others would spare it nothing.
-local SMALL = 8192
-local function add_bodies(record, target_ids, over)
-  local bytes = over and SMALL + 1 or 0
-  for _, id in ipairs(target_ids) do
-    for _, part in ipairs(heard[id] or {}) do bytes = bytes + #part + 8 end
-    if bytes > SMALL or not heard[id] then return end
-  end
-  for _, id in ipairs(target_ids) do
-    local fields, n = heard[id], #record
-    record[n + 1], record[n + 2] = id, #fields
-    for k = 1, #fields do record[n + 2 + k] = fields[k] end
-  end
-end
-
 local fence = ''
 local cut = has_news and count_cut(KEYS[4], stream, facts) or 0
 if wants_fence then fence = next_number(KEYS[4], 'fence') end
@@ -291,11 +268,8 @@ for _, target in ipairs(targets) do
     end
     in_chunks(2 * n, function(from, to) redis.call('HSET', tickets_key, unpack(record_args, from, to)) end)
     if n > 0 then
-      local record = {
-        'fence', fence, 'between', between, 'tickets', concat(tickets, between), 'ids', concat(lines, '\n'),
-      }
-      if heard then add_bodies(record, target.ids, over) end
-      redis.call('XADD', target.inbox, '*', unpack(record))
+      local given, told = concat(tickets, between), concat(lines, '\n')
+      redis.call('XADD', target.inbox, '*', 'fence', fence, 'between', between, 'tickets', given, 'ids', told)
     end
   end
   reply[#reply + 1] = {target.state, target.refused, gone, target.state == 'OK' and target.fresh or {}}

@@ -3,13 +3,14 @@
 --       3 lease of the new one, 4 changed, by which the leader hears of it, 5 counters: the longest lease that was
 --       given is noted (master/membership/registry.py: clamp_leases), 6 inbox of the former one, 7 mark that the new
 --       one has not renewed its lease yet, 8 that mark of the former one
--- ARGV: 1 name, 2 the stored registration as the caller believes it ("" = none), 3 the new one, 4 lease in ms,
---       5 "1" when the caller has proof that the former process is dead
+-- ARGV: 1 name, 2 the stored registration as the caller believes it ("" = none), 3 the new one, 4 lease in ms (0: the
+--       same incarnation tells another health URL), 5 "1" when the caller has proof that the former process is dead
 -- Returns: {"REGISTERED"}, {"HELD", ms until the former lease can end}, or {"CHANGED"} (the caller believed wrongly and
 --          reads again)
 -- Why Lua: compare and set; two processes with one name must not both get it.
 --- @numbers large 4
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return {'CHANGED'} end
+if ARGV[4] == '0' then redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) return {'REGISTERED'} end
 if ARGV[2] ~= '' and redis.call('EXISTS', KEYS[2]) == 1 then
   if ARGV[5] ~= '1' then return {'HELD', redis.call('PTTL', KEYS[2])} end
 end

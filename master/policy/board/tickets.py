@@ -211,9 +211,10 @@ class ConsumerLoad:
     def room_for(self, ticket: BoardTicket) -> int:
         """Return how many messages of this ticket it may yet be handed. The pace keeps nothing of an urgent one back:
         the consumer must have the urgent message to know what is to run first."""
-        if ticket.priority:
+        if ticket.marks is not None and ticket.priority:
             return self.capacity - self.in_flight
-        room = min(self.pace.window + self.retrying, self.capacity) - self.in_flight
+        room, most = self.pace.window + self.retrying, self.capacity
+        room = (room if room < most else most) - self.in_flight
         if room <= 0 and ticket.owner is None and self.room > 0:
             return 1
         return room
@@ -257,7 +258,7 @@ class RunQueue:
 
     def next_runnable(self) -> BoardTicket | None:
         """Take out the next ticket that may be planned. A caller that puts it aside sets ``queued`` until ``retry``."""
-        while self.has_runnable:
+        while self._runnable and len(self._unassigned) < _ENOUGH:
             ticket = self._runnable.popleft()
             ticket.queued = False
             if ticket.standing is OPEN and ticket.parked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,15 +55,11 @@ def call_again(link: Link, *command: Any, **more: Any) -> Any:
         return reply
 
 
-_fetched = InboxReader._fetched
-
-
-def _deliveries_are_attempts(reader: InboxReader, wanted: list[bytes], brought: Collection[bytes]) -> Any:
-    bodies, _ = _fetched(reader, wanted, brought)
+def _deliveries_are_attempts(reader: InboxReader, wanted: list[bytes]) -> dict[bytes, Attempts]:
     keys = reader._keys
     rows = reader._link.call("XPENDING", keys.stream, keys.group, "-", "+", 10_000, reader._incarnation)
     deliveries = {entry_id: count for entry_id, _, _, count in rows}
-    return bodies, {entry_id: Attempts(*[deliveries.get(entry_id, 1) - 1] * 2) for entry_id in wanted}
+    return {entry_id: Attempts(*[deliveries.get(entry_id, 1) - 1] * 2) for entry_id in wanted}
 
 
 def _ack_nothing(
@@ -246,7 +242,8 @@ BUGS = (
     Bug(
         mutant(
             "deliveries instead of attempts",
-            Replace("usher.consumer.execution.inbox_reader:InboxReader._fetched", _deliveries_are_attempts),
+            Replace("usher.consumer.execution.inbox_reader:InboxReader._attempts", _deliveries_are_attempts),
+            CodeEdit("usher.consumer.execution.inbox_reader:InboxReader._put", "if any_tried", "if True"),
         ),
         _OWN + "neighbours_of_a_killer_are_not_charged",
         "K12",

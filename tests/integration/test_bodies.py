@@ -1,5 +1,4 @@
-"""A consumer runs messages whose bodies came with the inbox record without asking for them, and as any other
-message."""
+"""A consumer gets the bodies of what its inbox names in the same round trip, and runs nothing that it had before."""
 
 from __future__ import annotations
 
@@ -9,15 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pytest
 
 from tests.integration.actors import ConsumerActor, Stage, Trouble
-from tests.integration.factories import FIELD, hear, plan
+from tests.integration.factories import FIELD, plan
 from usher.common.protocol.attempts import Attempts
 from usher.consumer.handlers.message import Message
-from usher.master.leader.entries import NewEntries
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy.board.plans import NOTHING
 
 _HIGHEST = b"18446744073709551615-18446744073709551615"
-_SEEN, _HEARD = "seen", "heard"
 #: Records that a reader leaves in its inbox at most, with the one that it has not read yet.
 _MOST_LEFT = 26
 
@@ -29,32 +26,13 @@ class Play:
         self.stage, self.world, self.history = stage, stage.world, stage.history
         self.leader: LeaderScripts = self.world.elect()
         self.consumer: ConsumerActor = stage.consumer("a")
-        self.world.link.call("CONFIG", "RESETSTAT")
-        self._of_leader = 0
 
-    def news(self, how: str) -> NewEntries:
-        return hear(self.world, self.leader) if how == _HEARD else self.leader.peek(1000)
-
-    def give(self, parts: Mapping[bytes, Sequence[bytes]], how: str = _HEARD) -> int:
+    def give(self, parts: Mapping[bytes, Sequence[bytes]]) -> int:
         """Hand over what came last; one record. Its fence."""
         heads = {ticket: self.world.head(ticket) for ticket in parts}
-        before = self._reads()
-        reply = self.leader.hand_over(plan(self.consumer.incarnation, parts, heads), self.news(how))
-        self._of_leader += self._reads() - before
+        reply = self.leader.hand_over(plan(self.consumer.incarnation, parts, heads), self.leader.peek(1000))
         assert reply.targets == (("OK", [], [], []),)
-        brought = self.world.inbox_records(self.consumer.incarnation)[-1].bodies.keys()
-        tried = self.world.link.call("HKEYS", self.world.keys.attempts)
-        ids = {one for ids in parts.values() for one in ids}
-        assert brought == (ids if how == _HEARD and ids.isdisjoint(tried) else set())
         return reply.fence
-
-    def fetches(self) -> int:
-        """How often the consumer read its pending list since the beginning."""
-        return self._reads() - self._of_leader
-
-    def _reads(self) -> int:
-        found = re.search(rb"cmdstat_xreadgroup:calls=(\d+)", self.world.link.call("INFO", "commandstats"))
-        return int(found[1]) if found else 0
 
     def messages(self) -> list[Message]:
         """What waits in the lanes, in the order in which it is run now; what succeeds is written when nothing goes on
@@ -89,139 +67,36 @@ def play(any_redis_url: str) -> Iterator[Play]:
         assert not made.consumer.lost
 
 
-# ---- nothing is fetched ----
-
-
-@pytest.mark.parametrize("how", [_SEEN, _HEARD])
-def test_what_the_record_brings_is_run_without_a_read_of_the_pending_list(play: Play, how: str) -> None:
-    t, u = play.world.send(b"T", b"1-1", b"3-1", b"10-1"), play.world.send(b"U", b"10-2")
-    play.give({b"U": u, b"T": t}, how)
-    assert (play.consumer.read(), play.consumer.read()) == (4, 0)
-    assert (play.fetches(), set(play.world.deliveries().values())) == ((0, {1}) if how == _HEARD else (1, {2}))
-    play.consumer.work()
-    assert (play.history.ids(b"T"), play.history.ids(b"U")) == (t, u)
-    assert play.world.pending() == {}
-    assert play.fetches() == (how == _SEEN)
-
-
-def test_records_one_after_the_other_are_run_without_a_read_of_the_pending_list(play: Play) -> None:
-    """Also while what came before is pending still."""
-    ids: list[bytes] = []
-    for number in (1, 2, 10, 11):
-        ids += play.world.send(b"T", b"%d-1" % number)
-        play.give({b"T": ids[-1:]})
-        assert play.consumer.read() == 1
-    assert (play.fetches(), play.world.deliveries()) == (0, dict.fromkeys(ids, 1))
-    assert [message.stream_id for message in play.messages()] == ids
-
-
-def test_several_records_in_one_read_are_run_without_a_read_of_the_pending_list(play: Play) -> None:
+def test_records_and_all_bodies_come_in_one_round_trip(play: Play) -> None:
     ids: list[bytes] = []
     for number in range(5):
         ids += play.world.send(b"T", b"%d-1" % (number + 8))
         play.give({b"T": ids[-1:]})
+    play.consumer.reader._page_size = 100
+    trips: list[str] = []
+    play.consumer.read_link.before = trips.append
     assert play.consumer.read() == 5
+    assert trips == ["PIPELINE"]
     assert [message.stream_id for message in play.messages()] == ids
-    assert play.fetches() == 0
 
 
 def test_a_message_at_the_highest_id_is_run(play: Play) -> None:
     ids = play.world.send(b"T", b"1-1", _HIGHEST)
     play.give({b"T": ids})
     play.consumer.work()
-    assert (play.history.ids(b"T"), play.fetches()) == (ids, 0)
+    assert play.history.ids(b"T") == ids
 
 
 @pytest.mark.parametrize("trouble", [Trouble.REPLY_LOST, Trouble.NEVER_SENT])
-def test_what_was_brought_is_run_once_when_the_first_read_of_the_inbox_fails(play: Play, trouble: Trouble) -> None:
+def test_what_is_read_is_run_once_when_the_first_read_fails(play: Play, trouble: Trouble) -> None:
     ids = play.world.send(b"T", b"1-1", b"2-1")
     play.give({b"T": ids})
-    play.consumer.read_link.troubles["XREAD"] = trouble
+    play.consumer.read_link.troubles["PIPELINE"] = trouble
     with pytest.raises(Exception, match=re.escape(trouble.value)):
         play.consumer.read()
     assert (play.consumer.read(), play.consumer.read()) == (2, 0)
     play.consumer.work()
-    assert (play.history.ids(b"T"), play.fetches()) == (ids, 0)
-
-
-def test_a_body_that_was_deleted_after_the_hand_over_is_run_as_it_was_brought(play: Play) -> None:
-    ids = play.world.send(b"T", b"1-1", b"2-1", b"3-1")
-    play.give({b"T": ids})
-    play.world.delete(*ids[:2])
-    play.consumer.read()
-    assert [(message.stream_id, message.body) for message in play.messages()] == [
-        (one, b"body of " + one) for one in ids
-    ]
-    assert play.fetches() == 0
-
-
-# ---- brought and fetched ----
-
-_MIXTURES = ["sh", "hs", "shs", "hsh", "hhshh", "sshss", "hshshs", "shshsh", "hhhs", "shhh"]
-
-
-def _names(mixture: str) -> list[str]:
-    return [{"s": _SEEN, "h": _HEARD}[letter] for letter in mixture]
-
-
-@pytest.mark.parametrize("mixture", _MIXTURES)
-@pytest.mark.parametrize("at_once", [True, False])
-def test_brought_and_fetched_messages_of_a_ticket_run_in_id_order(play: Play, mixture: str, at_once: bool) -> None:
-    """``at_once``: the reader finds all records in one read."""
-    sent: dict[bytes, list[bytes]] = {b"T": [], b"U": []}
-    for number, how in enumerate(_names(mixture)):
-        parts = {ticket: play.world.send(ticket, b"%d-%d" % (number + 8, low)) for low, ticket in enumerate(sent)}
-        play.give(parts, how)
-        for ticket, ids in parts.items():
-            sent[ticket] += ids
-        if not at_once:
-            assert play.consumer.read() == 2
-    assert play.consumer.read() == (2 * len(mixture) if at_once else 0)
-    found = play.messages()
-    assert {ticket: [message.stream_id for message in found if message.ticket == ticket] for ticket in sent} == sent
-    assert all(message.body == b"body of " + message.stream_id for message in found)
-
-
-@pytest.mark.parametrize("tried", [(0,), (2,), (4,), (1, 3), (0, 2, 4)])
-def test_what_a_record_names_without_its_body_is_fetched_and_runs_in_its_turn_with_its_attempts(
-    play: Play, tried: Sequence[int]
-) -> None:
-    ids = play.world.send(b"T", b"8-1", b"9-1", b"10-1", b"11-1", b"100-1")
-    for which in tried:
-        play.world.link.call("HSET", play.world.keys.attempts, ids[which], b"%d 1 0 0" % (which + 1))
-    play.give({b"T": ids})
-    assert play.consumer.read() == len(ids)
-    found = play.messages()
-    assert [message.stream_id for message in found] == ids
-    starts = [which + 1 if which in tried else 0 for which in range(len(ids))]
-    assert [message.attempt for message in found] == [start + 1 for start in starts]
-    assert all(message.body == b"body of " + message.stream_id for message in found)
-
-
-@pytest.mark.parametrize("how", [_SEEN, _HEARD])
-def test_parked_messages_that_come_with_brought_ones_run_before_them(play: Play, how: str) -> None:
-    parked = play.world.parked(play.leader, b"T", b"9-1", b"10-1")
-    new = play.world.send(b"T", b"11-1", b"100-1")
-    reply = play.leader.hand_over(plan(play.consumer.incarnation, {b"T": parked + new}), play.news(how))
-    assert reply.targets == (("OK", [], [], []),)
-    assert play.consumer.read() == 4
-    assert [message.stream_id for message in play.messages()] == parked + new
-
-
-@pytest.mark.parametrize("trouble", [Trouble.REPLY_LOST, Trouble.NEVER_SENT])
-def test_when_what_must_be_fetched_cannot_be_nothing_of_the_read_is_run_before_it_can(
-    play: Play, trouble: Trouble
-) -> None:
-    ids = play.world.send(b"T", b"8-1")
-    play.give({b"T": ids}, _SEEN)
-    ids += play.world.send(b"T", b"9-1")
-    play.give({b"T": ids[1:]})
-    play.consumer.read_link.troubles["PIPELINE"] = trouble
-    with pytest.raises(Exception, match=re.escape(trouble.value)):
-        play.consumer.read()
-    assert play.messages() == []
-    assert play.consumer.read() == 2
-    assert [message.stream_id for message in play.messages()] == ids
+    assert play.history.ids(b"T") == ids
 
 
 # ---- what this process has read before ----
@@ -232,20 +107,18 @@ def _run_but_not_written(play: Play) -> list[bytes]:
     ids = play.world.send(b"T", b"1-1", b"2-1")
     play.give({b"T": ids})
     play.consumer.work()
-    assert (play.history.ids(b"T"), play.fetches()) == (ids, 0)
+    assert play.history.ids(b"T") == ids
     play.set_back(b"0-0")
     play.give({b"T": ids})
     return ids
 
 
 def test_what_is_handed_over_anew_and_was_acknowledged_since_is_not_run_again(play: Play) -> None:
-    """The acknowledgement of before was sent again, as after a lost reply. The record brings the bodies all the
-    same."""
+    """The acknowledgement of before was sent again, as after a lost reply."""
     ids = _run_but_not_written(play)
     play.consumer.steps.ack({b"T": ids}, b"", 0)
     assert play.consumer.read() == 0
     assert (play.messages(), play.history.ids(b"T")) == ([], ids)
-    assert play.fetches() > 0
 
 
 def test_a_body_of_an_earlier_record_is_not_that_of_a_later_one(play: Play) -> None:
@@ -254,12 +127,12 @@ def test_a_body_of_an_earlier_record_is_not_that_of_a_later_one(play: Play) -> N
     play.world.link.call("DEL", play.world.keys.stream, play.world.keys.tickets)
     play.world.make_group()
     play.world.add(b"5-1", FIELD, b"T", b"body", b"another")
-    play.give({b"T": [b"5-1"]}, _SEEN)
+    play.give({b"T": [b"5-1"]})
     assert play.consumer.read() == 1
     assert [message.body for message in play.messages()] == [b"another"]
 
 
-def test_what_was_found_behind_the_planned_read_counts_as_read_before(play: Play) -> None:
+def test_what_was_found_by_a_read_of_its_own_counts_as_read_before(play: Play) -> None:
     """A record that comes during a read puts its entries into the pending list, so that the read that was planned
     brings others."""
     low, between, high = play.world.send(b"T", b"1-1", b"5-1", b"9-1")
@@ -271,7 +144,7 @@ def test_what_was_found_behind_the_planned_read_counts_as_read_before(play: Play
         play.leader.hand_over(plan(play.consumer.incarnation, {b"U": [between]}))
 
     play.consumer.read_link.before = lambda step: more(step) if step == "PIPELINE" else None
-    assert (play.consumer.read(), play.consumer.read()) == (2, 1)
+    assert play.consumer.read() + play.consumer.read() == 3
     play.consumer.work()
     assert play.history.ids(b"V") == [high]
     play.set_back(b"8-1")
@@ -286,7 +159,6 @@ def test_what_is_handed_over_anew_and_is_pending_is_looked_up_and_run_again(play
     play.give({b"T": new})
     assert play.consumer.read() == 3
     assert [message.stream_id for message in play.messages()] == ids + new
-    assert play.fetches() > 0
 
 
 def test_of_what_is_handed_over_anew_only_what_is_pending_is_run_and_new_messages_are(play: Play) -> None:
@@ -310,7 +182,7 @@ def _give_many(play: Play, count: int, after_each: Callable[[], object]) -> list
     return ids
 
 
-def test_the_inbox_stays_short_though_nothing_is_ever_fetched(play: Play) -> None:
+def test_the_inbox_stays_short(play: Play) -> None:
     lengths = []
 
     def read() -> None:
@@ -319,7 +191,7 @@ def test_the_inbox_stays_short_though_nothing_is_ever_fetched(play: Play) -> Non
 
     ids = _give_many(play, 320, read)
     assert max(lengths) <= _MOST_LEFT
-    assert (len(ids), play.fetches(), play.world.deliveries()) == (320, 0, dict.fromkeys(ids, 1))
+    assert len(ids) == 320
     assert sorted(message.stream_id for message in play.messages()) == sorted(ids)
 
 
@@ -328,7 +200,6 @@ def test_an_inbox_that_has_grown_long_is_read_and_trimmed_in_a_few_reads(play: P
     assert [play.consumer.read() for _ in range(21)] == [16] * 20 + [0]
     assert play.in_inbox() <= _MOST_LEFT
     assert sorted(message.stream_id for message in play.messages()) == sorted(ids)
-    assert play.fetches() == 0
 
 
 def test_the_inbox_is_trimmed_when_nothing_comes_any_more(play: Play) -> None:
@@ -338,15 +209,7 @@ def test_the_inbox_is_trimmed_when_nothing_comes_any_more(play: Play) -> None:
     assert play.in_inbox() == 0
 
 
-def test_the_inbox_is_trimmed_by_the_next_read_that_fetches(play: Play) -> None:
-    _give_many(play, 5, play.consumer.read)
-    assert (play.in_inbox(), play.fetches()) == (5, 0)
-    play.give({b"U": play.world.send(b"U")}, _SEEN)
-    play.consumer.read()
-    assert (play.in_inbox(), play.fetches()) == (1, 1)
-
-
-# ---- the same message ----
+# ---- messages ----
 
 _ODD = (
     b"nul\0\xff",
@@ -366,14 +229,13 @@ _ODD = (
 )
 
 
-@pytest.mark.parametrize("how", [_SEEN, _HEARD])
-def test_a_brought_message_is_the_same_as_a_fetched_one(play: Play, how: str) -> None:
+def test_a_message_has_all_that_was_sent_and_its_attempts(play: Play) -> None:
     ticket = b"nul\0 and\nline"
     first = play.world.add(b"1-1", FIELD, ticket, *_ODD)
-    fence = play.give({ticket: [first]}, how)
+    fence = play.give({ticket: [first]})
     second = play.world.add(b"2-1", *_ODD, FIELD, ticket)
     play.world.link.call("HSET", play.world.keys.attempts, second, "2 1 0 0")
-    assert play.give({ticket: [second]}, how) == 0, "the ticket keeps its fence"
+    assert play.give({ticket: [second]}) == 0, "the ticket keeps its fence"
     play.consumer.read()
     with play.consumer.lanes.locked() as board:
         waiting, _, _ = board.look(ticket)
@@ -387,7 +249,7 @@ def test_a_brought_message_is_the_same_as_a_fetched_one(play: Play, how: str) ->
     ]
 
 
-def test_what_was_brought_and_not_started_is_given_back_by_a_drain_and_is_run_by_the_next_owner(play: Play) -> None:
+def test_what_was_read_and_not_started_is_given_back_by_a_drain_and_is_run_by_the_next_owner(play: Play) -> None:
     ids = play.world.send(b"T", b"1-1")
     play.give({b"T": ids})
     assert play.consumer.read() == 1
