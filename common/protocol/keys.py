@@ -168,8 +168,9 @@ class Keys:
 
     @property
     def changed(self) -> str:
-        """Stream, capped: tickets whose record another process than the leader changed, changes of the rules, new
-        consumers. It wakes the leader. Written by dead_letter, redrive, drop, change_rules, register, renew."""
+        """Stream, capped: tickets whose record another process than the leader changed, changes of the rules,
+        consumers that come and go. It wakes the leader, and standbys when it resigns. Written by dead_letter, redrive,
+        drop, change_rules, register, renew, drain, revoke, deregister, resign."""
         return self.prefix + "changed"
 
     @property

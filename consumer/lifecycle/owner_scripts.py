@@ -105,13 +105,16 @@ class OwnerScripts:
         self._registration = registration
         self.incarnation = self._incarnation = registration.incarnation
         self._lease = keys.lease(registration.incarnation)
+        self._has_renewed = False
 
     def renew(self, lease_ms: int, start: bytes = b"-") -> Renewal:
         """Extend the lease, and touch up to a thousand pending entries of this incarnation, from ``start`` on."""
-        keys = (self._lease, self._keys.stream, self._keys.unproven(self._incarnation), self._keys.changed)
+        first = () if self._has_renewed else (self._keys.unproven(self._incarnation), self._keys.changed)
+        keys = (self._lease, self._keys.stream, *first)
         state, touched, following = self._scripts.run(
             "renew", keys, (self._keys.group, self._incarnation, lease_ms, start)
         )
+        self._has_renewed = True
         return Renewal("" if state == b"LOST" else state.decode(), touched, following)
 
     def ack(self, by_ticket: Mapping[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int) -> AckAnswer:
@@ -174,7 +177,7 @@ class OwnerScripts:
         return list(reply[1])
 
     def drain(self, lease_ms: int) -> None:
-        self._check(self._scripts.run("drain", (self._lease,), (lease_ms,)))
+        self._check(self._scripts.run("drain", (self._lease, self._keys.changed), (lease_ms, self._incarnation)))
 
     def give_back(self, tickets: Iterable[GiveBack]) -> list[Given]:
         """Give tickets back to ``master`` of which nothing runs, and of which no message that ended waits to be
@@ -191,7 +194,7 @@ class OwnerScripts:
     def deregister(self) -> bool:
         """Leave for good. Return False when entries are still pending for this incarnation."""
         keys, mine = self._keys, self._registration
-        script_keys = (keys.stream, self._lease, keys.inbox(mine.incarnation), keys.consumers)
+        script_keys = (keys.stream, self._lease, keys.inbox(mine.incarnation), keys.consumers, keys.changed)
         reply = self._scripts.run("deregister", script_keys, (keys.group, mine.incarnation, mine.name, mine.dump()))
         self._check(reply)
         return bool(reply == b"OK")

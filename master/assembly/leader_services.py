@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from usher.common.base.clock import now_s
@@ -29,7 +29,7 @@ from usher.master.leader.entries import Rejected
 from usher.master.leader.limits import limits_of
 from usher.master.membership.consumer_http import ConsumerHttpClient
 from usher.master.membership.health_checker import BOUNDS, HealthChecker
-from usher.master.membership.registry import ConsumerRegistry, RegisteredConsumer
+from usher.master.membership.registry import ConsumerRegistry
 from usher.master.operations.delayed_sender import DelayedMessages
 from usher.master.operations.trimming import Trimmer, retention_of, turn_s
 from usher.master.policy.board.plans import HandOverPlan
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TRIM_WORK_S = 2.0
-#: Seconds between two looks at the leases, and between two questions to each consumer's health URL.
-ROSTER_S, HEALTH_S = 0.5, 2.0
+#: Seconds between two questions to each consumer's health URL.
+HEALTH_S = 2.0
 #: Failed answers in a row before a lease is revoked: 10 s, as long as a lease lives.
 HEALTH_FAILURES = 5
 
@@ -101,12 +101,12 @@ class LeaderServices:
         limits = limits_of(settings)
         dispatch_link = link("dispatch", max(1.0, settings.leader_lease_seconds / 2))
         self.dispatcher = Dispatcher(dispatch_link, keys, self.lead, limits, notifier)
-        self.roster = ConsumerRegistry(link("roster"), keys, self.lead, ROSTER_S, self.dispatcher.post, place.lease_ms)
+        self.roster = ConsumerRegistry(link("roster"), keys, self.lead, self.dispatcher.post, place.lease_ms)
         asker = ConsumerHttpClient(place.hosts, BOUNDS, settings.tls_ca)
-        watch = (HEALTH_S, HEALTH_FAILURES, asker, self._members, place.lease_ms, self._close)
+        watch = (HEALTH_S, HEALTH_FAILURES, asker, lambda: self.roster.members, place.lease_ms, self._close)
         self.health = HealthChecker(link("health"), keys, self.lead, *watch)
         self._bell = DeadLetterNotifier(metrics, settings, "master", keys)
-        changes = ChangeWatch(link("changes"), keys.changed, self.dispatcher.post, self.roster.wake)
+        self._changes = ChangeWatch(link("changes"), keys.changed, self.dispatcher.post, self.roster.wake)
         janitor = Janitor(
             link("reap"), keys, self.lead, limits.sweep_s, lambda name: name in self.dispatcher.board.consumers
         )
@@ -117,7 +117,7 @@ class LeaderServices:
         self.lead.on_change = self._lead_changed
         self.services: list[Service] = [
             self.dispatcher,
-            changes,
+            self._changes,
             self.roster,
             self.health,
             janitor,
@@ -140,15 +140,12 @@ class LeaderServices:
         self.dispatcher.closed = silent
         self.roster.wake()
 
-    def _members(self) -> Mapping[str, RegisteredConsumer]:
-        return self.roster.members
-
     def elector(self, url: str) -> Elector:
         """Return the service that wins and holds the lead, for a master that is reached under ``url``."""
         lease_s = self._place.settings.leader_lease_seconds
         link = self._place.link("elect", max(0.2, lease_s / 3))
         made = Elector(link, self._place.keys, self.lead, url, int(lease_s * 1000), self._works, scripts_for_others())
-        self.lead.on_doubt = made.wake
+        self.lead.on_doubt = self._changes.on_resigned = made.wake
         return made
 
     def _lead_changed(self) -> None:

@@ -110,6 +110,7 @@ class Dispatcher(Service):
         self._position_saver = PositionSaver(self._stream, limits.reconcile_s)
         self._pending_check = PendingCheck(self._limits.reconcile_s)
         self._comes_again = False  # what was taken last, the group had been given before
+        self._has_pending = True  # somebody has pending entries, as of the last look
         self._unload_s = 0.0  # when to look again for what need not be in memory
         self.closed: frozenset[str] = frozenset()  # they get no new tickets while others do: health_checker.py
         self._unwell: str | None = None  # why the last turn as leader failed; None after one that did not
@@ -180,8 +181,7 @@ class Dispatcher(Service):
         epoch = self._lead.epoch
         if epoch is None:
             self._drop_memory()
-            self._position_saver.follow()
-            return 1.0
+            return self._position_saver.follow()
         try:
             if self._steps is None or self._steps.epoch != epoch:
                 self._begin(epoch)
@@ -213,7 +213,7 @@ class Dispatcher(Service):
         self._lead.doubt(epoch)
 
     def _drop_memory(self) -> None:
-        self._steps, self._comes_again = None, False
+        self._steps, self._comes_again, self._has_pending = None, False, True
         while self._events:
             posted = self._events.popleft()
             if isinstance(posted, Report):
@@ -264,7 +264,8 @@ class Dispatcher(Service):
         self._recoverer.turn(self.board, self._steps, self._rejected)
         self._unsure.update(self._recoverer.take_unsure())
         # 3. Older entries: pending ones that the idle sweep finds.
-        sweeping = self._idle_sweep.turn(self.board, self._steps, list(self._members), now_s(), self._rejected)
+        known, has_any = list(self._members), self._has_pending or bool(self.board.in_flight)
+        sweeping = self._idle_sweep.turn(self.board, self._steps, known, now_s(), self._rejected, has_any)
         # 4. Records of unsure tickets: after 1 and 2, which name most of them, and before they are planned.
         self._read_records()
         # 5. Older entries: those that memory did not keep of tickets that go on.
@@ -285,6 +286,7 @@ class Dispatcher(Service):
         if look is not None:
             self._steps.losses.cut(look.cut, look.position.delivered)
             self._cursor.under_master = look.pending.get(MASTER, 0)
+            self._has_pending = any(look.pending.values())
             self._pending_check.learn(self.board, look.pending, now_s())
         checking = self._pending_check.turn(self.board, self._steps)
         # 11. Recalls, when nothing waits for the consumers. Last of what writes: full memory refuses them, and must not

@@ -65,24 +65,25 @@ DispatcherEvent = Report | ChangedElsewhere | dict[str, RegisteredConsumer]
 
 
 class ChangeWatch(Service):
-    """Service that waits for the names of tickets whose records others have changed, and for word of changed rules and
-    of consumers that registered with another master."""
+    """Service that waits for the names of tickets whose records others have changed, and for word of changed rules, of
+    consumers that come and go, and of a leader that resigns."""
 
     name = "changes"
-    _BLOCK_MS = 2000
+    _BLOCK_MS = 5000
 
     def __init__(
         self,
         link: Link,
         changed_key: str,
         tell: Callable[[ChangedElsewhere], object],
-        on_registered: Callable[[], None] = lambda: None,
+        on_members: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self._link = link
         self._key = changed_key
         self._tell = tell
-        self._on_registered = on_registered
+        self._on_members = on_members
+        self.on_resigned: Callable[[], None] = lambda: None  # the leader has: its lease is free
         # Start with old names: reading a record once more costs next to nothing, missing a name costs time.
         self._after = ZERO
 
@@ -99,7 +100,9 @@ class ChangeWatch(Service):
             tickets = frozenset(fields[1] for _, fields in entries if fields[0] == b"ticket")
             self._tell(ChangedElsewhere(tickets, any(fields[0] == b"rules" for _, fields in entries)))
             if any(fields[0] == b"consumer" for _, fields in entries):
-                self._on_registered()
+                self._on_members()
+            if any(fields[0] == b"leader" for _, fields in entries):
+                self.on_resigned()
             self._after = entries[-1][0]
 
     def interrupt(self) -> None:

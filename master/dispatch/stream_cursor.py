@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 #: Idle time after which the stream is read although no notification came: a stream that was deleted and came back with
 #: lower ids sends none.
-IDLE_READ_S = 2.0
+IDLE_READ_S = 5.0
 #: Entries under ``master`` at which nothing more is read: a takeover reads them all.
 _MOST_UNDER_MASTER = 2_000_000
 #: Read-ahead: most bytes of ids, of tickets and of entries, in memory.
@@ -191,12 +191,13 @@ class PositionSaver:
         self._was_open = False  # the last saved position had something pending
         self._saved_s = 0.0
 
-    def follow(self) -> None:
+    def follow(self) -> float:
         """Learn, on a standby, what the leader saved last, in case that is lost together with all the other data in
-        Redis."""
-        saved = self._stream.saved_position()
+        Redis. Return for how many seconds that will do."""
+        saved, before = self._stream.saved_position(), self.memory
         if saved is not None:
-            self.memory = self.memory.followed(saved)
+            self.memory = before.followed(saved)
+        return self._look_s if self.memory == before else _SAVE_POSITION_S
 
     def begin(self, last_delivered: bytes) -> None:
         self.memory = self.memory.found(last_delivered)

@@ -37,7 +37,7 @@ from usher.master.policy.rules import Rulebook, Target
 
 #: Seconds between two looks: while a page is open, while none is, and while nothing moves either; and how long a page
 #: counts as open after it was asked for.
-_EVERY_S, _IDLE_EVERY_S, _STILL_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 10.0, 10.0
+_EVERY_S, _IDLE_EVERY_S, _STILL_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 30.0, 10.0
 #: Seconds that a page waits for a fresh look; a later one reaches it as an event anyway.
 _PATIENCE_S = 0.2
 #: Points of the history: ten to twenty minutes, or more where nothing moved.

@@ -18,20 +18,18 @@ from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.settings import LONGEST_LEASE_S
 
 log = logging.getLogger(__name__)
 
-#: How often a standby checks whether the lead is free.
-_STANDBY_LOOK_S = 0.5
+#: A standby looks again when the lease that it saw would end, or after so many seconds: a leader that resigns tells
+#: those who read the stream of changes. Others, and who tries to be elected, look more often.
+_LOOK_S, _AGAIN_S = 2.0, 0.5
 #: An election sooner than this after the last one counts as one in a row, and waits.
 _CALM_S = 5.0
-#: How often a standby checks whether the lease lasts longer than any lease may: then the clock of Redis was set back
-#: since it was taken, and its holder may be dead. A living holder extends it soon, and finds that it was succeeded.
-_LEFT_EVERY_S = 5.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
@@ -141,6 +139,7 @@ class Elector(Service):
         self._holder = f"{uuid.uuid4().hex[:12]} {url}"
         self._url = url
         self._lease_ms = lease_ms
+        self._look_s = _LOOK_S if isinstance(keys, Keys) else _AGAIN_S
         self._works = works
         self._for_others = for_others  # steps that are loaded for users that may not send scripts
         self._not_loaded = ""  # why they could not be, as it was logged
@@ -148,7 +147,6 @@ class Elector(Service):
         self._elected_s = -_CALM_S
         self._in_a_row = 0
         self._next_election_s = 0.0
-        self._left_s = now_s()
         self._not_extended: int | None = None  # the epoch for which that is logged
         self._told_of = ""  # the leader for which our standing by is logged
         self.elections = 0
@@ -160,7 +158,8 @@ class Elector(Service):
         return wait_s
 
     def _load_for_others(self) -> None:
-        refused = self._scripts.load_for_others(self._for_others) if self._for_others else []
+        loads = self._for_others if self._lead.is_ours else ()
+        refused = self._scripts.load_for_others(loads) if loads else []
         why = refused[0] if refused else ""
         if why and why != self._not_loaded:
             event(log, "scripts_not_loaded", level=logging.WARNING, refused=len(refused), why=why)
@@ -174,9 +173,12 @@ class Elector(Service):
                 return early_s
             if doubted:
                 self._elect(succeed=str(epoch))
-            elif (succeed := self._free()) is not None:
+            else:
+                succeed, left_s = self._free()
+                if succeed is None:
+                    return min(left_s, self._look_s)
                 self._elect(succeed)
-            return min(_STANDBY_LOOK_S, self._lease_ms / 3000)
+            return min(_AGAIN_S, self._lease_ms / 3000)
         if self._works():
             until_s = now_s() + self._lease_ms / 1000
             if self._scripts.run("hold_lead", (self._keys.leader,), (str(epoch), self._lease_ms)) != b"OK":
@@ -197,13 +199,16 @@ class Elector(Service):
         # A lease may be longer than the health check waits for a turn.
         return min(self._lease_ms, 1000 * self.stalls_after_s) / 3000
 
-    def _free(self) -> str | None:
-        """Return the epoch to succeed ("" for none), or None when another master holds the lead. It is one plain GET,
-        because a standby does this twice a second for as long as it lives."""
-        epoch, _, holder = (self._link.call("GET", self._keys.leader) or b"").decode(errors="replace").partition(" ")
+    def _free(self) -> tuple[str | None, float]:
+        """Return the epoch to succeed ("" for none), or None when another master holds the lead; and for how many
+        seconds it does, should it not renew its lease."""
+        stored, left_ms = self._link.all_of([("GET", self._keys.leader), ("PTTL", self._keys.leader)])
+        epoch, _, holder = (stored or b"").decode(errors="replace").partition(" ")
         if holder in ("", self._holder):
-            return ""
-        if self._lasts_too_long():
+            return "", 0.0
+        # Longer than any lease: the clock of Redis was set back since it was taken, and its holder may be dead. If not,
+        # it extends it soon, and finds that it was succeeded.
+        if left_ms > 1000 * LONGEST_LEASE_S:
             event(
                 log,
                 "leadership_lease_too_long",
@@ -211,18 +216,9 @@ class Elector(Service):
                 epoch=epoch,
                 why="it lasts too long: the clock of Redis was set back",
             )
-            return epoch
+            return epoch, 0.0
         self._stand_by(holder)
-        return None
-
-    def _lasts_too_long(self) -> bool:
-        if now_s() - self._left_s < _LEFT_EVERY_S:
-            return False
-        self._left_s = now_s()
-        try:
-            return bool(self._link.call("PTTL", self._keys.leader) > 1000 * LONGEST_LEASE_S)
-        except CommandRefused:  # this user lacks the right, which is newer than many an ACL
-            return False
+        return None, (left_ms + 1) / 1000 if left_ms >= 0 else _AGAIN_S
 
     def _stand_by(self, holder: str) -> None:
         """Note that another master leads. Log it once per leader, so that an operator who starts a master by hand
@@ -276,7 +272,8 @@ class Elector(Service):
         epoch, _ = self._lead._held()
         try:
             if epoch is not None:
-                self._scripts.run("resign", (self._keys.leader,), (str(epoch),))
+                changed = (self._keys.changed,) if isinstance(self._keys, Keys) else ()
+                self._scripts.run("resign", (self._keys.leader, *changed), (str(epoch),))
                 event(log, "leadership_resigned", epoch=epoch)
         except Exception as problem:  # the lease ends by itself
             event(log, "leadership_resign_failed", level=logging.WARNING, problem=str(problem))

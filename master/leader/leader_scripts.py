@@ -416,8 +416,8 @@ class LeaderScripts:
         return [one[0].decode(errors="replace") if isinstance(one, list) else one for one in told]
 
     def revoke(self, incarnation: str) -> bool:
-        args = (str(self.epoch),)
-        reply = self._scripts.run("revoke", (self._keys.leader, self._keys.lease(incarnation)), args)
+        script_keys = (self._keys.leader, self._keys.lease(incarnation), self._keys.changed)
+        reply = self._scripts.run("revoke", script_keys, (str(self.epoch), incarnation))
         return bool(self._unfenced(reply) == b"OK")
 
     def reap(self, incarnation: str, name: str, stored: bytes) -> bool:

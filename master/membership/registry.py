@@ -4,12 +4,10 @@ authority."""
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import Registration, parse
@@ -21,12 +19,10 @@ from usher.master.policy.rules import Rulebook
 
 log = logging.getLogger(__name__)
 
-#: How often all registrations are read when no new one is announced.
-_ALL_EVERY_S = 5.0
-#: How often leases that last too long are looked for.
-_LONG_EVERY_S = 10.0
 #: Field of the counters with the living incarnations that do not answer the leader over HTTP.
 SILENT = "silent"
+#: Seconds between two looks at the roster of which nobody says that it has changed.
+_EVERY_S = 5.0
 #: States that ``state_of`` returns.
 STATES = ("live", "starting", "paused", "draining", "revoked", "lost")
 
@@ -122,85 +118,31 @@ def clamp_leases(link: Link, keys: Keys, registrations: Sequence[Registration], 
 
 
 class ConsumerRegistry(Service):
-    """Service that reads the leases again and again while this master leads, and posts the roster when one has changed.
-    ``wake`` it after a registration and when the lead has changed. A registration that it does not hear of is found
-    when all of them are read again (``_ALL_EVERY_S``)."""
+    """Service that reads the roster while this master leads, and posts it: when somebody says that it has changed
+    (``wake``: a registration, a first renewal, a drain, a revocation, a departure, a new lead), when the first lease
+    could end, and from time to time, should nobody have heard of a change."""
 
     name = "roster"
+    stalls_after_s = 4 * _EVERY_S
 
     def __init__(
-        self,
-        link: Link,
-        keys: Keys,
-        lead: Lead,
-        every_s: float,
-        tell: Callable[[dict[str, RegisteredConsumer]], object],
-        lease_ms: int,
+        self, link: Link, keys: Keys, lead: Lead, tell: Callable[[dict[str, RegisteredConsumer]], object], lease_ms: int
     ) -> None:
         super().__init__()
         self._link = link
         self._keys = keys
         self._lead = lead
-        self._every_s = every_s
         self._tell = tell
-        self._members: dict[str, RegisteredConsumer] = {}
-        # their keys, and the marks of those that are starting, whose values are in ``_states``: a thousand are compared
-        # twice a second
-        self._leases: list[str] = []
-        self._states: list[bytes | None] = []
-        self._epoch: int | None = None  # the epoch under which they were read
-        self._read_s = -math.inf
         self._lease_ms = lease_ms
-        self._long_s = now_s()
-        self._news = False
-        self.stalls_after_s = max(10.0, 4 * every_s)
-
-    @property
-    def members(self) -> Mapping[str, RegisteredConsumer]:
-        return self._members
-
-    def wake(self) -> None:
-        self._news = True
-        super().wake()
+        self.members: Mapping[str, RegisteredConsumer] = {}
 
     def run_once(self) -> float:
         if not self._lead.is_ours:  # a standby reads it when it takes over
-            self._members, self._epoch = {}, None
-            return self.stalls_after_s / 3  # an election wakes us
-        if self._is_due() or self._leases_changed():
-            epoch = self._lead.epoch
-            self._news = False  # before the read: an announcement that comes meanwhile counts again
-            try:
-                self._members = members = read_registry(self._link, self._keys)
-            except BaseException:
-                self._news = True
-                raise
-            self._epoch, self._read_s = epoch, now_s()
-            starting = [name for name, member in members.items() if member.state == "starting"]
-            self._leases = [*map(self._keys.lease, members), *map(self._keys.unproven, starting)]
-            self._states = [_lease_of(member.state) for member in members.values()] + [b"1"] * len(starting)
-            self._tell(members)
-            if now_s() - self._long_s >= _LONG_EVERY_S:
-                self._long_s = now_s()
-                clamp_leases(
-                    self._link,
-                    self._keys,
-                    [member.registration for member in members.values() if member.alive],
-                    self._lease_ms,
-                )
-        return self._every_s
-
-    def _is_due(self) -> bool:
-        return (
-            self._news
-            or self._epoch is None
-            or self._epoch != self._lead.epoch
-            or now_s() - self._read_s >= _ALL_EVERY_S
-        )
-
-    def _leases_changed(self) -> bool:
-        return bool(self._leases) and self._link.call("MGET", *self._leases) != self._states
-
-
-def _lease_of(state: str) -> bytes | None:
-    return b"live" if state == "starting" else state.encode() or None
+            self.members = {}
+            return _EVERY_S  # an election wakes us
+        self.members = members = read_registry(self._link, self._keys)
+        left_ms = read_left_ms(self._link, self._keys, [name for name, member in members.items() if member.alive])
+        self._tell(members)
+        if long := [members[name].registration for name, ms in left_ms.items() if ms > self._lease_ms]:
+            clamp_leases(self._link, self._keys, long, self._lease_ms)
+        return min([_EVERY_S, *((ms + 1) / 1000 for ms in left_ms.values())])

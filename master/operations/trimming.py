@@ -48,8 +48,9 @@ TRIM_S = 10.0
 MEMORY_SHARE = 0.5
 #: Seconds between lines of the log about what was cut.
 _TELL_EVERY_S = 3_600
-#: Seconds between two turns of a trimmer that trims nothing.
-_IDLE_S = 60.0
+#: Seconds between two turns of a trimmer that trims nothing; and so many times longer is a turn's wait where nobody has
+#: sent or read anything since the last one.
+_IDLE_S, _AT_REST = 60.0, 3
 
 _ID = re.compile(rb"[0-9]+-[0-9]+")
 
@@ -203,12 +204,13 @@ class Trimmer(Service):
         self._every_s = every_s
         self._retention = retention
         self._wait_s = every_s or _IDLE_S
-        self.stalls_after_s = max(10.0, 4 * self._wait_s)
+        self.stalls_after_s = max(10.0, 4 * _AT_REST * self._wait_s)
         self.trimmed = 0
         self._untold = 0
         self._told_s = self._way_told_s = -math.inf
         self._gave_way = False  # since the last line
         self._held_back: str | None = None
+        self._facts: RetentionFacts | None = None
         self._is_noted = False
 
     def run_once(self) -> float:
@@ -219,7 +221,8 @@ class Trimmer(Service):
             self._note(None)
             return self._wait_s
         now_ms, memory = look_at_memory(self._link)
-        facts = self._trimming.facts()
+        facts, before = self._trimming.facts(), self._facts
+        self._facts = facts
         gives_way = self._retention.gives_way(memory)
         wished = [] if gives_way else self._retention.wishes(facts, now_ms)
         decision = decide(facts, archived_only=self._retention.archived_only, wished=wished)
@@ -230,7 +233,7 @@ class Trimmer(Service):
             for problem in decision.problems:
                 event(log, "trim_refused", level=logging.ERROR, stream=self._keys.stream, problem=problem)
         self._note(held_back)
-        return self._wait_s
+        return self._wait_s * (_AT_REST if facts == before and not isinstance(decision, Cut) else 1)
 
     def _cut(self, decision: Cut, gives_way: bool) -> None:
         cut = 0

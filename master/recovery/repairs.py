@@ -36,6 +36,8 @@ PAGE = 500
 #: COUNT of XAUTOCLAIM, which looks at ten times as many entries per call; so the dispatcher stops for a millisecond,
 #: not for a second.
 _SWEPT = 100
+#: So many times longer, the janitor waits behind a turn in which nobody was over.
+_CALM = 6
 #: Least time between two steps: a million parked entries must not keep the dispatcher busy looking at them.
 _STEP_S = 0.02
 #: Seconds between two pages of the reconciler, in which others have their turn.
@@ -130,11 +132,20 @@ class IdleSweep:
         self._next_s = 0.0
 
     def turn(
-        self, board: Board, steps: LeaderScripts, known: Sequence[str], now_s: float, rejected: list[Rejected]
+        self,
+        board: Board,
+        steps: LeaderScripts,
+        known: Sequence[str],
+        now_s: float,
+        rejected: list[Rejected],
+        has_any: bool = True,
     ) -> bool:
         """Take one step, if one is due. Return True when it found something to plan. Entries that can be handed to no
-        consumer are added to ``rejected``."""
+        consumer are added to ``rejected``. ``has_any``: whether anything was pending a moment ago."""
         if now_s < self._next_s:
+            return False
+        if not has_any and self._cursor == b"0-0":
+            self._next_s = now_s + self._every_s
             return False
         swept = steps.sweep(known, self._min_idle_ms, self._cursor, _SWEPT)
         self._cursor = swept.cursor
@@ -295,40 +306,39 @@ class Janitor(Service):
         self._lead = lead
         self._every_s = every_s
         self._cursor, self._noted, self._next_noted = b"0", keys.attempts, keys.errors
-        self.stalls_after_s = max(10.0, 4 * every_s)
+        self.stalls_after_s = max(10.0, 4 * _CALM * every_s)
 
     def run_once(self) -> float:
         epoch = self._lead.epoch
         if epoch is not None:
             try:
                 steps = LeaderScripts(self._scripts, self._keys, epoch, "")
-                self._reap(steps)
+                is_clean = self._reap(steps)
                 self._cursor, _ = steps.forget_attempts(self._noted, self._cursor, PAGE)
                 if self._cursor == b"0":
                     self._noted, self._next_noted = self._next_noted, self._noted
+                    return _CALM * self._every_s if is_clean else self._every_s
             except Fenced:
                 self._lead.lost(epoch)
             except GroupMissing:
                 pass  # the dispatcher notices and makes it again
         return self._every_s
 
-    def _reap(self, steps: LeaderScripts) -> None:
-        """Forget the incarnations that are over. Names that are no incarnation of ours are left to their owners; an
-        incarnation that died before its first message is in no group."""
+    def _reap(self, steps: LeaderScripts) -> bool:
+        """Forget the incarnations that are over; return whether there were none. Names that are no incarnation of ours
+        are left to their owners; an incarnation that died before its first message is in no group."""
         members = read_registry(self._link, self._keys)
         group = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
         names = {
             name.decode(errors="replace"): pending for name, pending in group.items() if name not in (MASTER, HALTED)
         }
-        for incarnation in names.keys() | members.keys():
+        over = {name for name in names.keys() | members.keys() if ":" in name}
+        over -= {name for name, member in members.items() if member.alive}
+        for incarnation in over:
             member = members.get(incarnation)
-            if (
-                names.get(incarnation, 0)
-                or ":" not in incarnation
-                or (member is not None and member.alive)
-                or self._in_use(incarnation)
-            ):
+            if names.get(incarnation, 0) or self._in_use(incarnation):
                 continue
             stored = member.registration.dump() if member is not None else b""
             if steps.reap(incarnation, name_of(incarnation), stored):
                 event(log, "consumer_reaped", consumer=incarnation)
+        return not over

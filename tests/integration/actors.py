@@ -445,7 +445,7 @@ class MasterActor:
         """The idle sweep to the end of its pass, without its pauses."""
         sweep = self.dispatcher._idle_sweep
         for _ in range(20):
-            sweep._next_s = 0.0
+            sweep._next_s, self.dispatcher._has_pending = 0.0, True
             self.turn()
             if sweep._cursor == b"0-0" or self.dispatcher._idle_sweep is not sweep:
                 return

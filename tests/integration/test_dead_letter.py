@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.factories import World, fetch
+from tests.integration.factories import World, bury, fetch
 from usher.common.base.errors import OwnershipLost
 from usher.common.redis.client import CommandRefused
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
@@ -24,7 +24,7 @@ def test_the_message_leaves_with_all_that_is_known_of_it_and_its_fields_as_they_
     world.spoil(b"T", world.head(b"T") + b" 1-1 " + second[0])
     world.make_idle(a.incarnation, 0, b"1-1")
     world.link.call("HSET", world.keys.attempts, "1-1", 3, second[0], 1)
-    assert a.steps.dead_letter(_letter(b"T", b"1-1")) is Buried.OK
+    assert bury(a.steps, _letter(b"T", b"1-1")) is Buried.OK
     [(_, fields)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
     assert fields[:16] == [
         b"usher-id", b"1-1", b"usher-ticket", b"T", b"usher-reason", b"gave_up", b"usher-error", b"ValueError('x')",
@@ -43,7 +43,7 @@ def test_one_from_the_middle_leaves_the_others_in_their_order(world: World) -> N
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T", b"1-1", b"1-10", b"1-11", b"11-1")
     head = world.head(b"T")
-    assert a.steps.dead_letter(_letter(b"T", b"1-10")) is Buried.OK
+    assert bury(a.steps, _letter(b"T", b"1-10")) is Buried.OK
     assert world.state().index == {b"T": head + b" 1-1 1-11 11-1"}
     assert world.pending() == {a.name: [ids[0], ids[2], ids[3]]}
 
@@ -51,12 +51,12 @@ def test_one_from_the_middle_leaves_the_others_in_their_order(world: World) -> N
 def test_the_same_call_twice_writes_one_letter(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
-    a.steps.dead_letter(_letter(b"T", first))
+    bury(a.steps, _letter(b"T", first))
     with world.unchanged():
-        assert a.steps.dead_letter(_letter(b"T", first)) is Buried.GONE
-    a.steps.dead_letter(_letter(b"T", second))
+        assert bury(a.steps, _letter(b"T", first)) is Buried.GONE
+    bury(a.steps, _letter(b"T", second))
     with world.unchanged():
-        assert a.steps.dead_letter(_letter(b"T", second)) is Buried.GONE
+        assert bury(a.steps, _letter(b"T", second)) is Buried.GONE
     assert len(world.dead()) == 2
 
 
@@ -65,14 +65,14 @@ def test_without_a_lease_nothing_is_given_up(world: World) -> None:
     [entry_id] = world.owned(leader, a, b"T")
     world.end_lease(a)
     with world.unchanged(), pytest.raises(OwnershipLost):
-        a.steps.dead_letter(_letter(b"T", entry_id))
+        bury(a.steps, _letter(b"T", entry_id))
 
 
 def test_nobody_gives_up_what_another_owner_has(world: World) -> None:
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     [entry_id] = world.owned(leader, b, b"T")
     with world.unchanged():
-        assert a.steps.dead_letter(_letter(b"T", entry_id)) is Buried.STALE
+        assert bury(a.steps, _letter(b"T", entry_id)) is Buried.STALE
 
 
 def test_an_entry_of_another_ticket_is_not_given_up_under_this_one(world: World) -> None:
@@ -80,7 +80,7 @@ def test_an_entry_of_another_ticket_is_not_given_up_under_this_one(world: World)
     world.owned(leader, a, b"T")
     [other] = world.owned(leader, a, b"U")
     with world.unchanged():
-        assert a.steps.dead_letter(_letter(b"T", other)) is Buried.GONE
+        assert bury(a.steps, _letter(b"T", other)) is Buried.GONE
 
 
 @pytest.mark.parametrize("value", [b"", b"garbage", b"%s", b"%s five 1-1", b"\0", b"halted 5 1-1"])
@@ -89,7 +89,7 @@ def test_a_record_that_nobody_can_read_or_that_is_halted_is_not_ours(world: Worl
     world.owned(leader, a, b"T", b"1-1")
     world.spoil(b"T", value.replace(b"%s", a.name))
     with world.unchanged():
-        assert a.steps.dead_letter(_letter(b"T", b"1-1")) is Buried.STALE
+        assert bury(a.steps, _letter(b"T", b"1-1")) is Buried.STALE
     world.apart_because = "the record was written by hand"
 
 
@@ -97,7 +97,7 @@ def test_a_message_whose_body_is_gone_says_that_instead(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     [entry_id] = world.owned(leader, a, b"T")
     world.delete(entry_id)
-    assert a.steps.dead_letter(_letter(b"T", entry_id)) is Buried.OK
+    assert bury(a.steps, _letter(b"T", entry_id)) is Buried.OK
     assert world.state() == ({}, {}, world.dead())
     assert world.state().letters() == [(entry_id, b"T", b"body_gone")]
 
@@ -109,7 +109,7 @@ def test_a_message_that_redis_dropped_from_the_list_is_still_ended_by_its_owner(
     world.delete(entry_id)
     world.make_idle_if_there(a.incarnation, 100_000, entry_id)
     a.steps.renew(60_000)
-    assert a.steps.dead_letter(_letter(b"T", entry_id)) is Buried.OK
+    assert bury(a.steps, _letter(b"T", entry_id)) is Buried.OK
     assert world.state().letters() == [(entry_id, b"T", b"body_gone")]
     assert (world.pending(), world.state().index) == ({}, {})
 
@@ -121,7 +121,7 @@ def test_a_message_of_thousands_of_fields_is_kept_as_far_as_it_fits_and_says_so(
     fetch(leader, 1)
     world.spoil(b"T", a.name + b" 5 1-1")
     world.make_idle(a.incarnation, 0, b"1-1")
-    assert a.steps.dead_letter(_letter(b"T", b"1-1")) is Buried.OK
+    assert bury(a.steps, _letter(b"T", b"1-1")) is Buried.OK
     [(_, letter)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
     assert letter[24:30] == [
         b"usher-fields-cut",
@@ -139,4 +139,4 @@ def test_when_the_letter_cannot_be_written_nothing_happens(world: World) -> None
     [entry_id] = world.owned(leader, a, b"T")
     world.link.call("XADD", world.keys.dead, "18446744073709551615-18446744073709551615", "the last", "possible id")
     with world.unchanged(), pytest.raises(CommandRefused):
-        a.steps.dead_letter(_letter(b"T", entry_id))
+        bury(a.steps, _letter(b"T", entry_id))

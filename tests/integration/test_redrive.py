@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from tests.integration.factories import Owner, World, fetch, plan, states
+from tests.integration.factories import Owner, World, bury, fetch, plan, states
 from usher.cli import usher
 from usher.common.base.errors import NotNow, OwnershipLost
 from usher.common.redis.client import CommandRefused
@@ -90,16 +90,9 @@ def test_a_parked_message_keeps_its_place_and_its_owner_keeps_nothing_of_the_tic
 def test_the_same_call_again_writes_no_second_letter(world: World) -> None:
     _, a, ids, fence = _halted(world)
     with world.unchanged():
-        assert (
-            a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence), "", "", "halt")) is Buried.HALTED
-        )
-        assert (
-            a.steps.dead_letter(Letter(T, ids[1], "gave_up", "", 3, 1, 2, int(fence), "", "", "halt")) is Buried.STALE
-        )
-        assert (
-            a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence) + 1, "", "", "halt"))
-            is Buried.STALE
-        )
+        assert bury(a.steps, Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence), "", "", "halt")) is Buried.HALTED
+        assert bury(a.steps, Letter(T, ids[1], "gave_up", "", 3, 1, 2, int(fence), "", "", "halt")) is Buried.STALE
+        assert bury(a.steps, Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence) + 1, "", "", "halt")) is Buried.STALE
 
 
 def test_who_has_the_ticket_anew_parks_nothing_by_a_call_of_before(world: World, letters: DeadLetters) -> None:
@@ -108,9 +101,7 @@ def test_who_has_the_ticket_anew_parks_nothing_by_a_call_of_before(world: World,
     letters.redrive(world.letter_ids())
     assert states(leader.hand_over(plan(a, {T: ids[:1]}, {T: world.head(T)}))) == ["OK"]
     with world.unchanged():
-        assert (
-            a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence), "", "", "halt")) is Buried.STALE
-        )
+        assert bury(a.steps, Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence), "", "", "halt")) is Buried.STALE
 
 
 def test_without_a_lease_or_by_another_owner_nothing_is_parked(world: World) -> None:
@@ -379,7 +370,7 @@ def test_a_key_of_another_type_stops_the_step_before_it_has_changed_anything(
     letter = Letter(b"U", b"8-1", "gave_up", "", 1, 1, 2, record.fence, "", "", "halt")
     there = world.letter_ids()
     steps = {
-        "halt": lambda: b.steps.dead_letter(letter),
+        "halt": lambda: bury(b.steps, letter),
         "redrive": lambda: letters.redrive(there),
         "drop": lambda: letters.drop(there),
     }
@@ -406,7 +397,7 @@ def test_a_gathered_message_that_is_redriven_keeps_its_header_by_which_sinks_kno
     entry_id = world.add(b"1-1", "usher_from", "7-1 2 s", "usher_ticket", "s/T", "ticket_id", "T")
     fetch(leader, 10)
     leader.hand_over(plan(a, {b"s/T": [entry_id]}))
-    assert a.steps.dead_letter(Letter(b"s/T", entry_id, "gave_up", "", 1, 1, 2)) is Buried.OK
+    assert bury(a.steps, Letter(b"s/T", entry_id, "gave_up", "", 1, 1, 2)) is Buried.OK
     [(letter_id, _)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
     letters.redrive([letter_id])
     [*_, (_, fields)] = world.link.call("XRANGE", world.keys.stream, "-", "+")

@@ -3,17 +3,15 @@ and in one while nothing has changed."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from tests.integration.factories import LEASE_MS, World
-from usher.common.base.errors import RedisTrouble
 from usher.common.doctor.collector import collect
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.registration import Registration
-from usher.common.redis.client import Link
 from usher.master.assembly.context import MasterContext
 from usher.master.assembly.leader_services import LeaderServices
 from usher.master.dispatch.events import ChangedElsewhere, ChangeWatch
@@ -48,7 +46,7 @@ class _Reading:
     def __init__(self, world: World) -> None:
         self.told: list[dict[str, RegisteredConsumer]] = []
         self.lead = Lead()
-        self.reader = ConsumerRegistry(world.link, world.keys, self.lead, 0.5, self.told.append, LEASE_MS)
+        self.reader = ConsumerRegistry(world.link, world.keys, self.lead, self.told.append, LEASE_MS)
         self.lead._set(7, None)
 
     def states(self) -> dict[str, str]:
@@ -74,7 +72,7 @@ def test_many_consumers_are_read_in_two_commands_and_each_has_the_state_of_its_l
 def test_only_who_leads_looks(world: World) -> None:
     told: list[dict[str, RegisteredConsumer]] = []
     lead = Lead()
-    reader = ConsumerRegistry(world.link, world.keys, lead, 0.5, told.append, LEASE_MS)
+    reader = ConsumerRegistry(world.link, world.keys, lead, told.append, LEASE_MS)
     before = _calls(world)
     assert 0.5 < reader.run_once() < reader.stalls_after_s, "who makes it the leader wakes it"
     assert (told, _calls(world)) == ([], before)
@@ -83,13 +81,14 @@ def test_only_who_leads_looks(world: World) -> None:
     assert told == [{}]
 
 
-def test_while_nothing_changes_a_look_is_one_command_and_nothing_is_told(world: World) -> None:
-    world.join("a")
-    world.join("b")
+def test_the_next_look_is_when_the_first_lease_could_end_or_a_little_later(world: World) -> None:
+    first, _, dead = world.join("a"), world.join("b"), world.join("c")
+    world.end_lease(dead)
     reading = _Reading(world)
-    reading.reader.run_once()
-    assert _spent(world, reading.reader.run_once) == {"mget": 1}
-    assert len(reading.told) == 1
+    assert reading.reader.run_once() == 5.0
+    world.link.call("PEXPIRE", world.keys.lease(first.incarnation), 700)
+    assert 0.1 < reading.reader.run_once() <= 0.701
+    assert _spent(world, reading.reader.run_once) == {"hgetall": 1, "mget": 1, "pttl": 2}
 
 
 @pytest.mark.parametrize("state", ["", "draining", "revoked"])
@@ -103,24 +102,6 @@ def test_a_lease_that_ends_or_changes_is_told_at_the_next_look(world: World, sta
         world.end_lease(other)
     reading.reader.run_once()
     assert reading.states() == {one.incarnation: "live", other.incarnation: state}
-    reading.reader.run_once()
-    assert len(reading.told) == 2
-
-
-def test_who_comes_is_seen_after_a_wake_or_when_all_of_it_is_due(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.join("a")
-    reading = _Reading(world)
-    reading.reader.run_once()
-    world.join("b")
-    reading.reader.run_once()
-    assert len(reading.told) == 1
-    reading.reader.wake()
-    reading.reader.run_once()
-    assert len(reading.states()) == 2
-    world.join("c")
-    monkeypatch.setattr(roster, "_ALL_EVERY_S", 0.0)
-    reading.reader.run_once()
-    assert len(reading.states()) == 3
 
 
 def test_who_has_not_renewed_yet_is_starting_and_lives_with_the_first_renewal_of_which_all_masters_hear(
@@ -133,7 +114,6 @@ def test_who_has_not_renewed_yet_is_starting_and_lives_with_the_first_renewal_of
     changes.look(None)
     assert reading.states() == {new.incarnation: "starting"}
     assert [member.accepts for member in reading.told[-1].values()] == [False]
-    assert _spent(world, reading.reader.run_once) == {"mget": 1}
     told = collect(world.link, world.keys, LEASE_MS).stream
     assert told is not None
     assert told.living == 0, "the doctor does not count it either"
@@ -143,38 +123,6 @@ def test_who_has_not_renewed_yet_is_starting_and_lives_with_the_first_renewal_of
         changes.look(None)
     reading.reader.run_once()
     assert (woken, reading.states()) == ([None], {new.incarnation: "live"})
-
-
-def test_a_consumer_of_a_former_version_is_believed_when_it_outlives_the_lease_that_it_was_given(world: World) -> None:
-    """It renews, and does not take the mark away."""
-    old = world.join("a", renews=False)
-    world.link.call("PEXPIRE", world.keys.lease(old.incarnation), 2 * LEASE_MS)
-    reading = _Reading(world)
-    reading.reader.run_once()
-    assert reading.states() == {old.incarnation: "starting"}
-    mark = world.keys.unproven(old.incarnation)
-    assert 0 < world.link.call("PTTL", mark) <= LEASE_MS
-    world.link.call("PEXPIRE", mark, 1)
-    until_s = time.monotonic() + 10
-    while world.link.call("EXISTS", mark) and time.monotonic() < until_s:
-        time.sleep(0.001)
-    reading.reader.run_once()
-    assert reading.states() == {old.incarnation: "live"}
-
-
-def test_news_of_a_registration_outlive_a_look_that_failed(world: World) -> None:
-    reading = _Reading(world)
-    link = Link(world.link.url, "test")
-    reading.reader._link = link
-    reading.reader.run_once()
-    world.join("b")
-    reading.reader.wake()
-    world.link.call("CLIENT", "KILL", "ID", link.call("CLIENT", "ID"))
-    with pytest.raises(RedisTrouble):
-        reading.reader.run_once()
-    reading.reader.run_once()
-    assert len(reading.states()) == 1
-    link.close()
 
 
 def test_a_new_epoch_is_told_all_of_it_and_without_the_lead_nobody_is_known(world: World) -> None:
@@ -206,6 +154,25 @@ def test_a_consumer_that_registers_at_whichever_master_is_heard_of_by_all(world:
     assert (woken, heard[-1].tickets) == ([None], frozenset({b"T"}))
 
 
+def test_who_drains_leaves_or_is_revoked_is_heard_of_and_so_is_a_leader_that_resigns(world: World) -> None:
+    told: list[str] = []
+    changes = ChangeWatch(world.link, world.keys.changed, lambda heard: None, lambda: told.append("members"))
+    changes.on_resigned = lambda: told.append("leader")
+    leader, draining, leaving, revoked = world.elect(), world.join("a"), world.join("b"), world.join("c")
+    changes.look(None)
+    resigns = partial(world.scripts.run, "resign", (world.keys.leader, world.keys.changed), (str(leader.epoch),))
+    steps = (
+        lambda: draining.steps.drain(LEASE_MS),
+        leaving.steps.deregister,
+        lambda: leader.revoke(revoked.incarnation),
+    )
+    for step, heard in (*((step, "members") for step in steps), (resigns, "leader")):
+        told.clear()
+        step()
+        changes.look(None)
+        assert told == [heard]
+
+
 def test_whoever_is_elected_reads_the_roster_at_once(redis_url: str) -> None:
     leading = LeaderServices(MasterContext(MasterSettings(ticket_stream="s", group="g"), redis_url), Metrics())
     leading.roster._wake.clear()
@@ -222,7 +189,6 @@ def test_a_lease_that_lasts_longer_than_any_that_was_given_is_shortened_and_keep
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its holder died, and Redis' clock was set back by two hours: its tickets and its name would wait for as long."""
-    monkeypatch.setattr(roster, "_LONG_EVERY_S", 0.0)
     dead, revoked, living, gone = (world.join(name) for name in "abcd")
     world.link.call("SET", world.keys.lease(revoked.incarnation), "revoked", "PX", _TWO_HOURS_MS)
     world.link.call("PEXPIRE", world.keys.lease(dead.incarnation), _TWO_HOURS_MS)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.integration.factories import LEASE_MS, Owner, World, fetch, plan
+from tests.integration.factories import LEASE_MS, Owner, World, bury, fetch, plan
 from usher.common.base.errors import NotNow
 from usher.common.redis.scripts import source
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter
@@ -46,7 +46,7 @@ def test_an_owner_goes_on_living_and_acknowledging(world: World) -> None:
     with _full(world):
         assert a.steps.renew(2 * LEASE_MS) == ("live", 1, b"")
         assert a.steps.ack({b"T": [first]}, b"run", 100).done == {b"T": [first]}
-        assert a.steps.dead_letter(_letter(second)) is Buried.OK
+        assert bury(a.steps, _letter(second)) is Buried.OK
         assert a.steps.ack({b"T": [third, fourth]}, b"run", 100).done == {b"T": [third, fourth]}
     assert world.link.call("XLEN", world.keys.runs) == 2
     assert world.state().letters() == [(second, b"T", b"gave_up")]
@@ -58,7 +58,7 @@ def test_a_message_is_given_up_although_its_body_is_gone(world: World) -> None:
     [entry_id] = world.owned(leader, a, b"T")
     world.delete(entry_id)
     with _full(world):
-        assert a.steps.dead_letter(_letter(entry_id)) is Buried.OK
+        assert bury(a.steps, _letter(entry_id)) is Buried.OK
     assert world.state().letters() == [(entry_id, b"T", b"body_gone")]
 
 
@@ -230,7 +230,7 @@ def test_who_has_lost_is_told_so_and_changes_nothing(world: World, losing: str) 
 def _owner_calls(a: Owner, ids: list[bytes]) -> list[Callable[[], object]]:
     return [
         lambda: a.steps.ack({b"T": ids}, b"run", 100),
-        lambda: a.steps.dead_letter(_letter(ids[0])),
+        lambda: bury(a.steps, _letter(ids[0])),
         lambda: a.steps.drain(LEASE_MS),
         lambda: a.steps.give_back([GiveBack(b"T", 1, ids)]),
         a.steps.deregister,

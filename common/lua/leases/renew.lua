@@ -1,6 +1,6 @@
 -- renew: a living incarnation extends its lease and touches what it has pending, a thousand entries at a time.
--- KEYS: 1 lease, 2 stream, 3 mark of an incarnation that has not renewed yet, 4 changed, by which the leader hears that
---       it has now
+-- KEYS: 1 lease, 2 stream, and for the first time 3 its mark that it has not renewed yet, 4 changed, by which the
+--       leader hears that it has now
 -- ARGV: 1 group, 2 incarnation, 3 lease in ms, 4 where to begin: "-", or what the call before returned
 -- Returns: {state, number of entries touched, where to go on, "" at the end}; state: live | draining | revoked | LOST
 --          (there is no lease; nothing happened). A revoked lease is not extended.
@@ -14,7 +14,7 @@ local state = redis.call('GET', KEYS[1])
 if not state then return {'LOST', 0, ''} end
 if state == 'revoked' then return {state, 0, ''} end
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
-if redis.call('DEL', KEYS[3]) == 1 then
+if KEYS[3] and redis.call('DEL', KEYS[3]) == 1 then
   -- Not told (pcall), the leader sees it at its next look at the leases.
   redis.pcall('XADD', KEYS[4], 'MAXLEN', '~', '10000', '*', 'consumer', ARGV[2])
 end

@@ -29,7 +29,7 @@ from tests.tuned import TUNED, tuned
 ROOT = Path(__file__).resolve().parents[3]
 HANDLER = "tests.chaos.rig.handler:handle"
 _READY_S = 30.0
-_QUICK: dict[str, Any] = {"SWEEP_S": 0.4, "RECONCILE_S": 0.5, "ROSTER_S": 0.2, "HEALTH_S": 0.5, "RETRY_CAP_S": 0.3}
+_QUICK: dict[str, Any] = {"SWEEP_S": 0.4, "RECONCILE_S": 0.5, "HEALTH_S": 0.5, "RETRY_CAP_S": 0.3}
 _S = 1_000_000_000
 
 
