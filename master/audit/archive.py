@@ -10,6 +10,7 @@ stream: the archive looks for it after the reading, and ``usher trim`` keeps it.
 
     <folder>/entries/_staging/<n>/date=2026-11-21/part-....parquet    written first; readers skip _ names
     <folder>/entries/_commits/<n>.json                                the commit point: complete, or not there
+    <folder>/entries/_commits/<m>-<n>.json                            takes the place of the commits m to n
     <folder>/entries/date=2026-11-21/<n>-part-....parquet             where readers find the rows
 
 1. Commit n is written into ``_staging/n``. Killed here: the next run throws it away.
@@ -17,6 +18,11 @@ stream: the archive looks for it after the reading, and ``usher trim`` keeps it.
    place, synced, and renamed. From now on it is committed.
 3. Each file is renamed from staging to its place. Killed here: the next run goes on with it. A rename is done or not,
    and its name is in the commit, so no row is there twice and none is missing once the next run has begun.
+
+The commits of each day that is over (and proven, where there is a proof) become one, with one file sorted by ticket; a
+proof's become one each time that it writes a whole carry; with ``keep_days`` the oldest ones become one without rows,
+but for the executions that later ones are compared with (``_carried``). Such a commit is made as any other one; behind
+its commit point those that it takes the place of go, and then its files are put in their place.
 
 One archive has one writer: a lock on the folder. A read between 2 and 3 may lack rows of the last commit, and never has
 one twice.
@@ -29,6 +35,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 import urllib.parse
@@ -48,21 +55,33 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.run_log import STALE, RunRecord
 from usher.common.protocol.stream_id import ZERO, after, milliseconds, rank
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import TicketStream, pairs
+from usher.common.redis.replies import TicketStream
 from usher.master.audit import batches
 from usher.master.audit.batches import BulkReader, Interrupted
+from usher.master.audit.engine import EngineFailed, local_engine
+from usher.master.audit.snapshot import facts_of
 
 #: So many sentences are stored in Redis, of so many characters.
 _SAID, _LONGEST = 20, 300
 _HELP = "put it back from a copy, or begin a new archive in another folder (--to)"
 _TOP = b"18446744073709551615-18446744073709551615"
 _DAY_MS, _LAST_DAY = 86_400_000, 2_932_896  # of the year 9999: a hostile id may lie beyond the calendar
+_COMMIT = re.compile(r"([0-9]+)(?:-([0-9]+))?\.json")
+#: Memory of what sorts the rows of a day; the rest goes to disk.
+_FOLD_MIB = 512
+#: Of each ticket all executions of the messages that have what later ones are compared with (tables/carry.sql).
+_COMPARED = """\
+SELECT r.* FROM r SEMI JOIN (
+  SELECT ticket, unnest([max_by(id, nth) FILTER (WHERE outcome = 'done'), max_by(id, nth), max_by(id, fence),
+                         max_by(id, greatest(start_us, end_us))]) AS id
+    FROM r WHERE ticket <> '' AND id IS NOT NULL GROUP BY ticket) k ON k.ticket = r.ticket AND k.id = r.id"""
 
 
 @dataclass(frozen=True)
 class Commit:
     """An addition to one table: the rows of ``stream`` above ``after`` up to ``last``. ``files``: name in staging ->
-    digest. ``gap``: what may be missing. ``facts``: what else is committed."""
+    digest. ``gap``: what may be missing. ``facts``: what else is committed. ``first``: from that number on it takes the
+    place of commits, None: of none, 0: of all, and not all of their rows are kept."""
 
     number: int
     stream: str
@@ -72,6 +91,15 @@ class Commit:
     gap: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    first: int | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.number) if self.first is None else f"{self.first}-{self.number}"
+
+    @property
+    def day(self) -> int:
+        return milliseconds(self.last.encode()) // _DAY_MS
 
 
 class DataSet:
@@ -85,29 +113,33 @@ class DataSet:
     def recover(self) -> Commit | None:
         """Finish or throw away what a killed run left. Returns the last commit, None before the first. Raises
         StartRefused when a commit cannot be read."""
-        last = self.last()
-        if last is not None:
-            self._publish(last)
+        names, replaced = self._names()
+        self._remove(replaced)
+        staged = {one.name for one in self._staging.iterdir()} if self._staging.is_dir() else set()
+        for name in [one for one in names.values() if one in staged or one == names[max(names)]]:
+            self._publish(self._read(name))
         shutil.rmtree(self._staging, ignore_errors=True)
-        return last
+        return self.last()
 
     def last(self) -> Commit | None:
-        numbers = self._numbers()
-        return self._read(numbers[-1]) if numbers else None
+        names, _ = self._names()
+        return self._read(names[max(names)]) if names else None
 
     def end_of(self, number: int) -> str | None:
-        return self._read(number).last if number in self._numbers() else None
+        names, _ = self._names()
+        return self._read(names[number]).last if number in names else None
 
     def gaps(self) -> list[tuple[str, str]]:
         """Return, in order, the ids behind which something may be missing, and what."""
-        return [(one.after, one.gap) for one in map(self._read, self._numbers()) if one.gap]
+        return [(one.after, one.gap) for one in self.chain() if one.gap]
 
     def chain(self, behind: int = 0) -> list[Commit]:
         """Return the commits behind number ``behind``, each of which begins where the one before it ends; the first one
         of all behind 0-0. Raises StartRefused when one is missing."""
+        names, _ = self._names()
         chain: list[Commit] = []
-        last = ZERO.decode() if behind == 0 else self.end_of(behind) or ZERO.decode()
-        for commit in map(self._read, (one for one in self._numbers() if one > behind)):
+        last = self._read(names[behind]).last if behind in names else ZERO.decode()
+        for commit in (self._read(name) for number, name in names.items() if number > behind):
             if commit.after != last:
                 raise StartRefused(
                     f"the archive lacks a commit in {self._commits}: {commit.number} begins behind {commit.after}, not"
@@ -138,22 +170,28 @@ class DataSet:
         commits = self.chain()
         return self.files(commits), sum(commit.rows for commit in commits)
 
-    def _numbers(self) -> range:
-        """Return the numbers of the commits, one after another. Raises StartRefused when one is missing."""
+    def _names(self) -> tuple[dict[int, str], list[str]]:
+        """Return the commits by number, one after another, and those that others have taken the place of. Raises
+        StartRefused when one is missing."""
         try:
-            names = os.listdir(self._commits)
+            listed = os.listdir(self._commits)
         except FileNotFoundError:
-            return range(0)
-        found = {int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal()}
-        numbers = range(1, max(found, default=0) + 1)
-        if missing := set(numbers) - found:
-            raise StartRefused(
-                f"the archive lacks a commit in {self._commits}: {min(missing)}.json is not there; {_HELP}"
-            )
-        return numbers
+            return {}, []
+        found: dict[int, int] = {}  # the first number -> the last one, of the longest
+        for told in filter(None, map(_COMMIT.fullmatch, listed)):
+            found[int(told[1])] = max(found.get(int(told[1]), 0), int(told[2] or told[1]))
+        names, first = {}, 0 if 0 in found else 1
+        while first in found:
+            number = found[first]
+            names[number] = str(number) if first == number else f"{first}-{number}"
+            first = number + 1
+        if max(found, default=0) >= first:
+            raise StartRefused(f"the archive lacks a commit in {self._commits}: {first}.json is not there; {_HELP}")
+        there = {*names.values()}
+        return names, [one[:-5] for one in listed if _COMMIT.fullmatch(one) and one[:-5] not in there]
 
-    def _read(self, number: int) -> Commit:
-        file = self._commits / f"{number}.json"
+    def _read(self, name: str) -> Commit:
+        file = self._commits / f"{name}.json"
         try:
             commit = Commit(**json.loads(file.read_bytes()))
         except (OSError, ValueError, TypeError) as unreadable:
@@ -162,13 +200,13 @@ class DataSet:
             raise StartRefused(f"the archive's commit {file} has {commit.rows:,} rows but no file with them: {_HELP}")
         return commit
 
-    def staging(self, number: int) -> Path:
+    def staging(self, name: int | str) -> Path:
         self._staging.mkdir(parents=True, exist_ok=True)
-        return self._staging / str(number)
+        return self._staging / str(name)
 
     def commit(self, wanted: Commit) -> Commit:
         """Make the staged files part of the table. Raises StartRefused when there are rows, but no file with them."""
-        staged = self.staging(wanted.number)
+        staged = self.staging(wanted.name)
         files = sorted(staged.rglob("*.parquet")) if staged.is_dir() else []
         if wanted.rows and not files:
             raise StartRefused(f"{wanted.rows:,} rows were written, but there is no file with them in {staged}")
@@ -176,18 +214,20 @@ class DataSet:
             _sync(file)
         made = replace(wanted, files={str(file.relative_to(staged)): _digest(file) for file in files})
         self._commits.mkdir(parents=True, exist_ok=True)
-        written = self._commits / f"{made.number}.json.new"
+        written = self._commits / f"{made.name}.json.new"
         with written.open("w") as out:
             json.dump(asdict(made), out)
             out.flush()
             os.fsync(out.fileno())
-        written.replace(self._commits / f"{made.number}.json")
+        written.replace(self._commits / f"{made.name}.json")
         _sync(self._commits)
+        if made.first is not None:
+            self._remove(self._names()[1])
         self._publish(made)
         return made
 
     def _publish(self, commit: Commit) -> None:
-        staged = self._staging / str(commit.number)
+        staged = self._staging / commit.name
         for name in commit.files:
             source, target = staged / name, self.place(commit, name)
             if source.exists():
@@ -198,9 +238,57 @@ class DataSet:
                 raise StartRefused(f"the archive lacks {target}, which commit {commit.number} names: {_HELP}")
         shutil.rmtree(staged, ignore_errors=True)
 
+    def _remove(self, replaced: Iterable[str]) -> None:
+        for commit in map(self._read, replaced):
+            for name in commit.files:
+                self.place(commit, name).unlink(missing_ok=True)
+            (self._commits / f"{commit.name}.json").unlink()
+
     def place(self, commit: Commit, name: str) -> Path:
         staged = Path(name)
-        return self.folder / staged.parent / f"{commit.number:08d}-{staged.name}"
+        numbers = "-".join(f"{int(one):08d}" for one in commit.name.split("-"))
+        return self.folder / staged.parent / f"{numbers}-{staged.name}"
+
+    # ---- days that are over --------------------------------------------------------------------------------------
+
+    def fold(self, table: str, upto: int | None, kept_day: int | None) -> None:
+        """Make the commits of each day that is over one, and one of all before ``kept_day`` (None: all are kept), of
+        those up to number ``upto`` (None: of all). A gap stays where it is. Raises StartRefused."""
+        names, _ = self._names()
+        is_closed = [number for number, name in names.items() if "-" in name]
+        today = self._read(names[max(names)]).day
+        parts: list[list[Commit]] = []
+        for one in self.chain(max(is_closed, default=0)):
+            if one.day >= today or (upto is not None and one.number > upto):
+                break
+            if parts and not one.gap and parts[-1][0].day == one.day:
+                parts[-1].append(one)
+            else:
+                parts.append([one])
+        for part in [one for one in parts if len(one) > 1]:
+            self._fold(part, "SELECT * FROM r ORDER BY ticket, nth")
+        old = [one for one in self.chain() if kept_day is not None and one.day < kept_day]
+        old = [one for one in old if upto is None or one.number <= upto]
+        if len(old) > 1 or (old and old[0].first != 0):
+            gap = f"{table} up to {old[-1].last} are not kept (--keep-days)"
+            self._fold(old, _COMPARED if table == "runs" else "", gap)
+
+    def _fold(self, part: Sequence[Commit], select: str, cut: str = "") -> None:
+        """Let one commit take the place of these. ``select``: what stays of their rows ``r``; ``cut``: why not all."""
+        first, last = part[0], part[-1]
+        rows, files = sum(one.rows for one in part), self.files(part)
+        begin = 0 if cut else first.number
+        facts = {"kept_ms": milliseconds(last.last.encode())} if cut else {}
+        made = Commit(last.number, last.stream, first.after, last.last, rows, cut or first.gap, {}, facts, begin)
+        staged = self.staging(made.name)
+        with local_engine(self._staging, _FOLD_MIB) as engine:
+            for place in sorted({"_carried" if cut else file.parent.name for file in files if select}):
+                engine.files("r", [one for one in files if cut or one.parent.name == place], pq.read_schema(files[0]))
+                engine.write(select, staged / place)
+        there = sum(pq.read_metadata(file).num_rows for file in staged.rglob("*.parquet"))
+        if not cut and there != rows:
+            raise StartRefused(f"of {rows:,} rows that were folded {there:,} are in {staged}: nothing was changed")
+        self.commit(replace(made, rows=there))
 
 
 def data_sets(folder: Path, keys: Keys) -> tuple[DataSet, DataSet, DataSet]:
@@ -244,9 +332,9 @@ class Archive:
     """The archive of one stream: ``Archive(url, keys, ticket_field, folder).add()``; the caller holds the lock of
     ``folder``."""
 
-    def __init__(self, url: str, keys: Keys, ticket_field: bytes, folder: Path) -> None:
-        self._url, self._keys, self._field = url, keys, ticket_field
-        entries, runs, _ = data_sets(folder, keys)
+    def __init__(self, url: str, keys: Keys, ticket_field: bytes, folder: Path, keep_days: int | None = None) -> None:
+        self._url, self._keys, self._field, self._keep_days = url, keys, ticket_field, keep_days
+        entries, runs, self._proofs = data_sets(folder, keys)
         self._tables = {"runs": runs, "entries": entries}
         self._link = Link(url, "usher:archive", timeout_s=30.0)
 
@@ -258,7 +346,7 @@ class Archive:
                 table: self._add(table, key, progress)
                 for table, key in (("runs", self._keys.runs), ("entries", self._keys.stream))
             }
-        except (RedisTrouble, CommandRefused, Interrupted, OSError) as trouble:
+        except (RedisTrouble, CommandRefused, Interrupted, EngineFailed, OSError) as trouble:
             raise StartRefused(f"the archive was not finished; run it again: {trouble}") from trouble
         finally:
             self._link.close()
@@ -266,9 +354,14 @@ class Archive:
     def _add(self, table: str, key: str, progress: Callable[[str], None]) -> Commit:
         progress(f"archiving {table}")
         data = self._tables[table]
-        before = data.recover()
+        before, proven = data.recover(), self._proofs.last()
+        if before is not None:
+            days = [before.day - self._keep_days] if self._keep_days is not None else []
+            if days and proven and proven.facts["open_ms"] is not None:  # it is still asked for
+                days.append(proven.facts["open_ms"] // _DAY_MS)
+            data.fold(table, proven.facts[table][0] if proven else None, min(days, default=None))
         number, floor = (before.number + 1, before.last.encode()) if before else (1, ZERO)
-        facts = self._stream(key)
+        facts = facts_of(self._link, key)
         last = facts.get(b"last-generated-id", ZERO)
         if before is not None and rank(last) < rank(floor):
             raise StartRefused(
@@ -282,7 +375,7 @@ class Archive:
         rows = self._write(table, after(floor), last, data.staging(number))
         # After the reading: the floor may have been cut meanwhile.
         floor_is_there = floor != ZERO and bool(self._link.call("XRANGE", key, floor, floor))
-        gap = _gap(table, floor, facts, self._stream(key), floor_is_there)
+        gap = _gap(table, floor, facts, facts_of(self._link, key), floor_is_there)
         made = data.commit(Commit(number, self._keys.stream, floor.decode(), last.decode(), rows, gap))
         self._note(table, made.last.encode())
         return made
@@ -294,14 +387,6 @@ class Archive:
                 return write_days(batches.runs(reader, keys.stream, keys.runs, (first, last)), "record_ms", staging)
             rows = batches.stream(reader, keys.stream, keys.stream, self._field, (first, last), raw=True)
             return write_days(rows, "ms", staging)
-
-    def _stream(self, key: str) -> dict[bytes, Any]:
-        try:
-            return pairs(self._link.call("XINFO", "STREAM", key))
-        except CommandRefused as refused:
-            if "no such key" in str(refused):
-                return {}
-            raise
 
     def _note(self, table: str, last: bytes) -> None:
         """Note the last archived id in Redis; only after the commit, because trimming relies on it."""

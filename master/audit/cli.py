@@ -59,8 +59,12 @@ _TO = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder of the archive [default: archive in USHER_AUDIT_DIR].",
 )
-
-
+_KEEP = click.option(
+    "--keep-days",
+    type=click.IntRange(1),
+    metavar="DAYS",
+    help="Keep so many days in the archive, of older ones only what later executions are compared with [default: all].",
+)
 _STREAMS = click.option(
     "--streams",
     metavar="NAMES",
@@ -216,21 +220,18 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
         of = " and ".join(
             f"{what} {one}" for what, one in (("ticket", ticket), ("message", message)) if one is not None
         )
-        console().print(_runs_table(of, found, len(settings.streams) > 1))
+        console().print(_runs_table(of, found))
 
 
-def _runs_table(of: str, found: Sequence[Sequence[Any]], several: bool) -> Any:
-    """Return a table of executions. ``several``: of several streams, so that the table names the stream."""
+def _runs_table(of: str, found: Sequence[Sequence[Any]]) -> Any:
     today, rows = moment(time.time_ns() // 1_000_000)[:11], []
     for stream, consumer, _, message_id, fence, attempt, start_us, end_us, outcome in found:
         took = duration((end_us - start_us) / 1000) if end_us else "its process ended"
         began = moment(start_us // 1000).removeprefix(today)
-        row = (stream, message_id, str(attempt), outcome, began, took, name_of(consumer), str(fence))
-        rows.append(row if several else row[1:])
+        rows.append((stream, message_id, str(attempt), outcome, began, took, name_of(consumer), str(fence)))
     columns = ("stream", "message", "attempt", "outcome", "began (UTC)", "took", "consumer", "fence")
     ids = ("message", "attempt", "outcome", "began (UTC)", "fence")
-    shown = columns if several else columns[1:]
-    return fitted(f"Executions of {of}", shown, rows, (), ids, extras=("fence", "consumer"))
+    return fitted(f"Executions of {of}", columns, rows, (), ids, extras=("stream", "fence", "consumer"))
 
 
 # ---- archive, proof, running totals ----------------------------------------------------------------------------------
@@ -251,8 +252,9 @@ def telling(first: str) -> Iterator[Callable[[str], None]]:
     cut before it was archived (column gap)."""
 )
 @_TO
+@_KEEP
 @_JSON
-def archive(folder: Path | None, as_json: bool) -> None:
+def archive(folder: Path | None, keep_days: int | None, as_json: bool) -> None:
     settings = _ready()
     url, place = settings.redis_url, _folder(settings, folder)
     from usher.master.audit.archive import Archive, locked
@@ -260,7 +262,8 @@ def archive(folder: Path | None, as_json: bool) -> None:
     with locked(place), telling("looking at Redis") as tell:
         added = []
         for stream in settings.streams:
-            made = Archive(near(url, stream), settings.keys(stream), settings.field(stream), place).add(tell)
+            field = settings.field(stream)
+            made = Archive(near(url, stream), settings.keys(stream), field, place, keep_days).add(tell)
             added += [(stream, name, one.rows, one.after, one.last, one.gap) for name, one in made.items()]
     if as_json:
         names = ("stream", "table", "rows", "after", "last", "gap")
@@ -281,9 +284,10 @@ def archive(folder: Path | None, as_json: bool) -> None:
 )
 @_TO
 @click.option("--all", "again", is_flag=True, help="Prove the whole archive once more, and commit nothing.")
+@_KEEP
 @_JSON
-def prove(folder: Path | None, again: bool, as_json: bool) -> None:
-    settings = _ready()
+def prove(folder: Path | None, again: bool, keep_days: int | None, as_json: bool) -> None:
+    settings = _ready().model_copy(update={"keep_days": keep_days})
     url, place = settings.redis_url, _folder(settings, folder)
     from usher.master.audit.archive import locked, mark_told, nothing_new
 
@@ -474,15 +478,10 @@ def _from_query(settings: AuditChoices, states: list[Any], source: dict[str, Any
     from usher.common.redis.replies import TicketStream
     from usher.master.audit import reconcile as reconciler
 
-    url = near(resolve_redis_url(settings), settings.streams[0])
-    check_reachable(url)
+    settings = reachable(settings)
     # Before the stream is read: rows that the query counts are then in the stream, or were still in the outbox.
     total = reconciler.total_of_query(source["source_url"], source["source_query"])
-    link = Link(url, "usher:reconcile")
-    try:
-        span = TicketStream(link, settings.keys(settings.streams[0])).span()
-    finally:
-        link.close()
+    span = with_link(settings, settings.streams[0], lambda link, keys: TicketStream(link, keys).span())
     wanted: list[Any] = [total] * len(states)
     why = [""] * len(states)
     for at, state in enumerate(states):

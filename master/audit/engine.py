@@ -10,7 +10,7 @@ import fcntl
 import itertools
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,6 @@ _FUNCTIONS = {
     ),
 }
 _UNION = "\nUNION ALL "
-#: Tables without a row when nothing is wrong: what is read of them alone finds nothing then.
-_OF_SUSPECTS = frozenset({"suspects", "odd", "indexed", "repeats", "twice", "recovered", "letters", "attempts"})
-_READS = re.compile(r"\b(?:FROM|JOIN) (\w+)")
-#: Table -> the one that it is a part of.
-_DERIVED = {"again": "odd", "twice": "suspects", "recovered": "repeats"}
 #: Checks of one statement: each of Spark's tasks reads the plan of all of them.
 _AT_ONCE = 6
 #: What Java and Spark have said of a run.
@@ -78,9 +73,6 @@ class EngineFailed(UsherError):
 
 class Engine(abc.ABC):
     name: str
-
-    def __init__(self) -> None:
-        self._empty: dict[str, bool] = {}
 
     @abc.abstractmethod
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
@@ -103,17 +95,6 @@ class Engine(abc.ABC):
     def write(self, select: str, folder: Path) -> None:
         """Write a Parquet file into ``folder``, which this process sees, wherever the rows are."""
 
-    def _looked_into(self, selects: Sequence[str]) -> None:
-        """Note which tables of suspects that these read are empty: most are, and each SELECT costs Spark its plan."""
-        read = {name for one in selects for name in _READS.findall(one) if name in _OF_SUSPECTS} - self._empty.keys()
-        if read:
-            counts = _UNION.join(f"SELECT '{name}' AS name, count(*) AS rows FROM {name}" for name in sorted(read))
-            self._empty |= {name: not rows for name, rows in self.rows(counts)}
-
-    def _finds_nothing(self, select: str) -> bool:
-        read = [name for name in _READS.findall(select) if name in _OF_SUSPECTS]
-        return bool(read) and all(map(self._empty.__getitem__, read))
-
     def expect(self, name: str, rows: int | None) -> None:
         if rows is None:
             return
@@ -129,21 +110,12 @@ class Engine(abc.ABC):
 
     def derive(self, *names: str) -> None:
         for name in names:
-            base = _DERIVED.get(name)
-            if base:
-                self._looked_into([f"FROM {base}"])
-            is_little = name == "timed" or (base is not None and self._empty[base])
-            (self.view if is_little else self.keep)(name, table(name))
-            if base and is_little:
-                self._empty[name] = True
+            (self.view if name == "timed" else self.keep)(name, table(name))
 
     def found(self, names: Iterable[str]) -> Found:
         """Return what these checks find: (check, stream) -> how many, and the first of them."""
         selects = {name: CHECKS[name].select for name in names}
-        self._looked_into([*selects.values()])
-        checks = [
-            _CHECK.format(name=n, select=one) for n, one in selects.items() if one and not self._finds_nothing(one)
-        ]
+        checks = [_CHECK.format(name=name, select=one) for name, one in selects.items() if one]
         found: Found = {}
         for at in range(0, len(checks), _AT_ONCE):
             select = _FOUND.format(checks=_UNION.join(checks[at : at + _AT_ONCE]))
@@ -151,18 +123,11 @@ class Engine(abc.ABC):
                 found.setdefault((check, stream), (total, []))[1].append(Example(stream, *about))
         return found
 
-    def figures(self, text: str) -> list[tuple[Any, ...]]:
-        """Return the rows of a union, of which all parts but the first may find nothing."""
-        first, *others = text.split("\nUNION ALL")
-        self._looked_into(others)
-        return self.rows(_UNION.join([first, *(one for one in others if not self._finds_nothing(one))]))
-
 
 class DuckEngine(Engine):
     name = "local"
 
     def __init__(self, connection: Any) -> None:
-        super().__init__()
         self._sql = connection
         self._kinds: dict[str, str] = {}
         for name, (_, body) in _FUNCTIONS.items():
@@ -172,7 +137,6 @@ class DuckEngine(Engine):
         if (before := self._kinds.get(name)) not in (None, kind):
             self.run(f"DROP {before} {name}")
         self._kinds[name] = kind
-        self._empty.pop(name, None)
         self.run(f"CREATE OR REPLACE {kind} {name} AS {select}")
 
     def run(self, statement: str) -> Any:
@@ -206,22 +170,21 @@ class DuckEngine(Engine):
         self._sql.register("given_rows", rows)
         self._make("TABLE", name, "SELECT * FROM given_rows")
         self._sql.unregister("given_rows")
-        self._empty[name] = not len(rows)
 
     def write(self, select: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         place = str(folder / "part-0.parquet").replace("'", "''")
-        self.run(f"COPY ({select}) TO '{place}' (FORMAT parquet)")
+        self.run(f"COPY ({select}) TO '{place}' (FORMAT parquet, COMPRESSION zstd)")
 
 
 class SparkEngine(Engine):
-    """``is_far``: executors are on other machines, so they see no file of this one."""
+    """``is_far``: executors are on other machines, so they see no file of this one; ``hold``: lets the planner hold
+    all tables, in one part, so that it leaves out what reads an empty one, and nothing is shuffled."""
 
     name = "spark"
 
-    def __init__(self, spark: Any, is_far: bool = False) -> None:
-        super().__init__()
-        self.spark, self.is_far = spark, is_far
+    def __init__(self, spark: Any, is_far: bool = False, hold: Callable[[Any], Any] | None = None) -> None:
+        self.spark, self.is_far, self.hold = spark, is_far, hold
         # It fails on unions of what was checkpointed ("key not found: above_us#53L"), and planning costs less without.
         spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
         for name, (body, _) in _FUNCTIONS.items():
@@ -234,8 +197,7 @@ class SparkEngine(Engine):
             return self.spark.sql(statement)
 
     def _put(self, name: str, frame: Any) -> None:
-        frame.createOrReplaceTempView(name)
-        self._empty.pop(name, None)
+        (frame.coalesce(1) if self.hold else frame).createOrReplaceTempView(name)
 
     @contextlib.contextmanager
     def _named_failures(self) -> Iterator[None]:
@@ -248,7 +210,7 @@ class SparkEngine(Engine):
             raise EngineFailed(first_cause(failed)) from failed
 
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
-        if not files or (self.is_far and rows is None):
+        if not files or self.hold or (self.is_far and rows is None):
             read = pa.concat_tables(
                 [schema.empty_table(), *(pq.read_table(one, schema=schema, partitioning=None) for one in files)]
             )
@@ -257,13 +219,13 @@ class SparkEngine(Engine):
         with self._named_failures():
             named = [f"file://{file}" for file in files]
             self._put(name, self.spark.read.schema(batches.ddl(schema)).parquet(*named))
-        self._empty[name] = not any(pq.read_metadata(file).num_rows for file in files)
         self.expect(name, rows)
 
     def keep(self, name: str, select: str) -> None:
         # A checkpoint, not a cache: the plans of the checks stay short, which costs less than what they read.
         with self._named_failures():
-            self._put(name, self._do(select).localCheckpoint(eager=True))
+            frame = self._do(select)
+            self._put(name, self.hold(frame) if self.hold else frame.localCheckpoint(eager=True))
 
     def read(self, name: str, source: str, options: Mapping[str, str]) -> None:
         from usher.master.audit.source import register
@@ -284,7 +246,6 @@ class SparkEngine(Engine):
     def arrow(self, name: str, rows: pa.Table) -> None:
         with self._named_failures():
             self._put(name, self.spark.createDataFrame(rows))
-        self._empty[name] = not len(rows)
 
     def write(self, select: str, folder: Path) -> None:
         with self._named_failures():

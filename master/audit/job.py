@@ -49,8 +49,7 @@ CARRIED_CLOCKS = pa.schema(
 
 
 def limits_table(limits: AuditThresholds) -> pa.Table:
-    row = {name: getattr(limits, name) for name in _LIMITS.names if name != "half_us"}
-    return few(_LIMITS, [row | {"half_us": limits.clocks_ms * 500}])
+    return few(_LIMITS, [limits._asdict() | {"half_us": limits.clocks_ms * 500}])
 
 
 Reading = Callable[[BulkReader, Keys], Iterator[pa.RecordBatch]]
@@ -166,7 +165,7 @@ class AuditRun:
         engine = self._engine
         engine.derive("recovered")
         skipped = CHECKS["out_of_order"].select.replace("p.ms > k.order", "p.ms <= k.order")
-        self._figures = engine.figures(findings.text("figures").replace("{skipped}", skipped))
+        self._figures = engine.rows(findings.text("figures").replace("{skipped}", skipped))
         names = ("stream", "handled_ms", "ahead_ms", "floor_ms")
         self._known = {
             row[0]: dict(zip(names, row, strict=True)) for row in engine.rows(f"SELECT {', '.join(names)} FROM known")

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +102,8 @@ class _Span:
     run: int = 1
 
     def spans(self, until_ms: int) -> tuple[ProvenSpan, ...]:
-        if self.since_ms is None:
-            return self.ended
-        return (*self.ended, ProvenSpan(self.since_ms, until_ms, self.executions, self.before))[-_SPANS:]
-
-    @classmethod
-    def of(cls, known: Mapping[str, Any]) -> _Span:
-        ended = tuple(ProvenSpan(*one) for one in known["ended"])
-        names = ("first", "since_ms", "cut", "executions", "before", "run")
-        return cls(**{name: known[name] for name in names}, ended=ended)
+        mine = [] if self.since_ms is None else [(self.since_ms, until_ms, self.executions, self.before)]
+        return tuple(ProvenSpan(*one) for one in (*self.ended, *mine))[-_SPANS:]
 
 
 class Proof:
@@ -156,7 +149,7 @@ class Proof:
         field = plan.field(keys.stream)
         self._read("pending_now", batches.PENDING, lambda one, mine: batches.all_pending(one, self._url, mine, field))
         last = None if again else self._last_proof()
-        Archive(self._url, keys, field, self._archive).add(self._progress)
+        Archive(self._url, keys, field, self._archive, plan.keep_days).add(self._progress)
         self._progress(f"proving {keys.stream}")
         self._open_archive(last)
         known = last.facts if last else {}
@@ -182,10 +175,10 @@ class Proof:
             sum(hole for _, hole, _ in self._untold),
         )
         if not again:
-            names = ("first", "since_ms", "cut", "executions", "before", "ended", "run")
-            noted = {name: getattr(span, name) for name in names}
+            noted: dict[str, Any] = {"span": vars(span) | {"cut_now": False}, "since_ms": span.since_ms}
             noted |= {"first_known": self._known["handled_ms"], "ahead_ms": self._known["ahead_ms"]}
             noted |= {"until_ms": made.until_ms, "seen": before_reading, "untold": self._untold}
+            noted["kept_ms"] = self._kept_ms
             self._commit(span, standing, noted)
             note_history(self._link, keys, made.spans, made.unproven)
         return made
@@ -207,12 +200,14 @@ class Proof:
         """Find what is new in the archive since the commit ``before``; without it all is."""
         engine, self._before = self._engine, before
         number = before.facts["runs"][0] if before else 0
-        self._new_runs = self._runs.chain(number)
+        self._chain = self._runs.chain()
+        self._new_runs = [one for one in self._chain if one.number > number]
+        self._kept_ms: int = (self._chain[0].facts if self._chain else {}).get("kept_ms", -1)
         self._new_entries = self._entries.chain(before.facts["entries"][0] if before else 0)
         self._archived("came", self._entries, self._new_entries, batches.STREAM)
         engine.files("open_before", self._files_before("open/"), _OPEN)
         engine.files("carried_clocks", self._files_before("clocks/"), CARRIED_CLOCKS)
-        carries = self._proofs.files(self._proofs.chain(before.facts["whole"] - 1), "carry/") if before else []
+        carries = self._proofs.files(self._proofs.chain(), "carry/") if before else []
         engine.files("carried", carries, CARRIED)
         engine.arrow("limits", limits_table(self._plan.thresholds))
         engine.keep(
@@ -237,10 +232,13 @@ class Proof:
         """Judge the new executions, one part between two gaps after another. Returns the last part's span, and how many
         there are."""
         engine, executions = self._engine, 0
-        span = _Span.of(known) if self._before is not None else _Span()
+        span = _Span(**known["span"]) if self._before is not None else _Span()
+        if self._before is not None and self._kept_ms != known["kept_ms"]:  # what was found in what is gone stands
+            span.run = self._before.number + 1
         for part in _parts(self._new_runs):
             self._archived("runs_new", self._runs, part, batches.RUNS)
-            count, began_ms = engine.rows("SELECT count(id), min(record_ms) FROM runs_new")[0]
+            new = f"SELECT count(id), min(record_ms) FROM runs_new WHERE record_ms > {self._kept_ms}"
+            count, began_ms = engine.rows(new)[0]
             if part[0].gap:
                 former, run = (
                     span.spans(int(part[0].after.partition("-")[0])),
@@ -264,9 +262,9 @@ class Proof:
         engine.keep("clocks_before", "SELECT stream, consumer, least_us, most_us FROM clocks")
         self._look("runs_new", facts, span, known)
         engine.derive("doubtful")
-        former = [one for one in self._runs.chain() if span.first <= one.number <= part[-1].number or one.facts]
+        former = [one for one in self._chain if span.first <= one.number <= part[-1].number]
         self._doubt_better_known(former)
-        self._note_found(engine.found(["clock_wrong", "run_unreadable"]))
+        self._found += [(check, *one) for (check, _), one in engine.found(["clock_wrong", "run_unreadable"]).items()]
         engine.keep(
             "alone",
             "SELECT stream, id FROM runs_new WHERE ticket = '' AND id IS NOT NULL GROUP BY stream, id HAVING count(*)"
@@ -291,7 +289,7 @@ class Proof:
             engine.derive("clocks", "timed", "suspects", "twice")
             self._tickets |= tickets
             self._alone |= alone
-            self._note_found(engine.found(_OF_TICKETS))
+            self._found += [(check, *one) for (check, _), one in engine.found(_OF_TICKETS).items()]
             engine.keep("carried", "SELECT * FROM carried_now")
             engine.keep("carried_now", findings.table("carry"))  # by clocks as they are known now
         engine.keep("carried", "SELECT * FROM carried_now")
@@ -323,7 +321,7 @@ class Proof:
             facts,
             entries_read=False,
             base_ms=since if span.cut_now else -1,
-            order_ms=since if span.cut else -1,
+            order_ms=max(since if span.cut else -1, self._kept_ms),
             drop_ms=snapshot.last_drop_ms(self._link, self._keys),
             handled_before_ms=known.get("first_known"),
             ahead_before_ms=known.get("ahead_ms"),
@@ -358,14 +356,8 @@ class Proof:
         engine.derive("again")
         names = ("handled_ms", "ahead_ms", "floor_ms")
         self._known = dict(zip(names, engine.rows(f"SELECT {', '.join(names)} FROM known")[0], strict=True))
-        self._counts = dict(
-            engine.rows(
-                "SELECT 'before_known', count(*) FROM odd WHERE kind IN ('lost', 'no_letter') AND ms <= known_ms UNION"
-                " ALL SELECT 'maybe_dropped', count(*) FROM odd WHERE kind IN ('lost', 'no_letter') AND ms > known_ms"
-                " AND ms <= drop_ms UNION ALL SELECT 'maybe_damaged', count(*) FROM odd WHERE kind = 'lost' AND ms >"
-                " known_ms AND ms > drop_ms AND ms <= damaged_ms"
-            )
-        )
+        counted = [one for one in findings.text("figures").split("\nUNION ALL") if " FROM odd " in one]
+        self._counts = {name: count for name, *_, count in engine.rows("\nUNION ALL".join(counted))}
         moved = self._confirm(engine.found(OF_ENTRIES))
         ended = "SELECT stream, id FROM all_new WHERE outcome IN ('done', 'gave_up')"
         named = ", ".join("'" + one.replace("'", "''") + "'" for one in moved) or "NULL"
@@ -395,7 +387,7 @@ class Proof:
                 f" WHERE l.letter_ms >= {before.facts['until_ms']}"
             )
             if engine.rows(over):
-                chain = [one for one in self._runs.chain() if one.number <= before.facts["runs"][0]]
+                chain = [one for one in self._chain if one.number <= before.facts["runs"][0]]
                 self._archived("all_former", self._runs, chain, batches.RUNS)
                 engine.keep(
                     "former",
@@ -406,7 +398,7 @@ class Proof:
     def _confirm(self, found: Mapping[tuple[str, str], tuple[int, list[Example]]]) -> list[str]:
         """Look again at entries that seem lost or overtaken. Returns the ids of those that only moved."""
         moved, keys, limits = [], self._keys, self._plan.thresholds
-        for (name, stream), (count, examples) in found.items():
+        for (name, _), (count, examples) in found.items():
             held, total = examples, count
             if name in ("lost", "overtaken", "dead_and_pending"):
                 looks = list(snapshot.looks(self._link, keys, name, examples))
@@ -418,13 +410,10 @@ class Proof:
                 )
                 moved += [one.id for one, look in looks if name == "lost" and look.owner is not None]
                 total = count if len(held) == findings.LOOKED_AT else len(held)
-            self._note_found({(name, stream): (total, held)} if held else {})
+            self._found += [(name, total, held)] if held else []
         return moved
 
     # ---- findings ------------------------------------------------------------------------------------------------
-
-    def _note_found(self, found: Mapping[tuple[str, str], tuple[int, list[Example]]]) -> None:
-        self._found += [(check, count, examples) for (check, _), (count, examples) in found.items()]
 
     def _fresh(self, number: int, told: int, began: int) -> tuple[tuple[AuditFinding, ...], list[dict[str, Any]]]:
         """Return the findings that nobody was ``told`` of, and all that stand after run ``number``. Tickets were judged
@@ -462,8 +451,8 @@ class Proof:
         for one in self._new_runs:
             if one.gap:
                 more = f", so entries added before it are not judged, of which {unjudged:,} are over"
-                yield True, f"{stream}: {one.gap}{more}"
-        yield from ((True, f"{stream}: {one.gap}") for one in self._new_entries if one.gap)
+                yield "kept_ms" not in one.facts, f"{stream}: {one.gap}{more}"
+        yield from (("kept_ms" not in one.facts, f"{stream}: {one.gap}") for one in self._new_entries if one.gap)
         # What was cut is told as a gap; entries are judged in the archive, trimmed or not.
         told = AuditedStream(**{**facts.__dict__, "first": ZERO, "run_capped": False, "run_deleted": None})
         yield from ((False, text) for text in unproven(told, self._known, self._counts))
@@ -471,16 +460,15 @@ class Proof:
     # ---- commit --------------------------------------------------------------------------------------------------
 
     def _commit(self, span: _Span, standing: Sequence[Mapping[str, Any]], facts: dict[str, Any]) -> None:
-        before = self._before
-        number = before.number + 1 if before else 1
-        staging = self._proofs.staging(number)
-        rows = sum(one.rows for one in self._new_runs)
-        facts["whole"] = before.facts["whole"] if before else number
-        if before is None or span.first != before.facts["first"] or number - before.facts["whole"] >= _DELTAS:
-            facts["whole"] = number
+        before, made = self._before, Commit(1, self._keys.stream, ZERO.decode(), "", 0)
+        is_whole = before is None or span.first != before.facts["span"]["first"] or len(self._proofs.chain()) > _DELTAS
+        if before is not None:
+            made = replace(made, number=before.number + 1)
+            made = replace(made, first=1) if is_whole else replace(made, after=before.last)
+        staging = self._proofs.staging(made.name)
         is_new = (
             ""
-            if facts["whole"] == number
+            if is_whole
             else " SEMI JOIN (SELECT stream, ticket FROM all_new UNION SELECT stream, ticket FROM doubtful) r"
             " ON r.stream = c.stream AND r.ticket = c.ticket"
         )
@@ -491,25 +479,17 @@ class Proof:
         self._engine.write(f"SELECT {', '.join(_OPEN.names)} FROM is_open", staging / "open")
         (staging / "found").mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(list(standing), schema=_FOUND), staging / "found" / "part-0.parquet")
-        after = before.last if before else ZERO.decode()
         for name, new in (("runs", self._new_runs), ("entries", self._new_entries)):
             former = before.facts[name] if before else (0, ZERO.decode())
             facts[name] = (new[-1].number, new[-1].last) if new else former
-        made = self._proofs.commit(Commit(number, self._keys.stream, after, facts["runs"][1], rows, facts=facts))
-        note(self._link, self._keys, made.facts["since_ms"], made.facts["until_ms"])
-        self._prune(made)
-
-    def _prune(self, last: Commit) -> None:
-        chain = self._proofs.chain(last.facts["whole"] - 1)
-        kept = {
-            self._proofs.place(one, name)
-            for one in chain
-            for name in one.files
-            if one is chain[-1] or name.startswith("carry/")
-        }
-        for file in self._proofs.folder.glob("[a-z]*/*.parquet"):
-            if file not in kept:
-                file.unlink()
+        facts["open_ms"] = self._engine.rows("SELECT min(ms) FROM is_open")[0][0]
+        rows = sum(one.rows for one in self._new_runs)
+        self._proofs.commit(replace(made, last=facts["runs"][1], rows=rows, facts=facts))
+        note(self._link, self._keys, facts["since_ms"], facts["until_ms"])
+        for former in self._proofs.chain()[:-1]:  # only their carries are read any more
+            for name in former.files:
+                if not name.startswith("carry/"):
+                    self._proofs.place(former, name).unlink(missing_ok=True)
 
 
 def _parts(commits: Iterable[Commit]) -> Iterator[list[Commit]]:

@@ -66,6 +66,8 @@ class AuditChoices(AuditSettings):
     memory_mib: int = 1024
     py_files: str = ""
     sink: str = "default"
+    #: Of the archive; None: all are kept.
+    keep_days: int | None = None
     #: None: ``thresholds`` by the settings.
     limits: AuditThresholds | None = None
 

@@ -250,19 +250,21 @@ def is_capped(length: int, added: int | None, cap: int) -> bool:
 def _span(link: Link, stream: str) -> tuple[int, bytes | None, int | None, bytes | None]:
     """Return length, first id, how many entries there ever were, and the last one that was deleted (None: Redis does
     not count)."""
+    facts = facts_of(link, stream)
+    if not facts:
+        return 0, None, 0, None
+    first, lost = facts[b"first-entry"], (facts.get(b"entries-added"), facts.get(b"max-deleted-entry-id"))
+    return facts[b"length"], first[0] if first else None, *lost
+
+
+def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
+    """Return what XINFO STREAM says, {} where there is no such key."""
     try:
-        facts = pairs(link.call("XINFO", "STREAM", stream))
+        return pairs(link.call("XINFO", "STREAM", stream))
     except CommandRefused as refused:
         if "no such key" in str(refused):
-            return 0, None, 0, None
+            return {}
         raise
-    first = facts[b"first-entry"]
-    return (
-        facts[b"length"],
-        first[0] if first else None,
-        facts.get(b"entries-added"),
-        facts.get(b"max-deleted-entry-id"),
-    )
 
 
 def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:

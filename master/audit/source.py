@@ -50,11 +50,6 @@ PART_ENTRIES, PART_RECORDS = 250_000, 400
 _MOST_PARTS, _MOST_PROBES, _PROBES_A_PART, _PROBE = 256, 256, 4, 10
 
 
-class _Part(InputPartition):
-    def __init__(self, stream: str, first: bytes, last: bytes) -> None:
-        super().__init__((stream, first, last))
-
-
 class _Options:
     """``time``: the column that is the first half of the ids by which ranges are read."""
 
@@ -137,8 +132,8 @@ class _Reader(_Options, DataSourceReader):
             with self.connect(stream) as reader:
                 if asked and (whole := self.whole(reader, stream, asked)):
                     spans = cut_up(reader, self.key(stream), whole, self.per_part, number)
-                    parts += [_Part(stream, *span) for span in _within(spans, asked)]
-        return parts or [_Part("", b"-", b"+")]
+                    parts += [InputPartition((stream, *span)) for span in _within(spans, asked)]
+        return parts or [InputPartition(("", b"-", b"+"))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         stream, first, last = partition.value
@@ -215,7 +210,7 @@ class _StreamReader(DataSourceStreamReader):
                 with self.of.connect(stream) as reader:
                     span = self.of.whole(reader, stream, (f"({start[stream]}".encode(), last.encode()))
                     spans = cut_up(reader, self.of.key(stream), span, self.of.per_part) if span else []
-                parts += [_Part(stream, *one) for one in spans]
+                parts += [InputPartition((stream, *one)) for one in spans]
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -32,28 +32,10 @@ from usher.master.audit.settings import LOCAL, AuditChoices
 #: Set by spark-submit: it has started Java.
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 HOW_TO_INSTALL = how_to_install("spark")
-_QUIET = """\
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{HH:mm:ss} %p spark %c{1}: %m%n%ex{short}
-logger.python.name = org.apache.spark.api.python
-logger.python.level = off
-logger.executor.name = org.apache.spark.executor
-logger.executor.level = off
-logger.scheduler.name = org.apache.spark.scheduler
-logger.scheduler.level = off
-"""
-
-
 #: What we would have, unless spark-defaults or spark-submit --conf say otherwise.
 _PREFERRED = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.maxPlanStringLength": "1000",
 }
@@ -64,6 +46,7 @@ _SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
 
 
@@ -102,7 +85,7 @@ def spark_engine(
     if settings.py_files:
         builder = builder.config("spark.submit.pyFiles", settings.py_files)
     with _started(builder, spill, classes, _PREFERRED | (_SMALL if small else {})) as spark:
-        yield SparkEngine(spark, is_far)
+        yield SparkEngine(spark, is_far, held if small and not is_far else None)
 
 
 @contextlib.contextmanager
@@ -139,7 +122,6 @@ def _started(builder: Any, spill: Path, classes: _Classes, preferred: Mapping[st
         except Exception as failed:  # also py4j's own errors, whose text is asked of Java, which ends with this block
             raise StartRefused(f"Spark does not start ({log}): {_first_of_log(log, failed)}") from failed
     try:
-        spark.sparkContext.setLogLevel("OFF")
         for name, value in preferred.items():
             if not spark.sparkContext.getConf().contains(name):
                 spark.conf.set(name, value)
@@ -275,17 +257,14 @@ def _prepare(master: str, folder: Path, environ: MutableMapping[str, str]) -> No
 def _builder(master: str, folder: Path, spill: Path, small: bool, classes: str) -> Any:
     from pyspark.sql import SparkSession
 
-    quiet = spill / "log4j2.properties"
-    quiet.write_text(_QUIET)
-    # a path may have spaces
-    java = f'-Dlog4j2.configurationFile={quiet.as_uri()} "-Djava.io.tmpdir={spill}" "-Duser.home={folder}"'
-    java += " -Xlog:disable"
+    java = f'"-Djava.io.tmpdir={spill}" "-Duser.home={folder}" -Xlog:disable'  # a path may have spaces
     if small:  # the heap and the room for classes need not grow to what they will be
         java += " -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms512m -XX:MetaspaceSize=256m"
     else:
         java += " -XX:+UseParallelGC"
     builder = SparkSession.builder.appName("usher audit").master(master)
     options = {
+        "spark.log.level": "OFF",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"{java} -XX:-UsePerfData {classes}",
@@ -296,12 +275,15 @@ def _builder(master: str, folder: Path, spill: Path, small: bool, classes: str) 
     }
     if master.startswith("local"):
         options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    for name, value in options.items():
-        builder = builder.config(name, value)
-    return builder
+    return builder.config(map=options)
 
 
 # ---- private names of pyspark, with a test that fails when one changes or goes --------------------------------------
+
+
+def held(frame: Any) -> Any:
+    rows, session = frame._jdf.collectAsList(), frame.sparkSession._jsparkSession
+    return session.createDataFrame(rows, frame._jdf.schema())
 
 
 def end_java() -> None:

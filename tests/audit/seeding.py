@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
@@ -89,3 +95,30 @@ class Seeder:
         self._link.call(
             "XADD", self.keys.dead, "*", "usher-id", entry_id, "usher-ticket", ticket, "usher-reason", "gave_up"
         )
+
+
+class Killed(Exception):
+    """The process dies here."""
+
+
+def die(*_: object, **__: object) -> None:
+    raise Killed
+
+
+def kill_at(patched: pytest.MonkeyPatch, step: int) -> None:
+    """From now on the ``step``-th call of those that leave a trace outside of the process kills it instead."""
+    passed = 0
+
+    def deadly(own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal passed
+            passed += 1
+            if passed == step:
+                raise Killed
+            return None if own is os.fsync else own(*given, **named)
+
+        return call
+
+    of_files = ((Path, "replace"), (Path, "mkdir"), (Path, "unlink"), (os, "fsync"), (shutil, "rmtree"), (json, "dump"))
+    for place, name in (*of_files, (Link, "call")):
+        patched.setattr(place, name, deadly(getattr(place, name)))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -15,18 +13,19 @@ import orjson
 import pyarrow.dataset as ds
 import pytest
 
-from tests.audit.seeding import GROUP, Seeder
+from tests.audit.seeding import GROUP, Killed, Seeder, die, kill_at
 from usher.cli import run
 from usher.common.base.errors import StartRefused
 from usher.common.outbox.database import migrate, open_engine
 from usher.common.protocol.keys import LogKeys
+from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
 
 if TYPE_CHECKING:
     from usher.master.audit.archive import Commit
 
 
-ROOT = Path(__file__).parents[2]
+_DAY_MS = 86_400_000
 
 
 def archived(url: str, folder: Path, stream: str = "s", group: str = GROUP) -> dict[str, Commit]:
@@ -40,50 +39,43 @@ def ids_of(folder: Path, table: str = "entries") -> list[str]:
     return sorted(ds.dataset(folder / "stream-s" / table, format="parquet").to_table(columns=["id"])["id"].to_pylist())
 
 
-class Killed(Exception):
-    """The process dies here."""
-
-
-def die(*_: object, **__: object) -> None:
-    raise Killed
-
-
-#: Where a run dies -> how a test makes it die there.
-DEATHS: dict[str, tuple[str, str]] = {
-    "before the commit": ("usher.master.audit.archive.DataSet", "commit"),
-    "after the commit, before any file is in its place": ("usher.master.audit.archive.DataSet", "_publish"),
-    "after the files are in place, before the floor is noted": ("usher.master.audit.archive.Archive", "_note"),
-}
-
-
-@pytest.mark.parametrize("death", DEATHS)
-def test_after_a_kill_there_is_no_gap_and_no_double(
-    link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_any_step_there_is_no_gap_and_no_double(
+    link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:
-    seeder = Seeder(link, "s")
-    seeder.add(*((f"{n}-1", "a") for n in range(1, 6)))
-    archived(redis_url, tmp_path)
-    seeder.add(*((f"{n}-1", "a") for n in range(6, 9)))
-    target, name = DEATHS[death]
-    with monkeypatch.context() as patched:
-        patched.setattr(f"{target}.{name}", die)
-        with pytest.raises(Killed):
-            archived(redis_url, tmp_path)
-    seeder.add(("9-1", "b"))
-    archived(redis_url, tmp_path)
-    assert ids_of(tmp_path) == [f"{n}-1" for n in range(1, 10)]
-    assert link.call("HGET", seeder.keys.archived, "entries") == link.call("GET", LogKeys("s").archived) == b"9-1"
+    """The second run of each day is killed, which makes one commit of yesterday's."""
+    seeder, added = Seeder(link, "s"), []
 
+    def add(number: int) -> None:
+        added.append(f"{day * _DAY_MS}-{number}")
+        seeder.add((added[-1], "a"))
+        seeder.ran("c1:1", (added[-1], "a", 5, 1, 2), record=added[-1])
 
-@pytest.mark.slow
-@pytest.mark.process
-@pytest.mark.timeout(600)
-def test_killed_at_every_step_there_is_no_gap_and_no_double(redis_url: str, tmp_path: Path) -> None:
-    pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
-    words = [sys.executable, "-m", "tests.audit.killed_archive", redis_url, str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout) > 40, "so many steps does a run have"
+    for day in range(1, 1000):
+        add(1)
+        archived(redis_url, tmp_path)
+        add(2)
+        with monkeypatch.context() as patched:
+            kill_at(patched, day * stride)
+            try:
+                archived(redis_url, tmp_path)
+            except Killed:
+                killed = True
+            else:
+                killed = False
+        floor = rank(link.call("GET", LogKeys("s").archived))
+        for table in ("entries", "runs"):
+            seen = ids_of(tmp_path, table)
+            assert len({*seen}) == len(seen), f"step {day * stride}: {table} are there twice"
+        add(3)
+        archived(redis_url, tmp_path)
+        for table in ("entries", "runs"):
+            assert ids_of(tmp_path, table) == sorted(added), f"step {day * stride}: {table}"
+        assert floor <= rank(link.call("GET", LogKeys("s").archived)) == rank(added[-1].encode())
+        if not killed:
+            break
+    assert day * stride > 70, "so many steps does a run have"
+    assert len([*(tmp_path / "stream-s" / "entries" / "_commits").iterdir()]) <= day + 3
 
 
 def test_it_is_incremental_by_day_and_moves_the_floor(link: Link, redis_url: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.proxy import Proxy
 from usher.common.base.errors import StartRefused
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
-from usher.master.audit.findings import CHECKS, AuditFinding
+from usher.master.audit.findings import AuditFinding
 from usher.master.audit.settings import AuditChoices
 
 if TYPE_CHECKING:
@@ -85,12 +85,10 @@ def test_a_group_that_does_not_exist_is_refused_with_the_settings_to_look_at(
 
 @pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.slow)])
 def test_redis_gone_in_the_middle_says_nothing_about_the_system(
-    engine: str, request: pytest.FixtureRequest, short_tmp: object
+    engine: str, request: pytest.FixtureRequest, short_tmp: Path
 ) -> None:
-    from pathlib import Path
-
     session = request.getfixturevalue(engine)
-    with EmbeddedRedis(Path(str(short_tmp)) / "gone", durable=False) as server:
+    with EmbeddedRedis(short_tmp / "gone", durable=False) as server:
         link = Link(server.url, "test")
         seeder = Seeder(link, "s")
         seeder.add(*((f"{n}-1", "a") for n in range(1, 2000)))
@@ -108,17 +106,3 @@ def test_redis_gone_in_the_middle_says_nothing_about_the_system(
             pytest.raises(StartRefused, match=r"not finished, so it proves nothing: .*Redis.* (went away|closed)"),
         ):
             audit(session, plan(proxy.url, "s"))
-
-
-def test_what_reads_empty_tables_of_suspects_alone_finds_nothing(
-    local: Any, link: Link, redis_url: str, tmp_path: Path
-) -> None:
-    """So it is not asked: most of these tables are empty where all is well."""
-    from usher.master.audit.job import AuditRun
-
-    Seeder(link, "s")
-    AuditRun(local, plan(redis_url, "s"), tmp_path).run()
-    local._looked_into([one.select for one in CHECKS.values()])
-    left = [one.name for one in CHECKS.values() if one.select and local._finds_nothing(one.select)]
-    assert len(left) > 20 and not {"lost", "overlap", "attempts_wrong", "dead_and_done"} - {*left}
-    assert [local.rows(CHECKS[name].select) for name in left] == [[]] * len(left)

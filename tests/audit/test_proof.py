@@ -16,8 +16,8 @@ import pyarrow.dataset as ds
 import pytest
 
 from tests.audit.random_histories import BEGAN_MS, histories
-from tests.audit.seeding import GROUP, Seeder
-from tests.audit.test_archive import Killed, archived, die
+from tests.audit.seeding import GROUP, Killed, Seeder, die
+from tests.audit.test_archive import archived, ids_of
 from tests.audit.test_job import plan
 from tests.commands import usher
 from usher.common.base.errors import StartRefused
@@ -38,11 +38,14 @@ PROVEN = (
 RANDOM = "random"
 
 
-def prove(session: Any, url: str, folder: Path, stream: str = "s", *, again: bool = False) -> Proven:
+def prove(
+    session: Any, url: str, folder: Path, stream: str = "s", *, again: bool = False, keep_days: int | None = None
+) -> Proven:
     from usher.master.audit.proof import Proof
 
     with tempfile.TemporaryDirectory() as reading:
-        return Proof(session, plan(url, stream), stream, folder, Path(reading)).run(again=again)
+        made = plan(url, stream, keep_days=keep_days)
+        return Proof(session, made, stream, folder, Path(reading)).run(again=again)
 
 
 def standing(session: Any, folder: Path, stream: str = "s") -> set[tuple[str, str]]:
@@ -121,12 +124,14 @@ def test_run_by_run_each_finding_is_told_once_whatever_is_killed_in_between(
 @pytest.mark.parametrize("set_clocks", [False, True], ids=["steady clocks", "clocks that are set"])
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1000, 1400, 100))])
 def test_random_histories_in_steps_cut_anywhere_show_what_one_look_shows(
-    local: Any, link: Link, redis_url: str, tmp_path: Path, first: int, set_clocks: bool
+    local: Any, link: Link, redis_url: str, tmp_path: Path, monkeypatch: Any, first: int, set_clocks: bool
 ) -> None:
-    """Every check that the proof makes. While clocks are set, less and less is known of what they were off: then what
+    """Every check that the proof makes; a day is so short that the archive folds some. While clocks are set, less and less is known of what they were off: then what
     was proven stays proven, though a look at all would not prove it any more."""
+    monkeypatch.setattr("usher.master.audit.archive._DAY_MS", 12_000)
     for _ in played(link, range(first, first + 100), 5, set_clocks=set_clocks):
         prove(local, redis_url, tmp_path, RANDOM)
+    assert [*tmp_path.glob("stream-*/runs/*/_commits/*-*.json")]
     prove(local, redis_url, tmp_path / "whole", RANDOM)
     in_whole, in_steps = standing(local, tmp_path / "whole", RANDOM), standing(local, tmp_path, RANDOM)
     of_owners = {"owners_overlap", "fence_fell"}  # which of the two it is depends on how well a clock is known
@@ -293,6 +298,41 @@ def test_what_waits_before_anything_has_run_is_judged_once_something_has(
     assert fresh(prove(local, redis_url, tmp_path)) == {"lost": {"2-1", "4-1"}}
 
 
+def test_what_is_not_kept_stays_proven_and_what_comes_is_compared_with_it(
+    local: Any, link: Link, redis_url: str, tmp_path: Path
+) -> None:
+    """As where all is kept: one that runs again after days by another consumer, under a lower fence or the same one."""
+    seeder, day_ms, entries = Seeder(link, "s"), 86_400_000, []
+    for n, (day, consumer, ran) in enumerate(
+        [
+            (1, "c1:1", [("a", 9, 100), ("b", 9, 100), ("c", 9, 100)]),
+            (1, "c2:1", [("a", 9, 300)]),
+            (5, "c1:1", [("d", 9, 1)]),
+            (9, "c2:1", [("b", 5, 1), ("c", 9, 3), ("a", 12, 5)]),
+        ]
+    ):
+        ids = [f"{day * day_ms + n}-{at}" for at in range(len(ran))]
+        seeder.add(*((one, ticket) for one, (ticket, *_) in zip(ids, ran, strict=True)))
+        seeder.read()
+        told = [
+            (one, ticket, fence, (day * 86_400 + start) * 1_000_000, (day * 86_400 + start + 1) * 1_000_000)
+            for one, (ticket, fence, start) in zip(ids, ran, strict=True)
+        ]
+        seeder.ran(consumer, *told, record=f"{day * day_ms + 50_000_000 + n}-1")
+        seeder.over(*ids)
+        entries += ids
+        proven = prove(local, redis_url, tmp_path / "cut", keep_days=2)
+        prove(local, redis_url, tmp_path / "all")
+    assert ids_of(tmp_path / "cut") == entries[4:]
+    found = {one for one in standing(local, tmp_path / "all") if one[0] != "out_of_order"}  # which is of an old message
+    assert {check for check, _ in found} == {"fence_fell", "fence_shared", "stale_counted"}
+    assert standing(local, tmp_path / "cut") == found
+    assert proven.since_ms == day_ms + 50_000_000, "it stays proven"
+    again = prove(local, redis_url, tmp_path / "cut", again=True)
+    assert again.holes == 0 and again.since_ms == 5 * day_ms + 50_000_002
+    assert any("are not kept (--keep-days)" in sentence for sentence in again.unproven)
+
+
 def test_an_archive_that_is_older_than_its_proof_is_refused_with_a_way_out_that_works(
     local: Any, link: Link, redis_url: str, tmp_path: Path
 ) -> None:
@@ -344,7 +384,9 @@ def test_after_many_runs_what_they_carry_is_made_one_and_says_the_same(
             seeder.ran("c2:2", ("2-1", "b", 5, 600, 700), record="41-1")
         prove(local, redis_url, tmp_path)
     carried = tmp_path / "stream-s" / "proof" / f"group={GROUP}" / "carry"
-    assert {file.name.partition("-")[0] for file in carried.iterdir()} == {"00000003", "00000004"}
+    assert {file.name.partition("-part")[0] for file in carried.iterdir()} == {"00000001-00000003", "00000004"}
+    commits = carried.parent / "_commits"
+    assert {file.name for file in commits.iterdir()} == {"1-3.json", "4.json"}
     whole = prove(local, redis_url, tmp_path, again=True)
     expected = {("out_of_order", "4-1"), ("fence_shared", "2-1")}
     assert {(check, one) for check, ids in fresh(whole).items() for one in ids} == expected
