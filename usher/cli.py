@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-if os.getpid() == 1:  # of a container: what process 1 has no handler for is lost, and imports take a while
-    for _number in _ENDING:
-        signal.signal(_number, lambda number, _frame: os._exit(128 + number))
+#: Signals that end this process while it imports, which takes a while: what process 1 of a container has no handler for
+#: is lost, and Ctrl-C would be a traceback.
+_EARLY: tuple[int, ...] = ()
+if os.getpid() == 1:
+    _EARLY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+elif sys.argv[0].endswith(("/usher", "usher/__main__.py")) and signal.getsignal(2) is signal.default_int_handler:
+    _EARLY = (signal.SIGINT,)
+for _number in _EARLY:
+    signal.signal(_number, lambda number, _frame: os._exit(128 + number))
 
 import contextlib
 import difflib
@@ -23,7 +29,6 @@ import importlib
 import io
 import itertools
 import select
-import sys
 import traceback
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -190,9 +195,8 @@ def load_command(target: str) -> click.Command:
     if not isinstance(command, click.Command):
         raise TypeError(f"{target} is not a click command")
     _finish(command)
-    if _is_program and os.getpid() == 1:  # from now on there may be something to tell, or to clear away
-        for number in _ENDING:
-            signal.signal(number, signal.default_int_handler)
+    for number in _EARLY if _is_program else ():  # from now on there may be something to tell, or to clear away
+        signal.signal(number, signal.default_int_handler)
     return command
 
 

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import redis
@@ -22,22 +21,24 @@ _COUNT, _BLOCK_MS = 500, 1000
 
 
 def main(url: str, stream: str, group: str, name: str, file: str = "") -> None:
-    signal.signal(signal.SIGTERM, _end)
+    asked: list[int] = []
+    if file:  # an exception could come within a destructor, and be lost
+        signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
     client = redis.Redis.from_url(url, protocol=2)
     client.ping()
-    _write_bare_result("ready")
+    print("ready", flush=True)
     read = ("XREADGROUP", "GROUP", group, name, "COUNT", _COUNT, *(("BLOCK", _BLOCK_MS) if file else ()), "STREAMS")
     if not file:
         sys.stdin.readline()
     handled, waits = 0, array.array("q")
     try:
-        while (found := _page(client, *read, stream, ">")) or file:
+        while not asked and ((found := _page(client, *read, stream, ">")) or file):
             if file:
                 waits.extend(time.time_ns() - int(fields[b"due_ns"]) for _, fields in found)
             if found:
                 client.execute_command("XACK", stream, group, *(entry_id for entry_id, _ in found))
                 handled += len(found)
-        _write_bare_result(str(handled))
+        print(handled, flush=True)
     finally:
         if file:
             with Path(file).open("wb") as out:
@@ -47,15 +48,6 @@ def main(url: str, stream: str, group: str, name: str, file: str = "") -> None:
 def _page(client: redis.Redis, *command: str | int) -> list[Any]:
     found: Any = client.execute_command(*command)
     return found[0][1] if found else []
-
-
-def _write_bare_result(word: str) -> None:
-    sys.stdout.write(word + "\n")
-    sys.stdout.flush()
-
-
-def _end(_number: int, _frame: FrameType | None) -> None:
-    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -112,6 +112,12 @@ def test_our_errors_are_one_message_and_exit_code_2(
     assert capsys.readouterr().err == "usher: These settings cannot be used:\n  USHER_X: is wrong\n  USHER_Y: too\n"
 
 
+def test_ctrl_c_while_it_imports_is_130_too() -> None:
+    early = "import sys, os; sys.argv[0] = '/bin/usher'; import usher.cli; os.kill(os.getpid(), 2)"
+    done = subprocess.run([sys.executable, "-c", early], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
 def test_ctrl_c_is_130_and_a_commands_own_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     @click.command()
     @click.argument("how")

@@ -42,14 +42,6 @@ def _find(known: Credentials, token: str) -> Identity | None:
     return known.find(known.seal(digest_of(token)))
 
 
-def test_a_role_may_what_its_table_says() -> None:
-    allowed = {(role, needed) for role in Role for needed in Role if role.may(needed)}
-    anybody = {(role, Role.ANYBODY) for role in Role}
-    everything = {(Role.ALL, needed) for needed in Role}
-    own = {(role, role) for role in Role}
-    assert allowed == anybody | everything | own | {(Role.OPERATOR, Role.VIEWER)}
-
-
 def test_a_token_of_the_file_is_found_and_no_other(tmp_path: Path) -> None:
     mine = new_token()
     file = _file(
