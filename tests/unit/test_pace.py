@@ -53,13 +53,17 @@ def test_it_follows_handlers_that_become_slow_and_fast_again() -> None:
     assert paced(0.001, 1.0, pace=pace)[-1][1] == CAPACITY
 
 
-def test_a_long_time_without_work_does_not_make_it_slow() -> None:
-    pace = WorkPace(SLOTS, CAPACITY, 1.0)
-    paced(0.001, 2.0, pace=pace)
-    before = pace.window
-    pace.began(10_000.0)
-    pace.finished(1, 10_000.001)
-    assert pace.window >= 0.9 * before
+def test_tickets_that_wait_for_a_retry_make_no_consumer_look_slow() -> None:
+    board = Board(512, 1.0)
+    board.join("c1:1", "c1", SLOTS, CAPACITY, True)
+    board.arrive(b"1-1", b"W")
+    assert board.plan(1000, 0.0) is not None
+    board.note_retrying("c1:1", 1)
+    for second in range(1, 31):
+        board.arrive(b"2-%d" % second, b"T")
+        assert board.plan(1000, second) is not None
+        board.free("c1:1", [(b"T", [b"2-%d" % second])], second + 0.001)
+    assert board.consumers["c1:1"].pace.window > 90
 
 
 def test_one_ticket_with_many_messages_does_not_keep_others_from_the_slots_beside_it() -> None:

@@ -177,11 +177,11 @@ class Board:
             ids = [ticket.parked.popleft() for _ in range(count)]
         self.parked -= count
         ticket.running.update(dict.fromkeys(ids))
-        part = TicketPlan(ticket.name, ticket.believed, ids)
+        part, had_nothing = TicketPlan(ticket.name, ticket.believed, ids), not consumer.busy_tickets
         if ticket.owner is None:
             ticket.owner, ticket.compared_s = consumer, now_s
             consumer.tickets[ticket.name] = None
-        if not consumer.in_flight:
+        if had_nothing:  # to do: what waits for a retry is no work
             consumer.pace.began(now_s)
         consumer.in_flight += count
         self.in_flight += count
