@@ -289,12 +289,11 @@ class Executor:
         else:
             self.lanes.hold(lane, ran_s)
             self._outcomes.put_off(lane, message, due_s)
-        if wait is None or self.outages.waits(message, is_here):
-            return
-        if is_here:
-            self.lanes.let_go((message.ticket,))
-        else:
-            self._outcomes.go_on([(message.ticket, message.fence)])
+        if wait is not None and not self.outages.waits(message, is_here):
+            if is_here:
+                self.lanes.let_go((message.ticket,))
+            else:
+                self._outcomes.go_on([(message.ticket, message.fence)])
 
     def _outage(self, message: Message, problem: BaseException, sign: Sign) -> Wait | None:
         """Return the wait of a message whose tickets fails alike with others; None where that is no outage."""

@@ -23,6 +23,7 @@ import random
 import re
 import socket
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
@@ -99,7 +100,7 @@ class Outage:
         self.others_s = -math.inf  # when others were done last
         self.tickets: dict[bytes, float] = {}  # and since when each fails
         self.failing: dict[object, tuple[float, set[bytes]]] = {}
-        self.elsewhere, self.going = dict[bytes, int](), 0
+        self.elsewhere, self.going = OrderedDict[bytes, int](), 0
         self.probe, self.probed_s, self.slot_s, self.told_s, self.probes = b"", 0.0, 0.0, 0.0, 0
 
 
@@ -233,7 +234,7 @@ class Outages:
         went_on = message.attempt > 1 and outage.elsewhere.pop(message.ticket, None) is None  # else its time had come
         going = 0 if is_first else max(0, outage.going - went_on)
         more = 0 if going > _GO_ON // 2 else min(_GO_ON - going, len(outage.elsewhere))
-        elsewhere = [outage.elsewhere.popitem() for _ in range(more)]
+        elsewhere = [outage.elsewhere.popitem(last=False) for _ in range(more)]
         outage.going, outage.last_s = going + len(elsewhere), now_s if elsewhere else outage.last_s
         on = GoOn((), elsewhere, outage.sign)
         if is_old := outage.is_on or is_forgotten:

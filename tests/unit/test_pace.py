@@ -30,13 +30,10 @@ def paced(
     return seen
 
 
-def test_it_begins_with_two_tickets_per_slot() -> None:
+def test_it_begins_with_two_tickets_per_slot_and_reaches_the_capacity_in_200_ms() -> None:
     assert WorkPace(SLOTS, CAPACITY, 1.0).window == WorkPace(SLOTS, CAPACITY, 1.0).tickets == 2 * SLOTS
     assert WorkPace(SLOTS, 5, 1.0).window == 5, "never above the capacity"
     assert WorkPace(SLOTS, CAPACITY, math.inf).window == CAPACITY
-
-
-def test_handlers_that_do_nothing_reach_the_capacity_in_200_ms() -> None:
     assert min(second for second, window in paced(0.0, 1.0) if window == CAPACITY) <= 0.2
 
 
@@ -86,7 +83,6 @@ def test_one_ticket_with_many_messages_does_not_keep_others_from_the_slots_besid
 
 
 def test_tickets_that_wait_for_a_retry_keep_no_others_from_the_handlers() -> None:
-    """Two for each slot that wait for a minute: the handlers are idle, and the consumer says so."""
     board = Board(512, 1.0)
     board.join("c1:1", "c1", SLOTS, 100, True)
     for number in range(500):
