@@ -22,10 +22,9 @@ from usher.common.base.errors import Fenced, NotNow, ReplyUnknown
 from usher.common.base.log import event
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.mishaps import DeclaredLoss, range_of
-from usher.common.protocol.owner_words import is_waiting
 from usher.common.protocol.registration import name_of
 from usher.common.redis.client import SAME_MEMORY, Link
-from usher.common.redis.replies import TicketStream, parse_record, redis_ms
+from usher.common.redis.replies import TicketStream, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.dispatch.events import ChangedElsewhere, DispatcherEvent, Report
@@ -399,15 +398,14 @@ class Dispatcher(Service):
             self._pending_check.look_at(names, self._steps)
         if not names:
             return
-        values = self._link.call("HMGET", self._keys.tickets, *names)
+        values, (seconds, micros) = self._link.all_of([("HMGET", self._keys.tickets, *names), ("TIME",)])
+        self.board.waits.learn_time(1000 * int(seconds) + int(micros) // 1000, now_s())
         resumed = [
             name
             for name, value in zip(names, values, strict=True)
             if value is not None and is_given_back_head(value) and self.board.is_hidden(name)
         ]
         self._pending_check.look_at_resumed(resumed, self._steps)
-        if any(value is not None and is_waiting(value.partition(b" ")[0]) for value in values):
-            self.board.waits.learn_time(redis_ms(self._link), now_s())
         for name, value in zip(names, values, strict=True):
             self._unsure.discard(name)
             if value is None:
