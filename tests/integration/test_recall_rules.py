@@ -145,9 +145,7 @@ def test_r3_a_ticket_that_runs_is_not_given_back(stage: Stage) -> None:
 @rule(
     mutant(
         "what ended and is not acknowledged is forgotten",
-        CodeEdit(
-            "usher.consumer.policy.lanes:LaneBoard.close_unstarted", "and not self.is_ending(ticket, ids)", ""
-        ),
+        CodeEdit("usher.consumer.policy.lanes:LaneBoard.close_unstarted", "and not self.is_ending(ticket, ids)", ""),
     )
 )
 def test_r3_a_ticket_whose_acknowledgement_is_not_answered_is_not_given_back(stage: Stage) -> None:

@@ -59,6 +59,8 @@ def test_the_java_of_the_wheel_starts_with_the_option_that_it_does_not_know(tmp_
     assert subprocess.run([wheel, option, "-version"], capture_output=True, check=False).returncode != 0, (
         "then the shim is not needed any more"
     )
+    (tmp_path / "shim").mkdir()
+    (tmp_path / "shim" / "classes.jsa").touch()  # as if it were made: that takes some seconds
     home = java.java_home({"PATH": ""}, tmp_path / "shim")
     assert subprocess.run([home / "bin" / "java", option, "-version"], capture_output=True, check=False).returncode == 0
 
