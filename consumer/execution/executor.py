@@ -23,7 +23,7 @@ from usher.common.protocol.last_error import LastError, NotedError, encode
 from usher.common.protocol.run_log import CRASHED, FAILED, GAVE_UP, RETRY_LATER
 from usher.common.runtime.fork_guard import leave
 from usher.consumer.execution.lanes import Lanes, MessageLane
-from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, Outages, Sign, Wait, tells_of_connection
+from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, GoOn, Outages, Sign, Wait, tells_of_connection
 from usher.consumer.handlers.error_trace import has_cause, own_line, raised_at, traced, type_name
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import APART, Journal
@@ -227,7 +227,7 @@ class Executor:
             self.running.pop(id(message), None)
         self.handled += 1
         if self.outages.known:
-            self._done(message)
+            self._go_on(self.outages.done(message, self.clock()))
         if self.strict:
             message.lane = lane
             self.lanes.hold(lane, (end_us - start_us) / 1e6)
@@ -304,8 +304,13 @@ class Executor:
         how = DECLARED if is_declared else CONNECTION if tells_of_connection(problem) else OTHER
         return self.outages.failed(message, sign, how, self.clock())
 
-    def _done(self, message: Message) -> None:
-        for on in self.outages.done(message, self.clock()):
+    def look(self) -> None:
+        """Let tickets go on that nobody else lets. Called every second."""
+        if self.outages.known:
+            self._go_on(self.outages.overdue(self.clock()))
+
+    def _go_on(self, over: Sequence[GoOn]) -> None:
+        for on in over:
             if on.elsewhere:
                 self._outcomes.go_on(on.elsewhere)
             if on.lasted_s is not None:

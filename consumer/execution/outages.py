@@ -211,6 +211,18 @@ class Outages:
             outage.probes, self.probes = outage.probes + 1, self.probes + 1
             return None
 
+    def overdue(self, now_s: float) -> list[GoOn]:
+        """Return who goes on though nothing is done here any more, since other consumers have done those before."""
+        with self._lock:
+            over = [one for one in self.known.values() if not one.is_on and now_s >= one.last_s + _GONE_S]
+            return [GoOn((), self._next(one, 0, now_s), one.sign) for one in over if one.elsewhere]
+
+    @staticmethod
+    def _next(outage: Outage, going: int, now_s: float) -> list[tuple[bytes, int]]:
+        more = 0 if going > _GO_ON // 2 else min(_GO_ON - going, len(outage.elsewhere))
+        outage.going, outage.last_s = going + more, now_s if more else outage.last_s
+        return [outage.elsewhere.popitem(last=False) for _ in range(more)]
+
     def done(self, message: Message, now_s: float) -> list[GoOn]:
         """Take a success: failures alike are no outage any more if it was one of them, or was of their kind."""
         with self._lock:
@@ -232,10 +244,7 @@ class Outages:
             return None
         is_first = outage.is_on or now_s >= outage.last_s + _GONE_S
         went_on = message.attempt > 1 and outage.elsewhere.pop(message.ticket, None) is None  # else its time had come
-        going = 0 if is_first else max(0, outage.going - went_on)
-        more = 0 if going > _GO_ON // 2 else min(_GO_ON - going, len(outage.elsewhere))
-        elsewhere = [outage.elsewhere.popitem(last=False) for _ in range(more)]
-        outage.going, outage.last_s = going + len(elsewhere), now_s if elsewhere else outage.last_s
+        elsewhere = self._next(outage, 0 if is_first else max(0, outage.going - went_on), now_s)
         on = GoOn((), elsewhere, outage.sign)
         if is_old := outage.is_on or is_forgotten:
             here = {ticket for ticket in outage.tickets if self._of.get(ticket) is outage}

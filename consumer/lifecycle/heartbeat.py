@@ -108,13 +108,15 @@ _LOOK_S = 1.0
 
 class ProgressWatch(Service):
     """The service that looks at the handlers from outside. ``handlers``: how many have ended so far, and how many
-    run. Long ones are legitimate: nothing is done about them."""
+    run. Long ones are legitimate: nothing is done about them. ``look``: what else is looked at every second."""
 
     name = "progress"
 
-    def __init__(self, handlers: Callable[[], tuple[int, int]], state: ProcessState) -> None:
+    def __init__(
+        self, handlers: Callable[[], tuple[int, int]], state: ProcessState, look: Callable[[], object]
+    ) -> None:
         super().__init__()
-        self._handlers = handlers
+        self._handlers, self._look = handlers, look
         self._state = state
         self._ended = 0
         self._since_s = now_s()
@@ -135,6 +137,7 @@ class ProgressWatch(Service):
     def run_once(self) -> float:
         for what in self._state.take_back():
             event(log, "process_state_taken_back", level=logging.WARNING, what=what)
+        self._look()
         (ended, running), now = self._handlers(), now_s()
         if ended != self._ended:
             self._usual_s = max(self._usual_s, self.still_s)
