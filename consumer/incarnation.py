@@ -186,10 +186,7 @@ class Incarnation:
         self.guard = LeaseGuard(self.lease, on_lost)
         self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, settings.concurrency)
         self.pool += self._suspect_workers(settings, wires, keys.stream, template)
-        executor = self.executor
-        self.progress = ProgressWatch(
-            lambda: (executor.handled + executor.failed, self.lanes.running), state, executor.look
-        )
+        self.progress = ProgressWatch(lambda: (self.executor.ended, self.lanes.running), state, self.executor.look)
         self.watch: list[Service] = (
             [self._watchdog(wires, limit_s, settings.run_log_length, on_lost)] if limit_s else []
         )

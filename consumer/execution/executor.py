@@ -123,6 +123,10 @@ class Executor:
         return not self._limit_s and self.pace is None
 
     @property
+    def ended(self) -> int:
+        return self.handled + self.failed
+
+    @property
     def isolates(self) -> bool:
         """Return whether suspects run in child processes: better in company than never."""
         return self.refused_children < _MOST_REFUSED
