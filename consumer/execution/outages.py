@@ -38,7 +38,7 @@ PROBE_S, _LONGEST_PROBE_S = 1.0, 30.0
 _HERE, _ELSEWHERE_S, _FEW, _MOST_TIMES = 10, (30.0, 60.0), 2_500, 5.0
 #: Of those in Redis, so many go on at a time when it is over, again when half of them are done, so that others wait
 #: behind few; and seconds after which those are not waited for that another consumer may have done.
-_GO_ON, _GONE_S = 16, 3.0
+_GO_ON, _GONE_S = 16, 1.0
 #: Most tickets of an outage, and kinds of errors, that are remembered; and seconds for which errors that are none are.
 _MOST, _MOST_SIGNS, _MOST_KINDS, _FORGOTTEN_S = 100_000, 100, 1000, 120.0
 _TOLD_EVERY_S = 60.0
