@@ -245,7 +245,7 @@ class SparkEngine(Engine):
 
     def arrow(self, name: str, rows: pa.Table) -> None:
         with self._named_failures():
-            self._put(name, self.spark.createDataFrame(rows))
+            self._put(name, self.spark.createDataFrame(rows, batches.ddl(rows.schema)))
 
     def write(self, select: str, folder: Path) -> None:
         with self._named_failures():
