@@ -284,7 +284,7 @@ BUGS = (
                 "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then return 'PENDING' end",
                 "",
             ),
-            CodeEdit("usher.master.recovery.repairs:Janitor._reap", "names.get(incarnation, 0)\n            or ", ""),
+            CodeEdit("usher.master.recovery.repairs:Janitor._reap", "names.get(incarnation, 0) or ", ""),
         ),
         _OWN + "nobody_is_forgotten_who_still_has_something",
         "K2",

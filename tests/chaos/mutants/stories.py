@@ -241,7 +241,7 @@ def a_lost_report_costs_only_speed(stage: Stage) -> None:
 
 
 def the_inbox_is_trimmed_by_what_was_read(stage: Stage) -> None:
-    """Records come in while the reader fetches the bodies of those before; the trim must not reach them."""
+    """Records come in just before the reader trims what it has read; the trim must not reach them."""
     leader, a = stage.world.elect(), stage.consumer("a")
     ids: list[bytes] = []
 
@@ -256,9 +256,9 @@ def the_inbox_is_trimmed_by_what_was_read(stage: Stage) -> None:
 
     more(1)
     a.read()
-    more(1)
-    a.read_link.before = lambda step: more(2) if step == "PIPELINE" and len(ids) < 4 else None
+    a.read_link.before = lambda step: more(2) if step == "XTRIM" and len(ids) < 3 else None
     a.read()
+    assert len(ids) == 3
     a.work()
     a.work()
     stage.check_done(T, ids)
