@@ -293,7 +293,7 @@ class Executor:
         else:
             self.lanes.hold(lane, ran_s)
             self._outcomes.put_off(lane, message, due_s)
-        if wait is not None and not self.outages.waits(message, is_here):
+        if wait is not None and not self.outages.waits(message, wait):
             if is_here:
                 self.lanes.let_go((message.ticket,))
             else:

@@ -181,6 +181,7 @@ class InboxReader(Service):
         self._highest = ZERO  # the highest id ever read: most often, what is pending above it is new
         self._page_size = FIRST_PAGE  # most messages fetched by one call
         self._mean_bytes = 0.0  # of the messages that the last fetch brought
+        self._named = 0  # messages that the last records named
         self._heavy: dict[bytes, int] = {}  # bytes by id, of large messages that may still be held
         self.most_bytes, self.slots = 1 << 28, 1
         self._drains = False
@@ -229,7 +230,9 @@ class InboxReader(Service):
         with self._lanes.locked() as board:
             closed = board.closed_fences()  # before the inbox is read
         room = 0 if self.is_blocked else self._room()
-        records, any_tried, own = self._ask(block_ms, fitting(self._page_size, self._mean_bytes, room) if room else 0)
+        # What the next records do not name comes for nothing, and again with the next ones.
+        page = min(self._page_size, max(FIRST_PAGE, 2 * self._named))
+        records, any_tried, own = self._ask(block_ms, fitting(page, self._mean_bytes, room) if room else 0)
         if not records:
             self._forget_closed(closed)
             return _IDLE
@@ -237,6 +240,7 @@ class InboxReader(Service):
         # What is recalled is looked at when all that was handed over before it, and nothing later, is in the lanes.
         records = records[: next((number for number, record in enumerate(records, 1) if record.recalled), found)]
         parts = _parts(records)
+        self._named = sum(len(part.ids) for part in parts)
         wanted = self._wanted(parts)
         if wanted is not parts:  # it has some already
             number, blocked = self._first_blocked(records)

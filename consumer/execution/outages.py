@@ -92,7 +92,7 @@ class GoOn(NamedTuple):
 
 class Outage:
     """Failures alike. ``failing``: by kind, since when, and which tickets failed without that anything of the kind was
-    done; None: of whatever kind. ``elsewhere``: tickets that wait in Redis, and their fences."""
+    done; None: of whatever kind. ``elsewhere``: tickets that wait in Redis, under which fence and until when."""
 
     def __init__(self, sign: Sign, now_s: float) -> None:
         self.sign, self.since_s, self.last_s = sign, now_s, now_s
@@ -100,7 +100,7 @@ class Outage:
         self.others_s = -math.inf  # when others were done last
         self.tickets: dict[bytes, float] = {}  # and since when each fails
         self.failing: dict[object, tuple[float, set[bytes]]] = {}
-        self.elsewhere, self.going = OrderedDict[bytes, int](), 0
+        self.elsewhere, self.going = OrderedDict[bytes, tuple[int, float]](), 0
         self.probe, self.probed_s, self.slot_s, self.told_s, self.probes = b"", 0.0, 0.0, 0.0, 0
 
 
@@ -163,15 +163,15 @@ class Outages:
             due_s = now_s + times * self._rng.uniform(*_ELSEWHERE_S)
         return Wait(due_s, is_here, outage.since_s, len(outage.tickets))
 
-    def waits(self, message: Message, is_here: bool) -> bool:
+    def waits(self, message: Message, wait: Wait) -> bool:
         """Note that a message waits; in Redis not before its fence is closed, for who goes on is not ours any more.
         Return False where the outage is over by now."""
         with self._lock:
             outage = self._of.get(message.ticket)
             if outage is None:
                 return len(self._of) >= _MOST  # it is one of those that are not remembered
-            if outage.is_on and not is_here and len(outage.elsewhere) < _MOST:
-                outage.elsewhere[message.ticket] = message.fence
+            if outage.is_on and not wait.is_here and len(outage.elsewhere) < _MOST:
+                outage.elsewhere[message.ticket] = message.fence, wait.due_s
             return outage.is_on
 
     def ended(self, ticket: bytes) -> None:
@@ -219,9 +219,13 @@ class Outages:
 
     @staticmethod
     def _next(outage: Outage, going: int, now_s: float) -> list[tuple[bytes, int]]:
-        more = 0 if going > _GO_ON // 2 else min(_GO_ON - going, len(outage.elsewhere))
-        outage.going, outage.last_s = going + more, now_s if more else outage.last_s
-        return [outage.elsewhere.popitem(last=False) for _ in range(more)]
+        more: list[tuple[bytes, int]] = []
+        while going <= _GO_ON // 2 and len(more) < _GO_ON - going and outage.elsewhere:
+            ticket, (fence, due_s) = outage.elsewhere.popitem(last=False)
+            if due_s > now_s:  # else it went on by itself, perhaps at another consumer
+                more.append((ticket, fence))
+        outage.going, outage.last_s = going + len(more), now_s if more else outage.last_s
+        return more
 
     def done(self, message: Message, now_s: float) -> list[GoOn]:
         """Take a success: failures alike are no outage any more if it was one of them, or was of their kind."""

@@ -156,7 +156,7 @@ class LeaderServices:
         """Return True when the dispatcher makes progress: the lead is extended only then."""
         last, lease_s = self.dispatcher.last_turn_s, self._place.settings.leader_lease_seconds
         quiet_s = now_s() - last if last is not None else math.inf
-        if quiet_s > lease_s / 2:  # never with a lease of 3 s: the dispatcher turns every second
+        if quiet_s > lease_s / 2:
             self.dispatcher.wake()  # it may be idle, and then waits for longer than a short lease
         return self.dispatcher.alive and quiet_s < lease_s
 

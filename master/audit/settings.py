@@ -15,6 +15,9 @@ from usher.common.runtime.settings import CommonSettings
 LOCAL = "local[2]"
 #: Leases for which an entry of an incarnation may be idle: its renewal touches it three times in each.
 _LEASES = 3
+#: Beyond these, an incarnation that is over is forgotten when the janitor comes by, which takes its time where all is
+#: quiet.
+_REAPED_MS = 35_000
 
 
 class AuditThresholds(NamedTuple):
@@ -28,7 +31,7 @@ class AuditThresholds(NamedTuple):
     deliveries: int = 20
     attempts: int = 5
     clocks_ms: int = 1000
-    reaped_ms: int = 30_000
+    reaped_ms: int = 65_000
 
 
 class AuditSettings(CommonSettings):
@@ -78,7 +81,8 @@ class AuditChoices(AuditSettings):
     @property
     def thresholds(self) -> AuditThresholds:
         idle_ms = int(_LEASES * self.lease_seconds * 1000)
-        return self.limits or AuditThresholds(owner_idle_ms=idle_ms, attempts=self.max_attempts, reaped_ms=idle_ms)
+        reaped_ms = idle_ms + _REAPED_MS
+        return self.limits or AuditThresholds(owner_idle_ms=idle_ms, attempts=self.max_attempts, reaped_ms=reaped_ms)
 
     def keys(self, stream: str) -> Keys:
         return Keys(stream, self.group)

@@ -229,6 +229,7 @@ class Dispatcher(Service):
         return Board(self._limits.ticket_window, self._limits.work_s, self._limits.weights)
 
     def _begin(self, epoch: int) -> None:
+        self.made_progress()  # a standby's turns are rare
         self._drop_memory()
         limits, started, memory = self._limits, now_s(), self._position_saver.memory
         field, longest = limits.ticket_field, limits.longest_message
@@ -302,7 +303,8 @@ class Dispatcher(Service):
     def _idle_s(self) -> float:
         now, due_s = now_s(), self.board.next_due_s()
         slowed_s = IDLE_READ_S if due_s is None else max(0.0, due_s - now)
-        return min(IDLE_READ_S / 2, self._reconciler.wait_s(now), self._idle_sweep.wait_s(now), slowed_s)
+        waits_s = (one.wait_s(now) for one in (self._reconciler, self._idle_sweep, self._position_saver))
+        return min(IDLE_READ_S / 2, slowed_s, *waits_s)
 
     # ---- 1: events ---------------------------------------------------------------------------------------------------
 

@@ -189,7 +189,7 @@ class PositionSaver:
         self._look_s = look_s
         self.memory = Memory()
         self._was_open = False  # the last saved position had something pending
-        self._saved_s = 0.0
+        self._saved_s = self._next_s = 0.0
 
     def follow(self) -> float:
         """Learn, on a standby, what the leader saved last, in case that is lost together with all the other data in
@@ -212,9 +212,14 @@ class PositionSaver:
         is_open = bool(board.in_flight or board.parked)
         noted = self.memory.noted
         has_moved = noted is None or noted.delivered != last_read or is_open or self._was_open
-        if now - self._saved_s < (_SAVE_POSITION_S if has_moved else self._look_s):
+        self._next_s = self._saved_s + (_SAVE_POSITION_S if has_moved else self._look_s)
+        if now < self._next_s:
             return None
         look = steps.save_position(board.takeable())
         self.memory = Memory(look.position)
         self._was_open, self._saved_s = is_open, now
+        self._next_s = now + (_SAVE_POSITION_S if is_open else self._look_s)
         return look
+
+    def wait_s(self, now_s: float) -> float:
+        return max(0.0, self._next_s - now_s)

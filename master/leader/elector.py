@@ -218,7 +218,7 @@ class Elector(Service):
             )
             return epoch, 0.0
         self._stand_by(holder)
-        return None, (left_ms + 1) / 1000 if left_ms >= 0 else _AGAIN_S
+        return None, _AGAIN_S if left_ms == -1 else max(0, left_ms + 1) / 1000  # -1: it has no end
 
     def _stand_by(self, holder: str) -> None:
         """Note that another master leads. Log it once per leader, so that an operator who starts a master by hand

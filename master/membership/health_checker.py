@@ -137,10 +137,6 @@ class HealthChecker(Service):
         ]
         self._close_to(frozenset(silent).difference(to_revoke))
         self.silent = sum(count >= self._limit for count in self._silences.values()) - len(to_revoke)
-        unheard = sorted(name.encode() for name, count in self._silences.items() if count >= self._limit)
-        if (noted := b" ".join(unheard)) != self._noted:
-            self._link.call("HSET", self._keys.counters, SILENT, noted)
-            self._noted = noted
         self._tell(own_network)
         steps = LeaderScripts(self._scripts, self._keys, epoch, "")
         try:
@@ -149,6 +145,11 @@ class HealthChecker(Service):
                     self.revoked += 1
                     count, why = self._silences[one], self._whys[one]
                     event(log, "lease_revoked", level=logging.WARNING, consumer=one, failures=count, why=why)
+            # Last: full memory refuses it.
+            unheard = sorted(name.encode() for name, count in self._silences.items() if count >= self._limit)
+            if (noted := b" ".join(unheard)) != self._noted:
+                self._link.call("HSET", self._keys.counters, SILENT, noted)
+                self._noted = noted
         except Fenced:
             self._lead.lost(epoch)
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 #: Field of the counters with the living incarnations that do not answer the leader over HTTP.
 SILENT = "silent"
 #: Seconds between two looks at the roster of which nobody says that it has changed.
-_EVERY_S = 5.0
+_EVERY_S, _LEAST_S = 5.0, 0.05
 #: States that ``state_of`` returns.
 STATES = ("live", "starting", "paused", "draining", "revoked", "lost")
 
@@ -145,4 +145,4 @@ class ConsumerRegistry(Service):
         self._tell(members)
         if long := [members[name].registration for name, ms in left_ms.items() if ms > self._lease_ms]:
             clamp_leases(self._link, self._keys, long, self._lease_ms)
-        return min([_EVERY_S, *((ms + 1) / 1000 for ms in left_ms.values())])
+        return max(_LEAST_S, min([_EVERY_S, *((ms + 1) / 1000 for ms in left_ms.values())]))

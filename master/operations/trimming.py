@@ -233,7 +233,7 @@ class Trimmer(Service):
             for problem in decision.problems:
                 event(log, "trim_refused", level=logging.ERROR, stream=self._keys.stream, problem=problem)
         self._note(held_back)
-        return self._wait_s * (_AT_REST if facts == before and not isinstance(decision, Cut) else 1)
+        return self._wait_s * (_AT_REST if facts == before and not (gives_way or isinstance(decision, Cut)) else 1)
 
     def _cut(self, decision: Cut, gives_way: bool) -> None:
         cut = 0

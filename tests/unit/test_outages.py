@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, Outages, tells_of_connection
+from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, Outages, Wait, tells_of_connection
 from usher.consumer.handlers.message import Message, OwnLease
 
 SIGN = ("ConnectionError", "pay.py:12")
@@ -70,8 +70,8 @@ def test_very_many_wait_in_redis_and_go_on_a_few_at_a_time() -> None:
     waits = [outages.failed(message(name), SIGN, DECLARED, 10.0) for name in names]
     here = [wait for wait in waits if wait is not None and wait.is_here]
     assert outages.known[SIGN].elsewhere == {}  # none has left yet
-    for number, name in enumerate(names):
-        assert outages.waits(message(name), is_here=number < 10)
+    for name, wait in zip(names, waits, strict=True):
+        assert wait is not None and outages.waits(message(name), wait)
     assert [wait.due_s for wait in here] == [10.0 + number for number in range(1, 11)]
     assert all(40.0 <= wait.due_s <= 70.0 for wait in waits if wait is not None and not wait.is_here)
     [over] = outages.done(message("a0", 2), 20.0)
@@ -86,6 +86,16 @@ def test_very_many_wait_in_redis_and_go_on_a_few_at_a_time() -> None:
             going += more.elsewhere
     assert gone == {(name.encode(), 7) for name in names[10:]}
     assert outages.known == {}
+
+
+def test_who_went_on_by_itself_takes_no_place_of_those_that_still_wait() -> None:
+    outages = Outages()
+    failing(outages, " ".join(f"a{number}" for number in range(100)), CONNECTION, 10.0)
+    outages.known[SIGN].elsewhere.update(
+        (b"a%d" % number, (7, 120.0 if number == 99 else 60.0)) for number in range(9, 100)
+    )
+    [over] = outages.done(message("a0", 2), 91.0)
+    assert over.elsewhere == [(b"a99", 7)]
 
 
 def test_where_others_are_done_a_ticket_is_charged_after_an_hour() -> None:
@@ -125,7 +135,7 @@ def test_who_leaves_for_redis_as_it_ends_need_not_wait_and_who_waits_for_another
     outages.leave(b"a3")
     [over] = outages.done(message("a1", 2), 11.0)
     assert over.here == {b"a2"}
-    assert not (outages.waits(message("a2"), is_here=False) or outages.waits(message("a2"), is_here=True))
+    assert not any(outages.waits(message("a2"), Wait(60.0, is_here, 10.0, 3)) for is_here in (False, True))
     outages.ask(b"a2")  # nobody holds it: nothing is to be remembered
     assert outages._asked == set()
 

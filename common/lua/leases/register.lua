@@ -10,12 +10,12 @@
 -- Why Lua: compare and set; two processes with one name must not both get it.
 --- @numbers large 4
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return {'CHANGED'} end
-if ARGV[4] == '0' then redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) return {'REGISTERED'} end
-if ARGV[2] ~= '' and redis.call('EXISTS', KEYS[2]) == 1 then
-  if ARGV[5] ~= '1' then return {'HELD', redis.call('PTTL', KEYS[2])} end
+if ARGV[4] ~= '0' and ARGV[2] ~= '' and ARGV[5] ~= '1' and redis.call('EXISTS', KEYS[2]) == 1 then
+  return {'HELD', redis.call('PTTL', KEYS[2])}
 end
 local longest = redis.call('HGET', KEYS[5], 'lease')
 redis.call('XADD', KEYS[4], 'MAXLEN', '~', '10000', '*', 'consumer', ARGV[1]) -- first: fails if it is no stream
+if ARGV[4] == '0' then redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) return {'REGISTERED'} end
 if tonumber(ARGV[4]) > tonumber(longest or '0') then redis.call('HSET', KEYS[5], 'lease', ARGV[4]) end
 -- Only its registration still tells the janitor of the former one, if the group was lost, and this replaces it. Without
 -- a lease, and it never gets another, nothing is added to the inbox and nothing of it may run; what it had is in the
