@@ -90,6 +90,8 @@ _WHOLE_BYTES, _BODY_BYTES = 65_536, 4096
 _BODY = re.compile(rb"(?i)\r\ncontent-length:[ \t]*(?=0*[1-9])([0-9]{1,20})[ \t]*\r")
 _AS_IT_COMES = re.compile(rb"(?i)\r\ntransfer-encoding:")
 _EXPECTS, _CONTINUE = re.compile(rb"(?i)\r\nexpect:[ \t]*100"), b"HTTP/1.1 100 Continue\r\n\r\n"
+#: Another request begins; not a body whose length is missing or cannot be read, which is refused for that.
+_BEHIND = re.compile(rb"\s*[A-Z]+ ")
 #: The body of who says that they have a token is not waited for: the request is refused, or read, at once.
 _KNOWN = re.compile(rb"(?is)[A-Z]+ /api/.*\r\nauthorization:")
 #: Seconds that a thread waits for a client which sends, or reads, nothing (SO_RCVTIMEO and SO_SNDTIMEO), and for one
@@ -360,7 +362,9 @@ class WatchedWorker(ThreadWorker):
                     begin = conn.sock.recv(_WHOLE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
                 wanted = 0 if begin and self.cfg.is_ssl else bytes_of_request(begin)
                 read = b"" if conn.parser is None else conn.parser.unreader.buf.getvalue()
-                if read.strip() or (wanted and begin[wanted:].strip()):  # one behind another, which no client does
+                if read.strip() or (
+                    wanted and _BEHIND.match(begin, wanted)
+                ):  # one behind another, which no client does
                     wanted = _WHOLE_BYTES
                 if seen < len(begin) < wanted:
                     if seen >= 0 and time.monotonic() >= conn.timeout:  # it trickles

@@ -181,7 +181,7 @@ class InboxReader(Service):
         self._highest = ZERO  # the highest id ever read: most often, what is pending above it is new
         self._page_size = FIRST_PAGE  # most messages fetched by one call
         self._mean_bytes = 0.0  # of the messages that the last fetch brought
-        self._named = 0  # messages that the last records named
+        self._named = _MOST_PAGE  # messages that the last records named
         self._heavy: dict[bytes, int] = {}  # bytes by id, of large messages that may still be held
         self.most_bytes, self.slots = 1 << 28, 1
         self._drains = False

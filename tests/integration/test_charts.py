@@ -29,7 +29,9 @@ def _keeper(world: World, epoch: int, **more: Any) -> ChartKeeper:
 def _ran(world: World, number: int, outcome: str = "done") -> None:
     now_us = 1000 * wall_ms()
     runs = [RunRecord("a:1", "t", f"{now_us // 1000 - 50}-{n}", 1, 1, now_us, now_us + 7_000) for n in range(number)]
-    world.link.call("XADD", world.keys.runs, "*", "batch", encode("a:1", map(_as_executed, runs), [outcome] * number))
+    world.link.call(
+        "XADD", world.keys.runs, "*", "batch", encode("a:1", [*map(_as_executed, runs)], [outcome] * number)
+    )
 
 
 def _as_executed(run: RunRecord) -> Any:
@@ -105,7 +107,9 @@ def test_tenants_have_what_they_were_given_since_the_former_point(world: World) 
 def test_a_work_stream_has_charts_of_each_source(world: World) -> None:
     now_us = 1000 * wall_ms()
     runs = [RunRecord("a:1", f"shop:{n}/7", f"{now_us // 1000}-{n}", 1, 1, now_us, now_us + 7_000) for n in range(2)]
-    world.link.call("XADD", world.keys.runs, "*", "batch", encode("a:1", map(_as_executed, runs), ["done", "failed"]))
+    world.link.call(
+        "XADD", world.keys.runs, "*", "batch", encode("a:1", [*map(_as_executed, runs)], ["done", "failed"])
+    )
     epoch = world.elect().epoch
     for by_stream, found in ((False, {}), (True, {"shop:0": (1, 0), "shop:1": (0, 1)})):
         world.link.call("DEL", world.keys.charts)

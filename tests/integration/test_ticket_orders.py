@@ -298,7 +298,7 @@ def test_messages_of_a_ticket_start_at_the_handlers_pace_while_others_go_on(
 
 def test_a_backoff_is_cut_short_too(stage: Stage, leader: MasterActor, desk: Desk) -> None:
     a = consumer(stage, leader, desk)
-    a.executor._policy = RetryPolicy(3, 600.0, 600.0)
+    a.executor.policy = RetryPolicy(3, 600.0, 600.0)
     stage.send(T, b"1-1")
     leader.settle()
     a.read()
