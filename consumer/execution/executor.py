@@ -147,7 +147,7 @@ class Executor:
     def admit(self, lane: MessageLane, message: Message, start_us: int, is_first: bool = True) -> bool:
         """Return whether the handler may be called now, at ``start_us``; if so, count and record its start. If not, the
         lane is not the runner's any more. ``is_first``: none of its ticket is in the call already, to be lost then."""
-        if not message.plain and not self._may_start_here(lane, message):
+        if is_first and not message.plain and not self._may_start_here(lane, message):
             return False
         if self.pace is not None and (due_s := self.pace.due_s(message.ticket, now := self.clock())) > now:
             self.lanes.retry(lane, message, due_s)
