@@ -12,11 +12,12 @@ network is the trouble, every consumer looks dead. So nothing is done about most
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import Fenced
+from usher.common.base.errors import Fenced, NotNow
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
@@ -145,13 +146,14 @@ class HealthChecker(Service):
                     self.revoked += 1
                     count, why = self._silences[one], self._whys[one]
                     event(log, "lease_revoked", level=logging.WARNING, consumer=one, failures=count, why=why)
-            # Last: full memory refuses it.
-            unheard = sorted(name.encode() for name, count in self._silences.items() if count >= self._limit)
-            if (noted := b" ".join(unheard)) != self._noted:
-                self._link.call("HSET", self._keys.counters, SILENT, noted)
-                self._noted = noted
         except Fenced:
             self._lead.lost(epoch)
+            return
+        unheard = sorted(name.encode() for name, count in self._silences.items() if count >= self._limit)
+        if (noted := b" ".join(unheard)) != self._noted:
+            with contextlib.suppress(NotNow):  # full memory: it is noted in the next round
+                self._link.call("HSET", self._keys.counters, SILENT, noted)
+                self._noted = noted
 
     def _close_to(self, silent: frozenset[str]) -> None:
         """Tell of consumers that are silent and renew their leases, and have them get nothing new."""

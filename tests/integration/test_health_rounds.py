@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.factories import LEASE_MS, World
+from tests.integration.test_scripts_at_full_memory import _full as full_memory
 from usher.common.protocol.registration import Registration
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.insight.status import consumer_rows
@@ -16,7 +17,7 @@ from usher.master.leader.elector import Lead
 from usher.master.leader.limits import limits_of
 from usher.master.membership import health_checker
 from usher.master.membership.health_checker import HealthChecker
-from usher.master.membership.registry import RegisteredConsumer
+from usher.master.membership.registry import SILENT, RegisteredConsumer
 from usher.master.operations.live_rules import read_rules
 from usher.master.settings import MasterSettings
 
@@ -62,6 +63,18 @@ def test_many_are_asked_one_slice_after_the_other_and_nobody_twice_in_a_round(
     assert [len(asked) for asked in checker.asked] == [4, 4, 2]
     assert sorted(name for asked in checker.asked for name in asked) == sorted(members)
     assert pauses_s[:2] == [4 / health_checker._PER_SECOND] * 2 and 1.0 < pauses_s[2] <= 2.0, "as the setting says"
+
+
+def test_full_memory_keeps_nobodys_lease(world: World) -> None:
+    joined = world.join("a").registration
+    checker = _checker(world, {joined.incarnation: RegisteredConsumer(joined, "live")})
+    checker.silent_ones, checker.why = frozenset([joined.incarnation]), "it says so itself: 503"
+    with full_memory(world):
+        checker.run_once()
+    assert checker.revoked == 1
+    assert world.link.call("HGET", world.keys.counters, SILENT) is None
+    checker.run_once()
+    assert world.link.call("HGET", world.keys.counters, SILENT) == joined.incarnation.encode()
 
 
 def test_silence_alone_is_told_and_brings_no_new_tickets_and_is_revoked_without_renewals_only(
