@@ -362,10 +362,8 @@ class WatchedWorker(ThreadWorker):
                     begin = conn.sock.recv(_WHOLE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
                 wanted = 0 if begin and self.cfg.is_ssl else bytes_of_request(begin)
                 read = b"" if conn.parser is None else conn.parser.unreader.buf.getvalue()
-                if read.strip() or (
-                    wanted and _BEHIND.match(begin, wanted)
-                ):  # one behind another, which no client does
-                    wanted = _WHOLE_BYTES
+                if read.strip() or (wanted and _BEHIND.match(begin, wanted)):
+                    wanted = _WHOLE_BYTES  # one behind another, which no client sends
                 if seen < len(begin) < wanted:
                     if seen >= 0 and time.monotonic() >= conn.timeout:  # it trickles
                         self._drop(conn)

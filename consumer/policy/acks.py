@@ -7,7 +7,7 @@ order. One batch is under way at a time; a batch whose reply was lost goes again
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from usher.common.protocol.attempts import Attempts
@@ -79,12 +79,11 @@ class AckBatch(NamedTuple):
 
 
 class AckLedger:
-    """Finished messages on their way to Redis. ``add`` may be called from many threads; ``next_batch`` and ``settle``
-    from one."""
+    """Finished messages on their way to Redis. Many threads may append to ``finished``; ``next_batch`` and ``settle``
+    are called from one."""
 
     def __init__(self, most: int) -> None:
         self.finished: deque[Success] = deque()  # append and popleft of a deque are atomic
-        self.add: Callable[[Success], None] = self.finished.append
         self._most = most
         self._under_way: AckBatch | None = None
 

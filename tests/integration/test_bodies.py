@@ -80,6 +80,17 @@ def test_records_and_all_bodies_come_in_one_round_trip(play: Play) -> None:
     assert [message.stream_id for message in play.messages()] == ids
 
 
+def test_the_bodies_of_a_backlog_are_not_fetched_again_and_again(play: Play) -> None:
+    """Each record names one message: most of a large page would come again with the next records."""
+    for number in range(200):
+        play.give({b"T%d" % number: play.world.send(b"T%d" % number, b"%d-1" % (number + 8))})
+    play.consumer.reader._page_size = 1000
+    while play.consumer.read():
+        pass
+    deliveries = play.world.deliveries()
+    assert len(deliveries) == 200 and max(deliveries.values()) <= 4
+
+
 def test_a_message_at_the_highest_id_is_run(play: Play) -> None:
     ids = play.world.send(b"T", b"1-1", _HIGHEST)
     play.give({b"T": ids})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from unittest import mock
 
 import pytest
 
@@ -12,6 +13,8 @@ from tests.integration.rewound import set_back
 from usher.common.base.errors import Fenced, GroupMissing
 from usher.master.leader.entries import PeekedEntry
 from usher.master.leader.leader_scripts import Freed, LeaderScripts, Swept
+from usher.master.policy.board.board import Board
+from usher.master.recovery.repairs import IdleSweep
 
 _IDLE_MS = 100_000
 _LIMIT_MS = 50_000
@@ -28,6 +31,16 @@ def _stray(
     made = world.parked(leader, ticket, *ids)
     world.make_idle(owner, idle_ms, *made)
     return made
+
+
+def test_while_nobody_has_anything_redis_is_not_asked_but_a_pass_goes_to_its_end() -> None:
+    sweep, nobody, asked = IdleSweep(_LIMIT_MS, 5.0), Board(10), mock.Mock(losses=None)
+    asked.sweep.return_value = Swept(b"0-0", [], [])
+    assert not sweep.turn(nobody, asked, [], 1.0, [], has_any=False)
+    assert (sweep.wait_s(1.0), asked.sweep.called) == (5.0, False)
+    sweep._cursor = b"7-0"
+    sweep.turn(nobody, asked, [], 6.0, [], has_any=False)
+    assert asked.sweep.called
 
 
 def test_what_a_stranger_left_comes_to_master_with_its_ticket_and_former_owner(world: World) -> None:
