@@ -417,13 +417,6 @@ def test_a_report_of_a_former_owner_frees_nothing_of_the_new_one(stage: Stage) -
 # ---- 12: the sweep ----
 
 
-def test_a_leader_with_nothing_to_do_looks_up_in_time_to_save_where_it_is(stage: Stage) -> None:
-    leader = stage.leader()
-    stage.send(T)
-    leader.settle()
-    assert leader.dispatcher._idle_s() <= 1.0
-
-
 @rule(BY_IDLE_TIME)
 def test_the_sweep_leaves_a_living_owner_what_it_has_however_long_it_takes(stage: Stage) -> None:
     m, a = stage.leader(), stage.consumer("a")
