@@ -184,7 +184,7 @@ def test_memory_of_nothing_declares_nothing(stage: Stage) -> None:
 
 
 def test_a_leader_with_nothing_to_do_looks_up_in_time_to_save_where_it_is(stage: Stage) -> None:
-    leader = stage.leader()
+    leader, _ = stage.leader(), stage.consumer("a")
     stage.send(b"T")
     leader.settle()
     assert leader.dispatcher._idle_s() <= 1.0
