@@ -26,7 +26,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import free_port
-from usher.common.redis.replies import parse_inbox, read_inbox_command
+from usher.common.redis.replies import parse_inbox, read_command
 from usher.common.redis.scripts import ScriptRunner
 
 _BLOCK_MS = 2000
@@ -128,7 +128,7 @@ class _Member:
     async def _read(self) -> None:
         inbox, last, wire = self._place.keys.inbox(self._incarnation), ZERO, await _Wire.open(self._place.redis_url)
         while True:
-            for record in parse_inbox(await wire.call(*read_inbox_command(inbox, last, _BLOCK_MS))):
+            for record in parse_inbox(await wire.call(*read_command(inbox, last, _BLOCK_MS))):
                 last = record.id
                 self._held += [entry_id for part in record.parts for entry_id in part.ids]
 

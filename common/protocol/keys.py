@@ -246,7 +246,7 @@ class Keys:
         return f"{self.prefix}signed-out:{session}"
 
     def inbox(self, incarnation: str) -> str:
-        """Stream: hand-overs to this incarnation, one record per call (form: lua/leader/hand_over.lua). Written by
-        hand_over, trimmed by its reader; deleted with its incarnation: by deregister, with the last page of take_back,
-        by reap, or when a successor registers."""
+        """Stream: hand-overs to this incarnation, one record per call, with small bodies (form: lua/leader/hand_over).
+        Written by hand_over, trimmed by its reader; deleted with its incarnation: by deregister, with the last page of
+        take_back, by reap, or when a successor registers."""
         return f"{self.prefix}inbox:{incarnation}"

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import hiredis
+
 from usher.common.base.errors import GroupMissing
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import GroupPosition, Span, rank
@@ -43,12 +45,14 @@ class Order(NamedTuple):
 
 class InboxRecord(NamedTuple):
     """A record of an inbox: hand-overs, an order, or a recall. ``recalled``: tickets that the leader wants back, under
-    their fences, with the ids that they had then. A record of an unknown form has nothing of these."""
+    their fences, with the ids that they had then. ``blob``: bodies (``unpack_bodies``) of the ids that it hands over,
+    and maybe of others. A record of an unknown form has nothing of these."""
 
     id: bytes
     parts: list[HandOver]
     order: Order | None = None
     recalled: Sequence[HandOver] = ()
+    blob: bytes = b""
 
 
 class TicketRecord(NamedTuple):
@@ -114,7 +118,8 @@ def parse_inbox(reply: Any) -> Iterator[InboxRecord]:
         elif fields[:2] == [b"recall", b"1"]:
             yield InboxRecord(record_id, [], recalled=_hand_overs([b"fence", b"", *fields[2:]]))
         else:
-            yield InboxRecord(record_id, _hand_overs(fields))
+            blob = fields[9] if fields[8:9] == [b"bodies"] else b""
+            yield InboxRecord(record_id, _hand_overs(fields), blob=blob)
 
 
 def _hand_overs(fields: list[bytes]) -> list[HandOver]:
@@ -128,10 +133,29 @@ def _hand_overs(fields: list[bytes]) -> list[HandOver]:
     return parts
 
 
-def read_inbox_command(inbox: str, after: bytes, block_ms: int | None, count: int = 100) -> tuple[Any, ...]:
-    """Return the XREAD of an inbox above ``after``; with ``block_ms`` None it does not wait."""
+def pack_bodies(entries: Sequence[tuple[bytes, ...]]) -> bytes:
+    """Pack entries, (id, name, value, ...), for an inbox: a RESP array of one array for each. Without any: nothing."""
+    return b"*%d\r\n%b" % (len(entries), b"".join(map(hiredis.pack_command, entries))) if entries else b""
+
+
+def unpack_bodies(blob: bytes) -> dict[bytes, list[bytes]] | None:
+    """Return the bodies by id, as they were packed; None when they cannot be read.
+
+    >>> unpack_bodies(pack_bodies([(b"1-1", b"body", b"x"), (b"2-1", b"", b"")]))
+    {b'1-1': [b'body', b'x'], b'2-1': [b'', b'']}
+    """
+    reader = hiredis.Reader()
+    reader.feed(blob)
+    try:
+        return {entry.pop(0): entry for entry in reader.gets()}
+    except (hiredis.HiredisError, TypeError, AttributeError, IndexError):
+        return None
+
+
+def read_command(stream: str, after: bytes, block_ms: int | None, count: int = 100) -> tuple[Any, ...]:
+    """Return the XREAD of a stream above ``after``; with ``block_ms`` None it does not wait. It consumes nothing."""
     block = () if block_ms is None else ("BLOCK", block_ms)
-    return ("XREAD", "COUNT", count, *block, "STREAMS", inbox, after)
+    return ("XREAD", "COUNT", count, *block, "STREAMS", stream, after)
 
 
 def read_own_command(keys: Keys, incarnation: str, after: bytes, count: int) -> tuple[Any, ...]:
@@ -140,27 +164,8 @@ def read_own_command(keys: Keys, incarnation: str, after: bytes, count: int) -> 
     return ("XREADGROUP", "GROUP", keys.group, incarnation, "COUNT", count, "STREAMS", keys.stream, after)
 
 
-def range_command(stream: str, entry_id: bytes) -> tuple[Any, ...]:
-    return ("XRANGE", stream, entry_id, entry_id)
-
-
-def news_command(stream: str, after: bytes, count: int, block_ms: int) -> tuple[Any, ...]:
-    """Return an XREAD that answers as soon as the stream has an entry above ``after``, or with None after ``block_ms``.
-    It consumes nothing."""
-    return ("XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", stream, after)
-
-
 def parse_own(reply: Any) -> list[Entry]:
     return [Entry(entry_id, fields) for entry_id, fields in reply[0][1]] if reply else []
-
-
-def parse_bodies(reply: Any) -> list[tuple[bytes, list[bytes] | None]]:
-    """Return the entries of a read_own_command reply unchanged, as id and fields: cheap enough for every message."""
-    return reply[0][1] if reply else []
-
-
-def trim_inbox_command(inbox: str, first_kept: bytes) -> tuple[Any, ...]:
-    return ("XTRIM", inbox, "MINID", first_kept)
 
 
 def redis_ms(link: Link) -> int:

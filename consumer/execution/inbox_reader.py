@@ -1,16 +1,17 @@
-"""Inbox reader: inbox -> bodies -> lanes, in batches.
+"""Inbox reader: inbox, with its bodies -> lanes, in batches.
 
 The inbox is read from the last record seen, with a plain XREAD: nothing is consumed, so a lost reply is simply asked
-for again, and no wake-up can be missed. The bodies come from our own pending list: with the records, in the same round
-trip, comes what is pending above all that was read before, which is what they name, but for rare cases.
+for again, and no wake-up can be missed. Small bodies of new messages come with its records; all others are read from
+our own pending list. So is what may have been here before: an acknowledgement of ours that is sent again may have ended
+it since it was named, and another owner may have its ticket.
 
 Neither the size of the bodies nor the speed of the network is known beforehand. So what did not come is fetched page by
 page, in id order, and a page grows as long as it comes in a short time and the last one was not large. The messages of
 a page are run whatever becomes of the next one: otherwise a batch whose every fetch is cut off would never get here.
-While this process holds ``most_bytes``, the next page waits.
+While this process holds ``most_bytes``, the next page waits, and one record at most with its bodies.
 
-The states of a reader. ``read`` usually goes from Idle through Filling to Idle; it ends in Filling only if a page
-could not be fetched::
+The states of a reader; Idle, in which all that was read is in the lanes, is None. ``read`` usually goes from Idle
+through Filling to Idle; it ends in Filling only if a page could not be fetched::
 
     Idle ------> Idle       the inbox has nothing new
     Idle ------> Filling    it has records, whose messages are to go to the lanes, with their bodies
@@ -24,7 +25,7 @@ could not be fetched::
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from typing import Any
@@ -41,12 +42,11 @@ from usher.common.redis.replies import (
     InboxRecord,
     Order,
     TicketStream,
-    parse_bodies,
     parse_inbox,
-    range_command,
-    read_inbox_command,
+    parse_own,
+    read_command,
     read_own_command,
-    trim_inbox_command,
+    unpack_bodies,
 )
 from usher.common.runtime.service import Service
 from usher.consumer.execution.lanes import Lanes
@@ -97,11 +97,9 @@ _FULL_S = 0.01
 #: Bytes of a message from which on it counts, and mean bytes of a page in which they are looked for: thousands of
 #: smaller ones are no load.
 _HEAVY, _WORTH_A_LOOK = 4096, 256
-#: Records of the inbox read by one call. The new entries of a record have about 8 MiB at most (lua/leader/peek): that
-#: bounds a page whose sizes are a surprise.
+#: Most records of the inbox read by one call. The new entries of a record have about 8 MiB at most (lua/leader/peek),
+#: which bounds a page whose sizes are a surprise, and their bodies in it 1 MiB (master/leader/entries.py).
 _MOST_RECORDS = 16
-#: Records that stay in the inbox while nothing must be fetched.
-_MOST_UNTRIMMED = 25
 
 
 def _parts(records: Iterable[InboxRecord]) -> list[HandOver]:
@@ -121,20 +119,15 @@ def _one_by_one(parts: Iterable[HandOver]) -> list[HandOver]:
 
 
 @dataclass(frozen=True)
-class Idle:
-    """The state in which everything that was read is in the lanes."""
-
-
-@dataclass(frozen=True)
 class Blocked:
-    """The state in which the next record names a message of ``ticket`` again, and must wait until that message is
-    acknowledged."""
+    """The state in which the first of ``records``, the next ones, names a message of ``ticket`` again, and must wait
+    until that message is acknowledged."""
 
-    record_id: bytes
     ticket: bytes
+    records: list[InboxRecord]
 
 
-#: Bodies by id; None: the body is not where it should be.
+#: Bodies by id; None: it did not come with the inbox, or is not where it should be.
 Bodies = dict[bytes, list[bytes] | None]
 
 
@@ -142,20 +135,18 @@ Bodies = dict[bytes, list[bytes] | None]
 class Filling:
     """The state in which the messages of ``records`` are not all in the lanes.
 
-    ``is_all``: the inbox had no more than these records. ``closed_fences``: those that were closed before the inbox was
-    read. ``left``: what is not in the lanes yet; it gets shorter page by page. ``bodies``: those that came with the
-    records. ``any_tried``: attempts are noted of some messages.
+    ``closed_fences``: those that were closed before the inbox was read, if it had no more than these records. ``left``:
+    what is not in the lanes yet; it gets shorter page by page. ``bodies``: those that are here. ``any_tried``: attempts
+    are noted of some messages.
     """
 
     records: list[InboxRecord]
-    is_all: bool
     closed_fences: list[tuple[bytes, int]]
     left: list[HandOver]
     bodies: Bodies
     any_tried: bool
 
 
-_IDLE = Idle()
 _UNTRIED: dict[bytes, Attempts] = {}
 
 
@@ -175,13 +166,13 @@ class InboxReader(Service):
         self._any_tried = ("EXISTS", keys.attempts)  # whether attempts are noted of any message
         self._lanes = lanes
         self._lease = lease
-        self._state: Idle | Blocked | Filling = _IDLE
+        self._state: Blocked | Filling | None = None
         self._last_record = ZERO  # id of the last record whose messages are in the lanes
-        self._records_to_trim = 0  # records up to that one that are still in the inbox
-        self._highest = ZERO  # the highest id ever read: most often, what is pending above it is new
+        self._trimmed = ZERO  # id of the last record that is gone from the inbox
+        self._record_bytes = 0.0  # of bodies in a record, as the last read brought them
+        self._highest = ZERO  # no higher id was ever here
         self._page_size = FIRST_PAGE  # most messages fetched by one call
         self._mean_bytes = 0.0  # of the messages that the last fetch brought
-        self._named = _MOST_PAGE  # messages that the last records named
         self._heavy: dict[bytes, int] = {}  # bytes by id, of large messages that may still be held
         self.most_bytes, self.slots = 1 << 28, 1
         self._drains = False
@@ -222,64 +213,83 @@ class InboxReader(Service):
         """
         if not isinstance(self._state, Filling):
             self._state = self._read_inbox(block_ms)
-            if self._state is _IDLE:
-                self._trim()
         return self._fill()
 
-    def _read_inbox(self, block_ms: int | None) -> Idle | Blocked | Filling:
+    def _read_inbox(self, block_ms: int | None) -> Blocked | Filling | None:
         with self._lanes.locked() as board:
             closed = board.closed_fences()  # before the inbox is read
-        room = 0 if self.is_blocked else self._room()
-        # What the next records do not name comes for nothing, and again with the next ones.
-        page = min(self._page_size, max(FIRST_PAGE, 2 * self._named))
-        records, any_tried, own = self._ask(block_ms, fitting(page, self._mean_bytes, room) if room else 0)
+        if isinstance(self._state, Blocked):
+            records, any_tried, is_all = self._state.records, True, False  # attempts may be noted since they were read
+        else:
+            count = fitting(_MOST_RECORDS, self._record_bytes, self._room())
+            records, any_tried = self._ask(block_ms, count)
+            is_all = len(records) < count
         if not records:
             self._forget_closed(closed)
-            return _IDLE
+            return None
         found = len(records)
         # What is recalled is looked at when all that was handed over before it, and nothing later, is in the lanes.
         records = records[: next((number for number, record in enumerate(records, 1) if record.recalled), found)]
         parts = _parts(records)
-        self._named = sum(len(part.ids) for part in parts)
         wanted = self._wanted(parts)
         if wanted is not parts:  # it has some already
             number, blocked = self._first_blocked(records)
             if blocked is not None and number == 0:
-                self._tell_blocked(blocked)
+                if blocked != self._state:
+                    me, first, ticket = self._incarnation, records[0].id, blocked.ticket
+                    event(log, "inbox_blocked", level=logging.WARNING, consumer=me, record=first, ticket=ticket)
                 return blocked
             records = records[:number]
             # Asked again: a message that was acknowledged since must not be passed over as one that we hold.
             wanted = self._wanted(_parts(records))
-        if wanted and isinstance(own, Exception):
-            raise own
-        is_all = found == len(records) < _MOST_RECORDS
-        return Filling(records, is_all, closed, wanted, dict(own) if wanted else {}, any_tried)
+        closed = closed if is_all and found == len(records) else []
+        return Filling(records, closed, wanted, self._came(records), any_tried)
 
-    def _ask(self, block_ms: int | None, most: int) -> tuple[list[InboxRecord], bool, Any]:
-        """Return the next records of the inbox; whether any attempts are noted; and up to ``most`` entries of our own
-        pending list above all that was ever read, or why they cannot be had. None of these was here before, so no
-        acknowledgement that is under way can have ended it."""
-        commands = [read_inbox_command(self._inbox, self._last_record, block_ms, _MOST_RECORDS), self._any_tried]
-        if most:
-            commands.append(read_own_command(self._keys, self._incarnation, self._highest, most))
-        if trims := self._records_to_trim >= _MOST_UNTRIMMED:
-            commands.append(trim_inbox_command(self._inbox, after(self._last_record)))
-        inbox, any_tried, *more = self._timed(commands, most, block_ms)
-        for reply in (inbox, any_tried):
+    def _ask(self, block_ms: int | None, count: int) -> tuple[list[InboxRecord], bool]:
+        """Return up to ``count`` of the next records of the inbox, and whether any attempts are noted."""
+        last = self._last_record
+        commands = [read_command(self._inbox, last, block_ms, count), self._any_tried]
+        if last != self._trimmed:
+            commands.insert(0, ("XTRIM", self._inbox, "MINID", after(last)))
+        try:
+            replies = self._link.pipeline(commands, (block_ms or 0) / 1000)
+        except ReplyUnknown:
+            self._record_bytes = float(PAGE_BYTES)  # one record at the next time
+            raise
+        for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
-        self._records_to_trim *= not trims
-        own = more[0] if most else None
-        if not isinstance(own, Exception):
-            own = parse_bodies(own)
-            if own and rank(own[0][0]) <= rank(self._highest):  # above the highest id that there is, Redis begins anew
-                own = []
-            self._page_size = next_page(self._page_size, len(own), self._link.lasted_s)
-        records = list(parse_inbox(inbox))
+        self._trimmed = last
+        records = list(parse_inbox(replies[-2]))
         for record in records:
             if not (record.parts or record.order or record.recalled):
                 event(log, "inbox_record_unknown", level=logging.ERROR, consumer=self._incarnation, record=record.id)
-        return records, bool(any_tried), own
+        if records:
+            self._record_bytes = sum(len(record.blob) for record in records) / len(records)
+        return records, bool(replies[-1])
+
+    def _came(self, records: list[InboxRecord]) -> Bodies:
+        """Return the bodies that came with these records, by all ids that they name; None: it is to be read from the
+        pending list.
+
+        What is above all that was ever here, no acknowledgement of ours can have ended. An id that an older record
+        names as well may have been given back, and handed over anew, meanwhile; but an entry never changes.
+        """
+        came: Bodies = {}
+        highest = rank(self._highest)
+        tops = [self._highest]
+        for record in records:
+            bodies = unpack_bodies(record.blob) if record.blob else {}
+            if bodies is None:
+                event(log, "inbox_bodies_unreadable", level=logging.ERROR, consumer=self._incarnation, record=record.id)
+            if bodies:
+                tops.append(next(reversed(bodies)))
+                if rank(next(iter(bodies))) <= highest:
+                    bodies = {one: flat for one, flat in bodies.items() if rank(one) > highest}
+            come = (bodies or {}).get
+            came |= {one: come(one) for part in record.parts for one in part.ids}
+        self._highest = max([*tops, *(one for one, flat in came.items() if flat is None)], key=rank)
+        return came
 
     def _fill(self) -> int:
         """Bring the messages that were read into the lanes, all at once where their bodies came with them, else page by
@@ -288,32 +298,31 @@ class InboxReader(Service):
         if not isinstance(filling, Filling):
             return 0
         added = 0
-        ids, bodies = _ids(filling.left), filling.bodies
-        if not all(map(bodies.get, ids)):
-            filling.left = _one_by_one(filling.left)
-        elif ids:
-            # Where nothing else came with them, they came in their order.
-            top = next(reversed(bodies)) if len(ids) == len(bodies) else max(ids, key=rank)
-            added, filling.left = self._put(filling.left, bodies, top, filling.any_tried), []
         while filling.left:
             room = PAGE_BYTES if self._drains else self._room()
             if not room:
                 return added
-            page = filling.left[: fitting(self._page_size, self._mean_bytes, room)]
-            page = list(takewhile(lambda part: part.ids[0] in bodies, filling.left)) or page
+            page = self._next_page(filling, fitting(self._page_size, self._mean_bytes, room))
             try:
-                added += self._fill_lanes(page, bodies, filling.any_tried)
+                added += self._fill_lanes(page, {} if self._drains else filling.bodies, filling.any_tried)
             except GroupMissing:
                 # The messages may be handed over anew, and only the inbox tells under which fence.
-                self._state = _IDLE
+                self._state = None
                 raise
-            del filling.left[: len(page)]
-        self._state, self._last_record = _IDLE, filling.records[-1].id
+            filling.left = filling.left[len(page) :]
+        self._state, self._last_record = None, filling.records[-1].id
         self._obey(filling.records)
-        if filling.is_all:
-            self._forget_closed(filling.closed_fences)
-        self._records_to_trim += len(filling.records)
+        self._forget_closed(filling.closed_fences)
         return added
+
+    def _next_page(self, filling: Filling, most: int) -> list[HandOver]:
+        """Return what to bring into the lanes next, so that up to ``most`` bodies are to be fetched."""
+        missing = [one for one in _ids(filling.left) if not filling.bodies[one]]
+        if self._drains or len(missing) <= most:
+            return filling.left
+        filling.left = _one_by_one(filling.left)
+        first_left = sorted(missing, key=rank)[most]
+        return list(takewhile(lambda part: part.ids[0] != first_left, filling.left))
 
     def _room(self) -> int:
         """Return the room for more bytes of messages, at least one where a handler is idle."""
@@ -326,12 +335,6 @@ class InboxReader(Service):
             is_idle = board.has_idle(self.slots)
         return max(self.most_bytes - sum(self._heavy.values()), int(is_idle))
 
-    def _weigh(self, bodies: Bodies) -> None:
-        self._mean_bytes = sum(map(len, chain.from_iterable(filter(None, bodies.values())))) / max(1, len(bodies))
-        if self._mean_bytes >= _WORTH_A_LOOK:
-            sizes = {entry_id: sum(map(len, flat or ())) for entry_id, flat in bodies.items()}
-            self._heavy |= {entry_id: size for entry_id, size in sizes.items() if size >= _HEAVY}
-
     def read_rest(self) -> bool:
         """Read the inbox to its end, for a drain, in which nothing is started any more, so that no bodies are needed.
         Return whether nothing is postponed.
@@ -342,11 +345,11 @@ class InboxReader(Service):
         self._drains = True
         self._fill()
         while True:
-            records, _, _ = self._ask(None, 0)
+            records, _ = self._ask(None, _MOST_RECORDS)
             parts = [*self._postponed, *_parts(records)]
             ending = self._ending_tickets(parts)
             ready = [part for part in parts if part.ticket not in ending]
-            self._fill_lanes(_one_by_one(self._wanted(ready)), {}, False)
+            self._fill_lanes(self._wanted(ready), {}, False)
             self._postponed = [part for part in parts if part.ticket in ending]
             self._obey(records)
             if not records:
@@ -362,12 +365,6 @@ class InboxReader(Service):
             if record.recalled and not self._drains:  # a drain gives everything back
                 self.on_recall(record.recalled)
 
-    def _trim(self) -> None:
-        """Trim the records that were read from the inbox: they need not stay while nothing comes."""
-        if self._records_to_trim:
-            self._link.call(*trim_inbox_command(self._inbox, after(self._last_record)))
-            self._records_to_trim = 0
-
     def _first_blocked(self, records: list[InboxRecord]) -> tuple[int, Blocked | None]:
         """Return how many records may be read, and the state that blocks the next one, which names a message that is
         about to end here.
@@ -376,23 +373,10 @@ class InboxReader(Service):
         had the acknowledgement first and then lost the group, the message was handed over anew: passed over as one that
         we hold, it would never be run nor acknowledged. So its record waits until we know.
         """
-        with self._lanes.locked() as board:
-            for number, record in enumerate(records):
-                for part in record.parts:
-                    if board.is_ending(part.ticket, part.ids):
-                        return number, Blocked(record.id, part.ticket)
+        for number, record in enumerate(records):
+            if ending := self._ending_tickets(record.parts):
+                return number, Blocked(min(ending), records)
         return len(records), None
-
-    def _tell_blocked(self, state: Blocked) -> None:
-        if state != self._state:
-            event(
-                log,
-                "inbox_blocked",
-                level=logging.WARNING,
-                consumer=self._incarnation,
-                record=state.record_id,
-                ticket=state.ticket,
-            )
 
     def _wanted(self, parts: list[HandOver]) -> list[HandOver]:
         """Return ``parts`` if nothing of them is in the lanes, else what is not. An id that is named twice was handed
@@ -406,47 +390,51 @@ class InboxReader(Service):
         left = [part._replace(ids=[one for one in part.ids if last.get(one) == at]) for at, part in enumerate(parts)]
         return [part for part in left if part.ids]
 
-    def _fill_lanes(self, page: list[HandOver], came: Bodies, any_tried: bool) -> int:
-        """Bring messages, which stand one by one in id order, into the lanes. ``came``: bodies that are here. Only a
-        message without one anywhere has lost it. A drain needs none."""
-        found = {} if self._drains else {part.ids[0]: came[part.ids[0]] for part in page if part.ids[0] in came}
-        if not self._drains:
-            self._read_on([part.ids[0] for part in page if part.ids[0] not in found], found)
-        over = self._not_ours({part.ids[0]: part.ticket for part in page if part.ids[0] not in found})
-        page = [part for part in page if part.ids[0] not in over]
-        bodies = {part.ids[0]: found.get(part.ids[0]) for part in page}
-        if not self._drains:
-            self._look_in_the_stream([one for one, flat in bodies.items() if flat is None], bodies)
-        return self._put(page, bodies, page[-1].ids[0], any_tried) if page else 0
-
-    def _put(self, parts: list[HandOver], bodies: Bodies, top: bytes, any_tried: bool) -> int:
-        """Bring messages into the lanes, and return how many; ``top``: the highest of their ids, or above it."""
-        ids = _ids(parts)
+    def _fill_lanes(self, page: list[HandOver], bodies: Bodies, any_tried: bool) -> int:
+        """Bring messages into the lanes, and return how many. Those whose bodies are not here are fetched first."""
+        if not all(map(bodies.get, _ids(page))):
+            page, bodies = self._fetch(page, bodies)
+        ids = _ids(page)
         known = (self._attempts(ids) if any_tried else _UNTRIED).get
         make, lease, body = self.message_type, self._lease, bodies.get
-        self._highest = max(self._highest, top, key=rank)
-        self._weigh(bodies)
+        self._weigh(ids, [body(one) or () for one in ids])
         self._lanes.add(
             [
                 (ticket, [make(ticket, one, fence, body(one), lease, known(one, NEVER)) for one in each])
-                for ticket, fence, each in parts
+                for ticket, fence, each in page
             ]
         )
         self.messages += len(ids)
         return len(ids)
 
-    def _timed(self, commands: list[tuple[Arg, ...]], most: int, block_ms: int | None = None) -> list[Any]:
-        """Return the replies. The first comes at once, or ends the wait: the time of the others is counted from it on.
-        Replies that do not come make the next page smaller than ``most``."""
+    def _fetch(self, page: list[HandOver], bodies: Bodies) -> tuple[list[HandOver], Bodies]:
+        """Return those of these messages that are ours, and their bodies. Only a message without one anywhere has lost
+        it. A drain needs none."""
+        missing = {one: part.ticket for part in page for one in part.ids if not bodies.get(one)}
+        found: Bodies = {}
+        if not self._drains:
+            self._read_on(sorted(missing, key=rank), found)
+        over = self._not_ours({one: ticket for one, ticket in missing.items() if one not in found})
+        if over:
+            page = [part._replace(ids=[one for one in part.ids if one not in over]) for part in page]
+            page = [part for part in page if part.ids]
+        if not self._drains:
+            self._look_in_the_stream([one for one in missing if one not in over and found.get(one) is None], found)
+        return page, {one: bodies.get(one) or found.get(one) for one in _ids(page)}
+
+    def _weigh(self, ids: list[bytes], flats: list[Sequence[bytes]]) -> None:
+        if sum(map(len, chain.from_iterable(flats))) >= _WORTH_A_LOOK * len(ids):
+            sizes = zip(ids, [sum(map(len, flat)) for flat in flats], strict=True)
+            self._heavy |= {entry_id: size for entry_id, size in sizes if size >= _HEAVY}
+
+    def _fetched(self, commands: list[tuple[Arg, ...]], most: int) -> list[Any]:
+        """Return the replies to commands that read up to ``most`` bodies, and size the next page by their time, counted
+        from a first reply that comes at once. When they do not come it gets smaller."""
         try:
-            return self._link.pipeline(commands, (block_ms or 0) / 1000)
+            replies = self._link.pipeline([self._any_tried, *commands])[1:]
         except ReplyUnknown:
             self._page_size = next_page(self._page_size, most, None)
             raise
-
-    def _fetched(self, commands: list[tuple[Arg, ...]], most: int) -> list[Any]:
-        """Return the replies to commands that read up to ``most`` bodies, and size the next page by their time."""
-        replies = self._timed([self._any_tried, *commands], most)[1:]
         self._page_size = next_page(self._page_size, most, self._link.lasted_s)
         for reply in replies:
             if isinstance(reply, Exception):
@@ -468,7 +456,8 @@ class InboxReader(Service):
             # The entries between them may be large too.
             most = min(len(missing), fitting(self._page_size, self._mean_bytes, PAGE_BYTES))
             command = read_own_command(self._keys, self._incarnation, from_rank(missing[0] - 1), most)
-            page = parse_bodies(self._fetched([command], most)[0])
+            page = parse_own(self._fetched([command], most)[0])
+            self._mean_bytes = sum(len(part) for _, flat in page for part in flat or ()) / max(1, len(page))
             bodies.update(page)
             last = rank(page[-1][0]) if page else missing[-1]
             missing = [at for at in missing if at > last]
@@ -485,14 +474,8 @@ class InboxReader(Service):
         ours = {entry_id for record in records for entry_id in record.ids}
         over = missing.keys() - ours
         if over:
-            event(
-                log,
-                "inbox_entries_stale",
-                level=logging.WARNING,
-                consumer=self._incarnation,
-                count=len(over),
-                first=min(over, key=rank),
-            )
+            me, count, first = self._incarnation, len(over), min(over, key=rank)
+            event(log, "inbox_entries_stale", level=logging.WARNING, consumer=me, count=count, first=first)
         return over
 
     def _look_in_the_stream(self, missing: list[bytes], bodies: Bodies) -> None:
@@ -500,7 +483,7 @@ class InboxReader(Service):
         lost and is being made again. Only an entry that the stream does not have either is gone."""
         if not missing:
             return
-        for reply in self._fetched([range_command(self._keys.stream, one) for one in missing], len(missing)):
+        for reply in self._fetched([("XRANGE", self._keys.stream, one, one) for one in missing], len(missing)):
             bodies.update(reply)
 
     def _ending_tickets(self, parts: Iterable[HandOver]) -> set[bytes]:

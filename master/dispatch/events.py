@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import Link
-from usher.common.redis.replies import read_inbox_command
+from usher.common.redis.replies import read_command
 from usher.common.runtime.service import Service
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
@@ -93,7 +93,7 @@ class ChangeWatch(Service):
 
     def look(self, block_ms: int | None) -> None:
         """Post what has changed since the last look. ``block_ms`` is how long to wait for it; None does not wait."""
-        command = read_inbox_command(self._key, self._after, block_ms, _NAMES)
+        command = read_command(self._key, self._after, block_ms, _NAMES)
         reply = self._link.call(*command, block_s=(block_ms or 0) / 1000)
         if reply:
             entries = reply[0][1]

@@ -19,7 +19,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import NOT_YET, Link
-from usher.common.redis.replies import Entry, news_command, parse_own
+from usher.common.redis.replies import Entry, parse_own, read_command
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class StreamNotifier:
             return
         try:
             self._asked = (after, most)
-            self._link.ask(*news_command(self._stream, *self._asked, round(_BLOCK_S * 1000)))
+            self._link.ask(*read_command(self._stream, after, round(_BLOCK_S * 1000), most))
         except Exception as trouble:
             self._fail(f"{type(trouble).__name__}: {trouble}")
         else:

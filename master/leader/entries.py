@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from usher.common.base.errors import MessageUndecodable
@@ -25,6 +26,9 @@ TOO_LARGE = "too_large"
 _SMALL = 1024
 #: Factor by which the next notification may bring more, and the most it may bring.
 _GROWTH, _MOST = 8, 32
+#: Bodies up to this size go to their owners with the inbox, as long as those of a batch are no more than this together
+#: (so no record of an inbox is larger). Owners read all others from their own pending lists.
+_SMALL_BODY, _MOST_BODIES = 8 * 1024, 1024 * 1024
 #: Bytes of a tenant or priority field that are looked at (lua/includes/ticket_of.lua).
 LONGEST_MARK = 600
 
@@ -46,9 +50,9 @@ class NewEntries:
     """Entries that the group has not been given yet: those that come next above its ``position``. ``is_all``: there are
     no more.
 
-    ``size``: bytes of all. ``digest``: empty after a peek; for entries that a notification brought, their digest. A
-    notification comes over another connection, perhaps to another server, so the script that takes the entries checks
-    that they are really there.
+    ``size``: bytes of all. ``bodies``: those that go with the inbox, in id order. ``digest``: empty after a peek; for
+    entries that a notification brought, their digest. A notification comes over another connection, perhaps to another
+    server, so the script that takes the entries checks that they are really there.
     """
 
     position: bytes
@@ -56,6 +60,7 @@ class NewEntries:
     is_all: bool
     size: int = field(default=0, compare=False)
     digest: str = ""
+    bodies: Mapping[bytes, list[bytes]] = field(default_factory=dict, compare=False)
 
 
 NO_NEW_ENTRIES = NewEntries(b"", [], True)
@@ -78,7 +83,13 @@ class EntryParser(NamedTuple):
     def parse(self, position: bytes, entries: Sequence[Any], is_all: bool, digest: str = "") -> NewEntries:
         sizes = [sum(map(len, fields)) for _, fields in entries]
         found = [self._entry(entry_id, fields, size) for (entry_id, fields), size in zip(entries, sizes, strict=True)]
-        return NewEntries(position, found, is_all, sum(sizes), digest)
+        small = [size if size <= _SMALL_BODY else 0 for size in sizes]
+        bodies = {
+            entry_id: fields
+            for (entry_id, fields), size, so_far in zip(entries, small, accumulate(small), strict=True)
+            if size and so_far <= _MOST_BODIES
+        }
+        return NewEntries(position, found, is_all, sum(sizes), digest, bodies)
 
     def _entry(self, entry_id: bytes, fields: list[bytes], size: int) -> PeekedEntry:
         """Do the same as lua/includes/ticket_of.lua."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import GroupPosition
 from usher.common.redis.client import Meanwhile
-from usher.common.redis.replies import Entry, separator
+from usher.common.redis.replies import Entry, pack_bodies, separator
 from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argument
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.master.leader.entries import (
@@ -182,6 +182,17 @@ def _take_arguments(new: NewEntries, planned: Sequence[Sequence[bytes]]) -> tupl
     return new.position, ids[-1], ids_argument((unplanned,)), ids_argument((parked,)), new.digest
 
 
+def _blobs(plan: HandOverPlan, bodies: Mapping[bytes, list[bytes]]) -> list[bytes]:
+    """Pack for each target the bodies of its ids, in id order, as far as they are here."""
+    targets = enumerate(plan.targets) if bodies else ()
+    owners = {one: number for number, target in targets for part in target.parts for one in part.ids}
+    found: list[list[tuple[bytes, ...]]] = [[] for _ in plan.targets]
+    for entry_id, fields in bodies.items():
+        if (number := owners.get(entry_id)) is not None:
+            found[number].append((entry_id, *fields))
+    return list(map(pack_bodies, found))
+
+
 class LeaderScripts:
     """The scripts of one leader in one epoch."""
 
@@ -260,11 +271,11 @@ class LeaderScripts:
         script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead]
         parts: list[TicketPlan] = []
         targets: list[Any] = []
-        for target in plan.targets:
+        for target, blob in zip(plan.targets, _blobs(plan, new.bodies), strict=True):
             script_keys += (keys.lease(target.incarnation), keys.inbox(target.incarnation))
             unowned = [part for part in target.parts if not part.believed]
             others = [part for part in target.parts if part.believed]
-            targets += (target.incarnation, len(unowned), len(others), *(part.believed for part in others))
+            targets += (target.incarnation, len(unowned), len(others), *(part.believed for part in others), blob)
             parts += unowned
             parts += others
         tickets, ids = [part.ticket for part in parts], [part.ids for part in parts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from usher.common.redis.client import Link
-from usher.common.redis.replies import news_command, parse_own
+from usher.common.redis.replies import parse_own, read_command
 from usher.master.dispatch.stream_notifier import Notification, StreamNotifier
 
 
@@ -17,7 +17,7 @@ class Ear(StreamNotifier):
 
     def listen(self, after: bytes, is_much: bool = False) -> None:
         """``is_much``: more than it tells of."""
-        answer = self._link.call(*news_command(self._stream, after, 32, 1))
+        answer = self._link.call(*read_command(self._stream, after, 1, 32))
         self._notification = Notification(after, [] if is_much else parse_own(answer)) if answer else None
 
     def poll(self) -> Notification | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.actors import ConsumerActor, Stage
-from tests.integration.factories import FIELD, fetch, plan
+from tests.integration.factories import FIELD, fetch, hear, plan
 from usher.common.base.errors import RetryLater
 from usher.consumer.execution.inbox_reader import FIRST_PAGE
 
@@ -71,6 +71,25 @@ def test_tickets_that_wait_for_a_retry_do_not_hold_up_others(stage: Stage) -> No
     assert run is not None
     assert run.message.ticket == [*ids][-1]
     run.succeed()
+
+
+def test_what_comes_with_the_inbox_counts(stage: Stage) -> None:
+    """One record more than there is room for is read."""
+    world, leader, consumer = stage.world, stage.world.elect(), stage.consumer("a")
+    consumer.reader.most_bytes, consumer.reader.slots = 100_000, 2
+    for n in range(1, 41):
+        ids = [world.add(b"%d-%d" % (n, one), FIELD, b"T%d" % n, "body", b"x" * 5000) for one in range(5)]
+        leader.hand_over(plan(consumer.incarnation, {b"T%d" % n: ids}), hear(world, leader))
+    most = 0
+    while world.pending():
+        consumer.read()
+        most = max(most, held(consumer))
+        runs = [consumer.start(), consumer.start()]
+        consumer.read()
+        for run in filter(None, runs):
+            run.succeed()
+        consumer.flush()
+    assert 20 <= most <= 20 + 16 * 5, "the sizes of the first records were not known"
 
 
 def test_nothing_is_read_beyond_it_while_handlers_run(stage: Stage) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, plan, plans, states
-from usher.common.redis.replies import HandOver, pairs
+from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, hear, plan, plans, states
+from usher.common.redis.replies import HandOver, pairs, unpack_bodies
 from usher.master.policy.board.plans import NOTHING
 
 
@@ -31,6 +31,18 @@ def test_news_that_are_planned_are_their_owners_at_once(world: World) -> None:
     assert world.inbox(a) == [HandOver(b"T", reply.fence, ids)]
     assert _position(world) == ids[-1]
     assert leader.peek(100).found == []
+
+
+def test_each_owner_is_told_the_bodies_of_its_news_in_id_order(world: World) -> None:
+    leader, a, b = world.elect(), world.join("a"), world.join("b")
+    [parked] = world.parked(leader, b"P", b"1-1")
+    [first], [second] = world.send(b"T", b"2-1"), world.send(b"U", b"9-2")
+    [third], _ = world.send(b"X", b"10-1"), world.send(b"V", b"11-1")
+    parts = (a, {b"U": [second], b"P": [parked], b"T": [first]}), (b, {b"X": [third]})
+    leader.hand_over(plans(*parts), hear(world, leader))
+    [to_a], [to_b] = (world.inbox_records(owner.incarnation) for owner in (a, b))
+    assert list(unpack_bodies(to_a.blob) or ()) == [first, second]
+    assert unpack_bodies(to_b.blob) == {third: dict(world.link.call("XRANGE", world.keys.stream, third, third))[third]}
 
 
 def test_news_that_are_taken_count_as_delivered_once_as_if_they_had_been_read(world: World) -> None:

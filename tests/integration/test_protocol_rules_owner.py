@@ -112,8 +112,8 @@ def test_an_entry_that_comes_late_runs_before_the_higher_ones_of_its_ticket(stag
         "what was asked for counts as seen",
         CodeEdit(
             "usher.consumer.execution.inbox_reader:InboxReader._fill",
-            "page = filling.left",
-            "self._state, self._last_record = _IDLE, filling.records[-1].id; page = filling.left",
+            "page = self._next_page",
+            "self._state, self._last_record = None, filling.records[-1].id; page = self._next_page",
         ),
     )
 )
@@ -121,7 +121,7 @@ def test_a_lost_reply_of_the_inbox_or_of_the_bodies_is_asked_for_again(stage: St
     leader, a = stage.world.elect(), stage.consumer("a")
     ids = stage.world.parked(leader, T, *(b"%d-1" % number for number in range(1, 2 * FIRST_PAGE)))
     _hand_over(stage, leader, a, T, *ids)
-    for which in (1, 2):  # that of the inbox, with the first bodies; that of more bodies
+    for which in (1, 2):  # that of the inbox; that of the bodies
         trips: list[str] = []
 
         def lose(step: str, which: int = which, trips: list[str] = trips) -> None:

@@ -15,10 +15,11 @@
 --       then the tickets, all target by target
 --       then for each target: its incarnation; how many of its tickets have no record, as the plan believes; how many
 --       have one (they stand behind the former); and for each of these the head of its record, as the plan believes:
---       "<owner> <fence>"
+--       "<owner> <fence>"; then the bodies of its ids that come with the inbox (master/leader/entries.py), "" for none
 -- Inbox: one record per target: fence (of the call, or ""), between (what separates the tickets), tickets, and ids: for
 --        each ticket a line with its ids, separated by spaces; before them the ticket's fence, if it is not that of the
---        call. The name of this last field says that this leader knows of tickets that wait.
+--        call. Then bodies, if there are any: of entries, in id order, that may also be such as were refused
+--        (common/redis/replies.py: pack_bodies); a body never changes, so it does not matter when it was looked at
 -- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), {"MOVED", the last id that the group was
 --          given} (it is not what it was when the new entries were seen, or those that a notification brought are not
 --          the next ones: nothing happened), or {"OK", fence of this call or "", number of entries that were cut from
@@ -145,7 +146,7 @@ for t = 1, (#KEYS - 5) / 2 do
   -- ids: the claimed ones. For the given tickets: their numbers, their ids as one line, and their fences or false
   local target = {
     name = name, inbox = KEYS[5 + 2 * t], ids = {}, size = 0,
-    given = {}, lines = {}, fences = {}, refused = {}, fresh = {},
+    given = {}, lines = {}, fences = {}, refused = {}, fresh = {}, bodies = args[at + 3 + others],
   }
   targets[t], target.first = target, last + 1
   target.state = STATES[redis.call('GET', KEYS[4 + 2 * t]) or ''] or 'LOST'
@@ -194,7 +195,7 @@ for t = 1, (#KEYS - 5) / 2 do
     for p = 1, unowned + others do last = last + sizes[i + p] end
   end
   if target.state ~= 'OK' then leave(target.first, last) end
-  i, at = i + unowned + others, at + 3 + others
+  i, at = i + unowned + others, at + 4 + others
 end
 
 -- 3. Write, in this order. First a fence is drawn: what refuses writes, refuses this one, before anything has changed.
@@ -269,7 +270,9 @@ for _, target in ipairs(targets) do
     in_chunks(2 * n, function(from, to) redis.call('HSET', tickets_key, unpack(record_args, from, to)) end)
     if n > 0 then
       local given, told = concat(tickets, between), concat(lines, '\n')
-      redis.call('XADD', target.inbox, '*', 'fence', fence, 'between', between, 'tickets', given, 'ids', told)
+      local record = {'fence', fence, 'between', between, 'tickets', given, 'ids', told}
+      if target.bodies ~= '' then record[9], record[10] = 'bodies', target.bodies end
+      redis.call('XADD', target.inbox, '*', unpack(record))
     end
   end
   reply[#reply + 1] = {target.state, target.refused, gone, target.state == 'OK' and target.fresh or {}}

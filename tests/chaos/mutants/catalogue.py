@@ -243,7 +243,7 @@ BUGS = (
         mutant(
             "deliveries instead of attempts",
             Replace("usher.consumer.execution.inbox_reader:InboxReader._attempts", _deliveries_are_attempts),
-            CodeEdit("usher.consumer.execution.inbox_reader:InboxReader._put", "if any_tried", "if True"),
+            CodeEdit("usher.consumer.execution.inbox_reader:InboxReader._fill_lanes", "if any_tried", "if True"),
         ),
         _OWN + "neighbours_of_a_killer_are_not_charged",
         "K12",
@@ -302,10 +302,7 @@ BUGS = (
     Bug(
         mutant(
             "trim by MAXLEN",
-            Replace(
-                "usher.consumer.execution.inbox_reader:trim_inbox_command",
-                lambda inbox, first: ("XTRIM", inbox, "MAXLEN", 1),
-            ),
+            CodeEdit("usher.consumer.execution.inbox_reader:InboxReader._ask", '"MINID", after(last)', '"MAXLEN", "1"'),
         ),
         _OWN + "the_inbox_is_trimmed_by_what_was_read",
         "K0",

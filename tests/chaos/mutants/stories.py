@@ -256,7 +256,7 @@ def the_inbox_is_trimmed_by_what_was_read(stage: Stage) -> None:
 
     more(1)
     a.read()
-    a.read_link.before = lambda step: more(2) if step == "XTRIM" and len(ids) < 3 else None
+    a.read_link.before = lambda step: more(2) if step == "PIPELINE" and len(ids) < 3 else None
     a.read()
     assert len(ids) == 3
     a.work()
