@@ -74,7 +74,7 @@ def test_tickets_that_wait_for_a_retry_do_not_hold_up_others(stage: Stage) -> No
 
 
 def test_what_comes_with_the_inbox_counts(stage: Stage) -> None:
-    """One record more than there is room for is read."""
+    """While there is no room, one record is read and waits."""
     world, leader, consumer = stage.world, stage.world.elect(), stage.consumer("a")
     consumer.reader.most_bytes, consumer.reader.slots = 100_000, 2
     for n in range(1, 41):
@@ -86,6 +86,7 @@ def test_what_comes_with_the_inbox_counts(stage: Stage) -> None:
         most = max(most, held(consumer))
         runs = [consumer.start(), consumer.start()]
         consumer.read()
+        assert len(getattr(consumer.reader._state, "records", runs[:1])) == 1
         for run in filter(None, runs):
             run.succeed()
         consumer.flush()
