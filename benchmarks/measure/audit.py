@@ -23,73 +23,74 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.runtime.own_command import usher_command
-from usher.deploy.bench.rig import BenchFailed, cpu_seconds, family
+from usher.deploy.bench.rig import BenchFailed, cpu_seconds, family, redis_version
+from usher.master.audit.findings import FENCES_PER_MS, RECORD_RUNS
 
 GROUP = "bench_group"
-_CHUNK, _PER_TICKET, _OWNERS, _PER_RECORD = 5_000, 10, 8, 500
+_CHUNK, _PER_TICKET, _OWNERS = 5_000, 10, 8
 _LEASE_MS = 24 * 3_600_000
 _POLL_S = 0.25
-#: A chunk: entries, delivered to one owner, and their records in the index. Test data: 10 million XADDs over the wire
-#: would take minutes.
+#: A chunk: entries, delivered to one owner, and their records in the index, or acknowledged. Test data: 10 million
+#: XADDs over the wire would take minutes.
 _FILL = """
 local stream, tickets, group, owner, chunk = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
-local size, each = tonumber(ARGV[4]), tonumber(ARGV[5])
-local body, ids = string.rep('x', tonumber(ARGV[6])), {}
+local size, each, fence = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[7]
+local body, ids, all = string.rep('x', tonumber(ARGV[6])), {}, {}
 for n = 0, size - 1 do
   local t = n % (size / each)
-  ids[t] = (ids[t] or '') .. ' ' .. redis.call('XADD', stream, '*', 'ticket_id', 'T' .. chunk .. '-' .. t, 'body', body)
+  all[n + 1] = redis.call('XADD', stream, '*', 'ticket_id', 'T' .. chunk .. '-' .. t, 'body', body)
+  ids[t] = (ids[t] or '') .. ' ' .. all[n + 1]
 end
-if owner ~= '' then
-  redis.call('XREADGROUP', 'GROUP', group, owner, 'COUNT', size, 'STREAMS', stream, '>')
-  for t, list in pairs(ids) do redis.call('HSET', tickets, 'T' .. chunk .. '-' .. t, owner .. ' 5' .. list) end
+redis.call('XREADGROUP', 'GROUP', group, owner, 'COUNT', size, 'STREAMS', stream, '>')
+if fence ~= '' then
+  for t, list in pairs(ids) do redis.call('HSET', tickets, 'T' .. chunk .. '-' .. t, owner .. ' ' .. fence .. list) end
+else
+  for n = 1, size, 1000 do redis.call('XACK', stream, group, unpack(all, n, math.min(n + 999, size))) end
 end
-return redis.call('XINFO', 'STREAM', stream)[8]
+return all
 """
 
 
-def fill_pending(link: Link, keys: Keys, entries: int, payload: int) -> None:
-    """Add ``entries`` pending entries to one stream, ten per ticket, with eight living owners."""
+def _begin(link: Link, keys: Keys) -> list[str]:
+    """Make a stream with living owners, and return these."""
     link.call("XGROUP", "CREATE", keys.stream, GROUP, "0", "MKSTREAM")
-    for chunk in range(-(-entries // _CHUNK)):
-        owner = f"c{chunk % _OWNERS}:1"
+    owners = [f"c{number}:1" for number in range(_OWNERS)]
+    link.call("HSET", keys.counters, "generation", 1)
+    for owner in owners:
         link.call("SET", keys.lease(owner), "live", "PX", _LEASE_MS)
+        link.call("HSET", keys.consumers, owner.partition(":")[0], "1 uuid 1 1 - http://127.0.0.1:1")
+    return owners
+
+
+def fill_pending(link: Link, keys: Keys, entries: int, payload: int) -> None:
+    """Add ``entries`` pending entries to one stream, ten per ticket."""
+    owners, fence = _begin(link, keys), time.time_ns() // 1_000_000 * FENCES_PER_MS
+    for owner in owners:  # what it held before was read
+        link.call("XADD", keys.inbox(owner), "*", "fence", fence + 1)
+    for chunk in range(-(-entries // _CHUNK)):
         size = min(_CHUNK, entries - chunk * _CHUNK)
-        link.call(
-            "EVAL",
-            _FILL,
-            2,
-            keys.stream,
-            keys.tickets,
-            GROUP,
-            owner,
-            chunk,
-            size - size % _PER_TICKET,
-            _PER_TICKET,
-            payload,
-        )
+        sizes = (size - size % _PER_TICKET, _PER_TICKET, payload)
+        link.call("EVAL", _FILL, 2, keys.stream, keys.tickets, GROUP, owners[chunk % _OWNERS], chunk, *sizes, fence)
 
 
 def fill_runs(link: Link, keys: Keys, executions: int, payload: int) -> None:
     """Add ``executions`` of finished entries to a run log, as consumers write it."""
-    link.call("XGROUP", "CREATE", keys.stream, GROUP, "0", "MKSTREAM")
+    owners = _begin(link, keys)
     for chunk in range(-(-executions // _CHUNK)):
-        link.call("EVAL", _FILL, 2, keys.stream, keys.tickets, GROUP, "", chunk, _CHUNK, _PER_TICKET, payload)
-        rows = link.call("XREVRANGE", keys.stream, "+", "-", "COUNT", _CHUNK)[::-1]
-        base_us = chunk * 10_000_000
-        for at in range(0, _CHUNK, _PER_RECORD):
-            part = rows[at : at + _PER_RECORD]
+        sizes, owner = (_CHUNK, _PER_TICKET, payload), owners[chunk % _OWNERS]
+        fence, now_us = time.time_ns() // 1_000_000 * FENCES_PER_MS, time.time_ns() // 1000
+        ids = link.call("EVAL", _FILL, 2, keys.stream, keys.tickets, GROUP, owner, chunk, *sizes, "")
+        for at in range(0, _CHUNK, RECORD_RUNS):
             record = {
-                "consumer": f"c{chunk % _OWNERS}:1",
-                "ids": [entry_id.decode() for entry_id, _ in part],
-                "tickets": [fields[1].decode() for _, fields in part],
-                "fences": [5] * len(part),
-                "attempts": [1] * len(part),
-                "start_us": [base_us + at + n for n in range(len(part))],
-                "end_us": [base_us + at + n + 1 for n in range(len(part))],
+                "consumer": owner,
+                "ids": [entry_id.decode() for entry_id in ids[at : at + RECORD_RUNS]],
+                "tickets": [f"T{chunk}-{n % (_CHUNK // _PER_TICKET)}" for n in range(at, at + RECORD_RUNS)],
+                "fences": [fence] * RECORD_RUNS,
+                "attempts": [1] * RECORD_RUNS,
+                "start_us": [now_us + n for n in range(at, at + RECORD_RUNS)],
+                "end_us": [now_us + n + 1 for n in range(at, at + RECORD_RUNS)],
             }
             link.call("XADD", keys.runs, "*", "batch", orjson.dumps(record))
-    last = link.call("XINFO", "STREAM", keys.stream)[7]
-    link.call("XGROUP", "SETID", keys.stream, GROUP, last)
 
 
 def measure(
@@ -111,18 +112,7 @@ def measure(
                 fill_pending(link, Keys(name, GROUP), entries // streams, payload)
             else:
                 fill_runs(link, Keys(name, GROUP), executions // streams, payload)
-        version = next(
-            line.split(b":")[1].decode()
-            for line in link.call("INFO", "server").splitlines()
-            if line.startswith(b"redis_version")
-        )
-        used = int(
-            next(
-                line.split(b":")[1]
-                for line in link.call("INFO", "memory").splitlines()
-                if line.startswith(b"used_memory:")
-            )
-        )
+        version, used = redis_version(link), int(link.call("INFO", "memory").partition(b"used_memory:")[2].split()[0])
         link.close()
         for number in cores:
             yield _audit(folder, server, names, number, environ, memory_mib) | {

@@ -209,8 +209,8 @@ class Keys:
     @property
     def archived(self) -> str:
         """Hash: ``entries`` and ``runs`` -> the last id in the archive; ``proven_since_ms``, ``proven_until_ms``, and
-        ``proven_every_ms`` between the last two proofs, ``proven_took_ms`` of the last one; ``history``: the last
-        proven spans and what was not proven, as JSON. Written by the archive, for metrics, pages and the doctor."""
+        ``proven_every_ms`` between the last two proofs, ``proven_took_ms`` of the last one; ``history``: what the last
+        one said, as JSON. Written by the archive, for metrics, pages and the doctor."""
         return self.prefix + "archived"
 
     @property

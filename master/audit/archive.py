@@ -42,9 +42,8 @@ import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -494,16 +493,6 @@ def _rows(data: DataSet, names: tuple[str, ...], fits: pc.Expression) -> Iterato
 # ---- what is proven --------------------------------------------------------------------------------------------------
 
 
-class ProvenSpan(NamedTuple):
-    """A part of history that is proven without a gap. ``before``: why it does not begin earlier, "" when it is the
-    beginning of all."""
-
-    since_ms: int
-    until_ms: int
-    executions: int
-    before: str
-
-
 def archived_rows(folder: Path, keys: Keys) -> int:
     return sum(commit.rows for data in data_sets(folder, keys)[:2] for commit in data.chain())
 
@@ -554,20 +543,6 @@ def note(link: Link, keys: Keys, since_ms: int | None, until_ms: int) -> None:
     former = link.call("HGET", keys.archived, "proven_until_ms")
     every = () if former is None else ("proven_every_ms", max(0, until_ms - int(former)))
     link.call("HSET", keys.archived, "proven_until_ms", until_ms, *since, *every)
-
-
-def note_history(link: Link, keys: Keys, spans: Sequence[ProvenSpan], unproven: Sequence[str]) -> None:
-    told = {"spans": [list(one) for one in spans], "unproven": said(unproven)}
-    link.call("HSET", keys.archived, "history", orjson.dumps(told))
-
-
-def noted_history(link: Link, keys: Keys) -> list[ProvenSpan]:
-    """Return the spans that were noted last. Raises CommandRefused or ValueError when something else is there."""
-    stored = link.call("HGET", keys.archived, "history")
-    try:
-        return [ProvenSpan(*one) for one in orjson.loads(stored)["spans"]] if stored else []
-    except (KeyError, TypeError) as odd:
-        raise ValueError(f"no spans of a proof: {stored[:80]}") from odd
 
 
 def said(sentences: Sequence[str]) -> list[str]:

@@ -156,23 +156,18 @@ def _show(place: Path, report: AuditReport, as_json: bool, more: Callable[[Path 
 
 
 def _audited(engine: Any, reading: Path, settings: AuditChoices, url: str, tell: Callable[[str], None]) -> Any:
-    from usher.master.audit.archive import noted_history
     from usher.master.audit.job import AuditRun
     from usher.master.audit.report import summary
 
     report = AuditRun(engine, settings, reading, tell).run()
-    problems, spans = [], {}
+    problems = []
     for stream in settings.streams:
-        try:
-            spans[stream] = with_link(settings, stream, noted_history)
-        except (StartRefused, ValueError) as odd:
-            problems.append(f"{stream}: which part of its history is proven cannot be read: {odd}")
         told = orjson.dumps(summary(report, stream))
         try:
             with_link(settings, stream, _stored("SET", "audit", told))
         except StartRefused as refused:  # memory or disk of Redis is full: the findings matter all the more
             problems.append(f"{stream}: the summary could not be stored, masters still show an earlier run: {refused}")
-    return dataclasses.replace(report, unproven=(*report.unproven, *problems), spans=spans)
+    return dataclasses.replace(report, unproven=(*report.unproven, *problems))
 
 
 def _stored(command: str, key: str, *told: Any) -> Callable[[Link, Keys], Any]:
@@ -339,7 +334,6 @@ def _prove(settings: AuditChoices, url: str, place: Path, again: bool) -> tuple[
         tuple(sentence for one in proven for sentence in one.unproven),
         {"executions": sum(one.executions for one in proven)},
         proven=tuple(one.sentence() for one in proven),
-        spans={one.stream: one.spans for one in proven},
         checks=PROVES,
     )
     return report, sum(one.holes for one in proven)

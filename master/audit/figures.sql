@@ -1,5 +1,5 @@
 -- The figures of an audit, for its report and plots: (figure, stream, label, value).
-SELECT 'settled' AS figure, '' AS stream, '' AS label, CAST(count(*) AS DOUBLE) AS value FROM entries WHERE consumer IS NULL
+SELECT 'executions' AS figure, '' AS stream, '' AS label, CAST(count(id) AS DOUBLE) AS value FROM runs
 UNION ALL SELECT 'owner', stream, consumer, count(*) FROM entries WHERE consumer IS NOT NULL GROUP BY stream, consumer
 UNION ALL
 SELECT 'age', '', CASE WHEN age_ms < 1000 THEN '0' WHEN age_ms < 10000 THEN '1' WHEN age_ms < 60000 THEN '2' WHEN age_ms < 600000 THEN '3'
@@ -13,22 +13,10 @@ SELECT 'ticket', stream, ticket, pending FROM (
  WHERE place <= 20
 UNION ALL SELECT 'tickets_pending', '', '', count(*)
   FROM (SELECT DISTINCT stream, ticket FROM entries WHERE consumer IS NOT NULL AND ticket IS NOT NULL) t
-UNION ALL SELECT 'executions', '', '', count(id) FROM runs
-UNION ALL SELECT 'unsuccessful', '', '', count(*) FROM runs WHERE outcome <> 'done'
-UNION ALL SELECT 'crashed', '', '', count(*) FROM runs WHERE outcome = 'crashed'
-UNION ALL SELECT 'execution_p50_ms', '', '', percentile_cont(0.5) WITHIN GROUP (ORDER BY round((end_us - start_us) / 100)) / 10
-  FROM runs WHERE end_us > 0
-UNION ALL SELECT 'execution_p99_ms', '', '', percentile_cont(0.99) WITHIN GROUP (ORDER BY round((end_us - start_us) / 100)) / 10
-  FROM runs WHERE end_us > 0
-UNION ALL SELECT 'succeeded_again', '', '', (SELECT coalesce(sum(n - 1), 0) FROM (
-  SELECT count(*) AS n FROM repeats WHERE outcome = 'done' GROUP BY stream, ticket, id) d) - (SELECT count(*) FROM twice)
-UNION ALL
-SELECT 'recovery', '', CASE WHEN ms < 100 THEN '0' WHEN ms < 500 THEN '1' WHEN ms < 1000 THEN '2' WHEN ms < 5000 THEN '3' WHEN ms < 10000 THEN '4'
-                            WHEN ms < 30000 THEN '5' WHEN ms < 60000 THEN '6' ELSE '7' END, count(*) FROM recovered GROUP BY 3
-UNION ALL SELECT 'slowest_recovery_ms', '', '', max(ms) FROM recovered
 UNION ALL SELECT 'before_known', o.stream, '', count(*) FROM odd o WHERE kind IN ('lost', 'no_letter') AND ms <= known_ms GROUP BY o.stream
 UNION ALL SELECT 'maybe_dropped', o.stream, '', count(*) FROM odd o ANTI JOIN again a ON a.stream = o.stream AND a.id = o.id
   WHERE kind IN ('lost', 'no_letter', 'passed') AND (ms > known_ms OR kind = 'passed') AND ms <= drop_ms GROUP BY o.stream
 UNION ALL SELECT 'maybe_damaged', o.stream, '', count(*) FROM odd o ANTI JOIN again a ON a.stream = o.stream AND a.id = o.id
   WHERE kind = 'lost' AND ms > known_ms AND ms > drop_ms AND ms <= damaged_ms GROUP BY o.stream
-UNION ALL SELECT 'skipped_order', stream, '', count(*) FROM ({skipped}) s GROUP BY stream
+UNION ALL SELECT 'skipped_order', p.stream, '', count(*) FROM late p JOIN known k ON k.stream = p.stream
+  WHERE p.turn = 1 AND p.ms <= k.order_floor_ms GROUP BY p.stream

@@ -151,7 +151,9 @@ class AuditRun:
                 told = next((loss.describe() for loss in one.declared if loss.kind == "unread_cut"), "")
                 self._suspect("cut_unread", one.stream, one.cut_unread, [Example(one.stream, detail=told)])
         self._progress("judging")
-        engine.derive("known", "clocks", "timed", "doubtful", "suspects", "twice", "repeats", "ids", "odd", "indexed")
+        engine.derive(
+            "known", "clocks", "timed", "doubtful", "suspects", "late", "twice", "repeats", "ids", "odd", "indexed"
+        )
         self._read_again()
         checks = [name for name in CHECKS if name != "effect_missing"]
         if self._plan.audit_sink_url:
@@ -163,9 +165,7 @@ class AuditRun:
 
     def _count(self) -> None:
         engine = self._engine
-        engine.derive("recovered")
-        skipped = CHECKS["out_of_order"].select.replace("p.ms > k.order", "p.ms <= k.order")
-        self._figures = engine.rows(findings.text("figures").replace("{skipped}", skipped))
+        self._figures = engine.rows(findings.text("figures"))
         names = ("stream", "handled_ms", "ahead_ms", "floor_ms")
         self._known = {
             row[0]: dict(zip(names, row, strict=True)) for row in engine.rows(f"SELECT {', '.join(names)} FROM known")
@@ -323,34 +323,28 @@ class AuditRun:
         )
 
     def _totals(self, facts: Sequence[AuditedStream], plots: Mapping[str, Any]) -> dict[str, Any]:
-        of = {name: value for name, _, label, value in self._figures if not label}
-        whole = ("settled", "tickets_pending", "oldest_age_ms", "executions", "unsuccessful", "crashed")
+        of = {name: int(value or 0) for name, _, label, value in self._figures if not label}
         return {
             "entries": sum(one.length for one in facts),
             "pending": sum(count for _, _, count in plots["owners"]),
-            **{name: int(of.get(name) or 0) for name in (*whole, "succeeded_again")},
+            **{name: of.get(name, 0) for name in ("tickets_pending", "oldest_age_ms", "executions")},
             "dead_letters": sum(one.dead_letters for one in facts),
-            "repeated": sum(plots["recoveries"]),
-            "execution_p50_ms": of.get("execution_p50_ms"),
-            "execution_p99_ms": of.get("execution_p99_ms"),
-            "slowest_recovery_ms": round(of.get("slowest_recovery_ms") or 0.0, 3),
             "run_records": sum(one.run_records for one in facts),
             "reading_seconds": round(self._reading_s, 3),
             "engine": self._engine.name,
         }
 
     def _plots(self) -> dict[str, Any]:
-        rows: dict[str, list[tuple[str, str, int]]] = {"owner": [], "ticket": [], "age": [], "recovery": []}
+        rows: dict[str, list[tuple[str, str, int]]] = {"owner": [], "ticket": [], "age": []}
         for name, stream, label, value in self._figures:
             if name in rows:
                 rows[name].append((stream, label, int(value)))
         most = {name: sorted(rows[name], key=lambda row: (-row[2], row[:2])) for name in ("owner", "ticket")}
-        classes = {name: {label: value for _, label, value in rows[name]} for name in ("age", "recovery")}
+        ages = {label: value for _, label, value in rows["age"]}
         return {
             "owners": most["owner"],
             "tickets": most["ticket"],
-            "ages": [classes["age"].get(str(n), 0) for n in range(7)],
-            "recoveries": [classes["recovery"].get(str(n), 0) for n in range(8)],
+            "ages": [ages.get(str(n), 0) for n in range(7)],
         }
 
 

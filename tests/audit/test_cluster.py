@@ -51,10 +51,8 @@ def free_port() -> int:
 def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """URL of a standalone master, and the environment for programs that use it."""
     pyspark = pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
-    if os.geteuid() or shutil.which("unshare") is None:
-        pytest.skip("root alone can hide a folder from the workers (unshare --mount)")
-    from usher.master.audit.spark import java_home
-
+    if os.geteuid() or shutil.which("unshare") is None or (on_path := shutil.which("java")) is None:
+        pytest.skip("root alone can hide a folder from the workers (unshare --mount); they need Java on the PATH")
     home = Path(pyspark.__file__).parent
     environ = {
         name: value
@@ -62,7 +60,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         if not name.startswith(("USHER_", "SPARK_", "PYSPARK_", "PYTHONPATH"))
     }
     environ |= {
-        "JAVA_HOME": str(java_home(os.environ, tmp_path / "java")),
+        "JAVA_HOME": str(Path(on_path).resolve().parents[1]),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,

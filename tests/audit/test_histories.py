@@ -74,22 +74,6 @@ def test_a_dead_letter_that_runs_again_after_the_group_was_set_back_is_not_out_o
     assert told(local, redis_url) == {"out_of_order": {"3-1"}}
 
 
-def test_a_recovery_counts_from_the_loss_to_the_restart(local: Any, link: Link, seeder: Seeder, redis_url: str) -> None:
-    """The handler of 2-1 ran since 1 s when its owner was lost; at 60 s that was there still, and recorded 3-1 of
-    another ticket. 4-1 began again after 7 s; its owner recorded nothing at all."""
-    seeder.over(*(f"{n}-1" for n in range(1, 6)))
-    link.call("DEL", seeder.keys.runs)
-    second = 1_000_000
-    seeder.ran("c1:1", ("1-1", "first", 5, 1, 2), ("5-1", "a", 5, 3, 4), record="60000-1")
-    seeder.ran("c1:1", ("2-1", "x", 5, second, 0, "crashed"), record="61000-1")
-    seeder.ran("c3:1", ("4-1", "y", 5, 55 * second, 0, "crashed"), record="61000-2")
-    later = 61_500 * FENCES_PER_MS
-    runs = ("2-1", "x", later, 62 * second, 63 * second), ("4-1", "y", later, 62 * second, 63 * second)
-    seeder.ran("c2:2", *runs, record="63001-1")
-    figures = audit(local, plan(redis_url, "s")).figures
-    assert (figures["repeated"], figures["slowest_recovery_ms"]) == (2, 7000.0)
-
-
 def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
     local: Any, link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
-from usher.master.audit.archive import Commit, DataSet, ProvenSpan, mark_told, noted_history
+from usher.master.audit.archive import Commit, DataSet, mark_told
 
 if TYPE_CHECKING:
     from usher.master.audit.proof import Proven
@@ -218,10 +218,9 @@ def test_behind_a_hole_in_the_archive_a_new_span_begins_and_that_is_said(
     assert fresh(proven) == {}, "what happened to 2-1 and 3-1 was cut before it was archived"
     assert any("may be missing" in sentence for sentence in proven.unproven)
     assert any("entries added before it are not judged" in sentence for sentence in proven.unproven)
-    first, second = noted_history(link, seeder.keys)
-    assert first == ProvenSpan(10, 10, 1, "")
-    assert second[:3] == (30, proven.until_ms, 1)
-    assert second.before.startswith("runs from 10-2 to before 30-1 may be missing")
+    noted = orjson.loads(link.call("HGET", seeder.keys.archived, "history"))
+    assert (noted["since_ms"], noted["executions"]) == (30, 1)
+    assert noted["before"].startswith("runs from 10-2 to before 30-1 may be missing")
 
 
 @pytest.mark.parametrize(("moved_ms", "found"), [(4, {"owners_overlap": {"2-1"}}), (400, {})])

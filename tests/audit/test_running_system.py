@@ -73,7 +73,7 @@ def test_a_system_at_work_has_no_findings(
     assert reports[0].figures["pending"] + reports[0].figures["executions"] > 0
     # All were read, all are over, and of each the run log tells: nothing was left out.
     assert reports[-1].figures["pending"] == 0
-    assert reports[-1].figures["executions"] >= reports[-1].figures["settled"] == len(producer.accepted) > 0
+    assert reports[-1].figures["executions"] >= len(producer.accepted) > 0
     assert audits < 10 or suspects, "the second look had nothing to drop: there was no load"
     sys.stdout.write(
         f"{len(producer.accepted)} messages, pending at the audits:"

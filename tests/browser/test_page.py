@@ -159,7 +159,12 @@ def test_on_a_phone_nothing_is_scrolled_sideways(looking: Looking, system: Syste
         says="no such product in the warehouse of the northern district",
     )
     system.send("INC-21", 3, do="hang")
-    history = {"spans": [[1, 2, 3, ""]], "unproven": [f"{'tickets_of_a_customer' * 9}: the run log is empty"]}
+    history = {
+        "since_ms": 1,
+        "executions": 3,
+        "before": "",
+        "unproven": [f"{'tickets_of_a_customer' * 9}: the run log is empty"],
+    }
     system.link.call("HSET", KEYS.archived, "history", json.dumps(history))
     until(lambda: system.letters() > before, 30, "there is a dead letter")
     looking.sign_in(OPERATOR)

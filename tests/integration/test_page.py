@@ -224,13 +224,13 @@ def test_every_page_is_there_for_a_busy_system(site: Site, world: World) -> None
     assert "<b>a</b> &lt;b&gt;" in site.get("/audit").text, "whose clock it is, say"
     assert 'href="/messages/"' not in site.get("/audit").text
     assert "Nothing is proven beyond what the run log still holds" in site.get("/audit").text
-    spans = b'{"spans":[[1,2,3,""],[1700000000000,1700000100000,1234,"a <i> gap"]],"unproven":["s: not sure"]}'
-    world.link.call("HSET", world.keys.archived, "history", spans)
+    history = b'{"since_ms":1700000000000,"executions":1234,"before":"a <i> gap","unproven":["s: not sure"]}'
+    world.link.call("HSET", world.keys.archived, "history", history, "proven_until_ms", 1700000100000)
     shown = site.get("/audit").text
     assert "2023-11-14 22:15:00" in shown
     assert "a &lt;i&gt; gap" in shown
     assert "s: not sure" in shown
-    world.link.call("HSET", world.keys.archived, "history", b'{"spans":[1]}')
+    world.link.call("HSET", world.keys.archived, "history", b'{"other":[1]}')
     assert "Nothing is proven beyond" in site.get("/audit").text
     assert "has this entry pending" in site.get("/streams").text
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from usher.common.protocol.keys import Keys
-from usher.master.audit.archive import ProvenSpan
 from usher.master.audit.findings import CHECKS, AuditFinding, Example, commands, fold, repair
-from usher.master.audit.report import AuditReport, render, time_line
+from usher.master.audit.report import AuditReport, render
 from usher.master.audit.source import cut
 
 KEYS = Keys("s", "g")
@@ -81,17 +80,6 @@ def test_parts_cover_everything_once_whatever_the_probes_say(weights: list[float
     assert len(ranges) <= parts
     assert (ranges[0][0], ranges[-1][1]) == (0, 10 * len(weights) - 1)
     assert all(earlier[1] + 1 == later[0] for earlier, later in itertools.pairwise(ranges))
-
-
-def test_a_hole_of_a_second_in_a_year_of_history_is_seen() -> None:
-    year_ms = 365 * 86_400_000
-    spans = (ProvenSpan(0, year_ms - 1000, 10, ""), ProvenSpan(year_ms, year_ms + 5, 1, "runs from 1-0 may be missing"))
-    *proven, hole = time_line(spans)
-    assert [is_proven for _, _, is_proven, _ in (*proven, hole)] == [True, True, False]
-    assert hole[1] >= 2
-    assert hole[3] == "1970-12-31 23:59:59 to 1971-01-01 00:00:00"
-    assert all(x >= 0 and x + width <= 640 for x, width, *_ in (*proven, hole))
-    assert time_line(()) == []
 
 
 def test_the_page_of_a_proof_says_nothing_of_what_it_did_not_look_at() -> None:

@@ -58,7 +58,6 @@ _OF_AN_AUDIT = (
     "verdict",
     "pending",
     "executions",
-    "repeated",
     "unproven",
     "unproven_said",
     "findings",
