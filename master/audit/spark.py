@@ -82,7 +82,7 @@ def spark_engine(
     is_far, small = not master.startswith("local"), small and master.startswith("local")
     with (
         _java(master, settings, folder, spill, environ, small) as gateway,
-        _started(master, folder, spill, small, gateway) as spark,
+        _started(master, folder, spill, small, environ, gateway) as spark,
     ):
         yield SparkEngine(spark, is_far, held if small else None)
 
@@ -111,7 +111,9 @@ def is_elsewhere(master: str, environ: Mapping[str, str]) -> bool:
 
 
 @contextlib.contextmanager
-def _started(master: str, folder: Path, spill: Path, small: bool, gateway: Mapping[str, str]) -> Iterator[Any]:
+def _started(
+    master: str, folder: Path, spill: Path, small: bool, environ: MutableMapping[str, str], gateway: Mapping[str, str]
+) -> Iterator[Any]:
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -128,14 +130,14 @@ def _started(master: str, folder: Path, spill: Path, small: bool, gateway: Mappi
         options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     log = spill / LOG
     with _interrupted_as_ever():
-        os.environ.update(gateway)
+        environ.update(gateway)
         try:
             spark = SparkSession.builder.appName("usher audit").master(master).config(map=options).getOrCreate()
         except Exception as failed:  # also py4j's own errors, whose text is asked of Java, which ends with this block
             raise StartRefused(f"Spark does not start ({log}): {_first_of_log(log, failed)}") from failed
         finally:
             for name in gateway:
-                del os.environ[name]
+                del environ[name]
     try:
         for name, value in (_PREFERRED | (_SMALL if small else {})).items():
             if not spark.sparkContext.getConf().contains(name):
