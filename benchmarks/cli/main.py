@@ -307,10 +307,10 @@ def growth(days: float, day_seconds: float, rate: float, streams: int, no_aof: b
 )
 @click.option(
     "--whom",
-    type=click.Choice(["all", "one", "nobody"]),
+    type=click.Choice(["all", "one", "nobody", "none"]),
     default="one",
     show_default=True,
-    help="All, or one tenant; nobody: the same backlog without an outage, to compare with.",
+    help="All, or one tenant; to compare with: nobody, the same backlog without an outage, or none, the same load.",
 )
 @click.option("--tenants", is_flag=True, help="Name the tenant's field, so that tenants have turns.")
 @CONSUMERS

@@ -26,7 +26,8 @@ def outage(
 ) -> dict[str, Any]:
     """Run once: ``tickets`` get at least one message each while the dependency of ``whom`` (all, or one tenant) refuses
     for so many seconds; others get theirs at a steady rate all the time. ``whom`` nobody: nothing refuses, and what
-    would have failed comes at the end all at once, to compare with: so much a backlog alone costs others."""
+    would have failed comes at the end all at once, to compare with: so much a backlog alone costs others; none: it
+    comes as it does with an outage."""
     with new_rig(durable, environ) as (rig, _):
         flag = rig.folder / whom
         settings = {"USHER_CONCURRENCY": "8", "USHER_RUN_LOG_LENGTH": "1000000"}

@@ -82,7 +82,12 @@ _REQUESTS = 128
 #: From so many connections on the one that waits longest is closed for each new one; more than the second number wait
 #: to be accepted; and files that this process may open, where that is allowed.
 _CROWDED, _CONNECTIONS, _FILES = 2000, 2200, 4096
-_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+#: Connections that are accepted, and closed, in one turn of the loop.
+_AT_ONCE = 32
+_TOO_SLOW, _CUT_OFF = (
+    b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: 0\r\n\r\n" % why
+    for why in (b"408 Request Timeout", b"400 Bad Request")
+)
 #: A question for health, and threads that answer these alone.
 _HEALTH_QUESTION, _HEALTH_THREADS = re.compile(rb"(?:GET|HEAD) /api/health(?:/live|/ready)?[? ]"), 4
 #: Most bytes of a head, and of a body, that are waited for; what says that a body follows, of a length or as it comes.
@@ -340,9 +345,21 @@ class WatchedWorker(ThreadWorker):
         self._spoke_s = -math.inf
         self._for_health = ThreadPoolExecutor(_HEALTH_THREADS, "health")
 
+    def accept(self, listener: Any) -> None:
+        """Accept a few of those that wait: a turn of the loop for each would keep the last of a thousand waiting."""
+        for _ in range(_AT_ONCE):
+            before = self.nr_conns
+            super().accept(listener)
+            if self.nr_conns <= before:
+                return
+
     def murder_pending(self) -> None:
-        while self.pending_conns and self.pending_conns[0].timeout <= time.monotonic():
+        """Close those whose time is over, a few at a time, since others come meanwhile."""
+        for _ in range(_AT_ONCE):
+            if not (self.pending_conns and self.pending_conns[0].timeout <= time.monotonic()):
+                return
             self._drop(self.pending_conns.popleft())
+        self.method_queue.defer(lambda: None)
 
     def _drop(self, conn: Any) -> None:
         with contextlib.suppress(KeyError, ValueError):
@@ -364,8 +381,9 @@ class WatchedWorker(ThreadWorker):
                 read = b"" if conn.parser is None else conn.parser.unreader.buf.getvalue()
                 if read.strip() or (wanted and _BEHIND.match(begin, wanted)):
                     wanted = _WHOLE_BYTES  # one behind another, which no client sends
-                if seen < len(begin) < wanted:
-                    if seen >= 0 and time.monotonic() >= conn.timeout:  # it trickles
+                if len(begin) < wanted:
+                    if seen >= 0 and (seen == len(begin) or time.monotonic() >= conn.timeout):  # it ended, or trickles
+                        conn.late = conn.late and (_CUT_OFF if seen == len(begin) else _TOO_SLOW)
                         self._drop(conn)
                     else:
                         self._wait(conn, begin, wanted)

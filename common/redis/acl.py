@@ -248,6 +248,20 @@ ADMIN = "admin"
 USERS = ("producer", "sender", "consumer", "master", "streamer", "reader", "auditor", ADMIN)
 
 
+def user_line(name: str, password: str, stream: str, group: str, sources: Sequence[str] = ()) -> str:
+    """Return the line of one of ``USERS``, for Redis 7 or later. Raises StartRefused as ``acl_file``."""
+    _check(stream, *sources)
+    return next(one for one in programs(stream, group, sources) if one.name == name).line(password)
+
+
+def _check(*names: str) -> None:
+    if odd := [name for name in names if _ENDS_WORD.search(name)]:
+        raise StartRefused(
+            "a stream with a space, a line break, a quote or a bracket in its name cannot stand in an ACL file:"
+            f" {', '.join(map(repr, odd))}"
+        )
+
+
 def acl_file(
     stream: str,
     group: str,
@@ -259,12 +273,7 @@ def acl_file(
     """Return the whole file; see ``programs``. With ``passwords``, one for each of ``USERS``, it is a ready aclfile
     with only their hashes, and without comments, which Redis refuses there. Without ``selectors`` it is for Redis 6.2.
     Raises StartRefused for a stream name that would end its word in the file, or begin a line."""
-    odd = [name for name in (stream, *sources) if _ENDS_WORD.search(name)]
-    if odd:
-        raise StartRefused(
-            "a stream with a space, a line break, a quote or a bracket in its name cannot stand in an ACL file:"
-            f" {', '.join(map(repr, odd))}"
-        )
+    _check(stream, *sources)
     if passwords:
         found = programs(stream, group, sources)
         lines = [_NOBODY, *(program.line(passwords[program.name], selectors=selectors) for program in found)]

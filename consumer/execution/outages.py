@@ -11,8 +11,9 @@ any others                                             of three tickets, while n
                                                        second: of all, of one tenant, or of one kind of message
 =====================================================  ================================================================
 
-A ticket that comes for the first time is tried once: nothing tells whether it needs what is away. Where other tickets
-are done meanwhile, one waits so for an hour; then it is charged, since its own message may name what is not there.
+A ticket that comes for the first time is tried once: nothing tells whether it needs what is away; not where all of its
+tenant, or of its kind of message, fail and nothing of them is done. Where other tickets are done meanwhile, one waits
+so for an hour; then it is charged, since its own message may name what is not there.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ from usher.consumer.handlers.message import Message
 _ALIKE, _SILENCE_S, _PARTLY_S, _OTHERS_S = 3, 1.0, 3600.0, 60.0
 #: Seconds from one try to the next, in each consumer; and for which one that has not ended keeps others from theirs.
 PROBE_S, _LONGEST_PROBE_S = 1.0, 30.0
+#: Seconds between two tickets that are tried for the first time though all of their kind fail.
+_TRIED_S = 0.05
 #: So many tickets wait here, in the order in which they are tried: few, since to the leader it is work that this
 #: consumer has. The others wait in Redis, for so many seconds, should nobody let them go on (their consumer was lost,
 #: say); and so many times longer as there are more than the next number, up to the last one: to come and go is work.
 _HERE, _ELSEWHERE_S, _FEW, _MOST_TIMES = 10, (30.0, 60.0), 2_500, 5.0
-#: Of those in Redis, so many go on at a time when it is over, again when half of them are done, so that others wait
-#: behind few; and seconds after which those are not waited for that another consumer may have done.
-_GO_ON, _GONE_S = 16, 1.0
+#: Seconds after which those that go on are not waited for: another consumer may have done them.
+_GONE_S = 1.0
 #: Most tickets of an outage, and kinds of errors, that are remembered; and seconds for which errors that are none are.
 _MOST, _MOST_SIGNS, _MOST_KINDS, _FORGOTTEN_S = 100_000, 100, 1000, 120.0
 _TOLD_EVERY_S = 60.0
@@ -100,8 +102,14 @@ class Outage:
         self.others_s = -math.inf  # when others were done last
         self.tickets: dict[bytes, float] = {}  # and since when each fails
         self.failing: dict[object, tuple[float, set[bytes]]] = {}
-        self.elsewhere, self.going = OrderedDict[bytes, tuple[int, float]](), 0
+        self.elsewhere, self.going = OrderedDict[bytes, tuple[int, float]](), set[bytes]()
         self.probe, self.probed_s, self.slot_s, self.told_s, self.probes = b"", 0.0, 0.0, 0.0, 0
+        self.tried_s = 0.0
+
+    def fails(self, kind: object, now_s: float) -> bool:
+        """Return whether all of a kind fail, as far as is known."""
+        since_s, tickets = self.failing.get(kind, (now_s, ()))
+        return len(tickets) >= _ALIKE and (kind is None or now_s - since_s >= _SILENCE_S)
 
 
 class Outages:
@@ -113,6 +121,9 @@ class Outages:
         self._of: dict[bytes, Outage] = {}  # by ticket
         self._rng, self._lock = random.Random(), threading.Lock()
         self.probes = 0
+        #: Of those that wait in Redis, so many go on at a time when it is over, again when half of them are done: half
+        #: of the slots, so that others wait behind few.
+        self.go_on = 16
         self._asked: set[bytes] = set()  # tickets that an operator wants to be tried now
 
     @property
@@ -141,17 +152,12 @@ class Outages:
 
     def _note(self, outage: Outage, message: Message, how: str, now_s: float) -> bool:
         outage.last_s, ticket = now_s, message.ticket
-        if len(outage.tickets) < _MOST:
-            outage.tickets.setdefault(ticket, now_s)
-            self._of[ticket] = outage
-        for kind in (None,) if how else ("", *self.kinds_of(message)):
+        self._join(outage, ticket, now_s)
+        for kind in (*(None,) * bool(how), "", *self.kinds_of(message)):
             if kind in outage.failing or len(outage.failing) < _MOST_KINDS:
                 _, tickets = outage.failing.setdefault(kind, (now_s, set()))
                 tickets.update((ticket,) if len(tickets) < _ALIKE else ())
-        return how == DECLARED or any(
-            len(tickets) >= _ALIKE and (kind is None or now_s - since_s >= _SILENCE_S)
-            for kind, (since_s, tickets) in outage.failing.items()
-        )
+        return how == DECLARED or any(outage.fails(kind, now_s) for kind in [*outage.failing])
 
     def _wait(self, outage: Outage, message: Message, now_s: float) -> Wait:
         due_s = max(now_s, outage.slot_s) + PROBE_S
@@ -196,10 +202,10 @@ class Outages:
 
     def hold(self, message: Message, now_s: float) -> Wait | None:
         """Return the wait of a message that is about to start; None: it may, perhaps as the one that is tried."""
-        outage, ticket = self._of.get(message.ticket), message.ticket
-        if outage is None:
-            return None
+        ticket = message.ticket
         with self._lock:
+            if (outage := self._of.get(ticket) or self._fails_whole(message, now_s)) is None:
+                return None
             outage.elsewhere.pop(ticket, None)
             if not outage.is_on or outage.probe == ticket or ticket in self._asked:
                 self._asked.discard(ticket)
@@ -211,20 +217,38 @@ class Outages:
             outage.probes, self.probes = outage.probes + 1, self.probes + 1
             return None
 
+    def _fails_whole(self, message: Message, now_s: float) -> Outage | None:
+        """Return the outage of all of this message's kind, which its ticket then is one of, untried: but for a few."""
+        for outage in self.known.values():
+            is_whole = outage.is_on and any(outage.fails(kind, now_s) for kind in self.kinds_of(message))
+            if is_whole and now_s < outage.tried_s + _TRIED_S:
+                self._join(outage, message.ticket, now_s)
+                return outage
+            outage.tried_s = now_s if is_whole else outage.tried_s
+        return None
+
+    def _join(self, outage: Outage, ticket: bytes, now_s: float) -> None:
+        if len(outage.tickets) < _MOST:
+            outage.tickets.setdefault(ticket, now_s)
+            self._of[ticket] = outage
+
     def overdue(self, now_s: float) -> list[GoOn]:
         """Return who goes on though nothing is done here any more, since other consumers have done those before."""
         with self._lock:
             over = [one for one in self.known.values() if not one.is_on and now_s >= one.last_s + _GONE_S]
-            return [GoOn((), self._next(one, 0, now_s), one.sign) for one in over if one.elsewhere]
+            return [GoOn((), self._next(one, now_s, True), one.sign) for one in over if one.elsewhere]
 
-    @staticmethod
-    def _next(outage: Outage, going: int, now_s: float) -> list[tuple[bytes, int]]:
+    def _next(self, outage: Outage, now_s: float, is_first: bool) -> list[tuple[bytes, int]]:
         more: list[tuple[bytes, int]] = []
-        while going <= _GO_ON // 2 and len(more) < _GO_ON - going and outage.elsewhere:
+        if is_first:
+            outage.going.clear()
+        going = len(outage.going)
+        while going <= self.go_on // 2 and len(more) < self.go_on - going and outage.elsewhere:
             ticket, (fence, due_s) = outage.elsewhere.popitem(last=False)
             if due_s > now_s:  # else it went on by itself, perhaps at another consumer
                 more.append((ticket, fence))
-        outage.going, outage.last_s = going + len(more), now_s if more else outage.last_s
+        outage.going.update(ticket for ticket, _ in more)
+        outage.last_s = now_s if more else outage.last_s
         return more
 
     def done(self, message: Message, now_s: float) -> list[GoOn]:
@@ -247,8 +271,9 @@ class Outages:
         if outage.is_on and not was_alike and is_alike and not is_forgotten:
             return None
         is_first = outage.is_on or now_s >= outage.last_s + _GONE_S
-        went_on = message.attempt > 1 and outage.elsewhere.pop(message.ticket, None) is None  # else its time had come
-        elsewhere = self._next(outage, 0 if is_first else max(0, outage.going - went_on), now_s)
+        outage.elsewhere.pop(message.ticket, None)  # its time had come
+        outage.going.discard(message.ticket)
+        elsewhere = self._next(outage, now_s, is_first)
         on = GoOn((), elsewhere, outage.sign)
         if is_old := outage.is_on or is_forgotten:
             here = {ticket for ticket in outage.tickets if self._of.get(ticket) is outage}

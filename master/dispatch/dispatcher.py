@@ -286,7 +286,7 @@ class Dispatcher(Service):
         if look is not None:
             self._steps.losses.cut(look.cut, look.position.delivered)
             self._cursor.under_master = look.pending.get(MASTER, 0)
-            self._has_pending = any(look.pending.values())
+            self._has_pending = look.position.oldest_pending is not None  # the names lack those without an owner
             self._pending_check.learn(self.board, look.pending, now_s())
         checking = self._pending_check.turn(self.board, self._steps)
         # 11. Recalls, when nothing waits for the consumers. Last of what writes: full memory refuses them, and must not

@@ -1,4 +1,4 @@
-"""restore.lua, and what calls it: somebody takes entries out of the pending list by hand (XACK, XGROUP DELCONSUMER): they are claimed again, run in
+"""restore.lua, and what calls it: somebody takes entries out of the pending list by hand (XACK, XGROUP DELCONSUMER, XNACK): they are claimed again, run in
 order, and are told of. In silence they would never run."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from tests.integration.actors import ConsumerActor, MasterActor, Stage
 from tests.integration.factories import World
 from usher.common.base.errors import Fenced, GiveUp
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
+from usher.common.redis.client import CommandRefused
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.operations.dead_letters import DeadLetters
 
@@ -33,7 +34,16 @@ def _acknowledge_all(stage: Stage, name: str) -> None:
     stage.link.call("XACK", stage.keys.stream, stage.keys.group, *ids)
 
 
-_HOW = pytest.mark.parametrize("take_out", [_forget_name, _acknowledge_all])
+def _leave_without_owner(stage: Stage, name: str) -> None:
+    """As XNACK does, from Redis 8.8 on: on others, a name that is empty has them."""
+    ids, of_group = stage.world.pending()[name.encode()], (stage.keys.stream, stage.keys.group)
+    try:
+        stage.link.call("XNACK", *of_group, "FAIL", "IDS", len(ids), *ids)
+    except CommandRefused:
+        stage.link.call("XCLAIM", *of_group, "", 0, *ids, "JUSTID")
+
+
+_HOW = pytest.mark.parametrize("take_out", [_forget_name, _acknowledge_all, _leave_without_owner])
 
 
 def _restored(stage: Stage) -> int:

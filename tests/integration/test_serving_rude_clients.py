@@ -147,3 +147,15 @@ def test_heads_that_trickle_in_at_the_end_do_not_break_it(running: Running) -> N
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
     assert running.ended() == 0
     assert not running.records("web_server"), "no traceback of the server"
+
+
+def test_who_goes_away_before_a_request_is_whole_takes_no_thread(running: Running) -> None:
+    worker = psutil.Process(running.get().json()["pid"])
+    before = worker.num_threads()
+    for half in (b"", b"GET / HT", b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nab"):
+        with ExitStack() as connections:
+            for _ in range(30):
+                connections.enter_context(closing(running.connect())).sendall(half)
+    assert _is_served_within(running, 2)
+    time.sleep(0.1)
+    assert worker.num_threads() <= before + 3

@@ -88,6 +88,21 @@ def test_very_many_wait_in_redis_and_go_on_a_few_at_a_time() -> None:
     assert outages.known == {}
 
 
+def test_where_all_of_a_tenant_fail_few_others_of_it_are_tried() -> None:
+    outages = Outages()
+    outages.kinds_of = lambda message: [message.flat[1]]
+    failing(outages, "a1 a2 a3", CONNECTION, 10.0)
+    outages.done(message("b1"), 10.1)
+    assert outages.hold(message("a4"), 10.9) is None  # it may be a moment only
+    held = [outages.hold(message(f"a{number}"), 11.0 + number / 1000) is not None for number in range(5, 105)]
+    assert held.count(False) == 3  # the probe, and one each 50 ms
+    assert outages.hold(message("b2"), 11.1) is None
+    outages.done(message("a5"), 11.2)  # not all of them
+    assert [outages.hold(message(name), 11.2) for name in ("a200", "a201")] == [None, None]
+    [over] = outages.done(message("a1", 2), 11.3)
+    assert len(over.here) == 100 and outages.known == {}
+
+
 def test_who_went_on_by_itself_takes_no_place_of_those_that_still_wait() -> None:
     outages = Outages()
     failing(outages, " ".join(f"a{number}" for number in range(100)), CONNECTION, 10.0)

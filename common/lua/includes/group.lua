@@ -16,6 +16,12 @@ local function group_facts(stream, group)
   redis.call('XINFO', 'GROUPS', stream) -- it failed for another reason: raise that one
 end
 
+-- Return whether nobody has an entry pending; nor has who gave it back without an owner (XNACK, from Redis 8.8 on).
+local function nobody_has(stream, group, id)
+  local row = redis.call('XPENDING', stream, group, id, id, 1)[1]
+  return not row or row[2] == ''
+end
+
 -- Claim for `name` an entry that nobody has pending, although neither an acknowledgement nor a letter of ours ended it
 -- (XACK, XGROUP DELCONSUMER by hand). Returns true when it is pending again; false when its body is gone, or when the
 -- group is still to be given it. XCLAIM asks for the body itself, and does not copy it. Needs util, included

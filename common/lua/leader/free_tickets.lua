@@ -20,7 +20,7 @@ local stream, group, others, parked, restored = KEYS[1], ARGV[1], {}, {}, {}
 at_full_memory(KEYS[4])
 local function is_under_master(id, ticket)
   if #redis.call('XPENDING', stream, group, id, id, 1, 'master') == 1 then return true end
-  if #redis.call('XPENDING', stream, group, id, id, 1) == 1 then return false end
+  if not nobody_has(stream, group, id) then return false end
   if claim_again(stream, group, 'master', id) then
     restored[#restored + 1] = id
     return true

@@ -101,7 +101,7 @@ local function was_given(id)
   return not is_above(id, facts['last-delivered-id'])
 end
 local function is_missing(id)
-  if #redis.call('XPENDING', stream, group, id, id, 1) > 0 or not was_given(id) then return false end
+  if not (nobody_has(stream, group, id) and was_given(id)) then return false end
   return not has_room() or body_of(stream, id) and true
 end
 

@@ -13,7 +13,7 @@ local stream, group, restored = KEYS[1], ARGV[1], {}
 at_full_memory(KEYS[4])
 
 local function ensure(id, name)
-  if #redis.call('XPENDING', stream, group, id, id, 1) == 0 and claim_again(stream, group, name, id) then
+  if nobody_has(stream, group, id) and claim_again(stream, group, name, id) then
     restored[#restored + 1] = id
   end
 end
