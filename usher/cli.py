@@ -126,7 +126,7 @@ HIDDEN: dict[str, Listed] = {
     "torture-stage": Listed(
         "usher.consumer.torture.harness:main", "The process of `usher torture` that tells the stories."
     ),
-    "preflight": Listed("usher.deploy.local.preflight:preflight", "Check settings and handler of the programs."),
+    "preflight": Listed("usher.deploy.local.plan:preflight", "Check settings and handler of the programs."),
 }
 
 

@@ -189,7 +189,6 @@ class _Backlog:
             event(_log, "log_lines_dropped", level=logging.WARNING, lines=lines, why=self._why)
 
     def flush(self, within_s: float) -> bool:
-        """Wait until nothing waits; False where something still does."""
         until_s = time.monotonic() + within_s
         while self.waits():
             if time.monotonic() > until_s:

@@ -268,7 +268,6 @@ def read_proof(link: Link, keys: Keys) -> ProofFacts | None:
 
 
 def look_at_memory(link: Link) -> tuple[int, MemoryUse | None]:
-    """Return Redis' time in ms, and its memory; None when it does not tell."""
     moment, told = link.pipeline([("TIME",), ("INFO", "memory")])
     if isinstance(moment, Exception):
         raise moment

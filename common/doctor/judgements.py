@@ -332,7 +332,6 @@ def examine_server(facts: DoctorFacts) -> list[DoctorFinding]:
 
 
 def examine(facts: DoctorFacts) -> list[DoctorFinding]:
-    """Run every check, in the order in which a person reads the findings."""
     return [*examine_server(facts), *judge_stream(facts), *_gathering(facts)]
 
 

@@ -242,7 +242,6 @@ class Doorman:
         return self._credentials.seal(f"csrf {session['id']}") if "id" in session else ""
 
     def _recognise(self, asked: Request) -> tuple[Identity, bool]:
-        """Return the caller's identity, and True if a browser tells it by itself."""
         if not self._credentials.asked:
             return NOBODY_ASKED, False
         header: str | None = asked.environ.get("HTTP_AUTHORIZATION")

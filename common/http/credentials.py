@@ -187,7 +187,6 @@ def reach_problems(bind: str, api_token: str, file: Path | None) -> list[str]:
 
 
 def check_reach(bind: str, api_token: str, file: Path | None) -> None:
-    """Raise StartRefused with all of ``reach_problems``."""
     if problems := reach_problems(bind, api_token, file):
         raise StartRefused("; ".join(problems))
 

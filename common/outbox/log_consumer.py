@@ -467,7 +467,6 @@ class LogConsumer:
         return fresh
 
     def _remember_all(self, sql: sa.Connection, at: _Checkpoint, uids: list[str]) -> set[str]:
-        """Remember these uids; return those that were new."""
         asked = self._me | {"uids": self._listed(sql, uids), "number": at.records}
         if "known" in self._sql:  # MySQL
             known = {uid.decode() for uid in sql.scalars(self._sql["known"], asked)}

@@ -71,7 +71,6 @@ class OutboxStore:
         check_schema(self._engine, self._setting)
 
     def migrate(self) -> bool:
-        """Make the tables; return False when they are there already."""
         return migrate(self._engine)
 
     def batch(self, count: int) -> list[Row]:

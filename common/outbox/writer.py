@@ -59,7 +59,6 @@ def write_to_outbox(
 
 
 def write_all_to_outbox(connection: Any, records: Iterable[LogRecord]) -> list[str]:
-    """Stage several records, in this order; return their uids."""
     rows = [_row(record) for record in records]
     if not rows:
         return []

@@ -40,7 +40,6 @@ def mishaps_command(keys: Keys) -> tuple[str, ...]:
 
 
 def parse_mishaps(reply: Any) -> Mishaps:
-    """Parse the mishaps; none, when they may not be asked for."""
     return Mishaps() if isinstance(reply, Exception) else Mishaps(*(int(number or 0) for number in reply))
 
 
@@ -95,7 +94,6 @@ def losses_command(keys: Keys, most: int) -> tuple[Any, ...]:
 
 
 def parse_losses(reply: Any) -> list[DeclaredLoss]:
-    """Parse the losses, newest first; none, when they may not be asked for."""
     return [] if isinstance(reply, Exception) else [_parse(entry_id, fields) for entry_id, fields in reply]
 
 

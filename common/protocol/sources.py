@@ -145,7 +145,6 @@ def _as_regex(pattern: str) -> bytes:
 
 
 def _fits(key: bytes) -> bool:
-    """Return True if the name can be part of a ticket id."""
     try:
         key.decode()
     except UnicodeDecodeError:

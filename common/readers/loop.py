@@ -614,7 +614,6 @@ class MessageReadingLoop:
         event(log, "reading_loop_stopped", reader=self.reader_name, still_running=board.running, trouble=left or "none")
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until ``stop`` is called; return True when it was."""
         return self._over.wait(timeout_s)
 
     def run(self) -> None:

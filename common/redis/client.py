@@ -129,7 +129,6 @@ class CommandRefused(Exception):
 
 
 def named(error: redis.RedisError) -> Exception:
-    """Convert an error answer of Redis to our error."""
     text = str(error)
     word = _BY_CLASS.get(type(error).__name__, text.split(" ", 1)[0])
     if word == "NOSCRIPT":

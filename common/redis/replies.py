@@ -90,7 +90,6 @@ def cut_at(counted: bytes | None, position: bytes) -> tuple[int, int]:
 
 
 def parse_record(value: bytes) -> TicketRecord:
-    """Parse a ticket's record. Raises ValueError when it is not one of ours."""
     if _RECORD.fullmatch(value) is None:
         raise ValueError("not a record")
     owner, fence, *ids = value.split(b" ")

@@ -181,7 +181,6 @@ class ReadSchedule:
         return found
 
     def finish(self, read: Read, more: bool) -> None:
-        """End a read, successful or not. ``more``: there is more to read at once."""
         stream = read.stream
         again = more or stream.marks & _AGAIN
         stream.marks &= ~(_READING | _AGAIN)
@@ -241,7 +240,6 @@ class ReadSchedule:
     # -- inside
 
     def _want(self, stream: Stream, marks: int) -> None:
-        """Queue a stream. ``marks``: CHECK, URGENT, both or none."""
         stream.marks |= marks & _CHECK
         if stream.marks & _READING:
             # In turn, every stream comes again anyway; a change that was announced during the read comes at once.

@@ -96,7 +96,6 @@ class Service:
         self.interrupt()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; return True when it has (or never began)."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True

@@ -106,7 +106,6 @@ class RecognisedSender(Sender):
 
 
 def batches(messages: Iterable[NewMessage], size: int = BATCH) -> Iterator[list[NewMessage]]:
-    """Yield the messages in lists of ``size``; the last one may be shorter."""
     source = iter(messages)
     while batch := list(itertools.islice(source, size)):
         yield batch

@@ -167,7 +167,6 @@ class CsvSource:
             yield NewMessage(ticket, {header[index]: row[index] for index in others})
 
     def _check_ticket(self, ticket: str) -> None:
-        """Raise WorkloadUnusable for a ticket that would only become a dead letter."""
         raw = ticket.encode("utf-8", "surrogateescape")
         try:
             check_ticket(raw)

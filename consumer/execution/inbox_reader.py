@@ -111,7 +111,6 @@ def _ids(parts: Iterable[HandOver]) -> list[bytes]:
 
 
 def _one_by_one(parts: Iterable[HandOver]) -> list[HandOver]:
-    """Split hand-overs into those of one message each, in id order."""
     return sorted(
         [HandOver(ticket, fence, [entry_id]) for ticket, fence, ids in parts for entry_id in ids],
         key=lambda part: rank(part.ids[0]),

@@ -31,7 +31,6 @@ class OwnLease:
         self.start_until_s = sent_s + self.lease_s * self._START_PART
 
     def end(self) -> None:
-        """End the lease: it is lost."""
         self.ends_s = self.start_until_s = 0.0
 
     def may_start(self) -> bool:
@@ -115,7 +114,6 @@ class Message(EntryView):
 
     @property
     def source_id(self) -> str:
-        """Return the message's id in ``source``."""
         return self.id
 
     def still_mine(self) -> bool:

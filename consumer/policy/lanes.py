@@ -224,7 +224,6 @@ class LaneBoard(Generic[M]):
         return self.waiting[0][0] if self.waiting else None
 
     def done(self, ids: Iterable[bytes]) -> None:
-        """Forget ids: Redis has the acknowledgement, or the dead letter."""
         self.held_ids.difference_update(ids)
         self.given_up &= self.held_ids
 

@@ -79,7 +79,6 @@ def run_torture(
 
 
 def _lines(told: IO[bytes], check: Callable[[], None]) -> Iterator[bytes]:
-    """Yield whole lines as they come; a Ctrl-C is noticed while there are none."""
     rest = b""
     while True:
         check()

@@ -165,7 +165,6 @@ class Rig:
         self.link.call("DEL", self.keys.leader)
 
     def end_programs(self) -> None:
-        """End the programs, consumers first: they deregister at the master."""
         consumers = [program for name, program in self._programs.items() if not name.startswith("master")]
         for group in (consumers, list(self._programs.values())):
             for program in group:

@@ -29,8 +29,7 @@ from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server, has_
 from usher.common.runtime.memory import memory_of_machine
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import PREFIX, CommonSettings, is_loopback, load
-from usher.deploy.local.plan import EXAMPLE_HANDLER, LocalSettings, can_prove
-from usher.deploy.local.preflight import check_programs, problems_of_programs
+from usher.deploy.local.plan import EXAMPLE_HANDLER, LocalSettings, can_prove, check_programs, problems_of_programs
 
 DEPLOY = Path(__file__).resolve().parents[1]
 ROLES = ("redis", "master", "consumer")

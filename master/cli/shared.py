@@ -128,7 +128,6 @@ def fields_of(context: CommandContext) -> MessageFields:
 
 
 def shown_heads(names: Sequence[str]) -> list[str]:
-    """Return the heads of columns of chosen fields, which no other column has."""
     return [f"{name}=" for name in names]
 
 

@@ -97,7 +97,6 @@ def _forget(trimming: Trimming, forget: str | None, forget_group: str | None, fo
 
 
 def _cut(trimming: Trimming, decision: Cut, archived_only: bool, would: int) -> tuple[int, str]:
-    """Cut; return how many entries went, and the error that stopped it."""
     cut = 0
     with progress() as show:
         try:

@@ -155,7 +155,6 @@ class Explainer:
     def _owner(
         self, incarnation: str, members: dict[str, RegisteredConsumer], rules: Rulebook
     ) -> tuple[OwnerFacts, str]:
-        """Return the owner, and the URL where it can be asked; "" when it cannot be."""
         name = name_of(incarnation)
         successor = next(
             (

@@ -188,7 +188,6 @@ class LiveOverview(Service):
         return seen | told | {"delayed": seen["delayed"]["messages"]}
 
     def _look_at_consumers(self, seen: dict[str, Any]) -> dict[str, str]:
-        """Return states by incarnation; keep the rows, and add sums to ``seen``."""
         rules = self._rules = read_rules(self._link, self._keys)
         of_tickets = [rule for rule in rules.rules if rule.target is not Target.CONSUMER]
         broad = [rule.told() for rule in of_tickets if rule.target in _BROAD]

@@ -66,7 +66,6 @@ def members_of(link: Link, keys: Keys, registered: Any) -> dict[str, RegisteredC
 
 
 def read_left_ms(link: Link, keys: Keys, incarnations: Iterable[str]) -> dict[str, int]:
-    """Read what is left of the leases of these incarnations, in ms; 0: nothing."""
     names = list(incarnations)
     left = link.all_of([("PTTL", keys.lease(name)) for name in names])  # raises: a refusal is no end of a lease
     return {name: max(0, ms) for name, ms in zip(names, left, strict=True)}

@@ -134,7 +134,6 @@ class DelayedView:
         return max(0, count - known)
 
     def ordered_until(self) -> str:
-        """Return the id up to which the messages are in order; "" where none is."""
         return (self._link.call("GET", self._log.due_until) or b"").decode()
 
     def now_ms(self) -> int:

@@ -283,12 +283,10 @@ def _decode_reader_name(name: bytes) -> str:
 
 
 def _id_or_zero(value: bytes) -> bytes:
-    """Return the id, or ``0-0``, which keeps everything, when it cannot be read."""
     return value if _ID.fullmatch(value) else ZERO
 
 
 def _checkpoint(name: str, value: bytes) -> CheckpointNeeds:
-    """Parse ``version id ms`` as note_checkpoint.lua writes it."""
     words = value.split(b" ")
     try:
         int(words[0])

@@ -154,12 +154,10 @@ class LetterFilter:
 
     @property
     def start(self) -> bytes:
-        """Lowest id that a matching letter can have, for XRANGE."""
         return b"-" if self.after_ms is None else b"%d-0" % max(0, self.after_ms)
 
     @property
     def end(self) -> bytes:
-        """Highest id that a matching letter can have, for XRANGE."""
         return b"+" if self.before_ms is None else b"%d" % max(0, self.before_ms)
 
     def fits(self, letter: DeadLetter) -> bool:
@@ -199,7 +197,6 @@ class Group:
 
     @property
     def told(self) -> str:
-        """Return name and place of the error; "" without a name."""
         return told(self.error_type, self.at)
 
 

@@ -144,7 +144,6 @@ class SourceTrimmer(Service):
             }
 
     def _count(self, source: bytes, reply: Any) -> int | None:
-        """Return how many entries were cut; None: no more can be cut now."""
         if isinstance(reply, CommandRefused):
             if "no such key" not in str(reply):
                 self._tell(source, str(reply))

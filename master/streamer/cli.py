@@ -76,7 +76,6 @@ def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting:
 
 
 def _serve(settings: StreamerSettings) -> None:
-    """Run until a signal comes, with health and metrics over HTTP."""
     from usher.common.http.serve import check_address, leave, serve
     from usher.common.http.tls import server_tls
     from usher.master.streamer.web import ServedStreamer

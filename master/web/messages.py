@@ -79,7 +79,6 @@ def message_routes(parts: Parts) -> Blueprint:
 def find_messages(
     fields: MessageFields, field: str, value: bytes, cursor: str | None, most: int = ROWS
 ) -> FoundMessages:
-    """Search. Raises Problem 422 for what cannot be looked for."""
     wrong = []
     try:
         check_field_name(field)

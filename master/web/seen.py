@@ -21,7 +21,6 @@ def sees_texts() -> bool:
 
 
 def seen(document: Any) -> Any:
-    """Return a document as the caller of the current request may see it."""
     return document if sees_texts() else without_texts(document)
 
 

@@ -15,7 +15,7 @@ from tests.process.machine import USHER, environ_for, kill_all_of, processes_of,
 from usher.common.base.errors import StartRefused
 from usher.common.redis.client import Link
 from usher.common.runtime.signals import StopAsked
-from usher.deploy.local.preflight import check_programs
+from usher.deploy.local.plan import check_programs
 
 pytestmark = pytest.mark.process
 

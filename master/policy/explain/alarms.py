@@ -139,7 +139,6 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
 
 
 def _of_rules(seen: Mapping[str, Any]) -> list[Alarm]:
-    """Warn of rules for all tickets, which are easily forgotten."""
     return [Alarm(WARN, f"All tickets are {told}", "/rules") for told in seen["broad_rules"]]
 
 

@@ -267,7 +267,6 @@ def _place(facts: TicketFacts, what: str, where: str) -> Iterator[Reason]:
 
 
 def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> tuple[Reason, str, int]:
-    """Return the first obstacle in its way, what it waits for, and until when."""
     crowd = facts.crowd
     if facts.leader is None:
         return _no_leader(), "a master that leads", 0
@@ -468,7 +467,6 @@ def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:
 
 
 def _rows(facts: TicketFacts, run: OwnEntry | None) -> Iterator[EntryRow]:
-    """Yield a row for every known entry, in the order in which they will run."""
     told = {entry.id: entry for entry in facts.told.entries} if facts.told is not None else {}
     words = {"running": TicketState.RUNNING, "waiting": TicketState.RETRYING}
     before = b""

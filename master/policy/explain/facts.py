@@ -138,7 +138,6 @@ class TicketFacts:
 
     @property
     def first(self) -> bytes:
-        """The first unfinished message, as far as it is known."""
         return next(iter((*self.ids, *self.parked)), b"")
 
     @property

@@ -91,7 +91,6 @@ class FlashMessages:
         self._lock = threading.Lock()
 
     def put(self, text: str) -> str:
-        """Keep a message; return its name, for the query ``said``."""
         name = secrets.token_urlsafe(9)
         with self._lock:
             self._texts[name] = text

@@ -144,12 +144,10 @@ class _NewestLetters:
 
 
 def _attention(row: dict[str, Any]) -> tuple[int, str]:
-    """Sort key: consumers that need attention come first."""
     return _ATTENTION.get(row["state"], len(_ATTENTION)), row["incarnation"]
 
 
 def _after(rows: list[dict[str, Any]], incarnation: str) -> int:
-    """Return the index of the row after ``incarnation``; 0 when it has gone."""
     return next((at + 1 for at, row in enumerate(rows) if row["incarnation"] == incarnation), 0)
 
 
