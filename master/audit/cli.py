@@ -564,7 +564,7 @@ def run_every(every_s: float, is_early: Callable[[], bool] | None = None) -> Non
     if "--every" in words:
         at = words.index("--every")
         del words[at : at + 2]
-    if words[:1] != ["audit"]:
+    if words[:1] not in (["audit"], ["report"]):  # of spark-submit
         words = ["audit", *words]
     _wait(time.monotonic() + (min(every_s, 60.0) if is_early is None else every_s), every_s / _LOOKS, is_early)
     while True:

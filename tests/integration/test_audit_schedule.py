@@ -38,6 +38,7 @@ def test_a_proof_comes_after_its_time_or_when_a_run_log_fills_up(monkeypatch: py
     ran: list[list[str]] = []
 
     def run(words: list[str], **_: object) -> SimpleNamespace:
+        assert words[-4:-2] != ["audit", "report"], "there is no such command"
         ran.append(words[-2:])
         if len(ran) == 2:
             raise KeyboardInterrupt
@@ -49,3 +50,8 @@ def test_a_proof_comes_after_its_time_or_when_a_run_log_fills_up(monkeypatch: py
         cli.run_every(4.0, lambda: next(looks))
     assert ran == [["audit", "prove"]] * 2
     assert list(looks) == []
+    monkeypatch.setattr("sys.argv", ["usher", "report", "--days", "1", "--every=0.001"])
+    ran.clear()
+    with pytest.raises(KeyboardInterrupt):
+        cli.run_every(0.06)
+    assert ran == [["--days", "1"]] * 2
