@@ -24,10 +24,10 @@ from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.runtime.own_command import usher_command
 from usher.deploy.bench.rig import BenchFailed, cpu_seconds, family, redis_version
-from usher.master.audit.findings import FENCES_PER_MS, RECORD_RUNS
+from usher.master.audit.findings import FENCES_PER_MS
 
 GROUP = "bench_group"
-_CHUNK, _PER_TICKET, _OWNERS = 5_000, 10, 8
+_CHUNK, _PER_TICKET, _OWNERS, _PER_RECORD = 5_000, 10, 8, 100
 _LEASE_MS = 24 * 3_600_000
 _POLL_S = 0.25
 #: A chunk: entries, delivered to one owner, and their records in the index, or acknowledged. Test data: 10 million
@@ -80,15 +80,15 @@ def fill_runs(link: Link, keys: Keys, executions: int, payload: int) -> None:
         sizes, owner = (_CHUNK, _PER_TICKET, payload), owners[chunk % _OWNERS]
         fence, now_us = time.time_ns() // 1_000_000 * FENCES_PER_MS, time.time_ns() // 1000
         ids = link.call("EVAL", _FILL, 2, keys.stream, keys.tickets, GROUP, owner, chunk, *sizes, "")
-        for at in range(0, _CHUNK, RECORD_RUNS):
+        for at in range(0, _CHUNK, _PER_RECORD):
             record = {
                 "consumer": owner,
-                "ids": [entry_id.decode() for entry_id in ids[at : at + RECORD_RUNS]],
-                "tickets": [f"T{chunk}-{n % (_CHUNK // _PER_TICKET)}" for n in range(at, at + RECORD_RUNS)],
-                "fences": [fence] * RECORD_RUNS,
-                "attempts": [1] * RECORD_RUNS,
-                "start_us": [now_us + n for n in range(at, at + RECORD_RUNS)],
-                "end_us": [now_us + n + 1 for n in range(at, at + RECORD_RUNS)],
+                "ids": [entry_id.decode() for entry_id in ids[at : at + _PER_RECORD]],
+                "tickets": [f"T{chunk}-{n % (_CHUNK // _PER_TICKET)}" for n in range(at, at + _PER_RECORD)],
+                "fences": [fence] * _PER_RECORD,
+                "attempts": [1] * _PER_RECORD,
+                "start_us": [now_us + n for n in range(at, at + _PER_RECORD)],
+                "end_us": [now_us + n + 1 for n in range(at, at + _PER_RECORD)],
             }
             link.call("XADD", keys.runs, "*", "batch", orjson.dumps(record))
 

@@ -20,8 +20,6 @@ from usher.common.protocol.keys import HALTED, MASTER, Keys
 
 #: Names of the group that are no incarnations, and that no lease is asked of.
 RESERVED = frozenset({MASTER.decode(), HALTED.decode()})
-#: Executions of a full record of the run log.
-RECORD_RUNS = 100
 #: A fence is at least the milliseconds of Redis' clock when it was given, times this (common/lua/includes).
 FENCES_PER_MS = 1024
 #: The most suspects of one check and stream that are looked at again, lowest ids first; the others are only counted.

@@ -30,8 +30,6 @@ from usher.master.audit.report import AuditReport, run_name
 from usher.master.audit.settings import AuditChoices, AuditThresholds
 from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, GroupMember, unproven
 
-#: Up to so many entries and executions this process reads Redis for Spark, too: starting its Python workers costs more.
-_FEW_ROWS = 500_000
 _EFFECTS = pa.schema([("key_ticket", pa.string()), ("key_uid", pa.string())])
 _PAGE = 10_000
 _NAMES = pa.schema([("stream", pa.string()), ("name", pa.string())])
@@ -174,8 +172,8 @@ class AuditRun:
     def _read(self, before: dict[str, AuditedStream], everything: bool) -> list[GroupMember]:
         """Read Redis in the order in which nothing that moves is told wrongly. Returns the members of the groups."""
         self._progress("reading the pending lists")
-        rows = sum(max(one.length, one.pending) + one.run_records * findings.RECORD_RUNS for one in before.values())
-        apart = isinstance(self._engine, SparkEngine) and (self._engine.is_far or rows > _FEW_ROWS)
+        # Of little data this process reads Redis for Spark, too: starting its Python workers costs more.
+        apart = isinstance(self._engine, SparkEngine) and self._engine.hold is None
         began_s = time.monotonic()
         if apart:
             self._by_workers("entries", "redis_pending", entries="all" if everything else "pending")

@@ -70,7 +70,8 @@ def spark_engine(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     running = _running()
     if running is not None:
-        yield SparkEngine(running, not running.sparkContext.master.startswith("local"))
+        is_far = not running.sparkContext.master.startswith("local")
+        yield SparkEngine(running, is_far, held if small and not is_far else None)
         return
     if settings.audit_spark_master.startswith("sc://"):
         with _connected(settings.audit_spark_master) as spark:
@@ -216,10 +217,13 @@ def held(frame: Any) -> Any:
 
 _LEAST_JAVA = 17
 #: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions).
-_OPENED = (
-    *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util"),
-    *("java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref", "sun.nio.ch", "sun.nio.cs"),
-    "sun.util.calendar",
+_OPENED = tuple(
+    f"--add-opens=java.base/{name}=ALL-UNNAMED"
+    for name in (
+        *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util"),
+        *("java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref", "sun.nio.ch", "sun.nio.cs"),
+        "sun.util.calendar",
+    )
 )
 _ALLOWED = (
     *("-XX:+IgnoreUnrecognizedVMOptions", "-Xlog:disable", "-XX:-UsePerfData"),
@@ -253,11 +257,17 @@ def _java(
     cache = folder / f"classes-{known[:12]}.aot"
     made = cache.with_suffix(f".{os.getpid()}")
     flags = [f"-Djava.io.tmpdir={spill}", f"-Duser.home={folder}", f"-Xmx{settings.memory_mib}m", *_FLAGS[small]]
-    if small:
+    places = _class_path(environ)
+    # Java takes no cache where one of these folders is not empty: that of spark-defaults.conf, say.
+    if small and not any(one.is_dir() and any(one.iterdir()) for one in map(Path, places)):
         flags.append(f"-XX:AOTCache={cache}" if cache.exists() else f"{_MAKES_CACHE}={made}")
+    files = ("--py-files", settings.py_files) if settings.py_files else ()
+    main = ("org.apache.spark.deploy.SparkSubmit", "--master", master, *files, "pyspark-shell")
+    if master.startswith("local"):
+        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     with (spill / LOG).open("ab") as log:
         process = subprocess.Popen(
-            [program, *flags, *_submit(master, settings.py_files, environ)],
+            [program, *flags, *_ALLOWED, *_OPENED, "-cp", ":".join(places), *main],
             env={**environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"},
             stdin=subprocess.PIPE,  # Java ends with us
             stdout=log,
@@ -282,19 +292,14 @@ def _java(
         process.wait()
 
 
-def _submit(master: str, py_files: str, environ: MutableMapping[str, str]) -> list[str]:
-    """Return the words behind Java's own flags that spark-submit would give it for a program that goes on in Python."""
+def _class_path(environ: MutableMapping[str, str]) -> list[str]:
     import pyspark
 
     home = environ.setdefault("SPARK_HOME", str(pyspark.__path__[0]))
-    if master.startswith("local"):
-        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     places = [environ.get("SPARK_CONF_DIR", f"{home}/conf"), f"{home}/jars/*"]
-    places += [environ[one] for one in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH") if one in environ]
-    opened = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED]
-    files = ("--py-files", py_files) if py_files else ()
-    main = ("org.apache.spark.deploy.SparkSubmit", "--master", master, *files, "pyspark-shell")
-    return [*_ALLOWED, *opened, "-cp", ":".join(places), *main]
+    return places + [
+        environ[one] for one in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH") if one in environ
+    ]
 
 
 def java(environ: Mapping[str, str]) -> Path:
