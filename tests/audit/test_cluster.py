@@ -20,7 +20,6 @@ import pytest
 from tests.audit.faults import FAULTS, plant, runs
 from tests.audit.seeding import CAP, GROUP, Seeder
 from tests.audit.test_job import plan
-from tests.process.machine import USHER
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 
@@ -183,41 +182,3 @@ def test_spark_submit_on_two_workers_finds_the_same(
     refused = submitted("--streams", keys.stream, "prove", *to, code=2, executor__memory="512m")["error"]
     assert "is its folder shared with all of Spark's executors?" in refused
     assert link.call("HGET", keys.archived, "proven_until_ms") is None, "nothing is proven"
-
-
-@pytest.mark.slow
-@pytest.mark.process
-@pytest.mark.timeout(900)
-def test_spark_connect_finds_the_same(link: Link, redis_url: str, tmp_path: Path) -> None:
-    pytest.importorskip("grpc", reason="pip install 'pyspark[connect]'")
-    pyspark, on_path, port = pytest.importorskip("pyspark"), shutil.which("java"), free_port()
-    if on_path is None:
-        pytest.skip("the server needs Java on the PATH")
-    seeder = Seeder(link, "s")
-    seeder.add(("1-1", "a"), ("2-1", "a"), ("3-1", "b"))
-    seeder.read()
-    seeder.over("1-1", "2-1", "3-1")
-    seeder.ran("c1:1", ("1-1", "a", 5, 100, 200), ("2-1", "a", 5, 150, 300))
-    words = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", "local[2]"]
-    words += ["--conf", f"spark.connect.grpc.binding.port={port}", "--conf", "spark.ui.enabled=false", "spark-internal"]
-    submit, log = Path(pyspark.__file__).parent / "bin" / "spark-submit", tmp_path / "server.log"
-    environ = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
-    settings = {"USHER_REDIS_URL": redis_url, "USHER_GROUP": GROUP, "USHER_AUDIT_DIR": str(tmp_path / "audit")}
-    with log.open("ab") as out:
-        server = subprocess.Popen([submit, *words], env=environ, cwd=tmp_path, stdout=out, stderr=out)
-    try:
-        until_s = time.monotonic() + _PATIENCE_S
-        while "Spark Connect server started" not in log.read_text(errors="replace"):
-            assert time.monotonic() < until_s and server.poll() is None, log.read_text(errors="replace")[-3000:]
-            time.sleep(0.2)
-        audit = [*USHER, "audit", "--streams", "s", "--audit-spark-master", f"sc://127.0.0.1:{port}", "--json"]
-        done = subprocess.run(
-            audit, env=os.environ | settings, capture_output=True, text=True, timeout=600, check=False
-        )
-    finally:
-        server.terminate()
-        server.wait(30)
-    assert done.returncode == 1, done.stderr[-3000:]
-    told = json.loads(done.stdout)
-    assert told["figures"]["engine"] == "spark"
-    assert {(one["check"], one["count"]) for one in told["findings"]} == {("overlap", 1), ("lost", 1)}
