@@ -346,7 +346,7 @@ _LATEST = b"18446744073709551615"
 @click.option(
     "--archive",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Folder of an archive to take them from (usher audit archive).",
+    help="Folder of an archive to take them from (usher audit archive --bodies).",
 )
 @click.option("--into", metavar="HANDLER", help="Call this handler (module:function) instead; its sinks roll back.")
 @click.option("--rate", type=Number(min=0.1), default=100.0, show_default=True, help="Most messages added per second.")

@@ -63,6 +63,8 @@ from usher.master.audit.snapshot import facts_of
 #: So many sentences are stored in Redis, of so many characters.
 _SAID, _LONGEST = 20, 300
 _HELP = "put it back from a copy, or begin a new archive in another folder (--to)"
+#: What a proof looks for in messages: all that an archive without bodies has of them.
+_KNOWN_BY = frozenset({b"uid", b"usher_from"})
 _TOP = b"18446744073709551615-18446744073709551615"
 _DAY_MS, _LAST_DAY = 86_400_000, 2_932_896  # of the year 9999: a hostile id may lie beyond the calendar
 _COMMIT = re.compile(r"([0-9]+)(?:-([0-9]+))?\.json")
@@ -163,10 +165,17 @@ class DataSet:
                     found.append(file)
         return found
 
-    def complete(self) -> tuple[list[Path], int]:
+    def complete(self, bodies_from: bytes | None = None) -> tuple[list[Path], int]:
         """Return the files of all commits, and how many rows they have: other files in the folder (a copy, say) are no
-        part of the table. Raises StartRefused."""
+        part of the table. Raises StartRefused, also where bodies from that id on are asked for that are not kept."""
         commits = self.chain()
+        if bodies_from is not None:
+            for one in commits:
+                if one.rows and rank(one.last.encode()) >= rank(bodies_from) and not one.facts.get("bodies"):
+                    raise StartRefused(
+                        f"{self.folder} has not what is in the messages up to {one.last}, ids and facts only: it is"
+                        " archived with --bodies (usher audit archive, prove)"
+                    )
         return self.files(commits), sum(commit.rows for commit in commits)
 
     def _names(self) -> tuple[dict[int, str], list[str]]:
@@ -277,7 +286,8 @@ class DataSet:
         first, last = part[0], part[-1]
         rows, files = sum(one.rows for one in part), self.files(part)
         begin = 0 if cut else first.number
-        facts = {"kept_ms": milliseconds(last.last.encode())} if cut else {}
+        facts: dict[str, Any] = {"bodies": all(one.facts.get("bodies") for one in part)}
+        facts |= {"kept_ms": milliseconds(last.last.encode())} if cut else {}
         made = Commit(last.number, last.stream, first.after, last.last, rows, cut or first.gap, {}, facts, begin)
         staged = self.staging(made.name)
         with local_engine(self._staging, _FOLD_MIB) as engine:
@@ -329,10 +339,18 @@ def _sync(place: Path) -> None:
 
 class Archive:
     """The archive of one stream: ``Archive(url, keys, ticket_field, folder).add()``; the caller holds the lock of
-    ``folder``."""
+    ``folder``. ``bodies``: with what is in the messages."""
 
-    def __init__(self, url: str, keys: Keys, ticket_field: bytes, folder: Path, keep_days: int | None = None) -> None:
-        self._url, self._keys, self._field, self._keep_days = url, keys, ticket_field, keep_days
+    def __init__(
+        self,
+        url: str,
+        keys: Keys,
+        ticket_field: bytes,
+        folder: Path,
+        keep_days: int | None = None,
+        bodies: bool = False,
+    ) -> None:
+        self._url, self._keys, self._field, self._keep_days, self._bodies = url, keys, ticket_field, keep_days, bodies
         entries, runs, self._proofs = data_sets(folder, keys)
         self._tables = {"runs": runs, "entries": entries}
         self._link = Link(url, "usher:archive", timeout_s=30.0)
@@ -375,7 +393,8 @@ class Archive:
         # After the reading: the floor may have been cut meanwhile.
         floor_is_there = floor != ZERO and bool(self._link.call("XRANGE", key, floor, floor))
         gap = _gap(table, floor, facts, facts_of(self._link, key), floor_is_there)
-        made = data.commit(Commit(number, self._keys.stream, floor.decode(), last.decode(), rows, gap))
+        made = Commit(number, self._keys.stream, floor.decode(), last.decode(), rows, gap)
+        made = data.commit(replace(made, facts={"bodies": self._bodies}))
         self._note(table, made.last.encode())
         return made
 
@@ -384,7 +403,8 @@ class Archive:
         with BulkReader(self._url) as reader:
             if table == "runs":
                 return write_days(batches.runs(reader, keys.stream, keys.runs, (first, last)), "record_ms", staging)
-            rows = batches.stream(reader, keys.stream, keys.stream, self._field, (first, last), raw=True)
+            what = (True, None) if self._bodies else (False, _KNOWN_BY)
+            rows = batches.stream(reader, keys.stream, keys.stream, self._field, (first, last), *what)
             return write_days(rows, "ms", staging)
 
     def _note(self, table: str, last: bytes) -> None:
@@ -461,7 +481,7 @@ def archived_entries(
     fits = (moment >= milliseconds(first)) & (moment <= min(milliseconds(last), 2**63 - 1))
     if ticket is not None:
         fits &= pc.field("ticket") == ticket
-    for row in _rows(entries, ("id", "raw"), fits):
+    for row in _rows(entries, ("id", "raw"), fits, first):
         yield row["id"].encode(), row["raw"]
 
 
@@ -481,10 +501,12 @@ def last_runs(folder: Path, keys: Keys, ids: Collection[bytes]) -> dict[bytes, R
     return found
 
 
-def _rows(data: DataSet, names: tuple[str, ...], fits: pc.Expression) -> Iterator[dict[str, Any]]:
+def _rows(
+    data: DataSet, names: tuple[str, ...], fits: pc.Expression, bodies_from: bytes | None = None
+) -> Iterator[dict[str, Any]]:
     if data.last() is None:
         raise StartRefused(f"there is no archive in {data.folder} (usher audit archive)")
-    files, _ = data.complete()
+    files, _ = data.complete(bodies_from)
     if files:
         for batch in ds.dataset([str(file) for file in files]).to_batches(columns=list(names), filter=fits):
             yield from batch.to_pylist()

@@ -378,9 +378,15 @@ def _joined(pages: Sequence[tuple[pa.Array, pa.Array]]) -> tuple[pa.Array, pa.Ar
 
 
 def stream(
-    reader: BulkReader, name: str, key: str, field: bytes, span: tuple[bytes, bytes], raw: bool = False
+    reader: BulkReader,
+    name: str,
+    key: str,
+    field: bytes,
+    span: Span,
+    raw: bool = False,
+    only: frozenset[bytes] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the entries of ``key``, which is the stream ``name`` or stands beside it."""
+    """Yield the entries of ``key``, which is the stream ``name`` or stands beside it; with ``only`` these fields."""
     for rows in reader.entries(key, *span):
         ids = _texts([row[0] for row in rows])
         yield _batch(
@@ -389,15 +395,15 @@ def stream(
             stream=name,
             id=ids,
             ticket=[ticket_in(row[1], field) for row in rows],
-            fields=[_mapped(row[1]) for row in rows],
+            fields=[_mapped(row[1], only) for row in rows],
             raw=[row[1] for row in rows] if raw else None,
             **_places(ids),
         )
 
 
-def _mapped(flat: Sequence[bytes]) -> list[tuple[str, str]]:
+def _mapped(flat: Sequence[bytes], only: frozenset[bytes] | None) -> list[tuple[str, str]]:
     found: dict[str, str] = {}
-    for at in range(0, len(flat), 2):
+    for at in (at for at in range(0, len(flat), 2) if only is None or flat[at] in only):
         found.setdefault(flat[at].decode(errors="replace"), flat[at + 1].decode(errors="replace"))
     return list(found.items())
 

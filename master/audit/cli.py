@@ -65,6 +65,11 @@ _KEEP = click.option(
     metavar="DAYS",
     help="Keep so many days in the archive, of older ones only what later executions are compared with [default: all].",
 )
+_BODIES = click.option(
+    "--bodies",
+    is_flag=True,
+    help="Archive what is in the messages, too: replay and reconcile need it [default: ids, times, tickets and uids].",
+)
 _STREAMS = click.option(
     "--streams",
     metavar="NAMES",
@@ -248,8 +253,9 @@ def telling(first: str) -> Iterator[Callable[[str], None]]:
 )
 @_TO
 @_KEEP
+@_BODIES
 @_JSON
-def archive(folder: Path | None, keep_days: int | None, as_json: bool) -> None:
+def archive(folder: Path | None, keep_days: int | None, bodies: bool, as_json: bool) -> None:
     settings = _ready()
     url, place = settings.redis_url, _folder(settings, folder)
     from usher.master.audit.archive import Archive, locked
@@ -258,7 +264,7 @@ def archive(folder: Path | None, keep_days: int | None, as_json: bool) -> None:
         added = []
         for stream in settings.streams:
             field = settings.field(stream)
-            made = Archive(near(url, stream), settings.keys(stream), field, place, keep_days).add(tell)
+            made = Archive(near(url, stream), settings.keys(stream), field, place, keep_days, bodies).add(tell)
             added += [(stream, name, one.rows, one.after, one.last, one.gap) for name, one in made.items()]
     if as_json:
         names = ("stream", "table", "rows", "after", "last", "gap")
@@ -280,9 +286,10 @@ def archive(folder: Path | None, keep_days: int | None, as_json: bool) -> None:
 @_TO
 @click.option("--all", "again", is_flag=True, help="Prove the whole archive once more, and commit nothing.")
 @_KEEP
+@_BODIES
 @_JSON
-def prove(folder: Path | None, again: bool, keep_days: int | None, as_json: bool) -> None:
-    settings = _ready().model_copy(update={"keep_days": keep_days})
+def prove(folder: Path | None, again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> None:
+    settings = _ready().model_copy(update={"keep_days": keep_days, "bodies": bodies})
     url, place = settings.redis_url, _folder(settings, folder)
     from usher.master.audit.archive import locked, mark_told, nothing_new
 

@@ -145,7 +145,7 @@ class Proof:
         field = plan.field(keys.stream)
         self._read("pending_now", batches.PENDING, lambda one, mine: batches.all_pending(one, self._url, mine, field))
         last = None if again else self._last_proof()
-        Archive(self._url, keys, field, self._archive, plan.keep_days).add(self._progress)
+        Archive(self._url, keys, field, self._archive, plan.keep_days, plan.bodies).add(self._progress)
         self._progress(f"proving {keys.stream}")
         self._open_archive(last)
         known = last.facts if last else {}

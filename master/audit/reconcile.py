@@ -20,6 +20,7 @@ from usher.common.base.errors import StartRefused
 from usher.common.base.extras import how_to_install
 from usher.common.base.text import parse_json, pluralize
 from usher.common.outbox.sql_files import queries
+from usher.common.protocol.stream_id import ZERO
 from usher.master.audit import batches
 from usher.master.audit.archive import DataSet
 from usher.master.audit.batches import nth
@@ -104,7 +105,7 @@ def totals_of_archive(
     ``value``: a field, or ``data.name`` for a number inside the JSON of field ``data``. ``kind``: only messages whose
     field ``object`` is this; "" takes all.
     """
-    files, number = entries.complete()
+    files, number = entries.complete(ZERO)
     if not files:
         return [Decimal(0)] * len(states)
     field, _, inside = value.partition(".")

@@ -71,6 +71,8 @@ class AuditChoices(AuditSettings):
     sink: str = "default"
     #: Of the archive; None: all are kept.
     keep_days: int | None = None
+    #: Whether the archive has the messages, too.
+    bodies: bool = False
     #: None: ``thresholds`` by the settings.
     limits: AuditThresholds | None = None
 

@@ -77,15 +77,13 @@ def spark_engine(
         with _connected(settings.audit_spark_master) as spark:
             yield SparkEngine(spark, is_far=True)
         return
-    master = _as_submitted(settings.audit_spark_master, environ)
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    is_far, small = not master.startswith("local"), small and master.startswith("local")
     with (
-        _java(master, settings, folder, spill, environ, small) as gateway,
-        _started(master, folder, spill, small, environ, gateway) as spark,
+        _java(settings, folder, spill, environ, small) as gateway,
+        _started(settings.audit_spark_master, folder, spill, small, environ, gateway) as engine,
     ):
-        yield SparkEngine(spark, is_far, held if small else None)
+        yield engine
 
 
 @contextlib.contextmanager
@@ -114,7 +112,7 @@ def is_elsewhere(master: str, environ: Mapping[str, str]) -> bool:
 @contextlib.contextmanager
 def _started(
     master: str, folder: Path, spill: Path, small: bool, environ: MutableMapping[str, str], gateway: Mapping[str, str]
-) -> Iterator[Any]:
+) -> Iterator[SparkEngine]:
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -127,23 +125,26 @@ def _started(
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
     }
-    if master.startswith("local"):
+    if gateway and master.startswith("local"):
         options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if gateway or master != LOCAL:  # else spark-submit's holds, which a builder's would take precedence over
+        options["spark.master"] = master
     log = spill / LOG
     with _interrupted_as_ever():
         environ.update(gateway)
         try:
-            spark = SparkSession.builder.appName("usher audit").master(master).config(map=options).getOrCreate()
+            spark = SparkSession.builder.appName("usher audit").config(map=options).getOrCreate()
         except Exception as failed:  # also py4j's own errors, whose text is asked of Java, which ends with this block
             raise StartRefused(f"Spark does not start ({log}): {_first_of_log(log, failed)}") from failed
         finally:
             for name in gateway:
                 del environ[name]
     try:
-        for name, value in (_PREFERRED | (_SMALL if small else {})).items():
+        is_far = not spark.sparkContext.master.startswith("local")
+        for name, value in (_PREFERRED | (_SMALL if small and not is_far else {})).items():
             if not spark.sparkContext.getConf().contains(name):
                 spark.conf.set(name, value)
-        yield spark
+        yield SparkEngine(spark, is_far, held if small and not is_far else None)
     except (Py4JError, ConnectionError) as failed:  # Java was killed, or its disk is full: not exit code 1
         raise StartRefused(
             f"Spark ended in the middle ({log}), so nothing can be said: {_first_of_log(log, failed)}"
@@ -194,17 +195,6 @@ def _interrupted_as_ever() -> Iterator[None]:
             signal.signal(signal.SIGINT, kept)
 
 
-def _as_submitted(master: str, environ: Mapping[str, str]) -> str:
-    """Keep spark-submit's ``--master``, unless a setting names another one: a builder's master would take
-    precedence."""
-    if _GATEWAY not in environ or master != LOCAL:
-        return master
-    from pyspark import SparkConf, SparkContext
-
-    SparkContext._ensure_initialized()  # from then on a SparkConf has the options of spark-submit
-    return SparkConf().get("spark.master", master) or master
-
-
 # ---- private names of pyspark, with a test that fails when one changes or goes --------------------------------------
 
 
@@ -239,7 +229,7 @@ _FLAGS = {
 
 @contextlib.contextmanager
 def _java(
-    master: str, settings: AuditChoices, folder: Path, spill: Path, environ: MutableMapping[str, str], small: bool
+    settings: AuditChoices, folder: Path, spill: Path, environ: MutableMapping[str, str], small: bool
 ) -> Iterator[dict[str, str]]:
     """Yield the variables by which pyspark finds a Java that runs Spark, and end it: pyspark itself would leave it to
     the end of the process, and a schedule would wait for it."""
@@ -252,7 +242,8 @@ def _java(
         return
     import pyspark
 
-    program, told = java(environ), spill / "gateway"
+    program, told, master = java(environ), spill / "gateway", settings.audit_spark_master
+    small = small and master.startswith("local")
     known = hashlib.sha256(f"{pyspark.__version__} {program.resolve()} {program.stat().st_mtime}".encode()).hexdigest()
     cache = folder / f"classes-{known[:12]}.aot"
     made = cache.with_suffix(f".{os.getpid()}")

@@ -246,7 +246,7 @@ def reconcile(
     monkeypatch.setenv("USHER_GROUP", GROUP)
 
     def call(*words: str) -> tuple[int, dict[str, dict[str, object]]]:
-        assert _exit(["audit", "archive", "--json"]) == 0
+        assert _exit(["audit", "archive", "--bodies", "--json"]) == 0
         capsys.readouterr()
         code = _exit(["audit", "reconcile", "--json", *words])
         return code, {row["name"]: row for row in orjson.loads(capsys.readouterr().out)["consumers"]}
@@ -295,6 +295,30 @@ def test_totals_are_recomputed_up_to_each_checkpoint_and_written_only_when_asked
     sql.close()
 
 
+def test_an_archive_without_bodies_has_none_and_who_needs_them_is_refused(
+    settings: dict[str, str],
+    rides: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from usher.common.protocol.keys import Keys
+    from usher.master.audit.archive import archived_entries
+
+    monkeypatch.setenv("USHER_TICKET_STREAM", "s")
+    monkeypatch.setenv("USHER_GROUP", GROUP)
+    assert _exit(["audit", "archive", "--json"]) == 0
+    folder = Path(settings["USHER_AUDIT_DIR"]) / "archive"
+    rows = ds.dataset(folder / "stream-s" / "entries", format="parquet").to_table().to_pylist()
+    assert {name for row in rows for name, _ in row["fields"]} == {"uid"}
+    assert [row["raw"] for row in rows] == [None] * len(rows)
+    url = _states(tmp_path / "s.db", ("right", "3-1", '{"total": 60.5}'))
+    assert _exit(["audit", "reconcile", "--states-url", url, "--value", "data.distance"]) == 2
+    assert "archived with --bodies" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(StartRefused, match="it is archived with --bodies"):
+        list(archived_entries(folder, Keys("s", GROUP), None, b"0-0", b"9-9"))
+
+
 def test_no_total_is_computed_from_an_archive_with_a_gap_below_the_checkpoint(
     reconcile: Callable[..., tuple[int, dict[str, dict[str, object]]]],
     tmp_path: Path,
@@ -307,9 +331,9 @@ def test_no_total_is_computed_from_an_archive_with_a_gap_below_the_checkpoint(
     link.call("XADD", "s", "5-1", "ticket_id", "a", "uid", "r5", "object", "ride", "data", b'{"distance": 7}')
     link.call("XADD", "s", "6-1", "ticket_id", "a", "object", "other")
     link.call("XTRIM", "s", "MINID", "6-1")
-    assert _exit(["audit", "archive", "--json"]) == 1
+    assert _exit(["audit", "archive", "--bodies", "--json"]) == 1
     link.call("XADD", "s", "7-1", "ticket_id", "a", "object", "other")
-    assert _exit(["audit", "archive", "--json"]) == 0, "the last commit has none"
+    assert _exit(["audit", "archive", "--bodies", "--json"]) == 0, "the last commit has none"
     capsys.readouterr()
     code, found = reconcile(*words, "--apply")
     assert (code, found["before"]["applied"], found["behind"]["applied"]) == (1, True, None)
@@ -336,7 +360,7 @@ def test_no_total_is_computed_from_a_number_that_cannot_be_read(
     link.call("XADD", "s", "5-1", "ticket_id", "a", "uid", "w", "object", "ride", "data", data)
     link.call("XADD", "s", "6-1", "ticket_id", "a", "uid", "x", "object", "ride", "data", b'{"other": 1}')
     link.call("XADD", "s", "9-1", "ticket_id", "a", "uid", "y", "object", "ride")
-    assert _exit(["audit", "archive", "--json"]) == 0
+    assert _exit(["audit", "archive", "--bodies", "--json"]) == 0
     capsys.readouterr()
     assert _exit(["audit", "reconcile", "--json", *words, "--apply"]) == 2
     told = " ".join(capsys.readouterr().err.split())
@@ -383,7 +407,7 @@ def test_no_total_is_computed_from_an_archive_that_is_not_as_it_was_written(
     link.call("XADD", "s", "5-1", "ticket_id", "a", "number", "6")
     reconcile(*words)
     link.call("XADD", "s", "6-1", "ticket_id", "a", "number", "6")
-    assert _exit(["audit", "archive", "--json"]) == 0
+    assert _exit(["audit", "archive", "--bodies", "--json"]) == 0
     [first, *others] = sorted(
         (Path(settings["USHER_AUDIT_DIR"]) / "archive" / "stream-s" / "entries").rglob("date=*/*.parquet")
     )

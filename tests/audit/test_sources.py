@@ -18,8 +18,8 @@ from tests.audit.seeding import GROUP, Seeder
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.master.audit.engine import SparkEngine
-from usher.master.audit.settings import LOCAL, AuditChoices
-from usher.master.audit.spark import _as_submitted, spark_engine
+from usher.master.audit.settings import AuditChoices
+from usher.master.audit.spark import spark_engine
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -273,12 +273,3 @@ def test_a_session_that_runs_is_used_by_any_thread_and_left_running(spark: Spark
     thread.join()
     assert used == [spark.spark]
     assert spark.spark.range(3).count() == 3
-
-
-def test_the_master_of_spark_submit_holds_unless_a_setting_names_another_one(
-    spark: SparkEngine, tmp_path: Path
-) -> None:
-    """pyspark has started the Java of this session by way of spark-submit, too."""
-    environ, said = {"PYSPARK_GATEWAY_PORT": "1"}, "spark://host:7077"
-    assert _as_submitted(LOCAL, environ) == _as_submitted(LOCAL, {}) == "local[2]"
-    assert _as_submitted(said, environ) == said

@@ -297,7 +297,7 @@ def test_messages_come_from_an_archive_when_the_stream_has_them_no_more(
         staged = data.staging(1)
         staged.mkdir(parents=True)
         pq.write_table(table, staged / "part.parquet")
-        data.commit(Commit(1, keys.stream, "0-0", "6-1", table.num_rows))
+        data.commit(Commit(1, keys.stream, "0-0", "6-1", table.num_rows, facts={"bodies": True}))
     world.link.call("XTRIM", keys.stream, "MAXLEN", 0)
     world.link.call("DEL", keys.runs)
     assert usher("replay", "--ticket", "A", "--preview") == 0

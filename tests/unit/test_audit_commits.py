@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.audit.seeding import Killed, kill_at
 from usher.common.base.errors import StartRefused
 from usher.master.audit.archive import Commit, DataSet, locked
 
@@ -125,10 +126,37 @@ def test_of_days_that_are_not_kept_what_later_ones_are_compared_with_stays(tmp_p
         assert rows_of(tmp_path) == sorted(f"{number}-{one}" for number in range(first, first + 6) for one in _TICKETS)
         assert [one.name for one in (tmp_path / "_carried").iterdir()] == [f"00000000-{first - 1:08d}-part-0.parquet"]
         assert data.complete()[1] == 2 + 12
-        assert data.chain()[0].facts == {"kept_ms": (kept - 1) * _DAY_MS + first - 1}
+        assert data.chain()[0].facts["kept_ms"] == (kept - 1) * _DAY_MS + first - 1
         told = f"runs up to {(kept - 1) * _DAY_MS + first - 1}-0 are not kept (--keep-days)"
         assert data.gaps() == [("0-0", told)]
         days(data, 4, 6)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_any_step_what_is_not_kept_goes_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
+) -> None:
+    pytest.importorskip("pyarrow", reason="pip install -e '.[audit]' in Usher's folder")
+    for step in range(stride, 1000, stride):
+        data = DataSet(tmp_path / str(step))
+        days(data, 0, 4)
+        with monkeypatch.context() as patched:
+            kill_at(patched, step)
+            try:
+                data.fold("runs", None, 2)
+            except Killed:
+                killed = True
+            else:
+                killed = False
+        data.recover()
+        data.fold("runs", None, 2)
+        assert [one.name for one in data.chain()] == ["0-6", "7-9", "10", "11", "12"], step
+        assert rows_of(data.folder) == sorted(f"{number}-{one}" for number in range(7, 13) for one in _TICKETS), step
+        assert data.complete()[1] == 2 + 12, step
+        if not killed:
+            break
+    assert step > 30, "so many steps it has"
 
 
 def test_a_file_that_is_not_as_it_was_written_is_not_folded(tmp_path: Path) -> None:

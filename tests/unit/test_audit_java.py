@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
 
@@ -65,5 +64,4 @@ def test_of_a_java_that_has_ended_the_kind_of_error_is_told() -> None:
 def test_the_private_names_of_pyspark_are_there() -> None:
     """tests/audit begins and ends sessions with them."""
     context = pytest.importorskip("pyspark").SparkContext
-    assert {"_gateway", "_jvm", "_ensure_initialized"} <= vars(context).keys()
-    assert inspect.signature(context._ensure_initialized).bind()
+    assert {"_gateway", "_jvm"} <= vars(context).keys()
