@@ -242,7 +242,7 @@ class Mirror(RedisModel):
         if real.fence:
             self.fence = real.fence - 1
         mine = super().hand_over(plan, news)
-        assert real == mine
+        assert real._replace(cut=0) == mine  # from Redis 7 on it counts what the model deletes
         self._compare()
         owners = {self.pending.get(entry.id, "nobody") for entry in news.found}
         self.taken |= {owner if owner in (MASTER, "nobody") else "an owner" for owner in owners}

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from tests.sinks import Mark, accounts, add, rows
 from usher.common.base.errors import OwnershipLost, RetryLater
 from usher.consumer.sinks.outcomes import SinkMisused, SinkNotNow, StaleFence
-from usher.consumer.sinks.sql import SqlSink, storable
+from usher.consumer.sinks.sql import SqlSink, plain_errors, storable
 
 
 @pytest.fixture
@@ -342,3 +342,10 @@ def test_a_database_that_takes_no_writes_is_not_now_and_goes_on_when_it_does(
     sink.exactly_once(add)(Mark("T", "a", 1))
     assert accounts(engine) == {"T": 1}
     standby.dispose()
+
+
+def test_a_pool_that_times_out_here_is_told_and_a_url_has_one_without_a_bound(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(SinkNotNow), plain_errors():
+        raise sa.exc.TimeoutError("QueuePool limit of size 5 overflow 10 reached")
+    assert [record.getMessage() for record in caplog.records] == ["sink_pool_exhausted"]
+    assert SqlSink("postgresql+psycopg://nobody@127.0.0.1:1/none").engine.pool.size() == 0  # type: ignore[attr-defined]

@@ -181,6 +181,14 @@ class TestPriority:
             feed.send(b"calm")
         assert abs(feed.shares(50)[b"calm"] - 25) <= 2
 
+    def test_invented_tenants_share_what_is_beyond_two_thousand(self) -> None:
+        feed = Feed(_board({b"known": 1.0}))
+        for number in range(4000):
+            feed.send(b"invented-%d" % number)
+        feed.send(b"known", b"mine")
+        assert len(feed.board.tenants()) == 2002  # and who has a weight
+        assert b"mine" in feed.run(2300)
+
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), tenants=st.integers(1, 5), capacity=st.integers(1, 30))
