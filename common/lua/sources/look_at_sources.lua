@@ -19,9 +19,10 @@ local function look(source)
     if facts['name'] == ARGV[1] then group = facts end
   end
   if not group then return 'no_group', redis.call('XLEN', source), 0 end
+  local room = has_room()
+  if room and is_beyond(source, group) then return 'ahead', 0, 0 end
   if type(group['lag']) == 'number' and group['lag'] > 0 then return 'ok', group['lag'], 0 end
-  if not has_room() then return 'ok', 0, 1 end
-  if is_beyond(source, group) then return 'ahead', 0, 0 end
+  if not room then return 'ok', 0, 1 end
   local start, most = '(' .. group['last-delivered-id'], tonumber(ARGV[2])
   local is_all, found = each_entry('XRANGE', source, start, '+', most, function() end)
   return 'ok', found, is_all and 0 or 1
