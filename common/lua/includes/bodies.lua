@@ -54,8 +54,8 @@ local function last_id(stream)
   return facts['last-generated-id']
 end
 
--- Return true when the group with these facts (see group_facts) is beyond the last id of the stream. While it has no lag
--- (as Redis >= 7 counts, also of one that is beyond), nothing came that it will not be given.
+-- Return true when the group with these facts (see group_facts) is beyond the last id of the stream. While it has no
+-- lag (as Redis >= 7 counts, also of one that is beyond), nothing came that it will not be given.
 local function is_beyond(stream, facts)
   if facts['lag'] == 0 and redis.call('XLEN', stream) > 0 then return false end
   return is_above(facts['last-delivered-id'], last_id(stream))
