@@ -68,8 +68,8 @@ if ARGV[13] ~= '' then
   end
   if redis.sha1hex(concat(parts)) ~= args[13] then return {'MOVED', position} end
 end
-if not has_news or next(old) then
-  local limit = 2 * #ids + 100
+if #ids > 8 and (not has_news or next(old)) then -- to ask for each of few costs less than thousands parked in between
+  local limit = 2 * #ids + 8
   local rows = redis.call('XPENDING', stream, group, ARGV[3], ARGV[4], limit, 'master')
   for i = 1, #rows do parked[rows[i][1]] = true end
   complete = #rows < limit
