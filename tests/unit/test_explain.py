@@ -161,7 +161,11 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         "the consumer group is not there: the leader makes it again, where it was",
     ),
     "put off": (
-        *(ticket(kind="put_off", fence=8, ids=(A, B), due_ms=NOW + 123_000), "put_off", "put_off"),
+        *(
+            ticket(kind="put_off", fence=8, ids=(A, B), due_ms=NOW + 123_000, attempts={A: Attempts(1)}),
+            "put_off",
+            "put_off",
+        ),
         "12-0 waits until 14:15:23 UTC, asked for by the handler: 2 min 3 s more; no consumer has it meanwhile",
     ),
     "put off, and due on Redis' clock in a moment": (
@@ -170,7 +174,8 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
             "put_off",
             "put_off",
         ),
-        "12-0 waits until 14:13:20 UTC, asked for by the handler: 0 s more; no consumer has it meanwhile",
+        "12-0 waits until 14:13:20 UTC, untried while all of its tenant, or of its kind, fail alike: 0 s more; no"
+        " consumer has it meanwhile",
     ),
     "returned": (
         *(ticket(kind="returned", fence=8, ids=(A, B)), "returned", "about_to_move"),

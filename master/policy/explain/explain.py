@@ -242,7 +242,8 @@ def _put_off(facts: TicketFacts) -> TicketExplanation:
     first, due = facts.ids[0] if facts.ids else b"?", span(facts.due_ms - facts.now_ms)
     known, until = facts.attempts.get(first, NEVER), time_of_day(facts.due_ms)
     tries = f"failed ({attempts_told(known.starts, known.failures)}) and is tried again at {until}, in {due}"
-    waits = f"waits until {until}, asked for by the handler: {due} more"
+    why = "asked for by the handler" if known.starts else "untried while all of its tenant, or of its kind, fail alike"
+    waits = f"waits until {until}, {why}: {due} more"
     told = f"{_id(first)} {tries if known.failures else waits}; no consumer has it meanwhile"
     reason = Reason("put_off", told)
     if alike := told_alike(facts.error):
