@@ -74,20 +74,9 @@ def run_name(started_ms: int) -> str:
 
 
 def document(report: AuditReport) -> dict[str, Any]:
-    return {
-        "run": report.run,
-        "started_ms": report.started_ms,
-        "seconds": report.seconds,
-        "redis": report.redis,
-        "streams": list(report.streams),
-        "group": report.group,
-        "verdict": report.verdict,
-        "findings": [_found(report, one) for one in report.found],
-        "unproven": list(report.unproven),
-        "proven": list(report.proven),
-        "figures": dict(report.figures),
-        "checks": list(CHECKS),
-    }
+    told = {name: value for name, value in vars(report).items() if name not in ("found", "plots")}
+    findings = [_found(report, one) for one in report.found]
+    return told | {"verdict": report.verdict, "findings": findings, "checks": list(CHECKS)}
 
 
 def _found(report: AuditReport, one: AuditFinding) -> dict[str, Any]:
@@ -103,10 +92,7 @@ def _found(report: AuditReport, one: AuditFinding) -> dict[str, Any]:
         "runbook": one.check.section,
         "examples": [
             {
-                "id": example.id,
-                "ticket": example.ticket,
-                "owner": example.owner,
-                "detail": example.detail,
+                **example._asdict(),
                 "look": commands(one.check, example, keys),
                 "repair": repair(one.check, example, keys),
             }
