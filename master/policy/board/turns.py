@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
-from itertools import count
 
 from usher.common.protocol.marks import Mark
 from usher.master.policy.board.tickets import BoardTicket, RunQueue, Standing, TicketMarks
@@ -64,7 +63,7 @@ class FairQueue(RunQueue):
         self._is_full = False  # as was seen since the plan began
         self._turns: list[tuple[float, int, _Tenant]] = []  # a heap; a tenant may also be in it where it was before
         self._held: list[_Tenant] = []
-        self._order = count()
+        self._order = 0
         self._now_s = 0.0
         self._last = 0.0  # the turn that was had last
         self._waiting = 0  # tickets of tenants that are not held
@@ -162,9 +161,9 @@ class FairQueue(RunQueue):
 
     def _line_up(self, ticket: BoardTicket) -> None:
         marks = ticket.marks = ticket.marks or TicketMarks()
-        since_s, order = marks.since = marks.since or (self._now_s, next(self._order))
+        since_s, order = marks.since = marks.since or (self._now_s, self._number())
         tenant = marks.line = self._of(marks.tenant)
-        place = (since_s - AGE_S * marks.priority(ticket), order, next(self._order), ticket)
+        place = (since_s - AGE_S * marks.priority(ticket), order, self._number(), ticket)
         marks.turn = place
         heapq.heappush(tenant.places, place)
         tenant.waiting += 1
@@ -221,7 +220,11 @@ class FairQueue(RunQueue):
         self._push(tenant)
 
     def _push(self, tenant: _Tenant) -> None:
-        heapq.heappush(self._turns, (tenant.due, next(self._order), tenant))
+        heapq.heappush(self._turns, (tenant.due, self._number(), tenant))
+
+    def _number(self) -> int:
+        self._order += 1
+        return self._order
 
     def _next_tenant(self) -> _Tenant | None:
         while self._turns:
