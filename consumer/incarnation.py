@@ -91,7 +91,6 @@ class Orders:
         return is_held
 
     def _cancel(self, order: Order) -> bool:
-        """End what runs: its child process, or this process, in which other messages are cut off too."""
         with self._lanes.locked() as board:  # before what runs: a child that ends in between is not this process
             lane = board.lanes.get(order.ticket)
             is_apart = lane is not None and lane.apart
@@ -298,7 +297,6 @@ class Incarnation:
         self.bell.ring(letter.ticket, letter.id, letter.reason, letter.error_type, letter.attempts, letter.policy)
 
     def _deregister(self) -> bool:
-        """Leave for good. The lease is gone afterwards, and its loss need not be reported."""
         self.is_over = True
         self.is_over = self._drain_steps.deregister()
         return self.is_over
@@ -314,7 +312,6 @@ class Incarnation:
         )
 
     def _say_goodbye(self) -> None:
-        """Tell the leader, so that it hands the rest over at once instead of at its next look at the roster."""
         try:
             self._goodbye.post("/api/consumers/deregister", orjson.dumps({"incarnation": self.name}))
         except MasterUnavailable as nobody:

@@ -282,7 +282,6 @@ class ConsumerProgram:
         return Health(reasons if incarnation.lease.holds() else (*reasons, "the lease has ended"), warnings)
 
     def _look(self, ticket: bytes) -> dict[str, Any] | None:
-        """Return the state of a ticket here, for a master that explains what it waits for."""
         incarnation, journal = self._incarnation, self._journal
         if incarnation is None or journal is None:
             return None

@@ -17,7 +17,6 @@ _ODD = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def _named(value: str) -> str:
-    """Return the name, or that of this host: in Kubernetes and with docker, that of the pod or container."""
     return value or _ODD.sub("-", socket.gethostname()).lstrip("._-")[:64] or "consumer"
 
 

@@ -16,6 +16,7 @@ from usher.common.doctor.collector import startup_findings
 from usher.common.http.credentials import check_reach
 from usher.common.http.serve import check_address, serve
 from usher.common.http.tls import server_tls
+from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.redis.locate import check_at_start, resolve_redis_url
 from usher.common.runtime.settings import load, options
@@ -40,7 +41,7 @@ def main(flags: dict[str, Any]) -> None:
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
         check_at_start(redis_url, {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})
-        log_doctor_findings(redis_url)
+        log_doctor_findings(redis_url, Keys(settings.work_stream, settings.group))
         tls = server_tls(settings.tls_cert, settings.tls_key)
         serve(lambda: MasterProgram(settings, redis_url), settings.bind, "master", graceful_s=10.0, tls=tls)
     except UsherError as refused:
@@ -48,12 +49,12 @@ def main(flags: dict[str, Any]) -> None:
         sys.exit(2)
 
 
-def log_doctor_findings(redis_url: str) -> None:
+def log_doctor_findings(redis_url: str, keys: Keys) -> None:
     """Log what ``usher doctor`` reports as bad about this Redis. Nothing is refused for it: the operator may know
     better, and a system that works badly is of more use than one that does not start."""
     link = Link(redis_url, "master:doctor", timeout_s=3.0)
     try:
-        for finding in startup_findings(link):
+        for finding in startup_findings(link, keys):
             event(
                 log,
                 "redis_check_failed",

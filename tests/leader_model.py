@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tests.redis_model import HALTED, MASTER, PAGE, RedisModel
+from tests.redis_model import PAGE, RedisModel
 from usher.common.protocol.registration import name_of
 from usher.master.leader.entries import NO_MARKS, NewEntries, PeekedEntry, Rejected
-from usher.master.leader.leader_scripts import GroupMoved, RulesMoved
+from usher.master.leader.leader_scripts import RulesMoved
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, HandOverPlan, ReplyFollowUp
@@ -43,6 +43,7 @@ class Leader:
     @classmethod
     def adopt(cls, redis: RedisModel, window: int) -> Leader:
         """A new epoch, as ``usher.master.recovery.takeover`` begins it."""
+        redis.begin()
         leader = cls(redis, window)
         leader.board.waits.learn_time(redis.clock_ms, leader.now_s)
         leader.look_at(redis.roster())
@@ -52,7 +53,7 @@ class Leader:
             if owner is not None:
                 dead.add(owner)
         living = set(board.consumers) - dead
-        dead |= {name for name in redis.pending.values() if name not in (MASTER, HALTED) and name not in living}
+        dead |= {name for name in redis.pending.values() if ":" in name and name not in living}
         for incarnation in sorted(dead):
             while redis.take_back(incarnation, PAGE).size:
                 pass
@@ -165,7 +166,7 @@ class Leader:
 
     def see(self, limit: int) -> tuple[NewEntries, HandOverPlan | None, Callable[[], None]]:
         """New entries come to the board, and are planned. Returns what makes that undone, too."""
-        news = self.redis.peek(1000)
+        news = self.redis.read(1000)
         new = [(entry.id, entry.ticket or b"") for entry in news.found]
         for one in new:
             assert self.board.arrive(*one)
@@ -185,7 +186,7 @@ class Leader:
         meanwhile()
         try:
             reply = self.redis.hand_over(plan or NOTHING, news)
-        except (GroupMoved, RulesMoved):
+        except RulesMoved:
             undo()
             return False
         if plan is not None:

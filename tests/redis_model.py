@@ -14,7 +14,7 @@ from usher.common.protocol.owner_words import due_ms_of, is_given_back, is_waiti
 from usher.common.protocol.registration import Registration, name_of
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.leader.entries import NO_MARKS, NO_NEW_ENTRIES, NewEntries, PeekedEntry
-from usher.master.leader.leader_scripts import Freed, GroupMoved, ParkedPage, TakenPage
+from usher.master.leader.leader_scripts import Freed, ParkedPage, TakenPage
 from usher.master.leader.losses import LossBook
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply, TargetReply, TicketPlan
@@ -63,6 +63,8 @@ class RedisModel:
         self._drops_bodiless = claiming_drops_the_bodiless
         self.delivered = ZERO  # the last id that the group was given
         self.unread: dict[bytes, None] = {}  # what is above it
+        self.dealt = ZERO  # all up to here was taken by a leader
+        self.ahead: dict[bytes, None] = {}  # what a leader has read above it
         self.pending: dict[bytes, str] = {}
         self.ticket_of: dict[bytes, bytes] = {}
         self.index: dict[bytes, Record] = {}
@@ -99,7 +101,7 @@ class RedisModel:
         self.ticket_of[entry_id] = ticket
 
     def read_by(self, stranger: str) -> None:
-        """Somebody reads all that is new, past the leader."""
+        """Somebody reads all that no leader has read."""
         self.pending.update(dict.fromkeys(self.unread, stranger))
         self.delivered = max(self.delivered, *self.unread, key=rank)
         self.unread.clear()
@@ -253,17 +255,26 @@ class RedisModel:
 
     # ---- the leader's steps --------------------------------------------------------------------------------------------------
 
-    def peek(self, count: int) -> NewEntries:
-        """peek.lua."""
-        seen = list(self.unread)[:count]
+    def begin(self) -> None:
+        """begin.lua."""
+        of_strangers = [one for one in self.pending if rank(one) > rank(self.dealt)]
+        self.unread = dict.fromkeys(sorted({*self.ahead, *of_strangers, *self.unread}, key=rank))
+        self.ahead = {}
+        self.delivered = self.dealt = min(self.delivered, self.dealt, key=rank)
+
+    def read(self, count: int) -> NewEntries:
+        """What was read and not taken; and the XREADGROUP of a turn, if there is nothing."""
+        seen = [] if self.ahead else list(self.unread)[:count]
+        self.dealt = self.dealt if self.ahead else self.delivered
+        for entry_id in seen:
+            del self.unread[entry_id]
+            self.ahead[entry_id], self.delivered = None, entry_id
         return NewEntries(
-            self.delivered, [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in seen], len(seen) < count
+            self.dealt, [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in self.ahead], len(seen) < count
         )
 
     def hand_over(self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
         """hand_over.lua: checks first, writes last."""
-        if news.found and news.position != self.delivered:
-            raise GroupMoved
         new = {entry.id for entry in news.found}
         self.pending.update(dict.fromkeys(new, MASTER))  # they are nobody's, and may be given as if they were parked
         states = [self._state(target.incarnation, target.parts, plan) for target in plan.targets]
@@ -286,10 +297,10 @@ class RedisModel:
             over = [entry_id for part in parts for entry_id in self._grant(target.incarnation, part, fence, new)]
             replies.append(TargetReply(state, refused, over, fresh))
         for entry_id in new:
-            self.unread.pop(entry_id, None)
+            self.ahead.pop(entry_id, None)
             if self.pending.get(entry_id) == MASTER:
                 self._claim(entry_id, MASTER, is_new=True)
-        self.delivered = max([self.delivered, *(new - self.bodiless)], key=rank)  # read up to the last that is there
+        self.dealt = news.found[-1].id if news.found else self.dealt
         return HandOverReply(fence, tuple(replies))
 
     def _state(self, incarnation: str, parts: Sequence[TicketPlan], plan: HandOverPlan) -> str:

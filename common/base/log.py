@@ -383,7 +383,6 @@ class LogHandler(logging.Handler):
 
 
 def _facts(record: logging.LogRecord) -> dict[Any, Any]:
-    """Return the facts of a record, and of the work in hand; those that a line names itself win."""
     own = getattr(record, "facts", None)
     facts: dict[Any, Any] = own if isinstance(own, dict) else {}  # ``extra`` of others may hold anything
     what = in_hand.get()

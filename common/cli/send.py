@@ -159,7 +159,6 @@ def _due(given: dict[str, Any], link: Link) -> Callable[[], int | None]:
 
 
 def _recognisable(source: Any, given: dict[str, Any]) -> Any:
-    """Return the source with a uid in every message: made-up messages get it here, all others must have it."""
     if given["simulate"] is not None:
         return numbered(source, f"simulated-{given['seed']}-{given['tickets']}")
     if isinstance(source, CsvSource):

@@ -1,4 +1,5 @@
-"""Ask Redis for all that the doctor judges. Nothing is written; a refused question is noted with Redis' own words."""
+"""Ask Redis for all that the doctor judges. Nothing is written that stays; a refused question is noted with Redis' own
+words."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ _MOST_IDLE = 100
 _LOSSES = 5
 #: Redis tries only a call of the right length: so many words follow the key. Of all other commands there may be more.
 _WORDS = {
-    **dict.fromkeys(("get", "pttl", "hgetall", "hlen", "zcard", "type", "xlen", "del", "exists", "mget"), 0),
+    **dict.fromkeys(("get", "pttl", "hgetall", "hlen", "zcard", "type", "xlen", "del", "exists", "mget", "watch"), 0),
     **dict.fromkeys(("xinfo|stream", "xinfo|groups", "memory|usage"), 0),
     **dict.fromkeys(("hget", "hexists", "zscore", "xinfo|consumers"), 1),
     **dict.fromkeys(("hsetnx", "xgroup|create", "xgroup|setid", "xgroup|delconsumer"), 2),
@@ -76,7 +77,7 @@ def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | No
     _time(link, {})
     first = _time(link, refused)
     return dataclasses.replace(
-        _server(link, refused),
+        _server(link, keys, refused),
         lease_ms=lease_ms,
         rights=_rights(link, keys, sources),
         coordinates=coordinates_failovers(link.url),
@@ -96,13 +97,13 @@ def _allowed(question: str, refused: dict[str, str], look: Callable[[], T]) -> T
         return None
 
 
-def startup_findings(link: Link) -> list[DoctorFinding]:
+def startup_findings(link: Link, keys: Keys) -> list[DoctorFinding]:
     """Return what is bad about the server behind ``link``; a program logs it when it starts, and goes on. Raises
     RedisTrouble."""
-    return [found for found in examine_server(_server(link, {})) if found.severity is DoctorSeverity.BAD]
+    return [found for found in examine_server(_server(link, keys, {})) if found.severity is DoctorSeverity.BAD]
 
 
-def _server(link: Link, refused: dict[str, str]) -> DoctorFacts:
+def _server(link: Link, keys: Keys, refused: dict[str, str]) -> DoctorFacts:
     info, sentinels, *settings = link.pipeline(
         [("INFO",), ("PUBSUB", "NUMSUB", _SENTINEL_CHANNEL), *(("CONFIG", "GET", name) for name in _SETTINGS)]
     )
@@ -117,8 +118,28 @@ def _server(link: Link, refused: dict[str, str]) -> DoctorFacts:
         config=_settings(settings, refused),
         sentinels=int(sentinels[1]) if isinstance(sentinels, list) else None,
         cluster=cluster,
+        unguarded=_unguarded(link, keys),
         refused=refused,
     )
+
+
+def _unguarded(link: Link, keys: Keys) -> str | None:
+    """Return why EXEC goes by no WATCH here, though leaders rely on it; "" when it does. None: this user may not try
+    it, or nothing can be changed now."""
+    key, other = keys.watched, Link(link.url, "usher:doctor")
+    try:
+        link.call("WATCH", key)
+        connection = link.connections
+        changed = other.pipeline([("SET", key, "", "PX", 1000), ("DEL", key)])
+        done, _ = link.transaction(connection, [])
+    except (NotNow, CommandRefused) as refused:
+        is_proxy = not isinstance(refused, NotNow) and "NOPERM" not in str(refused)
+        return str(refused).removeprefix("Redis: ") if is_proxy else None
+    finally:
+        other.close()
+    if any(isinstance(reply, Exception) for reply in changed):
+        return None
+    return "" if done is None else "another connection changed a watched key, and EXEC ran"
 
 
 def _settings(replies: list[Any], refused: dict[str, str]) -> dict[str, str] | None:
@@ -131,7 +152,6 @@ def _settings(replies: list[Any], refused: dict[str, str]) -> dict[str, str] | N
 
 
 def _is_told(reply: Any, question: str, refused: dict[str, str]) -> bool:
-    """Return False, and note the reason, when Redis may not answer us. Raises NotNow when it answers no client."""
     if isinstance(reply, NotNow):
         raise reply
     if isinstance(reply, Exception):

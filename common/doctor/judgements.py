@@ -143,7 +143,8 @@ class DoctorFacts:
     words.
 
     ``mode`` is how the URL finds the server: fixed, sentinel or cluster. ``sentinels``: number of sentinels that listen
-    at this server; ``coordinates``: whether those of the URL know a failover that loses nothing. ``gathering``: as
+    at this server; ``coordinates``: whether those of the URL know a failover that loses nothing. ``unguarded``: why a
+    change of a watched key keeps no EXEC from running, "" when it does. ``gathering``: as
     common/doctor/source_status.py reports it; None when there is one ticket stream, or it could not be asked.
     """
 
@@ -156,6 +157,7 @@ class DoctorFacts:
     sentinels: int | None = None
     coordinates: bool | None = None
     cluster: Mapping[str, str] | None = None
+    unguarded: str | None = None
     stream: TicketStreamFacts | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     gathering: Mapping[str, Any] | None = None
@@ -327,7 +329,7 @@ class Holds(NamedTuple):
 
 
 def examine_server(facts: DoctorFacts) -> list[DoctorFinding]:
-    of_server = (_version, _append_only_file, _disk, _eviction, _memory, _rights, _times)
+    of_server = (_version, _append_only_file, _disk, _eviction, _memory, _rights, _transactions, _times)
     return [found for judge in (*of_server, _role, _replicas, _failover, _clock) for found in judge(facts)]
 
 
@@ -554,6 +556,15 @@ def _a(programs: Iterable[str]) -> str:
 
 def _few(names: Sequence[str], most: int = _SHOWN) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def _transactions(facts: DoctorFacts) -> Iterator[DoctorFinding]:
+    if facts.unguarded:
+        means = "a leader that was replaced may read messages, which then wait for the next change of leader"
+        do = "give masters a way to Redis without the proxy or pool that keeps no WATCH"
+        yield BAD("transactions", f"WATCH is not kept: {facts.unguarded}", means, do)
+    elif facts.unguarded is not None:
+        yield OK("transactions", "WATCH is kept", "a leader that was replaced reads no messages")
 
 
 def _times(facts: DoctorFacts) -> Iterator[DoctorFinding]:

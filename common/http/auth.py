@@ -263,7 +263,6 @@ class Doorman:
         return found or STRANGER, found is not None
 
     def _of_proxy(self, asked: Request) -> Identity | None:
-        """Return the identity of the person whom a trusted proxy names; None if none does."""
         name: str | None = asked.environ.get(self._header)
         if name is None or FROM_PROXY not in asked.environ or not self._credentials.people:
             return None

@@ -168,7 +168,6 @@ def _begin(
 
 
 def _parent(fields: Mapping[str, str]) -> Context:
-    """Return the context that a message was sent in; an empty one, not that of the thread, if it names none."""
     from opentelemetry.context import Context
 
     return _propagator().extract({name: fields[name] for name in (FIELD, _STATE) if name in fields}, context=Context())

@@ -148,7 +148,6 @@ class Webhook(Service):
             self._batch_left_out, self._left_out = (self._left_out, 0) if self._batch else (0, self._left_out)
 
     def _post(self) -> str | None:
-        """Send the batch once; return None, or the trouble in words that show nothing of the URL."""
         body = orjson.dumps({**self._about, "dead_letters": self._batch, "left_out": self._batch_left_out})
         headers = {"Content-Type": "application/json"}
         if self._secret:

@@ -169,7 +169,6 @@ def migrate(engine: sa.Engine) -> bool:
 
 
 def _statements(dialect: str, block: str) -> Sequence[str]:
-    """Split a block into statements: PostgreSQL takes a block as a whole; the others one statement at a time."""
     if dialect == "postgresql":
         return [block]
     found, rest, end = [], "", ";"

@@ -192,7 +192,6 @@ def _may_be_not_finite(values: Iterable[Any]) -> bool:
 
 
 def _not_finite(place: str, value: Any) -> tuple[str, float] | None:
-    """Return the first number that is not finite, and its place. As deep as orjson goes (254)."""
     if isinstance(value, float):
         return None if math.isfinite(value) else (place, value)
     parts: Iterable[tuple[str, Any]] = ()

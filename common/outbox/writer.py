@@ -113,7 +113,6 @@ def _check_transactional(driver: Any) -> None:
 
 
 def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
-    """Write over a DB-API connection, in the style of its driver; or over Django's."""
     style = _style(connection)
     if style is None:
         kind = f"{type(connection).__module__}.{type(connection).__name__}"

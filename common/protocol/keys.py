@@ -134,6 +134,23 @@ class Keys:
         return self.prefix + "leader"
 
     @property
+    def epoch(self) -> str:
+        """String: the epoch of the leader that has begun last. Written by begin; turns of a leader watch it, and the
+        lease is apart from it, because a key that is watched must not change with each renewal."""
+        return self.prefix + "epoch"
+
+    @property
+    def taken(self) -> str:
+        """String: ``id entries-read``: all up to this id is pending, over, or a letter. What the group was given above
+        it is in nobody's list yet: the leader has it in memory. Written by hand_over and begin."""
+        return self.prefix + "taken"
+
+    @property
+    def watched(self) -> str:
+        """String, deleted at once: what the doctor changes to see whether WATCH is kept (common/doctor)."""
+        return self.prefix + "watched"
+
+    @property
     def counters(self) -> str:
         """Hash, never deleted: the last epoch, fence and generation, the version of the rules, and the longest lease of
         any consumer, in ms, with the first generation for which that is known. Written by elect, hand_over,

@@ -489,7 +489,6 @@ class StreamRunner(Service):
         return 0.0
 
     def _noted(self, message: StreamMessage) -> bool:
-        """Write a suspect's start down before it happens. Returns False when it must not happen now."""
         board = self._shared.board
         try:
             if self._note(message):

@@ -104,7 +104,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
             "master",
             "masters, and the commands of operators",
             scripts,
-            (),
+            ("multi", "exec", "unwatch"),
             (Grant((*sends, *of_scripts), (*its_keys, *of_sources)),),
         ),
         AclProgram(
@@ -199,7 +199,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
 _MASTER = _words(
-    "peek read_parked reject hand_over recall take_back free_tickets restore sweep save_position "
+    "begin read_parked reject hand_over recall take_back free_tickets restore sweep save_position "
     "note_behind note_repeats note_chart rejoin revoke reap forget_attempts elect hold_lead resign "
     "next_generation register redrive drop_letters read_letters count_between trim change_rules "
     "order ticket_entries find_entries find_runs pending_heads send read_field read_fields "
@@ -208,9 +208,9 @@ _MASTER = _words(
 _AUDITOR = ("count_between", "find_entries", "find_runs", "look_again", "read_field", "read_letters")
 _GATHERING = ("gather", "look_at_sources")
 _MASTER_SENDS = _words(
-    "xread xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers xgroup|create memory|usage "
-    "client|tracking get mget pttl exists hget hgetall hmget hscan hlen hdel pexpire xadd time zrange zcard "
-    "zscore xdel zrem type"
+    "xread xreadgroup xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers xgroup|create "
+    "watch memory|usage client|tracking get mget pttl exists hget hgetall hmget hscan hlen hdel "
+    "pexpire xadd time zrange zcard zscore xdel zrem type"
 )
 _AUDITOR_READS = _words(
     "type xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers get pttl exists hget hgetall "

@@ -38,7 +38,6 @@ from usher.common.redis.endpoints import (
 from usher.common.redis.private_names import socket_of
 
 Arg = bytes | str | int | float
-Meanwhile = Callable[[], None]
 
 #: Errors after which the server and its memory are the same as before. After any other it may be another server, or a
 #: restarted one.
@@ -130,6 +129,8 @@ class CommandRefused(Exception):
 
 def named(error: redis.RedisError) -> Exception:
     text = str(error)
+    if why := text.partition("discarded because of: ")[2]:  # EXECABORT: it became so between the queueing and EXEC
+        return named(redis.ResponseError(why))
     word = _BY_CLASS.get(type(error).__name__, text.split(" ", 1)[0])
     if word == "NOSCRIPT":
         return ScriptMissing(word, text)
@@ -243,19 +244,13 @@ class Link:
         self._is_fixed = is_fixed(url)
         self._connection: Any = make_connection(url, name, timeout_s) if self._is_fixed else None
 
-    def call(self, *command: Arg, block_s: float = 0.0, meanwhile: Meanwhile | None = None) -> Any:
-        """Send one command and return its bare reply. ``meanwhile`` runs while Redis executes the command and must not
-        use this link; if it raises, the call fails with ReplyUnknown.
+    def call(self, *command: Arg, block_s: float = 0.0) -> Any:
+        """Send one command and return its bare reply.
 
         Raises NotNow (did not happen), ReplyUnknown (may have happened), GroupMissing, CommandRefused.
         """
         connection = self._connected()
         self._send(connection, connection.pack_command(*command))
-        if meanwhile is not None:
-            try:
-                meanwhile()
-            except Exception as failed:
-                raise troubles.count(ReplyUnknown(f"the wait for Redis' reply was broken off: {failed}")) from failed
         return self._receive(block_s)
 
     def pipeline(self, commands: Sequence[Sequence[Arg]], block_s: float = 0.0) -> list[Any]:
@@ -277,6 +272,25 @@ class Link:
             first_s = first_s or now_s()
         self.lasted_s = now_s() - first_s
         return replies
+
+    def transaction(
+        self, connection: int, commands: Sequence[Sequence[Arg]], after: Sequence[Sequence[Arg]] = ()
+    ) -> tuple[list[Any] | None, list[Any]]:
+        """Send commands as one MULTI/EXEC, and others behind it, at once. Return the replies of both, with an exception
+        for each error answer; None for the former: a watched key had changed, and nothing happened. A WATCH is the
+        connection's: ``connection`` is the number (``connections``) of the one that it was sent over. Raises the errors
+        of ``call``, and ReplyUnknown if that one is gone; if Redis refused a command, none of them happened."""
+        self._connected()
+        if self.connections != connection:
+            raise troubles.count(ReplyUnknown("the connection to Redis is not the one that watches"))
+        replies = self.pipeline([("MULTI",), *commands, ("EXEC",), *after])
+        *queued, done = replies[: len(commands) + 2]
+        for reply in (*queued, done):
+            if isinstance(reply, Exception):
+                raise reply
+        if done is not None:
+            done = [troubles.count(named(one)) if isinstance(one, redis.RedisError) else one for one in done]
+        return done, replies[len(commands) + 2 :]
 
     def all_of(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
         """Send several commands at once; raise the first error among the replies."""
@@ -464,9 +478,9 @@ class SharedLink(Link):
         super().__init__(url, name, timeout_s)
         self._lock = threading.Lock()
 
-    def call(self, *command: Arg, block_s: float = 0.0, meanwhile: Meanwhile | None = None) -> Any:
+    def call(self, *command: Arg, block_s: float = 0.0) -> Any:
         with self._turn():
-            return super().call(*command, block_s=block_s, meanwhile=meanwhile)
+            return super().call(*command, block_s=block_s)
 
     def pipeline(self, commands: Sequence[Sequence[Arg]], block_s: float = 0.0) -> list[Any]:
         with self._turn():

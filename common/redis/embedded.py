@@ -226,7 +226,6 @@ def _settings(folder: Path, password: str, durable: bool) -> list[str]:
 
 
 def _quoted(text: str | Path) -> str:
-    """Quote a value for redis.conf: in double quotes, with all but plain ASCII as ``\\xHH``."""
     plain = "".join(
         chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}" for byte in os.fsencode(text)
     )

@@ -316,7 +316,6 @@ def _made(make: Callable[[], Any]) -> Any:
 
 
 def _tls(parts: Any) -> dict[str, Any] | None:
-    """Return the TLS options of the query, parsed as those of ``rediss://``; None: without TLS."""
     if parts.scheme not in _OVER_TLS:
         return None
     query = urlencode({name: values[0] for name, values in parse_qs(parts.query).items() if name != _SENTINEL_PASSWORD})

@@ -240,6 +240,13 @@ class TicketStream:
     def last_delivered(self) -> bytes:
         return bytes(self.group_facts()[b"last-delivered-id"])
 
+    def position(self) -> bytes:
+        """Return the last id that the group was given, whoever has it. Raises GroupMissing."""
+        facts = group_of(self._link.call("XINFO", "GROUPS", self._keys.stream), self._keys.group, None)
+        if facts is None:
+            raise GroupMissing(f"stream {self._keys.stream} has no group {self._keys.group}")
+        return bytes(facts[b"last-delivered-id"])
+
     def highest_pending(self) -> bytes | None:
         """Return the highest id in the pending list of our group; it is above the last delivered id when an operator
         has set the group back. Raises GroupMissing."""
@@ -247,13 +254,14 @@ class TicketStream:
         return highest
 
     def group_facts(self) -> dict[bytes, Any]:
-        try:
-            groups = self._link.call("XINFO", "GROUPS", self._keys.stream)
-        except CommandRefused as refused:
-            raise GroupMissing(f"stream {self._keys.stream}: {refused}") from refused
-        facts = group_of(groups, self._keys.group)
+        """Return what ``group_of`` tells of our group. Raises GroupMissing."""
+        groups, taken = self._link.pipeline([("XINFO", "GROUPS", self._keys.stream), ("GET", self._keys.taken)])
+        if isinstance(taken, Exception):
+            raise taken
+        facts = group_of(groups, self._keys.group, taken)
         if facts is None:
-            raise GroupMissing(f"stream {self._keys.stream} has no group {self._keys.group}")
+            why = f"{groups}" if isinstance(groups, Exception) else f"has no group {self._keys.group}"
+            raise GroupMissing(f"stream {self._keys.stream}: {why}")
         return facts
 
     def group_consumers(self) -> list[GroupConsumer]:
@@ -277,14 +285,24 @@ class TicketStream:
         return [_record_or_none(value) for value in values]
 
 
-def group_of(groups: Any, name: str) -> dict[bytes, Any] | None:
+def group_of(groups: Any, name: str, taken: Any) -> dict[bytes, Any] | None:
     """Find a group's facts in a reply of XINFO GROUPS, which may be an error; None: there is no such group, or no
-    stream. Raises other errors."""
+    stream. Raises other errors. ``taken``: the value of ``Keys.taken``: what the leader has read and not handed over
+    yet counts as not given to the group, for only the leader's memory has it."""
     if isinstance(groups, (CommandRefused, GroupMissing)):
         return None
-    if isinstance(groups, Exception):
-        raise groups
-    return next((facts for facts in map(pairs, groups) if facts[b"name"] == name.encode()), None)
+    for reply in (groups, taken):
+        if isinstance(reply, Exception):
+            raise reply
+    facts = next((facts for facts in map(pairs, groups) if facts[b"name"] == name.encode()), None)
+    last, _, read = (taken or b"").partition(b" ")
+    if facts is None or not last or rank(last) >= rank(facts[b"last-delivered-id"]):
+        return facts
+    before, lag = facts.get(b"entries-read"), facts.get(b"lag")
+    facts |= {b"last-delivered-id": last, b"lag": None}
+    if read and before is not None and lag is not None:
+        facts |= {b"entries-read": int(read), b"lag": lag + before - int(read)}
+    return facts
 
 
 def group_consumers_of(reply: Any) -> list[GroupConsumer]:

@@ -12,6 +12,7 @@ again and again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -23,7 +24,7 @@ from typing import Any
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown
-from usher.common.redis.client import Arg, CommandRefused, Link, Meanwhile, ScriptMissing
+from usher.common.redis.client import Arg, CommandRefused, Link, ScriptMissing
 
 _INCLUDE = re.compile(r"^--- @include (.+)\n", re.MULTILINE)
 _NUMBERS = re.compile(r"^--- @numbers ?(.*)\n", re.MULTILINE)
@@ -144,17 +145,14 @@ class ScriptRunner:
         return [str(one) for one in answers if isinstance(one, Exception) and not _reads_no_flags(one)]
 
     def _known(self, digests: list[str]) -> Sequence[Any]:
-        """Return for each digest whether Redis knows it; that it knows none, if we may not ask (a former ACL)."""
         try:
             found: Sequence[Any] = self.link.call("SCRIPT", "EXISTS", *digests)
         except CommandRefused:
             return [0] * len(digests)
         return found
 
-    def run(
-        self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg], meanwhile: Meanwhile | None = None
-    ) -> Any:
-        """Run step ``name`` once; for ``meanwhile`` and the errors see Link.call.
+    def run(self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg]) -> Any:
+        """Run step ``name`` once; for the errors see Link.call.
 
         Sending the text after NOSCRIPT is no repetition: Redis did not run anything.
         """
@@ -162,7 +160,7 @@ class ScriptRunner:
         room, began_s = self._room(name), now_s()
         try:
             try:
-                reply = self.link.call("EVALSHA", digest, len(keys), *keys, *args, *room, meanwhile=meanwhile)
+                reply = self.link.call("EVALSHA", digest, len(keys), *keys, *args, *room)
             except ScriptMissing as missing:
                 reply = self._run_text(name, (len(keys), *keys, *args, *room), missing)
         except ReplyUnknown:
@@ -170,6 +168,45 @@ class ScriptRunner:
             raise
         self._took(name, now_s() - began_s)
         return reply
+
+    def run_then(
+        self,
+        connection: int,
+        name: str,
+        keys: Sequence[str | bytes],
+        args: Sequence[Arg],
+        commands: Sequence[Sequence[Arg]],
+        after: Sequence[Sequence[Arg]],
+    ) -> tuple[Any, list[Any]]:
+        """Run step ``name`` and then ``commands`` in one transaction, and ``after`` behind it. Return the reply of the
+        step, which is an exception if it did not happen and None if nothing did (``Link.transaction``), and the other
+        replies."""
+        arguments = (len(keys), *keys, *args, *self._room(name))
+        began_s = now_s()
+        try:
+            step = ("EVALSHA", self.prepared(name)[1], *arguments)
+            done, behind = self.link.transaction(connection, [step, *commands], after)
+        except ReplyUnknown:
+            self._took(name, None)
+            raise
+        self._took(name, now_s() - began_s)
+        if done is None:
+            return None, behind
+        reply, *others = done
+        if isinstance(reply, ScriptMissing):
+            self.load(name)  # for the next time: now the others have happened, which were to come behind the step
+        return reply, [*others, *behind]
+
+    def load(self, name: str) -> None:
+        """Have Redis know step ``name``, as far as it lets us."""
+        with contextlib.suppress(NotNow, CommandRefused):
+            try:
+                self.link.call("SCRIPT", "LOAD", self.prepared(name)[0])
+            except CommandRefused as refused:
+                if self._reads_flags and _reads_no_flags(refused):
+                    self._reads_flags = False
+                    self._prepared.clear()
+                    self.link.call("SCRIPT", "LOAD", self.prepared(name)[0])
 
     def _room(self, name: str) -> tuple[int, ...]:
         return (self._rooms.get(name, MOST_ROOM),) if reads_bodies(name) else ()

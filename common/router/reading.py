@@ -163,7 +163,6 @@ class ChangeDrivenReader(Service):
         raise ServiceEnded
 
     def _forget(self) -> None:
-        """Drop the unanswered requests; they are sent again over the next connection."""
         asked, self._asked = self._asked, deque()
         self._checks.clear()
         lost = ReplyUnknown("the connection broke")

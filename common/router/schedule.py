@@ -268,7 +268,6 @@ class ReadSchedule:
 
 
 def _lowest(stream: Stream) -> bytes | None:
-    """Return the lowest position that is read for; None: no position wants entries now."""
     positions = [place.last for place in stream.places if place.last is not None and not place.held]
     if len(positions) < 2:
         return positions[0] if positions else None

@@ -350,7 +350,6 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
 
 
 def _outside(cls: Any, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the environment and files of secrets say. Imported here: --help does without, and it takes 0.1 s."""
     from pydantic_settings import EnvSettingsSource, SecretsSettingsSource
 
     variables = EnvSettingsSource(cls, case_sensitive=False, env_prefix=PREFIX)
@@ -440,7 +439,6 @@ def _help(field: str, cls: type[CommonSettings]) -> str:
 
 
 def _metavar(field: str, cls: type[CommonSettings]) -> str:
-    """Return the placeholder of a flag's value: the last word of its name, which tells the unit."""
     if cls.model_fields[field].annotation is bool:
         return "on|off"
     last = field.rpartition("_")[2]

@@ -186,7 +186,6 @@ class Producer:
         return b"" if self._marks.is_empty else self._marks.of(b"", ticket, flat).tenant
 
     def _prepared(self, message: Outgoing, context: list[bytes], due_ms: int | None) -> Prepared:
-        """Check and encode a message. ``context``: the fields of the current span, where it has none of its own."""
         fields = {key_bytes("the name of a field", name): value for name, value in message.fields.items()}
         if len(fields) < len(message.fields):
             raise ValueError("two of the fields have one name: as text and as bytes, or as a number and as text")

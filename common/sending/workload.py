@@ -215,7 +215,6 @@ class CsvSource:
         return header
 
     def _guarded(self) -> Iterator[list[str]]:
-        """Yield rows; turn reading errors into WorkloadUnusable with place and reason."""
         row: list[str] | None = []
         while row is not None:
             try:

@@ -211,7 +211,6 @@ class AsyncPool(Service):
         return self._executor.lanes.take_now()
 
     def _due_s(self) -> float | None:
-        """Return the time at which to look again even if nothing rings; None when nothing is due."""
         return self._executor.lanes.next_due_s()
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -94,7 +94,6 @@ class Drain:
         return drained
 
     def _step(self) -> bool:
-        """Do what can be done now. Return True when nothing of this incarnation is left, and it has deregistered."""
         if not self._is_marked:
             self._steps.drain(self._lease_ms)
             self._is_marked = True

@@ -300,7 +300,6 @@ class Executor:
                 self._outcomes.go_on([(message.ticket, message.fence)])
 
     def _outage(self, message: Message, problem: BaseException, sign: Sign) -> Wait | None:
-        """Return the wait of a message whose tickets fails alike with others; None where that is no outage."""
         if isinstance(problem, (ProcessEnded, GiveUp)) or (isinstance(problem, RetryLater) and not problem.is_away):
             self.outages.leave(message.ticket)
             return None
@@ -354,7 +353,6 @@ class Executor:
 
 
 def _tell(message: Message, problem: BaseException, text: ErrorText, decision: TryAgain | Bury) -> None:
-    """Log a failure: the first and the last one of a message with the traceback, and each end of a process."""
     facts: dict[str, Any] = {**message.facts(), "error": text.error[:500]}
     if isinstance(problem, ProcessEnded):
         facts |= {"failures": message.failures, "crashes": message.crashes}

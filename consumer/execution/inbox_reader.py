@@ -97,8 +97,8 @@ _FULL_S = 0.01
 #: Bytes of a message from which on it counts, and mean bytes of a page in which they are looked for: thousands of
 #: smaller ones are no load.
 _HEAVY, _WORTH_A_LOOK = 4096, 256
-#: Most records of the inbox read by one call. The new entries of a record have about 8 MiB at most (lua/leader/peek),
-#: which bounds a page whose sizes are a surprise, and their bodies in it 1 MiB (master/leader/entries.py).
+#: Most records of the inbox read by one call. The new entries of a record have about 8 MiB, unless their sizes were a
+#: surprise (master/dispatch/stream_cursor.py), and their bodies in it 1 MiB (master/leader/entries.py).
 _MOST_RECORDS = 16
 
 
@@ -245,7 +245,6 @@ class InboxReader(Service):
         return Filling(records, closed, wanted, self._came(records), any_tried)
 
     def _ask(self, block_ms: int | None, count: int) -> tuple[list[InboxRecord], bool]:
-        """Return up to ``count`` of the next records of the inbox, and whether any attempts are noted."""
         last = self._last_record
         commands = [read_command(self._inbox, last, block_ms, count), self._any_tried]
         if last != self._trimmed:
@@ -255,10 +254,10 @@ class InboxReader(Service):
         except ReplyUnknown:
             self._record_bytes = float(PAGE_BYTES)  # one record at the next time
             raise
-        for reply in replies:
+        for reply in replies[-2:]:
             if isinstance(reply, Exception):
                 raise reply
-        self._trimmed = last
+        self._trimmed = last  # if that is refused, what is left goes with the next records
         records = list(parse_inbox(replies[-2]))
         for record in records:
             if not (record.parts or record.order or record.recalled):
@@ -315,7 +314,6 @@ class InboxReader(Service):
         return added
 
     def _next_page(self, filling: Filling, most: int) -> list[HandOver]:
-        """Return what to bring into the lanes next, so that up to ``most`` bodies are to be fetched."""
         missing = [one for one in _ids(filling.left) if not filling.bodies[one]]
         if self._drains or len(missing) <= most:
             return filling.left
@@ -324,7 +322,6 @@ class InboxReader(Service):
         return list(takewhile(lambda part: part.ids[0] != first_left, filling.left))
 
     def _room(self) -> int:
-        """Return the room for more bytes of messages, at least one where a handler is idle."""
         room = self.most_bytes - sum(self._heavy.values())
         if room > 0:
             return room
@@ -390,11 +387,10 @@ class InboxReader(Service):
         return [part for part in left if part.ids]
 
     def _fill_lanes(self, page: list[HandOver], bodies: Bodies, any_tried: bool) -> int:
-        """Bring messages into the lanes, and return how many. Those whose bodies are not here are fetched first."""
         if not all(map(bodies.get, _ids(page))):
             page, bodies = self._fetch(page, bodies)
         ids = _ids(page)
-        known = (self._attempts(ids) if any_tried else _UNTRIED).get
+        known = (self._attempts(ids) if any_tried and ids else _UNTRIED).get
         make, lease, body = self.message_type, self._lease, bodies.get
         self._weigh(ids, [body(one) or () for one in ids])
         self._lanes.add(

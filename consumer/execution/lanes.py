@@ -327,7 +327,6 @@ class Lanes:
             self._idle -= 1
 
     def _runner_is_stuck(self) -> bool:
-        """Watch the runner for a moment. Return False when it goes on well, or a pause came meanwhile."""
         ended = self._ended
         self._watched = True
         self._idle += 1

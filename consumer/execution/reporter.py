@@ -142,7 +142,6 @@ class Reporter(Service):
             self.wake()
 
     def _must_tell(self, retrying: int) -> bool:
-        """Return whether the leader must hear how many tickets wait for a retry although nothing has ended."""
         return retrying > self._told_retrying or (retrying > 0 and now_s() - self._last_s >= _RETRYING_AGAIN_S)
 
     def _take_window(self, window: int | None) -> None:

@@ -61,7 +61,6 @@ def task_stack(task: asyncio.Task[Any]) -> str:
 
 
 def _runs(frame: FrameType, message: Message) -> bool:
-    """Return whether the frame is the one of a runner of ours that has called a handler with ``message``."""
     if not frame.f_code.co_filename.startswith(_HERE):
         return False
     held = frame.f_locals

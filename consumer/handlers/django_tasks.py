@@ -285,7 +285,6 @@ def _read(fields: Any) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def _task(path: str) -> Any:
-    """Import a task. Raises LookupError where it is none, which a rollout may mend."""
     if apps.get_containing_app_config(path.rpartition(".")[0]) is None:
         raise LookupError(f"{path}: its module belongs to no app of INSTALLED_APPS, so nothing is imported")
     try:

@@ -87,7 +87,6 @@ def _folders(*paths: str) -> tuple[str, ...]:
 
 
 def _package(path: str, installed: tuple[str, ...]) -> str:
-    """Return the beginning of all paths of the installed package, or module, that ``path`` is of."""
     root = next(root for root in installed if path.startswith(root))
     return root + path[len(root) :].partition("/")[0]
 

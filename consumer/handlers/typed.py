@@ -178,7 +178,6 @@ def _maker(adapter: TypeAdapter[Any], body: str | Callable[[bytes], Any]) -> Rea
 
 
 def _brief(adapter: TypeAdapter[Any]) -> Any:
-    """Return a validator that finds the same values valid, and stops at the first error of each list and dict."""
     from pydantic_core import SchemaValidator
 
     schema = _stopping_early(adapter.core_schema)

@@ -319,7 +319,6 @@ class HandlerProcess:
         return CallResult(how, told, traceback=self._last_words(), seconds=seconds, is_in_doubt=is_in_doubt)
 
     def _takes(self, piece: Piece) -> bool:
-        """Send the message. Return whether its handler is called: the process may end before it reads."""
         try:
             self._socket.sendall(orjson.dumps(piece.document()) + b"\n")
             return self._hear(_SEND_S) is not None

@@ -221,7 +221,6 @@ class SuspectWorker(Service):
 
 
 def _piece_of(message: Message) -> Piece:
-    """Return a started message as the child takes it: the child counts the start itself."""
     known = message.attempt - 1, message.failures, message.crashes, message.losses
     return Piece(message.ticket, message.stream_id, message.fence, known, message.flat)
 

@@ -113,7 +113,6 @@ def refusal(document: Mapping[str, Any]) -> str:
 
 
 def _seconds(text: str) -> float:
-    """Return the seconds of a Retry-After header, 0.0 when it has none: our masters send whole seconds."""
     return float(text) if text.isdecimal() else 0.0
 
 

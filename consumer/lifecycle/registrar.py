@@ -101,7 +101,6 @@ class Registrar(Service):
         raise self._refused(answer)
 
     def _refused(self, answer: MasterAnswer) -> MasterUnavailable:
-        """Return the trouble of a registration that was refused. One that waiting cannot change ends the program."""
         why = refusal(answer.document) or str(answer.status)
         if 400 <= answer.status < 500 and answer.status != 429:
             event(log, "registration_refused", level=logging.ERROR, master=answer.url, status=answer.status, why=why)

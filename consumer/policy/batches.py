@@ -97,7 +97,6 @@ def _failed_of(raised: PartialFailure) -> Any:
 
 
 def _named(parts: Sequence[Sequence[InCall]], returned: Any) -> dict[str, BaseException] | TypeError:
-    """Return the errors by message id; a TypeError when the return value cannot be read as that."""
     if returned is None:
         return {}
     if not isinstance(returned, Mapping):

@@ -122,5 +122,4 @@ class RedisGuard:
 
 
 def _raw(word: Arg) -> Arg:
-    """Encode a word; bytes of a message that are not UTF-8 go out as they came in."""
     return word.encode("utf-8", "surrogateescape") if isinstance(word, str) else word

@@ -205,7 +205,6 @@ class TortureChild:
 
 
 def _live(stage: socket.socket, request: TortureRequest) -> None:
-    """Obey orders until the harness is gone, then end the process; never return."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # frozen, it would outlive the harness
         _ChildLoop(stage, request).run()

@@ -118,7 +118,6 @@ class Harness:
     # ---- the expected effect -----------------------------------------------------------------------------------------
 
     def _undisturbed(self) -> tuple[Expected, int]:
-        """Return the effect of an undisturbed ticket, and how many lines a call runs. Raises HandlerUntestable."""
         began_s = time.monotonic()
         first, lines = self._control()
         self._hold_s = max(0.3, (time.monotonic() - began_s) / 2)
@@ -185,7 +184,6 @@ class Harness:
             story.notes.append(f"message {step.number}, actor {step.actor}: {answer['error']}")
 
     def _perform(self, story: Case, step: RunStep) -> dict[str, Any]:
-        """Run one message, again and again as a consumer would, until it ends. Return the last answer."""
         actor = story.actors.get(step.actor)
         if actor is None:
             actor = story.actors[step.actor] = TortureChild(self._request)

@@ -295,7 +295,6 @@ class Flow:
         return dead
 
     def _kill_one(self) -> None:
-        """Kill (-9) the process that runs the handler of one consumer: the first by name that has handled a message."""
         self.kill_at = None
         pids = self._reader.pids()
         if not pids:

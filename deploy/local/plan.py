@@ -129,7 +129,6 @@ def local_settings(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Loca
 
 
 def _of_programs(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the settings that ``usher up`` reads itself and gives its programs anew."""
     own = {name_of(field) for field in LocalSettings.model_fields} | {"USHER_BIND"}
     return {name: value for name, value in environ.items() if name not in own}
 

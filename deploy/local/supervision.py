@@ -221,7 +221,6 @@ class Supervision:
             caller.connect(str(self._socket))
 
     def _end_leftovers(self, session: int, hurry: Callable[[], bool]) -> None:
-        """End the processes that supervisord did not: Redis last, so that the others can still give back their work."""
         for keep, wait_s in ((self._redis_pid, self._stop_seconds), (0, _TERM_WAIT_S)):
             _signal(set(_members(session)) - {keep, session}, signal.SIGTERM)
             deadline_s = time.monotonic() + wait_s

@@ -393,7 +393,6 @@ class Candidates:
         most: int,
         span: tuple[bytes, bytes] = (b"0-0", b"+"),
     ) -> list[bytes]:
-        """Return the ids of the newest ``most`` entries of a stream, between two ids, whose ``field`` is ``value``."""
         found: list[bytes] = []
         floor, start, looked_at, ends_s = rank(span[0]), span[1].decode(), 0, now_s() + _SEARCH_S
         while True:
@@ -421,14 +420,15 @@ class Candidates:
             ("XINFO", "GROUPS", keys.stream),
             ("HMGET", keys.attempts, *(one for one, _ in entries)),
             ("HMGET", keys.tickets, *tickets),
+            ("GET", keys.taken),
         ]
-        groups, attempts, values, *pending = self._link.pipeline(
+        groups, attempts, values, taken, *pending = self._link.pipeline(
             [*stored, *(("XPENDING", keys.stream, keys.group, one, one, 1) for one, _ in entries)]
         )
         for reply in (attempts, values):
             if isinstance(reply, Exception):
                 raise reply
-        facts = group_of(groups, keys.group)
+        facts = group_of(groups, keys.group, taken)
         delivered = -1 if facts is None else rank(facts[b"last-delivered-id"])
         records = dict(zip(tickets, map(_record, values), strict=True))
         found, over = [], []

@@ -93,7 +93,6 @@ class Replay:
         ]
 
     def _add(self, most: int) -> int:
-        """Add the next message of up to ``most`` tickets of which none is in the stream; return how many."""
         busy, before = {one.ticket for one in self._running.values()}, len(self._running)
         for ticket in [ticket for ticket in self._queues if ticket not in busy][: max(0, most)]:
             one = self._queues[ticket][0]

@@ -346,7 +346,6 @@ class Kit:
                 self._tell_wait(message)
 
     def _called(self, given_to: Any) -> tuple[Any, BaseException | None]:
-        """Call the handler. What ends a test (Ctrl-C, ``pytest.fail``) goes through to it."""
         self._error = ""
         try:
             returned = self.handler.call(given_to)

@@ -153,7 +153,6 @@ class LeaderServices:
         self.roster.wake()
 
     def _works(self) -> bool:
-        """Return True when the dispatcher makes progress: the lead is extended only then."""
         last, lease_s = self.dispatcher.last_turn_s, self._place.settings.leader_lease_seconds
         quiet_s = now_s() - last if last is not None else math.inf
         if quiet_s > lease_s / 2:

@@ -444,7 +444,6 @@ def _date(day: int) -> str:
 
 
 def _gap(table: str, floor: bytes, before: dict[bytes, Any], now: dict[bytes, Any], floor_is_there: bool) -> str:
-    """Return what may be missing behind ``floor``, as a sentence, or ""."""
     first, deleted = _first(now), now.get(b"max-deleted-entry-id")
     since = f"{table} from {after(floor).decode()}"
     if floor != ZERO and not floor_is_there:

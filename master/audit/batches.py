@@ -30,7 +30,7 @@ from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import describe_unreachable
 from usher.common.redis.endpoints import make_connection
 from usher.common.redis.private_names import socket_of
-from usher.common.redis.replies import pairs, parse_inbox, parse_record
+from usher.common.redis.replies import group_of, pairs, parse_inbox, parse_record
 
 #: Entries of a page of the pending list: with fewer, round trips count; with more, memory (10 MB a page).
 PAGE = 10_000
@@ -215,7 +215,6 @@ def ddl(schema: pa.Schema) -> str:
 
 
 def _batch(schema: pa.Schema, count: int, **columns: Any) -> pa.RecordBatch:
-    """Return a batch; a single text or None stands for every row."""
     arrays = []
     for field in schema:
         given = columns[field.name]
@@ -229,7 +228,6 @@ def _batch(schema: pa.Schema, count: int, **columns: Any) -> pa.RecordBatch:
 
 
 def _texts(values: Sequence[bytes | str | None] | pa.Array) -> pa.Array:
-    """Return UTF-8 texts; other bytes become replacement characters."""
     raw = values if isinstance(values, pa.Array) else pa.array(values, _BYTES)
     try:
         return raw.cast(_TEXT)
@@ -277,13 +275,12 @@ def pending_span(reader: BulkReader, keys: Keys, everything: bool) -> Span | Non
     count, lowest, highest, _ = reader.ask("XPENDING", keys.stream, keys.group)
     if not everything:
         return (lowest, highest) if count else None
-    groups = map(pairs, reader.ask("XINFO", "GROUPS", keys.stream))
-    read = next(row[b"last-delivered-id"] for row in groups if row[b"name"] == keys.group.encode())
+    group = group_of(reader.ask("XINFO", "GROUPS", keys.stream), keys.group, reader.ask("GET", keys.taken))
     first = pairs(reader.ask("XINFO", "STREAM", keys.stream))[b"first-entry"]
     ends = [entry_id for entry_id in (lowest, first[0] if first else None) if entry_id]
-    if not ends:
+    if group is None or not ends:
         return None
-    span = min(ends, key=rank), max((read, *([highest] if highest else [])), key=rank)
+    span = min(ends, key=rank), max((group[b"last-delivered-id"], *([highest] if highest else [])), key=rank)
     return span if rank(span[0]) <= rank(span[1]) else None
 
 

@@ -599,7 +599,6 @@ def is_filling(settings: AuditChoices) -> bool:
 
 
 def _new_share(cap: int, link: Link, keys: Keys) -> float:
-    """Return which part of a run log that holds up to ``cap`` records is new, by their times."""
     archived, told = link.all_of([("HGET", keys.archived, "runs"), ("XINFO", "STREAM", keys.runs)])
     log = pairs(told)
     if not log[b"first-entry"] or not cap:

@@ -104,7 +104,6 @@ class AuditRun:
         return snapshot.stream_facts(self._links[stream], self._plan.keys(stream), self._plan.run_log_length)
 
     def _leave_out_odd_ones(self) -> dict[str, AuditedStream]:
-        """Leave out streams of which a key cannot be read, with a finding, and return the facts of the others."""
         facts = {}
         for stream, link in list(self._links.items()):
             told = snapshot.foreign_keys(link, self._plan.keys(stream))

@@ -181,7 +181,6 @@ class Proof:
         return made
 
     def _last_proof(self) -> Commit | None:
-        """Return the last commit, None before the first. Raises StartRefused when the archive is older than it."""
         last = self._proofs.recover()
         for name, data in (("runs", self._runs), ("entries", self._entries)):
             number, end = last.facts[name] if last else (0, ZERO.decode())
@@ -194,7 +193,6 @@ class Proof:
         return last
 
     def _open_archive(self, before: Commit | None) -> None:
-        """Find what is new in the archive since the commit ``before``; without it all is."""
         engine, self._before = self._engine, before
         number = before.facts["runs"][0] if before else 0
         self._chain = self._runs.chain()
@@ -390,7 +388,6 @@ class Proof:
         engine.view("all_and_letters", "SELECT * FROM all_new UNION ALL SELECT * FROM former")
 
     def _confirm(self, found: Mapping[tuple[str, str], tuple[int, list[Example]]]) -> list[str]:
-        """Look again at entries that seem lost or overtaken. Returns the ids of those that only moved."""
         moved, keys, limits = [], self._keys, self._plan.thresholds
         for (name, _), (count, examples) in found.items():
             held, total = examples, count
@@ -440,7 +437,6 @@ class Proof:
         return findings.fold(found), list(standing.values())
 
     def _unproven(self, facts: AuditedStream, unjudged: int) -> Iterator[tuple[bool, str]]:
-        """Yield (is it a hole, sentence) for what this run could not prove."""
         stream = facts.stream
         for one in self._new_runs:
             if one.gap:
@@ -487,7 +483,6 @@ class Proof:
 
 
 def _parts(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
-    """Yield commits of the run log that follow one another without a gap."""
     part: list[Commit] = []
     for one in commits:
         if one.gap and part:

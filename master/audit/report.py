@@ -208,7 +208,6 @@ def bars(title: str, note: str, rows: Sequence[tuple[str, int]], empty: str) -> 
 
 
 def _charts(report: AuditReport) -> list[dict[str, Any]]:
-    """Return the charts of one run; a proof, which looks at nothing that waits now, has none."""
     if report.proven:
         return []
     plots, is_one, nothing = report.plots, len(report.streams) == 1, "nothing is pending"
@@ -278,5 +277,4 @@ def print_audit_report(report: AuditReport, page: Path | None) -> None:
 
 
 def _safe(text: str) -> str:
-    """Return a text from Redis, which may hold anything, without control characters and markup."""
     return escape(escape_control(text))

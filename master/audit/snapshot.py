@@ -359,7 +359,6 @@ def looks(link: Link, keys: Keys, name: str, suspects: Iterable[Example]) -> Ite
 
 
 def _other(name: str, example: Example) -> bytes | str:
-    """Return the entry that it is compared with: the detail begins with its id."""
     return example.detail.partition(" ")[0] if name == "ticket_owned_twice" else ZERO
 
 

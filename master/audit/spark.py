@@ -158,7 +158,6 @@ def _started(
 
 
 def _first_of_log(log: Path, failed: Exception) -> str:
-    """Return the first exception that Spark's log tells of, else what ``failed`` says."""
     told = log.read_text(errors="replace").splitlines()
     named = (
         line.strip()

@@ -77,11 +77,12 @@ class ChartKeeper(Service):
 
     def _level(self) -> tuple[int, Level]:
         keys = self._keys
-        moment, stream, groups, pending, last = self._link.pipeline(
+        moment, stream, groups, taken, pending, last = self._link.pipeline(
             [
                 ("TIME",),
                 ("XINFO", "STREAM", keys.stream),
                 ("XINFO", "GROUPS", keys.stream),
+                ("GET", keys.taken),
                 ("XPENDING", keys.stream, keys.group),
                 ("XREVRANGE", keys.runs, "+", "-", "COUNT", 1),
             ]
@@ -90,7 +91,7 @@ class ChartKeeper(Service):
             raise moment
         now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000
         facts = {} if isinstance(stream, Exception) else pairs(stream)
-        group = group_of(groups, keys.group)
+        group = group_of(groups, keys.group, taken)
         total, lowest = (0, None) if isinstance(pending, Exception) else pending[:2]
         entries, known = int(facts.get(b"length", 0)), group or {}
         lag = entries if group is None else known.get(b"lag")  # None: this Redis does not know it
@@ -123,7 +124,6 @@ class ChartKeeper(Service):
         return found, in_part
 
     def _take_tenants(self) -> dict[str, list[Any]]:
-        """Return what each tenant was handed over since the last call, who was handed most first."""
         told = self._tenants()
         taken = {}
         for name, (given, *rest) in told.items():

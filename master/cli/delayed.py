@@ -138,7 +138,6 @@ def _act(
     why: str,
     as_json: bool,
 ) -> None:
-    """Do it to the chosen messages. ``due``: the time to which they are moved, given that of Redis."""
     if bool(ids) == everything or (ticket is not None and not everything):
         raise click.UsageError("give ids of messages, or --all, with --ticket or without; see `usher delayed list`")
     if wrong := next((text for text in ids if not is_id(text)), None):

@@ -98,7 +98,6 @@ def place(text: str, now_ms: int) -> str:
 
 
 def _entries(link: Link, stream: str, start: str, end: str, follow: bool) -> Iterator[Entry]:
-    """Yield entries from ``start`` to ``end``, then, with ``follow``, all new ones."""
     last, count = b"", _FIRST_PAGE
     while True:
         since: str | bytes = b"(" + last if last else start

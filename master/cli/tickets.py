@@ -238,7 +238,6 @@ def _print_error(document: dict[str, Any]) -> None:
 
 
 def _explained(at: OperatorContext, ticket_id: str) -> dict[str, Any]:
-    """Return the explanation of the leader, which asks the consumer; without one that of Redis alone."""
     asked = quote(ticket_id.encode("utf-8", "surrogateescape"), safe="")
     return ask_leader(at, f"/api/explain?id={asked}") or at.explainer.explain(ticket_id).document()
 

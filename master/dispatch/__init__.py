@@ -1,3 +1,3 @@
-"""The hot path: wake, peek, plan, hand over."""
+"""The hot path: wake, plan, hand over and read on."""
 
 from __future__ import annotations

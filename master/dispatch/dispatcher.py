@@ -1,8 +1,8 @@
-"""Dispatcher: the one thread that owns the board. It peeks at new entries, plans, hands over, frees what is reported,
+"""Dispatcher: the one thread that owns the board. It reads new entries, plans, hands over, frees what is reported,
 recovers.
 
-New entries are taken from the stream by the hand-over of the plan that contains them; until then they are only peeked
-at, and nothing has happened.
+One transaction hands over what was read and reads what comes next (``LeaderScripts.turn``). What was read and not
+handed over is in nobody's list: should this leader end, the next one has the group given it again.
 
 Other threads never touch the board; they post events. A reply that is not sure (a broken connection, an entry that was
 not where memory had it) ends the epoch: the elector takes a new one, which refuses any late command, and everything is
@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from usher.common.base.clock import now_s, wall_ms
@@ -23,7 +22,7 @@ from usher.common.base.log import event
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.mishaps import DeclaredLoss, range_of
 from usher.common.protocol.registration import name_of
-from usher.common.redis.client import SAME_MEMORY, Link
+from usher.common.redis.client import SAME_MEMORY, Link, ScriptMissing
 from usher.common.redis.replies import TicketStream, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
@@ -32,13 +31,7 @@ from usher.master.dispatch.stream_cursor import IDLE_READ_S, PositionSaver, Stre
 from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.elector import Lead
 from usher.master.leader.entries import NO_NEW_ENTRIES, MarkReader, NewEntries, Rejected, partition_entries
-from usher.master.leader.leader_scripts import (
-    GroupMoved,
-    LeaderCounters,
-    LeaderScripts,
-    NotificationMismatch,
-    RulesMoved,
-)
+from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts, NotificationMismatch, RulesMoved
 from usher.master.leader.limits import LeaderLimits
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.operations.live_rules import read_rules
@@ -190,7 +183,7 @@ class Dispatcher(Service):
             self._unwell = None
             return wait_s
         except Fenced:
-            event(log, "leader_fenced", level=logging.WARNING, epoch=epoch, last_read=self._cursor.last_read)
+            event(log, "leader_fenced", level=logging.WARNING, epoch=epoch, last_read=self._cursor.taken)
             self._drop_memory()
             self._lead.lost(epoch)
         except NotNow as refused:
@@ -265,7 +258,9 @@ class Dispatcher(Service):
         self._unsure.update(self._recoverer.take_unsure())
         # 3. Older entries: pending ones that the idle sweep finds.
         known, has_any = list(self._members), self._has_pending or bool(self.board.in_flight)
-        sweeping = self._idle_sweep.turn(self.board, self._steps, known, now_s(), self._rejected, has_any)
+        sweeping = self._idle_sweep.turn(
+            self.board, self._steps, known, now_s(), self._rejected, has_any, self._cursor.to_look_at
+        )
         # 4. Records of unsure tickets: after 1 and 2, which name most of them, and before they are planned.
         self._read_records()
         # 5. Older entries: those that memory did not keep of tickets that go on.
@@ -273,7 +268,7 @@ class Dispatcher(Service):
         # 6. Entries on the board get the free slots before new ones.
         handed = self._hand_over()
         # 7. Make room: drop from memory what Redis alone can keep. After 6, since what was handed over needs no room;
-        #    before 8, which peeks at nothing if too much is parked.
+        #    before 8, which reads nothing if too much is parked.
         self._unload()
         # 8. New entries. Older ones are on the board by now, or the board knows that they are yet to be read. If there
         #    are none, some may be asked back for consumers that have nothing to do.
@@ -282,7 +277,7 @@ class Dispatcher(Service):
         self._reject()
         # 10. The group's position, with what 8 took; and what of the board is not pending any more: no command is under
         #     way, so that Redis and memory are of one moment.
-        look = self._position_saver.turn(self.board, self._steps, self._cursor.last_read)
+        look = self._position_saver.turn(self.board, self._steps, self._cursor.taken)
         if look is not None:
             self._steps.losses.cut(look.cut, look.position.delivered)
             self._cursor.under_master = look.pending.get(MASTER, 0)
@@ -429,15 +424,21 @@ class Dispatcher(Service):
     # ---- 6: hand-over ------------------------------------------------------------------------------------------------
 
     def _hand_over(self) -> int:
-        """Plan and hand over until nothing is left or the turn is long enough. Return the number of entries."""
+        """Plan and hand over until nothing is left or the turn is long enough. Return the number of entries. A plan
+        that is refused as a whole has not happened, and the board forgets it."""
+        assert self._steps is not None
         handed = 0
         for _ in range(_PLANS_PER_TURN):
             plan = self.board.plan(self._limits.batch, now_s())
             if plan is None:
                 break
             try:
-                reply = self._carry_out(plan)
+                reply = self._steps.hand_over(plan)
+            except NotNow:
+                self.board.withdraw(plan)
+                raise
             except RulesMoved:
+                self.board.withdraw(plan)
                 self._follow_rules()
                 continue
             handed += plan.size
@@ -445,18 +446,6 @@ class Dispatcher(Service):
             if self._events:
                 break
         return handed
-
-    def _carry_out(self, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
-        """Carry out a plan. When it is refused as a whole, nothing was done: the board forgets the plan, and the
-        refusal is raised."""
-        assert self._steps is not None
-        try:
-            return self._steps.hand_over(
-                plan, new, partial(self._cursor.arm_early, self.board, new) if new.found else None
-            )
-        except (NotNow, RulesMoved, GroupMoved):
-            self.board.withdraw(plan)
-            raise
 
     def _learn(self, plan: HandOverPlan, reply: HandOverReply) -> None:
         assert self._steps is not None
@@ -491,23 +480,11 @@ class Dispatcher(Service):
         self._unload_s = ended + _PAUSE_PER_LOOK * (ended - now)
 
     def _take_new_entries(self) -> bool:
-        """Peek at new entries, and take them from the stream by a hand-over. Return whether more can be done at
-        once."""
+        """Take what was read, by the plan that contains it, and read on. Return whether more can be done at once."""
         assert self._steps is not None
-        new = self._cursor.peek(self.board, self._steps, now_s())
+        new = self._cursor.next(self.board, self._steps, now_s())
         if new is None:
             return False
-        if new.found and not self._take(new):
-            return True
-        if self._cursor.is_past_repeats(new):
-            self._steps.note_repeats(None)
-            self._cursor.repeats_until = None
-        return bool(new.found) and (not new.is_all or self.board.parked > 0)
-
-    def _take(self, new: NewEntries) -> bool:
-        """Take the entries by the hand-over of a plan that contains them. Return False when it was refused; the entries
-        then count as never seen."""
-        assert self._steps is not None
         entries = self._sort(new)
         # Once for all that comes again; and before it is taken, since we may end in between.
         comes_again = bool(entries.late or entries.in_processing)
@@ -515,22 +492,49 @@ class Dispatcher(Service):
             self._steps.losses.set_back((new.found[0].id, self._cursor.given), None)
         self._comes_again = comes_again
         plan = (self.board.plan(self._limits.batch, now_s()) if entries.may_plan else None) or NOTHING
-        reply = self._carry_out_or_forget(plan, new, entries)
-        if reply is None:
-            return False
-        self._cursor.advance(new)
-        self._steps.losses.cut(reply.cut, new.position)
-        self._position_saver.remember(new)
+        count = self._cursor.count(self.board, new)
+        try:
+            if count:
+                reply, read = self._steps.turn(plan, new, count)
+            else:
+                reply, read = self._steps.hand_over(plan, new), NO_NEW_ENTRIES
+        except (NotNow, RulesMoved) as refused:  # nothing has happened; what was read stays
+            self._refused(plan, entries, refused)
+            if isinstance(refused, NotNow):
+                raise
+            return True
+        if not isinstance(reply, HandOverReply):
+            self._refused(plan, entries, reply)
+            self._cursor.keep(new, read, count, is_mismatch=isinstance(reply, NotificationMismatch))
+            self._follow_group()
+            if isinstance(reply, NotNow) and not isinstance(reply, ScriptMissing):
+                raise reply
+            return True
+        last_read = self._cursor.last_read
+        self._cursor.advance(new, read, count, reply.newest)
+        self._steps.losses.cut(reply.cut, last_read)
+        self._taken(plan, new, entries, reply)
+        self._follow_group()
+        if self._cursor.is_past_repeats:
+            self._steps.note_repeats(None)
+            self._cursor.repeats_until = None
+        return self._cursor.may_have_more or (bool(new.found) and self.board.parked > 0)
+
+    def _follow_group(self) -> None:
+        if self._cursor.was_told_wrong:
+            self._cursor.follow(self._stream.position())
+
+    def _taken(self, plan: HandOverPlan, new: NewEntries, entries: SortedEntries, reply: HandOverReply) -> None:
+        if new.found:
+            self._position_saver.remember(new)
         self._rejected += entries.rejected
         self._learn(plan, reply)
         self.board.take_in(entries.late)
         self._unsure.update(ticket for ticket, _ in entries.in_processing)
         if entries.known:
             self._rejoin(entries.known)
-        return True
 
     def _sort(self, new: NewEntries) -> SortedEntries:
-        """Sort new entries by what is known of them, and put the unknown ones on the board."""
         assert self._steps is not None
         usable, rejected = partition_entries(new.found)
         repeated, redelivered, unseen = self._cursor.split(usable)
@@ -540,28 +544,13 @@ class Dispatcher(Service):
         self.board.learn(self._marks.read(new.found))
         return SortedEntries(unseen, known, in_processing, late, rejected, may_plan=not known and not redelivered)
 
-    def _carry_out_or_forget(self, plan: HandOverPlan, new: NewEntries, entries: SortedEntries) -> HandOverReply | None:
-        """Carry out the plan that takes the entries. Return None when it was refused: the board has forgotten them, and
-        they are peeked at again."""
-        try:
-            return self._carry_out(plan, new)
-        except NotNow:  # Redis refuses every command for now: the turn ends
-            self._forget(entries)
-            raise
-        except RulesMoved:  # the rules are read before the next plan
-            self._rules_due = True
-            self._forget(entries, why="the rules have changed")
-        except NotificationMismatch:  # the next entry is not the one that the notification brought
-            self._forget(entries, is_mismatch=True, why="the group has moved")
-        except GroupMoved:  # another client read from the group, or set its position
-            self._forget(entries, why="the group has moved")
-        return None
-
-    def _forget(self, entries: SortedEntries, *, is_mismatch: bool = False, why: str = "") -> None:
+    def _refused(self, plan: HandOverPlan, entries: SortedEntries, why: Exception) -> None:
+        self.board.withdraw(plan)
         self.board.forget(entries.new)
-        self._cursor.retry(is_mismatch)
-        if why:
-            event(log, "new_entries_retried", why=why)
+        if isinstance(why, RulesMoved):  # the rules are read before the next plan
+            self._rules_due = True
+        if not isinstance(why, NotNow):
+            event(log, "new_entries_retried", why=str(why) or "the rules have changed")
 
     def _rejoin(self, known: list[tuple[bytes, bytes]]) -> None:
         assert self._steps is not None
@@ -572,7 +561,6 @@ class Dispatcher(Service):
             raise ReplyUnknown(f"entries could not rejoin their owners: {refused}") from refused
 
     def _recall(self) -> None:
-        """Ask tickets back for consumers that have nothing to do: no entry waits for them."""
         assert self._steps is not None
         for incarnation, tickets in self.board.recalls(now_s()):
             self._unsure.update(self._steps.recall(incarnation, tickets))

@@ -1,4 +1,4 @@
-"""How far the leader is in the stream: when it peeks at the next entries, and the group's position, saved outside of
+"""How far the leader is in the stream: when it reads the next entries, and the group's position, saved outside of
 the group, so that a group that is lost begins again where it was. Neither has a thread: the dispatcher gives them
 turns."""
 
@@ -7,14 +7,16 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from usher.common.base.clock import now_s
+from usher.common.base.errors import ReplyUnknown
 from usher.common.base.log import event
 from usher.common.protocol.message import LONGEST_TICKET
-from usher.common.protocol.stream_id import ZERO, from_rank, rank
+from usher.common.protocol.stream_id import ZERO, before, from_rank, rank
 from usher.common.redis.replies import TicketStream
 from usher.master.dispatch.stream_notifier import StreamNotifier
-from usher.master.leader.entries import NewEntries, notification_limit
+from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, notification_limit
 from usher.master.leader.leader_scripts import LeaderScripts, PositionLook
 from usher.master.policy.board.board import Board
 from usher.master.policy.group_loss import Memory
@@ -29,6 +31,10 @@ _MOST_UNDER_MASTER = 2_000_000
 #: Read-ahead: most bytes of ids, of tickets and of entries, in memory.
 _BYTES = 64 * 1024 * 1024
 _LONGEST_ID = 41
+#: Entries of the first read; how many times more the next may ask for; and bytes that it may bring, if none is larger
+#: than the largest of the last one and than the newest of the stream. Sizes are not known before: where they jump, and
+#: the newest entry was small, a read may bring more.
+_FIRST_READ, _GROWTH, _READ_BYTES = 4, 4, 8 * 1024 * 1024
 _LONGEST = LONGEST_TICKET + _LONGEST_ID
 #: Seconds between saves: at most this much comes again when the group is lost.
 _SAVE_POSITION_S = 1.0
@@ -42,73 +48,130 @@ def _rank_of(entry: TicketEntry) -> int:
 
 
 class StreamCursor:
-    """The group's position in this epoch, and whether the stream may have more. Used by the dispatcher's thread.
+    """How far the leader has read and taken in this epoch, and whether the stream may have more. Used by the
+    dispatcher's thread.
 
-    Peeking changes nothing; entries count as read with the hand-over that takes them (``advance``). If it is refused,
-    they are peeked at again (``retry``).
+    What was read counts as taken with the turn that hands it over (``advance``). If that is refused, it is still to be
+    taken (``keep``).
     """
 
     def __init__(self, batch: int, read_ahead: int, notifier: StreamNotifier | None) -> None:
-        """``batch``: most entries peeked at once. ``read_ahead``: see ``read_ahead_room``."""
+        """``batch``: most entries read at once. ``read_ahead``: see ``read_ahead_room``."""
         self._batch, self._read_ahead = batch, read_ahead
         self._notifier = notifier
         self._no_more_since_s = 0.0
         self._may_have_more = True  # the stream, as far as we know
         self._notification_limit = 1  # most entries that a notification may bring
+        self._page = _FIRST_READ  # most entries of the next read
         self.under_master = 0  # entries pending under ``master``, when that was last looked at
         self.is_full = False  # so many entries wait that no more are read
+        self.taken = ZERO  # all up to here was taken
         self.last_read = ZERO
+        self._read = NO_NEW_ENTRIES  # what was read and not taken
+        self._told = b""  # above which id a notification told of entries, since the last read
         self.repeats_until: bytes | None = None  # after a group loss: entries up to here were read before
         # Rank of the highest id that the group was given: it comes again when somebody sets the group back.
         self._given = 0
 
     def begin(self, last_delivered: bytes, repeats_until: bytes | None, highest_pending: bytes = ZERO) -> None:
-        self.last_read, self.repeats_until = last_delivered, repeats_until
+        self.taken = self.last_read = last_delivered
+        self.repeats_until, self._read = repeats_until, NO_NEW_ENTRIES
         self._given = max(rank(last_delivered), rank(highest_pending))
         self._no_more_since_s = 0.0
-        self._notification_limit = 1
+        self._notification_limit, self._page, self._told = 1, _FIRST_READ, b""
         self._may_have_more, self.is_full, self.under_master = True, False, 0
         if self._notifier is not None:
             self._notifier.poll()  # it may be old
             self._notifier.accept()
 
-    def peek(self, board: Board, steps: LeaderScripts, now_s: float) -> NewEntries | None:
-        """Peek at new entries. Return None when there is no reason to: no consumer has room, or nothing says that there
-        are any."""
-        count = self._room(board)
+    def next(self, board: Board, steps: LeaderScripts, now_s: float) -> NewEntries | None:
+        """Return what is to be taken next: what was read, or what a notification brought; nothing, if it is to be read
+        first. None: no consumer has room, or nothing says that there are any."""
+        if self._read.found:
+            return self._read
+        room = self._room(board)
         notification = self._notifier.poll() if self._notifier is not None else None
         if self._notifier is None or notification is not None:
             self._may_have_more = True
-        if count <= 0 or (not self._may_have_more and now_s - self._no_more_since_s < IDLE_READ_S):
+        if room <= 0 or (not self._may_have_more and now_s - self._no_more_since_s < IDLE_READ_S):
             return None
-        if notification is not None and notification.entries and notification.after == self.last_read:
-            new = steps.notified(notification.after, notification.entries, count)
-        else:
-            new = steps.peek(count)
-        if new.found:
-            self._notification_limit = notification_limit(len(new.found), new.size)
-        self._may_have_more = not new.is_all  # if there is more, it need not wait for a notification
-        if new.is_all:
-            self._no_more_since_s = now_s
-        if not new.found:
-            # Another client may have read from the group: follow it, else each notification would tell of its entries.
-            self.last_read = new.position
-            if notification is not None and notification.after == new.position:
-                self._reject_notification()
-        return new
+        if notification is not None and notification.after == self.last_read:
+            self._told = notification.after
+            if not notification.entries:  # they are many, or large
+                self._page = min(self._page, _FIRST_READ)
+            else:
+                return steps.notified(notification.after, notification.entries, room)
+        return replace(NO_NEW_ENTRIES, position=self.taken)
 
-    def retry(self, is_mismatch: bool) -> None:
-        """Peek again at entries that were not taken. ``is_mismatch``: the notification that brought them did not match
-        the stream."""
-        self._may_have_more = True
+    def count(self, board: Board, new: NewEntries) -> int:
+        """Return how many entries to read behind ``new``, which is planned. What a notification brought comes again. As
+        long as what was refused to be taken makes more than a batch, nothing is read."""
+        heard = len(new.found) if new.digest else 0
+        if len(new.found) > self._batch:
+            return heard
+        return heard + max(0, min(self._room(board), self._page))
+
+    def advance(self, new: NewEntries, read: NewEntries, count: int, newest: int = 0) -> None:
+        """Note that ``new`` was taken, and what was read behind it, of up to ``count``. ``newest``: as in a reply."""
+        if new.found:
+            self.taken = new.found[-1].id
+            self._given = max(self._given, rank(self.taken))
+            if self._notifier is not None:
+                self._notifier.accept()
+        if new.digest:  # the group was given them only now
+            heard = {one.id for one in new.found}
+            self._notification_limit = notification_limit(len(new.found), new.size)
+            read = replace(read, found=[one for one in read.found if one.id not in heard])
+            self.last_read, self._told = self.taken, b""
+        self._note(replace(read, position=self.taken), count, newest)
+
+    def keep(self, new: NewEntries, read: NewEntries, count: int, *, is_mismatch: bool) -> None:
+        """Note that ``new`` was not taken. ``is_mismatch``: it is not what the stream has next. Raises ReplyUnknown if
+        the group was set back between the two reads: entries are in both."""
+        if not new.digest and new.found and read.found and rank(read.found[0].id) <= rank(new.found[-1].id):
+            raise ReplyUnknown("the group was set back while entries that it was given were not taken yet")
+        self._note(read if new.digest else replace(read, position=new.position, found=[*new.found, *read.found]), count)
         if is_mismatch:
             self._reject_notification()
 
-    def advance(self, new: NewEntries) -> None:
-        self.last_read = new.found[-1].id
-        self._given = max(self._given, rank(self.last_read))
-        if self._notifier is not None:
-            self._notifier.accept()
+    def _note(self, read: NewEntries, count: int, newest: int = 0) -> None:
+        self._read = read
+        if read.found:
+            self.last_read = read.found[-1].id
+        if not count:
+            self._may_have_more = True  # nobody has looked
+            return
+        self._told = b"" if read.found else self._told
+        self._may_have_more = not read.is_all
+        if read.is_all:
+            self._no_more_since_s = now_s()
+        if read.found:
+            self._notification_limit = notification_limit(len(read.found), read.size)
+        largest = max(read.largest, newest)
+        self._page = min(self._batch, _GROWTH * self._page if read.found else self._page)
+        self._page = max(1, min(self._page, _READ_BYTES // max(1, largest)))
+
+    @property
+    def may_have_more(self) -> bool:
+        return self._may_have_more or bool(self._read.found)
+
+    @property
+    def was_told_wrong(self) -> bool:
+        """Return whether a notification told of entries, and none were there: another client has read from the group,
+        or the notification came from another server."""
+        return bool(self._told) and not self._may_have_more and not self._read.found
+
+    def follow(self, position: bytes) -> None:
+        """Follow the group to its position: else each notification would tell of entries that others were given."""
+        if position == self._told:
+            self._reject_notification()
+        self.last_read, self._told = position, b""
+
+    @property
+    def to_look_at(self) -> bytes:
+        """The highest id at which entries of others may be looked for: what was read and not taken goes before those
+        above it, which only strangers can have. Empty: any."""
+        return before(self._read.found[0].id) if self._read.found else b""
 
     @property
     def given(self) -> bytes:
@@ -123,33 +186,18 @@ class StreamCursor:
         given = bisect_right(entries, self._given, lo=repeated, key=_rank_of)
         return entries[:repeated], entries[repeated:given], entries[given:]
 
-    def is_past_repeats(self, new: NewEntries) -> bool:
-        """Return whether these entries end the ones that the group is given a second time.
-
-        A notification may say "all" about another server only, so it proves nothing here.
-        """
-        return self.repeats_until is not None and (
-            (new.is_all and not new.digest) or rank(self.last_read) >= rank(self.repeats_until)
-        )
+    @property
+    def is_past_repeats(self) -> bool:
+        """Return whether all that the group is given a second time was taken."""
+        until = self.repeats_until
+        return until is not None and (not self.may_have_more or rank(self.taken) >= rank(until))
 
     def arm(self, board: Board) -> None:
         """Ask for a notification of the next entry, if there is room for it."""
-        self._arm(board, self.last_read)
-
-    def arm_early(self, board: Board, new: NewEntries) -> None:
-        """Ask for a notification while ``new`` entries are being taken: that costs less while Redis is awake, and
-        nobody waits for it.
-
-        If they are not taken after all, ``arm`` asks anew.
-        """
-        if new.is_all:
-            self._arm(board, new.found[-1].id)
-
-    def _arm(self, board: Board, after: bytes) -> None:
         if self._room(board) <= 0:
             self._may_have_more = True  # nobody tells of what comes meanwhile
         elif self._notifier is not None:
-            self._notifier.arm(after, self._notification_limit)
+            self._notifier.arm(self.last_read, self._notification_limit)
 
     def _reject_notification(self) -> None:
         if self._notifier is not None:

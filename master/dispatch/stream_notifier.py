@@ -3,7 +3,7 @@ of new entries.
 
 So a new entry wakes the thread that will take it, and no other: between ``XADD`` and hand-over no thread waits for
 another one. The question is a plain blocking XREAD: nothing is consumed, and a question whose answer is lost is simply
-asked again. The answer brings the new entries when they are small and few, so that nobody needs to peek.
+asked again. The answer brings the new entries when they are small and few, so that nobody needs to read them first.
 """
 
 from __future__ import annotations

@@ -121,5 +121,4 @@ class SystemDiagnostics:
 
 
 def _last(reply: Any) -> str | None:
-    """Return the last id in a reply of XINFO STREAM; None when the reply is an error because there is no stream."""
     return None if isinstance(reply, Exception) else parse_span(reply).last_generated.decode()

@@ -176,7 +176,7 @@ class Explainer:
     def _group(self, groups: Any, consumers: Any) -> tuple[bytes | None, GroupLag, dict[bytes, int]]:
         """Return, from replies of XINFO: the last id the group was given (None: there is no group), its lag above that
         id, and the pending count per consumer."""
-        facts = group_of(groups, self._keys.group)
+        facts = group_of(groups, self._keys.group, self._link.call("GET", self._keys.taken))
         if facts is None or isinstance(consumers, Exception):
             length = self._link.call("XLEN", self._keys.stream)
             return None, GroupLag(length, True), {}
@@ -243,7 +243,6 @@ class Explainer:
 
 
 def _record(value: Any) -> tuple[str, TicketRecord | None, int]:
-    """Return the kind of a record, the record, and when its ticket goes on that was given back until then."""
     if value is None:
         return "", None, 0
     try:

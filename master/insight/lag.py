@@ -60,6 +60,7 @@ def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dic
         ("HLEN", keys.rules),
         ("GET", keys.leader),
         ("HGET", keys.counters, f"cut_at {keys.stream}"),
+        ("GET", keys.taken),
     ]
     of_group = [("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)]
     more = [mishaps_command(keys), ("HGETALL", LogKeys(keys.stream).behind), *waiting_commands(keys)]
@@ -67,8 +68,9 @@ def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dic
     for reply in replies[: len(counts)]:
         if isinstance(reply, Exception):
             raise reply
-    entries, tickets, dead, retrying, errors, rules, leader, cut, groups, pending, mishaps, behind, *delayed = replies
-    group, held = group_of(groups, keys.group), parse_held(leader)
+    entries, tickets, dead, retrying, errors, rules, leader, cut, taken, groups, pending, *told_of = replies
+    mishaps, behind, *delayed = told_of
+    group, held = group_of(groups, keys.group, taken), parse_held(leader)
     total, lowest, _, owners = (0, None, None, ()) if isinstance(pending, Exception) else pending
     by_name = {bytes(name): int(count) for name, count in owners or ()}
     lag = lag_of(scripts, keys.stream, group, entries, most)

@@ -120,7 +120,7 @@ class StreamStatsReader:
             return self._kept[1]
 
     def _read(self) -> StreamStats:
-        keys = self._keys
+        keys, link = self._keys, self._link
         commands = [
             ("XLEN", keys.stream),
             ("HLEN", keys.tickets),
@@ -134,20 +134,20 @@ class StreamStatsReader:
             ("HGETALL", keys.rules),
             mishaps_command(keys),
             ("HGET", keys.position, "takeable"),
+            ("GET", keys.taken),
+            *waiting_commands(keys),
         ]
-        *counts, moment, stored, groups, pending, ruled, mishaps, takeable, delayed, first = self._link.pipeline(
-            [*commands, *waiting_commands(keys)]
-        )
+        *counts, moment, stored, groups, pending, ruled, mishaps, takeable, taken, late, first = link.pipeline(commands)
         for reply in (*counts, moment, stored, ruled):
             if isinstance(reply, Exception):
                 raise reply
         entries, tickets, tried_before, dead, led = counts
-        group, summary = group_of(groups, keys.group), None if isinstance(pending, Exception) else pending
+        group, summary = group_of(groups, keys.group, taken), None if isinstance(pending, Exception) else pending
         by_owner = {name: int(count) for name, count in (summary[3] or ())} if summary else {}
         registered = _registered(stored)
         leases = [leases_command(keys, list(registered))] if registered else []
         above = b"(" + (group[b"last-delivered-id"] if group else b"0-0")
-        replies = self._link.pipeline([*INFO_COMMANDS, ("XRANGE", keys.stream, above, "+", "COUNT", 1), *leases])
+        replies = link.pipeline([*INFO_COMMANDS, ("XRANGE", keys.stream, above, "+", "COUNT", 1), *leases])
         told, (unread, *states) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
         new = [entry[0] for entry in unread] if isinstance(unread, list) else []
         oldest = [*new, summary[1]] if summary and summary[0] else new
@@ -156,8 +156,8 @@ class StreamStatsReader:
         lag = lag_of(self._scripts, keys.stream, group, entries, _MOST_COUNTED)
         sources = self._sources() or {"lag": 0, "lag_is_exact": True}
         now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000
-        later = waiting_of(delayed, first)
-        late_s = 0.0 if later.first_ms is None else max(0.0, (now_ms - later.first_ms) / 1000)
+        delayed = waiting_of(late, first)
+        late_s = 0.0 if delayed.first_ms is None else max(0.0, (now_ms - delayed.first_ms) / 1000)
         return StreamStats(
             entries,
             min(lag.entries, entries) + sources["lag"],  # those that were cut unread count until the next is read
@@ -171,7 +171,7 @@ class StreamStatsReader:
             _age_s(oldest, now_ms),
             bool(led),
             _loads(registered, states[0] if states else (), rules, by_owner),
-            later.messages,
+            delayed.messages,
             late_s,
             _age_s(unheld, now_ms),
             trouble is not None and trouble.is_certain,

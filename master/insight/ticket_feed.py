@@ -189,7 +189,6 @@ class TicketFeed(Service):
         self._link.close()
 
     def _begin(self) -> None:
-        """Begin to read the streams. Raises RedisTrouble; then the next turn tries again."""
         heads = [self._last_id(key) for key in self._streams]
         router = self._make_router()
         router.start()
@@ -280,7 +279,6 @@ class TicketFeed(Service):
             return []
 
     def _handed_meanwhile(self, ticket: bytes, completed: Sequence[Event]) -> list[Event]:
-        """Return hand-overs that began and ended between two looks at the index."""
         known = self._seen.get(ticket)
         handed = known.row["message_ids"] if known is not None else ()
         return [
@@ -299,7 +297,6 @@ class TicketFeed(Service):
         follower.live.send(b"".join(frames))
 
     def _position_of(self, follower: Follower) -> list[bytes]:
-        """Return the follower's position: in sources that it is not behind with, all that was read."""
         own = follower.position or self._heads
         return [own[source] if source in follower.behind else head for source, head in enumerate(self._heads)]
 
@@ -399,7 +396,6 @@ class TicketFeed(Service):
     # -- the index
 
     def _look(self) -> None:
-        """Look at the records of the followed tickets, and send what has changed."""
         tickets = list(self._followers)
         for at in range(0, len(tickets), 1000):
             some = tickets[at : at + 1000]

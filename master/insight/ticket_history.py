@@ -143,8 +143,8 @@ class TicketHistory:
         nor still to be read. ``is_there``: the stream has it."""
         keys = self._keys
         asked = ("XPENDING", keys.stream, keys.group, message_id, message_id, 1)
-        groups, pending = self._link.pipeline([("XINFO", "GROUPS", keys.stream), asked])
-        group = group_of(groups, keys.group)
+        groups, taken, pending = self._link.pipeline([("XINFO", "GROUPS", keys.stream), ("GET", keys.taken), asked])
+        group = group_of(groups, keys.group, taken)
         if group is not None and pending:
             return BY_OWNER.get(bytes(pending[0][1]), TicketState.HANDED_OVER)
         is_unread = group is None or rank(message_id.encode()) > rank(group[b"last-delivered-id"])

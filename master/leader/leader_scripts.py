@@ -5,26 +5,25 @@ Every method raises Fenced when the leader key no longer holds our epoch, and wh
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from usher.common.base.errors import Fenced, ReplyUnknown, UsherError
+from usher.common.base.errors import Fenced, NotNow, ReplyUnknown, UsherError
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import GroupPosition
-from usher.common.redis.client import Meanwhile
-from usher.common.redis.replies import Entry, pack_bodies, separator
+from usher.common.redis.replies import Entry, pack_bodies, parse_own, separator
 from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argument
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.master.leader.entries import (
     LONGEST_MARK,
     NO_MARKS,
     NO_NEW_ENTRIES,
+    PEEKED,
     EntryParser,
     MarkReader,
     NewEntries,
@@ -35,8 +34,6 @@ from usher.master.leader.entries import (
 from usher.master.leader.losses import LossBook
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TargetReply, TicketPlan
 
-#: Makes one of a tuple of all its parts, at half the cost.
-_PEEKED = functools.partial(tuple.__new__, PeekedEntry)
 #: Messages per batch whose waiting time is measured, so that a batch of a thousand costs no more than one of ten.
 _SAMPLED = 16
 
@@ -84,12 +81,7 @@ class RulesMoved(UsherError):
     """The live rules have changed since the leader read them: nothing was done under the old ones."""
 
 
-class GroupMoved(UsherError):
-    """Another client read from the group, or set its position, since the new entries were peeked at: nothing was done
-    with them."""
-
-
-class NotificationMismatch(GroupMoved):
+class NotificationMismatch(UsherError):
     """The entries that a notification brought are not, or no longer, the next ones: nothing was done with them."""
 
 
@@ -166,14 +158,14 @@ class DueLook(NamedTuple):
 
 def _found(flat: Sequence[Any], step: int = 2) -> list[PeekedEntry]:
     return [
-        PeekedEntry(entry_id, *ticket) if type(ticket) is list else _PEEKED((entry_id, ticket, 0, b"", b""))
+        PeekedEntry(entry_id, *ticket) if type(ticket) is list else PEEKED((entry_id, ticket, 0, b"", b""))
         for entry_id, ticket in zip(flat[::step], flat[1::step], strict=True)
     ]
 
 
 def _take_arguments(new: NewEntries, planned: Sequence[Sequence[bytes]]) -> tuple[bytes | str, ...]:
     if not new.found:
-        return b"", b"", b"[]", b"[]", ""
+        return new.position, b"", b"[]", b"[]", ""
     ids = list(map(itemgetter(0), new.found))
     seen, taken = set(ids), set(chain.from_iterable(planned))
     unplanned, parked = (
@@ -183,7 +175,6 @@ def _take_arguments(new: NewEntries, planned: Sequence[Sequence[bytes]]) -> tupl
 
 
 def _blobs(plan: HandOverPlan, bodies: Mapping[bytes, list[bytes]]) -> list[bytes]:
-    """Pack for each target the bodies of its ids, in id order, as far as they are here."""
     targets = enumerate(plan.targets) if bodies else ()
     owners = {one: number for number, target in targets for part in target.parts for one in part.ids}
     found: list[list[tuple[bytes, ...]]] = [[] for _ in plan.targets]
@@ -216,24 +207,82 @@ class LeaderScripts:
         self.epoch = epoch
         self.losses = LossBook(scripts.link, keys)
         self.rules_version = b""  # the rules that plans were made under
+        self._is_guarded, self._connection = False, 0  # the connection watches the epoch, which was seen to be ours
 
     def check(self) -> None:
         self.reject(())  # every script checks that first; without entries this one does nothing else
 
-    def peek(self, count: int) -> NewEntries:
-        """Peek at up to ``count`` new entries, which stay where they are, bodies included, until a hand-over takes
-        them. Raises GroupMissing."""
+    def begin(self, *, is_new: bool = False) -> None:
+        """Begin the epoch: no turn of another leader counts any more, and what was read and not taken comes again.
+        ``is_new``: the group was made just now. Raises GroupMissing."""
         keys = self._keys
-        _, position, is_all, size, *flat = self._run(
-            "peek", (keys.stream, keys.leader), (count, *self._parse_arguments)
+        script_keys = (
+            keys.stream,
+            keys.leader,
+            keys.epoch,
+            keys.taken,
+            LogKeys(keys.stream).groups,
+            keys.counters,
         )
-        return NewEntries(position, _found(flat), bool(is_all), size)
+        self._run("begin", script_keys, ("1" if is_new else "",))
+        self._scripts.load("hand_over")
+        # A former epoch of ours watches over this connection, too, and `begin` has changed the key.
+        self._watch(self._scripts.link.all_of([("UNWATCH",), *self._watching]))
+
+    @property
+    def _watching(self) -> list[tuple[str, str]]:
+        """The commands that go with each transaction, behind it. The WATCH is the connection's, so a turn counts only
+        on the one that it was sent over; and it must be there before we look at the epoch."""
+        return [("WATCH", self._keys.epoch), ("GET", self._keys.epoch)]
+
+    def _watch(self, replies: Sequence[Any]) -> None:
+        self._is_guarded = False
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        if replies[-1] != str(self.epoch).encode():
+            raise Fenced(f"another master leads {self._keys.stream} (our epoch was {self.epoch})")
+        self._is_guarded, self._connection = True, self._scripts.link.connections
+
+    def turn(
+        self, plan: HandOverPlan, new: NewEntries, count: int
+    ) -> tuple[HandOverReply | NotNow | RulesMoved | NotificationMismatch, NewEntries]:
+        """Carry out a plan, which takes all of the ``new`` entries, and read up to ``count`` entries more, in one
+        transaction. What was read is in nobody's list before a later turn takes it, or a new epoch is given it again.
+
+        Return the reply, or why the plan was refused, and what was read: then ``new`` is still to be taken. Raises
+        Fenced, GroupMissing, and what ``Link.call`` raises: nothing happened, or it is not known what did.
+        """
+        if not self._is_guarded:
+            self._watch(self._scripts.link.all_of([("UNWATCH",), *self._watching]))
+        keys = self._keys
+        script_keys, args = self._hand_over_arguments(plan, new)
+        group, stream = (keys.group, "master"), keys.stream
+        read = ("XREADGROUP", "GROUP", *group, "COUNT", count, "NOACK", "STREAMS", stream, ">")
+        began_ns = time.time_ns()
+        self._is_guarded = False
+        answer, replies = self._scripts.run_then(
+            self._connection, "hand_over", script_keys, (keys.group, str(self.epoch), *args), (read,), self._watching
+        )
+        try:
+            self._watch(replies[-2:])
+        except NotNow as refused:  # the transaction has happened, and this must not look as if it had not
+            raise ReplyUnknown(f"whether the epoch is ours: {refused}") from refused
+        if answer is None:  # the epoch was another one, and is ours now: no order of events leads here
+            raise ReplyUnknown("a turn was refused in our own epoch")
+        told = replies[0]
+        if isinstance(told, Exception):
+            raise answer if isinstance(answer, Exception) else ReplyUnknown(f"handed over, and not read on: {told}")
+        entries = parse_own(told)
+        found = self._parser.parse(entries[0].id if entries else new.position, entries, len(entries) < count)
+        try:
+            return self._hand_over_reply(plan, new, answer, began_ns), found
+        except (NotNow, RulesMoved, NotificationMismatch) as refused:
+            return refused, found
 
     def notified(self, position: bytes, entries: Sequence[Entry], count: int) -> NewEntries:
-        """Parse up to ``count`` of the entries that a notification brought over another connection, as ``peek`` would
-        have returned them. All are above ``position``. No script is called, unless only scripts read the tickets."""
-        if self._parser.is_path:
-            return self.peek(count)
+        """Parse up to ``count`` of the entries that a notification brought over another connection. All are above
+        ``position``."""
         taken = entries[:count]
         return self._parser.parse(position, taken, len(taken) == len(entries), digest_of(taken))
 
@@ -262,13 +311,16 @@ class LeaderScripts:
         args = [part for entry in entries for part in entry]
         return int(self._run("reject", (keys.stream, keys.leader, keys.dead), args)[1])
 
-    def hand_over(
-        self, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES, meanwhile: Meanwhile | None = None
-    ) -> HandOverReply:
+    def hand_over(self, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
         """Carry out a plan; the reply says what was refused. All of the ``new`` entries are taken: those that get no
-        owner are pending under ``master`` then. ``meanwhile``: see Link.call. Raises RulesMoved and GroupMoved."""
+        owner are pending under ``master`` then. Raises RulesMoved and NotificationMismatch."""
+        script_keys, args = self._hand_over_arguments(plan, new)
+        began_ns = time.time_ns()
+        return self._hand_over_reply(plan, new, self._run("hand_over", script_keys, args), began_ns)
+
+    def _hand_over_arguments(self, plan: HandOverPlan, new: NewEntries) -> tuple[list[str], tuple[Any, ...]]:
         keys = self._keys
-        script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead]
+        script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead, keys.taken]
         parts: list[TicketPlan] = []
         targets: list[Any] = []
         for target, blob in zip(plan.targets, _blobs(plan, new.bodies), strict=True):
@@ -279,7 +331,7 @@ class LeaderScripts:
             parts += unowned
             parts += others
         tickets, ids = [part.ticket for part in parts], [part.ids for part in parts]
-        args = (
+        return script_keys, (
             plan.lowest,
             plan.highest,
             self.rules_version,
@@ -290,18 +342,19 @@ class LeaderScripts:
             *tickets,
             *targets,
         )
-        began_ns = time.time_ns()
-        state, detail, *replies = self._run("hand_over", script_keys, args, meanwhile)
+
+    def _hand_over_reply(self, plan: HandOverPlan, new: NewEntries, answer: Any, began_ns: int) -> HandOverReply:
+        if isinstance(answer, Exception):
+            raise answer
+        state, detail, *replies = self._unfenced(answer)
         if state == b"RULES":
             raise RulesMoved
         if state == b"MOVED":
-            position = detail  # where the group is
-            if position == new.position:
-                raise NotificationMismatch(f"other entries than those of the notification follow {position.decode()}")
-            raise GroupMoved(f"the group was at {new.position.decode()}, and is at {position.decode()}")
-        cut, missing, *targets_told = replies
+            where = f"the group was at {new.position.decode()}, and is at {detail.decode()}"
+            raise NotificationMismatch(where if detail != new.position else "other entries follow")
+        cut, missing, newest, *targets_told = replies
         answers = tuple(TargetReply(told[0].decode(), *told[1:]) for told in targets_told)
-        reply = HandOverReply(int(detail or 0), answers, cut, tuple(missing))  # detail: the fence of the call
+        reply = HandOverReply(int(detail or 0), answers, cut, tuple(missing), newest)  # detail: the fence of the call
         if plan.targets:
             self._counts.hand_over(plan, reply, began_ns)
         return reply
@@ -360,12 +413,12 @@ class LeaderScripts:
         args = [part for ticket, ids in entries for part in (ticket, b" ".join(ids))]
         return list(self._run("restore", (keys.stream, keys.leader, keys.tickets, keys.counters), args)[1])
 
-    def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int) -> Swept:
+    def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int, highest: bytes = b"") -> Swept:
         """Take one step of the idle sweep; entries owned by ``known`` incarnations with a living lease are left
-        alone."""
+        alone, and those above ``highest``."""
         keys = self._keys
-        script_keys = [keys.stream, keys.leader, keys.dead, keys.tickets, *map(keys.lease, known)]
-        args = (min_idle_ms, cursor, count, *self._parse_arguments, *known)
+        script_keys = [keys.stream, keys.leader, keys.dead, keys.tickets, keys.taken, *map(keys.lease, known)]
+        args = (min_idle_ms, cursor, count, *self._parse_arguments, highest, *known)
         _, cursor, flat, gone = self._run("sweep", script_keys, args)
         return Swept(cursor, list(zip(_found(flat, 3), flat[2::3], strict=True)), gone)
 
@@ -375,7 +428,7 @@ class LeaderScripts:
         keys = self._keys
         _, delivered, oldest, cut, pending = self._run(
             "save_position",
-            (keys.stream, keys.leader, keys.position, LogKeys(keys.stream).groups, keys.counters),
+            (keys.stream, keys.leader, keys.position, LogKeys(keys.stream).groups, keys.counters, keys.taken),
             (takeable,),
         )
         by_name = {name: int(count) for name, count in pending}
@@ -448,11 +501,13 @@ class LeaderScripts:
         """Forget the attempts, or the errors, of messages that are over, one page of the hash ``noted`` from
         ``cursor``. Return the next cursor and the fields that were deleted. Raises GroupMissing."""
         keys = self._keys
-        _, following, gone = self._run("forget_attempts", (keys.stream, keys.leader, noted), (cursor, count))
+        _, following, gone = self._run(
+            "forget_attempts", (keys.stream, keys.leader, noted, keys.taken), (cursor, count)
+        )
         return following, list(gone)
 
-    def _run(self, step: str, keys: Sequence[str], args: Iterable[Any], meanwhile: Meanwhile | None = None) -> Any:
-        return self._unfenced(self._scripts.run(step, keys, (self._keys.group, str(self.epoch), *args), meanwhile))
+    def _run(self, step: str, keys: Sequence[str], args: Iterable[Any]) -> Any:
+        return self._unfenced(self._scripts.run(step, keys, (self._keys.group, str(self.epoch), *args)))
 
     def _unfenced(self, reply: Any) -> Any:
         if (reply[0] if isinstance(reply, list) else reply) == b"FENCED":

@@ -169,7 +169,6 @@ class HealthChecker(Service):
             self._close(silent)
 
     def _tell(self, most: bool) -> None:
-        """Log that most are silent: when it begins, now and then while it lasts, and when it is over."""
         now = now_s()
         if most and (not self._silent_since_s or now - self._told_s >= _TELL_AGAIN_S):
             self._silent_since_s, self._told_s = self._silent_since_s or now, now
@@ -187,7 +186,6 @@ class HealthChecker(Service):
             self._silent_since_s = 0.0
 
     def _ask_all(self, members: Mapping[str, RegisteredConsumer]) -> dict[str, str]:
-        """Ask these consumers and return, for each, why it does not say that it is well; "" if it does."""
         answers = self._asker.ask(
             {incarnation: member.registration.health_url for incarnation, member in members.items()}
         )

@@ -100,7 +100,6 @@ class Membership:
             return None  # unreadable: it is replaced as a whole
 
     def _try(self, asked: Registration, former: Registration | None, stored: bytes) -> RegistrationResult | None:
-        """Make one attempt. Return None when another process's registration came in between."""
         generation = int(self._scripts.run("next_generation", (self._keys.counters,), ()))
         new = asked.with_generation(generation)
         proven_dead = former is not None and held_later(asked.lock, former.lock)

@@ -98,7 +98,6 @@ class MessageFields:
         return [group | {"rows": [next(rows) for _ in group["rows"]]} for group in groups]
 
     def _values(self, stream: str, names: Sequence[str], ids: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the values of these fields by id, of as many entries as can be read in time."""
         until_s, known, left = now_s() + self._within_s, dict[str, list[Any]](), list(ids)
         while left:
             some = left[:_READ_AT_ONCE]
@@ -140,8 +139,8 @@ class MessageFields:
         at, with whether that is exact."""
         keys = self._keys
         groups, pending = self._link.pipeline([("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)])
-        length, dead = self._link.all_of([("XLEN", keys.stream), ("XLEN", keys.dead)])
-        group = group_of(groups, keys.group)
+        length, dead, taken = self._link.all_of([("XLEN", keys.stream), ("XLEN", keys.dead), ("GET", keys.taken)])
+        group = group_of(groups, keys.group, taken)
         lag = lag_of(self._scripts, keys.stream, group, length, _MOST_COUNTED)
         waiting = 0 if isinstance(pending, Exception) else int(pending[0])
         delivered = None if group is None else bytes(group[b"last-delivered-id"])
@@ -150,7 +149,6 @@ class MessageFields:
     def _look(
         self, field: str, value: bytes, place: _SearchPosition, has_group: bool
     ) -> tuple[list[bytes], int, _SearchPosition | None]:
-        """Look at the next entries. Return those that fit, how many there were, and where to go on, None at the end."""
         keys, last, ids, number = self._keys, b"", list[bytes](), 0
         stream, group = (keys.dead if place.part == _DEAD else keys.stream), keys.group * (place.part == _PENDING)
         if (has_group or not group) and place.last != _HIGHEST:
@@ -166,7 +164,6 @@ class MessageFields:
         return ids, number, further._replace(part=_DEAD, last=ZERO) if place.part == _UNREAD else None
 
     def _told(self, ids: list[bytes], part: str, delivered: bytes) -> list[dict[str, Any]]:
-        """Return rows of the entries found; without those that are done, or dead, meanwhile."""
         keys, named = self._keys, [one.decode() for one in ids]
         if part == _DEAD:
             values = self._values(keys.dead, ("usher-ticket", "usher-id", *self.names), named)
@@ -187,7 +184,6 @@ class MessageFields:
         ]
 
     def _row(self, state: str, values: list[Any] | None, before: int) -> dict[str, Any]:
-        """Return a row of an entry with these values: its ticket's, ``before`` those of the fields that are shown."""
         ticket = _text(values, 0)
         chosen = None if values is None else shown_fields(self.names, values[before:])
         nothing = {"message_id": None, "letter_id": None, "consumer_name": ""}
@@ -204,6 +200,5 @@ def _begin(cursor: str | None, delivered: bytes) -> _SearchPosition:
 
 
 def _text(values: list[Any] | None, at: int) -> str | None:
-    """Return a value that is an id; None without one, or one that is too long for an id."""
     found = values[at] if values is not None and at < len(values) else None
     return None if found is None or found[1] > LONGEST_TICKET else found[0].decode(errors="replace")

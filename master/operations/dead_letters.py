@@ -122,7 +122,6 @@ class DeadLetters:
         return self._rows(start, end, count, "")
 
     def _rows(self, start: bytes, end: bytes, count: int, newest: str) -> tuple[bool, list[DeadLetter]]:
-        """Return whether there are no more, and up to ``count`` letters: fewer where they are large."""
         is_all, rows = self._scripts.run("read_letters", (self._keys.dead,), (start, end, count, newest))
         return bool(is_all), [parse_letter(letter_id, head) for letter_id, head in rows]
 

@@ -279,7 +279,6 @@ def _cursor(time: bytes, member: bytes) -> str:
 
 
 def _parse_cursor(cursor: str | None) -> tuple[str, str]:
-    """Return the time and the id of a cursor; "" and "" for None. Raises ValueError."""
     if cursor is None:
         return "", ""
     time, _, entry_id = cursor.partition("_")

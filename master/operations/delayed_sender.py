@@ -157,7 +157,6 @@ class DelayedMessages(Service):
         return one.named.decode() if one.named and self._sources.takes(one.named) else None
 
     def _await(self, look: DueLook, epoch: int) -> None:
-        """Wait until something is due or has come, or an operator has done something."""
         looked_s = now_s()
         until_s = looked_s + (_LOOK_S if look.wait_ms is None else min(_LOOK_S, look.wait_ms / 1000))
         while (left_s := min(_BLOCK_S, until_s - now_s())) > 0 and self._lead.epoch == epoch and not self.stopping:

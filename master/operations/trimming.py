@@ -137,7 +137,6 @@ def look_at(link: Link, streams: Sequence[str]) -> list[RetentionFacts | Command
 
 
 def _answers(replies: list[Any]) -> list[Any] | CommandRefused | GroupMissing:
-    """Return the replies about one stream, None for what is not there; or the refusal among them. Raises NotNow."""
     for at, reply in enumerate(replies):
         if isinstance(reply, (CommandRefused, GroupMissing)):
             if "no such key" not in str(reply):

@@ -180,7 +180,6 @@ def encode(one: Mapping[str, Any]) -> bytes:
 
 
 def _busiest(parts: Parts, most: int) -> Parts:
-    """Return the parts with the most executions, beside ``ALL``; all the others as one."""
     ranked = sorted(parts, key=lambda name: (name != ALL, name == OTHERS, -_size(parts[name])))
     most += ALL in parts
     kept = {name: parts[name] for name in ranked[:most]}
@@ -218,6 +217,5 @@ def _size(part: Mapping[str, Any]) -> int:
 
 
 def _more(former: Mapping[str, Any] | None, name: str, total: int | None) -> int | None:
-    """Return what has come since; None where that is unknown: the stream was made anew, or Redis does not tell."""
     before = None if former is None else former.get(name)
     return None if before is None or total is None or total < before else total - before

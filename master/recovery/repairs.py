@@ -139,15 +139,17 @@ class IdleSweep:
         now_s: float,
         rejected: list[Rejected],
         has_any: bool = True,
+        highest: bytes = b"",
     ) -> bool:
         """Take one step, if one is due. Return True when it found something to plan. Entries that can be handed to no
-        consumer are added to ``rejected``. ``has_any``: whether anything was pending a moment ago."""
+        consumer are added to ``rejected``. ``has_any``: whether anything was pending a moment ago. ``highest``: nothing
+        above it is looked at."""
         if now_s < self._next_s:
             return False
         if not has_any and self._cursor == b"0-0":
             self._next_s = now_s + self._every_s
             return False
-        swept = steps.sweep(known, self._min_idle_ms, self._cursor, _SWEPT)
+        swept = steps.sweep(known, self._min_idle_ms, self._cursor, _SWEPT, highest)
         self._cursor = swept.cursor
         if swept.strays:
             former = sorted({owner.decode(errors="replace") for _, owner in swept.strays})

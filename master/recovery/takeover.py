@@ -70,6 +70,7 @@ def take_over(
     Raises Fenced, and what Link.call raises.
     """
     was_there = _ensure_group(stream, keys, steps, memory, made_progress)
+    steps.begin(is_new=not was_there)
     board.waits.learn_time(redis_ms(link), now_s())
     span = stream.span() or Span(None, ZERO)
     delivered = stream.last_delivered()
@@ -98,9 +99,8 @@ def take_over(
     taken_back = _take_back_all(dead, board, steps, made_progress)
     _learn_tenants(board, steps, made_progress)
     _take_in_parked(board, steps, repeats_until, made_progress)
-    return Takeover(
-        board, members, stream.last_delivered(), stream.highest_pending() or ZERO, repeats_until, taken_back
-    )
+    highest = stream.highest_pending() or ZERO
+    return Takeover(board, members, stream.last_delivered(), highest, repeats_until, taken_back)
 
 
 def _ensure_group(

@@ -148,7 +148,6 @@ class PollListener:
         return list(found)
 
     def _look(self, sources: Sequence[bytes]) -> None:
-        """Note the last ids of these sources; b"": not a stream, nothing to wait for."""
         for at in range(0, len(sources), _PAGE):
             page = sources[at : at + _PAGE]
             for source, reply in zip(

@@ -97,7 +97,6 @@ class SourceTrimmer(Service):
             self._due[source] = None
 
     def _floors(self, sources: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the sources of which something may go, and the id below which it may."""
         floors: dict[bytes, bytes] = {}
         for source, facts in zip(sources, look_at(self._link, [source.decode() for source in sources]), strict=True):
             if isinstance(facts, CommandRefused):

@@ -202,7 +202,6 @@ class Streamer(Service):
         return is_there
 
     def _finish(self, sent: _Sent) -> None:
-        """Wait until the sent rows are durable, if that was asked for, and remove them."""
         if self._is_durable(sent):
             self._outbox.remove(sent.rows)
             self._sent = None

@@ -225,12 +225,10 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
 
 
 def _retrying(text: str) -> int:
-    """Return the number in the header Usher-Retrying; 0 when it is none."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 0
 
 
 def _preferences() -> set[str]:
-    """Return the preferences in the header Prefer, without their parameters."""
     return {one.partition(";")[0].strip().lower() for one in request.environ.get("HTTP_PREFER", "").split(",")}
 
 
@@ -315,7 +313,6 @@ def _read_position() -> list[bytes] | None:
 
 
 def _admitted(health_hosts: HealthHosts) -> Registration:
-    """Return the registration of the current request. Raises Problem 400, 403, 422, which the log says too."""
     try:
         asked = _read_registration(health_hosts)
         must_be_for(asked.name)

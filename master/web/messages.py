@@ -145,7 +145,6 @@ def _now(parts: Parts, ticket_id: str, message_id: str) -> dict[str, Any] | None
 
 
 def _state(letter: Any, delayed: Any, now: dict[str, Any] | None) -> str:
-    """Return where a message is in a word, as far as its letter and its ticket tell: see ``MessageShown``."""
     row = now and now["row"]
     if delayed:
         return "delayed"

@@ -7,6 +7,7 @@ the call back to send it later, as a socket does whose sender has given up.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import re
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from tests.integration.ears import Ear
 from tests.integration.factories import FIELD, LEASE_MS, World
 from usher.common.base.clock import now_s, run_us
@@ -24,7 +27,8 @@ from usher.common.protocol.attempts import CUT_OFF
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import Arg, CommandRefused, Link, Meanwhile, ScriptMissing
+from usher.common.redis.client import Arg, CommandRefused, Link, ScriptMissing
+from usher.common.redis.endpoints import make_connection
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.execution.acker import SKIP, Acker
 from usher.consumer.execution.drain import Drain
@@ -73,25 +77,26 @@ class TroubledLink(Link):
         super().__init__(url, name)
         self.troubles: dict[str, Trouble] = {}
         self.late: list[tuple[Arg, ...]] = []
+        self._late_turns: list[tuple[Any, list[Sequence[Arg]]]] = []  # with the connections that they were sent over
         self.before: Callable[[str], None] = lambda step: None
         self.after: Callable[[str], None] = lambda step: None
         self.calls: list[str] = []
         self._steps: dict[Any, tuple[str, str]] = {}  # name and text by digest
 
-    def call(self, *command: Arg, block_s: float = 0.0, meanwhile: Meanwhile | None = None) -> Any:
+    def call(self, *command: Arg, block_s: float = 0.0) -> Any:
         step = self._step(command)
         self.calls.append(step)
         self.before(step)
         trouble = self.troubles.pop(step, None)
         if trouble is None:
-            reply = super().call(*command, block_s=block_s, meanwhile=meanwhile)
+            reply = super().call(*command, block_s=block_s)
             self.after(step)
             return reply
         if trouble is Trouble.LATE:
             self.late.append(command)
         elif trouble is Trouble.REPLY_LOST:
             try:
-                super().call(*command, block_s=block_s, meanwhile=meanwhile)
+                super().call(*command, block_s=block_s)
             except ScriptMissing:
                 self.troubles[step] = trouble  # the runner sends the text now
                 raise
@@ -100,21 +105,40 @@ class TroubledLink(Link):
         raise ReplyUnknown(f"{step}: {trouble.value}")
 
     def pipeline(self, commands: Sequence[Sequence[Arg]], block_s: float = 0.0) -> list[Any]:
-        """Its step is called PIPELINE; a late one is never sent."""
-        self.before("PIPELINE")
-        trouble = self.troubles.pop("PIPELINE", None)
+        """Its step is called PIPELINE, and a late one is never sent; that of a leader's transaction is called hand_over,
+        or read, if it takes nothing."""
+        is_turn = len(commands) > 1 and commands[0][0] == "MULTI"
+        step = self._step(tuple(commands[1])) if is_turn else "PIPELINE"
+        if is_turn:
+            self.calls.append(step)
+        self.before(step)
+        trouble = self.troubles.pop(step, None)
+        if trouble is Trouble.LATE and is_turn:
+            self._late_turns.append((self._connection, list(commands)))
+            self._connection, self._open = make_connection(self.url, self._name, self._timeout_s), False
+            raise ReplyUnknown(f"{step}: {trouble.value}")
         replies = super().pipeline(commands, block_s) if trouble in (None, Trouble.REPLY_LOST) else []
+        if is_turn and replies and "NOSCRIPT" in str(replies[len(commands) - 3]):
+            self.troubles |= {step: trouble} if trouble else {}  # it is loaded now, and the next turn runs it
+            return replies
+        if replies and is_turn:
+            self.after(step)
         if trouble is None:
             return replies
         self.close()
-        raise ReplyUnknown(f"PIPELINE: {trouble.value}")
+        raise ReplyUnknown(f"{step}: {trouble.value}")
 
     def _step(self, command: tuple[Arg, ...]) -> str:
         if command[0] == "EVAL" and (named := _STEP.match(str(command[1]))):
-            return named[1]
-        if command[0] != "EVALSHA":
+            step = named[1]
+        elif command[0] != "EVALSHA":
             return str(command[0])
-        return self._steps[command[1]][0]
+        else:
+            step = self._steps[command[1]][0]
+        if step == "hand_over":
+            position, last = command[3 + int(command[2]) + 8 :][:2]  # ARGV[9] and ARGV[10]
+            return "read" if position and not last else step
+        return step
 
     def knows(self, runner: ScriptRunner) -> None:
         """Read the digests of a runner's steps by their names."""
@@ -130,7 +154,14 @@ class TroubledLink(Link):
     def arrive(self, other: Link) -> list[Any]:
         """What was late reaches Redis now, by another connection. Its replies; nobody else sees them."""
         late, self.late = self.late, []
+        turns, self._late_turns = self._late_turns, []
         replies = []
+        for connection, commands in turns:
+            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            for _ in commands:
+                with contextlib.suppress(redis.ResponseError):
+                    replies.append(connection.read_response())
+            connection.disconnect()
         for command in late:
             if command[0] == "EVALSHA":  # this server may not have seen the step yet
                 command = ("EVAL", self._steps[command[1]][1], *command[2:])
@@ -430,6 +461,8 @@ class MasterActor:
             if self.lead.epoch is None:
                 self.elect()
             self.dispatcher.run_once()
+            if self.dispatcher._cursor._read.found:  # the next one follows at once
+                self.dispatcher.run_once()
         except Exception as problem:
             self.failures.append(problem)
 

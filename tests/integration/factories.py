@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from usher.common.protocol.keys import HALTED, MASTER, Keys
@@ -362,9 +362,30 @@ def bury(steps: OwnerScripts, letter: Letter) -> Buried:
     return answer
 
 
+def read(leader: LeaderScripts, count: int = 100) -> NewEntries:
+    """Up to ``count`` new entries, as a turn without a plan reads them: nobody has them before a hand-over takes them."""
+    if not leader._is_guarded:
+        leader.begin()
+    position = TicketStream(leader._scripts.link, leader._keys).last_delivered()
+    reply, news = leader.turn(NOTHING, NewEntries(position, [], True), count)
+    if isinstance(reply, Exception):
+        raise reply
+    return replace(news, position=position)
+
+
+def take(leader: LeaderScripts, planned: HandOverPlan, news: NewEntries) -> HandOverReply:
+    """Hand news over that were heard, by the turn that has the group given them."""
+    if not leader._is_guarded:
+        leader.begin()
+    reply, _ = leader.turn(planned, news, len(news.found))
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
 def fetch(leader: LeaderScripts, count: int) -> list[PeekedEntry]:
     """Up to ``count`` new entries, which come under ``master``: nothing of them is handed over."""
-    news = leader.peek(count)
+    news = read(leader, count)
     if news.found:
         leader.hand_over(NOTHING, news)
     return news.found

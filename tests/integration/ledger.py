@@ -113,7 +113,8 @@ class Ledger:
             assert owner_of.get(entry_id) != HALTED or entry_id in dead, (
                 f"{entry_id!r} waits for an operator without a letter"
             )
-            places = (rank(entry_id) > delivered) + (entry_id in owner_of) + is_buried + (entry_id in self.dropped)
+            is_unread = rank(entry_id) > delivered and owner_of.get(entry_id) != STRANGER
+            places = is_unread + (entry_id in owner_of) + is_buried + (entry_id in self.dropped)
             assert places <= 1, f"{entry_id!r} is in more than one place"
             if not places and entry_id not in self._stage.history.succeeded and entry_id not in self.unread:
                 # Redis >= 7 drops an entry without a body when it is claimed; then its owner ends it.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pytest
 
 from tests.integration.actors import ConsumerActor, Stage, Trouble
-from tests.integration.factories import FIELD, hear, plan
+from tests.integration.factories import FIELD, hear, plan, read
 from usher.common.base.errors import ReplyUnknown
 from usher.common.protocol.attempts import Attempts
 from usher.consumer.handlers.message import Message
@@ -31,7 +31,7 @@ class Play:
     def give(self, parts: Mapping[bytes, Sequence[bytes]]) -> int:
         """Hand over what came last; one record. Its fence."""
         heads = {ticket: self.world.head(ticket) for ticket in parts}
-        reply = self.leader.hand_over(plan(self.consumer.incarnation, parts, heads), hear(self.world, self.leader))
+        reply = self.leader.hand_over(plan(self.consumer.incarnation, parts, heads), read(self.leader, 1000))
         assert reply.targets == (("OK", [], [], []),)
         return reply.fence
 
@@ -196,7 +196,7 @@ def test_what_was_found_by_a_read_of_its_own_counts_as_read_before(play: Play) -
     """A record that comes during a read puts its entries into the pending list, so that the read that was planned
     brings others."""
     low, between, high = play.world.send(b"T", b"1-1", b"5-1", b"9-1")
-    play.leader.hand_over(NOTHING, play.leader.peek(10))
+    play.leader.hand_over(NOTHING, read(play.leader, 10))
     play.leader.hand_over(plan(play.consumer.incarnation, {b"T": [low], b"V": [high]}))
 
     def more(step: str) -> None:

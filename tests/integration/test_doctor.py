@@ -245,16 +245,34 @@ def test_a_server_that_loads_its_data_is_asked_later(link: Link) -> None:
         far.close()
 
 
+@pytest.mark.parametrize(
+    ("answer", "told", "seen"),
+    [(b"*-1\r\n", b"*0\r\n", "EXEC ran"), (b"+OK\r\n", b"-ERR unknown command 'WATCH'\r\n", "unknown command")],
+    ids=["ignores it", "refuses it"],
+)
+def test_a_proxy_that_keeps_no_watch_is_told(link: Link, answer: bytes, told: bytes, seen: str) -> None:
+    left = [told]
+    with Proxy(link.url) as proxy:
+        far = Link(proxy.url, "test")
+        far.call("PING")
+        proxy.on_reply = lambda chunk: (
+            chunk.removesuffix(answer) + left.pop() if left and chunk.endswith(answer) else chunk
+        )
+        [found] = [one for one in startup_findings(far, KEYS) if one.check == "transactions"]
+        far.close()
+    assert (found.severity, seen in found.seen) == (BAD, True), found
+
+
 # ---- at the start of a master ----
 
 
 def test_a_master_logs_what_is_bad_when_it_starts_and_goes_on(link: Link, caplog: pytest.LogCaptureFixture) -> None:
-    assert startup_findings(link) == []
-    log_doctor_findings(link.url)
+    assert startup_findings(link, KEYS) == []
+    log_doctor_findings(link.url, KEYS)
     assert not caplog.records
     link.call("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
-    assert [finding.check for finding in startup_findings(link)] == ["eviction"]
-    log_doctor_findings(link.url)
+    assert [finding.check for finding in startup_findings(link, KEYS)] == ["eviction"]
+    log_doctor_findings(link.url, KEYS)
     [record] = caplog.records
     assert (record.levelno, record.getMessage()) == (logging.ERROR, "redis_check_failed")
     assert record.__dict__["facts"]["check"] == "eviction"
@@ -263,7 +281,7 @@ def test_a_master_logs_what_is_bad_when_it_starts_and_goes_on(link: Link, caplog
 def test_a_redis_that_goes_away_in_between_does_not_keep_a_master_from_starting(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    log_doctor_findings(f"redis://127.0.0.1:{free_port()}")
+    log_doctor_findings(f"redis://127.0.0.1:{free_port()}", KEYS)
     assert [record.getMessage() for record in caplog.records] == ["redis_check_skipped"]
 
 

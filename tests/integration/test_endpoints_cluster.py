@@ -98,7 +98,9 @@ def test_the_doctor_sees_the_cluster(cluster: Cluster, link: Link) -> None:
     found = {finding.check: finding for finding in examine(collect(link, Keys(STREAM, "g"), 10_000))}
     assert found["failover"].severity is DoctorSeverity.OK
     plain = Link(cluster.owner_of(STREAM).url, "test")
-    assert "failover" in {finding.check for finding in startup_findings(plain)}, "a plain URL to a node of a cluster"
+    assert "failover" in {finding.check for finding in startup_findings(plain, Keys(STREAM, "g"))}, (
+        "a plain URL to a node of a cluster"
+    )
     plain.close()
 
 

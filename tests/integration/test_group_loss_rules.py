@@ -30,7 +30,7 @@ def _at_once(stage: Stage, m: MasterActor) -> MasterActor:
 
 def _after_a_lost_page(stage: Stage, m: MasterActor) -> MasterActor:
     m.turn()  # there is no group
-    m.link.troubles["peek"] = Trouble.REPLY_LOST
+    m.link.troubles["read"] = Trouble.REPLY_LOST
     settle(m)
     assert not m.link.troubles
     return m

@@ -29,7 +29,7 @@ def stage(any_redis_url: str) -> Iterator[Stage]:
 
 def _set_back(stage: Stage, master: MasterActor, position: bytes = b"0-0") -> None:
     stage.link.call("XGROUP", "SETID", stage.keys.stream, stage.keys.group, position)
-    master.dispatcher._cursor.retry(False)  # as after IDLE_READ_S, or with the next message
+    master.dispatcher._cursor._may_have_more = True  # as after IDLE_READ_S, or with the next message
 
 
 def _check_books(board: Board) -> None:
@@ -98,8 +98,8 @@ def test_a_new_epoch_knows_what_comes_again_from_the_pending_list(stage: Stage) 
 
 
 def test_what_was_not_taken_stays_known(stage: Stage) -> None:
-    """The rules change between look and hand-over: what waits under ``master`` must not be forgotten with what was only
-    seen."""
+    """The rules change between read and hand-over: what waits under ``master`` must not be forgotten with what was
+    read."""
     a, m, rule_id = _begin(stage)
     _set_back(stage, m)
 
@@ -114,7 +114,7 @@ def test_what_was_not_taken_stays_known(stage: Stage) -> None:
     assert list(m.board.tickets[T].parked) == WAITING
     _lift(stage, rule_id)
     stage.finish(m, [a])
-    assert stage.history.ids(T) == DONE + WAITING
+    assert stage.history.ids(T) == DONE + DONE + WAITING, "what was read comes again, wherever the group is set then"
 
 
 def test_what_comes_again_of_a_ticket_that_left_memory(stage: Stage) -> None:

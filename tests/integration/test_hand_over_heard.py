@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.integration.factories import FIELD, TRICKY_IDS, Owner, World, fetch, hear, plan, plans
+from tests.integration.factories import FIELD, TRICKY_IDS, Owner, World, fetch, hear, plan, plans, read, take
 from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced, NotNow
 from usher.common.redis.replies import Entry, HandOver, pairs, parse_own
 from usher.master.leader.entries import NewEntries, PeekedEntry
-from usher.master.leader.leader_scripts import GroupMoved, LeaderScripts, NotificationMismatch, RulesMoved
+from usher.master.leader.leader_scripts import LeaderScripts, NotificationMismatch, RulesMoved
 from usher.master.policy.board.plans import NOTHING
 
 _HIGHEST = b"18446744073709551615-18446744073709551615"
@@ -38,9 +38,10 @@ def _as_heard(*ids: bytes) -> list[Entry]:
 def test_heard_news_become_their_owners_or_masters_as_seen_ones_do(world: World, how: str) -> None:
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     to_a, left, to_b = world.send(b"T", b"1-1", b"1-10"), world.send(b"V", b"2-1"), world.send(b"U", b"3-1", b"10-1")
-    news = leader.peek(100) if how == "seen" else hear(world, leader)
+    news = read(leader, 100) if how == "seen" else hear(world, leader)
     assert bool(news.digest) == (how == "heard")
-    reply = leader.hand_over(plans((a, {b"T": to_a}), (b, {b"U": to_b})), news)
+    planned = plans((a, {b"T": to_a}), (b, {b"U": to_b}))
+    reply = take(leader, planned, news) if how == "heard" else leader.hand_over(planned, news)
     assert reply.targets == (("OK", [], [], []),) * 2
     assert world.pending() == {a.name: to_a, b"master": left, b.name: to_b}
     assert (world.record(b"T"), world.record(b"U")) == ((a.name, reply.fence, to_a), (b.name, reply.fence, to_b))
@@ -48,7 +49,7 @@ def test_heard_news_become_their_owners_or_masters_as_seen_ones_do(world: World,
         [HandOver(b"T", reply.fence, to_a)],
         [HandOver(b"U", reply.fence, to_b)],
     )
-    assert (_position(world), leader.peek(100).found) == (b"10-1", [])
+    assert (_position(world), read(leader, 100).found) == (b"10-1", [])
     assert world.deliveries() == dict.fromkeys(to_a + left + to_b, 1)
     facts = pairs(world.link.call("XINFO", "GROUPS", world.keys.stream)[0])
     assert (facts.get(b"lag", 0), facts.get(b"entries-read", 5)) == (0, 5)
@@ -59,7 +60,7 @@ def test_heard_news_without_a_plan_are_under_master_and_are_handed_over_later(
 ) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.send(b"T", *TRICKY_IDS)
-    leader.hand_over(NOTHING, hear(world, leader))
+    take(leader, NOTHING, hear(world, leader))
     assert (world.pending(), _position(world)) == ({b"master": ids}, ids[-1])
     leader.hand_over(plan(a, {b"T": ids}))
     assert world.pending() == {a.name: ids}
@@ -70,9 +71,9 @@ def test_what_came_after_the_last_heard_does_not_matter_and_comes_next(world: Wo
     ids = world.send(b"T", b"1-1", b"2-1")
     news = hear(world, leader)
     later = world.send(b"T", b"2-2", b"10-1")
-    leader.hand_over(plan(a, {b"T": ids}), news)
+    take(leader, plan(a, {b"T": ids}), news)
     assert (world.pending(), _position(world)) == ({a.name: ids}, ids[-1])
-    assert [found.id for found in leader.peek(100).found] == later
+    assert [found.id for found in read(leader, 100).found] == later
 
 
 def test_heard_news_go_together_with_what_is_parked(world: World) -> None:
@@ -80,7 +81,7 @@ def test_heard_news_go_together_with_what_is_parked(world: World) -> None:
     owned, parked = world.owned(leader, a, b"T", b"1-1"), world.parked(leader, b"T", b"99-9", b"999-10")
     head, others = world.head(b"T"), world.parked(leader, b"U", b"1000-0")
     new, left = world.send(b"T", b"1000-1", b"10000-1"), world.send(b"V", b"10000-2")
-    reply = leader.hand_over(plan(a, {b"T": parked + new, b"U": others}, {b"T": head}), hear(world, leader))
+    reply = take(leader, plan(a, {b"T": parked + new, b"U": others}, {b"T": head}), hear(world, leader))
     assert reply.targets == (("OK", [], [], []),)
     assert world.pending() == {a.name: owned + parked + others + new, b"master": left}
     assert _position(world) == left[-1]
@@ -91,10 +92,10 @@ def test_an_entry_at_the_highest_id_is_taken(world: World) -> None:
     ids = world.send(b"T", b"1-1", _HIGHEST)
     news = hear(world, leader)
     assert [found.id for found in news.found] == ids
-    leader.hand_over(plan(a, {b"T": ids}), news)
+    take(leader, plan(a, {b"T": ids}), news)
     assert (world.pending(), _position(world)) == ({a.name: ids}, _HIGHEST)
-    with world.unchanged(), pytest.raises(GroupMoved):
-        leader.hand_over(plan(a, {b"T": ids}), news)
+    with world.unchanged(), pytest.raises(NotificationMismatch):
+        take(leader, plan(a, {b"T": ids}), news)
 
 
 # ---- what is refused as a whole ----
@@ -134,7 +135,7 @@ def test_nothing_is_taken_when_what_was_heard_is_not_what_comes_next_here(world:
     for call in _calls(world, leader, a, lambda: leader.notified(b"0-1", _as_heard(*ids), 100)):
         if world.link.call("XLEN", world.keys.stream) == 1:
             world.send(b"T", *_HERE)
-        with world.unchanged(), pytest.raises(GroupMoved):
+        with world.unchanged(), pytest.raises(NotificationMismatch):
             call()
     fetch(leader, 100)
 
@@ -150,7 +151,7 @@ def test_nothing_is_taken_when_one_of_the_heard_was_deleted_since(world: World, 
         return heard
 
     for call in _calls(world, leader, a, news):
-        with world.unchanged(), pytest.raises(GroupMoved):
+        with world.unchanged(), pytest.raises(NotificationMismatch):
             call()
 
 
@@ -190,7 +191,10 @@ def test_nothing_is_taken_when_the_group_is_elsewhere(world: World, position: by
         return heard
 
     for call in _calls(world, leader, a, news):
-        with world.unchanged(), pytest.raises(GroupMoved, match=f"was at 0-1, and is at {position.decode()}$"):
+        with (
+            world.unchanged(),
+            pytest.raises(NotificationMismatch, match=f"was at 0-1, and is at {position.decode()}$"),
+        ):
             call()
 
 
@@ -208,7 +212,7 @@ def test_what_the_plan_takes_for_parked_does_not_make_up_for_what_was_not_heard(
         news = leader.notified(b"0-0", _as_heard(*ids), 100)
         for planned in ([b"1-1"], ids):
             parts = {b"O": list(old), b"T": planned}
-            with world.unchanged(), pytest.raises(GroupMoved):
+            with world.unchanged(), pytest.raises(NotificationMismatch):
                 leader.hand_over(plan(a, parts), news)
 
 
@@ -267,16 +271,16 @@ def test_whatever_is_in_them_the_same_is_heard_as_seen(
     for n, fields in enumerate(entries):
         world.link.call("XADD", world.keys.stream, b"%d-1" % (n + 1), *(part for pair in fields for part in pair))
     world.link.call("XGROUP", "SETID", world.keys.stream, world.keys.group, given_up_to)
-    world.link.call("DEL", world.keys.leader)
+    world.link.call("DEL", world.keys.leader, world.keys.taken)
     leader = LeaderScripts(world.scripts, world.keys, world.elect().epoch, FIELD, longest_message=longest)
     skipped = int(given_up_to.partition(b"-")[0])
     expected = [_expected(b"%d-1" % (n + 1), fields, longest) for n, fields in enumerate(entries)][skipped:]
-    heard, seen = hear(world, leader), leader.peek(1000)
+    heard, some = hear(world, leader), hear(world, leader, count)
     assert (heard.position, heard.found, heard.is_all) == (given_up_to, expected, True)
-    assert (seen.position, seen.found, seen.is_all, seen.size) == (heard.position, heard.found, True, heard.size)
-    some, seen = hear(world, leader, count), leader.peek(count)
     assert (some.position, some.found, some.is_all) == (given_up_to, expected[:count], len(expected) <= count)
-    assert (seen.found, seen.size) == (some.found, some.size)
+    seen = read(leader, count)
+    assert (seen.position, seen.found, seen.size, seen.bodies) == (given_up_to, some.found, some.size, some.bodies)
+    assert seen.is_all == (len(expected) < count)
 
 
 def test_of_what_was_heard_no_more_is_news_than_asked_for_and_that_is_taken(world: World) -> None:
@@ -284,6 +288,6 @@ def test_of_what_was_heard_no_more_is_news_than_asked_for_and_that_is_taken(worl
     ids = world.send(b"T", *_HERE)
     entries = parse_own(world.link.call("XREAD", "STREAMS", world.keys.stream, b"0-0"))
     assert [leader.notified(b"0-0", entries, count).is_all for count in (1, 3, 4, 5)] == [False, False, True, True]
-    leader.hand_over(plan(a, {b"T": ids[:3]}), leader.notified(b"0-0", entries, 3))
+    take(leader, plan(a, {b"T": ids[:3]}), leader.notified(b"0-0", entries, 3))
     assert (world.pending(), _position(world)) == ({a.name: ids[:3]}, ids[2])
     assert (hear(world, leader).position, hear(world, leader).found) == (ids[2], [PeekedEntry(ids[3], b"T")])

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.factories import Owner, World, plan
+from tests.integration.factories import Owner, World, plan, read
 from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced, GroupMissing, NotNow
 from usher.common.redis.replies import pairs
-from usher.master.leader.leader_scripts import GroupMoved, LeaderScripts, RulesMoved
+from usher.master.leader.leader_scripts import LeaderScripts, RulesMoved
 from usher.master.policy.board.plans import NOTHING
 
 _ALL = [b"%d-1" % number for number in range(1, 6)]  # the entries of _calls
@@ -37,7 +37,7 @@ def _calls(world: World, leader: LeaderScripts, a: Owner) -> list[Callable[[], o
     """The ways to take news: all planned, a part of them, none of them, with old ones, for an owner that goes on."""
     world.owned(leader, a, b"O", b"1-1")
     parked, new, other = world.parked(leader, b"P", b"2-1"), world.send(b"T", b"3-1", b"4-1"), world.send(b"O", b"5-1")
-    news, head = leader.peek(100), {b"O": world.head(b"O")}
+    news, head = read(leader, 100), {b"O": world.head(b"O")}
     made = ({b"T": new, b"O": other}, {b"T": new[:1]}, {}, {b"P": parked, b"T": new}, {b"O": other})
     return [lambda parts=parts: leader.hand_over(plan(a, parts, head), news) for parts in made]  # type: ignore[misc]
 
@@ -58,67 +58,6 @@ def test_a_deposed_leader_takes_nothing(world: World, depose: Callable[[LeaderSc
     for call in calls:
         with world.unchanged(), pytest.raises(Fenced):
             call()
-
-
-def test_nothing_is_taken_when_somebody_else_has_read_since(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    calls = _calls(world, leader, a)
-    _stranger_reads(world)
-    for call in calls:
-        with world.unchanged(), pytest.raises(GroupMoved, match=r"was at 2-1, and is at 3-1"):
-            call()
-    assert world.pending()[b"stranger"] == [b"3-1"]
-    world.apart_because = "a stranger has something"
-
-
-@pytest.mark.parametrize("position", [b"0-0", b"1-1", b"2-0", b"2-2", b"3-1", b"5-1", b"9-9"])
-def test_nothing_is_taken_when_somebody_has_set_the_position_forward_or_back(world: World, position: bytes) -> None:
-    leader, a = world.elect(), world.join("a")
-    calls = _calls(world, leader, a)
-    _move(world, position)
-    for call in calls:
-        with world.unchanged(), pytest.raises(GroupMoved, match=f"was at 2-1, and is at {position.decode()}"):
-            call()
-
-
-@pytest.mark.parametrize("which", range(5))
-def test_a_group_that_was_set_forward_and_back_is_where_it_was(world: World, which: int) -> None:
-    leader, a = world.elect(), world.join("a")
-    calls = _calls(world, leader, a)
-    for position in (b"5-1", b"2-1"):
-        _move(world, position)
-    calls[which]()
-    assert sorted(one for ids in world.pending().values() for one in ids) == _ALL
-    assert _position(world) == b"5-1"
-
-
-@pytest.mark.parametrize("which", range(5))
-def test_what_a_stranger_read_before_the_group_was_set_back_is_taken_from_it(world: World, which: int) -> None:
-    """As it would be by whoever read it again: it comes to one owner, or to ``master``."""
-    leader, a = world.elect(), world.join("a")
-    calls = _calls(world, leader, a)
-    _stranger_reads(world)
-    _move(world, b"2-1")
-    calls[which]()
-    assert b"stranger" not in world.pending()
-    assert sorted(one for ids in world.pending().values() for one in ids) == _ALL
-    assert _position(world) == b"5-1"
-
-
-@pytest.mark.parametrize("which", range(5))
-def test_the_same_call_twice_does_nothing_the_second_time(world: World, which: int) -> None:
-    """Its reply was lost, or a copy of it comes late: in the same epoch."""
-    leader, a = world.elect(), world.join("a")
-    call = _calls(world, leader, a)[which]
-    call()
-    with world.unchanged(), pytest.raises(GroupMoved):
-        call()
-    for ticket in (b"O", b"T", b"P"):
-        record = world.record(ticket)
-        if record is not None:
-            a.steps.ack({ticket: record.ids}, b"", 0)
-    with world.unchanged(), pytest.raises(GroupMoved):
-        call()
 
 
 @pytest.mark.parametrize("gone", ["group", "stream", "group of a stream that others read"])
@@ -151,18 +90,7 @@ def test_nothing_of_no_news_changes_nothing(world: World) -> None:
     leader = world.elect()
     world.parked(leader, b"T")
     with world.unchanged():
-        assert leader.hand_over(NOTHING, leader.peek(10)).targets == ()
-
-
-def test_a_group_that_came_back_elsewhere_is_not_the_one_that_was_seen(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    calls = _calls(world, leader, a)
-    world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
-    world.make_group()
-    for call in calls:
-        with world.unchanged(), pytest.raises(GroupMoved):
-            call()
-    world.link.call("DEL", world.keys.tickets)
+        assert leader.hand_over(NOTHING, read(leader, 10)).targets == ()
 
 
 # ---- full memory ----

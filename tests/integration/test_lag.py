@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.integration.conftest import SYSTEM_SERVER
-from tests.integration.factories import World, plan
+from tests.integration.factories import World, plan, read
 from usher.common.redis.embedded import SERVER_VARIABLE
 from usher.common.redis.replies import pairs
 from usher.master.leader.entries import NewEntries
@@ -58,7 +58,7 @@ class Twins:
         since: Callable[[], object] = lambda: None,
     ) -> int:
         """Up to ``count`` entries, by both groups; ``since`` happens between the leader's look and its hand-over."""
-        news = self.leader.peek(count)
+        news = read(self.leader, count)
         since()
         if news.found:
             self.leader.hand_over(make(news), news)
@@ -148,20 +148,3 @@ def test_thousands_count(caught_up: Twins) -> None:
     caught_up.send(9500)
     caught_up.take(9001, lambda news: plan(owner, {b"T": [found.id for found in news.found[:4500]]}))
     assert caught_up.same() == (9004, 499)
-
-
-@pytest.mark.parametrize("gone", [[0], [1], [2], [0, 2], [1, 2], [0, 1, 2]])
-def test_what_was_deleted_between_the_look_and_the_hand_over_makes_it_read_nothing_beyond(
-    caught_up: Twins, gone: list[int]
-) -> None:
-    ids = caught_up.send(5)
-    caught_up.take(3, since=lambda: caught_up.world.delete(*(ids[number] for number in gone)))
-    left = [entry_id for number, entry_id in enumerate(ids[:3]) if number not in gone]
-    [ours] = [group for name, group in caught_up._groups().items() if name != _OTHER]
-    assert ours[b"last-delivered-id"] == (left[-1] if left else b"3-1")
-    news = caught_up.leader.peek(10)
-    assert [found.id for found in news.found] == ids[3:]
-    caught_up.take(3)
-    caught_up.send(1)
-    caught_up.take(1)
-    assert caught_up.same() == (9, 0), "at the end of the stream it is known again"

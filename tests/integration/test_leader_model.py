@@ -8,6 +8,7 @@ read_parked.lua do. Here their answers, the pending list and the index are compa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -22,11 +23,17 @@ from usher.common.redis.replies import TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Given, Letter, OwnerScripts
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
-from usher.master.leader.leader_scripts import Freed, GroupMoved, LeaderScripts, ParkedPage, RulesMoved, TakenPage
+from usher.master.leader.leader_scripts import (
+    Freed,
+    LeaderScripts,
+    ParkedPage,
+    RulesMoved,
+    TakenPage,
+)
 from usher.master.operations.action_log import By
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
-from usher.master.policy.board.plans import HandOverPlan, HandOverReply
+from usher.master.policy.board.plans import NOTHING, HandOverPlan, HandOverReply
 from usher.master.policy.rules import RuleAction, Target, rule_id
 
 LEASE_MS = 600_000
@@ -48,6 +55,7 @@ class Mirror(RedisModel):
         TicketStream(link, self._keys).create_group(b"0-0")
         _, epoch = self._scripts.run("elect", (self._keys.leader, self._keys.counters), ("http://one", LEASE_MS, ""))
         self._steps = LeaderScripts(self._scripts, self._keys, int(epoch), "ticket_id")
+        self._steps.begin()
         self._letters = DeadLetters(link, self._keys)
         self._told: dict[str, str] = {}
         self._deleted: set[bytes] = set()
@@ -222,23 +230,25 @@ class Mirror(RedisModel):
         self._compare()
         return mine
 
-    def peek(self, count: int) -> NewEntries:
+    def begin(self) -> None:
         self._bring_up_to_date()
-        real = self._steps.peek(count)
-        assert real == super().peek(count)
+        self._steps.begin()
+        super().begin()
         self._compare()
-        return real
+
+    def read(self, count: int) -> NewEntries:
+        self._bring_up_to_date()
+        is_new, nothing = not self.ahead, NewEntries(self.dealt, [], True)
+        mine = super().read(count)
+        if is_new:
+            _, real = self._steps.turn(NOTHING, nothing, count)  # it reads, also when the rules have changed
+            assert replace(real, position=self.dealt) == mine
+        self._compare()
+        return mine
 
     def hand_over(self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
         self._bring_up_to_date()
-        try:
-            real = self._steps.hand_over(plan, news)
-        except GroupMoved:
-            with pytest.raises(GroupMoved):
-                super().hand_over(plan, news)
-            self._compare()
-            self.taken.add("moved")
-            raise
+        real = self._steps.hand_over(plan, news)._replace(newest=0)
         if real.fence:
             self.fence = real.fence - 1
         mine = super().hand_over(plan, news)
@@ -322,5 +332,5 @@ def test_the_scripts_do_what_the_model_says(link: Link, seed: int) -> None:
     mirror = Mirror(link)
     Walk(seed, mirror).go(250)
     assert mirror.calls > 50
-    assert len(mirror.taken) >= 3
+    assert len(mirror.taken) >= 2
     assert {name_of(handed.target) for handed in mirror.handed_over}

@@ -79,7 +79,7 @@ def test_what_a_group_that_was_set_back_is_given_again_is_declared_once(stage: S
     if takes_over:
         m.dispatcher._in_doubt(m.dispatcher._lead.epoch, "the connection was lost")
         settle(m)
-    m.dispatcher._cursor.retry(False)
+    m.dispatcher._cursor._may_have_more = True
     more = stage.send(T)
     stage.finish(m, [a])
     [loss] = _declared(stage)
@@ -107,7 +107,7 @@ def test_a_leader_that_outlives_a_rollback_declares_it_however_late_it_is_electe
     m.dispatcher._in_doubt(m.dispatcher._lead.epoch, "the connection was lost")
     m.dispatcher.run_once()
     settle(m)
-    m.dispatcher._cursor.retry(False)
+    m.dispatcher._cursor._may_have_more = True
     stage.finish(m, [a])
     [loss] = _declared(stage)
     assert (loss.kind, loss.lost) == ("set_back", None)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.factories import FIELD, World
+from tests.integration.factories import FIELD, World, read
 from tests.integration.test_hand_over_heard import hear
 from usher.common.protocol.marks import Mark, MarkFields
 from usher.master.leader.entries import LONGEST_MARK, MarkReader, PeekedEntry
@@ -44,22 +44,23 @@ _EXPECTED = [
 def test_they_are_seen_and_heard_alike(world: World) -> None:
     _send(world)
     leader = _leader(world)
-    assert (leader.peek(100).found, hear(world, leader).found) == (_EXPECTED, _EXPECTED)
-    assert leader.peek(100).size == hear(world, leader).size
+    heard, seen = hear(world, leader), read(leader, 100)
+    assert (seen.found, heard.found, seen.size) == (_EXPECTED, _EXPECTED, heard.size)
 
 
 def test_who_asks_for_none_gets_none(world: World) -> None:
     _send(world)
     leader = _leader(world, MarkFields())
-    assert leader.peek(2).found == [PeekedEntry(b"1-1", b"T"), PeekedEntry(b"2-1", b"U")]
-    assert leader.marks.read(leader.peek(5).found) == ()
+    assert read(leader, 2).found == [PeekedEntry(b"1-1", b"T"), PeekedEntry(b"2-1", b"U")]
+    assert leader.marks.read(read(leader, 5).found) == ()
 
 
 def test_of_what_is_too_large_they_do_not_matter(world: World) -> None:
     world.add(b"1-1", b"customer", b"a", FIELD, b"T", b"body", b"x" * 100)
     leader = _leader(world, longest=50)
-    assert leader.peek(10).found == hear(world, leader).found
-    assert leader.peek(10).found[0].size > 50
+    heard, seen = hear(world, leader), read(leader, 10)
+    assert seen.found == heard.found
+    assert seen.found[0].size > 50
 
 
 def _parked(world: World, leader: LeaderScripts) -> list[PeekedEntry]:
@@ -100,7 +101,7 @@ def test_an_entry_with_marks_goes_back_to_its_living_owner_by_the_sweep(world: W
 def test_a_priority_that_cannot_be_read_counts_as_the_least_and_is_counted(world: World) -> None:
     _send(world)
     leader = _leader(world)
-    marks = leader.marks.read(leader.peek(100).found)
+    marks = leader.marks.read(read(leader, 100).found)
     assert [(mark.tenant, mark.priority) for mark in marks] == [
         (b"a", 7), (b"", 0), (b"", 0), (b"c" * 128, 0), (b"b", 0)
     ]  # fmt: skip

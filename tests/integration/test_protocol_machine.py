@@ -35,7 +35,7 @@ MASTERS = ["m1", "m2"]
 UNUSABLE = [("text", "no ticket"), (FIELD, ""), (FIELD, b"\xff\xfe")]
 #: Steps of a leader whose replies may be lost.
 LEADER_STEPS = [
-    "peek",
+    "read",
     "hand_over",
     "hand_over",
     "take_back",

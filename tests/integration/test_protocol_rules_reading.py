@@ -1,44 +1,27 @@
-"""Reading: new entries are only looked at, and the hand-over takes them, or nothing of them.
+"""Reading: what was read is in nobody's list, and the hand-over takes it, or nothing of it.
 
 Every story runs as the system is, and then once without the rule: then one of its assertions must fail.
 """
 
 from __future__ import annotations
 
+from tests.chaos.mutants.catalogue import NO_WATCH
 from tests.chaos.mutants.edits import LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import Stage, Trouble
 from tests.integration.test_protocol_rules import T
 from usher.common.base.errors import NotNow
-from usher.common.protocol.message import LONGEST_TICKET
-from usher.master.leader.entries import NewEntries, PeekedEntry
-from usher.master.leader.leader_scripts import LeaderScripts
 
 
-def _plain_read(steps: LeaderScripts, count: int) -> NewEntries:
-    keys = steps._keys
-    command = ("XREADGROUP", "GROUP", keys.group, "master", "COUNT", count, "STREAMS", keys.stream, ">")
-    reply = steps._scripts._link.call(*command)
-    return NewEntries(
-        b"",
-        [PeekedEntry(entry_id, fields[1][: LONGEST_TICKET + 1]) for entry_id, fields in (reply[0][1] if reply else ())],
-        not reply,
-    )
-
-
-@rule(
-    mutant(
-        "the leader reads with an XREADGROUP of its own",
-        Replace("usher.master.leader.leader_scripts:LeaderScripts.peek", _plain_read),
-    )
-)
-def test_a_deposed_master_whose_read_comes_late_is_served_nothing(stage: Stage) -> None:
+@rule(mutant("a transaction without a WATCH", NO_WATCH))
+def test_a_deposed_master_whose_turn_comes_late_is_served_nothing(stage: Stage) -> None:
     old, a = stage.leader("m1"), stage.consumer("a")
-    old.link.troubles = {"peek": Trouble.LATE, "XREADGROUP": Trouble.LATE}
     old.look()
+    old.link.troubles = {"read": Trouble.LATE}
     old.turn()
     stage.end_lead()
     new = stage.leader("m2")
+    new.settle()
     [first] = stage.send(T)
     old.link.arrive(stage.link)
     [second] = stage.send(T)
@@ -48,30 +31,36 @@ def test_a_deposed_master_whose_read_comes_late_is_served_nothing(stage: Stage) 
 
 @rule(
     mutant(
-        "what was seen is taken although the group has moved on",
-        LuaEdit(
-            "hand_over",
-            "if has_news and facts['last-delivered-id'] ~= position then return {'MOVED',"
-            " facts['last-delivered-id']} end",
-            "",
-        ),
+        "a new leader reads on where the group is",
+        LuaEdit("begin", "if taken and is_above(position, taken) and ARGV[3] == '' then", "if false then"),
     )
 )
-def test_what_somebody_else_has_read_and_done_since_it_was_seen_is_not_handed_over(stage: Stage) -> None:
-    m, a = stage.leader(), stage.consumer("a")
-    [first] = stage.send(T)
+def test_what_a_leader_had_read_and_not_handed_over_is_read_by_the_next(stage: Stage) -> None:
+    old, a = stage.leader("m1"), stage.consumer("a")
+    old.settle()
+    ids = stage.send(T) + stage.send(T)
+    old.dispatcher._cursor._may_have_more = True
+    old.dispatcher.run_once()
+    assert (stage.world.pending(), a.read()) == ({}, 0)
+    stage.end_lead()
+    stage.finish(stage.leader("m2"), [a])
+    stage.check_done(T, ids)
 
-    def others_read(step: str) -> None:
-        if step == "hand_over":
-            m.link.before = lambda step: None
-            stage.link.call("XREADGROUP", "GROUP", stage.keys.group, "stranger", "STREAMS", stage.keys.stream, ">")
-            stage.link.call("XACK", stage.keys.stream, stage.keys.group, first)
 
-    m.link.before = others_read
-    m.settle()
-    [second] = stage.send(T)
-    stage.finish(m, [a])
-    assert stage.history.ids(T) == [second]
+@rule(
+    mutant(
+        "what was taken is not noted",
+        LuaEdit("hand_over", "if has_news or redis.call('GET', KEYS[6]) ~= noted then", "if false then"),
+    )
+)
+def test_what_was_handed_over_and_done_is_not_read_again_by_the_next_leader(stage: Stage) -> None:
+    old, a = stage.leader("m1"), stage.consumer("a")
+    ids = stage.send(T) + stage.send(T)
+    stage.finish(old, [a])
+    stage.end_lead()
+    ids += stage.send(T)
+    stage.finish(stage.leader("m2"), [a])
+    assert stage.history.ids(T) == ids
 
 
 @rule(

@@ -1,4 +1,4 @@
-"""Stream cursor: how much the leader looks at, and when what the doorbell heard spares it the look."""
+"""Stream cursor: how much the leader reads, and when what the doorbell heard spares it a turn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.test_protocol_rules import T
 from usher.common.protocol.stream_id import ZERO
 from usher.master.dispatch.stream_cursor import IDLE_READ_S, StreamCursor
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
-from usher.master.leader.leader_scripts import LeaderScripts, NotificationMismatch
+from usher.master.leader.leader_scripts import NotificationMismatch
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING
 
@@ -22,7 +22,8 @@ class Looker:
     """A cursor, what it may ask for, and a plan of nothing for what it sees."""
 
     def __init__(self, world: World, batch: int = 1000, ear: Ear | None = None, room: int = 10_000) -> None:
-        self.leader: LeaderScripts = world.elect()
+        self.world, self.leader = world, world.elect()
+        self.leader.begin()
         self.board = Board(10)
         self.board.join("a:1", "a", 8, room, True)
         self.cursor = StreamCursor(batch, 100_000, ear)
@@ -30,20 +31,26 @@ class Looker:
         self.seen: list[bytes] = []
 
     def look(self, now_s: float = 0.0) -> NewEntries:
-        """One look, and what was seen is taken."""
-        news = self.cursor.peek(self.board, self.leader, now_s)
-        if news is None or not news.found:
-            return news or NO_NEW_ENTRIES
-        self.leader.hand_over(NOTHING, news)
-        self.cursor.advance(news)
+        """One turn: what was read, or heard, is taken, and more is read."""
+        news = self.cursor.next(self.board, self.leader, now_s)
+        if news is None:
+            return NO_NEW_ENTRIES
+        count = self.cursor.count(self.board, news)
+        reply, read = self.leader.turn(NOTHING, news, count)
+        if isinstance(reply, Exception):
+            self.cursor.keep(news, read, count, is_mismatch=isinstance(reply, NotificationMismatch))
+            raise reply
+        self.cursor.advance(news, read, count, reply.newest)
+        if self.cursor.was_told_wrong:
+            self.cursor.follow(self.world.stream.position())
         self.seen += [found.id for found in news.found]
         return news
 
     def look_on(self) -> list[int]:
-        """Looks until there is nothing; how many entries each of them saw."""
-        sizes = []
-        while news := self.look().found:
-            sizes.append(len(news))
+        """Turns until there is nothing; how many entries each of them took."""
+        sizes: list[int] = []
+        while (news := self.look()).found or self.cursor._read.found:
+            sizes += [len(news.found)] * bool(news.found)
         return sizes
 
 
@@ -66,11 +73,14 @@ def _asked(ear: Ear, looker: Looker) -> int:
 
 def test_the_bell_is_to_tell_of_a_few_while_they_are_small(world: World, ear: Ear) -> None:
     looker = Looker(world, ear=ear)
+    looker.look()
     assert _asked(ear, looker) == 1, "nobody knows"
     for count, most in ((1, 8), (2, 16), (300, 32)):
+        looker.cursor._may_have_more = True
         world.send_many([b"T"] * count)
         looker.look_on()
         assert _asked(ear, looker) == most
+    looker.cursor._may_have_more = True
     world.add(b"1000000-0", FIELD, "T", "body", b"x" * 2000)
     looker.look_on()
     assert _asked(ear, looker) == 1
@@ -78,50 +88,58 @@ def test_the_bell_is_to_tell_of_a_few_while_they_are_small(world: World, ear: Ea
     assert _asked(ear, looker) == 1
 
 
-@pytest.mark.parametrize(("batch", "room"), [(100, 10_000), (1000, 100)])
-def test_no_more_than_a_batch_or_than_there_is_room_for(world: World, batch: int, room: int) -> None:
+@pytest.mark.parametrize(
+    ("batch", "room", "sizes"), [(100, 10_000, [4, 16, 64, 100, 66]), (1000, 100, [4, 16, 64, 100, 66])]
+)
+def test_no_more_than_a_batch_or_than_there_is_room_for(world: World, batch: int, room: int, sizes: list[int]) -> None:
     looker = Looker(world, batch=batch, room=room)
     ids = world.send_many([b"T"] * 250)
-    assert looker.look_on() == [100, 100, 50]
+    assert looker.look_on() == sizes
     assert looker.seen == ids
 
 
-def test_what_the_bell_heard_of_is_not_looked_at(world: World, ear: Ear) -> None:
-    looker, ids = Looker(world, ear=ear), world.send_many([b"T", b"U"])
-    ear.listen(ZERO)
-    world.send_many([b"V"])
-    news = looker.look()
-    assert (bool(news.digest), news.is_all, looker.seen) == (True, True, ids)
-    assert not looker.look().digest
-    assert len(looker.seen) == 3
+@pytest.mark.parametrize(
+    ("size", "sizes"), [(1000, [4, 16, 64, 116]), (100_000, [4, 16, 64, 83, 33]), (1_000_000, [4, *[8] * 9, 4])]
+)
+def test_of_large_entries_fewer_are_read(world: World, size: int, sizes: list[int]) -> None:
+    looker = Looker(world)
+    for number in range(200 if size < 1_000_000 else 80):
+        world.add(b"%d-0" % (number + 1), FIELD, "T", "body", b"x" * size)
+    assert looker.look_on() == sizes
 
 
-def test_what_the_bell_heard_before_somebody_looked_is_looked_at(world: World, ear: Ear) -> None:
-    looker, ids = Looker(world, ear=ear), world.send_many([b"T", b"U"])
+def test_what_the_bell_heard_is_taken_at_once_and_not_again_when_it_is_read(world: World, ear: Ear) -> None:
+    looker = Looker(world, ear=ear)
     looker.look()
+    ids = world.send_many([b"T", b"U"])
     ear.listen(ZERO)
     more = world.send_many([b"V"])
     news = looker.look()
-    assert (news.digest, looker.seen) == ("", ids + more)
+    assert (bool(news.digest), news.is_all, looker.seen) == (True, True, ids)
+    assert not looker.look().digest
+    assert looker.seen == ids + more
+    assert world.pending() == {b"master": ids + more}
 
 
-def test_of_more_than_there_is_room_for_the_first_are_taken_and_the_others_are_looked_at(
-    world: World, ear: Ear
-) -> None:
-    looker, ids = Looker(world, batch=3, ear=ear), world.send_many([b"T"] * 5)
+def test_of_more_than_there_is_room_for_the_first_are_taken_and_the_others_are_read(world: World, ear: Ear) -> None:
+    looker = Looker(world, batch=3, ear=ear)
+    looker.look()
+    ids = world.send_many([b"T"] * 5)
     ear.listen(ZERO)
     news = looker.look()
     assert (bool(news.digest), news.is_all, looker.seen) == (True, False, ids[:3])
-    assert looker.look().is_all
+    looker.look_on()
     assert looker.seen == ids
 
 
-def test_what_was_heard_while_there_is_no_room_is_looked_at_when_there_is(world: World, ear: Ear) -> None:
-    looker, ids = Looker(world, ear=ear, room=0), world.send_many([b"T"] * 5)
+def test_what_was_heard_while_there_is_no_room_is_read_when_there_is(world: World, ear: Ear) -> None:
+    looker = Looker(world, ear=ear, room=0)
+    ids = world.send_many([b"T"] * 5)
     ear.listen(ZERO)
     assert looker.look().found == []
     looker.board.join("b:1", "b", 8, 100, True)
     looker.look(IDLE_READ_S / 2)
+    looker.look_on()
     assert looker.seen == ids
 
 
@@ -131,6 +149,7 @@ def test_a_bell_that_tells_of_other_entries_again_and_again_is_not_listened_to_f
 ) -> None:
     """It may be connected to another server. Once, an entry may have been deleted."""
     looker = Looker(world, ear=ear)
+    looker.look()
     for _ in range(3):
         assert ear.trouble is None
         [gone] = world.send(b"T")
@@ -141,19 +160,7 @@ def test_a_bell_that_tells_of_other_entries_again_and_again_is_not_listened_to_f
         else:
             with pytest.raises(NotificationMismatch):
                 looker.look()
-            looker.cursor.retry(True)
     assert ear.trouble == "stream notifier: it told of entries that the leader did not find"
-
-
-def test_a_bell_that_was_right_in_between_is_believed(world: World, ear: Ear) -> None:
-    looker = Looker(world, ear=ear)
-    for _ in range(3):
-        looker.cursor.retry(True)
-        looker.cursor.retry(True)
-        world.send(b"T")
-        ear.listen(looker.cursor.last_read)
-        assert looker.look().found
-    assert ear.trouble is None
 
 
 def test_what_was_heard_in_a_former_epoch_is_not_believed_in_the_next(world: World, ear: Ear) -> None:
@@ -162,17 +169,21 @@ def test_what_was_heard_in_a_former_epoch_is_not_believed_in_the_next(world: Wor
     ids += world.send_many([b"T"] * 2)
     looker.cursor.begin(ZERO, ids[-1])
     assert not looker.look().digest
+    looker.look_on()
     assert looker.seen == ids
 
 
-def test_that_all_which_repeats_has_come_is_not_believed_by_hearsay(world: World, ear: Ear) -> None:
-    looker, ids = Looker(world, ear=ear), world.send_many([b"T"] * 2)
+def test_that_all_which_repeats_has_come_is_known_when_it_was_taken(world: World, ear: Ear) -> None:
+    looker = Looker(world, ear=ear)
+    looker.look()
+    ids = world.send_many([b"T"] * 2)
     ear.listen(ZERO)
     looker.cursor.repeats_until = world.send_many([b"T"] * 2)[-1]
     heard = looker.look()
     assert (heard.is_all, [found.id for found in heard.found]) == (True, ids)
-    assert not looker.cursor.is_past_repeats(heard)
-    assert looker.cursor.is_past_repeats(looker.look())
+    assert not looker.cursor.is_past_repeats
+    looker.look()
+    assert looker.cursor.is_past_repeats
 
 
 # ---- in the dispatcher ----
@@ -192,3 +203,16 @@ def test_what_the_bell_told_goes_to_its_owner_without_a_look_and_is_run_without_
     assert set(a.read_link.calls) == {"PIPELINE"}
     a.work()
     assert stage.history.ids(T) == [first]
+
+
+def test_of_large_entries_behind_small_ones_few_are_read(world: World) -> None:
+    """The newest entry is looked at with each turn, and what a notification does not bring is many, or large."""
+    looker, body = Looker(world), b"x" * 1_000_000
+    world.send_many([b"T"] * 400)
+    for _ in range(3):
+        looker.look()
+    for _ in range(20):
+        world.link.call("XADD", world.keys.stream, "*", FIELD, "T", "body", body)
+    looker.look_on()
+    assert looker.cursor._page == 8
+    assert len(looker.seen) == 420

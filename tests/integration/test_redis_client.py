@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.integration.routers import until
 from tests.proxy import Proxy
 from usher.common.base.errors import GroupMissing, NotNow, RedisTrouble, ReplyUnknown, StartRefused
 from usher.common.redis.client import ELSEWHERE, CommandRefused, Link, ScriptMissing, check_reachable, named
@@ -55,30 +54,18 @@ def test_a_lost_reply_is_unknown_and_the_command_is_not_repeated(redis_url: str,
         far.close()
 
 
-def test_what_is_done_meanwhile_is_done_while_redis_does_the_command(redis_url: str, link: Link) -> None:
-    other, seen = Link(redis_url, "other"), []
-
-    def work() -> None:
-        until(lambda: other.call("EXISTS", "done"))
-        seen.append("done")
-
-    assert link.call("SET", "done", 1, meanwhile=work) == b"OK"
-    assert seen == ["done"]
+def test_a_transaction_happens_whole_or_not_at_all(redis_url: str, link: Link) -> None:
+    other, after = Link(redis_url, "other"), [("WATCH", "key"), ("GET", "key")]
+    assert link.all_of(after) == [b"OK", None]
+    assert link.transaction(link.connections, [("SET", "key", 1), ("INCR", "n")], after) == ([b"OK", 1], [b"OK", b"1"])
+    other.call("SET", "key", 2)
+    assert link.transaction(link.connections, [("INCR", "n")], after) == (None, [b"OK", b"2"])
+    done, _ = link.transaction(link.connections, [("LPUSH", "n", 1), ("INCR", "n")], after)
+    assert done is not None and isinstance(done[0], CommandRefused) and done[1] == 2
+    with pytest.raises(CommandRefused, match="unknown command"):
+        link.transaction(link.connections, [("INCR", "n"), ("NONSENSE",)], after)
+    assert (link.call("GET", "n"), link.connections) == (b"2", 1)
     other.close()
-
-
-@pytest.mark.parametrize(
-    "problem", [RuntimeError("meanwhile"), NotNow("OOM", "meanwhile"), KeyboardInterrupt("meanwhile")]
-)
-def test_what_fails_meanwhile_leaves_a_reply_that_is_unknown_and_none_for_the_next_call(
-    link: Link, problem: BaseException
-) -> None:
-    def fail() -> None:
-        raise problem
-
-    with pytest.raises(ReplyUnknown if isinstance(problem, Exception) else KeyboardInterrupt, match="meanwhile"):
-        link.call("ECHO", "first", meanwhile=fail)
-    assert link.call("ECHO", "second") == b"second"
 
 
 def test_what_a_signals_handler_raises_between_a_command_and_its_reply_leaves_none_for_the_next_call(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.factories import FIELD, World, fetch, plan
+from tests.integration.factories import FIELD, World, fetch, plan, read
 from tests.proxy import Proxy
 from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import CommandRefused, Link, ScriptMissing
@@ -86,7 +86,7 @@ def test_a_reply_that_was_lost_is_not_a_script_that_is_missing(world: World, any
         far = Link(proxy.url, "far")
         steps = LeaderScripts(ScriptRunner(far), world.keys, leader.epoch, FIELD)
         assert [found.id for found in fetch(steps, 1)] == [b"1-1"]
-        news = steps.peek(1)
+        news = read(steps, 1)
         proxy.on_reply = lambda chunk: None
         with pytest.raises(ReplyUnknown):
             steps.hand_over(NOTHING, news)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.factories import LEASE_MS, Owner, World, bury, fetch, plan
+from tests.integration.factories import LEASE_MS, Owner, World, bury, plan
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.attempts import Attempts
 from usher.common.redis.client import CommandRefused
@@ -17,6 +17,7 @@ from usher.consumer.lifecycle.process_ending import note_crash
 from usher.consumer.policy.quarantine import Left
 from usher.master.leader.entries import NewEntries, PeekedEntry, Rejected
 from usher.master.leader.leader_scripts import LeaderScripts
+from usher.master.policy.board.plans import NOTHING
 
 _KEYS = (
     "stream",
@@ -61,8 +62,7 @@ _CALLS: dict[str, _Call] = {
     "hold_lead": lambda w, leader, a, b, head: w.scripts.run(
         "hold_lead", (w.keys.leader,), (str(leader.epoch), LEASE_MS)
     ),
-    "peek": lambda w, leader, a, b, head: leader.peek(10),
-    "take news": lambda w, leader, a, b, head: fetch(leader, 10),
+    "take news": lambda w, leader, a, b, head: leader.hand_over(NOTHING, _NEWS),
     "take news, planned": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"X": [b"10-1"]}), _NEWS),
     "take news, going on": lambda w, leader, a, b, head: leader.hand_over(
         plan(a, {b"T": [b"7-1", b"10-1"]}, {b"T": head}), _NEWS

@@ -6,12 +6,12 @@ import json
 import random
 from typing import Any
 
-from tests.integration.factories import World
+from tests.integration.factories import World, read
 from tests.integration.gathered import Gathered
 from usher.common.protocol.message import LONGEST_TICKET, ticket_value
 from usher.common.redis.client import Link
-from usher.common.redis.replies import Entry
 from usher.common.sending.producer import Producer
+from usher.master.leader.entries import PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts
 
 _PATH = "payload.order.id"
@@ -59,7 +59,7 @@ def leader_of(world: World, field: str = _PATH) -> LeaderScripts:
 def test_scripts_and_python_read_the_same_ticket_or_none(world: World) -> None:
     for at, (body, _) in enumerate(_READ):
         world.add(b"%d-1" % (at + 1), "payload", body, "n", b"1")
-    assert [found.ticket for found in leader_of(world).peek(100).found] == [ticket for _, ticket in _READ]
+    assert [found.ticket for found in read(leader_of(world), 100).found] == [ticket for _, ticket in _READ]
     assert [ticket_value([b"payload", body], _PATH.encode()) for body, _ in _READ] == [ticket for _, ticket in _READ]
 
 
@@ -82,7 +82,7 @@ def test_whatever_the_json_is(world: World) -> None:
     bodies += [json.dumps(a_value(rng, 4)).encode() for _ in range(300)]
     for at, body in enumerate(bodies):
         world.add(b"%d-1" % (at + 1), "payload", body)
-    seen = [found.ticket for found in leader_of(world).peek(1000).found]
+    seen = [found.ticket for found in read(leader_of(world), 1000).found]
     assert seen == [ticket_value([b"payload", body], _PATH.encode()) for body in bodies]
     assert len({*seen}) > 30
 
@@ -91,18 +91,15 @@ def test_a_field_of_that_very_name_wins_and_is_what_a_producer_sends(world: Worl
     sent = Producer(world.link, world.keys.stream, _PATH)
     sent.send("7", {"payload": '{"order": {"id": "42"}}'})
     sent.send(None, {"payload": '{"order": {"id": "42"}}'})
-    assert [found.ticket for found in leader_of(world).peek(10).found] == [b"7", b"42"]
+    assert [found.ticket for found in read(leader_of(world), 10).found] == [b"7", b"42"]
     flat = [b"payload", b'{"order": {"id": "42"}}', _PATH.encode(), b"7"]
     assert ticket_value(flat, _PATH.encode()) == b"7"
 
 
-def test_entries_of_a_notification_are_read_by_the_script(world: World) -> None:
-    """It alone says what a ticket is, so that no later step can see another one."""
-    body = b'{"order": {"id": 0x2a}}'  # Redis' parser takes it, Python's does not
-    entry_id = world.add(b"1-1", "payload", body)
-    leader = leader_of(world)
-    assert leader.notified(b"0-0", [Entry(entry_id, [b"payload", body])], 10) == leader.peek(10)
-    assert not leader.notified(b"0-0", [Entry(entry_id, [b"payload", body])], 10).digest
+def test_what_only_redis_takes_for_json_names_no_ticket(world: World) -> None:
+    """It becomes a dead letter before any script reads it."""
+    entry_id = world.add(b"1-1", "payload", b'{"order": {"id": 0x2a}}')
+    assert read(leader_of(world), 10).found == [PeekedEntry(entry_id, None)]
 
 
 def test_all_scripts_of_the_leader_read_it(world: World) -> None:

@@ -260,8 +260,9 @@ class Crew:
 
         def is_settled() -> bool:
             newest = ("XREVRANGE", KEYS.stream, "+", "-", "COUNT", 1)
-            entries, groups, tickets = link.pipeline([newest, ("XINFO", "GROUPS", KEYS.stream), ("HLEN", KEYS.tickets)])
-            facts = group_of(groups, KEYS.group)
+            of_group = ("XINFO", "GROUPS", KEYS.stream), ("GET", KEYS.taken)
+            entries, groups, taken, tickets = link.pipeline([newest, *of_group, ("HLEN", KEYS.tickets)])
+            facts = group_of(groups, KEYS.group, taken)
             if facts is None or facts[b"pending"] or tickets != 0:
                 return False
             return all(rank(entry_id) <= rank(facts[b"last-delivered-id"]) for entry_id, _ in entries)

@@ -71,11 +71,12 @@ class Before:
 
 def destroy(link: Link, *command: str) -> Before:
     """Do it, and see in the same transaction what there was."""
-    look = [("XPENDING", KEYS.stream, KEYS.group), ("XINFO", "GROUPS", KEYS.stream)]
+    look = [("XPENDING", KEYS.stream, KEYS.group), ("XINFO", "GROUPS", KEYS.stream), ("GET", KEYS.taken)]
     *_, replies = link.pipeline([("MULTI",), *look, command, ("EXEC",)])
-    pending, groups, _ = replies
+    pending, groups, taken, _ = replies
     assert pending[0] > 20, "much is in processing"
-    return Before(pending[1].decode(), pairs(groups[0])[b"last-delivered-id"].decode())
+    delivered = min(pairs(groups[0])[b"last-delivered-id"], taken.partition(b" ")[0], key=rank)
+    return Before(pending[1].decode(), delivered.decode())
 
 
 def backlog(crew: Crew, link: Link) -> Producer:

@@ -64,5 +64,5 @@ def test_a_logging_handler_that_waits_holds_up_nothing(folder: Path, link: Link,
 def _is_done(link: Link) -> bool:
     if not link.call("EXISTS", KEYS.stream):
         return False
-    facts = group_of(link.call("XINFO", "GROUPS", KEYS.stream), KEYS.group) or {}
+    facts = group_of(link.call("XINFO", "GROUPS", KEYS.stream), KEYS.group, link.call("GET", KEYS.taken)) or {}
     return facts.get(b"pending") == 0 and facts[b"entries-read"] == _MESSAGES

@@ -43,7 +43,7 @@ def _is_done(link: Link, count: int) -> bool:
     """All were read, and acknowledged."""
     if not link.call("EXISTS", KEYS.stream):
         return False
-    facts = group_of(link.call("XINFO", "GROUPS", KEYS.stream), KEYS.group) or {}
+    facts = group_of(link.call("XINFO", "GROUPS", KEYS.stream), KEYS.group, link.call("GET", KEYS.taken)) or {}
     return facts.get(b"pending") == 0 and facts[b"entries-read"] == count == link.call("XLEN", KEYS.stream)
 
 

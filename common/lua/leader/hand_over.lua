@@ -1,17 +1,19 @@
--- hand_over: the one way to an owner: entries change owner, the index and the inboxes of the new owners say so. Entries
---            that the group was not given yet (the new entries: a peek or a notification showed them) come from the
---            stream itself: all of them are taken here, those that get no owner by `master`.
--- KEYS: 1 stream, 2 leader, 3 tickets, 4 counters, 5 dead, then for each target: its lease, its inbox
+-- hand_over: the one way to an owner: entries change owner, the index and the inboxes of the new owners say so. New
+--            entries are in nobody's list yet: the leader has read them (XREADGROUP ... NOACK), or a notification
+--            showed them, which it reads right behind this script, in the same transaction. All of them are taken here,
+--            those that get no owner by `master`.
+-- KEYS: 1 stream, 2 leader, 3 tickets, 4 counters, 5 dead, 6 taken, then for each target: its lease, its inbox
 -- ARGV: 1 group, 2 epoch, 3 lowest id of the call, 4 highest id
 --       5 the version of the live rules that the plan was made by
 --       6 what separates tickets in an inbox record (common/redis/replies.py: separator)
 --       7 the ids of all tickets, of each in id order, 8 how many of them each ticket has (JSON: one long argument
 --       costs less than many)
---       9 position of the group when the new entries were seen: the last id that it was given; "" if there are none
---       10 the last id of the new entries, 11 those of them that are not in the plan, 12 those of the plan that are not
---       new (both JSON)
+--       9 the id up to which all was taken before the new entries; "" if the leader reads nothing now, and has nothing
+--       new
+--       10 the last id of the new entries ("": there are none), 11 those of them that are not in the plan, 12 those of
+--       the plan that are not new (both JSON)
 --       13 the digest of the new entries, if a notification brought them over another connection
---       (master/leader/entries.py: digest_of); "" if a peek saw them
+--       (master/leader/entries.py: digest_of); "" if the group was given them
 --       then the tickets, all target by target
 --       then for each target: its incarnation; how many of its tickets have no record, as the plan believes; how many
 --       have one (they stand behind the former); and for each of these the head of its record, as the plan believes:
@@ -21,16 +23,17 @@
 --        call. Then bodies, if there are any: of entries, in id order, that may also be such as were refused
 --        (common/redis/replies.py: pack_bodies); a body never changes, so it does not matter when it was looked at
 -- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), {"MOVED", the last id that the group was
---          given} (it is not what it was when the new entries were seen, or those that a notification brought are not
---          the next ones: nothing happened), or {"OK", fence of this call or "", number of entries that were cut from
---          the stream before these, unread, {those of the refused tickets of which an entry is missing from the pending
---          list: nobody of ours has ended it, as restore says}, then for each target:
+--          given} (what a notification brought is not what comes next: nothing happened), or {"OK", fence of this call
+--          or "", number of entries that were cut from the stream unread, before what the group is given
+--          next, {those of the refused tickets of which an entry is missing from the pending
+--          list: nobody of ours has ended it, as restore says}, bytes of the newest entry of the stream, then for each
+--          target:
 --          {state, {refused tickets}, {ids that are over: their body is gone, or they are not pending},
 --           {tickets believed owned that had no record any more: they got the call's fence}}}
 --          state: OK | LOST (no lease) | DRAINING | REVOKED | STRAY (an id is pending for another name than `master`);
 --          all but OK refuse the target's whole part. Refused new entries are then pending under `master`.
--- An entry that was deleted since the peek becomes a dead letter if it is in the plan; else it leaves nothing, like one
--- that was deleted before.
+-- An entry that was deleted since it was read becomes a dead letter if it is in the plan; else it leaves nothing, like
+-- one that was deleted before.
 -- Why Lua: the owner of an entry (pending list), the owner of a ticket (index) and an owner's work (inbox) change
 --          together or not at all. Checks first, writes last: a script is not rolled back.
 -- Memory: refused when full
@@ -39,9 +42,9 @@
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if (redis.call('HGET', KEYS[4], 'rules') or '') ~= ARGV[5] then return {'RULES', ''} end
 local stream, group, tickets_key, args, between, position = KEYS[1], ARGV[1], KEYS[3], ARGV, ARGV[6], ARGV[9]
-local has_news = position ~= ''
-local facts = has_news and group_facts(stream, group)
-if has_news and facts['last-delivered-id'] ~= position then return {'MOVED', facts['last-delivered-id']} end
+local has_news, is_heard = ARGV[10] ~= '', ARGV[13] ~= ''
+local facts = position ~= '' and group_facts(stream, group)
+if is_heard and facts['last-delivered-id'] ~= position then return {'MOVED', facts['last-delivered-id']} end
 local concat, gmatch, match = table.concat, string.gmatch, string.match
 local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
 
@@ -57,7 +60,7 @@ local parked = {}
 local complete = false
 local seen = #ids + #for_master -- number of new entries
 for _, id in ipairs(cjson.decode(ARGV[12])) do old[id], seen = true, seen - 1 end
-if ARGV[13] ~= '' then
+if is_heard then
   -- Another connection may have been to another server, with other entries, or others of the same ids. Here they must
   -- be exactly the next entries, up to the last of them.
   local parts = {}
@@ -141,15 +144,15 @@ end
 
 local targets, planned, wants_fence, i, last, at = {}, {}, false, 0, 0, tickets_at + 1 + #sizes
 redis.call('XLEN', KEYS[5]) -- what is no stream fails here, before anything has changed; so for each inbox below
-for t = 1, (#KEYS - 5) / 2 do
+for t = 1, (#KEYS - 6) / 2 do
   local name, unowned, others = args[at], whole(args[at + 1], #sizes - i), whole(args[at + 2], #sizes - i)
   -- ids: the claimed ones. For the given tickets: their numbers, their ids as one line, and their fences or false
   local target = {
-    name = name, inbox = KEYS[5 + 2 * t], ids = {}, size = 0,
+    name = name, inbox = KEYS[6 + 2 * t], ids = {}, size = 0,
     given = {}, lines = {}, fences = {}, refused = {}, fresh = {}, bodies = args[at + 3 + others],
   }
   targets[t], target.first = target, last + 1
-  target.state = STATES[redis.call('GET', KEYS[4 + 2 * t]) or ''] or 'LOST'
+  target.state = STATES[redis.call('GET', KEYS[5 + 2 * t]) or ''] or 'LOST'
   if target.state == 'OK' then
     redis.call('XLEN', target.inbox)
     local n, wants = 0, false
@@ -198,13 +201,9 @@ for t = 1, (#KEYS - 5) / 2 do
   i, at = i + unowned + others, at + 4 + others
 end
 
--- 3. Write, in this order. First a fence is drawn: what refuses writes, refuses this one, before anything has changed.
---    The group reads the new entries last: should the script break off before, what is pending above the group's
---    position is seen twice; had it read them first, what is not pending below it would be lost.
+-- 3. Write. First a fence is drawn: what refuses writes, refuses this one, before anything has changed. What was taken
+--    is noted last: should the script break off before, the next leader is given it again, pending as it is.
 
--- May new entries have been deleted since they were seen? Those that are pending, ahead of the group, can be claimed
--- without a body (Redis 6.2): then what was claimed says nothing.
-local has_missing = has_news and #redis.call('XPENDING', stream, group, '(' .. position, args[10], 1) > 0
 -- Claim `size` ids for `name`. Return false when it got all of them, else a set of ids that it got for certain (ask
 -- XPENDING about the others). An entry that has no owner yet is claimed with FORCE, if its body is there.
 local function claim(name, ids, size)
@@ -219,7 +218,6 @@ local function claim(name, ids, size)
       for k = 1, #got do has[got[k]] = true end
     end
   end)
-  has_missing = has_missing or has_news and claimed < size
   return claimed < size and has
 end
 
@@ -243,10 +241,11 @@ local function those_there(target, ticket, ids, over, has, gone)
 end
 
 local fence = ''
-local cut = has_news and count_cut(KEYS[4], stream, facts) or 0
+local cut = facts and count_cut(KEYS[4], stream, facts) or 0
 if wants_fence then fence = next_number(KEYS[4], 'fence') end
 claim('master', for_master, #for_master)
-local reply = {'OK', fence, cut, missing}
+local newest = facts and redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+local reply = {'OK', fence, cut, missing, newest and size_of(newest[2]) or 0}
 for _, target in ipairs(targets) do
   local gone = {}
   if target.state == 'OK' then
@@ -277,9 +276,13 @@ for _, target in ipairs(targets) do
   end
   reply[#reply + 1] = {target.state, target.refused, gone, target.state == 'OK' and target.fresh or {}}
 end
--- Never more than were seen: the group must be given nothing that is pending for nobody.
-if has_missing then seen = #redis.call('XRANGE', stream, '(' .. position, args[10], 'COUNT', seen) end
-if has_news and seen > 0 then -- NOACK: they are pending by now, for their owners or for `master`
-  redis.call('XREADGROUP', 'GROUP', group, 'master', 'COUNT', seen, 'NOACK', 'STREAMS', stream, '>')
+-- All up to here was taken, and the group had read so many by then, so that it can be set back (begin). The caller has
+-- nothing in hand but the new entries: what else the group was given, others have read, or skipped by hand.
+if facts then
+  local given, read = facts['last-delivered-id'], facts['entries-read']
+  local at = has_news and (is_heard or is_above(given, args[10])) and args[10] or given
+  if is_heard and read then read = read + seen end
+  local noted = at .. ' ' .. ((is_heard or at == given) and read and string.format('%.0f', read) or '')
+  if has_news or redis.call('GET', KEYS[6]) ~= noted then redis.call('SET', KEYS[6], noted) end
 end
 return reply

@@ -2,7 +2,7 @@
 -- KEYS: 1 stream, 2 leader, 3 dead
 -- ARGV: 1 group, 2 epoch, 3 start ("-" or "(<id>"), 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest
 --       message in bytes (0: any), 8 tenant field, 9 priority field ("": none)
--- Returns: {"FENCED"} or {"OK", last id of the page or "", {id, ticket (see peek), ...}, {ids whose body was gone}}; a
+-- Returns: {"FENCED"} or {"OK", last id of the page or "", {id, ticket (ticket_of), ...}, {ids whose body was gone}}; a
 --          page is shorter than asked for where bodies are large
 -- Why Lua: the page and the bodies must be of one moment, and an entry whose body is gone becomes a dead letter in the
 --          same step.

@@ -1,9 +1,10 @@
 -- sweep: find idle entries that have no living owner, with XAUTOCLAIM, and bring them to `master`.
--- KEYS: 1 stream, 2 leader, 3 dead, 4 tickets, then the leases of the known incarnations
+-- KEYS: 1 stream, 2 leader, 3 dead, 4 tickets, 5 taken, then the leases of the known incarnations
 -- ARGV: 1 group, 2 epoch, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count, 6 ticket field, 7 longest ticket
---       in bytes, 8 longest message in bytes (0: any), 9 tenant field, 10 priority field ("": none), then the known
---       incarnations, in the order of their leases
--- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket (see peek), former owner, ...}, {ids whose body was gone}};
+--       in bytes, 8 longest message in bytes (0: any), 9 tenant field, 10 priority field ("": none), 11 the highest id
+--       to look at ("": any): above it the leader has read entries that must go first, then the known incarnations, in
+--       the order of their leases
+-- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket (ticket_of), former owner, ...}, {ids whose body was gone}};
 --          fewer than asked for where bodies are large. An entry that the index has with a living owner goes back to
 --          it.
 -- Why Lua: XAUTOCLAIM takes an entry from any owner. The owners are read before, and entries of a living lease or a
@@ -12,7 +13,7 @@
 --          a million parked entries would be as many lines in the append-only file at each pass, and their
 --          waiting time would be lost.
 -- Memory: works when full
---- @include leads bodies ticket_of records letter
+--- @include leads util group bodies ticket_of records letter
 --- @numbers large 3, count 5 7, large 8
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 redis.call('XLEN', KEYS[3]) -- what is no stream, or no hash, fails here, before anything has changed
@@ -20,7 +21,7 @@ redis.call('HLEN', KEYS[4])
 local stream, group = KEYS[1], ARGV[1]
 local count, field, longest, most = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local reserved, living = {master = true, halted = true}, {}
-for i = 11, #ARGV do
+for i = 12, #ARGV do
   if redis.call('EXISTS', KEYS[i - 6]) == 1 then living[ARGV[i]] = true end
 end
 local rows, owners, idle_ms, strays, gone = {}, {}, {}, {}, {}
@@ -29,6 +30,9 @@ local function look()
   for _, row in ipairs(rows) do owners[row[1]], idle_ms[row[1]] = row[2], row[3] end
 end
 local function is_looked_after(owner) return reserved[owner] or living[owner] end
+-- What is above the group's position, the leader is given (again), in its place.
+local delivered = group_facts(stream, group)['last-delivered-id']
+local function comes_later(id) return is_above(id, delivered) or ARGV[11] ~= '' and is_above(id, ARGV[11]) end
 -- Somebody took it by hand from its owner, who lives, has it, and acknowledges it. Under `master` the leader would
 -- hand it over once more.
 local function owner_in_index(id, ticket)
@@ -55,7 +59,8 @@ end
 if #gone > 0 then look() end -- XAUTOCLAIM reaches as many entries further now: whose are these?
 local least_ms = '9007199254740992'
 for _, row in ipairs(rows) do
-  if row[3] >= tonumber(ARGV[3]) and not is_looked_after(row[2]) then least_ms = ARGV[3] end
+  local is_idle = row[3] >= tonumber(ARGV[3])
+  if is_idle and not (is_looked_after(row[2]) or comes_later(row[1])) then least_ms = ARGV[3] end
 end
 local found = redis.call('XAUTOCLAIM', stream, group, 'master', least_ms, ARGV[4], 'COUNT', count, 'JUSTID')
 local following
@@ -63,7 +68,7 @@ for _, id in ipairs(found[2]) do
   local owner = owners[id] or ''
   if is_looked_after(owner) then
     if owner ~= 'master' then redis.call('XCLAIM', stream, group, owner, '0', id, 'JUSTID') end
-  elseif owner ~= '' and not has_room() then -- the next call begins here
+  elseif owner ~= '' and (comes_later(id) or not has_room()) then -- the next call begins here
     redis.call('XCLAIM', stream, group, owner, '0', id, 'IDLE', idle_ms[id], 'JUSTID')
     following = following or id
   else
@@ -86,4 +91,14 @@ end
 for _, id in ipairs(found[3] or {}) do
   if not living[owners[id] or ''] then body_is_gone(id) end
 end
+-- What others have read, above all that was taken, is taken now: no later leader is to be given it again.
+local taken = string.match(redis.call('GET', KEYS[5]) or '', '^%d+%-%d+')
+local function take(id)
+  if taken and is_above(id, taken) and not is_above(id, delivered) then
+    taken = id
+    redis.call('SET', KEYS[5], taken .. ' ')
+  end
+end
+for at = 1, #strays, 3 do take(strays[at]) end
+for _, id in ipairs(gone) do take(id) end
 return {'OK', following or found[1], strays, gone}

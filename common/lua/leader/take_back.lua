@@ -5,7 +5,7 @@
 -- ARGV: 1 group, 2 epoch, 3 incarnation, 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest message in bytes
 --       (0: any), 8 tenant field, 9 priority field ("": none)
 -- Returns: {"FENCED"}, {"ALIVE"} (its lease still runs; nothing happened), or
---          {"OK", number of entries of the page, {id, ticket (see peek), ...}, {ids whose body was gone}}; a page of 0
+--          {"OK", number of entries of the page, {id, ticket (ticket_of), ...}, {ids whose body was gone}}; a page of 0
 --          entries means that its list is empty (and that its inbox is gone: without a lease nothing can be added to it
 --          any more)
 -- Why Lua: that the lease has ended, that the entries are its own, and that index and pending list change together,

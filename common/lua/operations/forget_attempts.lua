@@ -1,7 +1,7 @@
 -- forget_attempts: delete, in one page of noted attempts or errors, those of messages that are no longer pending. A
 --                  message that the group is still to be given is not pending either: after the group was lost it comes
 --                  a second time, and keeps its attempts.
--- KEYS: 1 stream, 2 leader, 3 attempts, or errors (whose fields may begin with `t`)
+-- KEYS: 1 stream, 2 leader, 3 attempts, or errors (whose fields may begin with `t`), 4 taken
 -- ARGV: 1 group, 2 epoch, 3 cursor ("0" at first), 4 count
 -- Returns: {"FENCED"} or {"OK", next cursor ("0": that was all), {fields that went}}
 -- Why Lua: an acknowledgement takes its message's attempts with it, and a dead letter too; but a message may also end
@@ -11,6 +11,8 @@
 --- @numbers count 4
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local delivered = group_facts(KEYS[1], ARGV[1])['last-delivered-id']
+local taken = string.match(redis.call('GET', KEYS[4]) or '', '^%d+%-%d+')
+if taken and is_above(delivered, taken) then delivered = taken end
 local function may_come(id) return is_above(id, delivered) and (not has_room() or body_of(KEYS[1], id)) end
 local page = redis.call('HSCAN', KEYS[3], ARGV[3], 'COUNT', ARGV[4])
 local gone = {}

@@ -138,7 +138,6 @@ class Board:
     # ---- plans -------------------------------------------------------------------------------------------------------
 
     def _next_runnable(self) -> BoardTicket | None:
-        """Take out the next ticket that may be planned, also of those that wait at a consumer which has room left."""
         while (ticket := self._queue.next_runnable()) is None and self._untried:
             self._retry_front(next(iter(self._untried)))
         return ticket
@@ -258,7 +257,6 @@ class Board:
             self._limits.spend(self.tickets[part.ticket], -len(part.ids))
 
     def _put_back(self, part: TicketPlan) -> None:
-        """Park again the ids of a part that was not carried out, before what came later."""
         ticket = self.tickets[part.ticket]
         for entry_id in part.ids:
             ticket.running.pop(entry_id, None)
@@ -492,12 +490,10 @@ class Board:
         self._retry_at(consumer)  # before those without an owner, which other consumers may have
 
     def _retry_at(self, consumer: ConsumerLoad) -> None:
-        """Let the next plan try the tickets that wait at a consumer."""
         if consumer.waiting:
             self._untried[consumer.incarnation] = len(consumer.waiting)
 
     def _retry_front(self, incarnation: str) -> None:
-        """Let those try that have waited longest at a consumer, as far as it has room."""
         left, consumer = self._untried.pop(incarnation), self.consumers.get(incarnation)
         most = 0 if consumer is None else min(left, consumer.room, len(consumer.waiting))
         if consumer is not None and most > 0:
@@ -506,7 +502,6 @@ class Board:
             self._queue.retry_first([consumer.waiting.popitem(last=False)[0] for _ in range(most)])
 
     def _unbind(self, ticket: BoardTicket, owner: ConsumerLoad) -> None:
-        """Take a ticket from its owner. If it waits there, it tries again: it is no longer bound to that consumer."""
         owner.tickets.pop(ticket.name, None)
         ticket.owner = None
         if ticket in owner.waiting:
@@ -637,7 +632,6 @@ class Board:
         return self.tickets.get(name) or self.tickets.setdefault(name, BoardTicket(name))
 
     def _park(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
-        """Put ids, in id order, in their places; usually all below or all above those there."""
         if not ids:
             return
         parked, count = ticket.parked, len(ticket.parked)
@@ -678,7 +672,6 @@ class Board:
         return True
 
     def _shorten(self, ticket: BoardTicket) -> None:
-        """Leave to Redis' account the parked messages of a ticket beyond those worth keeping."""
         keeps = self._gate.worth_keeping(ticket)
         beyond = len(ticket.parked) - keeps
         if beyond <= 0 or ticket.standing not in (OPEN, Standing.WAITING):
@@ -697,7 +690,6 @@ class Board:
                 self._rereading.add(ticket)
 
     def _not_hidden(self, ticket: BoardTicket, ids: list[bytes]) -> list[bytes]:
-        """Return those of ``ids`` that memory is to know now; the others are read again from Redis."""
         if ticket.above is None:
             return ids
         if ticket.standing is Standing.HALTED:
@@ -708,7 +700,6 @@ class Board:
         return [entry_id for entry_id in ids if rank(entry_id) <= limit]
 
     def _reopen(self, ticket: BoardTicket) -> None:
-        """End a halt: entries of the ticket that memory does not know are read again before it is planned."""
         if ticket.above is not None:
             self._rereading.add(ticket)
 

@@ -73,12 +73,14 @@ class TargetReply(NamedTuple):
 class HandOverReply(NamedTuple):
     """Reply of a hand_over call. ``fence``: the number of the call, 0 if it gave none. ``cut``: number of entries that
     were cut from the stream, unread, before the new ones. ``missing``: refused tickets of which nobody has an entry
-    pending any more, although nobody of ours has ended it."""
+    pending any more, although nobody of ours has ended it. ``newest``: bytes of the newest entry of the stream, if it
+    is read on."""
 
     fence: int
     targets: tuple[TargetReply, ...]
     cut: int = 0
     missing: tuple[bytes, ...] = ()
+    newest: int = 0
 
 
 @dataclass(frozen=True)

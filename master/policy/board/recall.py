@@ -42,7 +42,6 @@ class Asked:
 
 
 def _older(asked: dict[bytes, Asked], than_s: float) -> Iterator[Asked]:
-    """Take out, and yield, what was asked up to then."""
     while asked and (first := next(iter(asked.values()))).at_s <= than_s:
         del asked[first.ticket.name]
         yield first

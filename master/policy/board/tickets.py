@@ -44,7 +44,7 @@ OPEN = Standing.OPEN
 
 class BoardTicket:
     """A ticket in memory. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, or
-    only peeked at yet, in id order.
+    only read yet, in id order.
 
     ``above``: entries of the ticket above this id are under ``master`` too, and only Redis knows them; None: memory has
     all. ``waits_for``: the message under ``halted``. ``until``: of a waiting one, when it is due, in ms of Redis'

@@ -176,7 +176,6 @@ class FairQueue(RunQueue):
                 self._enter(tenant)
 
     def _move(self, ticket: BoardTicket, marks: TicketMarks) -> None:
-        """Give a ticket that waits another place."""
         former = marks.line
         former.waiting -= 1
         self._waiting -= not former.is_held
@@ -208,7 +207,6 @@ class FairQueue(RunQueue):
         return tenant
 
     def _forget(self) -> None:
-        """Forget the half that was given least of the tenants that would begin anew as they are."""
         idle = [one for one in self._tenants.values() if not one.waiting and one.due <= self._last]
         for one in sorted(idle, key=lambda one: one.given)[: (len(idle) + 1) // 2]:
             del self._tenants[one.name]

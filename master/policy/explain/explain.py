@@ -36,7 +36,6 @@ def explain(facts: TicketFacts) -> TicketExplanation:
 
 
 def _last_error(facts: TicketFacts) -> Iterator[Reason]:
-    """Tell the last error of the first message, without its text, which is for operators."""
     error = last_error(facts.attempts.get(facts.first, NEVER), facts.error)
     if error is not None and facts.kind != "halted":
         when = f", {_ago(facts, error.at_ms)}" if error.at_ms else ""
@@ -224,7 +223,6 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
 
 
 def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
-    """Explain a ticket that is parked, returned or not read yet: the leader is to move it."""
     rule = facts.rules[0] if facts.rules else None
     first = next(iter((*facts.ids, *facts.parked, *facts.unread)), b"")
     what = _id(first) if first else "what waits of it"
@@ -303,7 +301,6 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
 
 
 def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] | None:
-    """Return what keeps it from its turn while others have theirs, or all are full; None: nothing that is known."""
     if facts.board is not None and facts.board.turn:
         text = f"{what} waits for its turn: {facts.board.turn}"
         return Reason("waits_for_turn", text), "its turn", facts.board.due_ms
@@ -430,7 +427,6 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
 
 
 def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
-    """Explain what keeps later entries from following their ticket's owner."""
     rule = facts.rules[0] if facts.rules else None
     if rule is not None:
         yield Reason(

@@ -120,7 +120,6 @@ def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
 
 
 def _describe_alike(head: Head, told: str) -> dict[str, Any]:
-    """Return what is different for a ticket that waits because others fail like it, wherever it waits."""
     if not told or head.owner in (b"", HALTED, RETURNED):
         return {"alike": False}
     return {"alike": True, "state": TicketState.RETRYING, "why": told, "put_off": False}

@@ -93,7 +93,6 @@ class TicketGroups:
 
 
 def _larger(group: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the group with the counts of these rows where they are more: only what has failed was counted in it."""
     if len(rows) <= group["tickets"]:
         return group
     messages, since_ms = sum(1 + row["behind"] for row in rows), min(row["since_ms"] for row in rows)

@@ -105,7 +105,6 @@ def add_delayed_actions(actions: Blueprint, parts: Parts, go: Callable[[str, str
 
 
 def _asked(delayed: DelayedView) -> tuple[str, _Choice]:
-    """Return what a form asks for, and the messages that it is about. Raises Problem 422."""
     form, what = request.form, request.form.get("what", "")
     if what not in _WHAT:
         raise refused(f"the field what must be one of {', '.join(_WHAT)}")
@@ -165,7 +164,6 @@ def _told(what: str, due_ms: int | None, words: Sequence[str], is_all: bool) -> 
 
 
 def _asked_moment() -> int:
-    """Return the time of the form, whose zone is named beside it or in it. Raises Problem 422, with a sentence."""
     text, zone = request.form.get("at", "").strip(), request.form.get("zone", "")
     if not text:
         raise _wrong("say when they are to be sent: give a time beside the button")
@@ -187,7 +185,6 @@ def _zone(name: str) -> datetime.tzinfo:
 
 
 def _local_zone() -> str:
-    """Return the master's own zone in words; "" where it is UTC."""
     here = datetime.datetime.now().astimezone()
     return f"{here:%Z} (now UTC{here:%:z})" if here.utcoffset() else ""
 

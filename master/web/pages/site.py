@@ -94,7 +94,6 @@ def wants_page() -> bool:
 
 
 def _read_files() -> dict[str, tuple[bytes, str]]:
-    """Return our files, each with a version for its address that changes when the file does."""
     folder = resources.files("usher.master.web.pages") / "static"
     found = {name: (folder / name).read_bytes() for name in _FILES}
     return {name: (data, hashlib.sha256(data).hexdigest()[:12]) for name, data in found.items()}
@@ -171,7 +170,6 @@ def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:
 
 
 def _counts(seen: dict[str, Any]) -> dict[str, str]:
-    """Return the counts beside the names of pages; none for a count of 0."""
     stuck, most = len(seen.get("stuck", ())), seen.get("stuck_most", -1)
     letters, rules = seen.get("dead_letters"), seen.get("rules")
     told = {"overview": f"{stuck}{'+' if stuck == most else ''}", "letters": number(letters), "rules": number(rules)}

@@ -206,7 +206,6 @@ def _filtered(parts: Parts, given: dict[str, str], wanted: TicketFilter) -> str:
 
 
 def _by_field(parts: Parts) -> dict[str, Any]:
-    """Return what is found for FIELD=VALUE, if it is that what the query asks for; the value may have any bytes."""
     given, cursor = query_bytes("q"), request.args.get("at")
     name, equals, value = given.lstrip().partition(b"=")
     if not equals or not name.strip():
@@ -279,7 +278,6 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
 
 
 def _told(parts: Parts, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows of tickets with the age of their first messages, and the fields of these."""
     for row in rows:
         row["sent_ms"] = _ms(row["message_ids"][0]) if row.get("message_ids") else 0
     return with_fields(parts.fields.add_to_tickets, rows)

@@ -9,7 +9,7 @@ from typing import Any
 from tests.chaos.mutants.edits import CodeEdit, LuaEdit, LuaText, Mutant, Replace, mutant
 from usher.common.base.errors import ReplyUnknown
 from usher.common.protocol.attempts import Attempts
-from usher.common.redis.client import Link, Meanwhile
+from usher.common.redis.client import Link
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.lifecycle.owner_scripts import AckAnswer, Buried, Letter, OwnerScripts
 from usher.consumer.policy.quarantine import Left
@@ -24,10 +24,8 @@ from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 _hand_over = LeaderScripts.hand_over
 
 
-def _index_afterwards(
-    steps: LeaderScripts, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES, meanwhile: Meanwhile | None = None
-) -> HandOverReply:
-    reply = _hand_over(steps, plan, news, meanwhile)
+def _index_afterwards(steps: LeaderScripts, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
+    reply = _hand_over(steps, plan, news)
     link = steps._scripts.link
     for target, answer in zip(plan.targets, reply.targets, strict=True):
         for part in target.parts:
@@ -53,6 +51,20 @@ def call_again(link: Link, *command: Any, **more: Any) -> Any:
         reply = _call(link, *command, **more)
         link.connections = connections
         return reply
+
+
+_pipeline = Link.pipeline
+
+
+def pipeline_again(link: Link, *commands: Any, **more: Any) -> Any:
+    """The same for many commands: a transaction is sent again over a connection that watches nothing."""
+    connections = link.connections
+    try:
+        return _pipeline(link, *commands, **more)
+    except ReplyUnknown:
+        replies = _pipeline(link, *commands, **more)
+        link.connections = connections
+        return replies
 
 
 def _deliveries_are_attempts(reader: InboxReader, wanted: list[bytes]) -> dict[bytes, Attempts]:
@@ -119,8 +131,14 @@ NO_ACK_CHECK = mutant(
     LuaEdit("ack", "if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end", ""),
     LuaEdit("ack", "string.gsub(ARGV[2], '%W', '%%%0')", "'%S+'"),
 )
+NO_WATCH = Replace(
+    "usher.master.leader.leader_scripts:LeaderScripts._watching",
+    property(lambda steps: [("PING",), ("GET", steps._keys.epoch)]),
+)
 NO_EPOCH = mutant(
-    "no epoch check", LuaEdit("", "return held and string.sub(held, 1, #epoch + 1) == epoch .. ' '", "return true")
+    "no epoch check",
+    LuaEdit("", "return held and string.sub(held, 1, #epoch + 1) == epoch .. ' '", "return true"),
+    NO_WATCH,
 )
 BY_IDLE_TIME = mutant(
     "recovery by idle time",
@@ -154,7 +172,11 @@ FREED_FIRST = mutant(
     page = steps.take_back(incarnation, PAGE)""",
     ),
 )
-RETRIES = mutant("retries on", Replace("usher.common.redis.client:Link.call", call_again))
+RETRIES = mutant(
+    "retries on",
+    Replace("usher.common.redis.client:Link.call", call_again),
+    Replace("usher.common.redis.client:Link.pipeline", pipeline_again),
+)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.checker.history import position
 from tests.chaos.rig.producer import STREAM
 from tests.chaos.rig.wire import Refused, Unknown, Wire, mapping
 
@@ -22,6 +23,8 @@ STAYING = (
     "tickets",
     "consumers",
     "leader",
+    "epoch",
+    "taken",
     "counters",
     "attempts",
     "noted:errors",
@@ -62,13 +65,16 @@ class State:
         return -1 if facts is None else int(facts[b"pending"])
 
     def lag(self) -> int:
-        """Entries that the group has not read."""
+        """Entries that the group has not read, or that a leader has read and not handed over."""
         found = 0
         for stream in (*self._sources, self.stream):
             facts = self._group(stream)
             if facts is None and stream == self.stream:
                 return -1
-            found += len(self.call("XRANGE", stream, b"(" + facts[b"last-delivered-id"] if facts else "-", "+"))
+            above = facts[b"last-delivered-id"].decode() if facts else "0-0"
+            if stream == self.stream and (taken := self.call("GET", self.prefix + "taken")):
+                above = min(above, taken.decode().partition(" ")[0], key=position)
+            found += len(self.call("XRANGE", stream, "(" + above, "+"))
         return found
 
     def _group(self, stream: str = "") -> dict[bytes, Any] | None:
