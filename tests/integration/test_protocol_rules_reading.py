@@ -5,12 +5,20 @@ Every story runs as the system is, and then once without the rule: then one of i
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
 from tests.chaos.mutants.catalogue import NO_WATCH
 from tests.chaos.mutants.edits import LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
-from tests.integration.actors import Stage, Trouble
+from tests.integration.actors import MasterActor, Stage, Trouble
 from tests.integration.test_protocol_rules import T
 from usher.common.base.errors import NotNow
+from usher.master.operations.action_log import By
+from usher.master.operations.live_rules import LiveRules
+from usher.master.policy.rules import Rule, RuleAction, Target
 
 
 @rule(mutant("a transaction without a WATCH", NO_WATCH))
@@ -86,3 +94,89 @@ def test_what_was_refused_to_be_taken_is_seen_again_once(stage: Stage) -> None:
     stage.finish(m, [a])
     stage.check_done(T, [first, second])
     assert stage.history.ids(T) == [first, second]
+
+
+# ---- what a review found: each lost or doubled something ----
+
+
+@pytest.fixture
+def stage(any_redis_url: str) -> Iterator[Stage]:
+    with Stage(any_redis_url) as made:
+        yield made
+
+
+def _read_ahead(stage: Stage, master: MasterActor, ticket: bytes = T) -> list[bytes]:
+    """Two messages that the leader has read and not handed over."""
+    ids = stage.send(ticket) + stage.send(ticket)
+    master.dispatcher._cursor._may_have_more = True
+    master.dispatcher.run_once()
+    assert [one.id for one in master.dispatcher._cursor._read.found] == ids
+    return ids
+
+
+def test_a_turn_whose_step_redis_has_forgotten_keeps_what_it_has_read(stage: Stage) -> None:
+    """The script did not run, and the read behind it did."""
+    m, a = stage.leader(), stage.consumer("a")
+    m.settle()
+    epoch, ids = m.lead.epoch, stage.send(T) + stage.send(T)
+    stage.link.call("SCRIPT", "FLUSH")
+    m.dispatcher._cursor._may_have_more = True
+    m.dispatcher.run_once()
+    stage.link.call("SCRIPT", "FLUSH")
+    stage.finish(m, [a])
+    stage.check_done(T, ids)
+    assert m.lead.epoch == epoch
+
+
+def test_an_answer_behind_the_transaction_that_does_not_come_leaves_no_turn_undone(stage: Stage) -> None:
+    """BUSY, to the question whose epoch it is: the transaction had happened, and was taken for refused."""
+    m, a = stage.leader(), stage.consumer("a")
+    m.settle()
+    ids, epoch, pipeline = _read_ahead(stage, m), m.lead.epoch, m.link.pipeline
+
+    def busy(commands: Sequence[Sequence[Any]], block_s: float = 0.0) -> list[Any]:
+        replies = pipeline(commands, block_s)
+        if commands[0][0] == "MULTI":
+            m.link.pipeline = pipeline  # type: ignore[method-assign]
+            replies[-1] = NotNow("BUSY", "a script runs")
+        return replies
+
+    m.link.pipeline = busy  # type: ignore[method-assign]
+    ids += stage.send(T)
+    m.turn()
+    stage.finish(m, [a])
+    stage.check_done(T, ids)
+    assert m.lead.epoch != epoch
+
+
+def test_what_waits_is_not_lost_when_the_group_is_made_anew_and_the_leader_ends_between_two_turns(stage: Stage) -> None:
+    m = stage.leader()
+    rules = LiveRules(stage.link, stage.keys)
+    a = stage.consumer("a")
+    m.settle()
+    chosen = rules.set(Rule(Target.TICKET, T.decode(), RuleAction.PAUSE), By("ann", "cli")).rule
+    m.hear()
+    ids = stage.send(T) + stage.send(T)
+    m.dispatcher._cursor._may_have_more = True
+    m.settle()
+    assert stage.world.pending() == {b"master": ids}
+    stage.link.call("XGROUP", "DESTROY", stage.keys.stream, stage.keys.group)
+    stage.link.call("XGROUP", "CREATE", stage.keys.stream, stage.keys.group, "0")
+    m.dispatcher._cursor._may_have_more = True
+    m.dispatcher.run_once()
+    stage.end_lead()
+    assert chosen is not None
+    rules.lift(chosen.id, By("ann", "cli"))
+    stage.finish(stage.leader("m2"), [a])
+    assert stage.history.ids(T) == ids
+
+
+def test_what_is_read_twice_because_the_group_was_set_back_between_is_handed_over_in_order(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    m.settle()
+    ids = _read_ahead(stage, m)
+    LiveRules(stage.link, stage.keys).set(Rule(Target.TICKET, "other", RuleAction.PAUSE), By("ann", "cli"))
+    stage.link.call("XGROUP", "SETID", stage.keys.stream, stage.keys.group, "0-0")
+    m.turn()
+    stage.finish(m, [a])
+    stage.check_done(T, ids)
