@@ -260,8 +260,8 @@ class TicketStream:
             raise taken
         facts = group_of(groups, self._keys.group, taken)
         if facts is None:
-            why = f"{groups}" if isinstance(groups, Exception) else f"has no group {self._keys.group}"
-            raise GroupMissing(f"stream {self._keys.stream}: {why}")
+            why = f": {groups}" if isinstance(groups, Exception) else f" has no group {self._keys.group}"
+            raise GroupMissing(f"stream {self._keys.stream}{why}")
         return facts
 
     def group_consumers(self) -> list[GroupConsumer]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.owner_words import is_given_back
 from usher.common.protocol.registration import NO_LOCK, Registration
-from usher.common.redis.client import Link
+from usher.common.redis.client import Link, ScriptMissing
 from usher.common.redis.replies import (
     HandOver,
     InboxRecord,
@@ -368,7 +368,7 @@ def read(leader: LeaderScripts, count: int = 100) -> NewEntries:
         leader.begin()
     position = TicketStream(leader._scripts.link, leader._keys).last_delivered()
     reply, news = leader.turn(NOTHING, NewEntries(position, [], True), count)
-    if isinstance(reply, Exception):
+    if isinstance(reply, Exception) and not isinstance(reply, ScriptMissing):  # then it has read all the same
         raise reply
     return replace(news, position=position)
 
