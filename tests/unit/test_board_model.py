@@ -111,10 +111,10 @@ class BoardMachine(RuleBasedStateMachine):
         self.leader.read(limit, lambda: self.redis.delete(list(self.redis.ahead)[some % len(self.redis.ahead)]))
 
     def _ownerless(self) -> list[bytes]:
-        """But for what is above entries that the leader has read, or is to read again: these go first."""
-        known, ahead = {MASTER, HALTED, *self.redis.leases}, bool(self.redis.ahead or self.redis.unread)
+        """But for what is above all that was taken: it is there once the leader has read on."""
+        known = {MASTER, HALTED, *self.redis.leases}
         found = (entry_id for entry_id, owner in self.redis.pending.items() if owner not in known)
-        return sorted((one for one in found if not ahead or rank(one) <= rank(self.redis.dealt)), key=rank)
+        return sorted((one for one in found if rank(one) <= rank(self.redis.dealt)), key=rank)
 
     @precondition(lambda self: self._ownerless())
     @rule(some=some, most=st.integers(1, 3))
