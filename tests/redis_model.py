@@ -263,7 +263,7 @@ class RedisModel:
         self.delivered = self.dealt = min(self.delivered, self.dealt, key=rank)
 
     def read(self, count: int) -> NewEntries:
-        """What was read and not taken; and the XREADGROUP of a turn, if there is nothing."""
+        """Return what was read and not taken; if there is nothing, read as a turn does (XREADGROUP)."""
         seen = [] if self.ahead else list(self.unread)[:count]
         self.dealt = self.dealt if self.ahead else self.delivered
         for entry_id in seen:

@@ -198,15 +198,16 @@ class ScriptRunner:
         return reply, [*others, *behind]
 
     def load(self, name: str) -> None:
-        """Have Redis know step ``name``, as far as it lets us."""
-        with contextlib.suppress(NotNow, CommandRefused):
+        """Have Redis know step ``name``. Raises ReplyUnknown, CommandRefused."""
+        with contextlib.suppress(NotNow):
             try:
                 self.link.call("SCRIPT", "LOAD", self.prepared(name)[0])
             except CommandRefused as refused:
-                if self._reads_flags and _reads_no_flags(refused):
-                    self._reads_flags = False
-                    self._prepared.clear()
-                    self.link.call("SCRIPT", "LOAD", self.prepared(name)[0])
+                if not self._reads_flags or not _reads_no_flags(refused):
+                    raise
+                self._reads_flags = False
+                self._prepared.clear()
+                self.link.call("SCRIPT", "LOAD", self.prepared(name)[0])
 
     def _room(self, name: str) -> tuple[int, ...]:
         return (self._rooms.get(name, MOST_ROOM),) if reads_bodies(name) else ()

@@ -510,9 +510,8 @@ class Dispatcher(Service):
             if isinstance(reply, NotNow) and not isinstance(reply, ScriptMissing):
                 raise reply
             return True
-        last_read = self._cursor.last_read
         self._cursor.advance(new, read, count, reply.newest)
-        self._steps.losses.cut(reply.cut, last_read)
+        self._steps.losses.cut(reply.cut, new.position)
         self._taken(plan, new, entries, reply)
         self._follow_group()
         if self._cursor.is_past_repeats:

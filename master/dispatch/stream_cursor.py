@@ -106,10 +106,9 @@ class StreamCursor:
     def count(self, board: Board, new: NewEntries) -> int:
         """Return how many entries to read behind ``new``, which is planned. What a notification brought comes again. As
         long as what was refused to be taken makes more than a batch, nothing is read."""
-        heard = len(new.found) if new.digest else 0
         if len(new.found) > self._batch:
-            return heard
-        return heard + max(0, min(self._room(board), self._page))
+            return 0
+        return (len(new.found) if new.digest else 0) + max(0, min(self._room(board), self._page))
 
     def advance(self, new: NewEntries, read: NewEntries, count: int, newest: int = 0) -> None:
         """Note that ``new`` was taken, and what was read behind it, of up to ``count``. ``newest``: as in a reply."""

@@ -216,14 +216,8 @@ class LeaderScripts:
         """Begin the epoch: no turn of another leader counts any more, and what was read and not taken comes again.
         ``is_new``: the group was made just now. Raises GroupMissing."""
         keys = self._keys
-        script_keys = (
-            keys.stream,
-            keys.leader,
-            keys.epoch,
-            keys.taken,
-            LogKeys(keys.stream).groups,
-            keys.counters,
-        )
+        groups = LogKeys(keys.stream).groups
+        script_keys = (keys.stream, keys.leader, keys.epoch, keys.taken, groups, keys.counters)
         self._run("begin", script_keys, ("1" if is_new else "",))
         self._scripts.load("hand_over")
         # A former epoch of ours watches over this connection, too, and `begin` has changed the key.
@@ -274,7 +268,7 @@ class LeaderScripts:
         if isinstance(told, Exception):
             raise answer if isinstance(answer, Exception) else ReplyUnknown(f"handed over, and not read on: {told}")
         entries = parse_own(told)
-        found = self._parser.parse(entries[0].id if entries else new.position, entries, len(entries) < count)
+        found = self._parser.parse(new.position, entries, len(entries) < count)
         try:
             return self._hand_over_reply(plan, new, answer, began_ns), found
         except (NotNow, RulesMoved, NotificationMismatch) as refused:

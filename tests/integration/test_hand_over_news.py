@@ -255,6 +255,7 @@ def test_an_entry_that_is_left_and_was_deleted_since_is_pending_for_nobody(world
     leader.hand_over(NOTHING, news)
     assert world.pending() == {b"master": [one for one in ids if one != ids[which]]}
     assert (_position(world), world.dead()) == (ids[-1], [])
+    assert world.link.call("HGET", world.keys.counters, "unread_cut") == b"1"
     reply = leader.hand_over(plan(a, {b"T": ids}))
     assert reply.targets == (("OK", [], [ids[which]], []),), "the leader knew it, and learns that it is over"
 

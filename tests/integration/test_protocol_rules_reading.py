@@ -14,6 +14,7 @@ from tests.chaos.mutants.catalogue import NO_WATCH
 from tests.chaos.mutants.edits import LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import MasterActor, Stage, Trouble
+from tests.integration.factories import fetch, plan
 from tests.integration.test_protocol_rules import T
 from usher.common.base.errors import NotNow
 from usher.master.operations.action_log import By
@@ -180,3 +181,18 @@ def test_what_is_read_twice_because_the_group_was_set_back_between_is_handed_ove
     m.turn()
     stage.finish(m, [a])
     stage.check_done(T, ids)
+
+
+def test_a_hand_over_of_what_waits_says_nothing_of_what_was_read_and_not_taken(stage: Stage) -> None:
+    """It looks where the group is, because somebody has acknowledged by hand what it was to hand over."""
+    m, a = stage.leader(), stage.consumer("a")
+    m.settle()
+    assert m.dispatcher._steps is not None
+    waiting = [found.id for found in fetch(m.dispatcher._steps, 10)] or stage.send(b"B")
+    fetch(m.dispatcher._steps, 10)
+    ids = _read_ahead(stage, m)
+    stage.link.call("XACK", stage.keys.stream, stage.keys.group, *waiting)
+    assert m.dispatcher._steps.hand_over(plan(a.incarnation, {b"B": waiting})).missing == (b"B",)
+    stage.end_lead()
+    stage.finish(stage.leader("m2"), [a])
+    assert stage.history.ids(T) == ids

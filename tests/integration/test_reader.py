@@ -31,7 +31,7 @@ class Looker:
         self.seen: list[bytes] = []
 
     def look(self, now_s: float = 0.0) -> NewEntries:
-        """One turn: what was read, or heard, is taken, and more is read."""
+        """Take a turn: what was read, or heard, is taken, and more is read."""
         news = self.cursor.next(self.board, self.leader, now_s)
         if news is None:
             return NO_NEW_ENTRIES

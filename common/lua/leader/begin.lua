@@ -10,16 +10,15 @@
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local stream, group = KEYS[1], ARGV[1]
 local position = group_facts(stream, group)['last-delivered-id']
-local before = position
 at_full_memory(KEYS[5])
 redis.call('SET', KEYS[3], ARGV[2])
 local taken, read = string.match(redis.call('GET', KEYS[4]) or '', '^(%d+%-%d+) (%d*)$')
 if taken and is_above(position, taken) and ARGV[3] == '' then
   redis.call('XGROUP', 'SETID', stream, group, taken, unpack(read ~= '' and {'ENTRIESREAD', read} or {}))
-  position = taken
   -- What was cut unread there has been counted (count_cut).
   local at, counted = string.match(redis.call('HGET', KEYS[6], 'cut_at ' .. stream) or '', '^(%S+) (.*)$')
-  if at == before then redis.call('HSET', KEYS[6], 'cut_at ' .. stream, taken .. ' ' .. counted) end
+  if at == position then redis.call('HSET', KEYS[6], 'cut_at ' .. stream, taken .. ' ' .. counted) end
+  position = taken
 elseif position ~= taken then -- made just now, or set back by hand
   redis.call('SET', KEYS[4], position .. ' ')
 end

@@ -32,8 +32,7 @@
 --           {tickets believed owned that had no record any more: they got the call's fence}}}
 --          state: OK | LOST (no lease) | DRAINING | REVOKED | STRAY (an id is pending for another name than `master`);
 --          all but OK refuse the target's whole part. Refused new entries are then pending under `master`.
--- An entry that was deleted since it was read becomes a dead letter if it is in the plan; else it leaves nothing, like
--- one that was deleted before.
+-- An entry that was deleted since it was read becomes a dead letter if it is in the plan; else it counts as cut unread.
 -- Why Lua: the owner of an entry (pending list), the owner of a ticket (index) and an owner's work (inbox) change
 --          together or not at all. Checks first, writes last: a script is not rolled back.
 -- Memory: refused when full
@@ -43,7 +42,8 @@ if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if (redis.call('HGET', KEYS[4], 'rules') or '') ~= ARGV[5] then return {'RULES', ''} end
 local stream, group, tickets_key, args, between, position = KEYS[1], ARGV[1], KEYS[3], ARGV, ARGV[6], ARGV[9]
 local has_news, is_heard = ARGV[10] ~= '', ARGV[13] ~= ''
-local facts = position ~= '' and group_facts(stream, group)
+local reads = position ~= '' -- only then has the caller nothing in hand but the new entries
+local facts = reads and group_facts(stream, group)
 if is_heard and facts['last-delivered-id'] ~= position then return {'MOVED', facts['last-delivered-id']} end
 local concat, gmatch, match = table.concat, string.gmatch, string.match
 local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
@@ -241,11 +241,14 @@ local function those_there(target, ticket, ids, over, has, gone)
 end
 
 local fence = ''
-local cut = facts and count_cut(KEYS[4], stream, facts) or 0
+local cut = reads and count_cut(KEYS[4], stream, facts) or 0
 if wants_fence then fence = next_number(KEYS[4], 'fence') end
-claim('master', for_master, #for_master)
-local newest = facts and redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
-local reply = {'OK', fence, cut, missing, newest and size_of(newest[2]) or 0}
+-- What was deleted since the leader has read it, and is in no plan, Redis counts as read.
+local there, deleted = claim('master', for_master, #for_master), 0
+for _, id in ipairs(there and for_master or {}) do deleted = deleted + (there[id] and 0 or 1) end
+count_up(KEYS[4], 'unread_cut', deleted)
+local newest = reads and redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+local reply = {'OK', fence, cut + deleted, missing, newest and size_of(newest[2]) or 0}
 for _, target in ipairs(targets) do
   local gone = {}
   if target.state == 'OK' then
@@ -276,9 +279,9 @@ for _, target in ipairs(targets) do
   end
   reply[#reply + 1] = {target.state, target.refused, gone, target.state == 'OK' and target.fresh or {}}
 end
--- All up to here was taken, and the group had read so many by then, so that it can be set back (begin). The caller has
--- nothing in hand but the new entries: what else the group was given, others have read, or skipped by hand.
-if facts then
+-- All up to here was taken, and the group had read so many by then, so that it can be set back (begin). What else it
+-- was given, others have read, or skipped by hand.
+if reads then
   local given, read = facts['last-delivered-id'], facts['entries-read']
   local at = has_news and (is_heard or is_above(given, args[10])) and args[10] or given
   if is_heard and read then read = read + seen end

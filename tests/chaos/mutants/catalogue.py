@@ -39,32 +39,23 @@ def _index_afterwards(steps: LeaderScripts, plan: HandOverPlan, news: NewEntries
     return reply
 
 
-_call = Link.call
+def _again(send: Any) -> Any:
+    """What redis-py does by default, here only once: it connects anew, sends again, and tells nobody. So a transaction
+    goes over a connection that watches nothing."""
+
+    def sent(link: Link, *commands: Any, **more: Any) -> Any:
+        connections = link.connections
+        try:
+            return send(link, *commands, **more)
+        except ReplyUnknown:
+            reply = send(link, *commands, **more)
+            link.connections = connections
+            return reply
+
+    return sent
 
 
-def call_again(link: Link, *command: Any, **more: Any) -> Any:
-    """What redis-py does by default, here only once: it connects anew, sends again, and tells nobody."""
-    connections = link.connections
-    try:
-        return _call(link, *command, **more)
-    except ReplyUnknown:
-        reply = _call(link, *command, **more)
-        link.connections = connections
-        return reply
-
-
-_pipeline = Link.pipeline
-
-
-def pipeline_again(link: Link, *commands: Any, **more: Any) -> Any:
-    """The same for many commands: a transaction is sent again over a connection that watches nothing."""
-    connections = link.connections
-    try:
-        return _pipeline(link, *commands, **more)
-    except ReplyUnknown:
-        replies = _pipeline(link, *commands, **more)
-        link.connections = connections
-        return replies
+call_again, pipeline_again = _again(Link.call), _again(Link.pipeline)
 
 
 def _deliveries_are_attempts(reader: InboxReader, wanted: list[bytes]) -> dict[bytes, Attempts]:
