@@ -325,7 +325,7 @@ def redis_keys() -> Iterator[tuple[str, str]]:
 def findings_page() -> str:
     """Tell every check of the audit."""
     rows = [
-        (_code(check.name), check.severity.value, _escaped(check.rule), _escaped(f"{check.means} {check.repair}"))
+        (_code(check.name), check.severity, _escaped(check.rule), _escaped(f"{check.means} {check.repair}"))
         for check in CHECKS.values()
     ]
     return _FINDINGS + _table("finding | | rule | when it does not hold", rows)

@@ -25,7 +25,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         *("common/redis/client.py", "common/redis/endpoints.py", "common/redis/tracking.py"),
         *("deploy/bench/bare.py", "benchmarks/peers/*.py"),
     ),
-    "hiredis": ("common/redis/*.py", "master/audit/batches.py", "benchmarks/programs/simulated_consumers.py"),
+    "hiredis": ("common/redis/*.py", "benchmarks/programs/simulated_consumers.py"),
     "requests": ("common/observability/webhook.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
     "urllib3": ("consumer/lifecycle/master_client.py", "master/membership/consumer_http.py"),
     "flask": (

@@ -46,7 +46,7 @@ class History:
         archived = data_sets(self.folder, self.keys)
         for data, rows, key in zip(archived, (entries, runs), (self.keys.stream, self.keys.runs), strict=False):
             last = (rows["id"] if key == self.keys.stream else rows["record"])[-1].as_py()
-            _commit(data, self.keys.stream, rows, last, self._begin_ms(step))
+            _commit(data, rows, last, self._begin_ms(step))
             link.call("XSETID", key, last)
             if key == self.keys.stream:
                 link.call("XGROUP", "SETID", key, self.keys.group, last)
@@ -115,13 +115,14 @@ def begun(link: Link, keys: Keys) -> None:
     link.call("XADD", keys.runs, "0-1", "batch", "{}")
 
 
-def _commit(data: DataSet, stream: str, rows: pa.Table, last: str, begin_ms: int) -> None:
+def _commit(data: DataSet, rows: pa.Table, last: str, begin_ms: int) -> None:
     before = data.last()
     number, after = (before.number + 1, before.last) if before else (1, ZERO.decode())
-    place = data.staging(number) / time.strftime("date=%Y-%m-%d", time.gmtime(begin_ms / 1000))
+    made = Commit(number, after, last, len(rows))
+    place = data.staging(made) / time.strftime("date=%Y-%m-%d", time.gmtime(begin_ms / 1000))
     place.mkdir(parents=True)
     pq.write_table(rows, place / "part-0.parquet")
-    data.commit(Commit(number, stream, after, last, len(rows)))
+    data.commit(made)
 
 
 def _joined(*parts: Any) -> pa.Array:

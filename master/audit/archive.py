@@ -1,31 +1,24 @@
-"""The archive: entries and run log of a ticket stream as Parquet, by day, added to incrementally and exactly once
-(``commits``). This process writes it, whatever executes the checks: what is counted as written is compared with the
-files.
+"""The archive: entries and run log of a ticket stream as Parquet, by day, added to incrementally and exactly once. This
+process writes it, whatever executes the checks: what is counted as written is compared with the files.
 
 After a commit the last id goes to Redis, that of the entries also to the stream's own key: the floor that ``usher trim
 --archived-only`` may not pass. Nothing is missing between two runs as long as the last archived entry is still in the
-stream: the archive looks for it after the reading, and ``usher trim`` keeps it. Files become a part of it at once:
+stream: the archive looks for it after the reading, and ``usher trim`` keeps it.
 
 ::
 
-    <folder>/entries/_staging/<n>/date=2026-11-21/part-....parquet    written first; readers skip _ names
-    <folder>/entries/_commits/<n>.json                                the commit point: complete, or not there
-    <folder>/entries/_commits/<m>-<n>.json                            takes the place of the commits m to n
-    <folder>/entries/date=2026-11-21/<n>-part-....parquet             where readers find the rows
+    <folder>/entries/_staging/<n>/date=2026-11-21/part-....parquet    1. written and synced; readers skip _ names
+    <folder>/entries/_commits.json                                    2. all commits: n is there from its rename on
+    <folder>/entries/date=2026-11-21/<n>-part-....parquet             3. where readers find the rows
 
-1. Commit n is written into ``_staging/n``. Killed here: the next run throws it away.
-2. The files are synced; ``_commits/n.json`` (range of ids, rows, names and digests of the files) is written beside its
-   place, synced, and renamed. From now on it is committed.
-3. Each file is renamed from staging to its place. Killed here: the next run goes on with it. A rename is done or not,
-   and its name is in the commit, so no row is there twice and none is missing once the next run has begun.
+A run that was killed before 2. is thrown away by the next one, and behind it finished: each file is renamed once. A
+read between 2. and 3. may lack rows of the last commit, and never has one twice. One archive has one writer: a lock on
+the folder.
 
 The commits of each day that is over (and proven, where there is a proof) become one, with one file sorted by ticket; a
 proof's become one each time that it writes a whole carry; with ``keep_days`` the oldest ones become one without rows,
-but for the executions that later ones are compared with (``_carried``). Such a commit is made as any other one; behind
-its commit point those that it takes the place of go, and then its files are put in their place.
-
-One archive has one writer: a lock on the folder. A read between 2 and 3 may lack rows of the last commit, and never has
-one twice.
+but for the executions that later ones are compared with (``_carried``). The log with the new commit names the files
+that go, too.
 """
 
 from __future__ import annotations
@@ -35,11 +28,10 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 import urllib.parse
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,15 +41,15 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
+from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.run_log import STALE, RunRecord
 from usher.common.protocol.stream_id import ZERO, after, milliseconds, rank
-from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream
 from usher.master.audit import batches
-from usher.master.audit.batches import BulkReader, Interrupted
-from usher.master.audit.engine import EngineFailed, local_engine
+from usher.master.audit.batches import BulkReader
+from usher.master.audit.engine import local_engine, refusing
 from usher.master.audit.snapshot import facts_of
 
 #: So many sentences are stored in Redis, of so many characters.
@@ -67,7 +59,6 @@ _HELP = "put it back from a copy, or begin a new archive in another folder (--to
 _KNOWN_BY = frozenset({b"uid", b"usher_from"})
 _TOP = b"18446744073709551615-18446744073709551615"
 _DAY_MS, _LAST_DAY = 86_400_000, 2_932_896  # of the year 9999: a hostile id may lie beyond the calendar
-_COMMIT = re.compile(r"([0-9]+)(?:-([0-9]+))?\.json")
 #: Memory of what sorts the rows of a day; the rest goes to disk.
 _FOLD_MIB = 512
 #: Of each ticket all executions of the messages that have what later ones are compared with (tables/carry.sql).
@@ -80,12 +71,11 @@ SELECT r.* FROM r SEMI JOIN (
 
 @dataclass(frozen=True)
 class Commit:
-    """An addition to one table: the rows of ``stream`` above ``after`` up to ``last``. ``files``: name in staging ->
-    digest. ``gap``: what may be missing. ``facts``: what else is committed. ``first``: from that number on it takes the
-    place of commits, None: of none, 0: of all, and not all of their rows are kept."""
+    """An addition to one table: the rows above ``after`` up to ``last``. ``files``: name in staging -> digest. ``gap``:
+    what may be missing. ``facts``: what else is committed. ``first``: from that number on it takes the place of
+    commits, None: of none, 0: of all, and not all of their rows are kept."""
 
     number: int
-    stream: str
     after: str
     last: str
     rows: int
@@ -96,7 +86,7 @@ class Commit:
 
     @property
     def name(self) -> str:
-        return str(self.number) if self.first is None else f"{self.first}-{self.number}"
+        return f"{self.number:08d}" if self.first is None else f"{self.first:08d}-{self.number:08d}"
 
     @property
     def day(self) -> int:
@@ -107,48 +97,40 @@ class DataSet:
     """A table of the archive, for the holder of the archive's lock."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._commits = folder / "_commits"
-        self._staging = folder / "_staging"
-
-    def recover(self) -> Commit | None:
-        """Finish or throw away what a killed run left. Returns the last commit, None before the first. Raises
-        StartRefused when a commit cannot be read."""
-        names, replaced = self._names()
-        self._remove(replaced)
-        staged = {one.name for one in self._staging.iterdir()} if self._staging.is_dir() else set()
-        for name in [one for one in names.values() if one in staged or one == names[max(names)]]:
-            self._publish(self._read(name))
-        shutil.rmtree(self._staging, ignore_errors=True)
-        return self.last()
-
-    def last(self) -> Commit | None:
-        names, _ = self._names()
-        return self._read(names[max(names)]) if names else None
-
-    def end_of(self, number: int) -> str | None:
-        names, _ = self._names()
-        return self._read(names[number]).last if number in names else None
-
-    def gaps(self) -> list[tuple[str, str]]:
-        """Return, in order, the ids behind which something may be missing, and what."""
-        return [(one.after, one.gap) for one in self.chain() if one.gap]
+        self.folder, self._log, self._staging = folder, folder / "_commits.json", folder / "_staging"
 
     def chain(self, behind: int = 0) -> list[Commit]:
-        """Return the commits behind number ``behind``, each of which begins where the one before it ends; the first one
-        of all behind 0-0. Raises StartRefused when one is missing."""
-        names, _ = self._names()
-        chain: list[Commit] = []
-        last = self._read(names[behind]).last if behind in names else ZERO.decode()
-        for commit in (self._read(name) for number, name in names.items() if number > behind):
-            if commit.after != last:
-                raise StartRefused(
-                    f"the archive lacks a commit in {self._commits}: {commit.number} begins behind {commit.after}, not"
-                    f" behind {last}"
-                )
-            chain.append(commit)
-            last = commit.last
-        return chain
+        """Return the commits behind number ``behind``, in order. Raises StartRefused."""
+        return [one for one in self._read()[0] if one.number > behind]
+
+    def last(self) -> Commit | None:
+        chain = self.chain()
+        return chain[-1] if chain else None
+
+    def _read(self) -> tuple[list[Commit], list[str]]:
+        """Return all commits, and the files that the last of them took the place of."""
+        try:
+            told = json.loads(self._log.read_bytes())
+            return [Commit(**one) for one in told["commits"]], told["replaced"]
+        except FileNotFoundError:
+            return [], []
+        except (OSError, ValueError, TypeError, KeyError) as unreadable:
+            raise StartRefused(f"the archive's {self._log} cannot be read ({unreadable}); {_HELP}") from unreadable
+
+    def recover(self) -> Commit | None:
+        """Finish or throw away what a killed run left. Returns the last commit, None before the first."""
+        commits, replaced = self._read()
+        for commit in commits:
+            for name in commit.files:
+                staged, place = self.staging(commit) / name, self.place(commit, name)
+                if staged.exists():
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    staged.replace(place)
+                    _sync(place.parent)
+        for name in replaced:
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self._staging, ignore_errors=True)
+        return commits[-1] if commits else None
 
     def files(self, commits: Iterable[Commit], under: str = "") -> list[Path]:
         """Return the files of ``commits``, of those whose name begins with ``under``. Raises StartRefused when one is
@@ -169,127 +151,77 @@ class DataSet:
         """Return the files of all commits, and how many rows they have: other files in the folder (a copy, say) are no
         part of the table. Raises StartRefused, also where bodies from that id on are asked for that are not kept."""
         commits = self.chain()
-        if bodies_from is not None:
-            for one in commits:
-                if one.rows and rank(one.last.encode()) >= rank(bodies_from) and not one.facts.get("bodies"):
-                    raise StartRefused(
-                        f"{self.folder} has not what is in the messages up to {one.last}, ids and facts only: it is"
-                        " archived with --bodies (usher audit archive, prove)"
-                    )
+        lacking = [one for one in commits if one.rows and not one.facts.get("bodies")]
+        if bodies_from is not None and lacking and rank(lacking[-1].last.encode()) >= rank(bodies_from):
+            raise StartRefused(
+                f"{self.folder} has not what is in the messages up to {lacking[-1].last}, ids and facts only: it is"
+                " archived with --bodies (usher audit archive, prove)"
+            )
         return self.files(commits), sum(commit.rows for commit in commits)
 
-    def _names(self) -> tuple[dict[int, str], list[str]]:
-        """Return the commits by number, one after another, and those that others have taken the place of. Raises
-        StartRefused when one is missing."""
-        try:
-            listed = os.listdir(self._commits)
-        except FileNotFoundError:
-            return {}, []
-        found: dict[int, int] = {}  # the first number -> the last one, of the longest
-        for told in filter(None, map(_COMMIT.fullmatch, listed)):
-            found[int(told[1])] = max(found.get(int(told[1]), 0), int(told[2] or told[1]))
-        names, first = {}, 0 if 0 in found else 1
-        while first in found:
-            number = found[first]
-            names[number] = str(number) if first == number else f"{first}-{number}"
-            first = number + 1
-        if max(found, default=0) >= first:
-            raise StartRefused(f"the archive lacks a commit in {self._commits}: {first}.json is not there; {_HELP}")
-        there = {*names.values()}
-        return names, [one[:-5] for one in listed if _COMMIT.fullmatch(one) and one[:-5] not in there]
+    def staging(self, commit: Commit) -> Path:
+        return self._staging / commit.name
 
-    def _read(self, name: str) -> Commit:
-        file = self._commits / f"{name}.json"
-        try:
-            commit = Commit(**json.loads(file.read_bytes()))
-        except (OSError, ValueError, TypeError) as unreadable:
-            raise StartRefused(f"the archive's commit {file} cannot be read ({unreadable}); {_HELP}") from unreadable
-        if commit.rows and not commit.files:
-            raise StartRefused(f"the archive's commit {file} has {commit.rows:,} rows but no file with them: {_HELP}")
-        return commit
-
-    def staging(self, name: int | str) -> Path:
-        self._staging.mkdir(parents=True, exist_ok=True)
-        return self._staging / str(name)
+    def place(self, commit: Commit, name: str) -> Path:
+        staged = Path(name)
+        return self.folder / staged.parent / f"{commit.name}-{staged.name}"
 
     def commit(self, wanted: Commit) -> Commit:
         """Make the staged files part of the table. Raises StartRefused when there are rows, but no file with them."""
-        staged = self.staging(wanted.name)
-        files = sorted(staged.rglob("*.parquet")) if staged.is_dir() else []
+        staged, former = self.staging(wanted), self.chain()
+        files = sorted(staged.rglob("*.parquet"))
         if wanted.rows and not files:
             raise StartRefused(f"{wanted.rows:,} rows were written, but there is no file with them in {staged}")
         for file in files:  # synced first: after this commit their entries may be trimmed
             _sync(file)
         made = replace(wanted, files={str(file.relative_to(staged)): _digest(file) for file in files})
-        self._commits.mkdir(parents=True, exist_ok=True)
-        written = self._commits / f"{made.name}.json.new"
+        first = made.number if made.first is None else made.first
+        gone = [one for one in former if first <= one.number <= made.number]
+        commits = sorted([made, *(one for one in former if one not in gone)], key=lambda one: one.number)
+        replaced = [str(self.place(one, name).relative_to(self.folder)) for one in gone for name in one.files]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        written = self._log.with_name(f"{self._log.name}.new")
         with written.open("w") as out:
-            json.dump(asdict(made), out)
+            json.dump({"commits": [asdict(one) for one in commits], "replaced": replaced}, out)
             out.flush()
             os.fsync(out.fileno())
-        written.replace(self._commits / f"{made.name}.json")
-        _sync(self._commits)
-        if made.first is not None:
-            self._remove(self._names()[1])
-        self._publish(made)
+        written.replace(self._log)
+        _sync(self.folder)
+        self.recover()
         return made
-
-    def _publish(self, commit: Commit) -> None:
-        staged = self._staging / commit.name
-        for name in commit.files:
-            source, target = staged / name, self.place(commit, name)
-            if source.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                source.replace(target)
-                _sync(target.parent)
-            elif not target.exists():
-                raise StartRefused(f"the archive lacks {target}, which commit {commit.number} names: {_HELP}")
-        shutil.rmtree(staged, ignore_errors=True)
-
-    def _remove(self, replaced: Iterable[str]) -> None:
-        for commit in map(self._read, replaced):
-            for name in commit.files:
-                self.place(commit, name).unlink(missing_ok=True)
-            (self._commits / f"{commit.name}.json").unlink()
-
-    def place(self, commit: Commit, name: str) -> Path:
-        staged = Path(name)
-        numbers = "-".join(f"{int(one):08d}" for one in commit.name.split("-"))
-        return self.folder / staged.parent / f"{numbers}-{staged.name}"
 
     # ---- days that are over --------------------------------------------------------------------------------------
 
     def fold(self, table: str, upto: int | None, kept_day: int | None) -> None:
-        """Make the commits of each day that is over one, and one of all before ``kept_day`` (None: all are kept), of
-        those up to number ``upto`` (None: of all). A gap stays where it is. Raises StartRefused."""
-        names, _ = self._names()
-        is_closed = [number for number, name in names.items() if "-" in name]
-        today = self._read(names[max(names)]).day
-        parts: list[list[Commit]] = []
-        for one in self.chain(max(is_closed, default=0)):
-            if one.day >= today or (upto is not None and one.number > upto):
-                break
-            if parts and not one.gap and parts[-1][0].day == one.day:
+        """Make one commit of all before ``kept_day`` (None: all are kept), and one of each day that is over; of those
+        up to number ``upto`` (None: of all). A gap stays where it is. Raises StartRefused."""
+
+        def free() -> list[Commit]:
+            return [one for one in self.chain() if upto is None or one.number <= upto]
+
+        old = [one for one in free() if kept_day is not None and one.day < kept_day]
+        if len(old) > 1 or (old and old[0].first != 0):
+            gap = f"{table} up to {old[-1].last} are not kept (--keep-days)"
+            self._fold(old, _COMPARED if table == "runs" else "", gap)
+        today, parts = self.chain()[-1].day, list[list[Commit]]()
+        for one in [one for one in free() if one.first is None and one.day < today]:
+            last = parts[-1][-1] if parts else None
+            if last and not one.gap and (one.day, one.number - 1) == (last.day, last.number):
                 parts[-1].append(one)
             else:
                 parts.append([one])
         for part in [one for one in parts if len(one) > 1]:
             self._fold(part, "SELECT * FROM r ORDER BY ticket, nth")
-        old = [one for one in self.chain() if kept_day is not None and one.day < kept_day]
-        old = [one for one in old if upto is None or one.number <= upto]
-        if len(old) > 1 or (old and old[0].first != 0):
-            gap = f"{table} up to {old[-1].last} are not kept (--keep-days)"
-            self._fold(old, _COMPARED if table == "runs" else "", gap)
 
     def _fold(self, part: Sequence[Commit], select: str, cut: str = "") -> None:
         """Let one commit take the place of these. ``select``: what stays of their rows ``r``; ``cut``: why not all."""
-        first, last = part[0], part[-1]
-        rows, files = sum(one.rows for one in part), self.files(part)
-        begin = 0 if cut else first.number
-        facts: dict[str, Any] = {"bodies": all(one.facts.get("bodies") for one in part)}
-        facts |= {"kept_ms": milliseconds(last.last.encode())} if cut else {}
-        made = Commit(last.number, last.stream, first.after, last.last, rows, cut or first.gap, {}, facts, begin)
-        staged = self.staging(made.name)
+        first, last, files = part[0], part[-1], self.files(part)
+        rows, facts = sum(one.rows for one in part), {"bodies": all(one.facts.get("bodies") for one in part)}
+        kept = {"kept_ms": milliseconds(last.last.encode())} if cut else {}
+        made = Commit(last.number, first.after, last.last, rows, cut or first.gap, {}, facts | kept)
+        made = replace(made, first=0 if cut else first.number)
+        staged = self.staging(made)
+        self._staging.mkdir(parents=True, exist_ok=True)
         with local_engine(self._staging, _FOLD_MIB) as engine:
             for place in sorted({"_carried" if cut else file.parent.name for file in files if select}):
                 engine.files("r", [one for one in files if cut or one.parent.name == place], pq.read_schema(files[0]))
@@ -342,35 +274,22 @@ class Archive:
     ``folder``. ``bodies``: with what is in the messages."""
 
     def __init__(
-        self,
-        url: str,
-        keys: Keys,
-        ticket_field: bytes,
-        folder: Path,
-        keep_days: int | None = None,
-        bodies: bool = False,
+        self, url: str, keys: Keys, field: bytes, folder: Path, keep_days: int | None = None, bodies: bool = False
     ) -> None:
-        self._url, self._keys, self._field, self._keep_days, self._bodies = url, keys, ticket_field, keep_days, bodies
-        entries, runs, self._proofs = data_sets(folder, keys)
-        self._tables = {"runs": runs, "entries": entries}
-        self._link = Link(url, "usher:archive", timeout_s=30.0)
+        self._link, self._keys, self._field = BulkReader(url), keys, field
+        self._keep_days, self._bodies = keep_days, bodies
+        self._entries, self._runs, self._proofs = data_sets(folder, keys)
 
-    def add(self, progress: Callable[[str], None] = lambda _: None) -> dict[str, Commit]:
+    def add(self) -> dict[str, Commit]:
         """Return what is added to each table. Raises StartRefused; rows committed until then stay."""
-        try:
+        with refusing("the archive was not finished; run it again"), self._link:
             # The run log first: once both are archived, every archived execution has its entry there too.
             return {
-                table: self._add(table, key, progress)
-                for table, key in (("runs", self._keys.runs), ("entries", self._keys.stream))
+                "runs": self._add("runs", self._runs, self._keys.runs),
+                "entries": self._add("entries", self._entries, self._keys.stream),
             }
-        except (RedisTrouble, CommandRefused, Interrupted, EngineFailed, OSError) as trouble:
-            raise StartRefused(f"the archive was not finished; run it again: {trouble}") from trouble
-        finally:
-            self._link.close()
 
-    def _add(self, table: str, key: str, progress: Callable[[str], None]) -> Commit:
-        progress(f"archiving {table}")
-        data = self._tables[table]
+    def _add(self, table: str, data: DataSet, key: str) -> Commit:
         before, proven = data.recover(), self._proofs.last()
         if before is not None:
             days = [before.day - self._keep_days] if self._keep_days is not None else []
@@ -388,24 +307,24 @@ class Archive:
             )
         if rank(last) <= rank(floor):
             self._note(table, floor)
-            return Commit(number - 1, self._keys.stream, floor.decode(), floor.decode(), 0)
-        rows = self._write(table, after(floor), last, data.staging(number))
+            return Commit(number - 1, floor.decode(), floor.decode(), 0)
+        made = Commit(number, floor.decode(), last.decode(), 0, facts={"bodies": self._bodies})
+        rows, moment = self._read(table, (after(floor), last))
+        made = replace(made, rows=write_days(rows, moment, data.staging(made)))
         # After the reading: the floor may have been cut meanwhile.
         floor_is_there = floor != ZERO and bool(self._link.call("XRANGE", key, floor, floor))
         gap = _gap(table, floor, facts, facts_of(self._link, key), floor_is_there)
-        made = Commit(number, self._keys.stream, floor.decode(), last.decode(), rows, gap)
-        made = data.commit(replace(made, facts={"bodies": self._bodies}))
-        self._note(table, made.last.encode())
+        made = data.commit(replace(made, gap=gap))
+        self._note(table, last)
         return made
 
-    def _write(self, table: str, first: bytes, last: bytes, staging: Path) -> int:
-        keys = self._keys
-        with BulkReader(self._url) as reader:
-            if table == "runs":
-                return write_days(batches.runs(reader, keys.stream, keys.runs, (first, last)), "record_ms", staging)
-            what = (True, None) if self._bodies else (False, _KNOWN_BY)
-            rows = batches.stream(reader, keys.stream, keys.stream, self._field, (first, last), *what)
-            return write_days(rows, "ms", staging)
+    def _read(self, table: str, span: batches.Span) -> tuple[Iterator[pa.RecordBatch], str]:
+        """Return the rows, and the column that says of which day they are."""
+        stream = self._keys.stream
+        if table == "runs":
+            return batches.runs(self._link, stream, self._keys.runs, span), "record_ms"
+        what = (True, None) if self._bodies else (False, _KNOWN_BY)
+        return batches.stream(self._link, stream, stream, self._field, span, *what), "ms"
 
     def _note(self, table: str, last: bytes) -> None:
         """Note the last archived id in Redis; only after the commit, because trimming relies on it."""
@@ -535,7 +454,7 @@ def nothing_new(folder: Path, link: Link, keys: Keys) -> bool:
     last = proofs.last()
     with contextlib.suppress(GroupMissing):
         if last is not None and told_until(proofs) >= last.number and last.facts["seen"] == seen(link, keys):
-            note(link, keys, last.facts["since_ms"], int(seconds) * 1000 + int(micros) // 1000)
+            note(link, keys, last.facts["span"]["since_ms"], int(seconds) * 1000 + int(micros) // 1000)
             return True
     return False
 
@@ -558,12 +477,12 @@ def mark_told(folder: Path, keys: Keys) -> None:
             raise StartRefused(f"this was told, but the next run tells the same once more: {failed}") from failed
 
 
-def note(link: Link, keys: Keys, since_ms: int | None, until_ms: int) -> None:
+def note(link: Link, keys: Keys, since_ms: int | None, until_ms: int, *more: str | int) -> None:
     """Note in Redis what is proven, for metrics and the doctor; only after the commit."""
     since = () if since_ms is None else ("proven_since_ms", since_ms)
     former = link.call("HGET", keys.archived, "proven_until_ms")
     every = () if former is None else ("proven_every_ms", max(0, until_ms - int(former)))
-    link.call("HSET", keys.archived, "proven_until_ms", until_ms, *since, *every)
+    link.call("HSET", keys.archived, "proven_until_ms", until_ms, *since, *every, *more)
 
 
 def said(sentences: Sequence[str]) -> list[str]:

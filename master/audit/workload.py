@@ -5,24 +5,23 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from usher.common.base.errors import RedisTrouble, StartRefused
+from usher.common.base.errors import StartRefused
+from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import after
-from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.endpoints import near
+from usher.common.redis.client import Link
 from usher.master.audit import batches, findings
-from usher.master.audit.archive import archived_rows, data_sets, locked
-from usher.master.audit.batches import Interrupted
-from usher.master.audit.cli import session, telling
-from usher.master.audit.engine import Engine, EngineFailed
-from usher.master.audit.job import read_redis
+from usher.master.audit.archive import data_sets, locked
+from usher.master.audit.cli import session, with_link
+from usher.master.audit.engine import Engine, refusing
+from usher.master.audit.job import read_redis, readers_of
 from usher.master.audit.report import fill, write_page
 from usher.master.audit.settings import AuditChoices
 from usher.master.cli.shared import print_json, table
@@ -38,44 +37,31 @@ _WIDTH, _HEIGHT = 640.0, 120.0
 _LEAST_DAYS, _FAR_DAYS = 3, 730
 
 
-class Forecast(NamedTuple):
-    """The growth of the busiest hour of a day, by least squares. ``growth``: a day, as a part of the mean; ``full_on``:
-    when it reaches ``slots``, None where it does not within two years."""
+def forecast(busiest: Mapping[str, float], slots: int, today: date) -> tuple[str, date | None]:
+    """Return, by least squares, how the busiest hour of a day grows, in words, and when it fills all slots (None: not
+    within two years, or nobody knows). ``busiest``: day -> handlers that ran on average in its busiest hour. Days
+    without executions count as none.
 
-    days: int
-    growth: float
-    slots: int
-    full_on: date | None
-
-    def sentence(self) -> str:
-        if self.days < _LEAST_DAYS:
-            return f"No forecast yet: it takes {_LEAST_DAYS} days, and there are {self.days}."
-        moved = f"grew by {self.growth:.1%}" if self.growth >= 0 else f"shrank by {-self.growth:.1%}"
-        trend = f"Over {self.days} days the busiest hour {moved} a day."
-        if not self.slots:
-            return f"{trend} No consumer lives, so how much they could do is not known."
-        when = "last for two years" if self.full_on is None else f"are all busy by {self.full_on}"
-        return f"{trend} At this rate the {self.slots} slots of the consumers that live now {when}."
-
-
-def forecast(busiest: Mapping[str, float], slots: int, today: date) -> Forecast:
-    """Return when the busiest hour fills all slots. ``busiest``: day -> handlers that ran on average in its busiest
-    hour. Days without executions count as none.
-
-    >>> forecast({"2026-01-01": 1.0, "2026-01-02": 2.0, "2026-01-03": 3.0}, 8, date(2026, 1, 3)).full_on
+    >>> forecast({"2026-01-01": 1.0, "2026-01-02": 2.0, "2026-01-03": 3.0}, 8, date(2026, 1, 3))[1]
     datetime.date(2026, 1, 8)
-    >>> forecast({"2026-01-01": 9.0, "2026-01-02": 9.0, "2026-01-03": 9.0}, 8, date(2026, 1, 3)).full_on
+    >>> forecast({"2026-01-01": 9.0, "2026-01-02": 9.0, "2026-01-03": 9.0}, 8, date(2026, 1, 3))[1]
     datetime.date(2026, 1, 3)
     """
     days = sorted(map(date.fromisoformat, busiest))
     if not days or (count := (days[-1] - days[0]).days + 1) < _LEAST_DAYS:
-        return Forecast(len(days), 0.0, slots, None)
+        return f"No forecast yet: it takes {_LEAST_DAYS} days, and there are {len(days)}.", None
     levels = [busiest.get(str(days[0] + timedelta(n)), 0.0) for n in range(count)]
     growth, level = statistics.linear_regression(range(count), levels)
+    a_day = growth / (statistics.fmean(levels) or 1.0)
+    moved = f"grew by {a_day:.1%}" if a_day >= 0 else f"shrank by {-a_day:.1%}"
+    trend = f"Over {count} days the busiest hour {moved} a day."
+    if not slots:
+        return f"{trend} No consumer lives, so how much they could do is not known.", None
     now = level + growth * (today - days[0]).days
     left = 0.0 if now >= slots else (slots - now) / growth if growth > 0 else float(_FAR_DAYS + 1)
-    full_on = today + timedelta(days=round(left)) if slots and left <= _FAR_DAYS else None
-    return Forecast(count, growth / (statistics.fmean(levels) or 1.0), slots, full_on)
+    full_on = today + timedelta(days=round(left)) if left <= _FAR_DAYS else None
+    when = "last for two years" if full_on is None else f"are all busy by {full_on}"
+    return f"{trend} At this rate the {slots} slots of the consumers that live now {when}.", full_on
 
 
 def measure(engine: Engine, settings: AuditChoices, archive: Path, folder: Path, since_us: int) -> None:
@@ -97,8 +83,9 @@ def measure(engine: Engine, settings: AuditChoices, archive: Path, folder: Path,
         since = after(floors[keys.stream]) if keys.stream in floors else b"-"
         return batches.runs(reader, keys.stream, keys.runs, (since, b"+"))
 
-    read_redis(engine, settings, settings.streams, folder / "logged.parquet", batches.RUNS, read)
-    read_redis(engine, settings, settings.streams, folder / "letters.parquet", batches.LETTERS, batches.letters)
+    with readers_of(settings) as readers:
+        read_redis(engine, readers, folder / "logged.parquet", batches.RUNS, read)
+        read_redis(engine, readers, folder / "letters.parquet", batches.LETTERS, batches.letters)
     engine.view("runs", "SELECT * FROM archived UNION ALL SELECT * FROM logged")
     engine.view("events", findings.table("events").replace("{since_us}", str(since_us)))
     engine.view("worked", findings.table("worked"))
@@ -110,7 +97,7 @@ _ROW = "day, executions, done, failed, retries, letters, worker_s"
 _TIMES = ("wait_p50_ms", "wait_p95_ms", "wait_p99_ms", "run_p50_ms", "run_p95_ms", "run_p99_ms")
 
 
-def document(engine: Engine, streams: Sequence[str], slots: Mapping[str, int], top: int, today: date) -> dict[str, Any]:
+def document(engine: Engine, slots: Mapping[str, int], top: int, today: date) -> dict[str, Any]:
     """Return what page and --json tell, of the tables of ``measure``: for each stream the totals, days, and the first
     ``top`` names of each dimension by worker seconds."""
     names = ("stream", "dim", "name", *_ROW.split(", "), *_TIMES)
@@ -121,19 +108,19 @@ def document(engine: Engine, streams: Sequence[str], slots: Mapping[str, int], t
     for row in engine.rows(wanted):
         one = dict(zip(names, row, strict=True))
         of.setdefault(one.pop("stream"), {}).setdefault(one.pop("dim"), []).append(one)
-    busiest: dict[str, dict[str, float]] = {}
+    busiest: dict[str, dict[str, float]] = {stream: {} for stream in slots}
     by_day = "SELECT stream, substr(hour, 1, 10), max(busy) FROM hours GROUP BY stream, substr(hour, 1, 10)"
     for stream, day, busy in engine.rows(by_day):
-        busiest.setdefault(stream, {})[day] = busy
+        busiest[stream][day] = busy
     told = []
-    for stream in streams:
+    for stream in slots:
         rows = of.get(stream, {"all": []})
         total = next((one for one in rows["all"] if not one["day"]), None)
         days = [one | {"busiest": busiest[stream].get(one["day"], 0.0)} for one in rows["all"] if one["day"]]
-        expected = forecast(busiest.get(stream, {}), slots.get(stream, 0), today)
-        found = {"stream": stream, "total": total, "days": days, "slots": slots.get(stream, 0)}
+        expected, full_on = forecast(busiest[stream], slots[stream], today)
+        found = {"stream": stream, "total": total, "days": days, "slots": slots[stream]}
         named = {dim: [one for one in rows.get(dim, []) if one["name"]] for dim in DIMENSIONS}
-        told.append(found | {"top": named, "forecast": expected.sentence(), "full_on": expected.full_on})
+        told.append(found | {"top": named, "forecast": expected, "full_on": full_on})
     return {"streams": told}
 
 
@@ -149,20 +136,11 @@ def plot(title: str, days: Sequence[Mapping[str, Any]], lines: Mapping[str, str]
     def told(value: float) -> str:
         return duration(value) if unit == "ms" else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
-    made = [
-        (
-            name,
-            [
-                (
-                    round(step * n, 1),
-                    round(5 + _HEIGHT * (1 - value / most), 1),
-                    f"{days[n]['day']}: {told(value)} {name}",
-                )
-                for n, value in enumerate(line)
-            ],
-        )
-        for name, line in values.items()
-    ]
+    def dot(name: str, n: int, value: float) -> tuple[float, float, str]:
+        height = 5 + _HEIGHT * (1 - value / most)
+        return round(step * n, 1), round(height, 1), f"{days[n]['day']}: {told(value)} {name}"
+
+    made = [(name, [dot(name, n, value) for n, value in enumerate(line)]) for name, line in values.items()]
     return {"title": title, "lines": made, "highest": told(most)}
 
 
@@ -185,8 +163,7 @@ def run(
     """Make page and tables of the last days, and print what they tell. ``place``: the archive. Raises StartRefused."""
     now_s = time.time()
     since_us = (int(now_s * 1e6) // _DAY_US - days + 1) * _DAY_US
-    with telling("looking at Redis") as tell:
-        told = _reported(settings, environ, place, since_us, top, tell)
+    told = _reported(settings, environ, place, since_us, top)
     about = f"{days} days up to {time.strftime('%Y-%m-%d %H:%M', time.gmtime(now_s))} UTC"
     page = settings.folder / "report.html"
     try:
@@ -200,37 +177,22 @@ def run(
 
 
 def _reported(
-    settings: AuditChoices,
-    environ: MutableMapping[str, str],
-    place: Path,
-    since_us: int,
-    top: int,
-    tell: Callable[[str], None],
+    settings: AuditChoices, environ: MutableMapping[str, str], place: Path, since_us: int, top: int
 ) -> dict[str, Any]:
-    url, rows = settings.redis_url, sum(archived_rows(place, settings.keys(one)) for one in settings.streams)
-    with locked(place), session(settings, url, environ, tell, rows=rows) as (engine, folder):
-        tell("counting")
-        try:
-            measure(engine, settings, place, folder, since_us)
-            slots = {one: _slots(near(url, one), settings, one) for one in settings.streams}
-            told = document(engine, settings.streams, slots, top, date.today())
-            for name in _FILES:
-                engine.write(f"SELECT * FROM {name}", folder / name)
-                target = settings.folder / "report" / f"{name}.parquet"
-                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                (folder / name / "part-0.parquet").replace(target)
-        except (RedisTrouble, CommandRefused, Interrupted, EngineFailed, OSError) as trouble:
-            raise StartRefused(f"the report was not made: {trouble}") from trouble
-    return told
+    done = refusing("the report was not made")
+    with done, locked(place), session(settings, settings.redis_url, environ, place) as (engine, folder):
+        measure(engine, settings, place, folder, since_us)
+        slots = {one: with_link(settings, one, _slots) for one in settings.streams}
+        for name in _FILES:
+            engine.write(f"SELECT * FROM {name}", folder / name)
+            target = settings.folder / "report" / f"{name}.parquet"
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / name / "part-0.parquet").replace(target)
+        return document(engine, slots, top, date.today())
 
 
-def _slots(url: str, settings: AuditChoices, stream: str) -> int:
-    link = Link(url, "usher:report")
-    try:
-        members = read_registry(link, settings.keys(stream)).values()
-        return sum(one.registration.slots for one in members if one.alive)
-    finally:
-        link.close()
+def _slots(link: Link, keys: Keys) -> int:
+    return sum(one.registration.slots for one in read_registry(link, keys).values() if one.alive)
 
 
 def _print(told: Mapping[str, Any], about: str, page: Path) -> None:

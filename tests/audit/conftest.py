@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.audit.faults import FAULTS
-from usher.master.audit.engine import DuckEngine, SparkEngine, local_engine
+from usher.master.audit.engine import Engine, SparkEngine, local_engine
 from usher.master.audit.settings import AuditChoices
 from usher.master.audit.spark import HOW_TO_INSTALL, spark_engine
 
@@ -71,7 +71,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
 
 
 @pytest.fixture(scope="session")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DuckEngine]:
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """The engine in this process."""
     with local_engine(tmp_path_factory.mktemp("local"), 512) as engine:
         yield engine

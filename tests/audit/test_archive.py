@@ -74,8 +74,8 @@ def test_killed_at_any_step_there_is_no_gap_and_no_double(
         assert floor <= rank(link.call("GET", LogKeys("s").archived)) == rank(added[-1].encode())
         if not killed:
             break
-    assert day * stride > 70, "so many steps does a run have"
-    assert len([*(tmp_path / "stream-s" / "entries" / "_commits").iterdir()]) <= day + 3
+    assert day * stride > 50, "so many steps does a run have"
+    assert len(orjson.loads((tmp_path / "stream-s" / "entries" / "_commits.json").read_bytes())["commits"]) <= day + 3
 
 
 def test_it_is_incremental_by_day_and_moves_the_floor(link: Link, redis_url: str, tmp_path: Path) -> None:

@@ -86,14 +86,18 @@ def test_a_sink_that_has_nothing_or_cannot_be_read_is_named(local: Any, tmp_path
     from usher.master.audit.job import read_effects
 
     url = f"sqlite:///{tmp_path / 'shop.db'}"
+
+    def told(url: str, sink: str = "default") -> str:
+        return read_effects(local, plan("", "s", audit_sink_url=url, sink=sink), tmp_path)
+
     with pytest.raises(StartRefused, match="USHER_AUDIT_SINK_URL: .*no such table"):
-        read_effects(local, url, "default", 0, tmp_path)
+        told(url)
     sink = SqlSink(url, "mine")
     sink.create_tables()
     with sink.transaction(Done("a", "1-1")):
         pass
-    assert "the sink default has stored nothing" in read_effects(local, url, "default", 0, tmp_path)
-    assert read_effects(local, url, "mine", 0, tmp_path) == ""
+    assert "the sink default has stored nothing" in told(url)
+    assert told(url, "mine") == ""
     with pytest.raises(StartRefused, match="USHER_AUDIT_SINK_URL cannot be used"):
-        read_effects(local, "nonsense", "default", 0, tmp_path)
+        told("nonsense")
     sink.engine.dispose()

@@ -90,12 +90,12 @@ def test_run_by_run_each_finding_is_told_once_whatever_is_killed_in_between(
     """In two runs, and two more that are killed: when what is new is archived and nothing of it proven, and behind the
     commit of the proof."""
     told: list[tuple[str, str]] = []
-    publish, commit = DataSet._publish, DataSet.commit
+    recover, commit = DataSet.recover, DataSet.commit
 
-    def not_the_proof(data: DataSet, made: Commit) -> None:
-        if data.folder.parent.name == "proof" and made.number > 1:
+    def not_the_proof(data: DataSet) -> Commit | None:
+        if data.folder.parent.name == "proof" and len(data.chain()) > 1:
             raise Killed
-        publish(data, made)
+        return recover(data)
 
     def not_the_proof_itself(data: DataSet, wanted: Commit) -> Commit:
         if data.folder.parent.name == "proof":
@@ -104,7 +104,7 @@ def test_run_by_run_each_finding_is_told_once_whatever_is_killed_in_between(
 
     monkeypatch.setattr("usher.master.audit.findings.SHOWN", 10_000)
     for n, _ in enumerate(played(link, range(20), 1, set_clocks=False)):
-        for place, deadly in (("commit", not_the_proof_itself), ("_publish", not_the_proof))[: 2 * n]:
+        for place, deadly in (("commit", not_the_proof_itself), ("recover", not_the_proof))[: 2 * n]:
             with monkeypatch.context() as patched, pytest.raises(Killed):
                 patched.setattr(DataSet, place, deadly)
                 prove(local, redis_url, tmp_path, RANDOM)
@@ -132,7 +132,7 @@ def test_random_histories_in_steps_cut_anywhere_show_what_one_look_shows(
     seeds, cuts = (100, 5) if first else (30, 4)
     for _ in played(link, range(first, first + seeds), cuts, set_clocks=set_clocks):
         prove(local, redis_url, tmp_path, RANDOM)
-    assert first or [*tmp_path.glob("stream-*/runs/*/_commits/*-*.json")]
+    assert first or [*tmp_path.glob("stream-*/runs/*/date=*/*-*-part-*")]
     prove(local, redis_url, tmp_path / "whole", RANDOM)
     in_whole, in_steps = standing(local, tmp_path / "whole", RANDOM), standing(local, tmp_path, RANDOM)
     of_owners = {"owners_overlap", "fence_fell"}  # which of the two it is depends on how well a clock is known
@@ -193,12 +193,13 @@ def test_the_command_says_the_span_and_costs_nothing_when_nothing_is_new(
     assert "executions: 1, of them new: 0; findings in all: 1" in shown, "of the span behind the hole"
     assert usher("audit", "prove") == 0, "it was told"
     capsys.readouterr()
-    commits = sorted(Path(settings["USHER_AUDIT_DIR"]).glob("archive/stream-s/proof/*/_commits/*"))
+    [log] = Path(settings["USHER_AUDIT_DIR"]).glob("archive/stream-s/proof/*/_commits.json")
+    commits = log.read_bytes()
     assert usher("audit", "prove", "--all", "--json") == 1, "all that is archived, once more"
     told = orjson.loads(capsys.readouterr().out)
     assert [one["check"] for one in told["findings"]] == ["effect_twice"] or told["findings"] == []
     assert any("may be missing" in sentence for sentence in told["unproven"])
-    assert sorted(Path(settings["USHER_AUDIT_DIR"]).glob("archive/stream-s/proof/*/_commits/*")) == commits
+    assert log.read_bytes() == commits
 
 
 def test_behind_a_hole_in_the_archive_a_new_span_begins_and_that_is_said(
@@ -286,9 +287,9 @@ def test_what_waits_before_anything_has_run_is_judged_once_something_has(
     seeder.add(("1-1", "a"), ("2-1", "b"), ("3-1", "c"))
     seeder.read()
     seeder.add(("4-1", "d"))
-    in_the_way = tmp_path / "stream-s" / "proof" / f"group={GROUP}" / "_commits" / "1.json.new"
+    in_the_way = tmp_path / "stream-s" / "proof" / f"group={GROUP}" / "_commits.json.new"
     in_the_way.mkdir(parents=True)
-    with pytest.raises(StartRefused, match="the proof was not finished; run it again: .*1.json.new"):
+    with pytest.raises(StartRefused, match="the proof was not finished; run it again: .*_commits.json.new"):
         prove(local, redis_url, tmp_path)
     in_the_way.rmdir()
     assert prove(local, redis_url, tmp_path).since_ms is None
@@ -385,8 +386,7 @@ def test_after_many_runs_what_they_carry_is_made_one_and_says_the_same(
         prove(local, redis_url, tmp_path)
     carried = tmp_path / "stream-s" / "proof" / f"group={GROUP}" / "carry"
     assert {file.name.partition("-part")[0] for file in carried.iterdir()} == {"00000001-00000003", "00000004"}
-    commits = carried.parent / "_commits"
-    assert {file.name for file in commits.iterdir()} == {"1-3.json", "4.json"}
+    assert [one.name for one in DataSet(carried.parent).chain()] == ["00000001-00000003", "00000004"]
     whole = prove(local, redis_url, tmp_path, again=True)
     expected = {("out_of_order", "4-1"), ("fence_shared", "2-1")}
     assert {(check, one) for check, ids in fresh(whole).items() for one in ids} == expected

@@ -52,6 +52,6 @@ def test_spark_executes_the_checks_but_for_the_steps_of_a_proof_unless_it_is_sai
     monkeypatch.setattr(engine, "local_engine", begins("local"))
     monkeypatch.setattr(spark, "spark_engine", begins("spark"))
     settings = AuditChoices(redis_url=redis_url, ticket_stream="s", group="g", audit_dir=str(tmp_path), **given)
-    with cli.session(settings, redis_url, environ, lambda _: None, local=step):
+    with cli.session(settings, redis_url, environ, local=step):
         pass
     assert begun == [expected]

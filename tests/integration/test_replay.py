@@ -294,10 +294,10 @@ def test_messages_come_from_an_archive_when_the_stream_has_them_no_more(
         (entries, bodies),
         (runs, pa.Table.from_pylist([run], batches.RUNS)),
     ):
-        staged = data.staging(1)
-        staged.mkdir(parents=True)
-        pq.write_table(table, staged / "part.parquet")
-        data.commit(Commit(1, keys.stream, "0-0", "6-1", table.num_rows, facts={"bodies": True}))
+        made = Commit(1, "0-0", "6-1", table.num_rows, facts={"bodies": True})
+        data.staging(made).mkdir(parents=True)
+        pq.write_table(table, data.staging(made) / "part.parquet")
+        data.commit(made)
     world.link.call("XTRIM", keys.stream, "MAXLEN", 0)
     world.link.call("DEL", keys.runs)
     assert usher("replay", "--ticket", "A", "--preview") == 0

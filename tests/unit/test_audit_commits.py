@@ -13,9 +13,9 @@ _DAY_MS = 86_400_000
 _TICKETS = "ba"
 
 
-def stage(data: DataSet, number: int, *names: str) -> None:
+def stage(data: DataSet, commit: Commit, *names: str) -> None:
     for name in names:
-        file = data.staging(number) / name
+        file = data.staging(commit) / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(name)
 
@@ -32,8 +32,9 @@ def visible(folder: Path) -> list[str]:
 def test_a_commit_makes_all_files_visible_and_is_the_last_one(tmp_path: Path) -> None:
     data = DataSet(tmp_path)
     assert data.recover() is None
-    stage(data, 1, "date=1/a.parquet", "date=2/a.parquet", "_SUCCESS")
-    made = data.commit(Commit(1, "s", "0-0", "5-1", 2))
+    wanted = Commit(1, "0-0", "5-1", 2)
+    stage(data, wanted, "date=1/a.parquet", "date=2/a.parquet", "_SUCCESS")
+    made = data.commit(wanted)
     assert visible(tmp_path) == ["date=1/00000001-a.parquet", "date=2/00000001-a.parquet"]
     assert DataSet(tmp_path).recover() == made
 
@@ -41,13 +42,8 @@ def test_a_commit_makes_all_files_visible_and_is_the_last_one(tmp_path: Path) ->
 def test_rows_without_a_file_are_never_committed_and_refused_where_they_were(tmp_path: Path) -> None:
     data = DataSet(tmp_path)
     with pytest.raises(StartRefused, match="2 rows were written"):
-        data.commit(Commit(1, "s", "0-0", "5-1", 2))
+        data.commit(Commit(1, "0-0", "5-1", 2))
     assert data.recover() is None
-    data.commit(Commit(1, "s", "0-0", "5-1", 0))
-    commit = tmp_path / "_commits" / "1.json"
-    commit.write_text(commit.read_text().replace('"rows": 0', '"rows": 2'))
-    with pytest.raises(StartRefused, match="2 rows but no file with them"):
-        data.recover()
 
 
 def test_an_archive_has_one_writer(tmp_path: Path) -> None:
@@ -57,22 +53,18 @@ def test_an_archive_has_one_writer(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("missing", [1, 2])
-def test_an_archive_that_lacks_a_commit_is_not_complete_wherever_that_was(tmp_path: Path, missing: int) -> None:
-    """An archive without its first commit was summed as if it were whole, and `usher audit reconcile --apply` wrote
-    these totals."""
+def test_an_archive_whose_log_cannot_be_read_is_not_complete(tmp_path: Path) -> None:
+    """It was summed as if it were whole, and `usher audit reconcile --apply` wrote these totals."""
     data = DataSet(tmp_path)
     made = []
     for number in (1, 2, 3):
-        stage(data, number, "date=1/a.parquet")
-        made.append(data.commit(Commit(number, "s", f"{number - 1}-0", f"{number}-0", 1)))
+        wanted = Commit(number, f"{number - 1}-0", f"{number}-0", 1)
+        stage(data, wanted, "date=1/a.parquet")
+        made.append(data.commit(wanted))
     assert data.complete() == ([data.place(one, "date=1/a.parquet") for one in made], 3)
-    (tmp_path / "_commits" / f"{missing}.json").unlink()
-    with pytest.raises(StartRefused, match=f"the archive lacks a commit in .*: {missing}.json is not there"):
-        data.complete()
-    later = tmp_path / "_commits" / f"{missing + 1}.json"
-    later.rename(tmp_path / "_commits" / f"{missing}.json")  # as if it were the one that is gone
-    with pytest.raises(StartRefused):
+    log = tmp_path / "_commits.json"
+    log.write_bytes(log.read_bytes()[:-9])
+    with pytest.raises(StartRefused, match="_commits.json cannot be read"):
         data.complete()
 
 
@@ -83,14 +75,20 @@ def days(data: DataSet, first: int, last: int, gap_at: int = 0) -> None:
 
     for number in range(3 * first + 1, 3 * last + 1):
         ms = (number - 1) // 3 * _DAY_MS + number
-        place = data.staging(number) / f"date={ms // _DAY_MS}"
+        former = data.last()
+        gap = "lost" if number == gap_at else ""
+        made = Commit(number, former.last if former else "0-0", f"{ms}-0", 2, gap)
+        place = data.staging(made) / f"date={ms // _DAY_MS}"
         place.mkdir(parents=True)
         times: dict[str, Any] = {name: [number, number] for name in ("nth", "fence", "start_us", "end_us")}
         rows = {"ticket": [*_TICKETS], "id": [f"{number}-{one}" for one in _TICKETS], "outcome": ["done", "done"]}
         pq.write_table(pa.table(rows | times), place / "part-0.parquet")
-        former = data.last()
-        gap = "lost" if number == gap_at else ""
-        data.commit(Commit(number, "s", former.last if former else "0-0", f"{ms}-0", 2, gap))
+        data.commit(made)
+
+
+def names(data: DataSet) -> list[str]:
+    """Names of the commits, without the zeros before numbers."""
+    return ["-".join(str(int(number)) for number in one.name.split("-")) for one in data.chain()]
 
 
 def rows_of(folder: Path) -> list[str]:
@@ -108,9 +106,9 @@ def test_days_that_are_over_become_one_commit_with_one_file(tmp_path: Path) -> N
     days(data, 0, 4, gap_at=5)
     data.fold("runs", 8, None)
     assert rows_of(tmp_path) == sorted(f"{number}-{one}" for number in range(1, 13) for one in _TICKETS)
-    assert [one.name for one in data.chain()] == ["1-3", "4", "5-6", "7-8", "9", "10", "11", "12"]
+    assert names(data) == ["1-3", "4", "5-6", "7-8", "9", "10", "11", "12"]
     assert data.complete()[1] == 24
-    assert data.gaps() == [(data.chain()[1].last, "lost")]
+    assert [(one.number, one.gap) for one in data.chain() if one.gap] == [(6, "lost")]
     [file] = (tmp_path / "date=0").iterdir()
     assert pq.read_table(file, partitioning=None)["ticket"].to_pylist() == ["a"] * 3 + ["b"] * 3
 
@@ -119,16 +117,16 @@ def test_of_days_that_are_not_kept_what_later_ones_are_compared_with_stays(tmp_p
     pytest.importorskip("pyarrow", reason="pip install -e '.[audit]' in Usher's folder")
     data = DataSet(tmp_path)
     days(data, 0, 4, gap_at=5)
-    for kept, names in ((2, ["0-6", "7-9", "10", "11", "12"]), (4, ["0-12", "13-15", "16", "17", "18"])):
+    for kept, expected in ((2, ["0-6", "7-9", "10", "11", "12"]), (4, ["0-12", "13-15", "16", "17", "18"])):
         data.fold("runs", None, kept)
-        assert [one.name for one in data.chain()] == names
-        first = int(names[1].partition("-")[0])
+        assert names(data) == expected
+        first = int(expected[1].partition("-")[0])
         assert rows_of(tmp_path) == sorted(f"{number}-{one}" for number in range(first, first + 6) for one in _TICKETS)
         assert [one.name for one in (tmp_path / "_carried").iterdir()] == [f"00000000-{first - 1:08d}-part-0.parquet"]
         assert data.complete()[1] == 2 + 12
         assert data.chain()[0].facts["kept_ms"] == (kept - 1) * _DAY_MS + first - 1
         told = f"runs up to {(kept - 1) * _DAY_MS + first - 1}-0 are not kept (--keep-days)"
-        assert data.gaps() == [("0-0", told)]
+        assert [(one.after, one.gap) for one in data.chain() if one.gap] == [("0-0", told)]
         days(data, 4, 6)
 
 
@@ -151,12 +149,12 @@ def test_killed_at_any_step_what_is_not_kept_goes_and_nothing_else(
                 killed = False
         data.recover()
         data.fold("runs", None, 2)
-        assert [one.name for one in data.chain()] == ["0-6", "7-9", "10", "11", "12"], step
+        assert names(data) == ["0-6", "7-9", "10", "11", "12"], step
         assert rows_of(data.folder) == sorted(f"{number}-{one}" for number in range(7, 13) for one in _TICKETS), step
         assert data.complete()[1] == 2 + 12, step
         if not killed:
             break
-    assert step > 30, "so many steps it has"
+    assert step > 20, "so many steps it has"
 
 
 def test_a_file_that_is_not_as_it_was_written_is_not_folded(tmp_path: Path) -> None:

