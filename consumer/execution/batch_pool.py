@@ -19,7 +19,7 @@ from usher.common.base.clock import now_s, run_us
 from usher.common.runtime.service import Service
 from usher.consumer.execution.async_pool import AsyncPool
 from usher.consumer.execution.executor import Executor
-from usher.consumer.execution.lanes import Lanes, MessageLane
+from usher.consumer.execution.lanes import MessageLane
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message
@@ -32,8 +32,8 @@ _LONGEST_WAIT_S = 2.0
 class BatchCollector:
     """A collector of lanes for the next call. It never waits, and one thread uses it at a time."""
 
-    def __init__(self, lanes: Lanes, batch: BatchOptions) -> None:
-        self._lanes = lanes
+    def __init__(self, executor: Executor, batch: BatchOptions) -> None:
+        self._lanes, self._outages = executor.lanes, executor.outages
         self._batch = batch
         self._taken: list[MessageLane] = []
         self._size = 0
@@ -71,6 +71,8 @@ class BatchCollector:
         except IndexError:  # the ticket was forgotten at this moment
             self._lanes.release(lane, 0, 0.0)
             return
+        if self._outages.known and self._outages.concerns(head, now_s):
+            head.alone = True  # its neighbours in a call would fail with it
         if goes_alone(head):
             self._alone = lane
             return
@@ -160,7 +162,7 @@ class BatchLine:
 
     def __init__(self, executor: Executor, batch: BatchOptions) -> None:
         self._lanes = executor.lanes
-        self._gatherer = BatchCollector(executor.lanes, batch)
+        self._gatherer = BatchCollector(executor, batch)
         self._gathering = threading.Lock()
         self._news = threading.Event()
         executor.lanes.on_ready = self.ring
@@ -244,7 +246,7 @@ class AsyncBatchPool(AsyncPool):
     ) -> None:
         super().__init__(executor, handle, slots)
         self._batch = batch
-        self._gatherer = BatchCollector(executor.lanes, batch)
+        self._gatherer = BatchCollector(executor, batch)
 
     def _next_work(self) -> list[MessageLane] | None:
         return self._gatherer.take(now_s())

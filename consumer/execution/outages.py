@@ -6,7 +6,8 @@ errors alike                                           are an outage
 =====================================================  ================================================================
 declared (``@handler(away=...)``), or raised by a      at once
 sink of ours
-whose type, or cause, tells of a connection            of three tickets: what they need may be of one tenant only
+whose type, cause, part or HTTP status tells of a      of three tickets: what they need may be of one tenant only; of
+connection                                             one, while nothing of its kind was done for a second
 any others                                             of three tickets, while nothing of their kind was done for a
                                                        second: of all, of one tenant, or of one kind of message
 =====================================================  ================================================================
@@ -25,8 +26,8 @@ import re
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from usher.consumer.handlers.message import Message
 
@@ -44,30 +45,49 @@ _GONE_S = 1.0
 #: Most tickets of an outage, and kinds of errors, that are remembered; and seconds for which errors that are none are.
 _MOST, _MOST_SIGNS, _MOST_KINDS, _FORGOTTEN_S = 100_000, 100, 1000, 120.0
 _TOLD_EVERY_S = 60.0
+_MOST_ERRORS = 20  # of a chain, or of a group, that are looked at
 
-_WORDS = re.compile("connect|timeout|timedout|unavailable|unreachable|operationalerror|brokenpipe", re.IGNORECASE)
+_WORDS = re.compile(
+    "connect|timeout|timedout|unavailable|unreachable|operationalerror|interfaceerror|remoteprotocol|brokenpipe",
+    re.IGNORECASE,
+)
 _NUMBERS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+#: Too many requests, or a gateway or service that is away.
+_STATUSES = {429, 502, 503, 504}
 DECLARED, CONNECTION, OTHER = "declared", "connection", ""
 
 #: Type and line of an error.
 Sign = tuple[str, str]
 
 
-def tells_of_connection(raised: BaseException | None) -> bool:
-    """Return whether an error, or what caused it, says by its type that something elsewhere was not reached.
+def tells_of_connection(raised: BaseException) -> bool:
+    """Return whether an error, what caused it, or one of its group says that something elsewhere was not reached.
 
     >>> tells_of_connection(ConnectionRefusedError()), tells_of_connection(ValueError()), tells_of_connection(OSError())
     (True, False, False)
     """
-    for _ in range(10):
-        if raised is None:
-            break
-        if isinstance(raised, socket.gaierror) or getattr(raised, "errno", None) in _NUMBERS:
-            return True
-        if any(_WORDS.search(one.__name__) for one in type(raised).__mro__):
-            return True
-        raised = raised.__cause__ or (None if raised.__suppress_context__ else raised.__context__)
+    errors: list[Any] = [raised]
+    try:
+        for one in errors:  # it grows
+            if isinstance(one, socket.gaierror) or getattr(one, "errno", None) in _NUMBERS:
+                return True
+            if any(_WORDS.search(base.__name__) for base in type(one).__mro__) or _STATUSES & {*_statuses(one)}:
+                return True
+            if len(errors) < _MOST_ERRORS:
+                more = (
+                    *getattr(one, "exceptions", ()),
+                    one.__cause__ or (not one.__suppress_context__ and one.__context__),
+                )
+                errors += filter(None, more)
+    except Exception:  # of a class of the handler's own, which cannot be looked at
+        pass
     return False
+
+
+def _statuses(error: Any) -> Iterator[int]:
+    for of in (error, getattr(error, "response", None)):
+        found = (getattr(of, name, None) for name in ("status_code", "status", "code"))
+        yield from (status for status in found if isinstance(status, int))
 
 
 class Wait(NamedTuple):
@@ -104,12 +124,15 @@ class Outage:
         self.failing: dict[object, tuple[float, set[bytes]]] = {}
         self.elsewhere, self.going = OrderedDict[bytes, tuple[int, float]](), set[bytes]()
         self.probe, self.probed_s, self.slot_s, self.told_s, self.probes = b"", 0.0, 0.0, 0.0, 0
-        self.tried_s = 0.0
+        self.tried_s, self.trying = 0.0, set[bytes]()
+        self.least = _ALIKE  # tickets of a kind of which nothing is done
 
     def fails(self, kind: object, now_s: float) -> bool:
         """Return whether all of a kind fail, as far as is known."""
         since_s, tickets = self.failing.get(kind, (now_s, ()))
-        return len(tickets) >= _ALIKE and (kind is None or now_s - since_s >= _SILENCE_S)
+        return len(tickets) >= (_ALIKE if kind is None else self.least) and (
+            kind is None or now_s - since_s >= _SILENCE_S
+        )
 
 
 class Outages:
@@ -144,7 +167,8 @@ class Outages:
                 return None
             outage.is_declared |= how == DECLARED
             failed_s = now_s - outage.tickets.get(ticket, outage.since_s)
-            if now_s < outage.others_s + _OTHERS_S and not outage.is_declared and failed_s >= _PARTLY_S:
+            is_partly = now_s < outage.others_s + _OTHERS_S or len(outage.tickets) < _ALIKE
+            if is_partly and not outage.is_declared and failed_s >= _PARTLY_S:
                 return None
             is_news = not outage.is_on or now_s >= outage.told_s + _TOLD_EVERY_S
             outage.is_on, outage.told_s = True, now_s if is_news else outage.told_s
@@ -152,6 +176,7 @@ class Outages:
 
     def _note(self, outage: Outage, message: Message, how: str, now_s: float) -> bool:
         outage.last_s, ticket = now_s, message.ticket
+        outage.least = 1 if how == CONNECTION else outage.least
         self._join(outage, ticket, now_s)
         for kind in (*(None,) * bool(how), "", *self.kinds_of(message)):
             if kind in outage.failing or len(outage.failing) < _MOST_KINDS:
@@ -186,6 +211,7 @@ class Outages:
             with self._lock:
                 for outage in self.known.values():
                     outage.probe = b"" if outage.probe == ticket else outage.probe
+                    outage.trying.discard(ticket)
 
     def leave(self, ticket: bytes) -> None:
         """Note that a ticket waits for a reason of its own."""
@@ -194,6 +220,7 @@ class Outages:
                 outage = self._of.pop(ticket, None)
                 if outage is not None:
                     outage.tickets.pop(ticket, None)
+                    outage.probed_s = 0.0  # if it was the probe, it has told nothing
 
     def ask(self, ticket: bytes) -> None:
         """Have a ticket tried at its next start: an operator wants it."""
@@ -217,14 +244,26 @@ class Outages:
             outage.probes, self.probes = outage.probes + 1, self.probes + 1
             return None
 
+    def concerns(self, message: Message, now_s: float) -> bool:
+        """Return whether a message is of a ticket, or of a kind, that fails alike."""
+        with self._lock:
+            return message.ticket in self._of or any(self._is_whole(one, message, now_s) for one in self.known.values())
+
+    def _is_whole(self, outage: Outage, message: Message, now_s: float) -> bool:
+        is_many = outage.is_on and len(outage.tickets) >= _ALIKE
+        return is_many and any(outage.fails(kind, now_s) for kind in self.kinds_of(message))
+
     def _fails_whole(self, message: Message, now_s: float) -> Outage | None:
         """Return the outage of all of this message's kind, which its ticket then is one of, untried: but for a few."""
         for outage in self.known.values():
-            is_whole = outage.is_on and any(outage.fails(kind, now_s) for kind in self.kinds_of(message))
-            if is_whole and now_s < outage.tried_s + _TRIED_S:
+            if not self._is_whole(outage, message, now_s):
+                continue
+            pause_s = _TRIED_S if len(outage.trying) < max(1, self.go_on // 2) else _LONGEST_PROBE_S
+            if now_s < outage.tried_s + pause_s:
                 self._join(outage, message.ticket, now_s)
                 return outage
-            outage.tried_s = now_s if is_whole else outage.tried_s
+            outage.tried_s = now_s
+            outage.trying.add(message.ticket)
         return None
 
     def _join(self, outage: Outage, ticket: bytes, now_s: float) -> None:
@@ -267,7 +306,8 @@ class Outages:
         outage.others_s = outage.others_s if was_alike else now_s
         outage.probe = b"" if outage.probe == message.ticket else outage.probe
         is_forgotten = now_s >= outage.last_s + _FORGOTTEN_S
-        is_alike = outage.is_declared or any(len(tickets) >= _ALIKE for _, tickets in outage.failing.values())
+        outage.trying.discard(message.ticket)
+        is_alike = outage.is_declared or any(outage.fails(kind, math.inf) for kind in outage.failing)
         if outage.is_on and not was_alike and is_alike and not is_forgotten:
             return None
         is_first = outage.is_on or now_s >= outage.last_s + _GONE_S

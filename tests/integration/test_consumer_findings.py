@@ -45,7 +45,7 @@ class _Batches:
     def __init__(self, stage: Stage, *tickets: bytes, **settings: int) -> None:
         self._stage, self._leader, self.consumer = stage, stage.leader(), stage.consumer("a", **settings)
         self._declared = BatchOptions(10, 0.0, 1)
-        self._gatherer = BatchCollector(self.consumer.lanes, self._declared)
+        self._gatherer = BatchCollector(self.consumer.executor, self._declared)
         self.read(*tickets)
 
     def read(self, *tickets: bytes) -> None:
@@ -235,6 +235,21 @@ def test_a_batch_keeps_what_it_has_started_although_an_outage_begins(
     waits = iter([None, Wait(now_s() + 9.0, True, 0.0, 3)])  # it began behind the start of the first one
     monkeypatch.setattr(outages, "hold", lambda message, at_s: next(waits))
     assert len(batches.call().messages) == 3
+
+
+def test_who_fails_alike_takes_no_others_along_in_a_batch(stage: Stage) -> None:
+    batches = _Batches(stage, *(b"bad%d" % number for number in range(3)))
+    outages = batches.consumer.executor.outages
+    batches.call().end(None, ConnectionError("away"))
+    for _ in range(3):
+        batches.call().end(None, ConnectionError("away"))
+    assert outages.waiting == 3
+    batches.read(b"good", b"fine")
+    for bad in (b"bad0", b"bad1", b"bad2"):
+        outages.ask(bad)
+    batches.consumer.lanes.let_go([b"bad0", b"bad1", b"bad2"])
+    calls = [{message.ticket for message in batches.call().messages} for _ in range(4)]
+    assert {b"good", b"fine"} in calls and {b"bad0"} in calls
 
 
 def test_a_batch_is_not_kept_waiting_by_those_that_go_alone(stage: Stage) -> None:

@@ -29,7 +29,7 @@ class BatchProcess(Process):
     def start(self) -> None:
         super().start()
         self.now.executor._limit_s = 1000.0
-        self._gatherer = BatchCollector(self.now.lanes, _BATCH)
+        self._gatherer = BatchCollector(self.now.executor, _BATCH)
 
     def call(self) -> BatchCall:
         """The next call. A lane may have to be taken twice: a suspect is set apart first."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from email.message import Message as Head
+from types import SimpleNamespace
+from urllib.error import HTTPError
+
 import pytest
 
 from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, Outages, Wait, tells_of_connection
@@ -9,6 +13,10 @@ from usher.consumer.handlers.message import Message, OwnLease
 
 SIGN = ("ConnectionError", "pay.py:12")
 LEASE = OwnLease(10.0, 0.0)
+
+
+NoGateway = type("NoGateway", (Exception,), {"response": SimpleNamespace(status_code=502)})
+Unlookable = type("Unlookable", (Exception,), {"response": property(lambda self: 1 / 0)})
 
 
 def message(ticket: str, attempt: int = 1) -> Message:
@@ -33,8 +41,20 @@ def test_as_many_tickets_as_the_error_asks_for_are_an_outage(how: str, held: lis
     assert failing(Outages(), "a1 a2 a3", how, 10.0) == held
 
 
-def test_one_ticket_is_charged_however_often_it_fails() -> None:
-    assert not any(failing(Outages(), "a1 " * 20, CONNECTION, 10.0))
+def test_one_ticket_is_charged_while_others_are_done_and_not_while_nothing_is() -> None:
+    outages = Outages()
+    for number in range(20):
+        assert failing(outages, "a1", CONNECTION, 10.0 + number) == [False]
+        outages.done(message("b1"), 10.5 + number)
+    assert not any(failing(Outages(), "a1 a1", OTHER, now_s) == [True] for now_s in (10.0, 12.0))
+    assert failing(outages, "a1 a1", CONNECTION, 40.0) == [False, False]
+    assert failing(outages, "a1", CONNECTION, 41.0) == [True]  # a consumer may have no third ticket
+    assert outages.hold(message("a1"), 42.0) is None
+    assert failing(outages, "a1", CONNECTION, 43.0) == [True]
+    outages.done(message("b1"), 44.0)
+    assert failing(outages, "a1", CONNECTION, 45.0) == [False]
+    assert failing(outages, "a1", CONNECTION, 46.0) == [True]
+    assert failing(outages, "a1", CONNECTION, 46.0 + 3600) == [False]  # for ever is too long for one
 
 
 def test_other_errors_are_an_outage_while_nothing_of_their_kind_is_done_for_a_second() -> None:
@@ -97,10 +117,14 @@ def test_where_all_of_a_tenant_fail_few_others_of_it_are_tried() -> None:
     held = [outages.hold(message(f"a{number}"), 11.0 + number / 1000) is not None for number in range(5, 105)]
     assert held.count(False) == 3  # the probe, and one each 50 ms
     assert outages.hold(message("b2"), 11.1) is None
-    outages.done(message("a5"), 11.2)  # not all of them
-    assert [outages.hold(message(name), 11.2) for name in ("a200", "a201")] == [None, None]
-    [over] = outages.done(message("a1", 2), 11.3)
-    assert len(over.here) == 100 and outages.known == {}
+    tried = [outages.hold(message(f"a{number}"), number / 10) is None for number in range(120, 220)]
+    assert tried.count(True) == outages.go_on // 2 - 2  # they hang: others need the slots
+    outages.ended(b"a5")
+    assert outages.hold(message("a220"), 22.0) is None
+    outages.done(message("a5"), 22.1)  # not all of them
+    assert [outages.hold(message(name), 22.1) for name in ("a300", "a301")] == [None, None]
+    [over] = outages.done(message("a1", 2), 22.2)
+    assert len(over.here) == 194 and outages.known == {}
 
 
 def test_who_went_on_by_itself_takes_no_place_of_those_that_still_wait() -> None:
@@ -142,6 +166,10 @@ def test_who_is_asked_for_is_tried_at_once_and_any_end_of_a_try_lets_others_try(
     assert outages.hold(message("a2"), 11.6) is None
     outages.ended(b"a1")  # by whatever else
     assert outages.hold(message("a3"), 11.7) is None
+    outages.ended(b"a3")
+    assert outages.hold(message("a1"), 11.8) is not None
+    outages.leave(b"a3")  # it asked to be called later, which tells nothing
+    assert outages.hold(message("a1"), 11.8) is None
 
 
 def test_who_leaves_for_redis_as_it_ends_need_not_wait_and_who_waits_for_another_reason_does() -> None:
@@ -165,10 +193,19 @@ def test_more_tickets_than_are_remembered_wait_too(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("raised", "is_one"),
-    [(TimeoutError(), True), (OSError(113, "no route"), True), (KeyError("x"), False), (FileNotFoundError(), False)],
+    [
+        (TimeoutError(), True),
+        (OSError(113, "no route"), True),
+        (KeyError("x"), False),
+        (FileNotFoundError(), False),
+        (HTTPError("", 503, "Service Unavailable", Head(), None), True),
+        (NoGateway("an answer"), True),
+        (Unlookable("at"), False),
+    ],
 )
-def test_the_type_of_an_error_or_of_its_cause_tells_of_a_connection(raised: Exception, is_one: bool) -> None:
+def test_the_type_of_an_error_its_cause_or_its_part_tells_of_a_connection(raised: Exception, is_one: bool) -> None:
     assert tells_of_connection(raised) is is_one
     wrapped = RuntimeError("cannot pay")
     wrapped.__cause__ = raised
     assert tells_of_connection(wrapped) is is_one
+    assert tells_of_connection(ExceptionGroup("of a task group", [ValueError(), raised])) is is_one

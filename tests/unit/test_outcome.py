@@ -64,7 +64,9 @@ def test_what_is_no_time_is_refused_where_it_is_said(wrong: Any) -> None:
 
 def test_a_group_of_errors_is_what_its_errors_ask_for() -> None:
     later, longer, never, bad = RetryLater(1), RetryLater(9), GiveUp("never"), ValueError("bad")
-    for errors, asked in (([later], later), ([later, longer], longer), ([bad, never], never)):
+    away, away_too = ConnectionError("away"), ConnectionError("too")
+    asked_of = (([later], later), ([later, longer], longer), ([bad, never], never), ([away, away_too], away))
+    for errors, asked in asked_of:
         assert readable(ExceptionGroup("of a TaskGroup", errors)) is asked
         assert readable(ExceptionGroup("outer", [ExceptionGroup("inner", errors)])) is asked
     mixed = ExceptionGroup("of a TaskGroup", [later, bad])
