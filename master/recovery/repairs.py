@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 #: attempts, or errors, that the janitor looks at in one turn, roughly.
 PAGE = 500
 #: COUNT of XAUTOCLAIM, which looks at ten times as many entries per call; so the dispatcher stops for a millisecond,
-#: not for a second.
-_SWEPT = 100
+#: not for a second: what is new waits meanwhile.
+_SWEPT = 25
 #: So many times longer, the janitor waits behind a turn in which nobody was over.
 _CALM = 6
 #: Least time between two steps: a million parked entries must not keep the dispatcher busy looking at them.
