@@ -115,16 +115,14 @@ class _CallSpan:
                 self._span.add_event("retry_later")
             elif raised is not None:
                 self._span.record_exception(raised)
-                self._span.set_attribute("error.type", _full_name(type(raised)))
+                of = type(raised)
+                name = of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
+                self._span.set_attribute("error.type", name)
                 self._span.set_status(Status(StatusCode.ERROR, type(raised).__name__))
             self._begun.__exit__(kind, raised, trace)
         except Exception as problem:
             if problem is not raised:
                 event(log, "span_failed", level=logging.WARNING, problem=format_error(problem))
-
-
-def _full_name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _begin_message(of: Tracer, stream: str, group: str, message: Any) -> AbstractContextManager[Span]:

@@ -93,7 +93,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
     fed = tuple(source if is_pattern(source) else _escape_pattern(source) for source in sources)
     notes, delayed = (log.checkpoints, log.archived, log.groups), (log.delayed, log.due, log.due_until, log.behind)
     its_keys = (at, everything, *notes, *delayed, uid_key(at, b"*").decode())
-    of_sources = (*fed, *(key for source in fed for key in _beside(LogKeys(source))))
+    of_sources = (*fed, *(key for log in map(LogKeys, fed) for key in (log.groups, log.checkpoints, log.archived)))
     scripts = _MASTER + _GATHERING * bool(fed)
     sends = (*_MASTER_SENDS, *("scan",) * bool(fed), "evalsha", "eval", "script|exists", "script|load")
     of_scripts = (command for name in scripts for command in commands_of(name))
@@ -187,10 +187,6 @@ def _senders(given: Sequence[str], log: LogKeys) -> tuple[AclProgram, ...]:
 
 def scripts_for_others() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for one in programs("s", "g") if one.name != "master" for name in one.scripts))
-
-
-def _beside(source: LogKeys) -> tuple[str, ...]:
-    return (source.groups, source.checkpoints, source.archived)
 
 
 def _words(text: str) -> tuple[str, ...]:

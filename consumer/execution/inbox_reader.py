@@ -328,7 +328,7 @@ class InboxReader(Service):
         with self._lanes.locked() as board:
             held = board.held_ids
             self._heavy = {entry_id: size for entry_id, size in self._heavy.items() if entry_id in held}
-            is_idle = board.has_idle(self.slots)
+            is_idle = board.running < self.slots and not board.ready
         return max(self.most_bytes - sum(self._heavy.values()), int(is_idle))
 
     def read_rest(self) -> bool:

@@ -44,7 +44,7 @@ def own_line(trace: str) -> str:
     """Return file and line of the innermost call of the handler's own code in a traceback, or in the stack of a thread;
     "" without one. Own is what belongs neither to Usher nor to Python, nor to an installed library, unless the handler
     is installed itself: then it is what lies beside the outermost such call."""
-    last = trace[_last_end(_CAUSED, trace) :]
+    last = trace[max((found.end() for found in _CAUSED.finditer(trace)), default=0) :]
     calls = [found.groups() for found in _CALL.finditer(last)] or [found.groups() for found in _CALL.finditer(trace)]
     if "(most recent call first)" in trace:  # by faulthandler
         calls.reverse()
@@ -66,10 +66,6 @@ def raised_at(raised: BaseException) -> str:
 def has_cause(trace: str) -> bool:
     """Return whether the error of a traceback was raised because of another one."""
     return _CAUSED.search(trace) is not None
-
-
-def _last_end(pattern: re.Pattern[str], text: str) -> int:
-    return max((found.end() for found in pattern.finditer(text)), default=0)
 
 
 @functools.cache

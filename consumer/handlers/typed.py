@@ -153,7 +153,7 @@ def _maker(adapter: TypeAdapter[Any], body: str | Callable[[bytes], Any]) -> Rea
         return whole if message.size <= _SMALL else brief
 
     makers: dict[str, Reader] = {
-        "": lambda message: makers["json" if _has_body(message) else "fields"](message),
+        "": lambda message: makers["fields" if first_value(message.flat, BODY_FIELD) is None else "json"](message),
         "json": lambda message: of(message).validate_json(message.body),
         "fields": lambda message: of(message).validate_python(fields_of(message)),
         "bytes": lambda message: of(message).validate_python(message.body),
@@ -221,10 +221,6 @@ def _told(wrong: ValidationError) -> str:
     ]
     more = len(errors) - len(named)
     return "; ".join([*named, *([f"and {more} more"] if more else [])])[:_LONGEST]
-
-
-def _has_body(message: Any) -> bool:
-    return first_value(message.flat, BODY_FIELD) is not None
 
 
 def _msgpack() -> Reader:

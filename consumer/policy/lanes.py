@@ -129,9 +129,6 @@ class LaneBoard(Generic[M]):
             lane.busy = True
             self.ready.append(lane)
 
-    def has_idle(self, slots: int) -> bool:
-        return self.running < slots and not self.ready
-
     def take(self) -> Lane[M] | None:
         if not self.ready:
             return None

@@ -65,13 +65,9 @@ class LineStops:
         if event == "line":
             reached, self.count = self.count, self.count + 1
             if reached == self._at:
-                self._act(describe_line(frame.f_code.co_filename, frame.f_lineno))
+                file, line = frame.f_code.co_filename, frame.f_lineno
+                self._act(f"{Path(file).name}:{line}: {linecache.getline(file, line).strip()[:80]}")
         return self._line
-
-
-def describe_line(file: str, line: int) -> str:
-    """Return a line in words, like ``orders.py:12: total += 1``."""
-    return f"{Path(file).name}:{line}: {linecache.getline(file, line).strip()[:80]}"
 
 
 @functools.cache

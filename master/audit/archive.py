@@ -345,7 +345,7 @@ def write_days(rows: Iterator[pa.RecordBatch], moment: str, folder: Path) -> int
             days = pc.min_element_wise(pc.divide(batch[moment], _DAY_MS), _LAST_DAY)
             for day in pc.unique(days).to_pylist():
                 if day not in writers:
-                    place = folder / f"date={_date(day)}"
+                    place = folder / time.strftime("date=%Y-%m-%d", time.gmtime(day * 86_400))
                     place.mkdir(parents=True)
                     writers[day] = pq.ParquetWriter(place / "part-0.parquet", batch.schema, compression="zstd")
                 writers[day].write_batch(batch.filter(pc.equal(days, day)))
@@ -356,10 +356,6 @@ def write_days(rows: Iterator[pa.RecordBatch], moment: str, folder: Path) -> int
     if there != given:
         raise StartRefused(f"of {given:,} rows that were written {there:,} are in {folder}: nothing was archived")
     return there
-
-
-def _date(day: int) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
 
 
 def _gap(table: str, floor: bytes, before: dict[bytes, Any], now: dict[bytes, Any], floor_is_there: bool) -> str:

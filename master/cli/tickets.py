@@ -562,7 +562,7 @@ def parse(lines: Iterable[bytes]) -> Iterator[ServerSentEvent]:
 
 def _event_line(told: ServerSentEvent) -> str:
     facts = "  ".join(
-        f"{name}={_format_event_value(value)}"
+        f"{name}={escape_control(value if isinstance(value, str) else orjson.dumps(value).decode())}"
         for name, value in told.data.items()
         if name not in ("ticket_id", "time_ms")
     )
@@ -575,10 +575,6 @@ def _when(ms: float) -> str:
     except (OverflowError, ValueError, OSError):
         return "?"  # the time of an id that a producer chose
     return at.strftime("%H:%M:%S" if at.date() == datetime.now().date() else "%Y-%m-%d %H:%M:%S")
-
-
-def _format_event_value(value: object) -> str:
-    return escape_control(value if isinstance(value, str) else orjson.dumps(value).decode())
 
 
 for _order in TicketOrder:

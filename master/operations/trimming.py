@@ -163,7 +163,8 @@ def _facts(
     ]
     checkpoints = [_checkpoint(_decode_reader_name(name), value) for name, value in sorted(pairs(noted).items())]
     saved = [
-        SavedPosition(_decode_reader_name(name), _id_or_zero(value)) for name, value in sorted(pairs(kept).items())
+        SavedPosition(_decode_reader_name(name), value if _ID.fullmatch(value) else ZERO)
+        for name, value in sorted(pairs(kept).items())
     ]
     return RetentionFacts(None if span is None else parse_span(span), groups, checkpoints, archived, saved)
 
@@ -279,10 +280,6 @@ class Trimmer(Service):
 
 def _decode_reader_name(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
-
-
-def _id_or_zero(value: bytes) -> bytes:
-    return value if _ID.fullmatch(value) else ZERO
 
 
 def _checkpoint(name: str, value: bytes) -> CheckpointNeeds:

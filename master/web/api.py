@@ -210,8 +210,10 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
         problems={409: "fenced: the incarnation has ended; register again"},
     )
     def acknowledge() -> Response:
-        minimal = _MINIMAL in _preferences()
-        retrying = _retrying(request.headers.get(RETRYING_HEADER, ""))
+        prefers = request.headers.get("Prefer", "").split(",")
+        minimal = _MINIMAL in {one.partition(";")[0].strip().lower() for one in prefers}
+        told = request.headers.get(RETRYING_HEADER, "")
+        retrying = int(told) if told.isascii() and told.isdecimal() and len(told) < 7 else 0
         report = read_report(read_body(request, ACKNOWLEDGE_BODY), not minimal, retrying)
         must_be_for(name_of(report.incarnation))
         results = desk.acknowledge(report)
@@ -222,14 +224,6 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
         taken = Response(status=204, headers={"Preference-Applied": _MINIMAL, **window})
         del taken.headers["Content-Type"]
         return taken
-
-
-def _retrying(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 0
-
-
-def _preferences() -> set[str]:
-    return {one.partition(";")[0].strip().lower() for one in request.environ.get("HTTP_PREFER", "").split(",")}
 
 
 def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None:

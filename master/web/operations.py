@@ -138,8 +138,8 @@ def operation_routes(parts: Parts) -> Blueprint:
     @api.delete("/rules/<rule_id>")
     @tells("Lift a rule.", {200: RuleChange}, query=_Why, problems={404: "unknown_rule"})
     def lift_rule(rule_id: str) -> Response:
-        changed = parts.rules.lift(rule_id, by_caller(_why_of_query())) if _RULE_ID.fullmatch(rule_id) else None
-        if changed is None:
+        by = by_caller(read_model(_Why, request.args.to_dict()).reason)
+        if not _RULE_ID.fullmatch(rule_id) or (changed := parts.rules.lift(rule_id, by)) is None:
             raise Problem(404, "unknown_rule", "there is no rule with that id")
         return answer(changed.shown())
 
@@ -238,7 +238,3 @@ def drained(parts: Parts, name: str, why: str) -> RuleSetChange | None:
         return parts.rules.drain(name, by_caller(why))
     except TooManyRules as full:
         raise Problem(409, "too_many_rules", str(full)) from None
-
-
-def _why_of_query() -> str:
-    return read_model(_Why, request.args.to_dict()).reason

@@ -24,11 +24,6 @@ def _position(world: World) -> bytes:
     return bytes(group[b"last-delivered-id"])
 
 
-def _move(world: World, position: bytes) -> None:
-    """Somebody sets the group's position."""
-    world.link.call("XGROUP", "SETID", world.keys.stream, world.keys.group, position)
-
-
 def _stranger_reads(world: World) -> None:
     world.link.call("XREADGROUP", "GROUP", world.keys.group, "stranger", "COUNT", 1, "STREAMS", world.keys.stream, ">")
 

@@ -91,24 +91,6 @@ class TestJudge:
             assert "boom" in str(verdict.error)
             assert verdict.error.after_s == 0, "each is tried by itself at once"
 
-    def test_so_is_one_that_asks_to_be_called_later_and_does_not_say_when(self) -> None:
-        class Later(RetryLater):
-            def __init__(self) -> None: ...
-
-        assert [type(verdict.error) for verdict in judge(self.PARTS, None, Later())] == [TriedTogether, TriedTogether]
-
-    def test_a_time_that_is_no_number_is_an_error_of_the_handler(self) -> None:
-        """It was called again at once, uncharged, for ever."""
-        odd = RetryLater(1.0)
-        odd.after_s = float("nan")
-        [verdict] = judge([[self.B1]], None, odd)
-        assert isinstance(verdict.error, TypeError)
-        assert "after_s is not a number of seconds" in str(verdict.error)
-
-    def test_retry_later_holds_for_all(self) -> None:
-        error = RetryLater(5)
-        assert judge(self.PARTS, None, error) == [LaneOutcome(0, error), LaneOutcome(0, error)]
-
     @pytest.mark.parametrize(
         ("returned", "why"),
         [
@@ -354,17 +336,6 @@ class TestPool:
         assert len(runners.finished_items) == 99
         alone = [call for call in runners.calls if "50-0" in call][1:]
         assert alone == [["50-0"]] * 3, "three failures of its own, after the one in company"
-
-    def test_a_given_up_one_of_a_call_is_followed_by_the_rest_of_its_ticket(self, is_async: bool) -> None:
-        def handle(messages: list[Message]) -> None:
-            raise PartialFailure({one: GiveUp("never") for one in messages if one.id == "1-0"})
-
-        runners = Runners(handle, is_async, per_ticket=5)
-        runners.add(A=[1, 2, 3])
-        with runners:
-            runners.until_over()
-        assert runners.given_up == [("1-0", "gave_up", 1)]
-        assert runners.done("A") == ["2-0", "3-0"]
 
     def test_sys_exit_in_a_handler_ends_neither_thread_nor_loop(self, is_async: bool) -> None:
         def handle(messages: list[Message]) -> None:

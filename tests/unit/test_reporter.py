@@ -128,15 +128,6 @@ def test_a_report_that_comes_too_often_is_kept_and_goes_after_the_time_that_was_
     assert leader.reports[1][:3] == ["2-0", "3-0", "4-0"] and reporter.dropped == 0
 
 
-@pytest.mark.parametrize(("told_s", "waits_s"), [(0.001, 0.1), (3600.0, 5.0)])
-def test_no_answer_makes_it_wait_for_ever_or_not_at_all(clock: Clock, told_s: float, waits_s: float) -> None:
-    reporter, leader = begun(spare=2000)
-    leader.wait_s = told_s
-    clock.s += 1
-    reporter.add(items(2, 1))
-    assert reporter.run_once() == waits_s
-
-
 def test_a_window_that_the_leader_tells_takes_the_place_of_the_capacity(clock: Clock) -> None:
     """The leader begins with twice the slots, and lets a fast consumer have more as soon as it hears of it."""
     leader = Leader()

@@ -37,7 +37,8 @@ class Alarm(NamedTuple):
 
 def alarms(seen: Mapping[str, Any]) -> list[Alarm]:
     """Return the alarms of a snapshot of the pulse; when there are none, one that says that all is well."""
-    found = [*_of_programs(seen), *_of_stream(seen), *_of_tickets(seen), *_of_rules(seen), *_of_flow(seen)]
+    of_rules = [Alarm(WARN, f"All tickets are {told}", "/rules") for told in seen["broad_rules"]]
+    found = [*_of_programs(seen), *_of_stream(seen), *_of_tickets(seen), *of_rules, *_of_flow(seen)]
     return sorted(found, key=lambda one: one.level != BAD) or [
         Alarm(OK, _calm(seen), "/dead-letters" if seen["dead_letters"] else "")
     ]
@@ -136,10 +137,6 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
             )
         )
     return found
-
-
-def _of_rules(seen: Mapping[str, Any]) -> list[Alarm]:
-    return [Alarm(WARN, f"All tickets are {told}", "/rules") for told in seen["broad_rules"]]
 
 
 def _of_flow(seen: Mapping[str, Any]) -> list[Alarm]:

@@ -107,7 +107,7 @@ def _add_live(views: Blueprint, parts: Parts) -> None:
         rows, name = parts.overview.consumers(), request.args.get("name", "")
         drained = {rule.value for rule in parts.rules.read().rules if rule.target is Target.CONSUMER}
         fitting = [row | {"drained": row["name"] in drained} for row in rows if name in row["name"]]
-        fitting.sort(key=_attention)
+        fitting.sort(key=lambda row: (_ATTENTION.get(row["state"], len(_ATTENTION)), row["incarnation"]))
         start = _after(fitting, request.args.get("after", ""))
         ticket_row = fitting[start : start + _CONSUMERS_ON_A_PAGE]
         following = ticket_row[-1]["incarnation"] if start + len(ticket_row) < len(fitting) else None
@@ -141,10 +141,6 @@ class _NewestLetters:
                     found = LetterPage([], None)
                 self._kept = (now_s(), found)
             return self._kept[1]
-
-
-def _attention(row: dict[str, Any]) -> tuple[int, str]:
-    return _ATTENTION.get(row["state"], len(_ATTENTION)), row["incarnation"]
 
 
 def _after(rows: list[dict[str, Any]], incarnation: str) -> int:
