@@ -79,20 +79,20 @@ class Orders:
 
     def _give_up(self, order: Order) -> bool:
         """Have the message become a dead letter in its turn: at once if it waits, else when its run has failed."""
-        with self._lanes.locked() as board:
-            is_held = order.id in board.held_ids
-            queued, _, _ = board.look(order.ticket)
+        with self._lanes.lock:
+            is_held = order.id in self._lanes.board.held_ids
+            queued, _, _ = self._lanes.board.look(order.ticket)
             for message in queued:
                 if message.stream_id == order.id:
                     message.failures, message.plain = GIVEN_UP, False
             if is_held:
-                board.given_up.add(order.id)
+                self._lanes.board.given_up.add(order.id)
         self._lanes.hasten(order.ticket, order.id)
         return is_held
 
     def _cancel(self, order: Order) -> bool:
-        with self._lanes.locked() as board:  # before what runs: a child that ends in between is not this process
-            lane = board.lanes.get(order.ticket)
+        with self._lanes.lock:  # before what runs: a child that ends in between is not this process
+            lane = self._lanes.board.lanes.get(order.ticket)
             is_apart = lane is not None and lane.apart
         runs = [one for one in self._journal.running(order.ticket) if one.stream_id == order.id]
         if not runs:

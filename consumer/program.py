@@ -54,8 +54,8 @@ def describe_ticket(
     kept for this."""
     now_ms = wall_ms()
     running = journal.running(ticket)
-    with lanes.locked() as board:
-        queued, due_s, is_apart = board.look(ticket)
+    with lanes.lock:
+        queued, due_s, is_apart = lanes.board.look(ticket)
     entries = [
         _entry(left.stream_id, "running", left.before.starts, started_ms=left.start_us // 1000) | {"apart": is_apart}
         for left in running

@@ -196,8 +196,8 @@ class Acker(Service):
 
     def put_off(self, lane: MessageLane, message: Message, due_s: float) -> None:
         """Have a message wait until then, and with it its ticket; its lane is held. The ticket is given back."""
-        with self._lanes.locked() as board:
-            board.close_fence(message.ticket, message.fence, message.stream_id)
+        with self._lanes.lock:
+            self._lanes.board.close_fence(message.ticket, message.fence, message.stream_id)
         self._to_give_back.append(GivenBack(message.ticket, message.fence, lane, due_s))
         self.wake()
 
@@ -209,8 +209,8 @@ class Acker(Service):
     def recall(self, tickets: Iterable[HandOver]) -> None:
         """Give back those of these tickets of which nothing was started: the leader wants them for another consumer.
         The others need no answer."""
-        with self._lanes.locked() as board:
-            closed = board.close_unstarted(tickets)
+        with self._lanes.lock:
+            closed = self._lanes.board.close_unstarted(tickets)
         self._to_give_back += [GivenBack(ticket, fence) for ticket, fence in closed]
         self.wake()
 
@@ -293,8 +293,8 @@ class Acker(Service):
         answer."""
         for item in [*self._given_up]:
             if item.policy != SKIP:
-                with self._lanes.locked() as board:
-                    board.close_fence(item.message.ticket, item.message.fence, item.message.stream_id)
+                with self._lanes.lock:
+                    self._lanes.board.close_fence(item.message.ticket, item.message.fence, item.message.stream_id)
             self._burying.append(item)
             self._given_up.popleft()
 
@@ -323,8 +323,8 @@ class Acker(Service):
         self._ledger.settle()
         self.counts.done(batch.finished)
         done = [entry_id for ids in answer.done.values() for entry_id in ids]
-        with self._lanes.locked() as board:
-            board.done(done)
+        with self._lanes.lock:
+            self._lanes.board.done(done)
         self.acknowledged += len(done)
         self.on_progress()
         if answer.stale:
@@ -332,10 +332,10 @@ class Acker(Service):
             event(
                 log, "acknowledgements_stale", level=logging.WARNING, tickets=len(answer.stale), first=answer.stale[0]
             )
-            with self._lanes.locked() as board:
+            with self._lanes.lock:
                 for ticket in answer.stale:
-                    board.forget(ticket, fences[ticket])
-                    board.done(batch.by_ticket[ticket])
+                    self._lanes.board.forget(ticket, fences[ticket])
+                    self._lanes.board.done(batch.by_ticket[ticket])
         held = [item.lane for item in batch.finished if item.lane is not None]
         if held:
             self._lanes.resume(held)
@@ -352,9 +352,9 @@ class Acker(Service):
             except CommandRefused as refused:
                 return refused
             left -= len(answers)
-            with self._lanes.locked() as board:
+            with self._lanes.lock:
                 for item in items[: len(answers)]:
-                    board.confirm_closed(item.ticket, item.fence)
+                    self._lanes.board.confirm_closed(item.ticket, item.fence)
                     self._giving_back.popleft()
             if held := [item.lane for item in items[: len(answers)] if item.lane is not None]:
                 self._lanes.resume(held)
@@ -392,13 +392,13 @@ class Acker(Service):
     def _buried(self, item: GivenUp, letter: Letter, answer: Buried) -> None:
         message = item.message
         self.stale += answer is Buried.STALE
-        with self._lanes.locked() as board:
+        with self._lanes.lock:
             if item.policy != SKIP:
-                board.confirm_closed(message.ticket, message.fence)
+                self._lanes.board.confirm_closed(message.ticket, message.fence)
             else:
-                board.done([message.stream_id])
+                self._lanes.board.done([message.stream_id])
                 if answer is Buried.STALE:
-                    board.forget(message.ticket, message.fence)
+                    self._lanes.board.forget(message.ticket, message.fence)
         self._lanes.resume([item.lane])
         # The call before, whose answer was lost, wrote it, and its ticket has gone on since.
         was_written = item.in_doubt and answer in (Buried.GONE, Buried.STALE)

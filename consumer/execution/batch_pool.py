@@ -64,7 +64,7 @@ class BatchCollector:
 
     def _put(self, lane: MessageLane, now_s: float) -> None:
         if lane.early:
-            with self._lanes.locked():
+            with self._lanes.lock:
                 lane.merge_early()
         try:
             head = lane.queue[0]
@@ -108,8 +108,8 @@ class BatchCall:
             if message is None:
                 break
             if part and goes_alone(message):  # one with a lower id came in front of the one that we looked at
-                with self._executor.lanes.locked() as board:
-                    board.requeue(lane, [message])
+                with self._executor.lanes.lock:
+                    self._executor.lanes.board.requeue(lane, [message])
                 break
             if not self._executor.admit(lane, message, run_us(), not part):
                 return None

@@ -112,8 +112,8 @@ class Drain:
         self._is_read = self._reader.read_rest()
 
     def _give_back(self) -> int:
-        with self._lanes.locked() as board:
-            quiet = board.quiet()
+        with self._lanes.lock:
+            quiet = self._lanes.board.quiet()
         # In this order: a ticket that became quiet by a failure is given back only when Redis knows of the failure, or
         # its next owner would count one attempt less.
         if not quiet or not self._acker.is_settled:
@@ -127,6 +127,6 @@ class Drain:
         ]
         answers = self._steps.give_back(asked)
         given = [one.ticket for one, answer in zip(asked, answers, strict=False) if answer is Given.GIVEN]
-        with self._lanes.locked() as board:
-            board.drop_quiet(given)
+        with self._lanes.lock:
+            self._lanes.board.drop_quiet(given)
         return len(given)

@@ -133,7 +133,7 @@ class Executor:
 
     def next_message(self, lane: MessageLane) -> Message | None:
         if lane.early:
-            with self.lanes.locked():
+            with self.lanes.lock:
                 lane.merge_early()
         queue = lane.queue
         if not queue or now_s() >= self.lease.start_until_s:
@@ -336,8 +336,8 @@ class Executor:
         for message in messages:
             self._note_end(message)
             self.running.pop(id(message), None)
-        with self.lanes.locked() as board:
-            board.requeue(lane, messages)
+        with self.lanes.lock:
+            self.lanes.board.requeue(lane, messages)
 
     def bury(self, lane: MessageLane, message: Message, decision: Bury) -> None:
         """Give the message up. Nothing more of its ticket starts before the dead letter is written: only success is

@@ -126,7 +126,7 @@ class Blocked:
     records: list[InboxRecord]
 
 
-#: Bodies by id; None: it did not come with the inbox, or is not where it should be.
+#: Bodies by id; None, or nothing: it did not come with the inbox, or is not where it should be.
 Bodies = dict[bytes, list[bytes] | None]
 
 
@@ -135,14 +135,15 @@ class Filling:
     """The state in which the messages of ``records`` are not all in the lanes.
 
     ``closed_fences``: those that were closed before the inbox was read, if it had no more than these records. ``left``:
-    what is not in the lanes yet; it gets shorter page by page. ``bodies``: those that are here. ``any_tried``: attempts
-    are noted of some messages.
+    what is not in the lanes yet; it gets shorter page by page. ``bodies``: those that are here; ``is_heavy``: some of
+    them may be large. ``any_tried``: attempts are noted of some messages.
     """
 
     records: list[InboxRecord]
     closed_fences: list[tuple[bytes, int]]
     left: list[HandOver]
     bodies: Bodies
+    is_heavy: bool
     any_tried: bool
 
 
@@ -215,8 +216,8 @@ class InboxReader(Service):
         return self._fill()
 
     def _read_inbox(self, block_ms: int | None) -> Blocked | Filling | None:
-        with self._lanes.locked() as board:
-            closed = board.closed_fences()  # before the inbox is read
+        with self._lanes.lock:
+            closed = self._lanes.board.closed_fences()  # before the inbox is read
         if isinstance(self._state, Blocked):
             records, any_tried, is_all = self._state.records, True, False  # attempts may be noted since they were read
         else:
@@ -242,7 +243,9 @@ class InboxReader(Service):
             # Asked again: a message that was acknowledged since must not be passed over as one that we hold.
             wanted = self._wanted(_parts(records))
         closed = closed if is_all and found == len(records) else []
-        return Filling(records, closed, wanted, self._came(records), any_tried)
+        ids = _ids(wanted)
+        is_heavy = sum(len(record.blob) for record in records) >= _WORTH_A_LOOK * len(ids)
+        return Filling(records, closed, wanted, self._came(records, ids), is_heavy, any_tried)
 
     def _ask(self, block_ms: int | None, count: int) -> tuple[list[InboxRecord], bool]:
         last = self._last_record
@@ -266,16 +269,15 @@ class InboxReader(Service):
             self._record_bytes = sum(len(record.blob) for record in records) / len(records)
         return records, bool(replies[-1])
 
-    def _came(self, records: list[InboxRecord]) -> Bodies:
-        """Return the bodies that came with these records, by all ids that they name; None: it is to be read from the
-        pending list.
+    def _came(self, records: list[InboxRecord], ids: list[bytes]) -> Bodies:
+        """Return the bodies that came with these records, which name ``ids``. Those of all others are to be read from
+        the pending list.
 
         What is above all that was ever here, no acknowledgement of ours can have ended. An id that an older record
         names as well may have been given back, and handed over anew, meanwhile; but an entry never changes.
         """
         came: Bodies = {}
-        highest = rank(self._highest)
-        tops = [self._highest]
+        highest, tops = rank(self._highest), [self._highest]
         for record in records:
             bodies = unpack_bodies(record.blob) if record.blob else {}
             if bodies is None:
@@ -284,9 +286,10 @@ class InboxReader(Service):
                 tops.append(next(reversed(bodies)))
                 if rank(next(iter(bodies))) <= highest:
                     bodies = {one: flat for one, flat in bodies.items() if rank(one) > highest}
-            come = (bodies or {}).get
-            came |= {one: come(one) for part in record.parts for one in part.ids}
-        self._highest = max([*tops, *(one for one, flat in came.items() if flat is None)], key=rank)
+                if len(records) > 1:  # what this one has besides its own was refused, and may be another's
+                    bodies = {one: bodies[one] for part in record.parts for one in part.ids if one in bodies}
+                came |= bodies
+        self._highest = max([*tops, *(one for one in ids if one not in came)], key=rank)
         return came
 
     def _fill(self) -> int:
@@ -302,7 +305,7 @@ class InboxReader(Service):
                 return added
             page = self._next_page(filling, fitting(self._page_size, self._mean_bytes, room))
             try:
-                added += self._fill_lanes(page, {} if self._drains else filling.bodies, filling.any_tried)
+                added += self._fill_lanes(page, filling.bodies, filling.any_tried, filling.is_heavy)
             except GroupMissing:
                 # The messages may be handed over anew, and only the inbox tells under which fence.
                 self._state = None
@@ -314,8 +317,11 @@ class InboxReader(Service):
         return added
 
     def _next_page(self, filling: Filling, most: int) -> list[HandOver]:
-        missing = [one for one in _ids(filling.left) if not filling.bodies[one]]
-        if self._drains or len(missing) <= most:
+        if self._drains:
+            filling.bodies.clear()
+            return filling.left
+        missing = [one for one in _ids(filling.left) if one not in filling.bodies]
+        if len(missing) <= most:
             return filling.left
         filling.left = _one_by_one(filling.left)
         first_left = sorted(missing, key=rank)[most]
@@ -325,10 +331,10 @@ class InboxReader(Service):
         room = self.most_bytes - sum(self._heavy.values())
         if room > 0:
             return room
-        with self._lanes.locked() as board:
-            held = board.held_ids
+        with self._lanes.lock:
+            held = self._lanes.board.held_ids
             self._heavy = {entry_id: size for entry_id, size in self._heavy.items() if entry_id in held}
-            is_idle = board.running < self.slots and not board.ready
+            is_idle = self._lanes.board.running < self.slots and not self._lanes.board.ready
         return max(self.most_bytes - sum(self._heavy.values()), int(is_idle))
 
     def read_rest(self) -> bool:
@@ -378,21 +384,23 @@ class InboxReader(Service):
         """Return ``parts`` if nothing of them is in the lanes, else what is not. An id that is named twice was handed
         over anew, and runs under the later fence."""
         ids = _ids(parts)
-        with self._lanes.locked() as board:
-            unknown = set(board.unknown(ids))
+        with self._lanes.lock:
+            unknown = set(self._lanes.board.unknown(ids))
         if len(unknown) == len(ids):
             return parts
         last = {entry_id: at for at, part in enumerate(parts) for entry_id in part.ids if entry_id in unknown}
         left = [part._replace(ids=[one for one in part.ids if last.get(one) == at]) for at, part in enumerate(parts)]
         return [part for part in left if part.ids]
 
-    def _fill_lanes(self, page: list[HandOver], bodies: Bodies, any_tried: bool) -> int:
-        if not all(map(bodies.get, _ids(page))):
-            page, bodies = self._fetch(page, bodies)
+    def _fill_lanes(self, page: list[HandOver], bodies: Bodies, any_tried: bool, is_heavy: bool = True) -> int:
         ids = _ids(page)
+        if not bodies.keys() >= set(ids):
+            page, bodies = self._fetch(page, bodies)
+            ids, is_heavy = _ids(page), True
         known = (self._attempts(ids) if any_tried and ids else _UNTRIED).get
         make, lease, body = self.message_type, self._lease, bodies.get
-        self._weigh(ids, [body(one) or () for one in ids])
+        if is_heavy:
+            self._weigh(ids, [body(one) or () for one in ids])
         self._lanes.add(
             [
                 (ticket, [make(ticket, one, fence, body(one), lease, known(one, NEVER)) for one in each])
@@ -482,13 +490,13 @@ class InboxReader(Service):
             bodies.update(reply)
 
     def _ending_tickets(self, parts: Iterable[HandOver]) -> set[bytes]:
-        with self._lanes.locked() as board:
-            return {part.ticket for part in parts if board.is_ending(part.ticket, part.ids)}
+        with self._lanes.lock:
+            return {part.ticket for part in parts if self._lanes.board.is_ending(part.ticket, part.ids)}
 
     def _forget_closed(self, closed: list[tuple[bytes, int]]) -> None:
         if closed:
-            with self._lanes.locked() as board:
-                board.forget_closed(closed)
+            with self._lanes.lock:
+                self._lanes.board.forget_closed(closed)
 
     def interrupt(self) -> None:
         self._link.interrupt()

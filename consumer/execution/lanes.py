@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from usher.common.base.clock import now_s
@@ -94,43 +93,24 @@ _WATCH_S = 0.002
 _NEWEST = 0.2
 
 
-class _LockedBoard:
-    """A context manager that holds the lock. It is made once and has no state of its own, so a ``with`` block costs
-    little more than the lock."""
-
-    __slots__ = ("_board", "_lock")
-
-    def __init__(self, board: LaneBoard[Message], lock: threading.Lock) -> None:
-        self._board = board
-        self._lock = lock
-
-    def __enter__(self) -> LaneBoard[Message]:
-        self._lock.acquire()
-        return self._board
-
-    def __exit__(self, *problem: object) -> None:
-        self._lock.release()
-
-
 class Lanes:
-    """Thread-safe lanes. Changes that make a lane ready, or a runner wait, are methods here; for all else use the board
-    in ``with lanes.locked() as board``, which wakes no thread."""
+    """Thread-safe lanes. What makes a lane ready, or a runner wait, is a method here; for all else take ``lock``,
+    and use ``board``: that wakes no thread."""
 
     def __init__(self, marks: MarkFields = NO_FIELDS, weights: Mapping[bytes, float] | None = None) -> None:
         """Make lanes without messages. ``marks``: fields that tell the tenants and priorities of messages, if they are
         to have turns by them; ``weights``: of tenants."""
-        self._board: LaneBoard[Message] = LaneBoard()
+        self.board: LaneBoard[Message] = LaneBoard()
         self._fair: FairLanes[Message] | None = None
         if not marks.is_empty:
-            self._board.ready = self._fair = FairLanes(
+            self.board.ready = self._fair = FairLanes(
                 lambda ticket, message: marks.of(message.stream_id, ticket, message.flat),
                 weights or {},
                 bool(marks.priority),
             )
-        self._lock = threading.Lock()
-        self._locked = _LockedBoard(self._board, self._lock)
-        self._changed = threading.Condition(self._lock)
-        self._suspected = threading.Condition(self._lock)
+        self.lock = threading.Lock()
+        self._changed = threading.Condition(self.lock)
+        self._suspected = threading.Condition(self.lock)
         self._mean_s = 0.0
         self._idle = 0  # threads that wait for a lane
         self._ended = 0
@@ -139,38 +119,34 @@ class Lanes:
         self.on_retry: Callable[[], None] = lambda: None
         self.on_ready: Callable[[], None] = lambda: None  # for a runner that cannot wait here (an event loop)
 
-    def locked(self) -> AbstractContextManager[LaneBoard[Message]]:
-        """Lend the board under the lock, for questions and for changes that make no lane ready."""
-        return self._locked
-
     # ---- reader and acker --------------------------------------------------------------------------------------------
 
     def add(self, parts: Iterable[tuple[bytes, Sequence[Message]]]) -> None:
         with self._changed:
             for ticket, messages in parts:
-                self._board.add(ticket, messages)
-                if self._fair is not None and ticket in self._board.lanes:
-                    self._fair.got_more(self._board.lanes[ticket])
-            self._wake(len(self._board.ready))
+                self.board.add(ticket, messages)
+                if self._fair is not None and ticket in self.board.lanes:
+                    self._fair.got_more(self.board.lanes[ticket])
+            self._wake(len(self.board.ready))
         self.on_ready()
 
     def resume(self, lanes: Iterable[MessageLane]) -> None:
         with self._changed:
             for lane in lanes:
-                self._board.resume(lane)
-            self._wake(len(self._board.ready))
+                self.board.resume(lane)
+            self._wake(len(self.board.ready))
         self.on_ready()
 
     def hasten(self, ticket: bytes, entry_id: bytes) -> bool:
         with self._changed:
-            is_due = self._board.hasten(ticket, entry_id)
-            self._wake(len(self._board.ready))
+            is_due = self.board.hasten(ticket, entry_id)
+            self._wake(len(self.board.ready))
         self.on_ready()
         return is_due
 
     def let_go(self, tickets: Collection[bytes]) -> None:
         with self._changed:
-            self._board.let_go(tickets)
+            self.board.let_go(tickets)
             self._changed.notify_all()
         self.on_ready()
 
@@ -179,8 +155,8 @@ class Lanes:
     def next_lane(self, timeout_s: float, ended: Ended | None = None) -> MessageLane | None:
         """Return a lane to run; None after ``timeout_s`` or a pause. ``ended``: the lane that this runner had, in place
         of a call of ``release``."""
-        with self._lock:
-            board = self._board
+        with self.lock:
+            board = self.board
             if ended is not None:
                 self._end(*ended)
             # As ``_wait_for_lane`` would find it: this runs for every lane.
@@ -190,41 +166,41 @@ class Lanes:
 
     def take_now(self) -> MessageLane | None:
         """Return a lane to run if one is ready. For an event loop, which must not wait here."""
-        with self._lock:
+        with self.lock:
             now = now_s()
-            self._board.wake_due(now)
-            return None if self._paused else self._board.take()
+            self.board.wake_due(now)
+            return None if self._paused else self.board.take()
 
     def next_due_s(self) -> float | None:
         """Return when the next waiting lane is due; a time in the past while a lane is due and not taken yet. None: no
         lane waits."""
-        with self._lock:
-            return self._board.next_due_s()
+        with self.lock:
+            return self.board.next_due_s()
 
     def release(self, lane: MessageLane, messages: int, seconds: float) -> None:
         """Take the lane from its runner, which ended ``messages`` messages in ``seconds``."""
-        with self._lock:
+        with self.lock:
             self._end(lane, messages, seconds)
 
     def hold(self, lane: MessageLane, ran_s: float | None = None) -> None:
         """Take the lane from its runner until ``resume``. ``ran_s``: how long its last message ran, if it did."""
-        with self._lock:
+        with self.lock:
             self._count(ran_s)
-            self._board.hold(lane)
+            self.board.hold(lane)
 
     def retry(self, lane: MessageLane, message: Message, due_s: float, ran_s: float | None = None) -> None:
         """Take the lane from its runner; ``message`` comes first in it again, and nothing of it starts before
         ``due_s``."""
         with self._changed:
             self._count(ran_s)
-            self._board.retry(lane, message, due_s)
+            self.board.retry(lane, message, due_s)
             self._changed.notify()  # one thread must wait for just that long
         self.on_ready()
         self.on_retry()
 
     def wait(self, lane: MessageLane, message: Message, due_s: float) -> None:
         with self._changed:
-            self._board.wait(lane, message, due_s)
+            self.board.wait(lane, message, due_s)
             self._changed.notify()
         self.on_ready()
         self.on_retry()
@@ -232,17 +208,17 @@ class Lanes:
     def isolate(self, lane: MessageLane, message: Message) -> None:
         """Take the lane from its runner, which did not start ``message``: it comes first in the lane again, and runs in
         a child process."""
-        with self._lock:
+        with self.lock:
             self._ended += 1
-            self._board.isolate(lane, message)
+            self.board.isolate(lane, message)
             self._suspected.notify()
 
     def next_suspect(self, timeout_s: float) -> MessageLane | None:
         """Return a lane whose first message is to run in a child process; None after ``timeout_s`` or a pause."""
         with self._suspected:
-            if not (self._paused or self._board.has_suspects):
+            if not (self._paused or self.board.has_suspects):
                 self._suspected.wait(timeout_s)
-            return None if self._paused else self._board.take_suspect()
+            return None if self._paused else self.board.take_suspect()
 
     def wake_suspects(self) -> None:
         with self._suspected:
@@ -264,29 +240,29 @@ class Lanes:
     @property
     def has_ready(self) -> bool:
         """Return whether a lane waits for a runner: a glance, without the lock."""
-        return bool(self._board.ready)
+        return bool(self.board.ready)
 
     @property
     def keeps_up(self) -> bool:
         """Return whether new messages are run at once: handlers are short, and no lane waits for a runner. A glance."""
-        return self._is_short() and not self._board.ready
+        return self._is_short() and not self.board.ready
 
     @property
     def running(self) -> int:
-        return self._board.running + self._board.running_apart
+        return self.board.running + self.board.running_apart
 
     @property
     def retrying(self) -> int:
         """Return how many tickets wait for a retry: a glance, without the lock."""
-        return len(self._board.waiting)
+        return len(self.board.waiting)
 
     @property
     def given_up(self) -> set[bytes]:
         """Return the ids that an operator has given up: a glance, without the lock."""
-        return self._board.given_up
+        return self.board.given_up
 
     def load(self) -> tuple[int, int]:
-        return len(self._board.lanes), len(self._board.held_ids)
+        return len(self.board.lanes), len(self.board.held_ids)
 
     # ---- inside, under the lock --------------------------------------------------------------------------------------
 
@@ -294,7 +270,7 @@ class Lanes:
         """Wake the threads needed for so many ready lanes; while handlers are short, one that runs and one that
         watches."""
         if ready and self._idle:
-            needed = (self._board.running == 0) + (not self._watched) if self._is_short() else ready
+            needed = (self.board.running == 0) + (not self._watched) if self._is_short() else ready
             if needed:
                 self._changed.notify(min(needed, ready))
 
@@ -302,15 +278,15 @@ class Lanes:
         return self._mean_s < _SHORT_S
 
     def _may_run(self) -> bool:
-        return self._board.running == 0 or not self._is_short()
+        return self.board.running == 0 or not self._is_short()
 
     def _take(self) -> MessageLane | None:
-        lane = self._board.take()
-        self._wake(1 if self._board.ready else 0)  # the next runner, or the watcher
+        lane = self.board.take()
+        self._wake(1 if self.board.ready else 0)  # the next runner, or the watcher
         return lane
 
     def _wait_for_lane(self, until_s: float) -> MessageLane | None:
-        board = self._board
+        board = self.board
         while True:
             now = now_s()
             due_s = board.wake_due(now)
@@ -339,7 +315,7 @@ class Lanes:
         self._ended += 1
         if messages:
             self._mean_s += _NEWEST * (seconds / messages - self._mean_s)
-        self._board.release(lane)
+        self.board.release(lane)
 
     def _count(self, ran_s: float | None) -> None:
         self._ended += 1

@@ -307,8 +307,8 @@ class Kit:
     def _work(self) -> bool:
         before = len(self.calls)
         self._reader.read(None)
-        with self._lanes.locked() as board:
-            board.wake_due(_FAR_S + self.now_s)
+        with self._lanes.lock:
+            self._lanes.board.wake_due(_FAR_S + self.now_s)
         while (lane := self._lanes.take_now()) is not None:
             if self.handler.batch is not None:
                 self._call_batch(lane)
@@ -364,8 +364,8 @@ class Kit:
         self.calls.append(Call(ticket.decode(), stream_id.decode(), attempt, outcome, self.now_s, error))
 
     def _tell_wait(self, message: Message) -> None:
-        with self._lanes.locked() as board:
-            queued, due_s, _ = board.look(message.ticket)
+        with self._lanes.lock:
+            queued, due_s, _ = self._lanes.board.look(message.ticket)
         if due_s is None or message not in queued:
             return
         for at in reversed(range(len(self.calls))):

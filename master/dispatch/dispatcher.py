@@ -429,7 +429,7 @@ class Dispatcher(Service):
         assert self._steps is not None
         handed = 0
         for _ in range(_PLANS_PER_TURN):
-            plan = self.board.plan(self._limits.batch, now_s())
+            plan = self.board.plan(self._cursor.batch(self.board), now_s())
             if plan is None:
                 break
             try:
@@ -491,7 +491,7 @@ class Dispatcher(Service):
         if comes_again and not self._comes_again:
             self._steps.losses.set_back((new.found[0].id, self._cursor.given), None)
         self._comes_again = comes_again
-        plan = (self.board.plan(self._limits.batch, now_s()) if entries.may_plan else None) or NOTHING
+        plan = (self.board.plan(self._cursor.batch(self.board), now_s()) if entries.may_plan else None) or NOTHING
         count = self._cursor.count(self.board, new)
         try:
             if count:

@@ -36,6 +36,8 @@ _LONGEST_ID = 41
 #: the newest entry was small, a read may bring more.
 _FIRST_READ, _GROWTH, _READ_BYTES = 4, 4, 8 * 1024 * 1024
 _LONGEST = LONGEST_TICKET + _LONGEST_ID
+#: Of more than four consumers, so many times as many entries are read at once.
+_MOST_BATCHES = 4
 #: Seconds between saves: at most this much comes again when the group is lost.
 _SAVE_POSITION_S = 1.0
 
@@ -56,7 +58,7 @@ class StreamCursor:
     """
 
     def __init__(self, batch: int, read_ahead: int, notifier: StreamNotifier | None) -> None:
-        """``batch``: most entries read at once. ``read_ahead``: see ``read_ahead_room``."""
+        """``batch``: most entries read at once (see ``batch``). ``read_ahead``: see ``read_ahead_room``."""
         self._batch, self._read_ahead = batch, read_ahead
         self._notifier = notifier
         self._no_more_since_s = 0.0
@@ -106,7 +108,7 @@ class StreamCursor:
     def count(self, board: Board, new: NewEntries) -> int:
         """Return how many entries to read behind ``new``, which is planned. What a notification brought comes again. As
         long as what was refused to be taken makes more than a batch, nothing is read."""
-        if len(new.found) > self._batch:
+        if len(new.found) > self.batch(board):
             return 0
         return (len(new.found) if new.digest else 0) + max(0, min(self._room(board), self._page))
 
@@ -147,7 +149,7 @@ class StreamCursor:
         if read.found:
             self._notification_limit = notification_limit(len(read.found), read.size)
         largest = max(read.largest, newest)
-        self._page = min(self._batch, _GROWTH * self._page if read.found else self._page)
+        self._page = min(_MOST_BATCHES * self._batch, _GROWTH * self._page if read.found else self._page)
         self._page = max(1, min(self._page, _READ_BYTES // max(1, largest)))
 
     @property
@@ -202,6 +204,11 @@ class StreamCursor:
         if self._notifier is not None:
             self._notifier.reject()
 
+    def batch(self, board: Board) -> int:
+        """Return the most entries read, and handed over, at once: with many consumers more, for each of them works in
+        vain for a few at a time."""
+        return self._batch * max(1, min(_MOST_BATCHES, len(board.consumers) // 4))
+
     def may_read(self, board: Board) -> int:
         """Return how many more entries there is space for, in memory and under ``master``."""
         if self.under_master >= _MOST_UNDER_MASTER:
@@ -214,7 +221,7 @@ class StreamCursor:
             event(log, "waiting_limit_reached", level=logging.WARNING, parked=board.parked)
         # It is told once, and again when a tenth had been free meanwhile.
         self.is_full = not may_read or (self.is_full and may_read < self._read_ahead // 10)
-        return min(self._batch, may_read, board.room)
+        return min(self.batch(board), may_read, board.room)
 
 
 def read_ahead_room(most: int, parked: int, tickets: Iterable[bytes]) -> int:

@@ -27,9 +27,9 @@ TOO_LARGE = "too_large"
 _SMALL = 1024
 #: Factor by which the next notification may bring more, and the most it may bring.
 _GROWTH, _MOST = 8, 32
-#: Bodies up to this size go to their owners with the inbox, as long as those of a batch are no more than this together
-#: (so no record of an inbox is larger). Owners read all others from their own pending lists.
-_SMALL_BODY, _MOST_BODIES = 8 * 1024, 1024 * 1024
+#: Bodies up to this size go to their owners with the inbox, as long as those of a batch have this mean, or are no more
+#: than so much together. Owners read all others from their own pending lists.
+_SMALL_BODY, _MEAN_BODY, _FEW_BODIES = 8 * 1024, 1024, 1024 * 1024
 #: Bytes of a tenant or priority field that are looked at (lua/includes/ticket_of.lua).
 LONGEST_MARK = 600
 
@@ -85,7 +85,7 @@ class EntryParser(NamedTuple):
     def parse(self, position: bytes, entries: Sequence[Any], is_all: bool, digest: str = "") -> NewEntries:
         name, most = self.field, self.longest_message or math.inf
         is_plain = not (self.tenant_field or self.priority_field or b"." in name)
-        found, size, largest, room = [], 0, 0, _MOST_BODIES
+        found, size, largest, room = [], 0, 0, max(_FEW_BODIES, _MEAN_BODY * len(entries))
         bodies = {}
         for entry_id, fields in entries:
             bytes_of_it = sum(map(len, fields))

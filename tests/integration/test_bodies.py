@@ -297,8 +297,8 @@ def test_a_message_has_all_that_was_sent_and_its_attempts(play: Play) -> None:
     play.world.link.call("HSET", play.world.keys.attempts, second, "2 1 0 0")
     assert play.give({ticket: [second]}) == 0, "the ticket keeps its fence"
     play.consumer.read()
-    with play.consumer.lanes.locked() as board:
-        waiting, _, _ = board.look(ticket)
+    with play.consumer.lanes.lock:
+        waiting, _, _ = play.consumer.lanes.board.look(ticket)
     one, two = waiting
     assert (one.ticket, one.id, one.fence, one._flat) == (ticket, "1-1", fence, [FIELD.encode(), ticket, *_ODD])
     assert (two.ticket, two.id, two.fence, two._flat) == (ticket, "2-1", fence, [*_ODD, FIELD.encode(), ticket])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,8 +21,6 @@ from usher.consumer.execution.batch_pool import BatchCall, BatchCollector
 from usher.consumer.execution.outages import Outage, Wait
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import BatchOptions
-from usher.consumer.handlers.message import Message
-from usher.consumer.policy.lanes import LaneBoard
 
 T, U = b"T", b"U"
 
@@ -105,14 +103,16 @@ def test_a_failure_is_noted_before_its_ticket_is_given_back(stage: Stage) -> Non
     a.read()
     run = _started(a)
     a.begin_drain()
-    locked = a.lanes.locked
+    lock = a.lanes.lock
 
-    def raised_just_before() -> AbstractContextManager[LaneBoard[Message]]:
-        if a.runs:
-            run.fail(ValueError("x"))
-        return locked()
+    @contextlib.contextmanager
+    def raised_just_before() -> Iterator[None]:
+        a.lanes.lock = lock
+        run.fail(ValueError("x"))
+        with lock:
+            yield
 
-    a.lanes.locked = raised_just_before  # type: ignore[method-assign]
+    a.lanes.lock = raised_just_before()  # type: ignore[assignment]
     for _ in range(3):
         a.give_back()
         a.flush()

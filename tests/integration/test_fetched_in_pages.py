@@ -39,8 +39,8 @@ def _handed_over(stage: Stage, count: int) -> tuple[ConsumerActor, list[bytes]]:
 
 
 def _held_ids(consumer: ConsumerActor) -> set[bytes]:
-    with consumer.lanes.locked() as board:
-        return set(board.held_ids)
+    with consumer.lanes.lock:
+        return set(consumer.lanes.board.held_ids)
 
 
 def _lose_reply(consumer: ConsumerActor, number: int) -> None:

@@ -36,8 +36,8 @@ def _hand_over(stage: Stage, leader: Any, owner: ConsumerActor, ticket: bytes, *
 
 def _run_all_that_is_pending(reader: Any, block_ms: int | None) -> int:
     found = parse_own(reader._link.call(*read_own_command(reader._keys, reader._incarnation, b"0", 1000)))
-    with reader._lanes.locked() as board:
-        fresh = set(board.unknown(entry.id for entry in found))
+    with reader._lanes.lock:
+        fresh = set(reader._lanes.board.unknown(entry.id for entry in found))
     entries = [entry for entry in found if entry.id in fresh and entry.fields]
     reader._lanes.add(
         (entry.fields[1], [Message(entry.fields[1], entry.id, 0, entry.fields, reader._lease)])

@@ -88,13 +88,15 @@ def test_the_bell_is_to_tell_of_a_few_while_they_are_small(world: World, ear: Ea
     assert _asked(ear, looker) == 1
 
 
-@pytest.mark.parametrize(
-    ("batch", "room", "sizes"), [(100, 10_000, [4, 16, 64, 100, 66]), (1000, 100, [4, 16, 64, 100, 66])]
-)
-def test_no_more_than_a_batch_or_than_there_is_room_for(world: World, batch: int, room: int, sizes: list[int]) -> None:
+@pytest.mark.parametrize(("batch", "consumers", "room"), [(100, 1, 10_000), (1000, 1, 100), (25, 40, 10_000)])
+def test_no_more_than_a_batch_or_than_there_is_room_for_and_of_many_consumers_more(
+    world: World, batch: int, consumers: int, room: int
+) -> None:
     looker = Looker(world, batch=batch, room=room)
+    for number in range(1, consumers):
+        looker.board.join(f"b{number}:1", f"b{number}", 8, room, True)
     ids = world.send_many([b"T"] * 250)
-    assert looker.look_on() == sizes
+    assert looker.look_on() == [4, 16, 64, 100, 66]
     assert looker.seen == ids
 
 

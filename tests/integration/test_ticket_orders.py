@@ -364,8 +364,8 @@ def test_an_order_about_a_ticket_that_is_not_here_any_more_finds_nothing_to_do(
     fence = run.message.fence
     run.fail(RetryLater(after_s=1.0))
     assert desk.give(RETRY).outcome == "asked"
-    with a.lanes.locked() as board:
-        board.forget(T, fence)
+    with a.lanes.lock:
+        a.lanes.board.forget(T, fence)
     a.read()
     assert a.start() is None
 

@@ -55,8 +55,8 @@ class Pool:
 
     def finished(self, item: Message) -> None:
         self.done.append(item.id)
-        with self.lanes.locked() as board:
-            board.done([item.stream_id])
+        with self.lanes.lock:
+            self.lanes.board.done([item.stream_id])
         if item.lane is not None:  # it is held until Redis has this
             self.lanes.resume([item.lane])
 
@@ -231,7 +231,7 @@ def test_a_retry_that_comes_due_between_the_look_for_lanes_and_that_for_due_time
     next_due_s = made.lanes.next_due_s
 
     def late() -> float | None:
-        waiting = made.lanes._board.waiting
+        waiting = made.lanes.board.waiting
         if waiting and gate_to_late.is_set():
             gate_to_late.clear()
             while now_s() < waiting[0][0]:  # the loop's thread is held up here until then
@@ -243,7 +243,7 @@ def test_a_retry_that_comes_due_between_the_look_for_lanes_and_that_for_due_time
     made.add(1)
     made.pool.start()
     assert fails.wait(PATIENCE_S)
-    made.until(lambda: bool(made.lanes._board.waiting))
+    made.until(lambda: bool(made.lanes.board.waiting))
     gate_to_late.set()
     made.add(2)
     made.until(lambda: made.done == ["1-0"])

@@ -141,8 +141,8 @@ class Runners:
 
     def finished(self, item: Finished) -> None:
         self.finished_items.append(item)
-        with self.lanes.locked() as board:
-            board.done([item.stream_id])
+        with self.lanes.lock:
+            self.lanes.board.done([item.stream_id])
         if item.lane is not None:
             threading.Thread(target=lambda: self.lanes.resume([item.lane]), daemon=True).start()
 
@@ -154,8 +154,8 @@ class Runners:
 
     def give_up(self, lane: MessageLane, given: Message, bury: Bury) -> None:
         self.given_up.append((given.id, bury.reason, given.attempt))
-        with self.lanes.locked() as board:
-            board.done([given.stream_id])
+        with self.lanes.lock:
+            self.lanes.board.done([given.stream_id])
         threading.Thread(target=lambda: self.lanes.resume([lane]), daemon=True).start()
 
     def add(self, **numbers: list[int]) -> None:
@@ -367,7 +367,7 @@ class TestPool:
             runners.lanes.pause()
             runners.until(lambda: runners.lanes.running == 0)
         assert runners.calls == [["1-0"]]
-        assert quiet_ids(runners.lanes._board) == {b"A": [b"2-0"]}
+        assert quiet_ids(runners.lanes.board) == {b"A": [b"2-0"]}
 
     def test_a_ticket_forgotten_while_its_call_runs_leaves_nothing_behind(self, barrier: threading.Event) -> None:
         def handle(messages: list[Message]) -> Any:
@@ -378,8 +378,8 @@ class TestPool:
         runners.add(A=[1, 2, 3, 4])
         with runners:
             runners.until(lambda: len(runners.calls) == 1)
-            with runners.lanes.locked() as board:
-                board.forget(b"A", 1)
+            with runners.lanes.lock:
+                runners.lanes.board.forget(b"A", 1)
             barrier.set()
             runners.until_over()
         assert runners.calls == [["1-0", "2-0", "3-0"]]

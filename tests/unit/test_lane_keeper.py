@@ -62,8 +62,8 @@ def test_a_retry_that_is_due_while_the_others_are_busy_wakes_who_watched(monkeyp
         lanes._changed
     ):  # the runner fails, and takes the lane that the watcher could have had, before that one is awake
         lanes._ended += 1
-        lanes._board.retry(runner, runner.queue.popleft(), now_s() + 0.05)
-        assert lanes._board.take() is not None
+        lanes.board.retry(runner, runner.queue.popleft(), now_s() + 0.05)
+        assert lanes.board.take() is not None
         lanes._changed.notify()
     assert watcher.join() is runner
 
@@ -189,7 +189,7 @@ class TestPause:
         until(lambda: watches(lanes))
         lanes.pause()
         assert waiter.join() is None
-        assert quiet_ids(lanes._board) == {b"READY": [b"2-0"]}
+        assert quiet_ids(lanes.board) == {b"READY": [b"2-0"]}
 
 
 def test_an_event_loop_is_told_of_everything_that_may_make_a_lane_ready(lanes: Lanes) -> None:
@@ -229,7 +229,7 @@ class Crowd:
         began_s, count = now_s(), 0
         while count < 3:
             if lane.early:
-                with self._lanes.locked():
+                with self._lanes.lock:
                     lane.merge_early()
             if not lane.queue:
                 break
@@ -241,8 +241,8 @@ class Crowd:
                 return
             with self._lock:
                 self.handled[lane.ticket].append(message.stream_id)
-            with self._lanes.locked() as board:
-                board.done([message.stream_id])
+            with self._lanes.lock:
+                self._lanes.board.done([message.stream_id])
             count += 1
             if how < 0.2:
                 self._lanes.hold(lane)
@@ -294,16 +294,16 @@ def test_what_comes_under_the_fence_of_a_ticket_that_has_ended_here_is_not_taken
     assert lane is not None
     lane.queue.popleft()
     lanes.hold(lane)
-    lanes._board.close_fence(b"T", 1, b"1-0")
-    assert not lanes._board.held_ids, "they may be handed over to us again"
+    lanes.board.close_fence(b"T", 1, b"1-0")
+    assert not lanes.board.held_ids, "they may be handed over to us again"
     lanes.add([messages(b"T", 3), messages(b"U", 4)])
-    assert lanes._board.held_ids == {b"4-0"}
-    assert lanes._board.closed_fences() == [], "Redis has not said so yet: the inbox may still get more"
-    lanes._board.confirm_closed(b"T", 1)
-    assert lanes._board.closed_fences() == [(b"T", 1)]
+    assert lanes.board.held_ids == {b"4-0"}
+    assert lanes.board.closed_fences() == [], "Redis has not said so yet: the inbox may still get more"
+    lanes.board.confirm_closed(b"T", 1)
+    assert lanes.board.closed_fences() == [(b"T", 1)]
     lanes.add([messages(b"T", 1, 2, fence=2)])
     lanes.resume([lane])
     lane.merge_early()
     assert [message.stream_id for message in lane.queue] == [b"1-0", b"2-0"]
-    lanes._board.forget_closed([(b"T", 1)])
-    assert lanes._board.closed_fences() == []
+    lanes.board.forget_closed([(b"T", 1)])
+    assert lanes.board.closed_fences() == []
