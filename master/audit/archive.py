@@ -50,7 +50,7 @@ from usher.common.redis.replies import TicketStream
 from usher.master.audit import batches
 from usher.master.audit.batches import BulkReader
 from usher.master.audit.engine import local_engine, refusing
-from usher.master.audit.snapshot import facts_of
+from usher.master.audit.snapshot import facts_of, first_of
 
 #: So many sentences are stored in Redis, of so many characters.
 _SAID, _LONGEST = 20, 300
@@ -133,8 +133,7 @@ class DataSet:
         return commits[-1] if commits else None
 
     def files(self, commits: Iterable[Commit], under: str = "") -> list[Path]:
-        """Return the files of ``commits``, of those whose name begins with ``under``. Raises StartRefused when one is
-        missing, or is not as it was written."""
+        """Raises StartRefused when one is missing, or is not as it was written. ``under``: how their names begin."""
         found = []
         for commit in commits:
             for name, digest in commit.files.items():
@@ -240,11 +239,9 @@ def data_sets(folder: Path, keys: Keys) -> tuple[DataSet, DataSet, DataSet]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    try:
+    with refusing(f"the archive's folder {folder} cannot be used"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (folder / "_lock").open("w")
-    except OSError as unusable:
-        raise StartRefused(f"the archive's folder {folder} cannot be used: {unusable}") from unusable
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -281,7 +278,7 @@ class Archive:
         self._entries, self._runs, self._proofs = data_sets(folder, keys)
 
     def add(self) -> dict[str, Commit]:
-        """Return what is added to each table. Raises StartRefused; rows committed until then stay."""
+        """Raises StartRefused; rows committed until then stay."""
         with refusing("the archive was not finished; run it again"), self._link:
             # The run log first: once both are archived, every archived execution has its entry there too.
             return {
@@ -339,7 +336,7 @@ def write_days(rows: Iterator[pa.RecordBatch], moment: str, folder: Path) -> int
     StartRefused when these are not all that were given."""
     writers: dict[int, pq.ParquetWriter] = {}
     given = 0
-    try:
+    with contextlib.ExitStack() as opened:
         for batch in rows:
             given += len(batch)
             days = pc.min_element_wise(pc.divide(batch[moment], _DAY_MS), _LAST_DAY)
@@ -347,11 +344,9 @@ def write_days(rows: Iterator[pa.RecordBatch], moment: str, folder: Path) -> int
                 if day not in writers:
                     place = folder / time.strftime("date=%Y-%m-%d", time.gmtime(day * 86_400))
                     place.mkdir(parents=True)
-                    writers[day] = pq.ParquetWriter(place / "part-0.parquet", batch.schema, compression="zstd")
+                    writer = pq.ParquetWriter(place / "part-0.parquet", batch.schema, compression="zstd")
+                    writers[day] = opened.enter_context(writer)
                 writers[day].write_batch(batch.filter(pc.equal(days, day)))
-    finally:
-        for writer in writers.values():
-            writer.close()
     there = sum(pq.read_metadata(file).num_rows for file in folder.rglob("*.parquet"))
     if there != given:
         raise StartRefused(f"of {given:,} rows that were written {there:,} are in {folder}: nothing was archived")
@@ -370,16 +365,12 @@ def _gap(table: str, floor: bytes, before: dict[bytes, Any], now: dict[bytes, An
         return f"{since} to {deleted.decode()} were deleted, maybe before they were archived"
     # Before Redis 7.0 Redis does not count lost entries: then only those that go while we read can be seen.
     lost = now[b"entries-added"] > now[b"length"] if b"entries-added" in now else first != _first(before)
-    return (
-        f"{table} before {first.decode()} are missing: they were cut before they were archived"
-        if floor == ZERO and lost
-        else ""
-    )
+    is_missing = floor == ZERO and lost
+    return f"{table} before {first.decode()} are missing: they were cut before they were archived" if is_missing else ""
 
 
 def _first(facts: dict[bytes, Any]) -> bytes:
-    found: bytes = (facts.get(b"first-entry") or [after(facts.get(b"last-generated-id", _TOP))])[0]
-    return found
+    return first_of(facts) or after(facts.get(b"last-generated-id", _TOP))
 
 
 # ---- looking up ------------------------------------------------------------------------------------------------------
@@ -404,15 +395,10 @@ def last_runs(folder: Path, keys: Keys, ids: Collection[bytes]) -> dict[bytes, R
     _, runs, _ = data_sets(folder, keys)
     if runs.last() is None:
         return {}
-    found: dict[bytes, RunRecord] = {}
     names = ("consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome")
     wanted = pc.field("id").isin([one.decode() for one in ids]) & (pc.field("outcome") != STALE)
-    for row in _rows(runs, names, wanted):
-        run = RunRecord(**row)
-        before = found.get(run.id.encode())
-        if before is None or (before.fence, before.start_us) < (run.fence, run.start_us):
-            found[run.id.encode()] = run
-    return found
+    found = sorted((RunRecord(**row) for row in _rows(runs, names, wanted)), key=lambda run: (run.fence, run.start_us))
+    return {run.id.encode(): run for run in found}
 
 
 def _rows(
@@ -435,11 +421,9 @@ def archived_rows(folder: Path, keys: Keys) -> int:
 
 def seen(link: Link, keys: Keys) -> list[Any]:
     group = TicketStream(link, keys).group_facts()
-    lasts = []
-    for key in (keys.stream, keys.runs, keys.dead):
-        last = link.call("XREVRANGE", key, "+", "-", "COUNT", 1)
-        lasts.append(last[0][0].decode() if last else "")
-    return [*lasts, group[b"last-delivered-id"].decode(), group[b"pending"]]
+    lasts = [link.call("XREVRANGE", key, "+", "-", "COUNT", 1) for key in (keys.stream, keys.runs, keys.dead)]
+    ids = [last[0][0].decode() if last else "" for last in lasts]
+    return [*ids, group[b"last-delivered-id"].decode(), group[b"pending"]]
 
 
 def nothing_new(folder: Path, link: Link, keys: Keys) -> bool:
@@ -463,14 +447,11 @@ def told_until(proofs: DataSet) -> int:
 
 
 def mark_told(folder: Path, keys: Keys) -> None:
-    """Note that the findings and holes of the last run were told: those of one that is killed before are told by the
-    next run. Raises StartRefused."""
+    """Findings and holes of a run that is killed before are told by the next one. Raises StartRefused."""
     *_, proofs = data_sets(folder, keys)
     if (last := proofs.last()) is not None:
-        try:
+        with refusing("this was told, but the next run tells the same once more"):
             (proofs.folder / "_told").write_text(str(last.number))
-        except OSError as failed:
-            raise StartRefused(f"this was told, but the next run tells the same once more: {failed}") from failed
 
 
 def note(link: Link, keys: Keys, since_ms: int | None, until_ms: int, *more: str | int) -> None:

@@ -95,9 +95,8 @@ class BulkReader(Link):
             if was_on:
                 gc.enable()
 
-    def pending_pages(self, keys: Keys, start: bytes, last: bytes) -> Iterator[list[pa.Array]]:
-        """Yield ids, consumers, idle times and deliveries; the next page is asked for before this one is given out, so
-        that Redis works while we do."""
+    def pending_pages(self, keys: Keys, start: bytes, last: bytes) -> Iterator[list[list[Any]]]:
+        """Ask for the next page before this one is given out, so that Redis works while we do."""
         self.ask("XPENDING", keys.stream, keys.group, start, last, PAGE)
         while True:
             rows = self._receive(0.0)
@@ -105,8 +104,7 @@ class BulkReader(Link):
             if full:
                 self.ask("XPENDING", keys.stream, keys.group, b"(" + rows[-1][0], last, PAGE)
             if rows:
-                kinds = (_BYTES, _BYTES, _NUMBER, _NUMBER)
-                yield [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(kinds)]
+                yield rows
             if not full:
                 return
 
@@ -125,14 +123,22 @@ class BulkReader(Link):
                 return
             start = b"(" + rows[-1][0]
 
-    def bodies(self, stream: str, ids: Sequence[bytes]) -> Iterator[list[Any]]:
-        for at in range(0, len(ids), 500):
-            for found in self.all_of([("XRANGE", stream, entry_id, entry_id) for entry_id in ids[at : at + 500]]):
-                yield from found
+    def bodies(self, stream: str, ids: Sequence[bytes]) -> Iterator[list[list[Any]]]:
+        """Yield pages of the entries of ``ids`` (ascending) that are in the stream, and maybe others: read as a range
+        where that is cheaper."""
+        count = 0
+        for page in self.entries(stream, ids[0], ids[-1]):
+            yield page
+            count += len(page)
+            if count > _SPARSE * len(ids):
+                left = [one for one in ids if rank(one) > rank(page[-1][0])]
+                for at in range(0, len(left), 500):
+                    found = self.all_of([("XRANGE", stream, one, one) for one in left[at : at + 500]])
+                    yield [row for rows in found for row in rows]
+                return
 
     def hash_pages(self, key: str) -> Iterator[list[bytes]]:
-        """Yield flat pages of names and values of a hash (HSCAN); fields that change meanwhile may come twice or not at
-        all."""
+        """Yield flat pages of names and values; fields that change meanwhile may come twice or not at all."""
         cursor = b"0"
         while True:
             cursor, flat = self.call("HSCAN", key, cursor, "COUNT", 2000)
@@ -152,18 +158,6 @@ class BulkReader(Link):
 
 
 # ---- rows and batches ------------------------------------------------------------------------------------------------
-
-
-def ddl(schema: pa.Schema) -> str:
-    names = {
-        _TEXT: "string",
-        _NUMBER: "bigint",
-        pa.bool_(): "boolean",
-        pa.float64(): "double",
-        _FIELDS: "map<string,string>",
-    }
-    names |= {pa.list_(_BYTES): "array<binary>"}
-    return ", ".join(f"`{field.name}` {names[field.type]}" for field in schema)
 
 
 def _batch(schema: pa.Schema, count: int, **columns: Any) -> pa.RecordBatch:
@@ -239,8 +233,7 @@ def pending_span(reader: BulkReader, keys: Keys, everything: bool) -> Span | Non
 def pending(
     reader: BulkReader, keys: Keys, field: bytes, everything: bool = False, span: Span | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the pending entries (of a range) with their entries in the stream, in id order; with ``everything`` also
-    the entries that are not pending."""
+    """Yield pending entries (of a range) with their tickets; with ``everything`` also all that the group has read."""
     if span := span or pending_span(reader, keys, everything):
         with BulkReader(reader.url) as bodies:
             yield from _pending(reader, bodies, keys, field, everything, span)
@@ -249,63 +242,26 @@ def pending(
 def _pending(
     reader: BulkReader, bodies: BulkReader, keys: Keys, field: bytes, everything: bool, span: Span
 ) -> Iterator[pa.RecordBatch]:
-    (start, last), now_ms = span, wall_ms()
+    (start, last), now_ms, nobody = span, wall_ms(), (None, None, None)
 
-    def batch(ids: pa.Array, tickets: pa.Array, in_stream: Any, owners: Sequence[Any] = (None, None, None)) -> Any:
-        ids, at = _texts(ids), None
-        at = _places(ids)
-        names = {"stream": keys.stream, "id": ids, "ticket": _texts(tickets), **at, "in_stream": in_stream}
-        owned = {"consumer": owners[0], "idle_ms": owners[1], "deliveries": owners[2]}
-        return _batch(PENDING, len(ids), age_ms=pc.subtract(pa.scalar(now_ms, _NUMBER), at["ms"]), **names, **owned)
+    def batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+        names = ("id", "consumer", "idle_ms", "deliveries")
+        told: dict[str, Any] = {name: [row[at] for row in rows] for at, name in enumerate(names)}
+        told["id"] = _texts(told["id"])
+        told |= _places(told["id"])
+        told["ticket"] = [None if flat is None else ticket_in(flat, field) for *_, flat in rows]
+        told["age_ms"] = pc.subtract(pa.scalar(now_ms, _NUMBER), told["ms"])
+        return _batch(PENDING, len(rows), stream=keys.stream, in_stream=[row[4] is not None for row in rows], **told)
 
-    for ids, *owners in reader.pending_pages(keys, start, last):
-        highest = ids[-1].as_py()
-        if everything:
-            found = _joined(list(_entries(bodies, keys.stream, field, start, highest)))
-            start = b"(" + highest
-        else:
-            found = _bodies_of(bodies, keys.stream, field, ids)
-        owners[0] = _texts(owners[0])
-        place = pc.index_in(ids, value_set=found[0])
-        yield batch(ids, found[1].take(place), place.is_valid(), owners)
-        over = pc.invert(pc.is_in(found[0], value_set=ids))
-        if everything and pc.any(over).as_py():
-            yield batch(found[0].filter(over), found[1].filter(over), pa.repeat(True, pc.sum(over).as_py()))
-    if everything:
-        for ids, tickets in _entries(bodies, keys.stream, field, start, last):
-            yield batch(ids, tickets, pa.repeat(True, len(ids)))
-
-
-def _entries(
-    reader: BulkReader, stream: str, field: bytes, start: bytes, last: bytes
-) -> Iterator[tuple[pa.Array, pa.Array]]:
-    return (_entry_page(rows, field) for rows in reader.entries(stream, start, last))
-
-
-def _entry_page(rows: Sequence[Any], field: bytes) -> tuple[pa.Array, pa.Array]:
-    return pa.array([row[0] for row in rows], _BYTES), pa.array([ticket_in(row[1], field) for row in rows], _BYTES)
-
-
-def _bodies_of(reader: BulkReader, stream: str, field: bytes, ids: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the entries of ``ids`` (ascending) that are in the stream, and maybe others; read as a range where that is
-    cheaper."""
-    lowest, highest = ids[0].as_py(), ids[-1].as_py()
-    pages, count = [], 0
-    for page in _entries(reader, stream, field, lowest, highest):
-        pages.append(page)
-        count += len(page[0])
-        reached = page[0][-1].as_py()
-        if count > _SPARSE * len(ids) and reached != highest:
-            left = [entry_id for entry_id in ids.to_pylist() if rank(entry_id) > rank(reached)]
-            pages.append(_entry_page([*reader.bodies(stream, left)], field))
-            break
-    return _joined(pages)
-
-
-def _joined(pages: Sequence[tuple[pa.Array, pa.Array]]) -> tuple[pa.Array, pa.Array]:
-    none = pa.array([], _BYTES)
-    ids, tickets = (pa.concat_arrays([none, *(page[at] for page in pages)]) for at in (0, 1))
-    return ids, tickets
+    for rows in reader.pending_pages(keys, start, last):
+        pending, highest = {row[0]: row[1:] for row in rows}, rows[-1][0]
+        pages = bodies.entries(keys.stream, start, highest) if everything else bodies.bodies(keys.stream, [*pending])
+        for page in pages:
+            yield batch([(one, *pending.pop(one, nobody), flat) for one, flat in page if everything or one in pending])
+        yield batch([(one, *owned, None) for one, owned in pending.items()])
+        start = b"(" + highest
+    for page in bodies.entries(keys.stream, start, last) if everything else ():
+        yield batch([(one, *nobody, flat) for one, flat in page])
 
 
 def stream(
@@ -341,23 +297,14 @@ def _mapped(flat: Sequence[bytes], only: frozenset[bytes] | None) -> list[tuple[
 
 def letters(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
     """Yield the dead letters, without those of delayed messages, whose ids are others."""
-    for page in stream(reader, keys.stream, keys.dead, b"usher-ticket", ALL):
-        fields = [dict(one) for one in page["fields"].to_pylist()]
-        at = [n for n, one in enumerate(fields) if one.get("usher-reason") != UNREADABLE_DUE]
-        ids = pa.array([fields[n].get("usher-id") for n in at], _TEXT)
-        place = _places(ids)
-        yield _batch(
-            LETTERS,
-            len(at),
-            stream=keys.stream,
-            letter=page["id"].take(pa.array(at, pa.int32())),
-            id=ids,
-            ticket=pa.array([fields[n].get("usher-ticket") for n in at], _TEXT),
-            reason=pa.array([fields[n].get("usher-reason") for n in at], _TEXT),
-            ms=place["ms"],
-            nth=place["nth"],
-            letter_ms=pc.min_element_wise(page["ms"].take(pa.array(at, pa.int32())), pa.scalar(_LATEST_MS, _NUMBER)),
-        )
+    for page in reader.entries(keys.dead, *ALL):
+        rows = [(letter, dict(_mapped(flat, None))) for letter, flat in page]
+        rows = [(letter, fields) for letter, fields in rows if fields.get("usher-reason") != UNREADABLE_DUE]
+        letter = _texts([letter for letter, _ in rows])
+        told: dict[str, Any] = {"stream": keys.stream}
+        told |= {name: [fields.get(f"usher-{name}") for _, fields in rows] for name in ("id", "ticket", "reason")}
+        letter_ms = pc.min_element_wise(_places(letter)["ms"], pa.scalar(_LATEST_MS, _NUMBER))
+        yield _batch(LETTERS, len(rows), letter=letter, letter_ms=letter_ms, **_places(_texts(told["id"])), **told)
 
 
 # ---- run log ---------------------------------------------------------------------------------------------------------
@@ -438,12 +385,9 @@ def tickets(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
                 rows.append((name, None, None, None, True))
             else:
                 rows += [(name, owner, min(fence, _MOST), one, is_ascending(ids)) for one in ids]
-        ids = _texts([row[3] for row in rows])
-        columns = {name: [row[at] for row in rows] for at, name in ((0, "ticket"), (1, "owner"), (2, "fence"))}
-        in_order = [row[4] for row in rows]
-        yield _batch(
-            TICKETS, len(rows), stream=keys.stream, id=ids, in_order=in_order, nth=_places(ids)["nth"], **columns
-        )
+        names = ("ticket", "owner", "fence", "id", "in_order")
+        told = {name: [row[at] for row in rows] for at, name in enumerate(names)}
+        yield _batch(TICKETS, len(rows), stream=keys.stream, **_places(_texts(told["id"])), **told)
 
 
 def inboxes(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
@@ -460,9 +404,9 @@ def inboxes(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
                     if fields[0] == b"fence" and fields[1].isdigit() and since is None:
                         since = min(int(fields[1]), _MOST)
                     rows += _handed_over([one, fields])
-        ids = _texts([row[2] for row in rows])
-        told = {"ticket": [row[0] for row in rows], "fence": [row[1] for row in rows], "id": ids}
-        yield _batch(INBOXES, len(rows), stream=keys.stream, owner=owner, since=since, nth=_places(ids)["nth"], **told)
+        told = {name: [row[at] for row in rows] for at, name in enumerate(("ticket", "fence", "id"))}
+        place = _places(_texts(told["id"]))
+        yield _batch(INBOXES, len(rows), stream=keys.stream, owner=owner, since=since, **place, **told)
 
 
 def _handed_over(row: list[Any]) -> list[tuple[Any, ...]]:

@@ -111,11 +111,8 @@ _MEMORY = click.option(
 @click.option("--py-files", default="", metavar="ZIP", help="Usher, for Spark's executors on other machines.")
 @click.option("--sink", default="default", show_default=True, help="The SqlSink's name in USHER_AUDIT_SINK_URL.")
 @options(AuditSettings)
-def audit(
-    flags: dict[str, Any], as_json: bool, streams: str, engine: str | None, every: float | None, **chosen: Any
-) -> None:
-    given = flags if engine is None else flags | {"audit_engine": engine}
-    settings = AuditChoices(**load(AuditSettings, os.environ, given).model_dump(), chosen_streams=streams, **chosen)
+def audit(flags: dict[str, Any], as_json: bool, every: float | None, **chosen: Any) -> None:
+    settings = _chosen(flags, **chosen)
     context = click.get_current_context()
     if every and context.invoked_subcommand in (None, "archive", "prove"):
         proves = context.invoked_subcommand == "prove"
@@ -125,6 +122,11 @@ def audit(
         report = _audited(reachable(settings))
         _show(settings.folder / "audit.html", report, as_json)
         sys.exit(1 if report.found else 0)
+
+
+def _chosen(flags: dict[str, Any], streams: str, engine: str | None, **chosen: Any) -> AuditChoices:
+    given = flags if engine is None else flags | {"audit_engine": engine}
+    return AuditChoices(**load(AuditSettings, os.environ, given).model_dump(), chosen_streams=streams, **chosen)
 
 
 def reachable(settings: AuditChoices | None = None) -> AuditChoices:
@@ -245,11 +247,18 @@ def archive(folder: Path | None, keep_days: int | None, bodies: bool, as_json: b
             made = Archive(url, settings.keys(stream), field, place, keep_days, bodies).add()
             added += [(stream, name, one.rows, one.after, one.last, one.gap) for name, one in made.items()]
     names = ("stream", "table", "rows", "after", "last", "gap")
-    if as_json:
-        print_json({"archive": str(place), "added": [dict(zip(names, row, strict=True)) for row in added]})
-    else:
-        console().print(table(f"Archive {place}", names, added, numbers=("rows",)))
+    _tell(as_json, {"archive": str(place)}, "added", f"Archive {place}", names, added)
     sys.exit(1 if any(gap for *_, gap in added) else 0)
+
+
+def _tell(
+    as_json: bool, about: dict[str, Any], kind: str, title: str, names: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> None:
+    if as_json:
+        print_json(about | {kind: [dict(zip(names, row, strict=True)) for row in rows]})
+    else:
+        cells = [["" if one is None else str(one) for one in row] for row in rows]
+        console().print(table(title, names, cells, numbers=tuple({"rows"} & {*names})))
 
 
 @audit.command(
@@ -267,11 +276,12 @@ def archive(folder: Path | None, keep_days: int | None, bodies: bool, as_json: b
 @JSON
 def prove(folder: Path | None, again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> None:
     settings = reachable().model_copy(update={"keep_days": keep_days, "bodies": bodies})
-    place, is_new, is_well = _folder(settings, folder), functools.partial(_is_new, settings), True
-    from usher.master.audit.archive import locked, mark_told
+    place, is_well = _folder(settings, folder), True
+    from usher.master.audit.archive import locked, mark_told, nothing_new
 
+    is_old = functools.partial(with_link, settings, do=functools.partial(nothing_new, place))
     with locked(place):
-        if again or is_new(place):
+        if again or not all(map(is_old, settings.streams)):
             report, holes = _prove(settings, place, again)
             _show(settings.folder / "proof.html", report, as_json, {"archive": str(place), "new": True})
             is_well = not report.found and not holes
@@ -285,12 +295,6 @@ def prove(folder: Path | None, again: bool, keep_days: int | None, bodies: bool,
     sys.exit(0 if is_well else 1)
 
 
-def _is_new(settings: AuditChoices, place: Path) -> bool:
-    from usher.master.audit.archive import nothing_new
-
-    return not all(with_link(settings, one, functools.partial(nothing_new, place)) for one in settings.streams)
-
-
 def _prove(settings: AuditChoices, place: Path, again: bool) -> tuple[AuditReport, int]:
     from usher.master.audit.proof import PROVES, Proof
     from usher.master.audit.report import AuditReport
@@ -298,11 +302,10 @@ def _prove(settings: AuditChoices, place: Path, again: bool) -> tuple[AuditRepor
     started_ns, archive = time.time_ns(), place if again else None
     with session(settings, settings.redis_url, os.environ, archive, local=not again) as (engine, reading):
         proven = [Proof(engine, settings, stream, place, reading).run(again=again) for stream in settings.streams]
-    found = tuple(found for one in proven for found in one.fresh)
-    unproven, figures = [text for one in proven for text in one.unproven], sum(one.executions for one in proven)
-    told = {"proven": tuple(one.sentence() for one in proven), "checks": PROVES}
-    report = AuditReport.of(settings, started_ns, found, unproven, {"executions": figures}, **told)
-    return report, sum(one.holes for one in proven)
+    found, unproven = ([told for one in proven for told in getattr(one, what)] for what in ("fresh", "unproven"))
+    told = {"figures": {"executions": sum(one.executions for one in proven)}, "checks": PROVES}
+    told["proven"] = tuple(one.sentence() for one in proven)
+    return AuditReport.of(settings, started_ns, found, unproven, **told), sum(one.holes for one in proven)
 
 
 @audit.command(
@@ -343,26 +346,14 @@ def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **
     rows = []
     for state, total in zip(states, wanted, strict=True):
         why = next((why for fits, why in limits if fits(rank(state.last_id.encode()))), "")
-        agrees = not why and state.total == total
+        agrees, number = not why and state.total == total, reconciler.to_json_number
         applies = do_apply and not why and not agrees
-        rows.append(
-            {
-                "name": state.name,
-                "total": None if why else reconciler.to_json_number(total),
-                "last_id": state.last_id,
-                "has": reconciler.to_json_number(state.total),
-                "agrees": agrees,
-                "why": why.format(state.last_id),
-                "applied": reconciler.apply(states_url, state_key, state, total) if applies else None,
-            }
-        )
-    if as_json:
-        print_json({"stream": stream, "consumers": rows})
-    else:
-        names = ("name", "total", "last_id", "has", "agrees", "why", "applied")
-        cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
-        console().print(table("Totals as they should be", names, cells))
-    sys.exit(0 if all(row["agrees"] or row["applied"] for row in rows) else 1)
+        applied = reconciler.apply(states_url, state_key, state, total) if applies else None
+        told = (None if why else number(total), state.last_id, number(state.total), agrees, why.format(state.last_id))
+        rows.append((state.name, *told, applied))
+    names = ("name", "total", "last_id", "has", "agrees", "why", "applied")
+    _tell(as_json, {"stream": stream}, "consumers", "Totals as they should be", names, rows)
+    sys.exit(0 if all(agrees or applied for *_, agrees, _, applied in rows) else 1)
 
 
 #: The totals of consumers, and (does it fit the rank of a checkpoint, why its total is not known then).
@@ -424,20 +415,11 @@ def _from_query(settings: AuditChoices, states: list[Any], source: dict[str, Any
 @JSON
 @options(AuditSettings)
 def report(
-    flags: dict[str, Any],
-    days: int,
-    top: int,
-    folder: Path | None,
-    every: float | None,
-    engine: str | None,
-    as_json: bool,
-    streams: str,
-    memory_mib: int,
+    flags: dict[str, Any], days: int, top: int, folder: Path | None, every: float | None, as_json: bool, **chosen: Any
 ) -> None:
-    given = load(AuditSettings, os.environ, flags if engine is None else flags | {"audit_engine": engine})
-    settings = AuditChoices(**given.model_dump(), chosen_streams=streams, memory_mib=memory_mib)
+    settings = _chosen(flags, **chosen)
     if every:
-        run_every(every * 60, None)
+        run_every(every * 60)
     settings = reachable(settings)
     from usher.master.audit import workload
 
@@ -520,24 +502,18 @@ def run_every(every_s: float, is_early: Callable[[], bool] | None = None) -> Non
         del words[at : at + 2]
     if words[:1] not in (["audit"], ["report"]):  # of spark-submit
         words = ["audit", *words]
-    _wait(time.monotonic() + (min(every_s, 60.0) if is_early is None else every_s), every_s / _LOOKS, is_early)
+    until_s = time.monotonic() + (min(every_s, 60.0) if is_early is None else every_s)
     while True:
+        while (left_s := until_s - time.monotonic()) > 0 and not (is_early and is_early()):
+            time.sleep(min(left_s, every_s / _LOOKS) if is_early else left_s)
         began_s = time.monotonic()
         code = subprocess.run(usher_command(*words), check=False).returncode
         click.echo(f"usher: audit ended with exit code {code}; the next one in {every_s / 60:g} minutes", err=True)
-        _wait(max(began_s + every_s, time.monotonic() + 1.0), every_s / _LOOKS, is_early)
-
-
-def _wait(until_s: float, look_s: float, is_early: Callable[[], bool] | None) -> None:
-    while (left_s := until_s - time.monotonic()) > 0:
-        time.sleep(left_s if is_early is None else min(left_s, look_s))
-        if is_early is not None and is_early():
-            return
+        until_s = max(began_s + every_s, time.monotonic() + 1.0)
 
 
 def is_filling(settings: AuditChoices) -> bool:
-    """Return True when a run log has so much new that it may be cut before it is archived. False while Redis is
-    away."""
+    """Return True when a run log may soon be cut before it is archived. False while Redis is away."""
     with contextlib.suppress(StartRefused):
         found = settings.model_copy(update={"redis_url": resolve_redis_url(settings)})
         share = functools.partial(_new_share, settings.run_log_length)

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from usher.common.base.errors import RedisTrouble, StartRefused, UsherError
 from usher.common.base.extras import how_to_install
 from usher.common.redis.client import CommandRefused
-from usher.master.audit import batches
 from usher.master.audit.findings import CHECKS, LOOKED_AT, Example, table
 
 _LAST_US = 253_402_300_799_999_999  # of the year 9999
@@ -59,7 +58,6 @@ _FUNCTIONS = {
         " ELSE concat('sha256:', sha256(x)) END",
     ),
 }
-_UNION = "\nUNION ALL "
 #: Checks of one statement: each of Spark's tasks reads the plan of all of them.
 _AT_ONCE = 6
 Found = dict[tuple[str, str], tuple[int, list[Example]]]
@@ -79,9 +77,10 @@ def refusing(what: str) -> Iterator[None]:
 
 
 class Engine:
-    """DuckDB in this process."""
+    """DuckDB in this process. ``empty``: tables of which it is known that they are."""
 
     name = "local"
+    empty: set[str] = set()
 
     def __init__(self, connection: Any) -> None:
         self._sql = connection
@@ -154,11 +153,11 @@ class Engine:
 
     def found(self, names: Iterable[str]) -> Found:
         """Return what these checks find: (check, stream) -> how many, and the first of them."""
-        selects = {name: CHECKS[name].select for name in names}
-        checks = [_CHECK.format(name=name, select=one) for name, one in selects.items() if one]
+        asked = [one for one in map(CHECKS.__getitem__, names) if one.select and one.source not in self.empty]
+        checks = [_CHECK.format(name=one.name, select=one.select) for one in asked]
         found: Found = {}
         for at in range(0, len(checks), _AT_ONCE):
-            select = _FOUND.format(checks=_UNION.join(checks[at : at + _AT_ONCE]))
+            select = _FOUND.format(checks="\nUNION ALL ".join(checks[at : at + _AT_ONCE]))
             for check, stream, *about, total in self.rows(select):
                 found.setdefault((check, stream), (total, []))[1].append(Example(stream, *about))
         return found
@@ -170,8 +169,8 @@ class SparkEngine(Engine):
 
     name = "spark"
 
-    def __init__(self, spark: Any, is_far: bool = False, hold: Callable[[Any], Any] | None = None) -> None:
-        self.spark, self.is_far, self.hold = spark, is_far, hold
+    def __init__(self, spark: Any, is_far: bool = False, hold: Callable[[Any], tuple[Any, bool]] | None = None) -> None:
+        self.spark, self.is_far, self.hold, self.empty = spark, is_far, hold, set()
         # It fails on unions of what was checkpointed ("key not found: above_us#53L"), and planning costs less without.
         spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
         for name, (body, _) in _FUNCTIONS.items():
@@ -183,8 +182,9 @@ class SparkEngine(Engine):
         with self._named_failures():
             return self.spark.sql(statement)
 
-    def _put(self, name: str, frame: Any) -> None:
+    def _put(self, name: str, frame: Any, is_empty: bool = False) -> None:
         (frame.coalesce(1) if self.hold else frame).createOrReplaceTempView(name)
+        self.empty = self.empty - {name} | ({name} if is_empty else set())
 
     @contextlib.contextmanager
     def _named_failures(self) -> Iterator[None]:
@@ -203,16 +203,18 @@ class SparkEngine(Engine):
             )
             self.arrow(name, read)
             return
+        from pyspark.sql.pandas.types import from_arrow_schema
+
         with self._named_failures():
             named = [f"file://{file}" for file in files]
-            self._put(name, self.spark.read.schema(batches.ddl(schema)).parquet(*named))
+            self._put(name, self.spark.read.schema(from_arrow_schema(schema)).parquet(*named))
         self.expect(name, rows)
 
     def keep(self, name: str, select: str) -> None:
         # A checkpoint, not a cache: the plans of the checks stay short, which costs less than what they read.
         with self._named_failures():
             frame = self._do(select)
-            self._put(name, self.hold(frame) if self.hold else frame.localCheckpoint(eager=True))
+            self._put(name, *(self.hold(frame) if self.hold else (frame.localCheckpoint(eager=True),)))
 
     def read(self, name: str, source: str, options: Mapping[str, str]) -> None:
         from usher.master.audit.source import register
@@ -232,7 +234,7 @@ class SparkEngine(Engine):
 
     def arrow(self, name: str, rows: pa.Table) -> None:
         with self._named_failures():
-            self._put(name, self.spark.createDataFrame(rows, batches.ddl(rows.schema)))
+            self._put(name, self.spark.createDataFrame(rows), not len(rows))
 
     def write(self, select: str, folder: Path) -> None:
         with self._named_failures():
@@ -283,8 +285,7 @@ def own_folder(place: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def local_engine(folder: Path, memory_mib: int) -> Iterator[Engine]:
-    """Yield the engine in this process; ``folder`` is for what does not fit into ``memory_mib``. Raises
-    StartRefused."""
+    """Yield the engine in this process; ``folder`` is for what does not fit into memory. Raises StartRefused."""
     try:
         import duckdb
     except ImportError as missing:

@@ -1,7 +1,7 @@
 """The checks of an audit and the words of their findings. Pure.
 
 A check is one file, ``checks/<name>.sql``: its severity (and the section of the runbook, if it is another one than the
-audit's) with what to look at (``LOOKS``) and its words as comments, then one SELECT of (stream, id, ticket, owner,
+audit's) with what to look at (``LOOKS``), and its words, as comments, then one SELECT of (stream, id, ticket, owner,
 detail), a row for each place where its rule does not hold. Checks without a SELECT are judged where Redis is read
 (``snapshot``). What several checks read is a table of its own, ``tables/*.sql``.
 """
@@ -45,10 +45,10 @@ LOOKS = {
     "groups": "redis-cli XINFO GROUPS {stream}",
     "stream": "redis-cli XINFO STREAM {stream}",
     "time": "redis-cli TIME",
-    "keys": "redis-cli --scan --pattern '{prefix}*'",
+    "keys": "redis-cli --scan --pattern {prefix}*",
 }
 #: A word of a hint that something is filled into, without the punctuation around it.
-_FILLED = re.compile(r"(?:[\w:]*\{\w+\}\w*)+")
+_FILLED = re.compile(r"(?:[\w:]*\{\w+\}[\w*]*)+")
 #: (check, its cause, what both are about): what follows from another finding is not told beside it.
 _DERIVED = (("owners_differ", "ticket_owned_twice", "ticket"), ("index_without_pending", "lost", "id"))
 #: Checks of the run log alone: facts of the past, which need no second look; a proof from the archive makes them, too.
@@ -68,13 +68,14 @@ OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked", "l
 class AuditCheck(NamedTuple):
     """``severity``: bad (the promise was broken, or work stands still) or warn (allowed once, but an operator should
     look); both make the exit code 1. ``section``: of deploy/runbook.md, that goes on where ``repair`` ends; ``look``:
-    names of ``LOOKS``; like those ``repair`` has {id} {ticket} {owner} {prefix} {dead} {runs} in it; ``select`` is ""
-    where Python judges."""
+    names of ``LOOKS``; ``source``: a table without which there is nothing to find, or ""; like lines to look ``repair``
+    has {id} {ticket} {owner} {prefix} {dead} {runs} in it; ``select`` is "" where Python judges."""
 
     name: str
     severity: str
     section: str
     look: tuple[str, ...]
+    source: str
     rule: str
     means: str
     repair: str
@@ -93,7 +94,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """A check that found something: ``count`` places are left after a second look at the ``suspects`` of the first."""
+    """``count`` places are left after a second look at the ``suspects`` of the first."""
 
     check: AuditCheck
     stream: str
@@ -112,13 +113,15 @@ def table(name: str) -> str:
 
 def _check(name: str) -> AuditCheck:
     told = re.fullmatch(
-        r"-- (bad|warn)(?:, ([\w ]+))?: ([\w ]+)\n-- rule: (.*?)\n-- means: (.*?)\n-- repair: (.*?)\n((?!--   ).*)?",
+        r"-- (bad|warn)(?:, ([\w ]+))?: ([\w ]+?)(?: \((\w+)\))?\n-- rule: (.*?)\n-- means: (.*?)\n-- repair: (.*?)\n"
+        r"((?!--   ).*)?",
         text(f"checks/{name}"),
         re.DOTALL,
     )
     assert told is not None, name
-    rule, means, repair = (one.replace("\n--   ", " ") for one in told.group(4, 5, 6))
-    return AuditCheck(name, told[1], told[2] or "Audit", tuple(told[3].split()), rule, means, repair, told[7] or "")
+    rule, means, repair = (one.replace("\n--   ", " ") for one in told.group(5, 6, 7))
+    about = (told[1], told[2] or "Audit", tuple(told[3].split()), told[4] or "")
+    return AuditCheck(name, *about, rule, means, repair, told[8] or "")
 
 
 CHECKS = {name: _check(name) for name in sorted(one.name[:-4] for one in (_FILES / "checks").iterdir())}
@@ -137,25 +140,21 @@ def fold(found: Iterable[AuditFinding]) -> tuple[AuditFinding, ...]:
 
 
 def commands(check: AuditCheck, example: Example, keys: Keys) -> list[str]:
-    """Return the command lines to look closer, with everything filled in and quoted for a shell; lines that need an
-    unknown value are left out."""
-    known = {"id": example.id, "ticket": example.ticket, "owner": example.owner}
-    names = {"stream": keys.stream, "group": keys.group, "prefix": keys.prefix, "dead": keys.dead, "runs": keys.runs}
-    lines = []
-    for line in map(LOOKS.__getitem__, check.look):
-        words = []
-        for word in line.split(" "):
-            if any("{" + name + "}" in word and not value for name, value in known.items()):
-                break
-            filled = word.format(**names, **known) if "{" in word else word
-            words.append(shlex.quote(filled) if "{" in word else filled)
-        else:
-            lines.append(" ".join(words))
-    return lines
+    """Return the command lines to look closer; those that need an unknown value are left out."""
+    known = _known(example, keys)
+    lines = [LOOKS[name] for name in check.look]
+    return [_filled(line, known) for line in lines if all(known[one] for one in re.findall(r"\{(\w+)\}", line))]
 
 
 def repair(check: AuditCheck, example: Example, keys: Keys) -> str:
-    """Return the hint with everything filled in; parts for a command line are quoted for a shell."""
-    known = {"prefix": keys.prefix, "runs": keys.runs, "dead": keys.dead}
-    known |= {"id": example.id, "ticket": example.ticket, "owner": example.owner}
-    return _FILLED.sub(lambda found: shlex.quote(found[0].format(**known)), check.repair)
+    return _filled(check.repair, _known(example, keys))
+
+
+def _known(example: Example, keys: Keys) -> dict[str, str]:
+    names = {"group": keys.group, "prefix": keys.prefix, "dead": keys.dead, "runs": keys.runs}
+    return example._asdict() | names
+
+
+def _filled(text: str, known: dict[str, str]) -> str:
+    """Fill everything in; parts for a command line are quoted for a shell."""
+    return _FILLED.sub(lambda found: shlex.quote(found[0].format(**known)), text)

@@ -81,7 +81,7 @@ class AuditRun:
         with refusing("the audit was not finished, so it proves nothing"), readers_of(self._plan) as self._readers:
             before = self._leave_out_odd_ones()
             now = self._first_look(before) if before else {}
-            return self._report(started_ns, before, now, self._second_look())
+            return self._report(started_ns, now, self._second_look())
 
     def _suspect(self, check: str, stream: str, count: int, examples: Sequence[Example]) -> None:
         before, known = self.suspects.get((check, stream), (0, []))
@@ -136,7 +136,8 @@ class AuditRun:
         checks = [name for name in CHECKS if name != "effect_missing" or self._reads_effects()]
         for (check, stream), (count, examples) in engine.found(checks).items():
             self._suspect(check, stream, count, examples)
-        self._figures = engine.rows(findings.text("figures"))
+        figures = engine.rows(findings.text("figures"))
+        self._figures = sorted(figures, key=lambda row: (row[0], -(row[3] or 0), *row[1:3]))
         names = ("stream", "handled_ms", "ahead_ms", "floor_ms")
         self._known = {
             row[0]: dict(zip(names, row, strict=True)) for row in engine.rows(f"SELECT {', '.join(names)} FROM known")
@@ -252,15 +253,14 @@ class AuditRun:
     # ---- report --------------------------------------------------------------------------------------------------
 
     def _report(
-        self,
-        started_ns: int,
-        before: dict[str, AuditedStream],
-        now: dict[str, AuditedStream],
-        found: Sequence[AuditFinding],
+        self, started_ns: int, streams: Mapping[str, AuditedStream], found: Sequence[AuditFinding]
     ) -> AuditReport:
-        sentences = list(self._open)
-        for stream, one in now.items():
-            counts = {name: value for name, of, _, value in self._figures if of == stream}
+        def of(figure: str) -> list[tuple[str, str, int]]:
+            return [(stream, label, int(value or 0)) for name, stream, label, value in self._figures if name == figure]
+
+        sentences, facts = list(self._open), streams.values()
+        for stream, one in streams.items():
+            counts = {name: value for name, of_stream, _, value in self._figures if of_stream == stream}
             sentences += unproven(one, self._known[stream], counts)
         sentences += [
             f"{one.stream}: of {one.suspects:,} suspects of {one.check.name} the first {findings.LOOKED_AT:,} were"
@@ -268,34 +268,22 @@ class AuditRun:
             for one in found
             if one.suspects > findings.LOOKED_AT and one.check.name in snapshot.LOOKED_AGAIN
         ]
-        plots = self._plots()
-        totals = self._totals(list(before.values()), plots)
-        return AuditReport.of(self._plan, started_ns, found, sentences, totals, plots=plots)
-
-    def _totals(self, facts: Sequence[AuditedStream], plots: Mapping[str, Any]) -> dict[str, Any]:
-        of = {name: int(value or 0) for name, _, label, value in self._figures if not label}
-        return {
+        ages = {label: count for _, label, count in of("age")}
+        plots: dict[str, Any] = {
+            "owners": of("owner"),
+            "tickets": of("ticket"),
+            "ages": [ages.get(str(n), 0) for n in range(7)],
+        }
+        figures = {
             "entries": sum(one.length for one in facts),
             "pending": sum(count for _, _, count in plots["owners"]),
-            **{name: of.get(name, 0) for name in ("tickets_pending", "oldest_age_ms", "executions")},
+            **{name: sum(n for *_, n in of(name)) for name in ("tickets_pending", "oldest_age_ms", "executions")},
             "dead_letters": sum(one.dead_letters for one in facts),
             "run_records": sum(one.run_records for one in facts),
             "reading_seconds": round(self._reading_s, 3),
             "engine": self._engine.name,
         }
-
-    def _plots(self) -> dict[str, Any]:
-        rows: dict[str, list[tuple[str, str, int]]] = {"owner": [], "ticket": [], "age": []}
-        for name, stream, label, value in self._figures:
-            if name in rows:
-                rows[name].append((stream, label, int(value)))
-        most = {name: sorted(rows[name], key=lambda row: (-row[2], row[:2])) for name in ("owner", "ticket")}
-        ages = {label: value for _, label, value in rows["age"]}
-        return {
-            "owners": most["owner"],
-            "tickets": most["ticket"],
-            "ages": [ages.get(str(n), 0) for n in range(7)],
-        }
+        return AuditReport.of(self._plan, started_ns, found, sentences, figures=figures, plots=plots)
 
 
 def read_effects(engine: Engine, plan: AuditChoices, folder: Path) -> str:
@@ -306,9 +294,8 @@ def read_effects(engine: Engine, plan: AuditChoices, folder: Path) -> str:
     so trimmed entries are not judged; nor are those older than the oldest row, which the sink may have pruned.
     """
     file = folder / "effects.parquet"
-    with connected(plan.audit_sink_url, "USHER_AUDIT_SINK_URL") as sql, pq.ParquetWriter(file, _EFFECTS) as writer:
-        import sqlalchemy as sa
-
+    database = connected(plan.audit_sink_url, "USHER_AUDIT_SINK_URL")
+    with database as (sa, sql), pq.ParquetWriter(file, _EFFECTS) as writer:
         uids = sa.table("usher_uids", sa.column("sink"), sa.column("ticket"), sa.column("uid"), sa.column("at_s"))
         oldest = sa.select(sa.func.min(uids.c.at_s)).where(uids.c.sink == plan.sink)
         if sql.scalar(oldest) is None:

@@ -19,7 +19,7 @@ everything would; what is found there takes the place of what was found in it be
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,14 +170,13 @@ class Proof:
         self._kept_ms: int = (self._chain[0].facts if self._chain else {}).get("kept_ms", -1)
         self._new_entries = self._entries.chain(before.facts["entries"][0] if before else 0)
         self._archived("came", self._entries, self._new_entries, batches.STREAM)
-        engine.files("open_before", self._files_before("open/"), _OPEN)
-        engine.files("carried_clocks", self._files_before("clocks/"), CARRIED_CLOCKS)
-        carries = self._proofs.files(self._proofs.chain(), "carry/") if before else []
-        engine.files("carried", carries, CARRIED)
+        for name, schema in (("open", _OPEN), ("clocks", CARRIED_CLOCKS)):
+            engine.files(f"carried_{name}", self._files_before(f"{name}/"), schema)
+        engine.files("carried", self._proofs.files(self._proofs.chain(), "carry/") if before else [], CARRIED)
         engine.arrow("limits", limits_table(self._plan.thresholds))
         engine.keep(
             "not_over",
-            f"SELECT {_OPEN_NAMES}, n.ran FROM open_before n UNION ALL SELECT {_OPEN_NAMES}, false AS ran FROM came n",
+            f"SELECT {_OPEN_NAMES}, n.ran FROM carried_open n UNION ALL SELECT {_OPEN_NAMES}, false AS ran FROM came n",
         )
         self._read("letters", batches.LETTERS, batches.letters)
 
@@ -200,7 +199,12 @@ class Proof:
         span = _Span(**known["span"]) if self._before is not None else _Span()
         if self._before is not None and self._kept_ms != known["kept_ms"]:  # what was found in what is gone stands
             span.run = self._before.number + 1
-        for part in _parts(self._new_runs):
+        parts: list[list[Commit]] = []
+        for one in self._new_runs:
+            if one.gap or not parts:
+                parts.append([])
+            parts[-1].append(one)
+        for part in parts:
             self._archived("runs_new", self._runs, part, batches.RUNS)
             new = f"SELECT count(id), min(record_ms) FROM runs_new WHERE record_ms > {self._kept_ms}"
             count, began_ms = engine.rows(new)[0]
@@ -230,8 +234,8 @@ class Proof:
         engine.keep(
             "alone",
             "SELECT stream, id FROM runs_new WHERE ticket = '' AND id IS NOT NULL GROUP BY stream, id HAVING count(*)"
-            " > 1 UNION SELECT r.stream, r.id FROM runs_new r ANTI JOIN (SELECT stream, id FROM not_over WHERE NOT"
-            " ran) o ON o.stream = r.stream AND o.id = r.id WHERE r.ticket = '' AND r.id IS NOT NULL",
+            " > 1 UNION SELECT stream, id FROM runs_new ANTI JOIN (SELECT stream, id FROM not_over WHERE NOT ran) o"
+            " USING (stream, id) WHERE ticket = '' AND id IS NOT NULL",
         )
         engine.keep("carried_now", findings.table("carry"))
         engine.keep("carried_clocks_now", "SELECT stream, consumer, above_us, below_us FROM clocks")
@@ -242,9 +246,8 @@ class Proof:
             self._archived("history", self._runs, former, batches.RUNS)
             engine.keep(
                 "judged",
-                "SELECT h.* FROM history h SEMI JOIN doubtful d ON d.stream = h.stream AND d.ticket = h.ticket"
-                " UNION ALL SELECT h.* FROM history h SEMI JOIN alone a ON a.stream = h.stream AND a.id = h.id"
-                " WHERE h.ticket = ''",
+                "SELECT * FROM history SEMI JOIN doubtful USING (stream, ticket) UNION ALL"
+                " SELECT * FROM history SEMI JOIN alone USING (stream, id) WHERE ticket = ''",
             )
             engine.view("runs", "SELECT * FROM judged")
             engine.derive("clocks", "timed", "suspects", "late", "twice")
@@ -258,19 +261,18 @@ class Proof:
     def _doubt_better_known(self, former: Sequence[Commit]) -> None:
         """Doubt tickets of consumers whose clocks are better known than when they were judged: executions that did not
         surely overlap may do so now."""
-        better = (
+        engine = self._engine
+        engine.keep(
+            "better",
             "SELECT c.stream, c.consumer FROM clocks c JOIN clocks_before b ON b.stream = c.stream AND"
-            " b.consumer = c.consumer WHERE c.least_us > b.least_us OR c.most_us < b.most_us"
+            " b.consumer = c.consumer WHERE c.least_us > b.least_us OR c.most_us < b.most_us",
         )
-        if self._engine.rows(better):
+        if engine.rows("SELECT * FROM better"):
             self._archived("history", self._runs, former, batches.RUNS)
-            self._engine.keep("doubtful_now", "SELECT * FROM doubtful")
-            self._engine.keep(
-                "doubtful",
-                f"SELECT stream, ticket FROM doubtful_now UNION SELECT h.stream, h.ticket FROM history h SEMI JOIN"
-                f" ({better}) b ON b.stream = h.stream AND b.consumer = h.consumer"
-                " WHERE h.ticket <> '' AND h.id IS NOT NULL",
-            )
+            of_better = "SELECT stream, ticket FROM history SEMI JOIN better USING (stream, consumer)"
+            engine.keep("doubtful_now", f"{of_better} WHERE ticket <> '' AND id IS NOT NULL")
+            engine.keep("doubtful_now", "SELECT * FROM doubtful UNION SELECT * FROM doubtful_now")
+            engine.keep("doubtful", "SELECT * FROM doubtful_now")
 
     def _look(
         self, runs: str, facts: AuditedStream, span: _Span, known: Mapping[str, Any], now: AuditedStream | None = None
@@ -320,39 +322,31 @@ class Proof:
         counted = [one for one in findings.text("figures").split("\nUNION ALL") if " FROM odd " in one]
         self._counts = {name: count for name, *_, count in engine.rows("\nUNION ALL".join(counted))}
         moved = self._confirm(engine.found(OF_ENTRIES))
-        ended = "SELECT stream, id FROM all_new WHERE outcome IN ('done', 'gave_up')"
+        engine.view("ended", "SELECT stream, id FROM all_new WHERE outcome IN ('done', 'gave_up')")
         engine.keep(
             "is_open",
             f"SELECT {_OPEN_NAMES}, n.ran OR r.id IS NOT NULL AS ran, p.consumer FROM not_over n JOIN facts f ON"
             " f.stream = n.stream LEFT JOIN pending_now p ON p.stream = n.stream AND p.id = n.id LEFT JOIN (SELECT"
             " DISTINCT stream, id FROM all_new WHERE ticket = '') r ON r.stream = n.stream AND r.id = n.id ANTI JOIN"
-            f" ({ended}) e ON e.stream = n.stream AND e.id = n.id WHERE p.consumer IS NOT NULL OR n.nth >"
-            f" f.delivered_nth OR n.id IN ({quoted(moved)})",
+            " ended e ON e.stream = n.stream AND e.id = n.id WHERE p.consumer IS NOT NULL OR n.nth > f.delivered_nth"
+            f" OR n.id IN ({quoted(moved)})",
         )
         if not span.cut_now:
             return 0
-        left = (
-            f"SELECT count(*) FROM entries n ANTI JOIN ({ended}) e ON e.stream = n.stream AND e.id = n.id ANTI JOIN"
-            f" is_open o ON o.stream = n.stream AND o.id = n.id WHERE n.ms <= {self._known['floor_ms']}"
-        )
-        return int(engine.rows(left)[0][0])
+        left = "SELECT count(*) FROM entries ANTI JOIN ended USING (stream, id) ANTI JOIN is_open USING (stream, id)"
+        return int(engine.rows(f"{left} WHERE ms <= {self._known['floor_ms']}")[0][0])
 
     def _with_runs_of_letters(self) -> None:
         """Add the former executions of dead letters that were over before this run: none of them may be done."""
         engine, before = self._engine, self._before
         engine.arrow("former", batches.RUNS.empty_table())
         if before is not None:
-            over = (
-                "SELECT l.stream, l.id FROM letters l ANTI JOIN not_over n ON n.stream = l.stream AND n.id = l.id"
-                f" WHERE l.letter_ms >= {before.facts['until_ms']}"
-            )
-            if engine.rows(over):
+            over = "SELECT stream, id FROM letters ANTI JOIN not_over USING (stream, id)"
+            engine.keep("letters_over", f"{over} WHERE letter_ms >= {before.facts['until_ms']}")
+            if engine.rows("SELECT * FROM letters_over"):
                 chain = [one for one in self._chain if one.number <= before.facts["runs"][0]]
                 self._archived("all_former", self._runs, chain, batches.RUNS)
-                engine.keep(
-                    "former",
-                    f"SELECT r.* FROM all_former r SEMI JOIN ({over}) o ON o.stream = r.stream AND o.id = r.id",
-                )
+                engine.keep("former", "SELECT * FROM all_former SEMI JOIN letters_over USING (stream, id)")
         engine.view("all_and_letters", "SELECT * FROM all_new UNION ALL SELECT * FROM former")
 
     def _confirm(self, found: Mapping[tuple[str, str], tuple[int, list[Example]]]) -> list[str]:
@@ -412,7 +406,7 @@ class Proof:
                 yield "kept_ms" not in one.facts, f"{stream}: {one.gap}{more}"
         yield from (("kept_ms" not in one.facts, f"{stream}: {one.gap}") for one in self._new_entries if one.gap)
         # What was cut is told as a gap; entries are judged in the archive, trimmed or not.
-        told = AuditedStream(**{**facts.__dict__, "first": ZERO, "run_capped": False, "run_deleted": None})
+        told = facts._replace(first=ZERO, run_capped=False, run_deleted=None)
         yield from ((False, text) for text in unproven(told, self._known, self._counts))
 
     # ---- commit --------------------------------------------------------------------------------------------------
@@ -424,19 +418,13 @@ class Proof:
             made = replace(made, number=before.number + 1)
             made = replace(made, first=1) if is_whole else replace(made, after=before.last)
         staging = self._proofs.staging(made)
-        is_new = (
-            ""
-            if is_whole
-            else " SEMI JOIN (SELECT stream, ticket FROM all_new UNION SELECT stream, ticket FROM doubtful) r"
-            " ON r.stream = c.stream AND r.ticket = c.ticket"
-        )
-        self._engine.write(
-            f"SELECT {', '.join(f'c.{name}' for name in CARRIED.names)} FROM carried c{is_new}", staging / "carry"
-        )
-        self._engine.write("SELECT stream, consumer, above_us, below_us FROM carried_clocks", staging / "clocks")
+        moved = "(SELECT stream, ticket FROM all_new UNION SELECT stream, ticket FROM doubtful) r"
+        is_new = "" if is_whole else f" SEMI JOIN {moved} USING (stream, ticket)"
+        self._engine.arrow("found", few(_FOUND, standing))
+        self._engine.write(f"SELECT {', '.join(CARRIED.names)} FROM carried{is_new}", staging / "carry")
         self._engine.write(f"SELECT {', '.join(_OPEN.names)} FROM is_open", staging / "open")
-        (staging / "found").mkdir(parents=True)
-        pq.write_table(pa.Table.from_pylist(list(standing), schema=_FOUND), staging / "found" / "part-0.parquet")
+        self._engine.write("SELECT * FROM carried_clocks", staging / "clocks")
+        self._engine.write("SELECT * FROM found", staging / "found")
         for name, new in (("runs", self._new_runs), ("entries", self._new_entries)):
             former = before.facts[name] if before else (0, ZERO.decode())
             facts[name] = (new[-1].number, new[-1].last) if new else former
@@ -447,20 +435,9 @@ class Proof:
         took = () if before is None else ("proven_took_ms", wall_ms() - self._began_ms)
         note(self._link, self._keys, span.since_ms, facts["until_ms"], *took)
         for former in self._proofs.chain()[:-1]:  # only their carries are read any more
-            for name in former.files:
-                if not name.startswith("carry/"):
-                    self._proofs.place(former, name).unlink(missing_ok=True)
-
-
-def _parts(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
-    part: list[Commit] = []
-    for one in commits:
-        if one.gap and part:
-            yield part
-            part = []
-        part.append(one)
-    if part:
-        yield part
+            for file in former.files:
+                if not file.startswith("carry/"):
+                    self._proofs.place(former, file).unlink(missing_ok=True)
 
 
 def _about(row: Mapping[str, Any]) -> tuple[str, str, str, str]:

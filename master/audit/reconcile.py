@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -29,8 +28,7 @@ _SCALE = 9
 _STATES = schema_of("", "n nth")
 
 
-@dataclass(frozen=True)
-class ConsumerState:
+class ConsumerState(NamedTuple):
     """The state of a log consumer in its tables. ``total`` None: its state has no such number."""
 
     name: str
@@ -42,7 +40,8 @@ class ConsumerState:
 
 
 @contextlib.contextmanager
-def connected(url: str, setting: str) -> Iterator[Any]:
+def connected(url: str, setting: str) -> Iterator[tuple[Any, Any]]:
+    """Yield SQLAlchemy, and a connection in a transaction. Raises StartRefused."""
     try:
         import sqlalchemy as sa
     except ImportError as missing:
@@ -53,7 +52,7 @@ def connected(url: str, setting: str) -> Iterator[Any]:
         raise StartRefused(f"{setting} cannot be used: {wrong}") from wrong
     try:
         with engine.begin() as connection:
-            yield connection
+            yield sa, connection
     except sa.exc.SQLAlchemyError as failed:
         raise StartRefused(f"{setting}: {str(failed).splitlines()[0]}") from failed
     finally:
@@ -62,35 +61,25 @@ def connected(url: str, setting: str) -> Iterator[Any]:
 
 def read_states(url: str, stream: str, key: str) -> list[ConsumerState]:
     """Return every log consumer of a stream. ``key``: the number in its state that is compared. Raises StartRefused."""
-    with connected(url, "--states-url") as sql:
-        import sqlalchemy as sa
-
-        rows = sql.execute(
-            sa.text(
-                "SELECT c.name, c.stream, c.last_id, c.version, s.state FROM checkpoints c LEFT JOIN consumer_states s "
-                "ON s.name = c.name AND s.stream = c.stream WHERE c.stream = :stream ORDER BY c.name"
-            ),
-            {"stream": stream},
-        ).all()
+    with connected(url, "--states-url") as (sa, sql):
+        asked = (
+            "SELECT c.name, c.last_id, c.version, s.state FROM checkpoints c LEFT JOIN consumer_states s ON"
+            " s.name = c.name AND s.stream = c.stream WHERE c.stream = :stream ORDER BY c.name"
+        )
+        rows = sql.execute(sa.text(asked), {"stream": stream}).all()
     found = []
-    for name, its_stream, last_id, version, stored in rows:
+    for name, last_id, version, stored in rows:
         try:
             state = stored if isinstance(stored, dict) else parse_json(stored or "{}")
-        except ValueError as unreadable:
-            raise StartRefused(
-                f"--states-url: the state of {name} in consumer_states is not JSON: {unreadable}"
-            ) from unreadable
-        found.append(ConsumerState(name, its_stream, last_id, version, state, number_of(state.get(key))))
+        except ValueError as odd:
+            raise StartRefused(f"--states-url: the state of {name} in consumer_states is not JSON: {odd}") from odd
+        found.append(ConsumerState(name, stream, last_id, version, state, number_of(state.get(key))))
     return found
 
 
 def number_of(value: Any) -> Decimal | None:
     try:
-        return (
-            None
-            if value is None or isinstance(value, bool)
-            else Decimal(str(value)).quantize(Decimal(1).scaleb(-_SCALE))
-        )
+        return None if isinstance(value, bool) else Decimal(str(value)).quantize(Decimal(1).scaleb(-_SCALE))
     except InvalidOperation:
         return None
 
@@ -98,12 +87,9 @@ def number_of(value: Any) -> Decimal | None:
 def totals_of_archive(
     engine: Engine, entries: DataSet, value: str, kind: str, states: Sequence[ConsumerState]
 ) -> list[Decimal]:
-    """Return the sum of ``value`` for each consumer, over every message up to its checkpoint, each uid once. Raises
-    StartRefused when the archive is not as it was written.
-
-    ``value``: a field, or ``data.name`` for a number inside the JSON of field ``data``. ``kind``: only messages whose
-    field ``object`` is this; "" takes all.
-    """
+    """Return the sum of ``value`` (a field, or ``data.name`` for a number inside the JSON of field ``data``) for each
+    consumer, over every message up to its checkpoint, each uid once. ``kind``: only messages whose field ``object`` is
+    this; "" takes all. Raises StartRefused when the archive is not as it was written."""
     files, number = entries.complete(ZERO)
     if not files:
         return [Decimal(0)] * len(states)
@@ -127,18 +113,15 @@ def totals_of_archive(
                 f"--value: {value} is no number in {pluralize(wrong, 'message')}, the first of them {first}: choose the"
                 " right ones with --object, or compare with --source-query"
             )
-        sums = dict(
-            engine.rows("SELECT s.n, sum(a.number) FROM amounts a JOIN states s ON a.nth <= s.nth GROUP BY s.n")
-        )
+        of_each = "SELECT s.n, sum(a.number) FROM amounts a JOIN states s ON a.nth <= s.nth GROUP BY s.n"
+        sums = dict(engine.rows(of_each))
     return [Decimal(sums.get(n) or 0).quantize(Decimal(1).scaleb(-_SCALE)) for n in range(len(states))]
 
 
 def total_of_query(url: str, query: str) -> Decimal:
     """Return the one number that a query answers. Raises StartRefused, also while rows wait in the outbox of that
     database: the query's data has them and no log consumer has, so they would be counted once too often."""
-    with connected(url, "--source-url") as sql:
-        import sqlalchemy as sa
-
+    with connected(url, "--source-url") as (sa, sql):
         number = number_of(sql.execute(sa.text(query)).scalar() or 0)
         staged = (
             sql.scalar(sa.text("SELECT count(*) FROM staged_log_records"))
@@ -161,22 +144,13 @@ def apply(url: str, key: str, state: ConsumerState, wanted: Decimal) -> bool:
         new = orjson.dumps({**state.state, key: to_json_number(wanted)}).decode()
     except TypeError as wrong:  # a whole number of more than 64 bits
         raise StartRefused(f"--apply: the state of {state.name} cannot be written: {wrong}") from wrong
-    with connected(url, "--states-url") as sql:
-        import sqlalchemy as sa
-
-        moved = sql.execute(
-            sa.text(
-                "UPDATE checkpoints SET version = version + 1 WHERE name = :name AND stream = :stream AND version ="
-                " :version"
-            ),
-            {"name": state.name, "stream": state.stream, "version": state.version},
-        )
-        if moved.rowcount != 1:
+    with connected(url, "--states-url") as (sa, sql):
+        known = {"name": state.name, "stream": state.stream}
+        where = "name = :name AND stream = :stream AND version = :version"
+        moved = sa.text(f"UPDATE checkpoints SET version = version + 1 WHERE {where}")
+        if sql.execute(moved, known | {"version": state.version}).rowcount != 1:
             return False
-        sql.execute(
-            sa.text(queries(sql.dialect.name)["store_state"]),
-            {"name": state.name, "stream": state.stream, "state": new},
-        )
+        sql.execute(sa.text(queries(sql.dialect.name)["store_state"]), known | {"state": new})
     return True
 
 

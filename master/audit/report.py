@@ -15,7 +15,6 @@ from typing import Any
 import jinja2
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from usher.common.base.log import redacted
 from usher.common.base.text import escape_control, label
@@ -49,19 +48,13 @@ class AuditReport:
 
     @classmethod
     def of(
-        cls,
-        plan: AuditChoices,
-        started_ns: int,
-        found: Sequence[AuditFinding],
-        unproven: Sequence[str],
-        figures: Mapping[str, Any],
-        **more: Any,
+        cls, plan: AuditChoices, started_ns: int, found: Sequence[AuditFinding], unproven: Sequence[str], **more: Any
     ) -> AuditReport:
         """Return the report of a run that ends now."""
         started_ms, took_s = started_ns // 1_000_000, round((time.time_ns() - started_ns) / 1e9, 3)
         run = time.strftime("%Y%m%dT%H%M%S", time.gmtime(started_ms / 1000)) + f".{started_ms % 1000:03d}Z"
         about = (run, started_ms, took_s, redacted(plan.redis_url), plan.streams, plan.group)
-        return cls(*about, tuple(found), tuple(unproven), figures, **more)
+        return cls(*about, tuple(found), tuple(unproven), **more)
 
     @property
     def verdict(self) -> str:
@@ -101,22 +94,15 @@ def _found(report: AuditReport, one: AuditFinding) -> dict[str, Any]:
         "means": one.check.means,
         "runbook": one.check.section,
         "examples": [
-            {
-                **example._asdict(),
-                "look": commands(one.check, example, keys),
-                "repair": repair(one.check, example, keys),
-            }
+            example._asdict() | {"look": commands(one.check, example, keys), "repair": repair(one.check, example, keys)}
             for example in one.examples
         ],
     }
 
 
 def summary(report: AuditReport, stream: str) -> dict[str, Any]:
-    """Return the summary that is stored in Redis beside ``stream`` for pages and metrics: small, whatever was found.
-
-    ``verdict``, ``findings``, ``severities`` and ``examples`` (the first one of each check) are of this stream; the
-    figures are of the whole run.
-    """
+    """Return the summary that is stored in Redis for pages and metrics: small, whatever was found. What was found is of
+    this stream, with the first example of each check; the figures are of the whole run."""
     found = [one for one in report.found if one.stream == stream]
     mine = replace(report, found=tuple(found))
     severities = {
@@ -158,7 +144,7 @@ def fill(name: str, **values: Any) -> str:
     files = resources.files("usher.master.audit")
     loader = jinja2.FunctionLoader(lambda file: (files / file).read_text(encoding="utf-8"))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader)
-    environment.filters |= {"label": label, "ms": lambda ms: "-" if ms is None else duration(ms)}
+    environment.filters |= {"label": label, "ms": duration}
     return environment.get_template(name).render(values)
 
 
@@ -190,32 +176,27 @@ def write_page(path: Path, page: str) -> None:
 # ---- plots -----------------------------------------------------------------------------------------------------------
 
 
-def bars(title: str, note: str, rows: Sequence[tuple[str, int]], empty: str) -> dict[str, Any]:
-    """Return a chart of (label, number) rows: (label, number, width of 100) each. ``empty``: what is said without."""
-    most = max((number for _, number in rows), default=0)
-    made = [(_clean(what), f"{n:,}", round(max(0.3, 100 * n / most), 1) if n else 0.0) for what, n in rows if most]
-    return {"title": title, "note": note, "bars": made, "empty": "" if most else empty}
-
-
 def _charts(report: AuditReport) -> list[dict[str, Any]]:
     if report.proven:
         return []
-    plots, is_one, nothing = report.plots, len(report.streams) == 1, "nothing is pending"
+    plots, is_one = report.plots, len(report.streams) == 1
 
-    def of(figure: str, most: int) -> list[tuple[str, int]]:
-        return [(one if is_one else f"{stream} {one}", n) for stream, one, n in plots.get(figure, ())[:most]]
+    def of(figure: str) -> list[tuple[str, int]]:
+        return [(one if is_one else f"{stream} {one}", n) for stream, one, n in plots.get(figure, ())[:20]]
 
     ages = list(zip(_AGES, plots.get("ages", ()), strict=False))
     return [
-        bars("Age of pending entries", "since they were added", ages, nothing),
-        bars("Load by owner", "pending entries; master holds what waits", of("owners", 20), nothing),
-        bars(
-            "Tickets with most entries pending",
-            "a few hot tickets limit the gain from more consumers",
-            of("tickets", 20),
-            nothing,
-        ),
+        _bars("Age of pending entries", "since they were added", ages),
+        _bars("Load by owner", "pending entries; master holds what waits", of("owners")),
+        _bars("Tickets with most entries pending", "a few hot ones limit the gain from more consumers", of("tickets")),
     ]
+
+
+def _bars(title: str, note: str, rows: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """Return a chart of (label, number) rows: (label, number, width of 100) each."""
+    most = max((number for _, number in rows), default=0)
+    made = [(_clean(what), f"{n:,}", round(max(0.3, 100 * n / most), 1) if n else 0.0) for what, n in rows if most]
+    return {"title": title, "note": note, "bars": made}
 
 
 def _clean(text: str) -> str:
@@ -253,13 +234,9 @@ def print_audit_report(report: AuditReport, page: Path | None) -> None:
             screen.print(f"  {_safe(sentence)}")
     if report.proven:  # a proof has no other figures
         return
-    shown = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    shown.add_column()
-    shown.add_column(justify="right")
-    for name, value in shown_figures(report):
-        shown.add_row(name, value)
     screen.print()
-    screen.print(shown)
+    for name, value in shown_figures(report):
+        screen.print(f"{name:<30}{value:>12}")
     screen.print(
         f"\n{len(CHECKS)} checks in {report.seconds:.1f} s (engine {report.figures['engine']})."
         + (f" Page with plots: {_safe(str(page))}" if page else "")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from usher.common.base.errors import GroupMissing, StartRefused
@@ -64,6 +63,7 @@ _COUNTED = (
         " been before the action log begins (usher actions), and theirs may be among them",
     ),
 )
+_DELETED = b"max-deleted-entry-id"
 _GLOB = re.compile(r"([\\*?\[\]])")
 _BATCH = 200
 _NUMBER = re.compile(r"[0-9]{1,19}")
@@ -71,8 +71,7 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 _RECENT_S = 86_400
 
 
-@dataclass(frozen=True)
-class AuditedStream:
+class AuditedStream(NamedTuple):
     """A ticket stream, its group and its run log at one moment.
 
     ``run_first``: the first record that is still in the run log, None when it is empty; ``run_capped``: records before
@@ -82,8 +81,7 @@ class AuditedStream:
     that was ever deleted by its id; None: not known.
     """
 
-    stream: str
-    group: str
+    keys: Keys
     time_ms: int
     length: int
     last_delivered: bytes
@@ -99,8 +97,8 @@ class AuditedStream:
     max_deleted: bytes | None
 
     @property
-    def keys(self) -> Keys:
-        return Keys(self.stream, self.group)
+    def stream(self) -> str:
+        return self.keys.stream
 
     @property
     def base_ms(self) -> int:
@@ -185,8 +183,7 @@ class KeyForeign(StartRefused):
 
 
 def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
-    """Read the facts of one stream. Raises StartRefused when the stream or its group does not exist, KeyForeign, and
-    what Link.call raises."""
+    """Raises StartRefused when the stream or its group does not exist, KeyForeign, and what Link.call raises."""
     seconds, micros = link.call("TIME")
     ticket_stream = TicketStream(link, keys)
     try:
@@ -196,9 +193,7 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
             f"USHER_TICKET_STREAM, USHER_GROUP: {missing}. There is nothing to audit: is this the Redis, the stream and"
             " the group of your masters?"
         ) from missing
-    runs = _span(link, keys.runs)
-    of_stream = pairs(link.call("XINFO", "STREAM", keys.stream))
-    first = of_stream[b"first-entry"]
+    runs, of_stream = facts_of(link, keys.runs), facts_of(link, keys.stream)
     counted = link.call("HGET", keys.counters, f"cut_at {keys.stream}")
     try:
         mishaps = parse_mishaps(link.call(*mishaps_command(keys)))
@@ -208,24 +203,12 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
     ids = [one for loss in declared for span in (loss.repeats, loss.lost) if span for one in span]
     if not all(is_id(one.decode(errors="replace")) for one in ids):
         raise KeyForeign(f"{keys.losses} cannot be read: an id in it is none")
-    is_recent = int(seconds) - mishaps.unread_cut_s < _RECENT_S
-    return AuditedStream(
-        keys.stream,
-        keys.group,
-        int(seconds) * 1000 + int(micros) // 1000,
-        of_stream[b"length"],
-        group[b"last-delivered-id"],
-        group[b"pending"],
-        runs[0],
-        runs[1],
-        is_capped(runs[0], runs[2], run_log_length),
-        runs[3],
-        _span(link, keys.dead)[0],
-        first[0] if first else None,
-        cut_unread(group, of_stream, counted) + (mishaps.unread_cut if is_recent else 0),
-        tuple(declared),
-        of_stream.get(b"max-deleted-entry-id"),
-    )
+    is_recent, time_ms = int(seconds) - mishaps.unread_cut_s < _RECENT_S, int(seconds) * 1000 + int(micros) // 1000
+    unread = cut_unread(group, of_stream, counted) + (mishaps.unread_cut if is_recent else 0)
+    about = (keys, time_ms, of_stream[b"length"], group[b"last-delivered-id"], group[b"pending"])
+    log = (runs.get(b"length", 0), first_of(runs), is_capped(runs, run_log_length), runs.get(_DELETED))
+    letters = facts_of(link, keys.dead).get(b"length", 0)
+    return AuditedStream(*about, *log, letters, first_of(of_stream), unread, tuple(declared), of_stream.get(_DELETED))
 
 
 def foreign_keys(link: Link, keys: Keys) -> list[str]:
@@ -239,20 +222,16 @@ def foreign_keys(link: Link, keys: Keys) -> list[str]:
     ]
 
 
-def is_capped(length: int, added: int | None, cap: int) -> bool:
-    """Return True when records were cut off a log of ``length`` records. ``added``: how many it ever had, None before
-    Redis 7.0: a log that is shorter than its cap has never been cut."""
-    return added > length if added is not None else length >= cap > 0
+def is_capped(log: Mapping[bytes, Any], cap: int) -> bool:
+    """Return True when records were cut off a log. Redis counts them since 7.0; before that a log that is shorter than
+    its cap has never been cut."""
+    length = log.get(b"length", 0)
+    return bool(log[b"entries-added"] > length if b"entries-added" in log else length >= cap > 0)
 
 
-def _span(link: Link, stream: str) -> tuple[int, bytes | None, int | None, bytes | None]:
-    """Return length, first id, how many entries there ever were, and the last one that was deleted (None: Redis does
-    not count)."""
-    facts = facts_of(link, stream)
-    if not facts:
-        return 0, None, 0, None
-    first, lost = facts[b"first-entry"], (facts.get(b"entries-added"), facts.get(b"max-deleted-entry-id"))
-    return facts[b"length"], first[0] if first else None, *lost
+def first_of(facts: Mapping[bytes, Any]) -> bytes | None:
+    entry = facts.get(b"first-entry")
+    return entry[0] if entry else None
 
 
 def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
@@ -266,41 +245,38 @@ def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
 
 
 def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:
-    """Return every name in the group, and every inbox and lease left by a name that is not in it, if the user of
-    ``reader`` may look for them."""
-    rows = [pairs(row) for row in reader.call("XINFO", "CONSUMERS", keys.stream, keys.group)]
-    names = [row[b"name"].decode(errors="replace") for row in rows]
-    # A registered consumer that has not been given an entry yet is not in the group.
+    """Return every name in the group; and those that left an inbox or a lease, if the user may look for these."""
+    rows = {row[b"name"]: row for row in map(pairs, reader.call("XINFO", "CONSUMERS", keys.stream, keys.group))}
     stored = pairs(reader.call("HGETALL", keys.consumers))
     consumers = {name.decode(errors="replace") for name in stored}
     generation = reader.call("HGET", keys.counters, "generation")
     last = int(generation) if generation and generation.isdigit() else 1 << 63  # a lost counter says nothing
-    registered = {_incarnation(*one) for one in stored.items()}
-    left = _left_over(reader, keys) - {*names, *registered}
-
-    def member(name: str, row: dict[bytes, Any], oldest_ms: int, lives: bool, in_group: bool) -> GroupMember:
-        numbers = row.get(b"pending", 0), oldest_ms, row.get(b"idle", 0)
-        # Who has a lease and is registered is ours, whatever a counter that was lost or set back says.
-        known = name_of(name) in consumers, was_named(name, last) or (lives and name in registered)
-        return GroupMember(keys.stream, name, *numbers, lives, in_group, *known)
-
+    # A registered consumer that has not been given an entry yet is not in the group.
+    registered = {_incarnation(*one).encode() for one in stored.items()}
+    names = [*rows, *sorted(_left_over(reader, keys) - {*rows, *registered})]
     found = []
-    for at in range(0, len(rows), _BATCH):
-        part = [row[b"name"] for row in rows[at : at + _BATCH]]
+    for at in range(0, len(names), _BATCH):
+        part = names[at : at + _BATCH]
         leases = reader.all_of([("EXISTS", keys.prefix.encode() + b"lease:" + name) for name in part])
         oldest = reader.all_of([("XPENDING", keys.stream, keys.group, "-", "+", 1, name) for name in part])
-        for name, row, lives, first in zip(names[at:], rows[at:], leases, oldest, strict=False):
-            found.append(member(name, row, first[0][2] if first else 0, bool(lives), True))
-    found += [member(name, {}, 0, bool(reader.call("EXISTS", keys.lease(name))), False) for name in sorted(left)]
+        for name, lives, first in zip(part, map(bool, leases), oldest, strict=True):
+            row, told = rows.get(name, {}), name.decode(errors="replace")
+            numbers = row.get(b"pending", 0), first[0][2] if first else 0, row.get(b"idle", 0)
+            # Who has a lease and is registered is ours, whatever a counter that was lost or set back says.
+            is_named = was_named(told, last) or (lives and name in registered)
+            found.append(
+                GroupMember(keys.stream, told, *numbers, lives, name in rows, name_of(told) in consumers, is_named)
+            )
     return found
 
 
-def _left_over(reader: BulkReader, keys: Keys) -> set[str]:
-    kinds = keys.inbox(""), keys.lease("")
-    mark = keys.unproven("").removeprefix(keys.lease(""))  # beside a lease
-    found = reader.scan(_GLOB.sub(r"\\\1", keys.prefix) + "*") if may_scan(reader) else ()
-    names = [(key, kind) for key in (one.decode(errors="replace") for one in found) for kind in kinds]
-    return {key.removeprefix(kind) for key, kind in names if key.startswith(kind) and not key.endswith(mark)}
+def _left_over(reader: BulkReader, keys: Keys) -> set[bytes]:
+    kinds = keys.inbox("").encode(), keys.lease("").encode()
+    mark = keys.unproven("").removeprefix(keys.lease("")).encode()  # beside a lease
+    found = [*reader.scan(_GLOB.sub(r"\\\1", keys.prefix) + "*")] if may_scan(reader) else []
+    return {
+        one.removeprefix(kind) for one in found for kind in kinds if one.startswith(kind) and not one.endswith(mark)
+    }
 
 
 def may_scan(link: Link) -> bool:
@@ -464,8 +440,7 @@ def still_there(
     return [one for one, look in looks(link, keys, name, examples) if _HOLDS[name](one, look, limits)]
 
 
-@dataclass(frozen=True)
-class GroupMember:
+class GroupMember(NamedTuple):
     """A name in the group, or only an inbox or a lease of one. ``oldest_idle_ms``: the longest idle time of its pending
     entries, 0 without; ``idle_ms``: its own idle time; ``registered``: its consumer is, as this or another incarnation;
     ``is_named``: like an incarnation that there may have been."""
@@ -526,6 +501,5 @@ def last_drop_ms(link: Link, keys: Keys) -> int:
             if pairs(flat).get(b"what") == b"drop":
                 return first_ms
         if len(rows) < 500:
-            length, _, added, _ = _span(link, keys.actions)
-            return first_ms if length and is_capped(length, added, ACTIONS_KEPT) else -1
+            return first_ms if is_capped(facts_of(link, keys.actions), ACTIONS_KEPT) else -1
         end = b"(" + rows[-1][0]

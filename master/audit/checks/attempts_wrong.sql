@@ -1,4 +1,4 @@
--- warn: runs attempts
+-- warn: runs attempts (repeats)
 -- rule: Starts of a message are counted one by one.
 -- means: The run log has a start too many or one too few: a start was not noted, or ran under a number that another one
 --   had.

@@ -1,4 +1,4 @@
--- bad: pending runs
+-- bad: pending runs (odd)
 -- rule: A message that is done is not pending.
 -- means: It is done, and it will run again: its effect will be there twice, unless its sink knows uids.
 -- repair: Was the group set back by hand (XGROUP SETID), or entries claimed with FORCE? Then this is its trace: XACK

@@ -1,4 +1,4 @@
--- bad: runs entry
+-- bad: runs entry (twice)
 -- rule: A message that is recorded as done is not done again; only a former owner may record another success, behind
 --   its successor's.
 -- means: It succeeded, Redis knew, and it succeeded again: its effect is there twice, unless its sink knows uids.

@@ -1,4 +1,4 @@
--- bad: record ticket
+-- bad: record ticket (tickets)
 -- rule: The fencing token of a ticket is not lower than one under which it has run.
 -- means: The record's fencing token is lower than one that sinks have seen: they refuse what its owner does now.
 -- repair: Was Redis restored from a copy, or the record written by hand? Restart the owner: the ticket is handed over

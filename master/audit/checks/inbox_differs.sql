@@ -1,4 +1,4 @@
--- bad: inbox record pending
+-- bad: inbox record pending (inboxes)
 -- rule: What an inbox hands over is in the record of its ticket, under that fencing token or a later one.
 -- means: The inbox names what its owner was not given: it runs a ticket that another one may have, or an entry that
 --   nobody was given.

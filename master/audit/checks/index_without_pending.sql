@@ -1,4 +1,4 @@
--- bad, No leader: record pending
+-- bad, No leader: record pending (indexed)
 -- rule: An id in a ticket's record is pending.
 -- means: The index holds a ticket for an entry that is over or was never delivered; later entries of the ticket may
 --   wait for it.

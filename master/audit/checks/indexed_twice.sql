@@ -1,4 +1,4 @@
--- bad: record entry pending
+-- bad: record entry pending (tickets)
 -- rule: An entry is in the record of one ticket.
 -- means: Two tickets claim it: the other one's later entries wait for what is not theirs.
 -- repair: The leader mends this by itself within seconds when one is alive (`usher status`); if it stays, restart the

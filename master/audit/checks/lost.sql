@@ -1,4 +1,4 @@
--- bad: entry pending
+-- bad: entry pending (odd)
 -- rule: Every entry that the group has read is pending, acknowledged by an execution in the run log, or a dead letter.
 -- means: The entry was read, is not pending, and no record says that it was handled: acknowledged by hand, or its
 --   consumer deleted.

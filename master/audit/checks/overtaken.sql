@@ -1,4 +1,4 @@
--- bad: pending ticket
+-- bad: pending ticket (odd)
 -- rule: While a message of a ticket is pending, no later one of the ticket is done.
 -- means: A later message of the ticket was done before this one, which is still to come: when it runs, it is out of
 --   order.

@@ -1,4 +1,4 @@
--- warn: ticket
+-- warn: ticket (suspects)
 -- rule: Executions of a ticket under different fencing tokens that are both recorded follow one another, unless a
 --   process was paused.
 -- means: A former owner still ran while its successor did: at most one of them has an effect if the sink checks fencing

@@ -1,4 +1,4 @@
--- bad, No leader: pending record
+-- bad, No leader: pending record (indexed)
 -- rule: An entry that an incarnation has pending is in its ticket's record (tickets index).
 -- means: The entry has an owner, but the master does not know that its ticket is in processing: a later entry could
 --   overtake it.

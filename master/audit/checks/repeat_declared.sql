@@ -1,4 +1,4 @@
--- warn: runs entry
+-- warn: runs entry (twice)
 -- rule: A message that is recorded as done comes again only after a master has declared that it may.
 -- means: It succeeded, and again after the group was lost or set back, as a master declared then (group_lost,
 --   group_set_back): its effect is there twice, unless its sink knows uids.

@@ -1,4 +1,4 @@
--- bad: ticket runs entry
+-- bad: ticket runs entry (suspects)
 -- rule: A success counts under the fencing token under which the ticket was handed over last; a former owner's
 --   acknowledgement is refused.
 -- means: A former owner's acknowledgement counted when another owner had its ticket: the message is over, and its

@@ -1,4 +1,4 @@
--- warn: runs
+-- warn: runs (suspects)
 -- rule: An execution ends after it starts, and of one owner's executions the first recorded has not begun last.
 -- means: The consumer's clock was set back while the handler ran, or between two messages: proofs by time are weaker
 --   around that moment.
