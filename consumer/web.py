@@ -46,7 +46,8 @@ def create_app(
     if ticket is not None:
         _add_ticket(app, ticket)
     if process is not None:
-        _add_process(app, process)
+        running = needs(Role.ANYBODY)(lambda: answer(_known(process())))
+        app.add_url_rule("/api/running", "running", running)
     return app
 
 
@@ -55,13 +56,6 @@ def hosts_of(bind: str, advertise_url: str, named: str) -> tuple[str, ...]:
     a name of its own lead here (DNS rebinding), but no address."""
     own = (bind.rpartition(":")[0].strip("[]"), urlsplit(advertise_url).hostname or "", "localhost")
     return tuple(filter(None, (web.ANY_ADDRESS, *own, *(host.strip() for host in named.split(",")))))
-
-
-def _add_process(app: Flask, look: Callable[[], dict[str, Any] | None]) -> None:
-    @app.get("/api/running")
-    @needs(Role.ANYBODY)
-    def running() -> Response:
-        return answer(_known(look()))
 
 
 def _known(found: dict[str, Any] | None) -> dict[str, Any]:

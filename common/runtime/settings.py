@@ -254,7 +254,6 @@ class CommonSettings(BaseModel):
 
     @property
     def work_ticket_field(self) -> str:
-        """The field that names the ticket in the work stream."""
         return self.ticket_field if self.sources is None else SCOPED_TICKET_FIELD.decode()
 
     @property

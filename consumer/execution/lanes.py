@@ -277,9 +277,6 @@ class Lanes:
     def _is_short(self) -> bool:
         return self._mean_s < _SHORT_S
 
-    def _may_run(self) -> bool:
-        return self.board.running == 0 or not self._is_short()
-
     def _take(self) -> MessageLane | None:
         lane = self.board.take()
         self._wake(1 if self.board.ready else 0)  # the next runner, or the watcher
@@ -292,7 +289,7 @@ class Lanes:
             due_s = board.wake_due(now)
             if self._paused or now >= until_s:
                 return None
-            if board.ready and self._may_run():
+            if board.ready and (board.running == 0 or not self._is_short()):
                 return self._take()
             if board.ready and not self._watched:
                 if self._runner_is_stuck() and board.ready:

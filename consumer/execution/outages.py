@@ -25,10 +25,11 @@ import random
 import re
 import socket
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from usher.common.protocol.last_error import LastError
 from usher.consumer.handlers.message import Message
 
 _ALIKE, _SILENCE_S, _PARTLY_S, _OTHERS_S = 3, 1.0, 3600.0, 60.0
@@ -125,14 +126,15 @@ class Outage:
         self.elsewhere, self.going = OrderedDict[bytes, tuple[int, float]](), set[bytes]()
         self.probe, self.probed_s, self.slot_s, self.told_s, self.probes = b"", 0.0, 0.0, 0.0, 0
         self.tried_s, self.trying = 0.0, set[bytes]()
+        self.heard_s = -math.inf  # when as many failed so at all consumers
         self.least = _ALIKE  # tickets of a kind of which nothing is done
 
     def fails(self, kind: object, now_s: float) -> bool:
         """Return whether all of a kind fail, as far as is known."""
         since_s, tickets = self.failing.get(kind, (now_s, ()))
-        return len(tickets) >= (_ALIKE if kind is None else self.least) and (
-            kind is None or now_s - since_s >= _SILENCE_S
-        )
+        if kind is None:
+            return len(tickets) >= _ALIKE or now_s < self.heard_s + _FORGOTTEN_S
+        return len(tickets) >= self.least and now_s - since_s >= _SILENCE_S
 
 
 class Outages:
@@ -147,6 +149,7 @@ class Outages:
         #: Of those that wait in Redis, so many go on at a time when it is over, again when half of them are done: half
         #: of the slots, so that others wait behind few.
         self.go_on = 16
+        self._wondered_s = 0.0
         self._asked: set[bytes] = set()  # tickets that an operator wants to be tried now
 
     @property
@@ -244,8 +247,22 @@ class Outages:
             outage.probes, self.probes = outage.probes + 1, self.probes + 1
             return None
 
+    def wonders(self, now_s: float) -> bool:
+        """Return whether fewer fail here than are an outage: the others may be at other consumers. At most once a
+        second."""
+        if now_s < self._wondered_s + 1.0 or all(one.is_on or one.least > 1 for one in [*self.known.values()]):
+            return False
+        self._wondered_s = now_s
+        return True
+
+    def hear(self, errors: Iterable[LastError], now_s: float) -> None:
+        """Take the last errors of messages of the group, of different tickets, for only the first one of each runs."""
+        with self._lock:
+            for sign, count in Counter((error.error_type, error.at) for error in errors).items():
+                if count >= _ALIKE and sign in self.known:
+                    self.known[sign].heard_s = now_s
+
     def concerns(self, message: Message, now_s: float) -> bool:
-        """Return whether a message is of a ticket, or of a kind, that fails alike."""
         with self._lock:
             return message.ticket in self._of or any(self._is_whole(one, message, now_s) for one in self.known.values())
 
@@ -307,7 +324,7 @@ class Outages:
         outage.probe = b"" if outage.probe == message.ticket else outage.probe
         is_forgotten = now_s >= outage.last_s + _FORGOTTEN_S
         outage.trying.discard(message.ticket)
-        is_alike = outage.is_declared or any(outage.fails(kind, math.inf) for kind in outage.failing)
+        is_alike = outage.is_declared or any(outage.fails(kind, now_s + _SILENCE_S) for kind in outage.failing)
         if outage.is_on and not was_alike and is_alike and not is_forgotten:
             return None
         is_first = outage.is_on or now_s >= outage.last_s + _GONE_S

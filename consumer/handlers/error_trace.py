@@ -64,7 +64,6 @@ def raised_at(raised: BaseException) -> str:
 
 
 def has_cause(trace: str) -> bool:
-    """Return whether the error of a traceback was raised because of another one."""
     return _CAUSED.search(trace) is not None
 
 

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.attempts import Attempts, encode
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.last_error import NotedError
+from usher.common.protocol.last_error import LastError, NotedError
+from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.registration import Registration
 from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argument
 
 _NO_ERROR = NotedError(b"", b"")
 _NO_ERRORS: Mapping[bytes, NotedError] = MappingProxyType({})
+_SOME = 40  # last errors that are looked at
 
 
 class Renewal(NamedTuple):
@@ -175,6 +177,11 @@ class OwnerScripts:
         reply = self._scripts.run("charge", (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors), args)
         self._check(reply[0])
         return list(reply[1])
+
+    def some_errors(self) -> list[LastError]:
+        """Return the last errors of some messages of the group, of whichever consumer, at random."""
+        found = self._scripts.link.call("HRANDFIELD", self._keys.errors, _SOME, "WITHVALUES")
+        return [error for error in map(decode_error, found[1::2]) if error is not None]
 
     def drain(self, lease_ms: int) -> None:
         self._check(self._scripts.run("drain", (self._lease, self._keys.changed), (lease_ms, self._incarnation)))

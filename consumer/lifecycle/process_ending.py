@@ -119,14 +119,11 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
 def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
     suspected = suspects(former.left, former.is_explained, former.is_from_outside, former.by_itself)
     cut_off = former.left if run_log_length else []
-    record = encode(former.incarnation, [_run_of(one) for one in cut_off], [CRASHED] * len(cut_off)) if cut_off else b""
+    runs = [Finished(one.ticket, one.stream_id, one.fence, one.before.starts, one.start_us, 0) for one in cut_off]
+    record = encode(former.incarnation, runs, [CRASHED] * len(cut_off)) if cut_off else b""
     args: list[bytes | str | int] = [keys.group, former.incarnation, record, run_log_length, _NOTED_MS]
     for left, attempts in suspected:
         args += (left.stream_id, attempts.starts, attempts.failures, attempts.crashes, attempts.losses)
     reply = scripts.run("note_crash", (keys.stream, keys.attempts, keys.runs, keys.noted(former.incarnation)), args)
     noted = set(reply[1])
     return [(left, attempts) for left, attempts in suspected if left.stream_id in noted]
-
-
-def _run_of(left: Left) -> Finished:
-    return Finished(left.ticket, left.stream_id, left.fence, left.before.starts, left.start_us, 0)

@@ -87,7 +87,8 @@ class RedisGuard:
         fence = message.fence if fenced_ticket(message) else ""
         arguments: list[Arg] = [fence, uid, self._keep_ms, self._keep_most, *words]
         try:
-            kind, *rest = self._runner().run(_SCRIPT, [*self._own_keys(message), *touched], arguments)
+            own = [f"usher:guard:{self._name}:{fenced_ticket(message)}:{kind}" for kind in ("fence", "uids")]
+            kind, *rest = self._runner().run(_SCRIPT, [*own, *touched], arguments)
         except (NotNow, ReplyUnknown) as trouble:
             raise SinkNotNow(
                 f"Redis cannot apply it for the moment, or applied it and its reply was lost: {trouble}", _AGAIN_S, True
@@ -108,9 +109,6 @@ class RedisGuard:
         if made is not None:
             made[1].close()
             del self._mine.made
-
-    def _own_keys(self, message: Marked) -> list[str]:
-        return [f"usher:guard:{self._name}:{fenced_ticket(message)}:{kind}" for kind in ("fence", "uids")]
 
     def _runner(self) -> ScriptRunner:
         made = getattr(self._mine, "made", None)

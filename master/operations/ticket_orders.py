@@ -57,7 +57,6 @@ class TicketOrders:
         return _result(ticket_id, order, self._plan(order, ticket_id, self._explain(ticket_id)), "planned")
 
     def offers(self, explained: dict[str, Any]) -> list[OrderResult]:
-        """Return the orders that make sense for a ticket that was just explained."""
         ticket_id = explained["ticket_id"]
         planned = [(order, self._plan(order, ticket_id, explained)) for order in TicketOrder]
         return [_result(ticket_id, order, plan, "planned") for order, plan in planned if not plan.refused]

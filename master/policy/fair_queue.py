@@ -184,7 +184,6 @@ class Rounds:
         self._look_at_known()
 
     def take(self) -> Turn | None:
-        """Take the next call; None when nothing waits."""
         while self._news or self._looks:
             waiting = len(self._news) + len(self._looks)
             looks = self._looks.pop(max(_MOST_SOURCES - len(self._news), _LOOKS))

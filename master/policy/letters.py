@@ -229,5 +229,4 @@ class Preview:
 
     @property
     def groups(self) -> list[Group]:
-        """Groups of letters, largest first."""
         return [Group(*group, count) for group, count in self._counts.most_common()]

@@ -70,7 +70,6 @@ class Rule:
 
     @property
     def strength(self) -> tuple[bool, float]:
-        """Strength of the rule: of two, the higher one holds."""
         return self.action is RuleAction.PAUSE, -(self.rate_per_second or 0.0)
 
     def fits(self, ticket: str, tenant: bytes = b"") -> bool:

@@ -8,6 +8,7 @@ from urllib.error import HTTPError
 
 import pytest
 
+from usher.common.protocol.last_error import LastError
 from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, Outages, Wait, tells_of_connection
 from usher.consumer.handlers.message import Message, OwnLease
 
@@ -55,6 +56,21 @@ def test_one_ticket_is_charged_while_others_are_done_and_not_while_nothing_is() 
     assert failing(outages, "a1", CONNECTION, 45.0) == [False]
     assert failing(outages, "a1", CONNECTION, 46.0) == [True]
     assert failing(outages, "a1", CONNECTION, 46.0 + 3600) == [False]  # for ever is too long for one
+
+
+def test_as_many_tickets_of_other_consumers_are_one_too() -> None:
+    outages, alike = Outages(), LastError("ConnectionError: away", *SIGN)
+    assert not outages.wonders(10.0)
+    for number in range(3):
+        assert failing(outages, "a1", CONNECTION, 10.0 + number) == [False]
+        outages.done(message("b1"), 10.1 + number)
+        assert [outages.wonders(10.2 + number), outages.wonders(10.3 + number)] == [True, False]
+        outages.hear([alike] * (number + 1) + [LastError("KeyError: 1")] * 5, 10.4 + number)
+    outages.done(message("b1"), 12.9)
+    assert failing(outages, "a1", CONNECTION, 13.0) == [True]
+    assert outages.done(message("b1"), 13.1) == [] and not outages.wonders(20.0)
+    [over] = outages.done(message("a1", 2), 13.2)
+    assert over.lasted_s is not None and outages.known == {}
 
 
 def test_other_errors_are_an_outage_while_nothing_of_their_kind_is_done_for_a_second() -> None:

@@ -144,20 +144,6 @@ def test_a_window_that_the_leader_tells_takes_the_place_of_the_capacity(clock: C
     assert reporter.run_once() == 0.0 and len(leader.reports) == 2
 
 
-@pytest.mark.parametrize(("status", "level"), [(409, "INFO"), (500, "WARNING")])
-def test_a_report_of_an_incarnation_that_has_ended_is_no_trouble(
-    caplog: pytest.LogCaptureFixture, clock: Clock, status: int, level: str
-) -> None:
-    caplog.set_level("INFO")
-    reporter, leader = begun(spare=2000)
-    leader.status = status
-    reporter.add(items(2, 3))
-    clock.s += 1
-    reporter.run_once()
-    assert [record.levelname for record in caplog.records] == [level]
-    assert reporter.dropped == 3
-
-
 def test_while_nobody_leads_it_is_said_now_and_then_how_many_were_dropped(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

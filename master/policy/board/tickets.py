@@ -205,7 +205,6 @@ class ConsumerLoad:
 
     @property
     def busy_tickets(self) -> int:
-        """Number of its tickets that do not wait for a retry."""
         return max(0, len(self.tickets) - self.retrying)
 
     def room_for(self, ticket: BoardTicket) -> int:

@@ -159,7 +159,6 @@ class TicketFacts:
 
     @property
     def all_parked(self) -> int:
-        """Number of parked entries, as far as Redis and the leader know."""
         return self.of_record_parked + len(self.parked) + self.hidden
 
 

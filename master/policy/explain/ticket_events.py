@@ -105,7 +105,8 @@ def events_of(
 
 def _completed(entry_id: bytes, fields: Sequence[bytes], wanted: Collection[bytes]) -> Iterator[Event]:
     record = first_value(fields, b"batch")
-    if record is None or (len(wanted) <= _FEW and not any(_as_json(ticket) in record for ticket in wanted)):
+    texts = [orjson.dumps(ticket.decode("utf-8", "replace")) for ticket in wanted] if len(wanted) <= _FEW else []
+    if record is None or (texts and not any(text in record for text in texts)):
         return
     for run in decode(record):
         ticket = run.ticket.encode()
@@ -118,10 +119,6 @@ def _completed(entry_id: bytes, fields: Sequence[bytes], wanted: Collection[byte
             yield Event(
                 ticket, name, {"ticket_id": facts.pop("ticket"), "message_id": facts.pop("id"), **ended, **facts}
             )
-
-
-def _as_json(ticket: bytes) -> bytes:
-    return orjson.dumps(ticket.decode("utf-8", "replace"))
 
 
 class TicketSnapshot(NamedTuple):

@@ -81,7 +81,6 @@ def delayed_views(parts: Parts) -> Blueprint:
 
 
 def add_delayed_actions(actions: Blueprint, parts: Parts, go: Callable[[str, str], AnyResponse]) -> None:
-    """Add the POST that says what would be done (``dry``), or does it."""
 
     @actions.post("/delayed/run")
     @needs(Role.OPERATOR)

@@ -350,7 +350,6 @@ def bulk_job(parts: Parts, job_id: str) -> BulkJob:
 
 
 def preview_page(parts: Parts, what: str, found: DryRun, told: str, asked: Mapping[str, str]) -> str:
-    """Show what a bulk action would touch, with a form that begins it."""
     of_tickets = what not in (REDRIVE, DROP)
     room = MOST_RULES - len(parts.rules.read().rules) if what == PAUSE else None
     facts = {"what": what, "told": told, "asked": asked, "of_tickets": of_tickets, "room": room}
