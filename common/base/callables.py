@@ -31,12 +31,12 @@ def unfinished_kind(result: object) -> str:
 
     A plain function may return one: a decorator around ``async def``, a decorator whose parentheses were forgotten, a
     lambda. A pool's future is not one of them: its work runs whether or not anything waits for it. Raises an error that
-    is returned: ``return RetryLater(5)`` is meant so.
+    is returned, or its class: ``return RetryLater(5)`` and ``return GiveUp`` are meant so.
 
     >>> unfinished_kind(None), unfinished_kind({"a": 1}), unfinished_kind(lambda message: None)
     ('', '', 'function')
     """
-    if isinstance(result, BaseException):
+    if isinstance(result, BaseException) or (isinstance(result, type) and issubclass(result, BaseException)):
         raise result
     is_work = inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
     if not is_work and not isinstance(result, (FunctionType, MethodType, functools.partial)):

@@ -216,8 +216,14 @@ run_task = TaskHandler()
 
 
 def _reaches_databases() -> bool:
-    used = connections.all(initialized_only=True)
-    return all(one.connection is not None and one.is_usable() for one in used)
+    try:
+        for used in connections.all(initialized_only=True):
+            used.ensure_connection()  # it may only have been closed since it was needed last
+            if not used.is_usable():
+                return False
+    except (InterfaceError, OperationalError):
+        return False
+    return True
 
 
 @functools.cache

@@ -83,12 +83,13 @@ class MasterClient:
                 problems.append(f"{url}: {type(problem).__name__}")
                 self._urls.rotate(-1)
                 continue
+            wait = response.headers.get("Retry-After", "")
             answer = MasterAnswer(
                 url,
                 response.status,
                 _document(response.data),
                 sent_s,
-                _seconds(response.headers.get("Retry-After", "")),
+                float(wait) if wait.isdecimal() else 0.0,
                 _number(response.headers.get(WINDOW_HEADER, "")),
             )
             if answer.status != 503:
@@ -110,10 +111,6 @@ def refusal(document: Mapping[str, Any]) -> str:
     named = [one for one in errors if isinstance(one, dict)] if isinstance(errors, list) else []
     fields = "; ".join(f"{one.get('field')}: {one.get('problem')}" for one in named)
     return f"{told}: {fields}" if told and fields else told or fields
-
-
-def _seconds(text: str) -> float:
-    return float(text) if text.isdecimal() else 0.0
 
 
 def _number(text: str) -> int | None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -24,12 +25,13 @@ from usher.testing import Kit, message
 django_shop.set_up()
 
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
-from django.db import connection, connections, transaction  # noqa: E402
+from django.db import OperationalError, connection, connections, transaction  # noqa: E402
 from django.db.migrations import RunSQL  # noqa: E402
 from django.test import override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
 from tests.django_shop import tasks  # noqa: E402
+from usher.consumer.handlers.django_tasks import _reaches_databases  # noqa: E402
 from usher.django import TaskBackend, run_task, ticket  # noqa: E402
 
 _ROWS = "SELECT ticket_id, action, object, CAST(data AS TEXT) FROM staged_log_records ORDER BY id"
@@ -164,6 +166,15 @@ def test_what_was_sent_in_a_transaction_that_is_rolled_back_is_told(
     assert told() == [inner.id, outer.id]
     kit.run()
     assert len(kit.calls) == 4, "they run all the same"
+
+
+def test_a_database_that_is_only_closed_is_not_away(site: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = connection.copy()
+    monkeypatch.setattr(connections, "all", lambda **_: [connection, idle])
+    assert idle.connection is None and _reaches_databases()
+    idle.close()
+    monkeypatch.setattr(idle, "connect", mock.Mock(side_effect=OperationalError("refused")))
+    assert not _reaches_databases()
 
 
 def test_a_task_for_later_waits_beside_the_stream(

@@ -3,7 +3,6 @@ single calls."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import threading
 import time
@@ -245,19 +244,6 @@ class TestPool:
             runners.add(C=[3])
             runners.until_over()
         assert [sorted(call) for call in runners.calls] == [["1-0", "2-0"], ["1-0", "3-0"]]
-
-    def test_an_async_one_that_has_its_own_task_cancelled_as_it_returns_ends_nothing(self) -> None:
-        def handle(messages: list[Message]) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-
-        runners = Runners(handle, True, slots=1, wait_s=0.0)
-        runners.add(A=[1, 3], B=[2])
-        with runners:
-            runners.until_over()
-        assert runners.done("A") == ["1-0", "3-0"]
-        assert runners.given_up == []
 
     def test_several_of_a_ticket_come_in_order_where_that_is_asked_for(self, is_async: bool) -> None:
         runners = Runners(lambda messages: None, is_async, per_ticket=3, most=10)

@@ -82,6 +82,9 @@ def test_an_error_that_is_returned_is_raised(error: BaseException) -> None:
     for call in (lambda: check_ran(error), lambda: check_done(error), lambda: handler_of(handle).call(None)):
         with pytest.raises(type(error)):
             call()
+    for kind, raised in ((GiveUp, GiveUp), (RetryLater, TypeError)):  # without its parentheses
+        with pytest.raises(raised):
+            check_ran(kind)
     [outcome] = judge([[Message(b"T", b"1-0", 1, [], OwnLease(1.0, 0.0))]], error, None)
     assert outcome.error is error
 

@@ -75,7 +75,9 @@ def add_pages(app: Flask, parts: Parts) -> None:
 
     @app.after_request
     def for_people(response: Response) -> Response:
-        if response.mimetype == "application/problem+json" and wants_page():
+        is_page = not request.path.startswith(("/api/", "/metrics", "/static/"))
+        is_page = is_page and "text/html" in request.headers.get("Accept", "")
+        if response.mimetype == "application/problem+json" and is_page:
             response = _problem_page(response)
         if response.mimetype in ("text/html", "image/svg+xml"):
             response.headers["Content-Security-Policy"] = _POLICY
@@ -85,12 +87,6 @@ def add_pages(app: Flask, parts: Parts) -> None:
             response.headers["X-Frame-Options"] = "DENY"
             response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
         return response
-
-
-def wants_page() -> bool:
-    return not request.path.startswith(("/api/", "/metrics", "/static/")) and "text/html" in request.headers.get(
-        "Accept", ""
-    )
 
 
 def _read_files() -> dict[str, tuple[bytes, str]]:
