@@ -154,7 +154,7 @@ class InboxReader(Service):
     """The service that fills the lanes with the messages that the inbox names."""
 
     name = "read"
-    _BLOCK_MS = 2000
+    _BLOCK_MS = 5000
 
     def __init__(self, link: Link, keys: Keys, incarnation: str, lanes: Lanes, lease: OwnLease) -> None:
         super().__init__()
@@ -170,6 +170,7 @@ class InboxReader(Service):
         self._last_record = ZERO  # id of the last record whose messages are in the lanes
         self._trimmed = ZERO  # id of the last record that is gone from the inbox
         self._record_bytes = 0.0  # of bodies in a record, as the last read brought them
+        self._is_idle = False  # the last read brought nothing: the next one asks for no more than it must
         self._highest = ZERO  # no higher id was ever here
         self._page_size = FIRST_PAGE  # most messages fetched by one call
         self._mean_bytes = 0.0  # of the messages that the last fetch brought
@@ -249,25 +250,27 @@ class InboxReader(Service):
 
     def _ask(self, block_ms: int | None, count: int) -> tuple[list[InboxRecord], bool]:
         last = self._last_record
-        commands = [read_command(self._inbox, last, block_ms, count), self._any_tried]
-        if last != self._trimmed:
-            commands.insert(0, ("XTRIM", self._inbox, "MINID", after(last)))
+        # If the trim is refused, what is left goes with the next records.
+        trim = [("XTRIM", self._inbox, "MINID", after(last))] if last != self._trimmed else []
+        asked = [read_command(self._inbox, last, block_ms, count), *([] if self._is_idle else [self._any_tried])]
         try:
-            replies = self._link.pipeline(commands, (block_ms or 0) / 1000)
+            replies = self._link.pipeline([*trim, *asked], (block_ms or 0) / 1000)[len(trim) :]
         except ReplyUnknown:
             self._record_bytes = float(PAGE_BYTES)  # one record at the next time
             raise
-        for reply in replies[-2:]:
+        for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
-        self._trimmed = last  # if that is refused, what is left goes with the next records
-        records = list(parse_inbox(replies[-2]))
+        self._trimmed = last
+        records = list(parse_inbox(replies[0]))
+        any_tried = replies[1] if len(replies) > 1 else records and self._link.call(*self._any_tried)
+        self._is_idle = not records
         for record in records:
             if not (record.parts or record.order or record.recalled):
                 event(log, "inbox_record_unknown", level=logging.ERROR, consumer=self._incarnation, record=record.id)
         if records:
             self._record_bytes = sum(len(record.blob) for record in records) / len(records)
-        return records, bool(replies[-1])
+        return records, bool(any_tried)
 
     def _came(self, records: list[InboxRecord], ids: list[bytes]) -> Bodies:
         """Return the bodies that came with these records, which name ``ids``. Those of all others are to be read from

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 #: Idle time after which the stream is read although no notification came: a stream that was deleted and came back with
 #: lower ids sends none.
-IDLE_READ_S = 5.0
+IDLE_READ_S = 15.0
 #: Entries under ``master`` at which nothing more is read: a takeover reads them all.
 _MOST_UNDER_MASTER = 2_000_000
 #: Read-ahead: most bytes of ids, of tickets and of entries, in memory.
@@ -205,8 +205,7 @@ class StreamCursor:
             self._notifier.reject()
 
     def batch(self, board: Board) -> int:
-        """Return the most entries read, and handed over, at once: with many consumers more, for each of them works in
-        vain for a few at a time."""
+        """Return the most entries read, and handed over, at once: of many consumers each would get only a few."""
         return self._batch * max(1, min(_MOST_BATCHES, len(board.consumers) // 4))
 
     def may_read(self, board: Board) -> int:
@@ -238,9 +237,9 @@ class PositionSaver:
     between two epochs."""
 
     def __init__(self, stream: TicketStream, look_s: float) -> None:
-        """Make a saver that looks every ``look_s`` seconds although nothing moves."""
+        """Make a saver that looks at least every three times ``look_s`` seconds, although nothing moves."""
         self._stream = stream
-        self._look_s = look_s
+        self._look_s = 3 * look_s
         self.memory = Memory()
         self._was_open = False  # the last saved position had something pending
         self._saved_s = self._next_s = 0.0
@@ -251,7 +250,7 @@ class PositionSaver:
         saved, before = self._stream.saved_position(), self.memory
         if saved is not None:
             self.memory = before.followed(saved)
-        return self._look_s if self.memory == before else _SAVE_POSITION_S
+        return self._look_s / 3 if self.memory == before else _SAVE_POSITION_S
 
     def begin(self, last_delivered: bytes) -> None:
         self.memory = self.memory.found(last_delivered)

@@ -23,7 +23,7 @@ from usher.common.redis.replies import Entry, parse_own, read_command
 
 log = logging.getLogger(__name__)
 
-_BLOCK_S = 2.0
+_BLOCK_S = 5.0
 #: An answer that has not come this long after the block time never comes.
 _LATE_S = 5.0
 #: After trouble the stream is read this often, as if a notification had come, and Redis is asked again after a growing

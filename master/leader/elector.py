@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 #: A standby looks again when the lease that it saw would end, or after so many seconds: a leader that resigns tells
 #: those who read the stream of changes. Others, and who tries to be elected, look more often.
-_LOOK_S, _AGAIN_S = 2.0, 0.5
+_LOOK_S, _AGAIN_S = 5.0, 0.5
 #: An election sooner than this after the last one counts as one in a row, and waits.
 _CALM_S = 5.0
 _FIRST_PAUSE_S = 0.05

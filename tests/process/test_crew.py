@@ -19,6 +19,8 @@ def test_nothing_is_settled_before_the_leader_has_read_it(folder: Path, redis_ur
         crew.start(1, ["c1"])
         leader = psutil.Process(crew.worker_of("master-1"))
         leader.suspend()
+        while any(psutil.Process(one.id).status() != psutil.STATUS_STOPPED for one in leader.threads()):
+            pass  # one may take a message yet
         sent = link.call("XADD", KEYS.stream, "*", "ticket_id", "T").decode()
         with pytest.raises(AssertionError, match="stream's end"):
             crew.wait_until_settled(link, within_s=0.3)
