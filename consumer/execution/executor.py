@@ -201,7 +201,7 @@ class Executor:
     def _is_over(self, lane: MessageLane, message: Message) -> bool:
         """Give the message up, and return True, if its body is gone, or its attempts are used up. A drain reads no
         bodies: what it has brought waits, and is given back."""
-        if message.stream_id in self.lanes.given_up:  # by now
+        if message.stream_id in self.lanes.board.given_up:  # by now
             message.failures = GIVEN_UP
         if message.body_is_gone and self.lanes.paused:
             self.lanes.retry(lane, message, now_s() + 1.0)
@@ -260,7 +260,7 @@ class Executor:
         else:
             message.failures += not (wait or isinstance(problem, RetryLater))
             message.survived()
-        if message.stream_id in self.lanes.given_up:
+        if message.stream_id in self.lanes.board.given_up:
             message.failures, wait = GIVEN_UP, None
         now = self.clock()
         decision = TryAgain(wait.due_s - now) if wait else decide(problem, message.failures, self.policy, self.rng)

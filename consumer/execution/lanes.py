@@ -256,11 +256,6 @@ class Lanes:
         """Return how many tickets wait for a retry: a glance, without the lock."""
         return len(self.board.waiting)
 
-    @property
-    def given_up(self) -> set[bytes]:
-        """Return the ids that an operator has given up: a glance, without the lock."""
-        return self.board.given_up
-
     def load(self) -> tuple[int, int]:
         return len(self.board.lanes), len(self.board.held_ids)
 

@@ -3,6 +3,7 @@ what ``Link.call`` raises."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError, NotedError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.registration import Registration
+from usher.common.redis.client import CommandRefused
 from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argument
 
 _NO_ERROR = NotedError(b"", b"")
@@ -179,8 +181,11 @@ class OwnerScripts:
         return list(reply[1])
 
     def some_errors(self) -> list[LastError]:
-        """Return the last errors of some messages of the group, of whichever consumer, at random."""
-        found = self._scripts.link.call("HRANDFIELD", self._keys.errors, _SOME, "WITHVALUES")
+        """Return the last errors of some messages of the group, of whichever consumer, at random. Without a right to
+        see them: none."""
+        found: Sequence[bytes] = ()
+        with contextlib.suppress(CommandRefused):  # `usher doctor` tells of rights
+            found = self._scripts.link.call("HRANDFIELD", self._keys.errors, _SOME, "WITHVALUES")
         return [error for error in map(decode_error, found[1::2]) if error is not None]
 
     def drain(self, lease_ms: int) -> None:

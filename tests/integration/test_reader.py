@@ -188,9 +188,6 @@ def test_that_all_which_repeats_has_come_is_known_when_it_was_taken(world: World
     assert looker.cursor.is_past_repeats
 
 
-# ---- in the dispatcher ----
-
-
 def test_what_the_bell_told_goes_to_its_owner_without_a_look_and_is_run_without_a_fetch(stage: Stage) -> None:
     m, a = stage.leader(), stage.consumer("a")
     m.settle()
