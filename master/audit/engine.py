@@ -173,13 +173,14 @@ class SparkEngine(Engine):
         self.spark, self.is_far, self.hold, self.empty = spark, is_far, hold, set()
         # It fails on unions of what was checkpointed ("key not found: above_us#53L"), and planning costs less without.
         spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
-        for name, (body, _) in _FUNCTIONS.items():
-            typed = re.sub(r"\b(x|name)\b", r"\1 STRING", name).replace("us", "us BIGINT")
-            kind = "BOOLEAN" if name == "is_json(x)" else "STRING"
-            self._do(f"CREATE OR REPLACE TEMPORARY FUNCTION {typed} RETURNS {kind} RETURN {body}")
+        self._undefined = dict(_FUNCTIONS)  # each is made when it is used
 
     def _do(self, statement: str) -> Any:
         with self._named_failures():
+            for name in [one for one in self._undefined if one.partition("(")[0] in statement]:
+                typed = re.sub(r"\b(x|name)\b", r"\1 STRING", name).replace("us", "us BIGINT")
+                made = f"{typed} RETURNS {'BOOLEAN' if name == 'is_json(x)' else 'STRING'}"
+                self.spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {made} RETURN {self._undefined.pop(name)[0]}")
             return self.spark.sql(statement)
 
     def _put(self, name: str, frame: Any, is_empty: bool = False) -> None:
@@ -198,10 +199,8 @@ class SparkEngine(Engine):
 
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
         if not files or self.hold or (self.is_far and rows is None):
-            read = pa.concat_tables(
-                [schema.empty_table(), *(pq.read_table(one, schema=schema, partitioning=None) for one in files)]
-            )
-            self.arrow(name, read)
+            read = (pq.ParquetFile(one).read(schema.names) for one in files)
+            self.arrow(name, pa.concat_tables([schema.empty_table(), *read]))
             return
         from pyspark.sql.pandas.types import from_arrow_schema
 

@@ -113,15 +113,13 @@ def table(name: str) -> str:
 
 def _check(name: str) -> AuditCheck:
     told = re.fullmatch(
-        r"-- (bad|warn)(?:, ([\w ]+))?: ([\w ]+?)(?: \((\w+)\))?\n-- rule: (.*?)\n-- means: (.*?)\n-- repair: (.*?)\n"
-        r"((?!--   ).*)?",
+        r"-- (bad|warn)(?:, ([\w ]+))?: ([\w ]+?)(?: \((\w+)\))?\n"
+        r"-- rule: (.*)\n-- means: (.*)\n-- repair: (.*)\n((?s:.*))",
         text(f"checks/{name}"),
-        re.DOTALL,
     )
     assert told is not None, name
-    rule, means, repair = (one.replace("\n--   ", " ") for one in told.group(5, 6, 7))
-    about = (told[1], told[2] or "Audit", tuple(told[3].split()), told[4] or "")
-    return AuditCheck(name, *about, rule, means, repair, told[8] or "")
+    severity, section, look, source, *words = told.groups("")
+    return AuditCheck(name, severity, section or "Audit", tuple(look.split()), source, *words)
 
 
 CHECKS = {name: _check(name) for name in sorted(one.name[:-4] for one in (_FILES / "checks").iterdir())}

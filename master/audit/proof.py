@@ -371,9 +371,7 @@ class Proof:
     def _fresh(self, number: int, told: int, began: int) -> tuple[tuple[AuditFinding, ...], list[dict[str, Any]]]:
         """Return the findings that nobody was ``told`` of, and all that stand after run ``number``. Tickets were judged
         again with what is known since run ``began``: what stood before that, stands."""
-        old = [
-            row for file in self._files_before("found/") for row in pq.read_table(file, partitioning=None).to_pylist()
-        ]
+        old = [row for file in self._files_before("found/") for row in pq.ParquetFile(file).read().to_pylist()]
 
         def is_replaced(row: Mapping[str, Any]) -> bool:
             again = row["ticket"] in self._tickets or (not row["ticket"] and row["id"] in self._alone)

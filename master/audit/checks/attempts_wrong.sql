@@ -1,7 +1,6 @@
 -- warn: runs attempts (repeats)
 -- rule: Starts of a message are counted one by one.
--- means: The run log has a start too many or one too few: a start was not noted, or ran under a number that another one
---   had.
+-- means: The run log has a start too many or too few: one was not noted, or ran under another one's number.
 -- repair: Did another program change the attempts or the run log? Then this is its trace. If not, please report it.
 -- A start that nobody could note is not counted, and one may be noted twice; what was started in one call with a message
 -- that failed before it starts again under the number after.

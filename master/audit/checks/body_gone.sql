@@ -1,9 +1,7 @@
 -- bad: pending entry
 -- rule: A pending entry is in the stream.
--- means: The entry was trimmed or deleted before it was handled: its content is lost. XADD MAXLEN by a producer does
---   that too.
--- repair: Trim with `usher trim` only, which never cuts what is pending. The leader writes a dead letter of it (reason
---   body_gone).
+-- means: The entry was trimmed or deleted before it was handled (also by MAXLEN of an XADD): its content is lost.
+-- repair: Trim with `usher trim` only, which never cuts what is pending. The leader writes a dead letter (body_gone).
 SELECT stream, id, ticket, consumer AS owner,
        concat('pending for ', consumer, ', idle ', idle_ms, ' ms, deliveries ', deliveries) AS detail
   FROM entries WHERE consumer IS NOT NULL AND NOT in_stream

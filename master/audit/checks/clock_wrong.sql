@@ -1,7 +1,6 @@
 -- warn: time
 -- rule: A consumer's clock is that of Redis, within half a second.
--- means: Fencing tokens and the times of its records say how far it is off. Executions are compared with that taken
---   out; handlers that ask for the time get a wrong one.
+-- means: Fencing tokens and records say so. Executions are compared without it; handlers that ask get a wrong time.
 -- repair: Set the clock of that host, or of Redis' (NTP).
 SELECT stream, '' AS id, '' AS ticket, consumer AS owner,
        CASE WHEN above_us > below_us

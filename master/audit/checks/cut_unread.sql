@@ -1,5 +1,4 @@
 -- bad: stream groups
 -- rule: No entry leaves the stream before the group has read it (counted by Redis 7 or later).
--- means: Messages were sent and cut before anybody read them: MAXLEN or MINID of an XADD, XTRIM or XDEL. They were
---   never handled, and no letter tells of them.
+-- means: Messages were cut before anybody read them (MAXLEN, MINID, XTRIM, XDEL): never handled, and no letter tells.
 -- repair: Have them sent again; take the option out of the producer, and trim with `usher trim` only.

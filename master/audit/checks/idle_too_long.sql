@@ -1,7 +1,6 @@
 -- bad, Nothing moves: pending lease
 -- rule: An entry of a living incarnation is never idle for longer than one lease: its renewal touches it.
--- means: The lease is extended but this entry is not touched: the renewal cannot see it, or another program extends the
---   lease.
+-- means: The lease is extended, the entry not touched: the renewal cannot see it, or others extend the lease.
 -- repair: Restart that consumer; its tickets go to others.
 SELECT e.stream, e.id, e.ticket, e.consumer AS owner,
        concat('pending for ', e.consumer, ', idle ', e.idle_ms, ' ms, deliveries ', e.deliveries) AS detail

@@ -1,7 +1,6 @@
 -- bad: inbox record pending (inboxes)
 -- rule: What an inbox hands over is in the record of its ticket, under that fencing token or a later one.
--- means: The inbox names what its owner was not given: it runs a ticket that another one may have, or an entry that
---   nobody was given.
+-- means: The inbox names what its owner was not given: it runs what another one may have, or what nobody was given.
 -- repair: Did another program write to the inbox? Restart that consumer.
 WITH told AS (SELECT stream, owner, ticket, id, nth, fence FROM inboxes WHERE id IS NOT NULL),
 record AS (SELECT stream, ticket, max(fence) AS fence, max(owner) AS owner FROM tickets GROUP BY stream, ticket)

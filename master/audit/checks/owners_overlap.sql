@@ -1,10 +1,7 @@
 -- warn: ticket (suspects)
--- rule: Executions of a ticket under different fencing tokens that are both recorded follow one another, unless a
---   process was paused.
--- means: A former owner still ran while its successor did: at most one of them has an effect if the sink checks fencing
---   tokens.
--- repair: Look for pauses (suspend, swap, long collections) of the earlier owner, and for clocks that differ. Use a
---   fenced sink.
+-- rule: Recorded executions under different fencing tokens follow one another, unless a process was paused.
+-- means: A former owner still ran while its successor did: a sink that checks fencing tokens took the effect of one.
+-- repair: Look for pauses (suspend, swap, long collections) of the earlier owner, and at clocks. Use a fenced sink.
 WITH turns AS (SELECT stream, ticket, fence, consumer, max(end_least) AS end_least, max_by(id, end_least) AS id,
                       max_by(ended_us, end_least) AS ended_us, max(start_least) AS start_least
                  FROM suspects WHERE ticket <> '' GROUP BY stream, ticket, fence, consumer)

@@ -1,8 +1,6 @@
 -- bad: ticket runs entry (suspects)
--- rule: A success counts under the fencing token under which the ticket was handed over last; a former owner's
---   acknowledgement is refused.
--- means: A former owner's acknowledgement counted when another owner had its ticket: the message is over, and its
---   effect may be there twice.
+-- rule: A success counts under the fencing token of the last hand-over; a former owner's is refused.
+-- means: A former owner's success counted while another one had its ticket: it is over, its effect maybe there twice.
 -- repair: Did Redis fail over, or was it restored from a copy? Then this may be its trace. If not, please report it.
 -- Before such a success was recorded its ticket was handed over under a higher fencing token: an execution under that was
 -- recorded before, or is of this very message, for a message that is done is not handed over.

@@ -1,7 +1,6 @@
 -- warn: runs (suspects)
 -- rule: An execution ends after it starts, and of one owner's executions the first recorded has not begun last.
--- means: The consumer's clock was set back while the handler ran, or between two messages: proofs by time are weaker
---   around that moment.
+-- means: The consumer's clock was set back meanwhile: proofs by time are weaker around that moment.
 -- repair: Let NTP slew the clock, not step it.
 SELECT stream, id, ticket, consumer AS owner, ran AS detail FROM suspects WHERE end_us <> 0 AND end_us < start_us
 UNION ALL
