@@ -20,7 +20,7 @@ def _networks(value: str) -> str:
 def _keep(value: str) -> str:
     if value != "forever":
         try:
-            duration_s(value)
+            duration_s(value.removesuffix(" archived"))
         except click.BadParameter as wrong:
             raise ValueError(wrong.message) from None
     return value
@@ -67,11 +67,11 @@ class MasterSettings(CommonSettings):
     )
     trim_keep: Annotated[str, AfterValidator(_keep)] = Field(
         "24h",
-        description="How long entries are kept that no reader needs, while memory allows: 90m, 24h, 7d. forever: never"
-        " cut any.",
+        description="How long entries are kept that no reader needs, while memory allows: 90m, 24h, 7d. With a second"
+        " word, 24h archived, what is not archived is never cut (not of a work stream). forever: never cut any.",
     )
-    trim_archived: bool = Field(
-        False, description="Cut only entries that are archived too (see `usher trim`); not for a work stream."
+    min_idle_seconds: float = Field(
+        0.0, ge=0, le=86_400, description="Least idle time of a pending message that is looked for. 0: two leases."
     )
     sign_on_header: str = Field(
         "X-Forwarded-User",
@@ -98,6 +98,8 @@ class MasterSettings(CommonSettings):
         found = super().contradictions
         if self.tenant_field == "@stream" and self.sources is None:
             found.append("USHER_TENANT_FIELD: @stream needs several streams in USHER_TICKET_STREAM")
+        if 0 < self.min_idle_seconds < self.lease_seconds:
+            found.append("USHER_MIN_IDLE_SECONDS: a message of a living consumer may be idle for USHER_LEASE_SECONDS")
         if self.tenant_backlog_limit and not self.tenant_field:
             found.append("USHER_TENANT_BACKLOG_LIMIT: there are no tenants without USHER_TENANT_FIELD")
         if self.tenant_weights and not self.tenant_field:

@@ -250,8 +250,7 @@ class InboxReader(Service):
 
     def _ask(self, block_ms: int | None, count: int) -> tuple[list[InboxRecord], bool]:
         last = self._last_record
-        # If the trim is refused, what is left goes with the next records.
-        trim = [("XTRIM", self._inbox, "MINID", after(last))] if last != self._trimmed else []
+        trim = [("XTRIM", self._inbox, "MINID", after(last))] if last != self._trimmed else []  # refused: next time
         asked = [read_command(self._inbox, last, block_ms, count), *([] if self._is_idle else [self._any_tried])]
         try:
             replies = self._link.pipeline([*trim, *asked], (block_ms or 0) / 1000)[len(trim) :]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from usher.common.protocol.marks import NO_FIELDS, MarkFields, parse_weights
 from usher.master.settings import MasterSettings
 
-#: Most entries read, and handed over, at once; of 8 to 16 consumers twice to four times as many. Redis answers nobody
-#: else for about two milliseconds for each thousand.
+#: Most entries read, and handed over, at once, of up to 7 consumers: Redis answers nobody else for some 2 ms.
 BATCH = 1000
 #: Most entries of one ticket handed over at a time: with half of them done the leader hears of it in time for more.
 TICKET_WINDOW = 512
@@ -50,7 +49,7 @@ def limits_of(settings: MasterSettings) -> LeaderLimits:
         read_ahead=READ_AHEAD,
         reconcile_s=RECONCILE_S,
         sweep_s=SWEEP_S,
-        min_idle_ms=int(2000 * settings.lease_seconds),
+        min_idle_ms=int(1000 * (settings.min_idle_seconds or 2 * settings.lease_seconds)),
         ticket_field=settings.work_ticket_field,
         longest_message=settings.longest_message_bytes,
         marks=marks,

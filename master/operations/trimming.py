@@ -170,14 +170,14 @@ def _facts(
 
 
 def turn_s(trim_keep: str) -> float:
-    return 0.0 if trim_keep == "forever" else max(0.1, min(TRIM_S, duration_s(trim_keep) / 10))
+    return 0.0 if trim_keep == "forever" else max(0.1, min(TRIM_S, duration_s(trim_keep.split()[0]) / 10))
 
 
 def retention_of(settings: MasterSettings, *, work_stream: bool) -> Retention:
     """Return what is kept beside what readers need. A work stream is ours: nobody else looks at it, or archives it."""
-    if work_stream or settings.trim_keep == "forever":
+    if work_stream or (keep := settings.trim_keep) == "forever":
         return Retention()
-    return Retention(duration_s(settings.trim_keep), MEMORY_SHARE, settings.trim_archived, heeds_archive=True)
+    return Retention(duration_s(keep.split()[0]), MEMORY_SHARE, keep.endswith(" archived"), heeds_archive=True)
 
 
 def cut_call(

@@ -143,10 +143,7 @@ def test_what_a_living_consumer_has_is_pending_for_it_again(
     stage.check_done(T, ids)
 
 
-@_HOW
-def test_what_is_halted_is_pending_for_that_again_and_goes_on_when_it_is_redriven(
-    stage: Stage, take_out: Callable[[Stage, str], None]
-) -> None:
+def _halted(stage: Stage) -> tuple[MasterActor, ConsumerActor, list[bytes]]:
     m, a = stage.leader(reconcile_s=0.0), stage.consumer("a", policy="halt")
     ids = [*stage.send(T), *stage.send(T)]
     m.settle()
@@ -156,6 +153,14 @@ def test_what_is_halted_is_pending_for_that_again_and_goes_on_when_it_is_redrive
     run.fail(GiveUp("it cannot be done"))
     a.flush()
     m.settle()
+    return m, a, ids
+
+
+@_HOW
+def test_what_is_halted_is_pending_for_that_again_and_goes_on_when_it_is_redriven(
+    stage: Stage, take_out: Callable[[Stage, str], None]
+) -> None:
+    m, a, ids = _halted(stage)
     take_out(stage, "halted")
     _look_closer(m)
     m.settle()
@@ -170,15 +175,7 @@ def test_what_stands_behind_a_halted_message_is_claimed_again_when_that_is_redri
     stage: Stage, take_out: Callable[[Stage, str], None]
 ) -> None:
     """The index names it, and memory does not keep it."""
-    m, a = stage.leader(reconcile_s=0.0), stage.consumer("a", policy="halt")
-    ids = [*stage.send(T), *stage.send(T)]
-    m.settle()
-    a.read()
-    run = a.start()
-    assert run is not None
-    run.fail(GiveUp("it cannot be done"))
-    a.flush()
-    m.settle()
+    m, a, ids = _halted(stage)
     take_out(stage, "master")
     DeadLetters(stage.link, stage.keys).redrive(stage.world.letter_ids())
     stage.finish(m, [a])

@@ -214,7 +214,7 @@ def test_by_default_a_day_is_kept_and_less_when_memory_is_needed(
 
 @pytest.mark.parametrize(("streams", "archived_only"), [(STREAM, True), ("a,b", False)])
 def test_a_work_stream_is_cut_without_an_archive(redis_url: str, streams: str, archived_only: bool) -> None:
-    settings = MasterSettings(ticket_stream=streams, group="g", trim_archived=True)
+    settings = MasterSettings(ticket_stream=streams, group="g", trim_keep="24h archived")
     leading = LeaderServices(MasterContext(settings, redis_url), Metrics())
     [trimmer] = [service for service in leading.services if isinstance(service, Trimmer)]
     assert trimmer._retention.archived_only is archived_only

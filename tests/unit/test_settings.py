@@ -13,6 +13,7 @@ from tests.env_example import text
 from usher.common.base.errors import SettingsError
 from usher.common.runtime.settings import CommonSettings, environment, is_loopback, load, name_of, options
 from usher.consumer.settings import ConsumerSettings
+from usher.master.leader.limits import limits_of
 from usher.master.settings import MasterSettings, StreamerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,13 +39,8 @@ def test_all_that_a_pod_lacks_is_in_one_message(tmp_path: Path) -> None:
 
 
 def test_one_error_lists_every_bad_value() -> None:
-    bad = {
-        "USHER_REDIS_URL": "http://x",
-        "USHER_LEASE_SECONDS": "soon",
-        "USHER_BIND": "8700",
-        "USHER_TIKET_STREAM": "s",
-        "USHER_GROUP": "a b",
-    }
+    bad = {"USHER_REDIS_URL": "http://x", "USHER_LEASE_SECONDS": "soon", "USHER_BIND": "8700"}
+    bad |= {"USHER_TIKET_STREAM": "s", "USHER_GROUP": "a b"}
     with pytest.raises(SettingsError) as refused:
         load(MasterSettings, bad)
     told = "\n".join(refused.value.problems)
@@ -144,14 +140,14 @@ def test_reachable_from_elsewhere(address: str) -> None:
 @given(
     lease=st.floats(0.5, 3600),
     most=st.integers(0, 2000),
-    archived=st.booleans(),
+    archived=st.sampled_from(["24h", "7d archived"]),
     stream=st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="{},*?"), min_size=1, max_size=50),
 )
 def test_what_is_handed_to_a_child_program_reads_back_the_same(
-    lease: float, most: int, archived: bool, stream: str
+    lease: float, most: int, archived: str, stream: str
 ) -> None:
     settings = MasterSettings(
-        lease_seconds=lease, backlog_limit=most, trim_archived=archived, ticket_stream=stream, state_dir=Path("/x y")
+        lease_seconds=lease, backlog_limit=most, trim_keep=archived, ticket_stream=stream, state_dir=Path("/x y")
     )
     assert load(MasterSettings, environment(settings)) == settings
 
@@ -174,10 +170,17 @@ def test_a_command_gets_its_flags_as_one_dict_and_help_tells_default_and_variabl
     assert "[default: 5.0] [USHER_LEADER_LEASE_SECONDS]" in told
 
 
+def test_a_message_is_idle_after_two_leases_or_as_set_and_not_before_one() -> None:
+    idle_ms = [limits_of(MasterSettings(min_idle_seconds=given)).min_idle_ms for given in (0.0, 60.0)]
+    assert idle_ms == [20_000, 60_000]
+    with pytest.raises(SettingsError, match="USHER_MIN_IDLE_SECONDS"):
+        load(MasterSettings, {"USHER_MIN_IDLE_SECONDS": "9"})
+
+
 @pytest.mark.parametrize("value", ["on", "off"])
 def test_what_help_offers_for_a_switch_is_taken(value: str) -> None:
-    assert load(MasterSettings, {}, {"trim_archived": value}).trim_archived is (value == "on")
-    assert load(MasterSettings, {"USHER_TRIM_ARCHIVED": value}).trim_archived is (value == "on")
+    assert load(StreamerSettings, {}, {"outbox_wait_aof": value}).outbox_wait_aof is (value == "on")
+    assert load(StreamerSettings, {"USHER_OUTBOX_WAIT_AOF": value}).outbox_wait_aof is (value == "on")
 
 
 @pytest.mark.parametrize("cls", [CommonSettings, MasterSettings, ConsumerSettings])
