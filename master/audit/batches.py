@@ -137,22 +137,12 @@ class BulkReader(Link):
                     yield [row for rows in found for row in rows]
                 return
 
-    def hash_pages(self, key: str) -> Iterator[list[bytes]]:
-        """Yield flat pages of names and values; fields that change meanwhile may come twice or not at all."""
+    def pages(self, command: Sequence[Any], *options: Any) -> Iterator[list[bytes]]:
+        """Yield what HSCAN and SCAN give: what changes meanwhile may come twice or not at all."""
         cursor = b"0"
         while True:
-            cursor, flat = self.call("HSCAN", key, cursor, "COUNT", 2000)
-            if flat:
-                yield flat
-            if cursor == b"0":
-                return
-
-    def scan(self, pattern: str) -> Iterator[bytes]:
-        """Yield keys that match a pattern (SCAN: it walks over every key of the database)."""
-        cursor = b"0"
-        while True:
-            cursor, found = self.call("SCAN", cursor, "MATCH", pattern, "COUNT", 5000)
-            yield from found
+            cursor, found = self.call(*command, cursor, *options)
+            yield found
             if cursor == b"0":
                 return
 
@@ -242,26 +232,31 @@ def pending(
 def _pending(
     reader: BulkReader, bodies: BulkReader, keys: Keys, field: bytes, everything: bool, span: Span
 ) -> Iterator[pa.RecordBatch]:
-    (start, last), now_ms, nobody = span, wall_ms(), (None, None, None)
+    (start, last), now_ms = span, wall_ms()
+    pending: dict[bytes, Sequence[Any]] = {}
 
-    def batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-        names = ("id", "consumer", "idle_ms", "deliveries")
-        told: dict[str, Any] = {name: [row[at] for row in rows] for at, name in enumerate(names)}
-        told["id"] = _texts(told["id"])
-        told |= _places(told["id"])
-        told["ticket"] = [None if flat is None else ticket_in(flat, field) for *_, flat in rows]
-        told["age_ms"] = pc.subtract(pa.scalar(now_ms, _NUMBER), told["ms"])
-        return _batch(PENDING, len(rows), stream=keys.stream, in_stream=[row[4] is not None for row in rows], **told)
+    def batch(found: Sequence[bytes], tickets: Sequence[bytes | None] | None) -> pa.RecordBatch:
+        """``tickets`` None: these are not in the stream."""
+        ids, owned = _texts(found), [pending.pop(one, (None, None, None, None)) for one in found]
+        told = {name: [row[at] for row in owned] for at, name in enumerate(("consumer", "idle_ms", "deliveries"), 1)}
+        place = _places(ids)
+        told |= place | {
+            "age_ms": pc.subtract(pa.scalar(now_ms, _NUMBER), place["ms"]),
+            "in_stream": tickets is not None,
+        }
+        return _batch(PENDING, len(ids), stream=keys.stream, id=ids, ticket=tickets, **told)
+
+    def entries(page: Sequence[Any]) -> pa.RecordBatch:
+        rows = page if everything else [row for row in page if row[0] in pending]
+        return batch([row[0] for row in rows], [ticket_in(row[1], field) for row in rows])
 
     for rows in reader.pending_pages(keys, start, last):
-        pending, highest = {row[0]: row[1:] for row in rows}, rows[-1][0]
+        pending, highest = {row[0]: row for row in rows}, rows[-1][0]
         pages = bodies.entries(keys.stream, start, highest) if everything else bodies.bodies(keys.stream, [*pending])
-        for page in pages:
-            yield batch([(one, *pending.pop(one, nobody), flat) for one, flat in page if everything or one in pending])
-        yield batch([(one, *owned, None) for one, owned in pending.items()])
+        yield from map(entries, pages)
+        yield batch([*pending], None)
         start = b"(" + highest
-    for page in bodies.entries(keys.stream, start, last) if everything else ():
-        yield batch([(one, *nobody, flat) for one, flat in page])
+    yield from map(entries, bodies.entries(keys.stream, start, last) if everything else ())
 
 
 def stream(
@@ -376,7 +371,7 @@ def is_ascending(ids: Sequence[bytes]) -> bool:
 
 def tickets(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
     """Yield the index of tickets. A record may come twice while the index grows."""
-    for flat in reader.hash_pages(keys.tickets):
+    for flat in reader.pages(("HSCAN", keys.tickets), "COUNT", 2000):
         rows: list[tuple[Any, ...]] = []
         for name, stored in zip(flat[::2], flat[1::2], strict=True):
             try:
@@ -418,7 +413,7 @@ def _handed_over(row: list[Any]) -> list[tuple[Any, ...]]:
 
 
 def attempts(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
-    for flat in reader.hash_pages(keys.attempts):
+    for flat in reader.pages(("HSCAN", keys.attempts), "COUNT", 2000):
         known = [decode(stored) for stored in flat[1::2]]
         counts = {"attempts": [one.starts for one in known], "failures": [one.failures for one in known]}
         yield _batch(ATTEMPTS, len(known), stream=keys.stream, id=flat[::2], **counts)

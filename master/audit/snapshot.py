@@ -273,10 +273,10 @@ def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:
 def _left_over(reader: BulkReader, keys: Keys) -> set[bytes]:
     kinds = keys.inbox("").encode(), keys.lease("").encode()
     mark = keys.unproven("").removeprefix(keys.lease("")).encode()  # beside a lease
-    found = [*reader.scan(_GLOB.sub(r"\\\1", keys.prefix) + "*")] if may_scan(reader) else []
-    return {
-        one.removeprefix(kind) for one in found for kind in kinds if one.startswith(kind) and not one.endswith(mark)
-    }
+    options = ("MATCH", _GLOB.sub(r"\\\1", keys.prefix) + "*", "COUNT", 5000)
+    found = [one for page in reader.pages(("SCAN",), *options) for one in page] if may_scan(reader) else []
+    names = [(one, kind) for one in found for kind in kinds if one.startswith(kind)]
+    return {one.removeprefix(kind) for one, kind in names if not one.endswith(mark)}
 
 
 def may_scan(link: Link) -> bool:
