@@ -115,8 +115,8 @@ class RetryLater(UsherError):
 
 def readable(raised: BaseException) -> BaseException:
     """Return ``raised``, or a TypeError in place of one that cannot be looked at, such as a RetryLater without a usable
-    ``after_s``: a handler's own subclass may not have called ours. In place of a group: a GiveUp in it, or, where all
-    in it are of one type, the first of them, and of RetryLaters the one that asks for most."""
+    ``after_s``: a handler's own subclass may not have called ours. In place of a group: a GiveUp in it, or, where it
+    has nothing else, the RetryLater that asks for most."""
     try:
         if isinstance(raised, BaseExceptionGroup):
             leaves, groups = list[BaseException](), [raised]
@@ -124,9 +124,8 @@ def readable(raised: BaseException) -> BaseException:
                 groups += [one for one in group.exceptions if isinstance(one, BaseExceptionGroup)]
                 leaves += [one for one in group.exceptions if not isinstance(one, BaseExceptionGroup)]
             given_up = next((one for one in leaves if isinstance(one, GiveUp)), None)
-            is_one = len({RetryLater if isinstance(one, RetryLater) else type(one) for one in leaves}) == 1
-            most = max(leaves, key=lambda one: one.after_s if isinstance(one, RetryLater) else 0.0)
-            raised = given_up or (most if is_one else raised)
+            later = [one for one in leaves if isinstance(one, RetryLater)]
+            raised = given_up or (max(later, key=lambda one: one.after_s) if len(later) == len(leaves) else raised)
         if isinstance(raised, RetryLater) and math.isnan(float(raised.after_s)):
             raise ValueError("not a number")
     except BaseException as problem:

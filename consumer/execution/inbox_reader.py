@@ -98,7 +98,7 @@ _FULL_S = 0.01
 #: smaller ones are no load.
 _HEAVY, _WORTH_A_LOOK = 4096, 256
 #: Most records of the inbox read by one call. The new entries of a record have about 8 MiB, unless their sizes were a
-#: surprise (master/dispatch/stream_cursor.py), and their bodies in it 1 MiB (master/leader/entries.py).
+#: surprise (master/dispatch/stream_cursor.py), and their bodies in it up to 4 MiB (master/leader/entries.py).
 _MOST_RECORDS = 16
 
 

@@ -170,7 +170,8 @@ class Outages:
                 return None
             outage.is_declared |= how == DECLARED
             failed_s = now_s - outage.tickets.get(ticket, outage.since_s)
-            is_partly = now_s < outage.others_s + _OTHERS_S or len(outage.tickets) < _ALIKE
+            is_few = len(outage.tickets) < _ALIKE and now_s >= outage.heard_s + _FORGOTTEN_S
+            is_partly = is_few or now_s < outage.others_s + _OTHERS_S
             if is_partly and not outage.is_declared and failed_s >= _PARTLY_S:
                 return None
             is_news = not outage.is_on or now_s >= outage.told_s + _TOLD_EVERY_S
@@ -248,9 +249,9 @@ class Outages:
             return None
 
     def wonders(self, now_s: float) -> bool:
-        """Return whether fewer fail here than are an outage: the others may be at other consumers. At most once a
-        second."""
-        if now_s < self._wondered_s + 1.0 or all(one.is_on or one.least > 1 for one in [*self.known.values()]):
+        """Return, at most once a second, whether fewer fail here than are an outage: others may at other consumers."""
+        known = [*self.known.values()]
+        if now_s < self._wondered_s + 1.0 or all(one.least > 1 or len(one.tickets) >= _ALIKE for one in known):
             return False
         self._wondered_s = now_s
         return True

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from usher.common.base.clock import wall_ms
 from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.attempts import Attempts, encode
 from usher.common.protocol.keys import Keys
@@ -21,7 +22,7 @@ from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argumen
 
 _NO_ERROR = NotedError(b"", b"")
 _NO_ERRORS: Mapping[bytes, NotedError] = MappingProxyType({})
-_SOME = 40  # last errors that are looked at
+_SOME, _NEW_MS = 40, 60_000  # last errors that are looked at, and how old they may be
 
 
 class Renewal(NamedTuple):
@@ -181,12 +182,11 @@ class OwnerScripts:
         return list(reply[1])
 
     def some_errors(self) -> list[LastError]:
-        """Return the last errors of some messages of the group, of whichever consumer, at random. Without a right to
-        see them: none."""
+        """Return new errors of some messages of the group, at random; none without a right to see them."""
         found: Sequence[bytes] = ()
         with contextlib.suppress(CommandRefused):  # `usher doctor` tells of rights
             found = self._scripts.link.call("HRANDFIELD", self._keys.errors, _SOME, "WITHVALUES")
-        return [error for error in map(decode_error, found[1::2]) if error is not None]
+        return [one for one in map(decode_error, found[1::2]) if one and one.at_ms >= wall_ms() - _NEW_MS]
 
     def drain(self, lease_ms: int) -> None:
         self._check(self._scripts.run("drain", (self._lease, self._keys.changed), (lease_ms, self._incarnation)))

@@ -429,6 +429,7 @@ class Dispatcher(Service):
         assert self._steps is not None
         handed = 0
         for _ in range(_PLANS_PER_TURN):
+            self.made_progress()  # of many consumers' messages, each takes a while
             plan = self.board.plan(self._cursor.batch(self.board), now_s())
             if plan is None:
                 break

@@ -36,8 +36,7 @@ _LONGEST_ID = 41
 #: the newest entry was small, a read may bring more.
 _FIRST_READ, _GROWTH, _READ_BYTES = 4, 4, 8 * 1024 * 1024
 _LONGEST = LONGEST_TICKET + _LONGEST_ID
-#: Of more than four consumers, so many times as many entries are read at once.
-_MOST_BATCHES = 4
+_MOST_BATCHES = 4  # of 16 consumers or more, so many times as many entries are read at once
 #: Seconds between saves: at most this much comes again when the group is lost.
 _SAVE_POSITION_S = 1.0
 

@@ -81,7 +81,9 @@ class TestJudge:
         assert isinstance(verdict.error, MessageFailed)
         assert (told or "named this message") in str(verdict.error)
 
-    @pytest.mark.parametrize("raised", [ValueError("boom"), GiveUp("boom"), SystemExit("boom")])
+    @pytest.mark.parametrize(
+        "raised", [ValueError("boom"), GiveUp("boom"), SystemExit("boom"), ExceptionGroup("boom", [PartialFailure({})])]
+    )
     def test_a_call_of_several_that_fails_as_a_whole_is_nobodys_fault_yet(self, raised: BaseException) -> None:
         verdicts = judge(self.PARTS, None, raised)
         assert [verdict.done for verdict in verdicts] == [0, 0]
