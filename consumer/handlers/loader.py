@@ -112,7 +112,7 @@ def check_ran(result: object) -> None:
     try:
         kind, is_future = unfinished_kind(result), isinstance(result, Future)
     except Exception as problem:  # a stand-in for an object that cannot be had; it runs nothing later
-        if problem is result or isinstance(result, type):
+        if problem is result or issubclass(type(result), type):
             raise
         return
     if kind:
