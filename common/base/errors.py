@@ -123,8 +123,8 @@ def readable(raised: BaseException) -> BaseException:
             for group in groups:
                 groups += [one for one in group.exceptions if isinstance(one, BaseExceptionGroup)]
                 leaves += [one for one in group.exceptions if not isinstance(one, BaseExceptionGroup)]
-            given_up = next((one for one in leaves if isinstance(one, GiveUp)), None)
             later = [one for one in leaves if isinstance(one, RetryLater)]
+            given_up = next((one for one in leaves if isinstance(one, GiveUp)), None)
             raised = given_up or (max(later, key=lambda one: one.after_s) if len(later) == len(leaves) else raised)
         if isinstance(raised, RetryLater) and math.isnan(float(raised.after_s)):
             raise ValueError("not a number")

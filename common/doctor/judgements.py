@@ -796,8 +796,8 @@ def _consumers(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[Doctor
         yield (WARN if stream.leader else BAD)("dead consumers", _few(dead), means, do)
     if strangers := _pending_of(stream, "unknown"):
         means = (
-            "another program has read from Usher's group; the sweep takes these entries back after two leases, and"
-            " order may suffer"
+            "another program has read from Usher's group; the sweep takes these entries back once they are idle"
+            " (USHER_MIN_IDLE_SECONDS), and order may suffer"
         )
         yield WARN("strangers", _few(strangers), means, "let other programs use a group of their own")
     if stream.idle_ms > 2 * facts.lease_ms:
@@ -805,7 +805,7 @@ def _consumers(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[Doctor
         means = (
             "a living consumer touches what it holds with every renewal; is USHER_LEASE_SECONDS the same everywhere?"
         )
-        yield WARN("idle entries", seen, means, "compare USHER_LEASE_SECONDS of masters and consumers")
+        yield WARN("idle entries", seen, means, "compare USHER_LEASE_SECONDS of all, and USHER_MIN_IDLE_SECONDS")
 
 
 def _pending_of(stream: TicketStreamFacts, state: str) -> list[str]:

@@ -131,10 +131,12 @@ class StreamCursor:
         if not new.digest and new.found and read.found and rank(read.found[0].id) <= rank(new.found[-1].id):
             raise ReplyUnknown("the group was set back while entries that it was given were not taken yet")
         self._note(read if new.digest else replace(read, position=new.position, found=[*new.found, *read.found]), count)
-        if is_mismatch:
-            self._reject_notification()
+        if is_mismatch and self._notifier is not None:
+            self._notifier.reject()
 
     def _note(self, read: NewEntries, count: int, newest: int = 0) -> None:
+        if read.found and not self.may_have_more and self._notifier is not None:
+            self._notifier.reset()  # it has not told of these: its server may be one that was replaced
         self._read = read
         if read.found:
             self.last_read = read.found[-1].id
@@ -163,8 +165,8 @@ class StreamCursor:
 
     def follow(self, position: bytes) -> None:
         """Follow the group to its position: else each notification would tell of entries that others were given."""
-        if position == self._told:
-            self._reject_notification()
+        if position == self._told and self._notifier is not None:
+            self._notifier.reject()
         self.last_read, self._told = position, b""
 
     @property
@@ -198,10 +200,6 @@ class StreamCursor:
             self._may_have_more = True  # nobody tells of what comes meanwhile
         elif self._notifier is not None:
             self._notifier.arm(self.last_read, self._notification_limit)
-
-    def _reject_notification(self) -> None:
-        if self._notifier is not None:
-            self._notifier.reject()
 
     def batch(self, board: Board) -> int:
         """Return the most entries read, and handed over, at once: of many consumers each would get only a few."""

@@ -102,19 +102,8 @@ def test_a_viewer_sees_no_buttons_and_is_refused(looking: Looking, system: Syste
     until(lambda: system.letters() > before, 30, "there is a dead letter")
     looking.sign_in(VIEWER)
     page = looking.page
-    for path in (
-        "/",
-        "/tickets",
-        "/tickets/INC-19",
-        "/consumers",
-        "/dead-letters",
-        "/delayed",
-        "/streams",
-        "/audit",
-        "/doctor",
-        "/rules",
-        "/actions",
-    ):
+    paths = ("/", "/tickets", "/tickets/INC-19", "/consumers", "/dead-letters", "/delayed", "/streams")
+    for path in (*paths, "/audit", "/doctor", "/rules", "/actions"):
         assert looking.go(path).status == 200
         buttons = page.locator("main button").all_inner_texts()
         assert set(buttons) <= {"Filter"}, path

@@ -10,8 +10,11 @@ from tests.integration.actors import Stage
 from tests.integration.ears import Ear
 from tests.integration.factories import FIELD, World
 from tests.integration.test_protocol_rules import T
+from usher.common.base.clock import now_s
 from usher.common.protocol.stream_id import ZERO
+from usher.common.redis.client import Link
 from usher.master.dispatch.stream_cursor import IDLE_READ_S, StreamCursor
+from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
 from usher.master.leader.leader_scripts import NotificationMismatch
 from usher.master.policy.board.board import Board
@@ -21,7 +24,7 @@ from usher.master.policy.board.plans import NOTHING
 class Looker:
     """A cursor, what it may ask for, and a plan of nothing for what it sees."""
 
-    def __init__(self, world: World, batch: int = 1000, ear: Ear | None = None, room: int = 10_000) -> None:
+    def __init__(self, world: World, batch: int = 1000, ear: StreamNotifier | None = None, room: int = 10_000) -> None:
         self.world, self.leader = world, world.elect()
         self.leader.begin()
         self.board = Board(10)
@@ -143,6 +146,18 @@ def test_what_was_heard_while_there_is_no_room_is_read_when_there_is(world: Worl
     looker.look(IDLE_READ_S / 2)
     looker.look_on()
     assert looker.seen == ids
+
+
+def test_a_bell_that_does_not_tell_of_what_a_look_finds_connects_anew(world: World) -> None:
+    bell = StreamNotifier(Link(world.link.url, "test:bell"), "of a server that was replaced")
+    looker = Looker(world, ear=bell)
+    looker.look()
+    looker.cursor.arm(looker.board)
+    world.send(b"T")
+    looker.look(now_s() + IDLE_READ_S)
+    looker.cursor.arm(looker.board)
+    assert bell._link.connections == 2
+    bell.close()
 
 
 @pytest.mark.parametrize("is_much", [False, True])

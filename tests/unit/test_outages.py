@@ -210,13 +210,9 @@ def test_more_tickets_than_are_remembered_wait_too(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("raised", "is_one"),
     [
-        (TimeoutError(), True),
-        (OSError(113, "no route"), True),
-        (KeyError("x"), False),
-        (FileNotFoundError(), False),
+        *((one, True) for one in (TimeoutError(), OSError(113, "no route"), NoGateway("an answer"))),
         (HTTPError("", 503, "Service Unavailable", Head(), None), True),
-        (NoGateway("an answer"), True),
-        (Unlookable("at"), False),
+        *((one, False) for one in (KeyError("x"), FileNotFoundError(), Unlookable("at"))),
     ],
 )
 def test_the_type_of_an_error_its_cause_or_its_part_tells_of_a_connection(raised: Exception, is_one: bool) -> None:

@@ -40,7 +40,7 @@ def _index_afterwards(steps: LeaderScripts, plan: HandOverPlan, news: NewEntries
 
 
 def _again(send: Any) -> Any:
-    """What redis-py does by default, here only once: it connects anew, sends again, and tells nobody. So a transaction
+    """The default of redis-py, here only once: it connects anew, sends again, and tells nobody. So a transaction
     goes over a connection that watches nothing."""
 
     def sent(link: Link, *commands: Any, **more: Any) -> Any:
