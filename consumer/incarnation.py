@@ -161,7 +161,7 @@ class Incarnation:
         self.reporter = Reporter(
             masters, name, taken.registration.slots, capacity, taken.ticket_window, lambda: self.lanes.keeps_up
         )
-        self.reporter.retrying, self.lanes.on_retry = lambda: self.lanes.retrying, self.reporter.hear_of_retry
+        self.reporter.retrying, self.lanes.on_retry = lambda: len(self.lanes.board.waiting), self.reporter.hear_of_retry
         waits = linger(FLUSH_S, settings.ack_mode == "strict", capacity - slots, taken.ticket_window)
         ack_link, beat_link = link("ack"), link("beat", max(0.2, taken.lease_s / 3))
         self.acker = Acker(

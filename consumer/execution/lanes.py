@@ -251,11 +251,6 @@ class Lanes:
     def running(self) -> int:
         return self.board.running + self.board.running_apart
 
-    @property
-    def retrying(self) -> int:
-        """Return how many tickets wait for a retry: a glance, without the lock."""
-        return len(self.board.waiting)
-
     def load(self) -> tuple[int, int]:
         return len(self.board.lanes), len(self.board.held_ids)
 

@@ -112,7 +112,9 @@ class DataSet:
         try:
             told = json.loads(self._log.read_bytes())
             return [Commit(**one) for one in told["commits"]], told["replaced"]
-        except FileNotFoundError:
+        except FileNotFoundError as lost:
+            if any(self._staging not in file.parents for file in self.folder.rglob("*.parquet")):
+                raise StartRefused(f"the archive's {self._log} is gone, and its files are there; {_HELP}") from lost
             return [], []
         except (OSError, ValueError, TypeError, KeyError) as unreadable:
             raise StartRefused(f"the archive's {self._log} cannot be read ({unreadable}); {_HELP}") from unreadable
