@@ -24,7 +24,11 @@ def main() -> None:
             proof = Proof(made, settings, stream, settings.folder / "archive", reading)
             proven = proof.run(again=line.strip() == "again")
             found = [(one.check.name, example.id) for one in proven.fresh for example in one.examples]
-            told = {"total": proven.total, "new": proven.executions, "found": found, "unproven": proven.unproven}
+            told = {"total": proven.total, "new": proven.executions, "unproven": proven.unproven}
+            if line.strip() != "again":
+                with (settings.folder / "told").open("ab") as out:  # one that is killed may tell it again
+                    out.writelines(orjson.dumps(one) + b"\n" for one in found)
+                proof.commit()
             print(orjson.dumps(told | {"standing": proven.standing, "run": proven.run}).decode(), flush=True)
 
 

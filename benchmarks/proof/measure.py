@@ -24,7 +24,6 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.deploy.bench.rig import BenchFailed, cpu_seconds, family, redis_version
-from usher.master.audit.archive import mark_told
 
 _KEYS = Keys("bench_proof", "bench_group")
 
@@ -129,7 +128,7 @@ def measure(
         each = scale.executions // scale.steps
         history = History(_KEYS, archive, each, scale.tickets, scale.hot, scale.faults, first_ms)
         try:
-            steps, told, made, usual_s = [], [], 0, 5.0
+            steps, made, usual_s = [], 0, 5.0
             for step in range(scale.steps):
                 made += history.add(link, step)
                 if step in killed_at:
@@ -138,13 +137,12 @@ def measure(
                 assert answer is not None
                 if scale.engine == "local":
                     prover.end()
-                told += [tuple(one) for one in answer["found"]]
-                mark_told(archive, _KEYS)
                 _check(answer["total"] == made, f"step {step}: {answer['total']} of {made} executions are proven")
                 _check(not answer["unproven"], f"step {step}: {answer['unproven']}")
                 steps.append(answer | {"cold": scale.engine == "spark" and (step == 0 or step in killed_at)})
                 usual_s = answer["seconds"]
                 progress()
+            told = {tuple(orjson.loads(line)) for line in (folder / "told").read_bytes().splitlines()}
             _check(sorted(told) == sorted(history.seeded), f"told {sorted(told)} of {sorted(history.seeded)}")
             whole = prover.ask("again")
             assert whole is not None

@@ -435,28 +435,13 @@ def nothing_new(folder: Path, link: Link, keys: Keys) -> bool:
     seconds, micros = link.call("TIME")
     last = proofs.last()
     with contextlib.suppress(GroupMissing):
-        if last is not None and told_until(proofs) >= last.number and last.facts["seen"] == seen(link, keys):
+        if last is not None and last.facts["seen"] == seen(link, keys):
             note(link, keys, last.facts["span"]["since_ms"], int(seconds) * 1000 + int(micros) // 1000)
             return True
     return False
 
 
-def told_until(proofs: DataSet) -> int:
-    try:
-        return int((proofs.folder / "_told").read_text())
-    except (OSError, ValueError):
-        return 0
-
-
-def mark_told(folder: Path, keys: Keys) -> None:
-    """Findings and holes of a run that is killed before are told by the next one. Raises StartRefused."""
-    *_, proofs = data_sets(folder, keys)
-    if (last := proofs.last()) is not None:
-        with refusing("this was told, but the next run tells the same once more"):
-            (proofs.folder / "_told").write_text(str(last.number))
-
-
-def note(link: Link, keys: Keys, since_ms: int | None, until_ms: int, *more: str | int) -> None:
+def note(link: Link, keys: Keys, since_ms: int | None, until_ms: int, *more: str | int | bytes) -> None:
     """Note in Redis what is proven, for metrics and the doctor; only after the commit."""
     since = () if since_ms is None else ("proven_since_ms", since_ms)
     former = link.call("HGET", keys.archived, "proven_until_ms")

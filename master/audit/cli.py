@@ -266,8 +266,8 @@ def _tell(
     archived execution until now, without a gap, or where it did not.
 
     The cost follows what is new, and nothing new costs nothing. Run it as often as the run log is long: it is
-    proven only what was archived before it was cut. Exit code 1: findings, or holes in the proof, that nobody was told
-    of yet."""
+    proven only what was archived before it was cut. Exit code 1: findings, or holes in the proof, that no former run
+    has told."""
 )
 @_TO
 @click.option("--all", "again", is_flag=True, help="Prove the whole archive once more, and commit nothing.")
@@ -277,40 +277,39 @@ def _tell(
 def prove(folder: Path | None, again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> None:
     settings = reachable().model_copy(update={"keep_days": keep_days, "bodies": bodies})
     place, is_well = _folder(settings, folder), True
-    from usher.master.audit.archive import locked, mark_told, nothing_new
+    from usher.master.audit.archive import locked, nothing_new
 
     is_old = functools.partial(with_link, settings, do=functools.partial(nothing_new, place))
     with locked(place):
         if again or not all(map(is_old, settings.streams)):
-            report, holes = _prove(settings, place, again)
-            _show(settings.folder / "proof.html", report, as_json, {"archive": str(place), "new": True})
-            is_well = not report.found and not holes
+            is_well = _prove(settings, place, again, as_json)
         elif as_json:
             print_json({"archive": str(place), "new": False})
         else:
             console().print("Nothing is new: what was proven is proven until now.")
-        if not again:
-            for stream in settings.streams:
-                mark_told(place, settings.keys(stream))
     sys.exit(0 if is_well else 1)
 
 
-def _prove(settings: AuditChoices, place: Path, again: bool) -> tuple[AuditReport, int]:
+def _prove(settings: AuditChoices, place: Path, again: bool, as_json: bool) -> bool:
     from usher.master.audit.proof import PROVES, Proof
     from usher.master.audit.report import AuditReport
 
     started_ns, archive = time.time_ns(), place if again else None
     with session(settings, settings.redis_url, os.environ, archive, local=not again) as (engine, reading):
-        proven = [Proof(engine, settings, stream, place, reading).run(again=again) for stream in settings.streams]
+        proofs = [Proof(engine, settings, stream, place, reading) for stream in settings.streams]
+        proven = [one.run(again=again) for one in proofs]
     found, unproven = ([told for one in proven for told in getattr(one, what)] for what in ("fresh", "unproven"))
     told = {"figures": {"executions": sum(one.executions for one in proven)}, "checks": PROVES}
     told["proven"] = tuple(one.sentence() for one in proven)
-    return AuditReport.of(settings, started_ns, found, unproven, **told), sum(one.holes for one in proven)
+    report = AuditReport.of(settings, started_ns, found, unproven, **told)
+    _show(settings.folder / "proof.html", report, as_json, {"archive": str(place), "new": True})
+    for one in () if again else proofs:
+        one.commit()
+    return not report.found and not any(one.holes for one in proven)
 
 
 @audit.command(
-    help="""Compare running totals of log consumers (tables checkpoints and consumer_states) with canonical data: the
-    archive, or a query.
+    help="""Compare running totals of log consumers (tables checkpoints and consumer_states) with the archive.
 
     Shows name, total and last id of each that differs; writes nothing unless --apply is given. Exit code 1: some
     differ."""
@@ -325,76 +324,36 @@ def _prove(settings: AuditChoices, place: Path, again: bool) -> tuple[AuditRepor
 )
 @click.option("--object", "kind", default="", help="Only messages with this value in the field object.")
 @click.option("--state-key", default="total", show_default=True, help="The number in a consumer's state.")
-@click.option("--source-url", default="", help="Database of --source-query.")
-@click.option(
-    "--source-query",
-    default="",
-    help="Instead of the archive: a query that returns the total; for consumers at the end of the stream.",
-)
 @click.option("--apply", "do_apply", is_flag=True, help="Write the correct totals.")
 @_TO
 @JSON
-def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **source: Any) -> None:
+def reconcile(
+    states_url: str, value: str, kind: str, state_key: str, do_apply: bool, folder: Path | None, as_json: bool
+) -> None:
     from usher.master.audit import reconcile as reconciler
+    from usher.master.audit.archive import data_sets, locked
 
     settings: AuditChoices = click.get_current_context().obj
     stream, *others = settings.streams
     if others:
         raise StartRefused("reconcile looks at one stream: set USHER_TICKET_STREAM, or name one by --streams")
-    states = reconciler.read_states(states_url, stream, state_key)
-    wanted, limits = (_from_query if source["source_query"] else _from_archive)(settings, states, source)
+    states, place = reconciler.read_states(states_url, stream, state_key), _folder(settings, folder)
+    data, *_ = data_sets(place, settings.keys(stream))
+    with locked(place):
+        if data.recover() is None:
+            raise StartRefused(f"there is no archive of {stream} in {place}: run `usher audit archive` first")
+        with session(settings, "", os.environ, place) as (engine, _):
+            wanted = reconciler.totals_of_archive(engine, data, value, kind, states)
     rows = []
-    for state, total in zip(states, wanted, strict=True):
-        why = next((why for fits, why in limits if fits(rank(state.last_id.encode()))), "")
+    for state, (total, why) in zip(states, wanted, strict=True):
         agrees, number = not why and state.total == total, reconciler.to_json_number
         applies = do_apply and not why and not agrees
         applied = reconciler.apply(states_url, state_key, state, total) if applies else None
-        told = (None if why else number(total), state.last_id, number(state.total), agrees, why.format(state.last_id))
+        told = (None if why else number(total), state.last_id, number(state.total), agrees, why)
         rows.append((state.name, *told, applied))
     names = ("name", "total", "last_id", "has", "agrees", "why", "applied")
     _tell(as_json, {"stream": stream}, "consumers", "Totals as they should be", names, rows)
     sys.exit(0 if all(agrees or applied for *_, agrees, _, applied in rows) else 1)
-
-
-#: The totals of consumers, and (does it fit the rank of a checkpoint, why its total is not known then).
-_Wanted = tuple[list[Any], list[tuple[Callable[[int], bool], str]]]
-
-
-def _from_archive(settings: AuditChoices, states: list[Any], source: dict[str, Any]) -> _Wanted:
-    from usher.master.audit import reconcile as reconciler
-    from usher.master.audit.archive import data_sets, locked
-
-    place = _folder(settings, source["folder"])
-    data, *_ = data_sets(place, settings.keys(settings.streams[0]))
-    with locked(place):
-        last = data.recover()
-        if last is None:
-            raise StartRefused(
-                f"there is no archive of {settings.streams[0]} in {place}: run `usher audit archive` first, or give"
-                " --source-query"
-            )
-        with session(settings, "", os.environ, place) as (engine, _):
-            wanted = reconciler.totals_of_archive(engine, data, source["value"], source["kind"], states)
-        gaps = [one for one in data.chain() if one.gap]
-    limits: list[tuple[Callable[[int], bool], str]] = [
-        (rank(one.after.encode()).__lt__, f"the archive has a gap: {one.gap}; compare with --source-query")
-        for one in gaps
-    ]
-    ends = f"the archive ends at {last.last}, before its checkpoint"
-    return wanted, [*limits, (rank(last.last.encode()).__lt__, ends)]
-
-
-def _from_query(settings: AuditChoices, states: list[Any], source: dict[str, Any]) -> _Wanted:
-    from usher.common.redis.replies import TicketStream
-    from usher.master.audit import reconcile as reconciler
-
-    settings = reachable(settings)
-    # Before the stream is read: rows that the query counts are then in the stream, or were still in the outbox.
-    total = reconciler.total_of_query(source["source_url"], source["source_query"])
-    span = with_link(settings, settings.streams[0], lambda link, keys: TicketStream(link, keys).span())
-    end = span.last_generated if span else ZERO
-    behind = f"it is at {{}}, the stream at {end.decode()}: compare when it is at the end"
-    return [total] * len(states), [(rank(end).__gt__, behind)]
 
 
 @click.command(

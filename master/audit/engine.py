@@ -199,7 +199,7 @@ class SparkEngine(Engine):
 
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
         if not files or self.hold or (self.is_far and rows is None):
-            read = (pq.ParquetFile(one).read(schema.names) for one in files)
+            read = (pq.ParquetFile(one).read(schema.names).cast(schema) for one in files)
             self.arrow(name, pa.concat_tables([schema.empty_table(), *read]))
             return
         from pyspark.sql.pandas.types import from_arrow_schema

@@ -34,7 +34,7 @@ _NAMES = schema_of("stream name")
 _LIMITS = schema_of("", "owner_idle_ms parked_ms deliveries attempts half_us")
 #: What a proof carries of a ticket: nothing, in an audit.
 CARRIED = schema_of("stream ticket consumer id", "fence nth begun_nth ended_us end_least")
-CARRIED_CLOCKS = schema_of("stream consumer", "above_us below_us")
+CARRIED_CLOCKS = schema_of("stream consumer", "above_us below_us least_us most_us")
 
 
 def limits_table(limits: AuditThresholds) -> pa.Table:

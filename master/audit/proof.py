@@ -12,8 +12,9 @@ carry from before.
 
 A commit (``commits``) is there as a whole or not at all, and begins where the one before it ends; the archive does not
 change. So a run that was killed is done again with the same rows, and the chain of commits is the proof that nothing
-lies between two runs. A ticket in which anything may be wrong is judged with its whole history, as an audit of
-everything would; what is found there takes the place of what was found in it before.
+lies between two runs. What a run has found is told before it is committed: one that is killed in between tells it
+again. A ticket in which anything may be wrong is judged with its whole history, as an audit of everything would; what
+is found there takes the place of what was found in it before.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from usher.common.base.errors import StartRefused
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.endpoints import near
 from usher.master.audit import batches, findings, snapshot
-from usher.master.audit.archive import Archive, Commit, data_sets, note, said, seen, told_until
-from usher.master.audit.batches import BulkReader, schema_of
+from usher.master.audit.archive import Archive, Commit, data_sets, note, said, seen
+from usher.master.audit.batches import BulkReader, nth, schema_of
 from usher.master.audit.engine import Engine, few, quoted, refusing
 from usher.master.audit.findings import CHECKS, OF_ENTRIES, OF_RUNS, AuditFinding, Example
 from usher.master.audit.job import CARRIED, CARRIED_CLOCKS, Reading, limits_table, read_redis
@@ -55,8 +56,8 @@ _OF_TICKETS = tuple(name for name in OF_RUNS if name not in ("clock_wrong", "run
 
 class Proven(NamedTuple):
     """A run's proof of one stream: all that was recorded from ``since_ms`` to ``until_ms``, by Redis' clock.
-    ``executions`` are new, ``total`` of the span, before which ``before`` may be missing; ``fresh`` and ``unproven``
-    nobody was told of before, ``holes`` of these sentences say where a span ended; ``standing``: findings in all."""
+    ``executions`` are new, ``total`` of the span, before which ``before`` may be missing; ``fresh`` was not found
+    before; ``holes`` of the sentences ``unproven`` say where a span ended; ``standing``: findings in all."""
 
     stream: str
     since_ms: int | None
@@ -85,14 +86,11 @@ class Proven(NamedTuple):
 
 @dataclass
 class _Span:
-    """The history without a gap that ends now. ``first``: its first commit of the run log; ``since_ms``: of its first
-    record, None without any; ``before``: what may be missing before it; ``cut_now``: it began with the new executions;
-    ``run``: the proof's run in which it began."""
+    """The history without a gap that ends now. ``since_ms``: of its first record, None without any; ``before``: what
+    may be missing before it; ``run``: the proof's run in which it began."""
 
-    first: int = 1
     since_ms: int | None = None
     executions: int = 0
-    cut_now: bool = False
     before: str = ""
     run: int = 1
 
@@ -111,12 +109,13 @@ class Proof:
         self._tickets: set[str] = set()  # judged anew, like these messages without one
         self._alone: set[str] = set()
         self._before: Commit | None = None
-        self._untold: list[tuple[int, bool, str]] = []  # (run, is it a hole, sentence)
         self._known: dict[str, Any] = {}
+        self._span = _Span()
+        self._begins = False  # the span, with the new executions
 
     @refusing("the proof was not finished; run it again")
     def run(self, *, again: bool = False) -> Proven:
-        """Archive what is new, and prove it; ``again``: prove all that is archived, and commit nothing."""
+        """Archive what is new, and prove it; ``again``: prove all that is archived, and stage nothing."""
         with self._link:
             return self._run(again)
 
@@ -127,27 +126,21 @@ class Proof:
         # Pending entries before the run log: what was over by then is in it.
         field = plan.field(keys.stream)
         self._read("pending_now", batches.PENDING, lambda link, keys: batches.pending(link, keys, field))
-        last = None if again else self._last_proof()
+        self._before = before = None if again else self._last_proof()
         Archive(self._link.url, keys, field, self._archive, plan.keep_days, plan.bodies).add()
-        self._open_archive(last)
-        known = last.facts if last else {}
-        span, executions = self._prove_runs(facts, known)
+        self._open_archive()
+        number, known = (before.number + 1, before.facts) if before else (1, {})
+        executions = self._prove_runs(facts, known, number)
         delivered = snapshot.stream_facts(self._link, keys, plan.run_log_length)
-        unjudged = self._prove_entries(span, facts, delivered, known)
-        number = last.number + 1 if last else 1
-        told = told_until(self._proofs) if last else 0
-        self._untold = [(run, hole, text) for run, hole, text in known.get("untold", []) if run > told]
-        self._untold += [(number, *one) for one in self._unproven(facts, unjudged)]
-        fresh, standing = self._fresh(number, told, span.run)
-        unproven, holes = dict.fromkeys(text for _, _, text in self._untold), sum(hole for _, hole, _ in self._untold)
+        unjudged, span = self._prove_entries(facts, delivered, known), self._span
+        fresh, standing = self._fresh(number)
+        sentences = {text: is_hole for is_hole, text in self._unproven(facts, unjudged)}
         about = (keys.stream, span.since_ms, facts.time_ms, span.before, number, span.executions, executions)
-        made = Proven(*about, fresh, len(standing), tuple(unproven), holes)
+        made = Proven(*about, fresh, len(standing), tuple(sentences), sum(sentences.values()))
         if not again:
-            noted = {"span": vars(span) | {"cut_now": False}, "kept_ms": self._kept_ms, "until_ms": made.until_ms}
+            noted = {"span": vars(span), "kept_ms": self._kept_ms, "until_ms": made.until_ms, "seen": before_reading}
             noted |= {"first_known": self._known["handled_ms"], "ahead_ms": self._known["ahead_ms"]}
-            self._commit(span, standing, noted | {"seen": before_reading, "untold": self._untold})
-            history = {"since_ms": made.since_ms, "executions": made.total, "before": made.before}
-            self._link.call("HSET", keys.archived, "history", orjson.dumps(history | {"unproven": said(made.unproven)}))
+            self._staged = self._stage(standing, noted), made
         return made
 
     def _last_proof(self) -> Commit | None:
@@ -162,14 +155,15 @@ class Proof:
                 )
         return last
 
-    def _open_archive(self, before: Commit | None) -> None:
-        engine, self._before = self._engine, before
+    def _open_archive(self) -> None:
+        engine, before = self._engine, self._before
         number = before.facts["runs"][0] if before else 0
         self._chain = self._runs.chain()
         self._new_runs = [one for one in self._chain if one.number > number]
         self._kept_ms: int = (self._chain[0].facts if self._chain else {}).get("kept_ms", -1)
         self._new_entries = self._entries.chain(before.facts["entries"][0] if before else 0)
         self._archived("came", self._entries, self._new_entries, batches.STREAM)
+        self._archived("runs_new", self._runs, self._new_runs, batches.RUNS)
         for name, schema in (("open", _OPEN), ("clocks", CARRIED_CLOCKS)):
             engine.files(f"carried_{name}", self._files_before(f"{name}/"), schema)
         engine.files("carried", self._proofs.files(self._proofs.chain(), "carry/") if before else [], CARRIED)
@@ -192,44 +186,25 @@ class Proof:
 
     # ---- executions ----------------------------------------------------------------------------------------------
 
-    def _prove_runs(self, facts: AuditedStream, known: Mapping[str, Any]) -> tuple[_Span, int]:
-        """Judge the new executions, one part between two gaps after another. Returns the last part's span, and how many
-        there are."""
-        engine, executions = self._engine, 0
-        span = _Span(**known["span"]) if self._before is not None else _Span()
-        if self._before is not None and self._kept_ms != known["kept_ms"]:  # what was found in what is gone stands
-            span.run = self._before.number + 1
-        parts: list[list[Commit]] = []
-        for one in self._new_runs:
-            if one.gap or not parts:
-                parts.append([])
-            parts[-1].append(one)
-        for part in parts:
-            self._archived("runs_new", self._runs, part, batches.RUNS)
-            new = f"SELECT count(id), min(record_ms) FROM runs_new WHERE record_ms > {self._kept_ms}"
-            count, began_ms = engine.rows(new)[0]
-            if part[0].gap:
-                run = self._before.number + 1 if self._before else 1
-                span = _Span(part[0].number, began_ms, cut_now=True, before=part[0].gap, run=run)
-                engine.arrow("carried", CARRIED.empty_table())
-            span.executions, executions = span.executions + count, executions + count
-            span.since_ms = began_ms if span.since_ms is None else span.since_ms
-            self._prove_part(span, part, facts, known)
-        if not self._new_runs:
-            engine.arrow("runs_new", batches.RUNS.empty_table())
-            engine.keep("doubtful", "SELECT stream, ticket FROM runs_new")
-            self._look("runs_new", facts, span, known)
-        return span, executions
-
-    def _prove_part(self, span: _Span, part: Sequence[Commit], facts: AuditedStream, known: Mapping[str, Any]) -> None:
-        engine = self._engine
-        engine.view("runs", "SELECT * FROM runs_new WHERE false")
-        engine.derive("clocks")
-        engine.keep("clocks_before", "SELECT * FROM clocks")
-        self._look("runs_new", facts, span, known)
+    def _prove_runs(self, facts: AuditedStream, known: Mapping[str, Any], number: int) -> int:
+        """Judge the new executions, and return how many there are. A gap among them begins a new span: what is behind
+        it is compared with what was before it, but what is in order may have been over in between."""
+        engine, floor = self._engine, -1
+        span = self._span = _Span(**known["span"]) if self._before else _Span()
+        if self._before and self._kept_ms != known["kept_ms"]:  # what was found in what is gone stands
+            span.run = number
+        for gap in [one for one in self._new_runs if one.gap]:
+            span = self._span = _Span(before=gap.gap, run=number)
+            self._begins, floor = True, nth(gap.after.encode())
+        [(executions, of_span, began_ms)] = engine.rows(
+            f"SELECT count(id), count(CASE WHEN rec > {floor} THEN id END),"
+            f" min(CASE WHEN rec > {floor} THEN record_ms END)"
+            f" FROM runs_new WHERE record_ms > {self._kept_ms}"
+        )
+        span.executions += of_span
+        span.since_ms = began_ms if span.since_ms is None else span.since_ms
+        self._look("runs_new", facts, known)
         engine.derive("doubtful")
-        former = [one for one in self._chain if span.first <= one.number <= part[-1].number]
-        self._doubt_better_known(former)
         self._found += [(check, *one) for (check, _), one in engine.found(["clock_wrong", "run_unreadable"]).items()]
         engine.keep(
             "alone",
@@ -238,52 +213,51 @@ class Proof:
             " USING (stream, id) WHERE ticket = '' AND id IS NOT NULL",
         )
         engine.keep("carried_now", findings.table("carry"))
-        engine.keep("carried_clocks_now", "SELECT stream, consumer, above_us, below_us FROM clocks")
-        engine.keep("carried_clocks", "SELECT * FROM carried_clocks_now")
-        tickets = {row[0] for row in engine.rows("SELECT ticket FROM doubtful")}
-        alone = {row[0] for row in engine.rows("SELECT id FROM alone")}
-        if tickets or alone:
-            self._archived("history", self._runs, former, batches.RUNS)
-            engine.keep(
-                "judged",
-                "SELECT * FROM history SEMI JOIN doubtful USING (stream, ticket) UNION ALL"
-                " SELECT * FROM history SEMI JOIN alone USING (stream, id) WHERE ticket = ''",
-            )
-            engine.view("runs", "SELECT * FROM judged")
-            engine.derive("clocks", "timed", "suspects", "late", "twice")
-            self._tickets |= tickets
-            self._alone |= alone
-            self._found += [(check, *one) for (check, _), one in engine.found(_OF_TICKETS).items()]
-            engine.keep("carried", "SELECT * FROM carried_now")
-            engine.keep("carried_now", findings.table("carry"))  # by clocks as they are known now
-        engine.keep("carried", "SELECT * FROM carried_now")
-
-    def _doubt_better_known(self, former: Sequence[Commit]) -> None:
-        """Doubt tickets of consumers whose clocks are better known than when they were judged: executions that did not
-        surely overlap may do so now."""
-        engine = self._engine
+        engine.keep("clocks_now", f"SELECT {', '.join(CARRIED_CLOCKS.names)} FROM clocks")
         engine.keep(
             "better",
-            "SELECT c.stream, c.consumer FROM clocks c JOIN clocks_before b ON b.stream = c.stream AND"
+            "SELECT c.stream, c.consumer FROM clocks c JOIN carried_clocks b ON b.stream = c.stream AND"
             " b.consumer = c.consumer WHERE c.least_us > b.least_us OR c.most_us < b.most_us",
         )
-        if engine.rows("SELECT * FROM better"):
-            self._archived("history", self._runs, former, batches.RUNS)
-            of_better = "SELECT stream, ticket FROM history SEMI JOIN better USING (stream, consumer)"
-            engine.keep("doubtful_now", f"{of_better} WHERE ticket <> '' AND id IS NOT NULL")
-            engine.keep("doubtful_now", "SELECT * FROM doubtful UNION SELECT * FROM doubtful_now")
-            engine.keep("doubtful", "SELECT * FROM doubtful_now")
+        if any(engine.rows(f"SELECT * FROM {name} LIMIT 1") for name in ("doubtful", "alone", "better")):
+            self._judge_as_a_whole()
+        return int(executions)
+
+    def _judge_as_a_whole(self) -> None:
+        """Judge what is in doubt; also the tickets of consumers whose clocks are better known than when they were
+        judged: executions that did not surely overlap may do so now."""
+        engine = self._engine
+        self._archived("history", self._runs, self._chain, batches.RUNS)
+        engine.keep(
+            "doubtful",
+            "SELECT stream, ticket FROM doubtful UNION SELECT stream, ticket FROM history SEMI JOIN better USING"
+            " (stream, consumer) WHERE ticket <> '' AND id IS NOT NULL",
+        )
+        engine.keep(
+            "judged",
+            "SELECT * FROM history SEMI JOIN doubtful USING (stream, ticket) UNION ALL"
+            " SELECT * FROM history SEMI JOIN alone USING (stream, id) WHERE ticket = ''",
+        )
+        self._tickets = {row[0] for row in engine.rows("SELECT ticket FROM doubtful")}
+        self._alone = {row[0] for row in engine.rows("SELECT id FROM alone")}
+        engine.view("runs", "SELECT * FROM judged")
+        engine.view("carried_clocks", "SELECT * FROM clocks_now")
+        engine.derive("clocks", "timed", "suspects", "late", "twice")
+        self._found += [(check, *one) for (check, _), one in engine.found(_OF_TICKETS).items()]
+        engine.view("carried", "SELECT * FROM carried_now")
+        engine.keep("carried_now", findings.table("carry"))  # by clocks as they are known now
 
     def _look(
-        self, runs: str, facts: AuditedStream, span: _Span, known: Mapping[str, Any], now: AuditedStream | None = None
+        self, runs: str, facts: AuditedStream, known: Mapping[str, Any], now: AuditedStream | None = None
     ) -> None:
         """Make the tables of a look at these executions. What was open at the last run, or came after it, ended after
         it: only a new hole can hide that."""
-        engine, since = self._engine, span.since_ms if span.since_ms is not None else -1
+        engine, span = self._engine, self._span
+        since = span.since_ms if span.since_ms is not None else -1
         row = (now or facts).row(
             facts,
             entries_read=False,
-            base_ms=since if span.cut_now else -1,
+            base_ms=since if self._begins else -1,
             order_ms=max(since if span.before else -1, self._kept_ms),
             drop_ms=snapshot.last_drop_ms(self._link, self._keys),
             handled_before_ms=known.get("first_known"),
@@ -302,13 +276,12 @@ class Proof:
 
     # ---- entries -------------------------------------------------------------------------------------------------
 
-    def _prove_entries(self, span: _Span, facts: AuditedStream, now: AuditedStream, known: Mapping[str, Any]) -> int:
+    def _prove_entries(self, facts: AuditedStream, now: AuditedStream, known: Mapping[str, Any]) -> int:
         """Judge the entries that are not over by the new executions: whether they are pending, unread, a dead letter,
         or lost. Returns how many are over and from before a hole."""
         engine = self._engine
-        self._archived("all_new", self._runs, self._new_runs, batches.RUNS)
         self._with_runs_of_letters()
-        self._look("all_and_letters", facts, span, known, now)
+        self._look("all_and_letters", facts, known, now)
         engine.derive("ids", "odd")
         first = engine.rows("SELECT min(ms) FROM odd WHERE kind IN ('lost', 'passed', 'no_letter')")[0][0]
         behind = (
@@ -322,16 +295,16 @@ class Proof:
         counted = [one for one in findings.text("figures").split("\nUNION ALL") if " FROM odd " in one]
         self._counts = {name: count for name, *_, count in engine.rows("\nUNION ALL".join(counted))}
         moved = self._confirm(engine.found(OF_ENTRIES))
-        engine.view("ended", "SELECT stream, id FROM all_new WHERE outcome IN ('done', 'gave_up')")
+        engine.view("ended", "SELECT stream, id FROM runs_new WHERE outcome IN ('done', 'gave_up')")
         engine.keep(
             "is_open",
             f"SELECT {_OPEN_NAMES}, n.ran OR r.id IS NOT NULL AS ran, p.consumer FROM not_over n JOIN facts f ON"
             " f.stream = n.stream LEFT JOIN pending_now p ON p.stream = n.stream AND p.id = n.id LEFT JOIN (SELECT"
-            " DISTINCT stream, id FROM all_new WHERE ticket = '') r ON r.stream = n.stream AND r.id = n.id ANTI JOIN"
+            " DISTINCT stream, id FROM runs_new WHERE ticket = '') r ON r.stream = n.stream AND r.id = n.id ANTI JOIN"
             " ended e ON e.stream = n.stream AND e.id = n.id WHERE p.consumer IS NOT NULL OR n.nth > f.delivered_nth"
             f" OR n.id IN ({quoted(moved)})",
         )
-        if not span.cut_now:
+        if not self._begins:
             return 0
         left = "SELECT count(*) FROM entries ANTI JOIN ended USING (stream, id) ANTI JOIN is_open USING (stream, id)"
         return int(engine.rows(f"{left} WHERE ms <= {self._known['floor_ms']}")[0][0])
@@ -347,7 +320,7 @@ class Proof:
                 chain = [one for one in self._chain if one.number <= before.facts["runs"][0]]
                 self._archived("all_former", self._runs, chain, batches.RUNS)
                 engine.keep("former", "SELECT * FROM all_former SEMI JOIN letters_over USING (stream, id)")
-        engine.view("all_and_letters", "SELECT * FROM all_new UNION ALL SELECT * FROM former")
+        engine.view("all_and_letters", "SELECT * FROM runs_new UNION ALL SELECT * FROM former")
 
     def _confirm(self, found: Mapping[tuple[str, str], tuple[int, list[Example]]]) -> list[str]:
         moved, keys, limits = [], self._keys, self._plan.thresholds
@@ -368,14 +341,14 @@ class Proof:
 
     # ---- findings ------------------------------------------------------------------------------------------------
 
-    def _fresh(self, number: int, told: int, began: int) -> tuple[tuple[AuditFinding, ...], list[dict[str, Any]]]:
-        """Return the findings that nobody was ``told`` of, and all that stand after run ``number``. Tickets were judged
-        again with what is known since run ``began``: what stood before that, stands."""
+    def _fresh(self, number: int) -> tuple[tuple[AuditFinding, ...], list[dict[str, Any]]]:
+        """Return what run ``number`` has found, and all that stands after it. Tickets were judged again with what is
+        known since the span began: what stood before that, stands."""
         old = [row for file in self._files_before("found/") for row in pq.ParquetFile(file).read().to_pylist()]
 
         def is_replaced(row: Mapping[str, Any]) -> bool:
             again = row["ticket"] in self._tickets or (not row["ticket"] and row["id"] in self._alone)
-            return again and row["check"] in _OF_TICKETS and row["run"] >= began
+            return again and row["check"] in _OF_TICKETS and row["run"] >= self._span.run
 
         standing = {_about(row): row for row in old if not is_replaced(row)}
         first_run = {_about(row): row["run"] for row in old}
@@ -387,7 +360,7 @@ class Proof:
                 standing[_about(row)] = row | {"run": first_run.get(_about(row), number)}
         by_check: dict[str, list[Example]] = {}
         for row in standing.values():
-            if row["run"] > told:
+            if row["run"] == number:
                 by_check.setdefault(row["check"], []).append(Example(**{name: row[name] for name in _EXAMPLE}))
         found = [
             AuditFinding(CHECKS[check], self._keys.stream, count, count, tuple(examples[: findings.SHOWN]))
@@ -409,29 +382,37 @@ class Proof:
 
     # ---- commit --------------------------------------------------------------------------------------------------
 
-    def _commit(self, span: _Span, standing: Sequence[Mapping[str, Any]], facts: dict[str, Any]) -> None:
+    def _stage(self, standing: Sequence[Mapping[str, Any]], facts: dict[str, Any]) -> Commit:
         before, made = self._before, Commit(1, ZERO.decode(), "", 0)
-        is_whole = before is None or span.first != before.facts["span"]["first"] or len(self._proofs.chain()) > _DELTAS
+        is_whole = before is None or len(self._proofs.chain()) > _DELTAS
         if before is not None:
             made = replace(made, number=before.number + 1)
             made = replace(made, first=1) if is_whole else replace(made, after=before.last)
         staging = self._proofs.staging(made)
-        moved = "(SELECT stream, ticket FROM all_new UNION SELECT stream, ticket FROM doubtful) r"
+        moved = "(SELECT stream, ticket FROM runs_new UNION SELECT stream, ticket FROM doubtful) r"
         is_new = "" if is_whole else f" SEMI JOIN {moved} USING (stream, ticket)"
         self._engine.arrow("found", few(_FOUND, standing))
-        self._engine.write(f"SELECT {', '.join(CARRIED.names)} FROM carried{is_new}", staging / "carry")
+        self._engine.write(f"SELECT {', '.join(CARRIED.names)} FROM carried_now{is_new}", staging / "carry")
         self._engine.write(f"SELECT {', '.join(_OPEN.names)} FROM is_open", staging / "open")
-        self._engine.write("SELECT * FROM carried_clocks", staging / "clocks")
+        self._engine.write("SELECT * FROM clocks_now", staging / "clocks")
         self._engine.write("SELECT * FROM found", staging / "found")
         for name, new in (("runs", self._new_runs), ("entries", self._new_entries)):
             former = before.facts[name] if before else (0, ZERO.decode())
             facts[name] = (new[-1].number, new[-1].last) if new else former
         facts["open_ms"] = self._engine.rows("SELECT min(ms) FROM is_open")[0][0]
-        rows = sum(one.rows for one in self._new_runs)
-        self._proofs.commit(replace(made, last=facts["runs"][1], rows=rows, facts=facts))
-        # The first run proves all that is archived: its duration says nothing of the next ones.
-        took = () if before is None else ("proven_took_ms", wall_ms() - self._began_ms)
-        note(self._link, self._keys, span.since_ms, facts["until_ms"], *took)
+        return replace(made, last=facts["runs"][1], rows=sum(one.rows for one in self._new_runs), facts=facts)
+
+    @refusing("the proof was told, and not committed: the next run tells the same once more")
+    def commit(self) -> None:
+        """Commit what a run has found, once that is told, and note in Redis what is proven."""
+        wanted, made = self._staged
+        self._proofs.commit(wanted)
+        history = {"since_ms": made.since_ms, "executions": made.total, "before": made.before}
+        told: list[str | int | bytes] = ["history", orjson.dumps(history | {"unproven": said(made.unproven)})]
+        if self._before:  # the first run proves all that is archived: its duration says nothing of the next ones
+            told += ["proven_took_ms", wall_ms() - self._began_ms]
+        with self._link:
+            note(self._link, self._keys, made.since_ms, made.until_ms, *told)
         for former in self._proofs.chain()[:-1]:  # only their carries are read any more
             for file in former.files:
                 if not file.startswith("carry/"):

@@ -1,8 +1,8 @@
-"""The reconciler: compare the running totals of log consumers with canonical data.
+"""The reconciler: compare the running totals of log consumers with the archive: every message once, by uid, up to the
+consumer's checkpoint.
 
-Canonical is the archive (every message once, by uid, up to the consumer's checkpoint), or a query in the application's
-database. The tables are those of the outbox. ``apply`` writes a total, in one transaction per consumer and only if its
-checkpoint has not moved since: a running consumer sees another version, and reads its state again.
+The tables are those of the outbox. ``apply`` writes a total, in one transaction per consumer and only if its checkpoint
+has not moved since: a running consumer sees another version, and reads its state again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from usher.common.base.errors import StartRefused
 from usher.common.base.extras import how_to_install
 from usher.common.base.text import parse_json, pluralize
 from usher.common.outbox.sql_files import queries
-from usher.common.protocol.stream_id import ZERO
+from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.audit import batches
 from usher.master.audit.archive import DataSet
 from usher.master.audit.batches import nth, schema_of
@@ -86,13 +86,14 @@ def number_of(value: Any) -> Decimal | None:
 
 def totals_of_archive(
     engine: Engine, entries: DataSet, value: str, kind: str, states: Sequence[ConsumerState]
-) -> list[Decimal]:
+) -> list[tuple[Decimal, str]]:
     """Return the sum of ``value`` (a field, or ``data.name`` for a number inside the JSON of field ``data``) for each
-    consumer, over every message up to its checkpoint, each uid once. ``kind``: only messages whose field ``object`` is
-    this; "" takes all. Raises StartRefused when the archive is not as it was written."""
+    consumer, over every message up to its checkpoint, each uid once, and why that is not the total, or "". ``kind``:
+    only messages whose field ``object`` is this; "" takes all. Raises StartRefused when the archive is not as it was
+    written."""
     files, number = entries.complete(ZERO)
     if not files:
-        return [Decimal(0)] * len(states)
+        return [(Decimal(0), "")] * len(states)
     field, _, inside = value.partition(".")
     text = f"fields[{quoted([field])}]"
     raw, bad = (f"json_text({text}, {quoted([inside])})", f"NOT is_json({text})") if inside else (text, "false")
@@ -111,31 +112,18 @@ def totals_of_archive(
         if wrong:  # they would count as 0
             raise StartRefused(
                 f"--value: {value} is no number in {pluralize(wrong, 'message')}, the first of them {first}: choose the"
-                " right ones with --object, or compare with --source-query"
+                " right ones with --object"
             )
         of_each = "SELECT s.n, sum(a.number) FROM amounts a JOIN states s ON a.nth <= s.nth GROUP BY s.n"
         sums = dict(engine.rows(of_each))
-    return [Decimal(sums.get(n) or 0).quantize(Decimal(1).scaleb(-_SCALE)) for n in range(len(states))]
-
-
-def total_of_query(url: str, query: str) -> Decimal:
-    """Return the one number that a query answers. Raises StartRefused, also while rows wait in the outbox of that
-    database: the query's data has them and no log consumer has, so they would be counted once too often."""
-    with connected(url, "--source-url") as (sa, sql):
-        number = number_of(sql.execute(sa.text(query)).scalar() or 0)
-        staged = (
-            sql.scalar(sa.text("SELECT count(*) FROM staged_log_records"))
-            if sa.inspect(sql).has_table("staged_log_records")
-            else 0
-        )
-    if staged:
-        raise StartRefused(
-            f"--source-url: {staged:,} rows of its outbox are not in the stream yet: let `usher streamer` send them,"
-            " and try again"
-        )
-    if number is None:
-        raise StartRefused("--source-query must answer one number, for example: SELECT sum(distance) FROM rides")
-    return number
+    chain, found = entries.chain(), []
+    for n, state in enumerate(states):
+        below = rank(state.last_id.encode())
+        why = [f"the archive has a gap: {one.gap}" for one in chain if one.gap and rank(one.after.encode()) < below]
+        if rank(chain[-1].last.encode()) < below:
+            why.append(f"the archive ends at {chain[-1].last}, before its checkpoint")
+        found.append((Decimal(sums.get(n) or 0).quantize(Decimal(1).scaleb(-_SCALE)), next(iter(why), "")))
+    return found
 
 
 def apply(url: str, key: str, state: ConsumerState, wanted: Decimal) -> bool:

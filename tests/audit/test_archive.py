@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -418,61 +417,6 @@ def test_an_archive_that_is_not_there_where_the_checks_run_is_refused(local: Any
     ):
         with pytest.raises(EngineFailed, match=told):
             local.files("odd", [tmp_path / f"{file}.parquet"], rows.schema, 2)
-
-
-def test_a_query_is_compared_with_consumers_that_are_at_the_end(
-    reconcile: Callable[..., tuple[int, dict[str, dict[str, object]]]], tmp_path: Path
-) -> None:
-    url = _states(tmp_path / "s.db", ("there", "4-1", '{"total": 60.5}'), ("behind", "2-1", '{"total": 30.5}'))
-    words = ("--states-url", url, "--value", "-", "--source-url", "sqlite://", "--source-query", "SELECT 60.5")
-    code, found = reconcile(*words)
-    assert code == 1
-    assert found["there"]["agrees"]
-    assert found["behind"]["why"] == "it is at 2-1, the stream at 4-1: compare when it is at the end"
-
-
-@pytest.fixture
-def compared(
-    link: Link, settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], int]:
-    """``usher audit reconcile --apply`` of a consumer that is at the end with the rides of a shop and its outbox: exit
-    code."""
-    monkeypatch.setenv("USHER_TICKET_STREAM", "s")
-    link.call("XADD", "s", "4-1", "ticket_id", "a")
-    states, shop = _states(tmp_path / "s.db", ("there", "4-1", '{"total": 1}')), _states(tmp_path / "shop.db")
-    words = ["--states-url", states, "--value", "-", "--source-url", shop, "--source-query", "SELECT 10", "--apply"]
-    return lambda: _exit(["audit", "reconcile", *words])
-
-
-def test_a_query_that_sees_what_the_outbox_still_holds_is_refused(
-    compared: Callable[[], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with sqlite3.connect(tmp_path / "shop.db") as sql:
-        sql.execute("INSERT INTO staged_log_records (ticket_id, action, object) VALUES ('a', 'create', 'ride')")
-    sql.close()
-    assert compared() == 2
-    assert "1 rows of its outbox are not in the stream yet: let `usher streamer` send them" in " ".join(
-        capsys.readouterr().err.split()
-    )
-    with sqlite3.connect(tmp_path / "shop.db") as sql:
-        sql.execute("DELETE FROM staged_log_records")
-    sql.close()
-    assert compared() == 0
-
-
-def test_what_comes_into_the_stream_while_a_query_runs_is_not_counted_twice(
-    compared: Callable[[], int], link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from usher.master.audit import reconcile
-
-    asked = reconcile.total_of_query
-
-    def while_one_comes(url: str, query: str) -> Decimal:
-        link.call("XADD", "s", "5-1", "ticket_id", "a")
-        return asked(url, query)
-
-    monkeypatch.setattr(reconcile, "total_of_query", while_one_comes)
-    assert compared() == 1, "the consumer has not seen it yet, and the query has"
 
 
 def test_without_an_archive_the_way_out_is_named(
