@@ -38,7 +38,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from usher.common.base.errors import GroupMissing, StartRefused
@@ -408,6 +407,8 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     if data.last() is None:
         raise StartRefused(f"there is no archive in {data.folder} (usher audit archive)")
+    import pyarrow.dataset as ds  # and pandas with it, for half a second
+
     files, _ = data.complete(bodies_from)
     if files:
         for batch in ds.dataset([str(file) for file in files]).to_batches(columns=list(names), filter=fits):

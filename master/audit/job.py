@@ -130,7 +130,8 @@ class AuditRun:
                 told = next((loss.describe() for loss in one.declared if loss.kind == "unread_cut"), "")
                 self._suspect("cut_unread", one.stream, one.cut_unread, [Example(one.stream, detail=told)])
         engine.derive(
-            "known", "clocks", "timed", "doubtful", "suspects", "late", "twice", "repeats", "ids", "odd", "indexed"
+            *("known", "clocks", "timed", "doubtful", "suspects", "late", "twice"),
+            *("ids", "retried", "repeats", "odd", "indexed"),
         )
         self._read_again()
         checks = [name for name in CHECKS if name != "effect_missing" or self._reads_effects()]
