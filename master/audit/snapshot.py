@@ -42,27 +42,7 @@ FACTS = schema_of(
     " handled_before_ms ahead_before_ms",
 )
 DECLARED = schema_of("stream", "at_ms first_nth last_nth")
-#: Figure -> what is not proven of so many.
-_COUNTED = (
-    (
-        "skipped_order",
-        "{count} executions may be repeats of ones that were cut off the run log; their order is not judged",
-    ),
-    (
-        "before_known",
-        "{count} entries are not later than the first one that was handled ({since}): the group may be younger",
-    ),
-    (
-        "maybe_damaged",
-        "nothing says that {count} entries were handled; they may be in a record of the run log that cannot be read"
-        " (run_unreadable)",
-    ),
-    (
-        "maybe_dropped",
-        "nothing says that {count} entries were handled; dead letters were dropped since they were added, or may have"
-        " been before the action log begins (usher actions), and theirs may be among them",
-    ),
-)
+_COUNTED = ("skipped_order", "before_known", "maybe_damaged", "maybe_dropped")
 _DELETED = b"max-deleted-entry-id"
 _GLOB = re.compile(r"([\\*?\[\]])")
 _BATCH = 200
@@ -136,46 +116,39 @@ class AuditedStream(NamedTuple):
                 yield {"stream": self.stream, "at_ms": loss.ms, "first_nth": nth(first), "last_nth": nth(last)}
 
 
-def unproven(facts: AuditedStream, known: Mapping[str, Any], counts: Mapping[str, float]) -> Iterator[str]:
-    """Yield what cannot be said of this stream, each in one sentence. ``known``: its row of the table of that name;
+def unproven(facts: AuditedStream, known: Mapping[str, Any], counts: Mapping[str, float]) -> list[str]:
+    """Return what cannot be said of this stream, each in one sentence. ``known``: its row of the table of that name;
     ``counts``: figure -> entries."""
-    stream, handled_ms = facts.stream, known["handled_ms"]
-    if facts.run_first is None and facts.last_delivered != ZERO:
-        yield (
-            f"{stream}: the run log is empty, so nothing can be said of past executions: order, overlaps, losses"
-            " (USHER_RUN_LOG_LENGTH)"
-        )
-    elif facts.run_capped and facts.run_first is not None:
-        yield (
-            f"{stream}: the run log was capped; executions recorded before {facts.run_first.decode()} are not in it, so"
-            " order, losses and repeats are proven for entries added after that only (raise USHER_RUN_LOG_LENGTH, or"
-            " archive it: usher audit archive)"
-        )
-    if facts.run_first and facts.run_deleted and rank(facts.run_deleted) > rank(facts.run_first):
-        yield (
-            f"{stream}: records of the run log were deleted inside it, the last one {facts.run_deleted.decode()}"
-            " (XDEL), so order, losses and repeats are proven for entries added after that only"
-        )
-    if known["ahead_ms"] and facts.base_ms >= 0 and facts.run_first is not None:
-        yield (
-            f"{stream}: ids are up to {known['ahead_ms']:,} ms ahead of Redis' clock, so that much less is proven (a"
-            " clock set back? own ids?)"
-        )
-    if handled_ms is not None and (facts.first is None or handled_ms < rank(facts.first) >> 64):
-        gone = "its entries" if facts.first is None else f"the entries before {facts.first.decode()}"
-        yield (
-            f"{stream}: {gone} are not in it any more (trimmed or deleted); whether all of them were handled was not"
-            " looked at"
-        )
-    if facts.first is not None and facts.max_deleted is not None and rank(facts.max_deleted) > rank(facts.first):
-        yield (
-            f"{stream}: entries were deleted inside it, the last one {facts.max_deleted.decode()} (XDEL); whether they"
-            " were handled was not looked at"
-        )
+    handled_ms, first, run_first = known["handled_ms"], facts.first, facts.run_first
+    cut_ms = facts.base_ms if run_first is not None else -1
+    gone = "its entries" if first is None else f"the entries before {first.decode()}"
+    deleted = facts.max_deleted if first and facts.max_deleted and rank(facts.max_deleted) > rank(first) else b""
     since = "none ever was" if handled_ms is None else f"that was added at {handled_ms} ms"
-    for name, told in _COUNTED:
-        if counts.get(name):
-            yield f"{stream}: " + told.format(count=f"{int(counts[name]):,}", since=since)
+    many = {name: int(counts.get(name) or 0) for name in _COUNTED}
+    told = {
+        "the run log is empty, so nothing can be said of past executions: order, overlaps, losses"
+        " (USHER_RUN_LOG_LENGTH)": run_first is None and facts.last_delivered != ZERO,
+        f"records of the run log up to {cut_ms} ms were cut (its cap) or deleted (XDEL), so order, losses and repeats"
+        " are proven for entries added after that only (raise USHER_RUN_LOG_LENGTH; usher audit archive)": cut_ms >= 0,
+        f"ids are up to {known['ahead_ms']:,} ms ahead of Redis' clock, so that much less is proven (a clock set back?"
+        " own ids?)": known["ahead_ms"] and cut_ms >= 0,
+        f"{gone} are not in it any more (trimmed or deleted); whether all of them were handled was not looked at": (
+            handled_ms is not None and (first is None or handled_ms < rank(first) >> 64)
+        ),
+        f"entries were deleted inside it, the last one {deleted.decode()} (XDEL); whether they were handled was not"
+        " looked at": deleted,
+        f"{many['skipped_order']:,} executions may be repeats of ones that were cut off the run log; their order is not"
+        " judged": many["skipped_order"],
+        f"{many['before_known']:,} entries are not later than the first one that was handled ({since}): the group may"
+        " be younger": many["before_known"],
+        f"nothing says that {many['maybe_damaged']:,} entries were handled; they may be in a record of the run log that"
+        " cannot be read (run_unreadable)": many["maybe_damaged"],
+        f"nothing says that {many['maybe_dropped']:,} entries were handled; dead letters were dropped since they were"
+        " added, or may have been before the action log begins (usher actions), and theirs may be among them": (
+            many["maybe_dropped"]
+        ),
+    }
+    return [f"{facts.stream}: {text}" for text, holds in told.items() if holds]
 
 
 class KeyForeign(StartRefused):

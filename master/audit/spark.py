@@ -47,7 +47,6 @@ _SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
-    "spark.sql.autoBroadcastJoinThreshold": "-1",  # of one part nothing is shuffled, and each broadcast is a job
 }
 _FLAGS = {
     True: ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xms512m", "-XX:MetaspaceSize=256m"),
