@@ -109,7 +109,6 @@ _MEMORY = click.option(
 )
 @_MEMORY
 @click.option("--py-files", default="", metavar="ZIP", help="Usher, for Spark's executors on other machines.")
-@click.option("--sink", default="default", show_default=True, help="The SqlSink's name in USHER_AUDIT_SINK_URL.")
 @options(AuditSettings)
 def audit(flags: dict[str, Any], as_json: bool, every: float | None, **chosen: Any) -> None:
     settings = _chosen(flags, **chosen)

@@ -51,12 +51,6 @@ _FUNCTIONS = {
         "from_json(x, 'map<string,string>') IS NOT NULL",
         "CASE WHEN json_valid(x) THEN json_type(x) = 'OBJECT' ELSE false END",
     ),
-    "sink_key(x)": (
-        "CASE WHEN octet_length(x) <= 256 AND NOT contains(x, chr(0)) AND NOT startswith(x, 'sha256:') THEN x"
-        " ELSE concat('sha256:', sha2(x, 256)) END",
-        "CASE WHEN strlen(x) <= 256 AND NOT contains(x, chr(0)) AND NOT starts_with(x, 'sha256:') THEN x"
-        " ELSE concat('sha256:', sha256(x)) END",
-    ),
 }
 #: Checks of one statement: each of Spark's tasks reads the plan of all of them.
 _AT_ONCE = 6

@@ -17,19 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.sources import is_work_stream
 from usher.common.redis.endpoints import near
 from usher.master.audit import batches, findings, snapshot
 from usher.master.audit.batches import BulkReader, schema_of
-from usher.master.audit.engine import Engine, Found, SparkEngine, few, quoted, refusing
+from usher.master.audit.engine import Engine, Found, SparkEngine, few, refusing
 from usher.master.audit.findings import CHECKS, AuditFinding, Example
-from usher.master.audit.reconcile import connected
 from usher.master.audit.report import AuditReport
 from usher.master.audit.settings import AuditChoices, AuditThresholds
 from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, GroupMember, unproven
 
-_EFFECTS = schema_of("key_ticket key_uid")
-_PAGE = 10_000
 _NAMES = schema_of("stream name")
 _LIMITS = schema_of("", "owner_idle_ms parked_ms deliveries attempts half_us")
 #: What a proof carries of a ticket: nothing, in an audit.
@@ -134,8 +130,7 @@ class AuditRun:
             *("ids", "retried", "repeats", "odd", "indexed"),
         )
         self._read_again()
-        checks = [name for name in CHECKS if name != "effect_missing" or self._reads_effects()]
-        for (check, stream), (count, examples) in engine.found(checks).items():
+        for (check, stream), (count, examples) in engine.found(CHECKS).items():
             self._suspect(check, stream, count, examples)
         figures = engine.rows(findings.text("figures"))
         self._figures = sorted(figures, key=lambda row: (row[0], -(row[3] or 0), *row[1:3]))
@@ -185,31 +180,18 @@ class AuditRun:
         self._engine.read(name, source, given | {"ticket_field": self._plan.ticket_field} | options)
 
     def _read_again(self) -> None:
-        """Read the stream for messages that were sent again, from the first one on of which nothing is known; and all
-        of it, where effects are looked for."""
+        """Read the stream for messages that were sent again, from the first one on of which nothing is known."""
         kinds = "kind IN ('lost', 'passed', 'no_letter')"
         first = dict(self._engine.rows(f"SELECT stream, min(ms) FROM odd WHERE {kinds} GROUP BY stream"))
-        whole = bool(self._plan.audit_sink_url)
 
         def read(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
             name = keys.stream
-            if whole or name in first:
-                since = b"-" if whole else b"%d-0" % first[name]
+            if name in first:
+                since = b"%d-0" % first[name]
                 yield from batches.stream(reader, name, name, self._plan.field(name), (since, b"+"))
 
         self._by_us("messages", batches.STREAM, read)
-        works = [one for one in self._readers if is_work_stream(one, self._plan.group)]
-        gathered = f"stream IN ({quoted(works)})"
-        self._engine.view("sent", findings.table("sent").replace("{gathered}", gathered))
         self._engine.derive("again")
-
-    def _reads_effects(self) -> bool:
-        """Read the effects that a SQL sink has stored, after the run log: its successes were stored before."""
-        if not self._plan.audit_sink_url:
-            return False
-        told = read_effects(self._engine, self._plan, self._folder)
-        self._open += [told] if told else []
-        return not told
 
     # ---- second look ---------------------------------------------------------------------------------------------
 
@@ -285,33 +267,3 @@ class AuditRun:
             "engine": self._engine.name,
         }
         return AuditReport.of(self._plan, started_ns, found, sentences, figures=figures, plots=plots)
-
-
-def read_effects(engine: Engine, plan: AuditChoices, folder: Path) -> str:
-    """Make the tables ``effects`` and ``sink``. Returns what cannot be said, as a sentence, or "". Raises StartRefused.
-
-    The sink's table holds a row per ticket and uid, so no effect can be there twice; the possible fault is a missing
-    one. Every handler of the streams must use the sink: one that does not has no rows. A message's uid is in its entry,
-    so trimmed entries are not judged; nor are those older than the oldest row, which the sink may have pruned.
-    """
-    file = folder / "effects.parquet"
-    database = connected(plan.audit_sink_url, "USHER_AUDIT_SINK_URL")
-    with database as (sa, sql), pq.ParquetWriter(file, _EFFECTS) as writer:
-        uids = sa.table("usher_uids", sa.column("sink"), sa.column("ticket"), sa.column("uid"), sa.column("at_s"))
-        oldest = sa.select(sa.func.min(uids.c.at_s)).where(uids.c.sink == plan.sink)
-        if sql.scalar(oldest) is None:
-            return (
-                f"the sink {plan.sink} has stored nothing, so nothing can be said of effects (USHER_AUDIT_SINK_URL,"
-                " --sink)"
-            )
-        stored = sql.execution_options(stream_results=True).execute(
-            sa.select(uids.c.ticket, uids.c.uid).where(uids.c.sink == plan.sink)
-        )
-        for rows in stored.partitions(_PAGE):
-            columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_EFFECTS))
-        kept_from_s = sql.scalar(oldest)  # after the reading: rows may have been pruned meanwhile
-    engine.files("effects", [file], _EFFECTS)
-    floor_ms = 1 << 62 if kept_from_s is None else (int(kept_from_s) + 1) * 1000 + plan.thresholds.clocks_ms
-    engine.arrow("sink", few(schema_of("", "floor_ms"), [{"floor_ms": floor_ms}]))
-    return ""

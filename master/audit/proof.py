@@ -288,7 +288,6 @@ class Proof:
             [] if first is None else [one for one in self._entries.chain() if rank(one.last.encode()) >> 64 >= first]
         )
         self._archived("messages", self._entries, behind, batches.STREAM)
-        engine.view("sent", findings.table("sent").replace("{gathered}", "false"))
         engine.derive("again")
         names = ("handled_ms", "ahead_ms", "floor_ms")
         self._known = dict(zip(names, engine.rows(f"SELECT {', '.join(names)} FROM known")[0], strict=True))

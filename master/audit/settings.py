@@ -46,9 +46,6 @@ class AuditSettings(CommonSettings):
         ),
     )
     audit_spark_master: str = Field(LOCAL, description="Where Spark runs: local[N], or spark://host:7077.")
-    audit_sink_url: str = Field(
-        "", description="SQLAlchemy URL of a SqlSink: every success must have its effect there. Empty: not looked at."
-    )
     max_attempts: int = Field(
         5, ge=1, le=1000, description="As the consumers have it: more counted attempts are a finding."
     )
@@ -68,7 +65,6 @@ class AuditChoices(AuditSettings):
     chosen_streams: str = ""
     memory_mib: int = 1024
     py_files: str = ""
-    sink: str = "default"
     #: Of the archive; None: all are kept.
     keep_days: int | None = None
     #: Whether the archive has the messages, too.

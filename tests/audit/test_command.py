@@ -216,6 +216,7 @@ def test_for_a_user_without_a_name_no_java_is_started(
         raise KeyError(f"uid {uid}")
 
     monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("usher.master.audit.spark._running", lambda: None)  # of other tests in this process
     monkeypatch.delenv("USHER_AUDIT_ENGINE", raising=False)
     assert usher("audit", "--engine", "spark") == 2
     assert "Spark needs an entry in /etc/passwd" in capsys.readouterr().err
