@@ -212,10 +212,7 @@ def test_what_its_user_may_not_do_is_named(
 def test_for_a_user_without_a_name_no_java_is_started(
     settings: dict[str, str], seeder: Seeder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def nobody(uid: int) -> None:
-        raise KeyError(f"uid {uid}")
-
-    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("pwd.getpwuid", dict[int, str]().__getitem__)
     monkeypatch.setattr("usher.master.audit.spark._running", lambda: None)  # of other tests in this process
     monkeypatch.delenv("USHER_AUDIT_ENGINE", raising=False)
     assert usher("audit", "--engine", "spark") == 2
