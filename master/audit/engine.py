@@ -9,6 +9,7 @@ import fcntl
 import itertools
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,15 @@ _READS = {"late": "suspects", "twice": "suspects", "repeats": "retried", "again"
 Found = dict[tuple[str, str], tuple[int, list[Example]]]
 
 
-class EngineFailed(UsherError):
-    """The engine could not execute a statement: the first line of why."""
+class NotShared(UsherError):
+    """Where the checks run there are other files than here."""
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """Return the errors that end a run, with those of the engines that this process has loaded."""
+    known = {"duckdb": "Error", "pyspark.errors": "PySparkException", "py4j.protocol": "Py4JJavaError"}
+    loaded = (getattr(sys.modules[module], name) for module, name in known.items() if module in sys.modules)
+    return RedisTrouble, CommandRefused, NotShared, OSError, *loaded
 
 
 @contextlib.contextmanager
@@ -68,8 +76,8 @@ def refusing(what: str) -> Iterator[None]:
     """Let what ends a run refuse it: ``what`` was not done."""
     try:
         yield
-    except (RedisTrouble, CommandRefused, EngineFailed, OSError) as trouble:
-        raise StartRefused(f"{what}: {trouble}") from trouble
+    except _failures() as trouble:
+        raise StartRefused(f"{what}: {first_cause(trouble)}") from trouble
 
 
 class Engine:
@@ -91,16 +99,11 @@ class Engine:
         self.run(f"CREATE OR REPLACE {kind} {name} AS {select}")
 
     def run(self, statement: str) -> Any:
-        import duckdb
-
-        try:
-            return self._sql.execute(statement)
-        except duckdb.Error as failed:
-            raise EngineFailed(str(failed).splitlines()[0]) from failed
+        return self._sql.execute(statement)
 
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
         """Make a table of Parquet files; without any it is empty. ``rows``: how many they must have, of an archive,
-        which is read where the rows are wanted. Raises EngineFailed when it has others there."""
+        which is read where the rows are wanted. Raises NotShared when it has others there."""
         if not files:
             self.arrow(name, schema.empty_table())
             return
@@ -136,10 +139,11 @@ class Engine:
         why = "is its folder shared with all of Spark's executors?"
         try:
             [(there,)] = self.rows(f"SELECT count(*) FROM {name}")
-        except EngineFailed as failed:
-            raise EngineFailed(f"where the checks run the archive cannot be read: {why} {failed}") from failed
+        except _failures() as failed:
+            told = first_cause(failed)
+            raise NotShared(f"where the checks run the archive cannot be read: {why} {told}") from failed
         if there != rows:
-            raise EngineFailed(
+            raise NotShared(
                 f"where the checks run the archive has {there:,} rows of {name}, and its commits have {rows:,}: {why}"
             )
 
@@ -172,26 +176,15 @@ class SparkEngine(Engine):
         self._undefined = dict(_FUNCTIONS)  # each is made when it is used
 
     def _do(self, statement: str) -> Any:
-        with self._named_failures():
-            for name in [one for one in self._undefined if one.partition("(")[0] in statement]:
-                typed = re.sub(r"\b(x|name)\b", r"\1 STRING", name).replace("us", "us BIGINT")
-                made = f"{typed} RETURNS {'BOOLEAN' if name == 'is_json(x)' else 'STRING'}"
-                self.spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {made} RETURN {self._undefined.pop(name)[0]}")
-            return self.spark.sql(statement)
+        for name in [one for one in self._undefined if one.partition("(")[0] in statement]:
+            typed = re.sub(r"\b(x|name)\b", r"\1 STRING", name).replace("us", "us BIGINT")
+            made = f"{typed} RETURNS {'BOOLEAN' if name == 'is_json(x)' else 'STRING'}"
+            self.spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {made} RETURN {self._undefined.pop(name)[0]}")
+        return self.spark.sql(statement)
 
     def _put(self, name: str, frame: Any, is_empty: bool = False) -> None:
         (frame.coalesce(1) if self.hold else frame).createOrReplaceTempView(name)
         self.empty = self.empty - {name} | ({name} if is_empty else set())
-
-    @contextlib.contextmanager
-    def _named_failures(self) -> Iterator[None]:
-        from py4j.protocol import Py4JJavaError
-        from pyspark.errors import PySparkException
-
-        try:
-            yield
-        except (PySparkException, Py4JJavaError) as failed:
-            raise EngineFailed(first_cause(failed)) from failed
 
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
         if not files or self.hold or (self.is_far and rows is None):
@@ -200,43 +193,36 @@ class SparkEngine(Engine):
             return
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        with self._named_failures():
-            named = [f"file://{file}" for file in files]
-            self._put(name, self.spark.read.schema(from_arrow_schema(schema)).parquet(*named))
+        named = [f"file://{file}" for file in files]
+        self._put(name, self.spark.read.schema(from_arrow_schema(schema)).parquet(*named))
         self.expect(name, rows)
 
     def keep(self, name: str, select: str) -> None:
         # A checkpoint, not a cache: the plans of the checks stay short, which costs less than what they read.
-        with self._named_failures():
-            frame = self._do(select)
-            if _READS.get(name) in self.empty:
-                self._put(name, frame.limit(0), True)
-            else:
-                self._put(name, *(self.hold(frame) if self.hold else (frame.localCheckpoint(eager=True),)))
+        frame = self._do(select)
+        if _READS.get(name) in self.empty:
+            self._put(name, frame.limit(0), True)
+        else:
+            self._put(name, *(self.hold(frame) if self.hold else (frame.localCheckpoint(eager=True),)))
 
     def read(self, name: str, source: str, options: Mapping[str, str]) -> None:
         from usher.master.audit.source import register
 
-        with self._named_failures():
-            register(self.spark)
-            frame = self.spark.read.format(source).options(**options).load()
-            self._put(name, frame.localCheckpoint(eager=True))
+        register(self.spark)
+        frame = self.spark.read.format(source).options(**options).load()
+        self._put(name, frame.localCheckpoint(eager=True))
 
     def view(self, name: str, select: str) -> None:
-        with self._named_failures():
-            self._put(name, self._do(select))
+        self._put(name, self._do(select))
 
     def rows(self, select: str) -> list[tuple[Any, ...]]:
-        with self._named_failures():
-            return [tuple(row) for row in self._do(select).collect()]
+        return [tuple(row) for row in self._do(select).collect()]
 
     def arrow(self, name: str, rows: pa.Table) -> None:
-        with self._named_failures():
-            self._put(name, self.spark.createDataFrame(rows), not len(rows))
+        self._put(name, self.spark.createDataFrame(rows), not len(rows))
 
     def write(self, select: str, folder: Path) -> None:
-        with self._named_failures():
-            rows = self._do(select).toArrow()
+        rows = self._do(select).toArrow()
         folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(rows, folder / "part-0.parquet")
 

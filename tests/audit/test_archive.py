@@ -407,7 +407,7 @@ def test_an_archive_that_is_not_there_where_the_checks_run_is_refused(local: Any
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from usher.master.audit.engine import EngineFailed
+    from usher.master.audit.engine import refusing
 
     rows = pa.table({"id": ["1-1"]})
     pq.write_table(rows, tmp_path / "some.parquet")
@@ -415,7 +415,7 @@ def test_an_archive_that_is_not_there_where_the_checks_run_is_refused(local: Any
         ("some", "has 1 rows of odd, and its commits have 2: is its folder shared"),
         ("gone", "No files"),
     ):
-        with pytest.raises(EngineFailed, match=told):
+        with pytest.raises(StartRefused, match=told), refusing(""):
             local.files("odd", [tmp_path / f"{file}.parquet"], rows.schema, 2)
 
 
