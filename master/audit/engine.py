@@ -90,16 +90,13 @@ class Engine:
         self._sql = connection
         self._kinds: dict[str, str] = {}
         for name, (_, body) in _FUNCTIONS.items():
-            self.run(f"CREATE MACRO {name} AS {body}")
+            self._sql.execute(f"CREATE MACRO {name} AS {body}")
 
     def _make(self, kind: str, name: str, select: str) -> None:
         if (before := self._kinds.get(name)) not in (None, kind):
-            self.run(f"DROP {before} {name}")
+            self._sql.execute(f"DROP {before} {name}")
         self._kinds[name] = kind
-        self.run(f"CREATE OR REPLACE {kind} {name} AS {select}")
-
-    def run(self, statement: str) -> Any:
-        return self._sql.execute(statement)
+        self._sql.execute(f"CREATE OR REPLACE {kind} {name} AS {select}")
 
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
         """Make a table of Parquet files; without any it is empty. ``rows``: how many they must have, of an archive,
@@ -119,7 +116,7 @@ class Engine:
         self._make("VIEW", name, select)
 
     def rows(self, select: str) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self.run(select).fetchall()
+        found: list[tuple[Any, ...]] = self._sql.execute(select).fetchall()
         return found
 
     def arrow(self, name: str, rows: pa.Table) -> None:
@@ -131,7 +128,7 @@ class Engine:
         """Write a Parquet file into ``folder``, which this process sees, wherever the rows are."""
         folder.mkdir(parents=True, exist_ok=True)
         place = quoted([str(folder / "part-0.parquet")])
-        self.run(f"COPY ({select}) TO {place} (FORMAT parquet, COMPRESSION zstd)")
+        self._sql.execute(f"COPY ({select}) TO {place} (FORMAT parquet, COMPRESSION zstd)")
 
     def expect(self, name: str, rows: int | None) -> None:
         if rows is None:

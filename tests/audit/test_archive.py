@@ -404,19 +404,17 @@ def test_no_total_is_computed_from_an_archive_that_is_not_as_it_was_written(
 
 
 def test_an_archive_that_is_not_there_where_the_checks_run_is_refused(local: Any, tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    from usher.master.audit.batches import schema_of
     from usher.master.audit.engine import refusing
 
-    rows = pa.table({"id": ["1-1"]})
-    pq.write_table(rows, tmp_path / "some.parquet")
+    local.write("SELECT '1-1' AS id", tmp_path)
+    (tmp_path / "part-0.parquet").rename(tmp_path / "some.parquet")
     for file, told in (
         ("some", "has 1 rows of odd, and its commits have 2: is its folder shared"),
         ("gone", "No files"),
     ):
         with pytest.raises(StartRefused, match=told), refusing(""):
-            local.files("odd", [tmp_path / f"{file}.parquet"], rows.schema, 2)
+            local.files("odd", [tmp_path / f"{file}.parquet"], schema_of("id"), 2)
 
 
 def test_without_an_archive_the_way_out_is_named(
