@@ -14,14 +14,11 @@ from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import Address, CommonSettings, ConsumerName, HttpUrl, HttpUrls, is_loopback
 
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
-
-
-def _named(value: str) -> str:
-    return value or _ODD.sub("-", socket.gethostname()).lstrip("._-")[:64] or "consumer"
+_NAMED = BeforeValidator(lambda value: value or _ODD.sub("-", socket.gethostname()).lstrip("._-")[:64] or "consumer")
 
 
 class ConsumerSettings(CommonSettings):
-    consumer_name: Annotated[ConsumerName, BeforeValidator(_named)] = Field(
+    consumer_name: Annotated[ConsumerName, _NAMED] = Field(
         "",
         validate_default=True,
         description="This consumer's name, its own; it keeps it over restarts. Empty: the name of the host.",

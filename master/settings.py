@@ -9,12 +9,7 @@ from pydantic import AfterValidator, Field
 
 from usher.common.base.durations import duration_s
 from usher.common.http.proxies import parse_networks
-from usher.common.runtime.settings import Address, CommonSettings, HttpUrl, MaybeAddress
-
-
-def _networks(value: str) -> str:
-    parse_networks(value)
-    return value
+from usher.common.runtime.settings import Address, CommonSettings, HttpUrl, MaybeAddress, checked_by
 
 
 def _keep(value: str) -> str:
@@ -78,7 +73,7 @@ class MasterSettings(CommonSettings):
         pattern=r"^[A-Za-z][A-Za-z0-9-]{0,63}$",
         description="Header in which USHER_PROXIES name people; they must delete it from what clients send.",
     )
-    proxies: Annotated[str, AfterValidator(_networks)] = Field(
+    proxies: Annotated[str, checked_by(parse_networks)] = Field(
         "",
         description=(
             "Addresses and networks of proxies in front, comma separated: whoever asks from there is believed of the"

@@ -113,19 +113,27 @@ class RetryLater(UsherError):
         super().__init__(reason or f"the handler asked to be called again in {seconds:g} s")
 
 
+def parts_of(raised: BaseException) -> list[BaseException]:
+    """Return the errors of a group and of the groups in it; of any other error, itself."""
+    parts, left = list[BaseException](), [raised]
+    for one in left:  # it grows
+        if isinstance(one, BaseExceptionGroup):
+            left += one.exceptions
+        else:
+            parts.append(one)
+    return parts
+
+
 def readable(raised: BaseException) -> BaseException:
     """Return ``raised``, or a TypeError in place of one that cannot be looked at, such as a RetryLater without a usable
     ``after_s``: a handler's own subclass may not have called ours. In place of a group: a GiveUp in it, or, where it
     has nothing else, the RetryLater that asks for most."""
     try:
         if isinstance(raised, BaseExceptionGroup):
-            leaves, groups = list[BaseException](), [raised]
-            for group in groups:
-                groups += [one for one in group.exceptions if isinstance(one, BaseExceptionGroup)]
-                leaves += [one for one in group.exceptions if not isinstance(one, BaseExceptionGroup)]
-            later = [one for one in leaves if isinstance(one, RetryLater)]
-            given_up = next((one for one in leaves if isinstance(one, GiveUp)), None)
-            raised = given_up or (max(later, key=lambda one: one.after_s) if len(later) == len(leaves) else raised)
+            parts = parts_of(raised)
+            later = [one for one in parts if isinstance(one, RetryLater)]
+            given_up = next((one for one in parts if isinstance(one, GiveUp)), None)
+            raised = given_up or (max(later, key=lambda one: one.after_s) if len(later) == len(parts) else raised)
         if isinstance(raised, RetryLater) and math.isnan(float(raised.after_s)):
             raise ValueError("not a number")
     except BaseException as problem:

@@ -62,19 +62,20 @@ def key_bytes(what: str, value: object) -> bytes:
     >>> key_bytes("ticket_id", 42), key_bytes("ticket_id", enum.IntEnum("Colour", "RED").RED)
     (b'42', b'1')
     """
-    if isinstance(value, bool) or not isinstance(value, Key):
+    # The str() of an enum of texts or numbers is its name or its value, depending on the version of Python.
+    plain = value.value if isinstance(value, Key) and isinstance(value, enum.Enum) else value
+    if isinstance(plain, bool) or not isinstance(plain, Key):
         raise TypeError(
             f"{what} is of type {type(value).__name__}: give a str, bytes, int or UUID (bytes(value) of a bytearray or"
             " memoryview, int(value) of a number of numpy or a float, the key of an object); a row without a key is no"
             " message of a ticket: leave it out, or give it a key of its own"
         )
-    # The str() of an enum of texts or numbers is its name or its value, depending on the version of Python.
-    plain = value.value if isinstance(value, enum.Enum) else value
-    if isinstance(plain, str):  # not str(plain), of which a class of one's own may make another text
+    # Not str(plain) or bytes(plain), of which a class of one's own may make another text.
+    if isinstance(plain, str):
         return str.encode(plain, "utf-8", "surrogateescape")
-    return (
-        bytes(plain) if isinstance(plain, bytes) else b"%d" % plain if isinstance(plain, int) else str(plain).encode()
-    )
+    if isinstance(plain, bytes):
+        return b"".join((plain,))
+    return b"%d" % plain if isinstance(plain, int) else uuid.UUID.__str__(plain).encode()
 
 
 def ticket_key(value: object) -> bytes:

@@ -86,14 +86,9 @@ def _redis_url(value: str) -> str:
     return value
 
 
-def _names(value: str) -> str:
-    parse_field_names(value)
-    return value
-
-
-def _streams(value: str) -> str:
-    SourceSelection.parse(value)
-    return value
+def checked_by(check: Callable[[str], object]) -> AfterValidator:
+    """Return the validator of a text that ``check`` raises ValueError for, or accepts as it is."""
+    return AfterValidator(lambda value: (check(value), value)[1])
 
 
 def _absolute(path: Path | None) -> Path | None:
@@ -105,7 +100,7 @@ def _absolute(path: Path | None) -> Path | None:
 MaybePath = Annotated[Path | None, BeforeValidator(lambda value: value or None), AfterValidator(_absolute)]
 Address = Annotated[str, AfterValidator(_address)]
 MaybeAddress = Annotated[str, AfterValidator(lambda value: _address(value) if value else value)]
-StreamNames = Annotated[str, Field(min_length=1, max_length=65_536), AfterValidator(_streams)]
+StreamNames = Annotated[str, Field(min_length=1, max_length=65_536), checked_by(SourceSelection.parse)]
 HttpUrl = Annotated[str, AfterValidator(_url)]
 HttpUrls = Annotated[str, AfterValidator(_urls)]
 RedisUrl = Annotated[str, AfterValidator(_redis_url)]
@@ -156,7 +151,7 @@ class CommonSettings(BaseModel):
             " JSON of a field: payload.order.id."
         ),
     )
-    shown_fields: Annotated[str, AfterValidator(_names)] = Field(
+    shown_fields: Annotated[str, checked_by(parse_field_names)] = Field(
         "",
         max_length=2048,
         description=(

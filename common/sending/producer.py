@@ -283,7 +283,7 @@ class Producer:
                 facts = pairs(self._link.call("XINFO", "STREAM", self._stream))
             except CommandRefused:  # the stream does not exist yet, or we may not ask
                 facts = {}
-            native = _is_set_up(facts, self._dedup_s)
+            native = facts.get(b"idmp-duration", 0) >= self._dedup_s and facts.get(b"idmp-maxsize", 0) >= _IDMP_SIZE
             self._native = (self._link.connections, now_s(), native)
         return native
 
@@ -376,10 +376,6 @@ def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _is_set_up(facts: Mapping[bytes, Any], dedup_s: float) -> bool:
-    return facts.get(b"idmp-duration", 0) >= dedup_s and facts.get(b"idmp-maxsize", 0) >= _IDMP_SIZE
 
 
 def idmp_command(stream: str, uid: bytes | None, flat: Sequence[bytes]) -> tuple[Arg, ...]:

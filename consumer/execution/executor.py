@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from usher.common.base.clock import now_s, run_us, wall_ms
-from usher.common.base.errors import GiveUp, RetryLater, UsherError, readable
+from usher.common.base.errors import GiveUp, RetryLater, UsherError, parts_of, readable
 from usher.common.base.log import event, in_hand
 from usher.common.base.text import format_error
 from usher.common.protocol.attempts import GIVEN_UP
@@ -231,7 +231,7 @@ class Executor:
             self.running.pop(id(message), None)
         self.handled += 1
         if self.outages.known:
-            self._go_on(self.outages.done(message, self.clock()))
+            self._go_on(self.outages.done(message, self.clock(), not (lane.queue or lane.early)))
         if self.strict:
             message.lane = lane
             self.lanes.hold(lane, (end_us - start_us) / 1e6)
@@ -303,7 +303,10 @@ class Executor:
         if isinstance(problem, (ProcessEnded, GiveUp)) or (isinstance(problem, RetryLater) and not problem.is_away):
             self.outages.leave(message.ticket)
             return None
-        is_declared = isinstance(problem, (RetryLater, *self.away)) or sign[0] in {one.__name__ for one in self.away}
+        declared: tuple[type[BaseException], ...] = (RetryLater, *self.away)
+        is_declared = sign[0] in {one.__name__ for one in self.away} or any(
+            isinstance(one, declared) for one in (problem, *parts_of(problem))
+        )
         how = DECLARED if is_declared else CONNECTION if tells_of_connection(problem) else OTHER
         return self.outages.failed(message, sign, how, self.clock())
 
@@ -314,11 +317,10 @@ class Executor:
 
     def _go_on(self, over: Sequence[GoOn]) -> None:
         for on in over:
-            if on.elsewhere:
-                self._outcomes.go_on(on.elsewhere)
+            self._outcomes.go_on([one for one in on.first if one[1]])
+            self.lanes.let_go({ticket for ticket, fence in on.first if not fence})
             if on.lasted_s is not None:
-                self.lanes.let_go(on.here)
-                facts: dict[str, Any] = {"tickets": len(on.here), "probes": on.probes}
+                facts: dict[str, Any] = {"tickets": len(on.alike), "probes": on.probes}
                 facts |= {"lasted_s": round(on.lasted_s, 1), "error_type": on.sign[0], "at": on.sign[1]}
                 event(log, "tickets_go_on", level=logging.WARNING, **facts)
 

@@ -43,6 +43,9 @@ _TRIED_S = 0.05
 _HERE, _ELSEWHERE_S, _FEW, _MOST_TIMES = 10, (30.0, 60.0), 2_500, 5.0
 #: Seconds after which those that go on are not waited for: another consumer may have done them.
 _GONE_S = 1.0
+#: Where others were done meanwhile, those that go on rest for as long as a few of them have worked, at most so long:
+#: handlers are short then, and what they wait for is the processor.
+_LONGEST_REST_S = 0.25
 #: Most tickets of an outage, and kinds of errors, that are remembered; and seconds for which errors that are none are.
 _MOST, _MOST_SIGNS, _MOST_KINDS, _FORGOTTEN_S = 100_000, 100, 1000, 120.0
 _TOLD_EVERY_S = 60.0
@@ -86,9 +89,14 @@ def tells_of_connection(raised: BaseException) -> bool:
 
 
 def _statuses(error: Any) -> Iterator[int]:
-    for of in (error, getattr(error, "response", None)):
-        found = (getattr(of, name, None) for name in ("status_code", "status", "code"))
+    """Yield what may be an HTTP status. A number under a plain name is one only of what has headers, or an answer."""
+    response = getattr(error, "response", None)
+    is_answer = response is not None or hasattr(error, "headers")
+    for of in (error, response):
+        found = (getattr(of, name, None) for name in ("status_code", "http_status", *(("status", "code") * is_answer)))
         yield from (status for status in found if isinstance(status, int))
+    if isinstance(response, dict):  # of botocore
+        yield response["ResponseMetadata"]["HTTPStatusCode"]
 
 
 class Wait(NamedTuple):
@@ -103,11 +111,11 @@ class Wait(NamedTuple):
 
 
 class GoOn(NamedTuple):
-    """Tickets that need not wait any longer: those here, and those in Redis, under their fences. ``lasted_s``: for how
-    long they have failed alike, with so many ``probes``; None: the end was told before."""
+    """Tickets that need not wait any longer: ``first`` these, under their fences; 0: they wait here. ``lasted_s``: for
+    how long all of them have failed alike, with so many ``probes``; None: the end was told before."""
 
-    here: Collection[bytes]
-    elsewhere: list[tuple[bytes, int]]
+    alike: Collection[bytes]
+    first: list[tuple[bytes, int]]
     sign: Sign
     lasted_s: float | None = None
     probes: int = 0
@@ -115,7 +123,8 @@ class GoOn(NamedTuple):
 
 class Outage:
     """Failures alike. ``failing``: by kind, since when, and which tickets failed without that anything of the kind was
-    done; None: of whatever kind. ``elsewhere``: tickets that wait in Redis, under which fence and until when."""
+    done; None: of whatever kind. ``waiting``: tickets that wait, under which fence (0: here, not in
+    Redis), and until when."""
 
     def __init__(self, sign: Sign, now_s: float) -> None:
         self.sign, self.since_s, self.last_s = sign, now_s, now_s
@@ -123,10 +132,14 @@ class Outage:
         self.others_s = -math.inf  # when others were done last
         self.tickets: dict[bytes, float] = {}  # and since when each fails
         self.failing: dict[object, tuple[float, set[bytes]]] = {}
-        self.elsewhere, self.going = OrderedDict[bytes, tuple[int, float]](), set[bytes]()
-        self.probe, self.probed_s, self.slot_s, self.told_s, self.probes = b"", 0.0, 0.0, 0.0, 0
+        self.waiting, self.going = OrderedDict[bytes, tuple[int, float]](), set[bytes]()
+        self.probe = self.probed = b""  # the ticket that is tried now, and the one that was tried last
+        self.probed_s, self.slot_s, self.told_s, self.probes = 0.0, 0.0, 0.0, 0
         self.tried_s, self.trying = 0.0, set[bytes]()
         self.heard_s = -math.inf  # when as many failed so at all consumers
+        #: Of those that go on: whether others were done meanwhile; when the first message of the last few of them was
+        #: done, and until when more than half of these had more.
+        self.is_shared, self.first_s, self.busy_s = False, math.inf, 0.0
         self.least = _ALIKE  # tickets of a kind of which nothing is done
 
     def fails(self, kind: object, now_s: float) -> bool:
@@ -146,7 +159,7 @@ class Outages:
         self._of: dict[bytes, Outage] = {}  # by ticket
         self._rng, self._lock = random.Random(), threading.Lock()
         self.probes = 0
-        #: Of those that wait in Redis, so many go on at a time when it is over, again when half of them are done: half
+        #: When it is over, so many tickets go on at a time, others when half of them have nothing left here: a quarter
         #: of the slots, so that others wait behind few.
         self.go_on = 16
         self._wondered_s = 0.0
@@ -194,7 +207,7 @@ class Outages:
         if is_here:
             outage.slot_s = due_s
         else:
-            times = min(_MOST_TIMES, max(1.0, len(outage.elsewhere) / _FEW))
+            times = min(_MOST_TIMES, max(1.0, len(outage.waiting) / _FEW))
             due_s = now_s + times * self._rng.uniform(*_ELSEWHERE_S)
         return Wait(due_s, is_here, outage.since_s, len(outage.tickets))
 
@@ -205,8 +218,8 @@ class Outages:
             outage = self._of.get(message.ticket)
             if outage is None:
                 return len(self._of) >= _MOST  # it is one of those that are not remembered
-            if outage.is_on and not wait.is_here and len(outage.elsewhere) < _MOST:
-                outage.elsewhere[message.ticket] = message.fence, wait.due_s
+            if outage.is_on and len(outage.waiting) < _MOST:
+                outage.waiting[message.ticket] = 0 if wait.is_here else message.fence, wait.due_s
             return outage.is_on
 
     def ended(self, ticket: bytes) -> None:
@@ -218,13 +231,13 @@ class Outages:
                     outage.trying.discard(ticket)
 
     def leave(self, ticket: bytes) -> None:
-        """Note that a ticket waits for a reason of its own."""
+        """Note that a ticket waits for a reason of its own: if it was tried last, that has told nothing."""
         if ticket in self._of:
             with self._lock:
                 outage = self._of.pop(ticket, None)
                 if outage is not None:
                     outage.tickets.pop(ticket, None)
-                    outage.probed_s = 0.0  # if it was the probe, it has told nothing
+                    outage.probed_s = 0.0 if outage.probed == ticket else outage.probed_s
 
     def ask(self, ticket: bytes) -> None:
         """Have a ticket tried at its next start: an operator wants it."""
@@ -237,14 +250,14 @@ class Outages:
         with self._lock:
             if (outage := self._of.get(ticket) or self._fails_whole(message, now_s)) is None:
                 return None
-            outage.elsewhere.pop(ticket, None)
+            outage.waiting.pop(ticket, None)
             if not outage.is_on or outage.probe == ticket or ticket in self._asked:
                 self._asked.discard(ticket)
                 return None
             longest_s = _LONGEST_PROBE_S if outage.probe else 0.9 * PROBE_S
             if now_s < outage.probed_s + longest_s:
                 return self._wait(outage, message, now_s)
-            outage.probe, outage.probed_s = ticket, now_s
+            outage.probe, outage.probed, outage.probed_s = ticket, ticket, now_s
             outage.probes, self.probes = outage.probes + 1, self.probes + 1
             return None
 
@@ -293,28 +306,38 @@ class Outages:
         """Return who goes on though nothing is done here any more, since other consumers have done those before."""
         with self._lock:
             over = [one for one in self.known.values() if not one.is_on and now_s >= one.last_s + _GONE_S]
-            return [GoOn((), self._next(one, now_s, True), one.sign) for one in over if one.elsewhere]
+            return [GoOn((), self._next(one, now_s, True), one.sign) for one in over if one.waiting]
 
     def _next(self, outage: Outage, now_s: float, is_first: bool) -> list[tuple[bytes, int]]:
         more: list[tuple[bytes, int]] = []
         if is_first:
             outage.going.clear()
-        going = len(outage.going)
-        while going <= self.go_on // 2 and len(more) < self.go_on - going and outage.elsewhere:
-            ticket, (fence, due_s) = outage.elsewhere.popitem(last=False)
+            outage.first_s = math.inf
+        if (going := len(outage.going)) > self.go_on // 2:
+            outage.busy_s = now_s
+            return more
+        rest_s = min(_LONGEST_REST_S, outage.busy_s - outage.first_s)
+        if outage.is_shared and now_s < outage.busy_s + rest_s:
+            return more
+        outage.first_s = math.inf
+        while len(more) < self.go_on - going and outage.waiting:
+            ticket, (fence, due_s) = outage.waiting.popitem(last=False)
             if due_s > now_s:  # else it went on by itself, perhaps at another consumer
                 more.append((ticket, fence))
         outage.going.update(ticket for ticket, _ in more)
         outage.last_s = now_s if more else outage.last_s
         return more
 
-    def done(self, message: Message, now_s: float) -> list[GoOn]:
-        """Take a success: failures alike are no outage any more if it was one of them, or was of their kind."""
+    def done(self, message: Message, now_s: float, is_last: bool = True) -> list[GoOn]:
+        """Take a success: failures alike are no outage any more if it was one of them, or was of their kind.
+        ``is_last``: nothing more of its ticket is here."""
         with self._lock:
-            kinds = ("", *self.kinds_of(message))
-            return [on for outage in [*self.known.values()] if (on := self._done(outage, message, kinds, now_s))]
+            given = message, ("", *self.kinds_of(message)), now_s, is_last
+            return [on for outage in [*self.known.values()] if (on := self._done(outage, *given))]
 
-    def _done(self, outage: Outage, message: Message, kinds: Iterable[object], now_s: float) -> GoOn | None:
+    def _done(
+        self, outage: Outage, message: Message, kinds: Iterable[object], now_s: float, is_last: bool
+    ) -> GoOn | None:
         for kind in kinds:
             outage.failing.pop(kind, None)
         was_alike = outage.tickets.pop(message.ticket, None) is not None
@@ -329,21 +352,26 @@ class Outages:
         if outage.is_on and not was_alike and is_alike and not is_forgotten:
             return None
         is_first = outage.is_on or now_s >= outage.last_s + _GONE_S
-        outage.elsewhere.pop(message.ticket, None)  # its time had come
-        outage.going.discard(message.ticket)
-        elsewhere = self._next(outage, now_s, is_first)
-        on = GoOn((), elsewhere, outage.sign)
+        outage.waiting.pop(message.ticket, None)  # its time had come
+        if message.ticket in outage.going:
+            outage.first_s = min(outage.first_s, now_s)
+            outage.going -= {message.ticket} if is_last else set()
+        if outage.is_on:  # first those that wait here: to the leader they are work that this consumer has
+            outage.waiting = OrderedDict(sorted(outage.waiting.items(), key=lambda item: item[1][0] > 0))
+        first = self._next(outage, now_s, is_first)
+        on = GoOn((), first, outage.sign)
         if is_old := outage.is_on or is_forgotten:
-            here = {ticket for ticket in outage.tickets if self._of.get(ticket) is outage}
-            for ticket in here:
+            alike = {ticket for ticket in outage.tickets if self._of.get(ticket) is outage}
+            for ticket in alike:
                 del self._of[ticket]
-            self._asked -= here
+            self._asked -= alike
             outage.tickets.clear()
         if outage.is_on:
-            on = on._replace(here=here, lasted_s=now_s - outage.since_s, probes=outage.probes)
-        if not (outage.elsewhere or outage.tickets):
+            on = on._replace(alike=alike, lasted_s=now_s - outage.since_s, probes=outage.probes)
+        if not (outage.waiting or outage.tickets):
             del self.known[outage.sign]
         elif is_old:
             self.known[outage.sign] = after = Outage(outage.sign, now_s)
-            after.elsewhere, after.going = outage.elsewhere, outage.going
-        return on if elsewhere or on.lasted_s is not None else None
+            after.waiting, after.going = outage.waiting, outage.going
+            after.is_shared = now_s < outage.others_s + _OTHERS_S
+        return on if first or on.lasted_s is not None else None

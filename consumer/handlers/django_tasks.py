@@ -22,7 +22,6 @@ import platform
 import uuid
 import weakref
 from collections.abc import Callable
-from datetime import datetime
 from traceback import format_exception
 from typing import Any, TypeVar
 
@@ -133,7 +132,7 @@ class TaskBackend(BaseTaskBackend):
         else:
             fields = {"action": ACTION, "object": task.module_path, "data": as_json("data", data)}
             producer = _producer(*(self.options.get(name) for name in ("redis", "stream", "ticket_field")))
-            producer.send(ticket_id, fields, result.id, task.run_after and _ms(task.run_after))
+            producer.send(ticket_id, fields, result.id, task.run_after and int(1000 * task.run_after.timestamp()))
             for used in connections.all(initialized_only=True):
                 if used.in_atomic_block:
                     used.on_commit(_UntilCommit(task.module_path, str(result.id), used.alias))
@@ -249,10 +248,6 @@ class _UntilCommit:
         way_out = "OPTIONS outbox, or transaction.on_commit"
         level = logging.WARNING
         event(log, "task_sent_and_rolled_back", level=level, task=task, uid=uid, database=database, way_out=way_out)
-
-
-def _ms(moment: datetime) -> int:
-    return int(moment.timestamp() * 1000)
 
 
 def _result(task: Any, result_id: str, args: Any, kwargs: Any, backend: str) -> Any:

@@ -149,7 +149,8 @@ class SuspectWorker(Service):
         is_fresh, began_ns = child.is_fresh, time.monotonic_ns()
         self._runs = message.stream_id
         try:
-            result = child.run(_piece_of(message))
+            known = message.attempt - 1, message.failures, message.crashes, message.losses
+            result = child.run(Piece(message.ticket, message.stream_id, message.fence, known, message.flat))
         except _CancelAsked:
             self._end_child(gently=False)
             text = ErrorText("an operator ended its run (`usher actions` says who, and why)")
@@ -218,11 +219,6 @@ class SuspectWorker(Service):
             event(log, "attempt_not_recorded", level=logging.WARNING, **message.facts(), why=str(trouble))
             return not isinstance(trouble, (OwnershipLost, ServerChanged))
         return True
-
-
-def _piece_of(message: Message) -> Piece:
-    known = message.attempt - 1, message.failures, message.crashes, message.losses
-    return Piece(message.ticket, message.stream_id, message.fence, known, message.flat)
 
 
 def _problem_of(result: CallResult, is_fresh: bool) -> tuple[BaseException, ErrorText]:

@@ -57,7 +57,8 @@ class Heartbeat(Service):
                 event(log, "lease_not_renewed", level=logging.WARNING, why=str(trouble))
                 return self._retry_s()
             if renewal.state in ("", "revoked"):
-                self._lost("it was revoked" if renewal.state else "it had ended")
+                self._lease.end()
+                self._on_lost(f"the lease is lost: {'it was revoked' if renewal.state else 'it had ended'}")
                 return self._lease.lease_s
             self._lease.renewed(sent_s)
             self.made_progress()
@@ -66,10 +67,6 @@ class Heartbeat(Service):
 
     def _retry_s(self) -> float:
         return self._lease.lease_s * _RETRY_PART  # the lease guard decides when it is too late
-
-    def _lost(self, why: str) -> None:
-        self._lease.end()
-        self._on_lost(f"the lease is lost: {why}")
 
 
 #: Time between looks, as a part of the lease; it also looks when the lease ends. The clock of our waits stands still

@@ -83,14 +83,14 @@ class MasterClient:
                 problems.append(f"{url}: {type(problem).__name__}")
                 self._urls.rotate(-1)
                 continue
-            wait = response.headers.get("Retry-After", "")
+            wait, window = (response.headers.get(name, "") for name in ("Retry-After", WINDOW_HEADER))
             answer = MasterAnswer(
                 url,
                 response.status,
                 _document(response.data),
                 sent_s,
                 float(wait) if wait.isdecimal() else 0.0,
-                _number(response.headers.get(WINDOW_HEADER, "")),
+                int(window) if window.isascii() and window.isdecimal() and len(window) < 10 else None,
             )
             if answer.status != 503:
                 return answer
@@ -111,10 +111,6 @@ def refusal(document: Mapping[str, Any]) -> str:
     named = [one for one in errors if isinstance(one, dict)] if isinstance(errors, list) else []
     fields = "; ".join(f"{one.get('field')}: {one.get('problem')}" for one in named)
     return f"{told}: {fields}" if told and fields else told or fields
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
 
 def _document(body: bytes) -> Mapping[str, Any]:

@@ -66,7 +66,7 @@ def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseExceptio
     Any other return value, or one that names a message that was not in the call, is an error of the handler, as if it
     had raised it.
     """
-    raised = returned if raised is None and isinstance(returned, BaseException) else raised
+    raised = _error_of(returned) if raised is None else raised
     if raised is not None:
         raised = readable(raised)  # a RetryLater without a time is an error like any other
     if isinstance(raised, PartialFailure):
@@ -112,8 +112,18 @@ def _named(parts: Sequence[Sequence[InCall]], returned: Any) -> dict[str, BaseEx
             return TypeError(
                 "a batch handler named something as failed that is no message of the call, nor the id of one"
             )
-        failed[message_id] = error if isinstance(error, BaseException) else MessageFailed(str(error) if error else None)
+        failed[message_id] = _error_of(error) or MessageFailed(str(error) if error else None)
     return failed
+
+
+def _error_of(value: Any) -> BaseException | None:
+    """Return the error that a handler names, made of its class if it is one; None: it is none."""
+    if issubclass(type(value), type) and issubclass(value, BaseException):
+        try:
+            value = value()
+        except Exception as problem:
+            return problem
+    return value if isinstance(value, BaseException) else None
 
 
 def _first_failed(part: Sequence[InCall], failed: Mapping[str, BaseException]) -> LaneOutcome:

@@ -82,7 +82,6 @@ class HttpServices:
     ) -> None:
         self._place = place
         self._leading = leading
-        self._all_services = all_services
         self._closing = contextlib.ExitStack()
         settings, link, keys, lead = place.settings, place.link, place.keys, leading.lead
         self._live = self._kept(LiveStreams())

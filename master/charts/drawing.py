@@ -108,6 +108,8 @@ def draw(kind: ChartKind, points: Sequence[Mapping[str, Any]], span: ChartSpan, 
     def y(value: float) -> float:
         return round(HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * value / top, 1)
 
+    mark_ms = _TIMES[span.label]
+    marks = range(since_ms - since_ms % mark_ms + mark_ms, now_ms + 1, mark_ms)
     times = [max(since_ms, int(point["t"])) for point in points]
     lines = []
     for series, column in zip(kind.series, columns, strict=True):
@@ -127,7 +129,7 @@ def draw(kind: ChartKind, points: Sequence[Mapping[str, Any]], span: ChartSpan, 
         "unit": kind.unit,
         "lines": lines,
         "levels": [(y(step * n), step * n) for n in range(round(top / step) + 1)],
-        "times": [(x(ms), ms, _moment(ms)) for ms in _marks(since_ms, now_ms, _TIMES[span.label])],
+        "times": [(x(ms), ms, f"{datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC):%H:%M}") for ms in marks],
         "rows": [(int(point["t"]), list(row)) for point, row in zip(points, zip(*columns, strict=True), strict=True)],
         "left": _LEFT,
         "right": right,
@@ -147,14 +149,6 @@ def _scale(most: float) -> tuple[float, float]:
     power = 10.0 ** floor(log10(rough))
     step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough)
     return step * ceil(most / step), step
-
-
-def _marks(since_ms: int, until_ms: int, step_ms: int) -> range:
-    return range(since_ms - since_ms % step_ms + step_ms, until_ms + 1, step_ms)
-
-
-def _moment(ms: int) -> str:
-    return f"{datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC):%H:%M}"
 
 
 def totals(points: Sequence[Mapping[str, Any]], group: str) -> list[dict[str, Any]]:

@@ -205,7 +205,6 @@ class Trimmer(Service):
         self._retention = retention
         self._wait_s = every_s or _IDLE_S
         self.stalls_after_s = max(10.0, 4 * _AT_REST * self._wait_s)
-        self.trimmed = 0
         self._untold = 0
         self._told_s = self._way_told_s = -math.inf
         self._gave_way = False  # since the last line
@@ -248,7 +247,6 @@ class Trimmer(Service):
                     break
         except StillNeeded:
             pass  # decided again at the next turn
-        self.trimmed += cut
         self._untold += cut
         self._gave_way |= gives_way and cut > 0
         told_s = min(self._told_s, self._way_told_s) if self._gave_way else self._told_s

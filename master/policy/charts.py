@@ -180,7 +180,7 @@ def encode(one: Mapping[str, Any]) -> bytes:
 
 
 def _busiest(parts: Parts, most: int) -> Parts:
-    ranked = sorted(parts, key=lambda name: (name != ALL, name == OTHERS, -_size(parts[name])))
+    ranked = sorted(parts, key=lambda name: (name != ALL, name == OTHERS, -parts[name]["done"] - parts[name]["failed"]))
     most += ALL in parts
     kept = {name: parts[name] for name in ranked[:most]}
     if rest := [parts[name] for name in ranked[most:]]:
@@ -210,10 +210,6 @@ def _add(to: dict[str, Any], part: Mapping[str, Any]) -> None:
     for key in ("wait", "took"):
         for step, count in part[key].items():
             to[key][step] = to[key].get(step, 0) + count
-
-
-def _size(part: Mapping[str, Any]) -> int:
-    return int(part["done"] + part["failed"])
 
 
 def _more(former: Mapping[str, Any] | None, name: str, total: int | None) -> int | None:

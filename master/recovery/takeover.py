@@ -85,7 +85,8 @@ def take_over(
     held = IndexedIdRange(span)
     # Entries that the stream has had and the group has not been given were lost with the group: they come as new,
     # unless they are gone.
-    dead = _load_index(stream, board, held, max(delivered, _below(span), key=rank), made_progress)
+    below = before(span.first) if span.first is not None else span.last_generated
+    dead = _load_index(stream, board, held, max(delivered, below, key=rank), made_progress)
     noted = stream.repeats_until()
     repeats_until = repeats(noted, held.highest, delivered)
     if repeats_until != noted:
@@ -147,10 +148,6 @@ def _look_at_index(stream: TicketStream, span: Span | None, made_progress: Calla
         if record is not None:
             held.add(record.ids)
     return held
-
-
-def _below(span: Span) -> bytes:
-    return before(span.first) if span.first is not None else span.last_generated
 
 
 def _load_index(

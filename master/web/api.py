@@ -9,7 +9,7 @@ import uuid
 from typing import Annotated, Any
 
 from flask import Blueprint, Response, g, request
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 from typing_extensions import TypedDict
 
 from usher.common.base.log import event
@@ -27,6 +27,7 @@ from usher.common.protocol.registration import (
     Registration,
     name_of,
 )
+from usher.common.runtime.settings import checked_by
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.messages.fields import MessageFields
 from usher.master.operations.action_log import By
@@ -54,15 +55,10 @@ _MESSAGE_IDS = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}(?:\n[0-9]{1,20}-[0-9]{1,20}
 _CURSOR = re.compile(r"[0-9]{0,19}")
 
 
-def _plain_url(value: str) -> str:
-    host_of(value)
-    return value
-
-
 _Name = Annotated[str, Fitting(NAME, "must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit")]
 _HealthUrl = Annotated[
     str,
-    AfterValidator(_plain_url),
+    checked_by(host_of),
     WithJsonSchema(
         {
             "type": "string",

@@ -294,6 +294,17 @@ class _NoTruth:
     __str__ = __bool__  # type: ignore[assignment]
 
 
+def test_what_is_declared_to_be_away_may_be_one_of_several_errors(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a", max_attempts=1)
+    a.executor.away = (LookupError,)
+    stage.send(T)
+    m.settle()
+    a.read()
+    _started(a).fail(ExceptionGroup("of a TaskGroup", [ExceptionGroup("inner", [KeyError()]), ValueError()]))
+    a.flush()
+    assert (a.executor.outages.waiting, stage.world.dead()) == (1, [])
+
+
 def test_an_error_that_cannot_be_read_is_a_failure_of_its_message_only(stage: Stage) -> None:
     m, a = stage.leader(), stage.consumer("a", max_attempts=1)
     stage.send(T)

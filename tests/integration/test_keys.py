@@ -34,7 +34,8 @@ from usher.testing import message
 
 np = pytest.importorskip("numpy")
 _OWN, _UUID = type("Own", (str,), {"__str__": lambda self: "another"})("42"), uuid.UUID(int=42)
-_KEYS = [("42", b"42"), (b"42", b"42"), (42, b"42"), (_OWN, b"42"), (_UUID, str(_UUID).encode())]
+_BYTES = type("Bytes", (bytes,), {"__bytes__": lambda self: b"another"})(b"42")
+_KEYS = [("42", b"42"), (b"42", b"42"), (42, b"42"), (_OWN, b"42"), (_BYTES, b"42"), (_UUID, str(_UUID).encode())]
 _NO_KEYS = [
     *(None, True, 4.2, math.nan, bytearray(b"42"), memoryview(b"42"), decimal.Decimal(42), (1, 2), object()),
     *(np.int64(42), np.bool_(True), np.float64("nan")),

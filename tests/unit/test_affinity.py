@@ -26,11 +26,6 @@ def test_the_ranking_depends_on_the_names_only_not_on_their_order_or_on_the_proc
     assert Affinity(["c1", "c2", "c3"]).ranking(b"42") == ["c3", "c2", "c1"]
 
 
-def test_tickets_are_spread_evenly() -> None:
-    counted = Counter(homes("c1", "c2", "c3", "c4").values())
-    assert all(800 <= count <= 1200 for count in counted.values())
-
-
 def test_a_consumer_that_joins_takes_its_share_and_moves_nothing_else() -> None:
     before, after = homes("c1", "c2", "c3"), homes("c1", "c2", "c3", "c4")
     moved = {ticket for ticket in TICKETS if before[ticket] != after[ticket]}
@@ -46,14 +41,9 @@ def test_a_consumer_that_leaves_moves_only_its_own_tickets_to_the_next_in_their_
 
 
 @given(st.integers(0, 10**7), st.integers(1, 1000))
-def test_together_the_bounds_always_leave_room_for_one_more(in_flight: int, consumers: int) -> None:
+def test_the_bounds_leave_room_and_none_is_more_than_a_quarter_above_the_mean(in_flight: int, consumers: int) -> None:
     bound = load_bound(in_flight, consumers)
-    assert bound * consumers > in_flight
-
-
-@given(st.integers(0, 10**7), st.integers(1, 1000))
-def test_nobody_is_given_more_than_a_quarter_above_the_mean(in_flight: int, consumers: int) -> None:
-    assert load_bound(in_flight, consumers) <= 1.25 * (in_flight + 1) / consumers + 1
+    assert in_flight < bound * consumers and bound <= 1.25 * (in_flight + 1) / consumers + 1
 
 
 MANY = [f"c{number}" for number in range(200)]

@@ -72,9 +72,6 @@ class TestSuspects:
     def test_cut_off_in_a_drain_and_killed_it_is_neither(self) -> None:
         assert suspects([left(1, Attempts(1))], is_explained=True, is_from_outside=True) == []
 
-    def test_where_nothing_ran_nobody_is_a_suspect(self) -> None:
-        assert noted() == {}
-
 
 @given(st.integers(1, 8), st.integers(0, 8), st.integers(0, 8))
 def test_a_killer_is_given_up_after_max_attempts_whatever_it_did_before(

@@ -24,10 +24,6 @@ def chosen(*consumers: ConsumerLoad, home: str = "") -> str:
     return "" if found is None else found.incarnation
 
 
-def test_the_best_ranked_one_gets_it() -> None:
-    assert chosen(consumer(BEST), consumer(SECOND), consumer(THIRD)) == f"{BEST}:1"
-
-
 def test_its_former_consumer_gets_it_after_a_crash_if_it_is_back() -> None:
     everybody = (consumer(BEST), consumer(SECOND), consumer(THIRD, generation=2))
     assert chosen(*everybody, home=THIRD) == f"{THIRD}:2"

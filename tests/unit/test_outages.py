@@ -16,6 +16,8 @@ SIGN = ("ConnectionError", "pay.py:12")
 LEASE = OwnLease(10.0, 0.0)
 
 
+Numbered = type("Numbered", (Exception,), {"code": 503, "status": 429})
+OfBoto = type("OfBoto", (Exception,), {"response": {"ResponseMetadata": {"HTTPStatusCode": 503}}})
 NoGateway = type("NoGateway", (Exception,), {"response": SimpleNamespace(status_code=502)})
 Unlookable = type("Unlookable", (Exception,), {"response": property(lambda self: 1 / 0)})
 
@@ -81,7 +83,7 @@ def test_other_errors_are_an_outage_while_nothing_of_their_kind_is_done_for_a_se
     assert outages.done(message("b1"), 11.1) == []  # another kind is done: that of these is away all the same
     assert failing(outages, "a4", OTHER, 11.2) == [True]
     [over] = outages.done(message("a9"), 11.3)  # and so is one of their kind: their messages are wrong
-    assert over.here == {b"a1", b"a2", b"a3", b"a4"}
+    assert over.alike == {b"a1", b"a2", b"a3", b"a4"}
     assert failing(outages, "a1 a2 a3", OTHER, 11.4) == [False] * 3
 
 
@@ -96,7 +98,7 @@ def test_one_at_a_time_is_tried_and_all_go_on_when_one_of_them_is_done() -> None
     assert outages.hold(message("a2"), 11.7) is None
     assert outages.hold(message("a3"), 11.8) is not None
     [over] = outages.done(message("a2", 2), 11.9)
-    assert (over.here, over.lasted_s, over.probes) == ({b"a1", b"a3", b"a4"}, pytest.approx(1.9), 2)
+    assert (over.alike, over.lasted_s, over.probes) == ({b"a1", b"a3", b"a4"}, pytest.approx(1.9), 2)
     assert outages.hold(message("a3"), 11.9) is None and outages.known == {}
 
 
@@ -105,23 +107,39 @@ def test_very_many_wait_in_redis_and_go_on_a_few_at_a_time() -> None:
     names = [f"a{number}" for number in range(1000)]
     waits = [outages.failed(message(name), SIGN, DECLARED, 10.0) for name in names]
     here = [wait for wait in waits if wait is not None and wait.is_here]
-    assert outages.known[SIGN].elsewhere == {}  # none has left yet
+    assert outages.known[SIGN].waiting == {}  # none has left yet
     for name, wait in zip(names, waits, strict=True):
         assert wait is not None and outages.waits(message(name), wait)
     assert [wait.due_s for wait in here] == [10.0 + number for number in range(1, 11)]
     assert all(40.0 <= wait.due_s <= 70.0 for wait in waits if wait is not None and not wait.is_here)
     [over] = outages.done(message("a0", 2), 20.0)
-    going, gone = [*over.elsewhere], {*over.elsewhere}
+    going, gone = [*over.first], {*over.first}
     assert len(going) == 16 and outages.overdue(20.9) == []
     [late] = outages.overdue(21.0)  # other consumers have done those: nobody here tells
-    going, gone = [*late.elsewhere, *going], {*late.elsewhere, *going}
+    going, gone = [*late.first, *going], {*late.first, *going}
     for ticket, _ in going:  # as they are done, others follow: never more at a time
         for more in outages.done(message(ticket.decode(), 2), 21.0):
-            assert len(more.elsewhere) <= 8
-            gone |= {*more.elsewhere}
-            going += more.elsewhere
+            assert len(more.first) <= 8
+            gone |= {*more.first}
+            going += more.first
     assert gone == {(name.encode(), 7) for name in names[10:]}
     assert outages.known == {}
+
+
+def test_what_goes_on_keeps_few_slots_until_all_of_it_is_done_and_rests_where_others_work() -> None:
+    outages, names = Outages(), [f"a{number}" for number in range(100)]
+    outages.go_on = 2
+    for name in names:
+        wait = outages.failed(message(name), SIGN, DECLARED, 10.0)
+        assert wait is not None and outages.waits(message(name), wait)
+    outages.done(message("b1"), 10.5)
+    [over] = outages.done(message("a9", 2), 10.6)
+    assert over.first == [(b"a0", 0), (b"a1", 0)]  # first those that wait here
+    for at_s in (10.61, 10.62, 10.63):
+        assert outages.done(message("a0", 2), at_s, False) == outages.done(message("a1", 2), at_s, False) == []
+    assert outages.done(message("a0", 2), 10.64) == outages.done(message("b1"), 10.645) == []  # as long as it worked
+    [more] = outages.done(message("b1"), 10.651)
+    assert more.first == [(b"a2", 0)]
 
 
 def test_where_all_of_a_tenant_fail_few_others_of_it_are_tried() -> None:
@@ -140,17 +158,17 @@ def test_where_all_of_a_tenant_fail_few_others_of_it_are_tried() -> None:
     outages.done(message("a5"), 22.1)  # not all of them
     assert [outages.hold(message(name), 22.1) for name in ("a300", "a301")] == [None, None]
     [over] = outages.done(message("a1", 2), 22.2)
-    assert len(over.here) == 194 and outages.known == {}
+    assert len(over.alike) == 194 and outages.known == {}
 
 
 def test_who_went_on_by_itself_takes_no_place_of_those_that_still_wait() -> None:
     outages = Outages()
     failing(outages, " ".join(f"a{number}" for number in range(100)), CONNECTION, 10.0)
-    outages.known[SIGN].elsewhere.update(
+    outages.known[SIGN].waiting.update(
         (b"a%d" % number, (7, 120.0 if number == 99 else 60.0)) for number in range(9, 100)
     )
     [over] = outages.done(message("a0", 2), 91.0)
-    assert over.elsewhere == [(b"a99", 7)]
+    assert over.first == [(b"a99", 7)]
 
 
 def test_where_others_are_done_a_ticket_is_charged_after_an_hour() -> None:
@@ -184,6 +202,8 @@ def test_who_is_asked_for_is_tried_at_once_and_any_end_of_a_try_lets_others_try(
     assert outages.hold(message("a3"), 11.7) is None
     outages.ended(b"a3")
     assert outages.hold(message("a1"), 11.8) is not None
+    outages.leave(b"a2")  # it waits for a reason of its own
+    assert outages.hold(message("a1"), 11.8) is not None
     outages.leave(b"a3")  # it asked to be called later, which tells nothing
     assert outages.hold(message("a1"), 11.8) is None
 
@@ -193,7 +213,7 @@ def test_who_leaves_for_redis_as_it_ends_need_not_wait_and_who_waits_for_another
     failing(outages, "a1 a2 a3", CONNECTION, 10.0)
     outages.leave(b"a3")
     [over] = outages.done(message("a1", 2), 11.0)
-    assert over.here == {b"a2"}
+    assert over.alike == {b"a2"}
     assert not any(outages.waits(message("a2"), Wait(60.0, is_here, 10.0, 3)) for is_here in (False, True))
     outages.ask(b"a2")  # nobody holds it: nothing is to be remembered
     assert outages._asked == set()
@@ -210,9 +230,9 @@ def test_more_tickets_than_are_remembered_wait_too(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("raised", "is_one"),
     [
-        *((one, True) for one in (TimeoutError(), OSError(113, "no route"), NoGateway("an answer"))),
+        *((one, True) for one in (TimeoutError(), OSError(113, "no route"), NoGateway("an answer"), OfBoto())),
         (HTTPError("", 503, "Service Unavailable", Head(), None), True),
-        *((one, False) for one in (KeyError("x"), FileNotFoundError(), Unlookable("at"))),
+        *((one, False) for one in (KeyError("x"), FileNotFoundError(), Unlookable("at"), Numbered())),
     ],
 )
 def test_the_type_of_an_error_its_cause_or_its_part_tells_of_a_connection(raised: Exception, is_one: bool) -> None:

@@ -83,6 +83,9 @@ def test_an_error_that_is_returned_is_raised(error: BaseException) -> None:
     for kind, raised in ((GiveUp, GiveUp), (RetryLater, TypeError)):  # without its parentheses
         with pytest.raises(raised):
             check_ran(kind)
+        for named in (kind, {"1-0": kind}):
+            [outcome] = judge([[Message(b"T", b"1-0", 1, [], OwnLease(1.0, 0.0))]], named, None)
+            assert type(outcome.error) is raised
     [outcome] = judge([[Message(b"T", b"1-0", 1, [], OwnLease(1.0, 0.0))]], error, None)
     assert outcome.error is error
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,11 +19,6 @@ def test_ids_sort_as_numbers_and_not_as_text(one: tuple[int, int], other: tuple[
 
 
 @given(_ids)
-def test_a_rank_is_the_id_itself(parts: tuple[int, int]) -> None:
-    assert from_rank(rank(_written(parts))) == _written(parts)
-
-
-@given(_ids)
 def test_before_and_after_are_neighbours(parts: tuple[int, int]) -> None:
     here = _written(parts)
     assert rank(after(here)) == rank(here) + 1
@@ -32,20 +26,8 @@ def test_before_and_after_are_neighbours(parts: tuple[int, int]) -> None:
     assert before(here) == (ZERO if here == ZERO else from_rank(rank(here) - 1))
 
 
-def test_the_sequence_carries_over_into_the_milliseconds() -> None:
-    assert after(b"5-18446744073709551615") == b"6-0"
-    assert before(b"6-0") == b"5-18446744073709551615"
-
-
-def test_ids_longer_by_a_digit_are_higher() -> None:
-    assert sorted([b"10-1", b"9-1", b"9-10", b"9-9"], key=rank) == [b"9-1", b"9-9", b"9-10", b"10-1"]
-
-
-@pytest.mark.parametrize(
-    "largest", ["18446744073709551615-18446744073709551614", "18446744073709551614-18446744073709551615"]
-)
-def test_each_part_of_an_id_is_a_number_of_64_bits(largest: str) -> None:
-    assert is_id(largest)
+def test_each_part_of_an_id_is_a_number_of_64_bits() -> None:
+    assert is_id("18446744073709551615-18446744073709551614") and is_id("18446744073709551614-18446744073709551615")
     assert not is_id("18446744073709551616-5")
     assert not is_id("5-18446744073709551616")
     assert not is_id("18446744073709551615-18446744073709551615"), "nothing comes after that"

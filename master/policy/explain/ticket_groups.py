@@ -89,7 +89,8 @@ class TicketGroups:
             for group in more._groups.values()
         ]
         both = [group | {"told": told(group), "what": what(group)} for group in (*known, *others_known)]
-        return sorted(both, key=lambda group: (_rank(group["state"]), -group["tickets"], group["text"]))
+        ranks = {state: at for at, state in enumerate(_ORDER)}
+        return sorted(both, key=lambda one: (ranks.get(one["state"], len(ranks)), -one["tickets"], one["text"]))
 
 
 def _larger(group: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -119,7 +120,3 @@ def what(group: Mapping[str, Any]) -> str:
     wait = f"{more}{pluralize(messages, 'message waits', 'messages wait')}"
     how = "waiting, uncharged, for a try that succeeds" if group.get("alike") else label(group["state"])
     return f"{how}{why}, since {time_of_day(group['since_ms'])}, in all {wait}"
-
-
-def _rank(state: str) -> int:
-    return next((at for at, one in enumerate(_ORDER) if one == state), len(_ORDER))

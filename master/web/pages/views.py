@@ -108,7 +108,8 @@ def _add_live(views: Blueprint, parts: Parts) -> None:
         drained = {rule.value for rule in parts.rules.read().rules if rule.target is Target.CONSUMER}
         fitting = [row | {"drained": row["name"] in drained} for row in rows if name in row["name"]]
         fitting.sort(key=lambda row: (_ATTENTION.get(row["state"], len(_ATTENTION)), row["incarnation"]))
-        start = _after(fitting, request.args.get("after", ""))
+        after = request.args.get("after", "")
+        start = next((at + 1 for at, row in enumerate(fitting) if row["incarnation"] == after), 0)
         ticket_row = fitting[start : start + _CONSUMERS_ON_A_PAGE]
         following = ticket_row[-1]["incarnation"] if start + len(ticket_row) < len(fitting) else None
         facts = {"rows": ticket_row, "total": len(rows), "name": name, "following": following}
@@ -141,10 +142,6 @@ class _NewestLetters:
                     found = LetterPage([], None)
                 self._kept = (now_s(), found)
             return self._kept[1]
-
-
-def _after(rows: list[dict[str, Any]], incarnation: str) -> int:
-    return next((at + 1 for at, row in enumerate(rows) if row["incarnation"] == incarnation), 0)
 
 
 # -- tickets
