@@ -121,6 +121,8 @@ class DataSet:
     def recover(self) -> Commit | None:
         """Finish or throw away what a killed run left. Returns the last commit, None before the first."""
         commits, replaced = self._read()
+        for name in replaced:  # first: readers may lack rows, and see none twice
+            (self.folder / name).unlink(missing_ok=True)
         for commit in commits:
             for name in commit.files:
                 staged, place = self.staging(commit) / name, self.place(commit, name)
@@ -128,8 +130,6 @@ class DataSet:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     staged.replace(place)
                     _sync(place.parent)
-        for name in replaced:
-            (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self._staging, ignore_errors=True)
         return commits[-1] if commits else None
 
