@@ -38,7 +38,7 @@ def ids_of(folder: Path, table: str = "entries") -> list[str]:
     return sorted(ds.dataset(folder / "stream-s" / table, format="parquet").to_table(columns=["id"])["id"].to_pylist())
 
 
-@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_any_step_there_is_no_gap_and_no_double(
     link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:
