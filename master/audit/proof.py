@@ -139,7 +139,7 @@ class Proof:
         made = Proven(*about, fresh, len(standing), tuple(sentences), sum(sentences.values()))
         if not again:
             noted = {"span": vars(span), "kept_ms": self._kept_ms, "until_ms": made.until_ms, "seen": before_reading}
-            noted |= {"first_known": self._known["handled_ms"], "ahead_ms": self._known["ahead_ms"]}
+            noted |= {"first_known": self._known["known_ms"], "ahead_ms": self._known["ahead_ms"]}
             self._staged = self._stage(standing, noted), made
         return made
 
@@ -289,7 +289,7 @@ class Proof:
         )
         self._archived("messages", self._entries, behind, batches.STREAM)
         engine.derive("again")
-        names = ("handled_ms", "ahead_ms", "floor_ms")
+        names = ("handled_ms", "known_ms", "ahead_ms", "floor_ms")
         self._known = dict(zip(names, engine.rows(f"SELECT {', '.join(names)} FROM known")[0], strict=True))
         counted = [one for one in findings.text("figures").split("\nUNION ALL") if " FROM odd " in one]
         self._counts = {name: count for name, *_, count in engine.rows("\nUNION ALL".join(counted))}
