@@ -86,7 +86,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         for number in (1, 2):
             place, hidden = tmp_path / f"worker{number}", tmp_path / "hidden"
             hidden.mkdir(exist_ok=True)
-            words = "--cores 1 --memory 1g --host 127.0.0.1 --webui-port 0 --work-dir".split()
+            words = ["--cores", "1", "--memory", "1g", "--host", "127.0.0.1", "--webui-port", "0", "--work-dir"]
             start("org.apache.spark.deploy.worker.Worker", *words, str(place), url, hides=hidden)
         until_s = time.monotonic() + _PATIENCE_S
         while log.read_text(errors="replace").count("Registering worker") < 2:
