@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -213,8 +214,9 @@ def _waiting(link: Link, stream: str) -> Callable[[], None]:
 
 
 def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before: Callable[[], None]) -> int:
-    """Send everything, each batch after ``before``; return the exit code: 0 all accepted, 1 not all, 130 stopped by
-    Ctrl-C, or by SIGTERM as process 1."""
+    """Send everything, each batch after ``before``; return the exit code: 0 all accepted, 1 not all, 130 stopped by a
+    signal, whichever it was: what was accepted is told."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = time.monotonic()
     last_id = b""
     trouble, code = "", 0

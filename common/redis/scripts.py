@@ -19,7 +19,6 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
-from importlib.resources.abc import Traversable
 from typing import Any
 
 from usher.common.base.clock import now_s
@@ -55,10 +54,8 @@ REST_S = 60.0
 
 @functools.cache
 def source(name: str) -> str:
-    text = _NUMBERS.sub(_checks, _files()[name].read_text(encoding="utf-8"))
-    return _INCLUDE.sub(
-        lambda found: "".join(_files()[one].read_text(encoding="utf-8") for one in found[1].split()), text
-    )
+    text = _NUMBERS.sub(_checks, _texts()[name])
+    return _INCLUDE.sub(lambda found: "".join(_texts()[one] for one in found[1].split()), text)
 
 
 def _checks(found: re.Match[str]) -> str:
@@ -81,16 +78,17 @@ def next_room(room: int, took_s: float | None) -> int:
 
 @functools.cache
 def reads_bodies(name: str) -> bool:
-    return any("bodies" in words.split() for words in _INCLUDE.findall(_files()[name].read_text(encoding="utf-8")))
+    return any("bodies" in words.split() for words in _INCLUDE.findall(_texts()[name]))
 
 
 @functools.cache
-def _files() -> dict[str, Traversable]:
-    """Map every script's name to its file: its folder says which program may run it; names are unique. In a zip there
-    are no paths: Spark's clusters get Usher as one (``--py-files``)."""
+def _texts() -> dict[str, str]:
+    """Map every script's name to its text; its folder says which program may run it; names are unique. All are read at
+    once: a handler may use up the process' descriptors, and a deploy replace the files, before a failure is charged. In
+    a zip there are no paths: Spark's clusters get Usher as one (``--py-files``)."""
     folders = (one for one in (resources.files("usher.common") / "lua").iterdir() if one.is_dir())
     files = (file for folder in folders for file in folder.iterdir() if file.name.endswith(".lua"))
-    return {file.name.removesuffix(".lua"): file for file in files}
+    return {file.name.removesuffix(".lua"): file.read_text(encoding="utf-8") for file in files}
 
 
 def ids_argument(each: Iterable[Sequence[bytes]]) -> bytes:

@@ -56,6 +56,7 @@ _WORDS = re.compile(
     re.IGNORECASE,
 )
 _NUMBERS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+_NUMBERS |= {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE}  # of a disk, which is away as well
 #: Too many requests, or a gateway or service that is away.
 _STATUSES = {429, 502, 503, 504}
 DECLARED, CONNECTION, OTHER = "declared", "connection", ""

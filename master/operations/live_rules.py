@@ -124,7 +124,8 @@ class LiveRules:
 
     def lift(self, chosen: str, by: By, what: str = "lift", version: int | None = None) -> RuleSetChange | None:
         """Take a rule away. Return None when there is none with this id, or of this version if one is given."""
-        former = self._one(chosen)
+        stored = self._link.call("HGET", self._keys.rules, chosen)
+        former = None if stored is None else parse(chosen.encode(), stored)
         on = f"{former.target.value} {former.value}".rstrip() if former is not None else chosen
         reply = self._change(chosen, b"", OperatorAction(by, what, on), version=version)
         return (
@@ -142,10 +143,6 @@ class LiveRules:
         """End an operator's drain; None: there was none. A consumer that drains because it shuts down goes on with
         that."""
         return self.lift(rule_id(Target.CONSUMER, name), by, "resume")
-
-    def _one(self, chosen: str) -> Rule | None:
-        stored = self._link.call("HGET", self._keys.rules, chosen)
-        return None if stored is None else parse(chosen.encode(), stored)
 
     def _former(self, chosen: str, reply: list[bytes]) -> Rule | None:
         return parse(chosen.encode(), reply[2]) if len(reply) > 2 and reply[2] else None

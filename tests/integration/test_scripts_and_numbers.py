@@ -14,10 +14,10 @@ from tests.integration.test_scripts_and_wrong_types import _CALLS, _stage
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.keys import LogKeys
 from usher.common.redis.client import CommandRefused
-from usher.common.redis.scripts import _NUMBERS, ScriptRunner, _files, reads_bodies, source
+from usher.common.redis.scripts import _NUMBERS, ScriptRunner, _texts, reads_bodies, source
 
 _WRONG = ("1e18", "1000000000000000001", "-1", "nan", "inf", "1e308", "0x10", "", "abc", "1.5")
-_TEXTS = {name: file.read_text(encoding="utf-8") for name, file in _files().items() if file.parent.name != "includes"}
+_TEXTS = {name: text for name, text in _texts().items() if text.startswith(f"-- {name}: ")}
 
 
 def _declared(name: str) -> dict[int, str]:

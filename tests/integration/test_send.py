@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.proxy import Proxy
+from tests.topologies import until
 from usher.common.redis.client import Link
 from usher.common.sending.pipelined import Sender, SendingStopped
 from usher.common.sending.workload import NewMessage, incidents
@@ -87,6 +88,14 @@ def test_a_bad_row_stops_it_and_says_how_many_were_sent(redis_url: str, link: Li
     assert f"{path}:602: column 'number' is empty" in done.stderr.decode()
     assert b"500 messages were certainly accepted" in done.stderr
     assert link.call("XLEN", STREAM) == 500
+
+
+def test_a_program_that_is_told_to_end_says_how_many_were_sent(redis_url: str, link: Link) -> None:
+    command = [sys.executable, ROOT / "usher" / "__main__.py", "send", "--simulate", "1000", "--rate", "5"]
+    with subprocess.Popen(command, env={**os.environ, "USHER_REDIS_URL": redis_url}, stderr=subprocess.PIPE) as sending:
+        until(lambda: link.call("XLEN", STREAM), "the first one")
+        sending.terminate()
+        assert b"certainly accepted" in sending.communicate(timeout=30)[1] and sending.returncode == 130
 
 
 def test_a_redis_that_is_not_there_is_exit_code_2_and_names_the_setting() -> None:

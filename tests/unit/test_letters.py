@@ -53,9 +53,7 @@ def test_what_hung_or_took_its_process_with_it_has_a_name_and_can_be_asked_for()
     names = [group.error_type for group in preview.groups]
     assert names == ["its process ended while its handler ran", "most likely hung", "ValueError"]
     for letter, name in ((of_crash, names[0]), (of_hang, names[1])):
-        assert [one for one in (of_crash, of_hang) if LetterFilter(error=name).fits(one)] == [letter], (
-            "what the page's link asks for"
-        )
+        assert [one for one in (of_crash, of_hang) if LetterFilter(error=name).fits(one)] == [letter]
     assert _letter(error_type=b"", error=b"", reason=b"body_gone").error_name == ""
 
 

@@ -230,8 +230,8 @@ def test_more_tickets_than_are_remembered_wait_too(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("raised", "is_one"),
     [
-        *((one, True) for one in (TimeoutError(), OSError(113, "no route"), NoGateway("an answer"), OfBoto())),
-        (HTTPError("", 503, "Service Unavailable", Head(), None), True),
+        *((one, True) for one in (TimeoutError(), OSError(113, "no route"), OSError(28, "no space"))),
+        *((one, True) for one in (NoGateway(), OfBoto(), HTTPError("", 503, "Service Unavailable", Head(), None))),
         *((one, False) for one in (KeyError("x"), FileNotFoundError(), Unlookable("at"), Numbered())),
     ],
 )

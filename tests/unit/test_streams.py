@@ -17,13 +17,6 @@ def _read(*fields: bytes) -> list[HandOver]:
     return record.parts
 
 
-@given(_TICKETS, st.data())
-def test_any_of_the_tickets_are_told_apart_in_any_order(tickets: list[bytes], data: st.DataObject) -> None:
-    some = data.draw(st.lists(st.sampled_from(tickets), min_size=1, unique=True))
-    between = separator(tickets)
-    assert between.join(some).split(between) == some
-
-
 @given(_TICKETS)
 def test_a_record_names_each_tickets_ids_under_the_fence_of_the_call_or_its_own(tickets: list[bytes]) -> None:
     between = separator(tickets)
