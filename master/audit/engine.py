@@ -116,8 +116,7 @@ class Engine:
         self._make("VIEW", name, select)
 
     def rows(self, select: str) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self._sql.execute(select).fetchall()
-        return found
+        return list(self._sql.execute(select).fetchall())
 
     def arrow(self, name: str, rows: pa.Table) -> None:
         self._sql.register("given_rows", rows)
@@ -190,8 +189,9 @@ class SparkEngine(Engine):
             return
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        named = [f"file://{file}" for file in files]
-        self._put(name, self.spark.read.schema(from_arrow_schema(schema)).parquet(*named))
+        self._put(
+            name, self.spark.read.schema(from_arrow_schema(schema)).parquet(*(f"file://{file}" for file in files))
+        )
         self.expect(name, rows)
 
     def keep(self, name: str, select: str) -> None:
@@ -216,7 +216,9 @@ class SparkEngine(Engine):
         return [tuple(row) for row in self._do(select).collect()]
 
     def arrow(self, name: str, rows: pa.Table) -> None:
-        self._put(name, self.spark.createDataFrame(rows), not len(rows))
+        from pyspark.sql.pandas.types import from_arrow_schema  # Spark Connect infers none of an empty table
+
+        self._put(name, self.spark.createDataFrame(rows, from_arrow_schema(rows.schema)), not len(rows))
 
     def write(self, select: str, folder: Path) -> None:
         rows = self._do(select).toArrow()

@@ -283,10 +283,8 @@ class Proof:
         self._with_runs_of_letters()
         self._look("all_and_letters", facts, known, now)
         engine.derive("ids", "odd")
-        first = engine.rows("SELECT min(ms) FROM odd WHERE kind IN ('lost', 'passed', 'no_letter')")[0][0]
-        behind = (
-            [] if first is None else [one for one in self._entries.chain() if rank(one.last.encode()) >> 64 >= first]
-        )
+        [(first,)] = engine.rows("SELECT min(ms) FROM odd WHERE kind IN ('lost', 'passed', 'no_letter')")
+        behind = [one for one in self._entries.chain() if first is not None and rank(one.last.encode()) >> 64 >= first]
         self._archived("messages", self._entries, behind, batches.STREAM)
         engine.derive("again")
         names = ("handled_ms", "known_ms", "ahead_ms", "floor_ms")
