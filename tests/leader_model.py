@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable
 from tests.redis_model import PAGE, RedisModel
 from usher.common.protocol.registration import name_of
 from usher.master.leader.entries import NO_MARKS, NewEntries, PeekedEntry, Rejected
-from usher.master.leader.leader_scripts import RulesMoved
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import NOTHING, HandOverPlan, ReplyFollowUp
+from usher.master.policy.board.plans import NOTHING, HandOverPlan, HandOverReply
 from usher.master.recovery.repairs import Recoverer, read_again
 
 
@@ -97,7 +96,7 @@ class Leader:
     def recover(self) -> None:
         """One page."""
         self.recoverer.turn(self.board, self.redis, self.rejected)  # type: ignore[arg-type]
-        self.unsure.update(self.recoverer.take_unsure())
+        self.doubt(self.recoverer.take_unsure())
 
     def turn(self) -> None:
         """All of a turn."""
@@ -113,7 +112,7 @@ class Leader:
     def recall(self) -> None:
         """Ask tickets back for consumers that have nothing to do."""
         for incarnation, tickets in self.board.recalls(self.now_s):
-            self.unsure.update(self.redis.recall(incarnation, tickets))
+            self.doubt(self.redis.recall(incarnation, tickets))
 
     @property
     def has_news(self) -> bool:
@@ -121,12 +120,19 @@ class Leader:
 
     def hear(self) -> None:
         """What the stream of changed tickets says."""
-        self.unsure.update(self.redis.changed[self.heard :])
+        self.doubt(self.redis.changed[self.heard :])
         self.heard = len(self.redis.changed)
+
+    def doubt(self, names: Iterable[bytes]) -> None:
+        """Plan nothing of these before their records have been read."""
+        self.unsure.update(names)
+        self.board.doubt(self.unsure)
 
     def reopen(self) -> bool:
         """One page of what was not kept of a halted ticket."""
-        return read_again(self.board, _PageSteps(self.redis), self.unsure)  # type: ignore[arg-type]
+        found = read_again(self.board, _PageSteps(self.redis), self.unsure)  # type: ignore[arg-type]
+        self.board.doubt(self.unsure)
+        return found
 
     def read_records(self, names: Iterable[bytes]) -> None:
         """Memory follows the index."""
@@ -148,16 +154,19 @@ class Leader:
     def hand_over(self, limit: int = 1000) -> HandOverPlan | None:
         """One plan, carried out."""
         plan = self.board.plan(limit, self.now_s)
-        if plan is not None:
-            self.settle(self.board.confirm(plan, self.redis.hand_over(plan)))
-        return plan
+        if plan is None or self.confirm(plan, self.redis.hand_over(plan, heard=self.heard)):
+            return plan
+        self.board.withdraw(plan)
+        self.hear()
+        return None
 
-    def settle(self, verdict: ReplyFollowUp) -> None:
-        """Do what a reply asks for."""
-        assert not verdict.doubt, "an entry of a plan was not pending under master"
-        for incarnation in verdict.lost:
-            self.lose(incarnation)
-        self.unsure.update(verdict.unsure)
+    def confirm(self, plan: HandOverPlan, reply: HandOverReply | None) -> bool:
+        """Do what a reply asks for. Return whether the plan was carried out."""
+        if reply is not None:
+            self.board.confirm(plan, reply)
+            for incarnation in reply.lost:
+                self.lose(incarnation)
+        return reply is not None
 
     def arrive(self, entry_id: bytes, ticket: bytes) -> None:
         """A new entry, which is parked before it is planned."""
@@ -184,14 +193,11 @@ class Leader:
         ``meanwhile``."""
         news, plan, undo = self.see(limit)
         meanwhile()
-        try:
-            reply = self.redis.hand_over(plan or NOTHING, news)
-        except RulesMoved:
-            undo()
-            return False
-        if plan is not None:
-            self.settle(self.board.confirm(plan, reply))
-        return True
+        if self.confirm(plan or NOTHING, self.redis.hand_over(plan or NOTHING, news, self.heard)):
+            return True
+        undo()
+        self.hear()
+        return False
 
     def take_in(self, strays: Iterable[PeekedEntry]) -> None:
         """What the sweep found."""

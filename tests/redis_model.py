@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.owner_words import due_ms_of, is_given_back, is_waiting
+from usher.common.protocol.owner_words import is_waiting
 from usher.common.protocol.registration import Registration, name_of
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.leader.entries import NO_MARKS, NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import Freed, ParkedPage, TakenPage
 from usher.master.leader.losses import LossBook
 from usher.master.membership.registry import RegisteredConsumer
-from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply, TargetReply, TicketPlan
+from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TicketPlan
 
 MASTER = "master"
 HALTED = "halted"
@@ -149,6 +149,7 @@ class RedisModel:
         record.ids = [entry_id for entry_id in record.ids if self._claim(entry_id, MASTER)]
         if not record.ids:
             del self.index[ticket]
+        self.changed.append(ticket)
 
     def tick(self, ms: int) -> None:
         """Time has passed on Redis' clock."""
@@ -273,79 +274,49 @@ class RedisModel:
             self.dealt, [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in self.ahead], len(seen) < count
         )
 
-    def hand_over(self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
-        """hand_over.lua: checks first, writes last."""
+    def hand_over(
+        self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES, heard: int | None = None
+    ) -> HandOverReply | None:
+        """A turn. Nothing happens if others have changed something since so many changes were ``heard``."""
+        if heard is not None and heard < len(self.changed):
+            return None
         new = {entry.id for entry in news.found}
         self.pending.update(dict.fromkeys(new, MASTER))  # they are nobody's, and may be given as if they were parked
-        states = [self._state(target.incarnation, target.parts, plan) for target in plan.targets]
-        granted = [
-            [part for part in target.parts if state == "OK" and self._is_granted(target.incarnation, part)]
-            for target, state in zip(plan.targets, states, strict=True)
-        ]
-        fence = 0
-        if any(
-            self._owner(part) != target.incarnation
-            for target, parts in zip(plan.targets, granted, strict=True)
-            for part in parts
-        ):
-            self.fence += 1
-            fence = self.fence
-        replies = []
-        for target, state, parts in zip(plan.targets, states, granted, strict=True):
-            refused = [part.ticket for part in target.parts if part not in parts] if state == "OK" else []
-            fresh = [part.ticket for part in parts if part.believed != NOBODY and part.ticket not in self.index]
-            over = [entry_id for part in parts for entry_id in self._grant(target.incarnation, part, fence, new)]
-            replies.append(TargetReply(state, refused, over, fresh))
+        has_fence = any(part.changes_owner for target in plan.targets for part in target.parts)
+        self.fence += has_fence
+        for target in plan.targets:
+            for part in target.parts:
+                self._grant(target.incarnation, part, new)
         for entry_id in new:
             self.ahead.pop(entry_id, None)
             if self.pending.get(entry_id) == MASTER:
                 self._claim(entry_id, MASTER, is_new=True)
         self.dealt = news.found[-1].id if news.found else self.dealt
-        return HandOverReply(fence, tuple(replies))
-
-    def _state(self, incarnation: str, parts: Sequence[TicketPlan], plan: HandOverPlan) -> str:
-        state = {"live": "OK", "draining": "DRAINING", "revoked": "REVOKED"}.get(
-            self.leases.get(incarnation, ""), "LOST"
+        states = [(target.incarnation, self.leases.get(target.incarnation)) for target in plan.targets]
+        return HandOverReply(
+            self.fence if has_fence else 0,
+            [name for name, state in states if state not in ("live", None)],
+            [name for name, state in states if state is None],
         )
-        if state == "OK":
-            for entry_id in [entry_id for part in parts if self._may_have(incarnation, part) for entry_id in part.ids]:
-                assert _within(entry_id, plan)
-                if self.pending.get(entry_id, MASTER) != MASTER:
-                    return "STRAY"
-        return state
 
-    def _owner(self, part: TicketPlan) -> str:
+    def _grant(self, incarnation: str, part: TicketPlan, new: set[bytes]) -> None:
+        """One ticket's part. What has no body is not pending then, and its owner finds out."""
         record = self.index.get(part.ticket)
-        return record.owner if record is not None else ""
-
-    def _may_have(self, incarnation: str, part: TicketPlan) -> bool:
-        record = self.index.get(part.ticket)
-        if record is None:
-            return part.believed == NOBODY or part.believed.split()[0] == incarnation.encode()
-        if (due_ms := due_ms_of(record.owner.encode())) is not None and due_ms > self.clock_ms:
-            return False
-        return part.believed == record.head and (record.owner == incarnation or is_given_back(record.owner.encode()))
-
-    def _is_granted(self, incarnation: str, part: TicketPlan) -> bool:
-        if not self._may_have(incarnation, part) or not is_given_back(self._owner(part).encode()):
-            return self._may_have(incarnation, part)
-        parked = [entry_id for entry_id in part.ids if self.pending.get(entry_id) == MASTER]
-        returned = [entry_id for entry_id in self.index[part.ticket].ids if self.pending.get(entry_id) == MASTER]
-        return not (parked and returned and rank(parked[0]) > rank(returned[0]))
-
-    def _grant(self, incarnation: str, part: TicketPlan, fence: int, new: set[bytes]) -> list[bytes]:
-        """Write one ticket's part. Returns the ids that are over: pending for nobody, or without a body."""
-        record = self.index.get(part.ticket)
-        before = record.ids if record is not None and record.owner == incarnation else []
-        mine = record.fence if record is not None and record.owner == incarnation else fence
-        self._look(incarnation, part, mine)
-        claimed = [entry_id for entry_id in part.ids if self._claim(entry_id, incarnation, entry_id in new)]
-        if claimed:
-            self.index[part.ticket] = Record(incarnation, mine, [*before, *claimed])
-            self.handed_over.append(HandedOver(part.ticket, incarnation, mine, tuple(claimed)))
-        elif not before:
-            self.index.pop(part.ticket, None)
-        return [entry_id for entry_id in part.ids if entry_id not in claimed]
+        fence = self.fence if part.changes_owner else int(part.believed.split()[1])
+        is_its = record is not None and record.head == part.believed
+        before = record.ids if record is not None and is_its and not part.changes_owner else []
+        if self.lives(incarnation):  # else it starts nothing any more, and all that it has is taken back
+            self._look(incarnation, part, fence)
+        if record is not None and not is_its and (":" not in record.owner or self.lives(record.owner)):
+            self.broken.append(f"{part} overwrites {record}")
+        for entry_id in part.ids:
+            if entry_id not in self.bodiless:
+                if entry_id in self.done:
+                    self.broken.append(f"{part} brings {entry_id!r} back, which is over")
+                self.pending.setdefault(entry_id, MASTER)
+            self._claim(entry_id, incarnation, entry_id in new)
+        self.index[part.ticket] = Record(incarnation, fence, [*before, *part.ids])
+        self.handed_over.append(HandedOver(part.ticket, incarnation, fence, tuple(part.ids)))
 
     def _look(self, incarnation: str, part: TicketPlan, fence: int) -> None:
         """Note what this hand-over breaks."""
@@ -386,7 +357,7 @@ class RedisModel:
         for entry_id, ticket, *_ in found:
             record = self.index.get(ticket or b"")
             if record is not None and record.owner == incarnation and entry_id in record.ids:
-                record.ids.remove(entry_id)
+                record.ids = [one for one in record.ids if one != entry_id]
                 if not record.ids:
                     del self.index[ticket or b""]
         return TakenPage(False, len(page), found, [entry_id for entry_id in page if entry_id not in self.pending])
@@ -420,9 +391,3 @@ class RedisModel:
     def read_parked(self) -> list[tuple[bytes, bytes]]:
         """read_parked.lua, all pages at once."""
         return [(entry_id, self.ticket_of[entry_id]) for entry_id in self.held_by(MASTER) if self._bring(entry_id)]
-
-
-def _within(entry_id: bytes, plan: HandOverPlan) -> bool:
-    return (plan.lowest == b"-" or rank(entry_id) >= rank(plan.lowest)) and (
-        plan.highest == b"+" or rank(entry_id) <= rank(plan.highest)
-    )

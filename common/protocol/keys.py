@@ -142,7 +142,7 @@ class Keys:
     @property
     def taken(self) -> str:
         """String: ``id entries-read``: all up to this id is pending, over, or a letter. What the group was given above
-        it is in nobody's list yet: the leader has it in memory. Written by hand_over and begin."""
+        it is in nobody's list yet: the leader has it in memory. Written by turns of the leader and begin."""
         return self.prefix + "taken"
 
     @property
@@ -153,7 +153,7 @@ class Keys:
     @property
     def counters(self) -> str:
         """Hash, never deleted: the last epoch, fence and generation, the version of the rules, and the longest lease of
-        any consumer, in ms, with the first generation for which that is known. Written by elect, hand_over,
+        any consumer, in ms, with the first generation for which that is known. Written by elect, turns of the leader,
         next_generation, change_rules, register."""
         return self.prefix + "counters"
 
@@ -263,7 +263,7 @@ class Keys:
         return f"{self.prefix}signed-out:{session}"
 
     def inbox(self, incarnation: str) -> str:
-        """Stream: hand-overs to this incarnation, one record per call, with small bodies (form: lua/leader/hand_over).
-        Written by hand_over, trimmed by its reader; deleted with its incarnation: by deregister, with the last page of
-        take_back, by reap, or when a successor registers."""
+        """Stream: hand-overs to this incarnation, one record per turn of the leader (master/leader/leader_scripts.py),
+        and orders. Trimmed by its reader; deleted with its incarnation: by deregister, with the last page of take_back,
+        by reap, or when a successor registers."""
         return f"{self.prefix}inbox:{incarnation}"

@@ -21,7 +21,6 @@ _MEANS = {
     "set_back": "the group knows less than its leader did: Redis lost its last moments, or somebody set it back",
     "unread_cut": "cut from the stream before they were read",
     "taken_out": "taken out of the pending list by hand, and claimed again",
-    "not_pending": "gone, or not pending, when they were to be handed over",
 }
 
 

@@ -195,7 +195,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
 _MASTER = _words(
-    "begin read_parked reject hand_over recall take_back free_tickets restore sweep save_position "
+    "begin read_parked reject append note_cut recall take_back free_tickets restore sweep save_position "
     "note_behind note_repeats note_chart rejoin revoke reap forget_attempts elect hold_lead resign "
     "next_generation register redrive drop_letters read_letters count_between trim change_rules "
     "order ticket_entries find_entries find_runs pending_heads send read_field read_fields "
@@ -205,7 +205,7 @@ _AUDITOR = ("count_between", "find_entries", "find_runs", "look_again", "read_fi
 _GATHERING = ("gather", "look_at_sources")
 _MASTER_SENDS = _words(
     "xread xreadgroup xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers xgroup|create "
-    "watch memory|usage client|tracking get mget pttl exists hget hgetall hmget hscan hlen hdel "
+    "watch xclaim hset set memory|usage client|tracking get mget pttl exists hget hgetall hmget hscan hlen hdel "
     "pexpire xadd time zrange zcard zscore xdel zrem type"
 )
 _AUDITOR_READS = _words(

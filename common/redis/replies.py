@@ -241,13 +241,6 @@ class TicketStream:
     def last_delivered(self) -> bytes:
         return bytes(self.group_facts()[b"last-delivered-id"])
 
-    def position(self) -> bytes:
-        """Return the last id that the group was given, whoever has it. Raises GroupMissing."""
-        facts = group_of(self._link.call("XINFO", "GROUPS", self._keys.stream), self._keys.group, None)
-        if facts is None:
-            raise GroupMissing(f"stream {self._keys.stream} has no group {self._keys.group}")
-        return bytes(facts[b"last-delivered-id"])
-
     def highest_pending(self) -> bytes | None:
         """Return the highest id in the pending list of our group; it is above the last delivered id when an operator
         has set the group back. Raises GroupMissing."""

@@ -167,34 +167,6 @@ class ScriptRunner:
         self._took(name, now_s() - began_s)
         return reply
 
-    def run_then(
-        self,
-        connection: int,
-        name: str,
-        keys: Sequence[str | bytes],
-        args: Sequence[Arg],
-        commands: Sequence[Sequence[Arg]],
-        after: Sequence[Sequence[Arg]],
-    ) -> tuple[Any, list[Any]]:
-        """Run step ``name`` and then ``commands`` in one transaction, and ``after`` behind it. Return the reply of the
-        step, which is an exception if it did not happen and None if nothing did (``Link.transaction``), and the other
-        replies."""
-        arguments = (len(keys), *keys, *args, *self._room(name))
-        began_s = now_s()
-        try:
-            step = ("EVALSHA", self.prepared(name)[1], *arguments)
-            done, behind = self.link.transaction(connection, [step, *commands], after)
-        except ReplyUnknown:
-            self._took(name, None)
-            raise
-        self._took(name, now_s() - began_s)
-        if done is None:
-            return None, behind
-        reply, *others = done
-        if isinstance(reply, ScriptMissing):
-            self.load(name)  # for the next time: now the others have happened, which were to come behind the step
-        return reply, [*others, *behind]
-
     def load(self, name: str) -> None:
         """Have Redis know step ``name``. Raises ReplyUnknown, CommandRefused."""
         with contextlib.suppress(NotNow):

@@ -290,7 +290,8 @@ def plan(
 
 
 def _check_place(folder: Path, address: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9.:-]+", address) or address in ("0.0.0.0", "::"):  # noqa: S104
+    fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*|([A-Fa-f0-9]*:){2,}[A-Fa-f0-9.]*", address)  # no port behind a name
+    if not fits or address in ("0.0.0.0", "::"):  # noqa: S104
         raise StartRefused(f"--host {address!r}: name an address, or a name, by which others can reach this host")
     if len(os.fsencode(folder)) > _LONGEST_FOLDER or _ODD.search(str(folder)):
         raise StartRefused(

@@ -143,7 +143,10 @@ class Supervision:
                 self.states()
                 return
             if self._process.poll() is not None or time.monotonic() > deadline_s:
-                raise StartRefused(_why((self.logs / "supervisord.out").read_text(errors="replace")))
+                said = (self.logs / "supervisord.out").read_text(errors="replace").splitlines()
+                lines = [line for line in said if line.strip() and not line.startswith("For help, use ")]
+                told = "\n".join(lines[-_LAST_LINES:])[-_LONGEST_WORDS:] or "it said nothing"
+                raise StartRefused(f"supervisord did not start: {told}")
             time.sleep(_POLL_S / 2)
 
     def start_group(self, group: str) -> None:
@@ -253,11 +256,6 @@ def _control_socket(state_folder: Path) -> Path:
         return path
     digest = hashlib.sha256(os.fsencode(state_folder)).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"usher-{os.getuid()}-{digest}" / "supervisor.sock"
-
-
-def _why(said: str) -> str:
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("For help, use ")]
-    return "supervisord did not start: " + ("\n".join(lines[-_LAST_LINES:])[-_LONGEST_WORDS:] or "it said nothing")
 
 
 def longest_stop_s(stop_seconds: float) -> float:

@@ -51,7 +51,7 @@ _MOST_LINKS = 128
 
 
 class HandOverSpans:
-    """A span per hand_over call, linked to the messages that were handed over; only where OpenTelemetry is set up. The
+    """A span per hand-over, linked to the messages that were handed over; only where OpenTelemetry is set up. The
     callback ``LeaderCounters.on_handed_over``, for the dispatcher's thread, with a link of its own: the master knows
     ids and tickets, not bodies, so one more call per recorded batch reads the messages' trace contexts."""
 

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from usher.common.base.clock import now_s, wall_ms
-from usher.common.base.errors import Fenced, NotNow, ReplyUnknown
+from usher.common.base.errors import Fenced, GroupMissing, NotNow, ReplyUnknown
 from usher.common.base.log import event
 from usher.common.protocol.keys import MASTER, Keys
-from usher.common.protocol.mishaps import DeclaredLoss, range_of
 from usher.common.protocol.registration import name_of
-from usher.common.redis.client import SAME_MEMORY, Link, ScriptMissing
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.client import SAME_MEMORY, Link
 from usher.common.redis.replies import TicketStream, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
@@ -30,8 +30,8 @@ from usher.master.dispatch.events import ChangedElsewhere, DispatcherEvent, Repo
 from usher.master.dispatch.stream_cursor import IDLE_READ_S, PositionSaver, StreamCursor, TicketEntry
 from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.elector import Lead
-from usher.master.leader.entries import NO_NEW_ENTRIES, MarkReader, NewEntries, Rejected, partition_entries
-from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts, NotificationMismatch, RulesMoved
+from usher.master.leader.entries import MarkReader, NewEntries, Rejected, partition_entries
+from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts
 from usher.master.leader.limits import LeaderLimits
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.operations.live_rules import read_rules
@@ -43,7 +43,7 @@ from usher.master.recovery.takeover import rejoin, sort_again, take_over
 
 log = logging.getLogger(__name__)
 
-#: Most hand_over calls per turn, so that reports are freed in between.
+#: Most plans per turn, so that reports are freed in between.
 _PLANS_PER_TURN = 4
 #: While memory is full, the looks for what need not be in it take a tenth of the time at most.
 _PAUSE_PER_LOOK = 9.0
@@ -246,16 +246,15 @@ class Dispatcher(Service):
 
         The order of the steps keeps each ticket in order. A step that finds *older* entries comes before one that hands
         over, so that no plan gives out a newer message of a ticket while an older one is under ``master`` unseen; new
-        entries, the newest of all, come last. When the records of unsure tickets are read matters only for speed: a
-        plan that believes a wrong record is refused by the script. Tickets that become unsure after step 4 are read in
-        the next turn, which then follows at once.
+        entries, the newest of all, come last. Of unsure tickets nothing is planned before their records are read; those
+        that become unsure after step 4 are read in the next turn, which then follows at once.
         """
         assert self._steps is not None
         # 1. Events of other threads: reports free slots, rosters tell who died, rules must be read before planning.
         self._take_events()
         # 2. Older entries: those of dead incarnations. Some of their tickets may have moved on: these are unsure.
         self._recoverer.turn(self.board, self._steps, self._rejected)
-        self._unsure.update(self._recoverer.take_unsure())
+        self._doubt(self._recoverer.take_unsure())
         # 3. Older entries: pending ones that the idle sweep finds.
         known, has_any = list(self._members), self._has_pending or bool(self.board.in_flight)
         sweeping = self._idle_sweep.turn(
@@ -265,6 +264,7 @@ class Dispatcher(Service):
         self._read_records()
         # 5. Older entries: those that memory did not keep of tickets that go on.
         reopening = read_again(self.board, self._steps, self._unsure)
+        self.board.doubt(self._unsure)
         # 6. Entries on the board get the free slots before new ones.
         handed = self._hand_over()
         # 7. Make room: drop from memory what Redis alone can keep. After 6, since what was handed over needs no room;
@@ -304,17 +304,40 @@ class Dispatcher(Service):
     # ---- 1: events ---------------------------------------------------------------------------------------------------
 
     def _take_events(self) -> None:
+        assert self._steps is not None
         for _ in range(len(self._events)):
             posted = self._events.popleft()
             if isinstance(posted, Report):
                 posted.answer(self.board, now_s())
             elif isinstance(posted, ChangedElsewhere):
-                self._unsure.update(posted.tickets)
-                self._rules_due |= posted.rules
+                if rank(posted.until) > rank(self._steps.noted):
+                    self._steps.look()
             else:
                 self._follow_roster(posted)
-        if self._rules_due:
+        if not self._steps.is_guarded:
+            self._steps.look()
+        self._follow_changes()
+
+    def _follow_changes(self) -> None:
+        """Follow what others have noted: nothing is planned of these tickets before their records have been read, nor
+        for consumers that have begun to drain."""
+        assert self._steps is not None
+        changed, self._steps.changed = self._steps.changed | self.board.told_again, set()
+        self.board.told_again.clear()
+        self._doubt(changed)
+        consumers, self._steps.changed_consumers = self._steps.changed_consumers, set()
+        if known := list(consumers & self.board.consumers.keys()):
+            states = self._link.call("MGET", *map(self._keys.lease, known))
+            for incarnation in (name for name, state in zip(known, states, strict=True) if state != b"live"):
+                self.board.close(incarnation)
+        if self._steps.changed_rules or self._rules_due:
             self._follow_rules()
+            self._steps.changed_rules = False
+
+    def _doubt(self, names: Iterable[bytes]) -> None:
+        unsure = set(names)
+        self._unsure |= unsure
+        self.board.doubt(unsure)
 
     def _follow_roster(self, members: dict[str, RegisteredConsumer]) -> None:
         before, self._members = self._members, members
@@ -434,40 +457,23 @@ class Dispatcher(Service):
             if plan is None:
                 break
             try:
-                reply = self._steps.hand_over(plan)
+                answer = self._steps.turn(plan)
             except NotNow:
                 self.board.withdraw(plan)
                 raise
-            except RulesMoved:
+            if answer is None:
                 self.board.withdraw(plan)
-                self._follow_rules()
-                continue
-            handed += plan.size
-            self._learn(plan, reply)
+            else:
+                handed += plan.size
+                self._learn(plan, answer[0])
+            self._follow_changes()
             if self._events:
                 break
         return handed
 
     def _learn(self, plan: HandOverPlan, reply: HandOverReply) -> None:
-        assert self._steps is not None
-        follow_up = self.board.confirm(plan, reply)
-        gone = [entry_id for answer in reply.targets for entry_id in answer.gone]
-        if gone:
-            ids = b" ".join(gone[:50])
-            event(
-                log,
-                "entries_not_pending",
-                level=logging.WARNING,
-                count=len(gone),
-                ids=ids,
-                why="gone, or not pending: see Lost group in the runbook",
-            )
-            self._steps.losses.declare(DeclaredLoss("not_pending", lost=range_of(gone), messages=len(gone)))
-        self._unsure.update(follow_up.unsure)
-        self._pending_check.restore(self.board, reply.missing, self._steps)
-        if follow_up.doubt:
-            raise ReplyUnknown("an entry was not pending under master: memory and the pending list differ")
-        for incarnation in follow_up.lost:
+        self.board.confirm(plan, reply)
+        for incarnation in reply.lost:
             self._lose(incarnation)
 
     # ---- 7 and 8: new entries ----------------------------------------------------------------------------------------
@@ -483,7 +489,7 @@ class Dispatcher(Service):
     def _take_new_entries(self) -> bool:
         """Take what was read, by the plan that contains it, and read on. Return whether more can be done at once."""
         assert self._steps is not None
-        new = self._cursor.next(self.board, self._steps, now_s())
+        new = self._cursor.next(self.board, now_s())
         if new is None:
             return False
         entries = self._sort(new)
@@ -495,42 +501,36 @@ class Dispatcher(Service):
         plan = (self.board.plan(self._cursor.batch(self.board), now_s()) if entries.may_plan else None) or NOTHING
         count = self._cursor.count(self.board, new)
         try:
-            if count:
-                reply, read = self._steps.turn(plan, new, count)
-            else:
-                reply, read = self._steps.hand_over(plan, new), NO_NEW_ENTRIES
-        except (NotNow, RulesMoved) as refused:  # nothing has happened; what was read stays
-            self._refused(plan, entries, refused)
-            if isinstance(refused, NotNow):
-                raise
+            answer = self._steps.turn(plan, new, count)
+        except NotNow as refused:  # nothing has happened; what was read stays
+            self._withdraw(plan, entries, str(refused))
+            raise
+        except GroupMissing:  # all else has happened, so these may come again
+            if new.found:
+                self._position_saver.remember(new)
+            raise
+        if answer is None:
+            self._withdraw(plan, entries, "others have changed something")
+            self._follow_changes()
             return True
-        if not isinstance(reply, HandOverReply):
-            self._refused(plan, entries, reply)
-            self._cursor.keep(new, read, count, is_mismatch=isinstance(reply, NotificationMismatch))
-            self._follow_group()
-            if isinstance(reply, NotNow) and not isinstance(reply, ScriptMissing):
-                raise reply
-            return True
-        self._cursor.advance(new, read, count, reply.newest)
-        self._steps.losses.cut(reply.cut, new.position)
+        reply, read = answer
+        self._cursor.advance(new, read, count)
         self._taken(plan, new, entries, reply)
-        self._follow_group()
+        self._follow_changes()
+        self._steps.note_cuts()
         if self._cursor.is_past_repeats:
             self._steps.note_repeats(None)
             self._cursor.repeats_until = None
         return self._cursor.may_have_more or (bool(new.found) and self.board.parked > 0)
-
-    def _follow_group(self) -> None:
-        if self._cursor.was_told_wrong:
-            self._cursor.follow(self._stream.position())
 
     def _taken(self, plan: HandOverPlan, new: NewEntries, entries: SortedEntries, reply: HandOverReply) -> None:
         if new.found:
             self._position_saver.remember(new)
         self._rejected += entries.rejected
         self._learn(plan, reply)
+        self.board.repeated.update(ticket for _, ticket in entries.late)
         self.board.take_in(entries.late)
-        self._unsure.update(ticket for ticket, _ in entries.in_processing)
+        self._doubt(ticket for ticket, _ in entries.in_processing)
         if entries.known:
             self._rejoin(entries.known)
 
@@ -544,13 +544,10 @@ class Dispatcher(Service):
         self.board.learn(self._marks.read(new.found))
         return SortedEntries(unseen, known, in_processing, late, rejected, may_plan=not known and not redelivered)
 
-    def _refused(self, plan: HandOverPlan, entries: SortedEntries, why: Exception) -> None:
+    def _withdraw(self, plan: HandOverPlan, entries: SortedEntries, why: str) -> None:
         self.board.withdraw(plan)
         self.board.forget(entries.new)
-        if isinstance(why, RulesMoved):  # the rules are read before the next plan
-            self._rules_due = True
-        if not isinstance(why, NotNow):
-            event(log, "new_entries_retried", why=str(why) or "the rules have changed")
+        event(log, "new_entries_retried", level=logging.DEBUG, why=why)
 
     def _rejoin(self, known: list[tuple[bytes, bytes]]) -> None:
         assert self._steps is not None
@@ -563,7 +560,7 @@ class Dispatcher(Service):
     def _recall(self) -> None:
         assert self._steps is not None
         for incarnation, tickets in self.board.recalls(now_s()):
-            self._unsure.update(self._steps.recall(incarnation, tickets))
+            self._doubt(self._steps.recall(incarnation, tickets))
             self.counts.recalled += len(tickets)
 
     # ---- 9: dead letters ---------------------------------------------------------------------------------------------

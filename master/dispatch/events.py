@@ -3,8 +3,7 @@ have changed.
 
 A consumer that halts its ticket, and an operator who redrives or drops a dead letter, write the ticket's name there; so
 do changes of rules and registrations of consumers. ``ChangeWatch`` waits with a plain XREAD (nothing is consumed) and
-posts the names to the dispatcher, which reads their records in its next turn. So the leader knows after one round trip;
-if a name gets lost, after limits.RECONCILE_S.
+wakes the dispatcher, which looks there itself before it hands anything over.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from usher.common.runtime.service import Service
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
 
-#: Names read at a time.
-_NAMES = 1000
+#: Notes read at a time.
+_NOTES = 1000
 
 
 @dataclass
@@ -54,10 +53,9 @@ class Report:
 
 @dataclass(frozen=True)
 class ChangedElsewhere:
-    """Tickets whose records another client has changed; ``rules``: the rules have changed."""
+    """News that others have changed something, up to the note of this id."""
 
-    tickets: frozenset[bytes]
-    rules: bool = False
+    until: bytes
 
 
 #: The mapping is a new roster: all registered consumers, by incarnation.
@@ -66,7 +64,8 @@ DispatcherEvent = Report | ChangedElsewhere | dict[str, RegisteredConsumer]
 
 class ChangeWatch(Service):
     """Service that waits for the names of tickets whose records others have changed, and for word of changed rules, of
-    consumers that come and go, and of a leader that resigns."""
+    consumers that come and go, and of a leader that resigns. What it is the dispatcher reads itself, on the connection
+    over which it hands over (leader_scripts.py: look)."""
 
     name = "changes"
     _BLOCK_MS = 5000
@@ -84,7 +83,7 @@ class ChangeWatch(Service):
         self._tell = tell
         self._on_members = on_members
         self.on_resigned: Callable[[], None] = lambda: None  # the leader has: its lease is free
-        # Start with old names: reading a record once more costs next to nothing, missing a name costs time.
+        # Start with old notes: to look once more costs next to nothing, to miss one costs time.
         self._after = ZERO
 
     def run_once(self) -> float:
@@ -93,12 +92,11 @@ class ChangeWatch(Service):
 
     def look(self, block_ms: int | None) -> None:
         """Post what has changed since the last look. ``block_ms`` is how long to wait for it; None does not wait."""
-        command = read_command(self._key, self._after, block_ms, _NAMES)
+        command = read_command(self._key, self._after, block_ms, _NOTES)
         reply = self._link.call(*command, block_s=(block_ms or 0) / 1000)
         if reply:
             entries = reply[0][1]
-            tickets = frozenset(fields[1] for _, fields in entries if fields[0] == b"ticket")
-            self._tell(ChangedElsewhere(tickets, any(fields[0] == b"rules" for _, fields in entries)))
+            self._tell(ChangedElsewhere(entries[-1][0]))
             if any(fields[0] == b"consumer" for _, fields in entries):
                 self._on_members()
             if any(fields[0] == b"leader" for _, fields in entries):

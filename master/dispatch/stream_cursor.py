@@ -10,13 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import ReplyUnknown
 from usher.common.base.log import event
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import ZERO, before, from_rank, rank
 from usher.common.redis.replies import TicketStream
 from usher.master.dispatch.stream_notifier import StreamNotifier
-from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, notification_limit
+from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
 from usher.master.leader.leader_scripts import LeaderScripts, PositionLook
 from usher.master.policy.board.board import Board
 from usher.master.policy.group_loss import Memory
@@ -52,8 +51,7 @@ class StreamCursor:
     """How far the leader has read and taken in this epoch, and whether the stream may have more. Used by the
     dispatcher's thread.
 
-    What was read counts as taken with the turn that hands it over (``advance``). If that is refused, it is still to be
-    taken (``keep``).
+    What was read counts as taken with the turn that hands it over (``advance``).
     """
 
     def __init__(self, batch: int, read_ahead: int, notifier: StreamNotifier | None) -> None:
@@ -62,14 +60,13 @@ class StreamCursor:
         self._notifier = notifier
         self._no_more_since_s = 0.0
         self._may_have_more = True  # the stream, as far as we know
-        self._notification_limit = 1  # most entries that a notification may bring
         self._page = _FIRST_READ  # most entries of the next read
         self.under_master = 0  # entries pending under ``master``, when that was last looked at
         self.is_full = False  # so many entries wait that no more are read
         self.taken = ZERO  # all up to here was taken
         self.last_read = ZERO
         self._read = NO_NEW_ENTRIES  # what was read and not taken
-        self._told = b""  # above which id a notification told of entries, since the last read
+        self._told = b""  # the entry above the last one of which a notification told, since the last read
         self.repeats_until: bytes | None = None  # after a group loss: entries up to here were read before
         # Rank of the highest id that the group was given: it comes again when somebody sets the group back.
         self._given = 0
@@ -79,95 +76,62 @@ class StreamCursor:
         self.repeats_until, self._read = repeats_until, NO_NEW_ENTRIES
         self._given = max(rank(last_delivered), rank(highest_pending))
         self._no_more_since_s = 0.0
-        self._notification_limit, self._page, self._told = 1, _FIRST_READ, b""
+        self._page, self._told = _FIRST_READ, b""
         self._may_have_more, self.is_full, self.under_master = True, False, 0
         if self._notifier is not None:
             self._notifier.poll()  # it may be old
             self._notifier.accept()
 
-    def next(self, board: Board, steps: LeaderScripts, now_s: float) -> NewEntries | None:
-        """Return what is to be taken next: what was read, or what a notification brought; nothing, if it is to be read
-        first. None: no consumer has room, or nothing says that there are any."""
+    def next(self, board: Board, now_s: float) -> NewEntries | None:
+        """Return what was read and is to be taken; nothing, if it is to be read first. None: no consumer has room, or
+        nothing says that there are any."""
         if self._read.found:
             return self._read
         room = self._room(board)
-        notification = self._notifier.poll() if self._notifier is not None else None
-        if self._notifier is None or notification is not None:
+        told = self._notifier.poll() if self._notifier is not None else (b"", b"")
+        if told is not None:
             self._may_have_more = True
         if room <= 0 or (not self._may_have_more and now_s - self._no_more_since_s < IDLE_READ_S):
             return None
-        if notification is not None and notification.after == self.last_read:
-            self._told = notification.after
-            if not notification.entries:  # they are many, or large
-                self._page = min(self._page, _FIRST_READ)
-            else:
-                return steps.notified(notification.after, notification.entries, room)
+        if told is not None and told[0] == self.last_read:
+            self._told = told[1]
         return replace(NO_NEW_ENTRIES, position=self.taken)
 
     def count(self, board: Board, new: NewEntries) -> int:
-        """Return how many entries to read behind ``new``, which is planned. What a notification brought comes again. As
-        long as what was refused to be taken makes more than a batch, nothing is read."""
-        if len(new.found) > self.batch(board):
-            return 0
-        return (len(new.found) if new.digest else 0) + max(0, min(self._room(board), self._page))
+        """Return how many entries to read behind ``new``, which is planned. As long as what was refused to be taken
+        makes more than a batch, nothing is read."""
+        return 0 if len(new.found) > self.batch(board) else max(0, min(self._room(board), self._page))
 
-    def advance(self, new: NewEntries, read: NewEntries, count: int, newest: int = 0) -> None:
-        """Note that ``new`` was taken, and what was read behind it, of up to ``count``. ``newest``: as in a reply."""
+    def advance(self, new: NewEntries, read: NewEntries, count: int) -> None:
+        """Note that ``new`` was taken, and what was read behind it, of up to ``count``. If that is nothing, its
+        position is the group's."""
         if new.found:
             self.taken = new.found[-1].id
             self._given = max(self._given, rank(self.taken))
             if self._notifier is not None:
                 self._notifier.accept()
-        if new.digest:  # the group was given them only now
-            heard = {one.id for one in new.found}
-            self._notification_limit = notification_limit(len(new.found), new.size)
-            read = replace(read, found=[one for one in read.found if one.id not in heard])
-            self.last_read, self._told = self.taken, b""
-        self._note(replace(read, position=self.taken), count, newest)
-
-    def keep(self, new: NewEntries, read: NewEntries, count: int, *, is_mismatch: bool) -> None:
-        """Note that ``new`` was not taken. ``is_mismatch``: it is not what the stream has next. Raises ReplyUnknown if
-        the group was set back between the two reads: entries are in both."""
-        if not new.digest and new.found and read.found and rank(read.found[0].id) <= rank(new.found[-1].id):
-            raise ReplyUnknown("the group was set back while entries that it was given were not taken yet")
-        self._note(read if new.digest else replace(read, position=new.position, found=[*new.found, *read.found]), count)
-        if is_mismatch and self._notifier is not None:
-            self._notifier.reject()
-
-    def _note(self, read: NewEntries, count: int, newest: int = 0) -> None:
         if read.found and not self.may_have_more and self._notifier is not None:
             self._notifier.reset()  # it has not told of these: its server may be one that was replaced
-        self._read = read
+        if count and self._told and self._notifier is not None and self._told not in [one.id for one in read.found[:1]]:
+            self._notifier.reject()  # another server told it; or it is gone, or others have it
         if read.found:
             self.last_read = read.found[-1].id
+        elif count:  # others have moved the group, or read from it
+            self.taken = self.last_read = read.position
+        self._read = replace(read, position=self.taken)
         if not count:
             self._may_have_more = True  # nobody has looked
             return
-        self._told = b"" if read.found else self._told
+        self._told = b""
         self._may_have_more = not read.is_all
         if read.is_all:
             self._no_more_since_s = now_s()
-        if read.found:
-            self._notification_limit = notification_limit(len(read.found), read.size)
-        largest = max(read.largest, newest)
         self._page = min(_MOST_BATCHES * self._batch, _GROWTH * self._page if read.found else self._page)
-        self._page = max(1, min(self._page, _READ_BYTES // max(1, largest)))
+        self._page = max(1, min(self._page, _READ_BYTES // max(1, read.largest)))
 
     @property
     def may_have_more(self) -> bool:
         return self._may_have_more or bool(self._read.found)
-
-    @property
-    def was_told_wrong(self) -> bool:
-        """Return whether a notification told of entries, and none were there: another client has read from the group,
-        or the notification came from another server."""
-        return bool(self._told) and not self._may_have_more and not self._read.found
-
-    def follow(self, position: bytes) -> None:
-        """Follow the group to its position: else each notification would tell of entries that others were given."""
-        if position == self._told and self._notifier is not None:
-            self._notifier.reject()
-        self.last_read, self._told = position, b""
 
     @property
     def to_look_at(self) -> bytes:
@@ -199,7 +163,7 @@ class StreamCursor:
         if self._room(board) <= 0:
             self._may_have_more = True  # nobody tells of what comes meanwhile
         elif self._notifier is not None:
-            self._notifier.arm(self.last_read, self._notification_limit)
+            self._notifier.arm(self.last_read)
 
     def batch(self, board: Board) -> int:
         """Return the most entries read, and handed over, at once: of many consumers each would get only a few."""

@@ -3,7 +3,7 @@ of new entries.
 
 So a new entry wakes the thread that will take it, and no other: between ``XADD`` and hand-over no thread waits for
 another one. The question is a plain blocking XREAD: nothing is consumed, and a question whose answer is lost is simply
-asked again. The answer brings the new entries when they are small and few, so that nobody needs to read them first.
+asked again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import logging
 import select
 import socket
 import time
-from typing import NamedTuple
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
-from usher.common.protocol.stream_id import rank
+from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import NOT_YET, Link
-from usher.common.redis.replies import Entry, parse_own, read_command
+from usher.common.redis.replies import parse_own, read_command
 
 log = logging.getLogger(__name__)
 
@@ -31,22 +30,9 @@ _LATE_S = 5.0
 _AGAIN_S, _LONGEST_PAUSE_S = 0.5, 10.0
 #: Pause when waiting itself fails.
 _PAUSE_S = 0.05
-#: Bytes of entries above which a notification does not bring them.
-_MUCH = 32_768
 #: Notifications in a row that may be rejected before the connection is distrusted. One may be chance: an entry was
 #: deleted meanwhile.
 _MOST_REJECTED = 3
-
-
-class Notification(NamedTuple):
-    """News that the stream has something above ``after`` (empty: that is unknown). ``entries``: all of it, if that is
-    not much, else nothing."""
-
-    after: bytes
-    entries: list[Entry]
-
-
-_MAY_HAVE_ENTRIES = Notification(b"", [])
 
 
 class StreamNotifier:
@@ -63,11 +49,11 @@ class StreamNotifier:
         # two sockets, once somebody has waited: ``set`` writes to the first, the poll waits on the second
         self._pair: tuple[socket.socket, socket.socket] | None = None
         self._asked_until_s: float | None = None  # while an answer is under way: when it must be here
-        self._asked = (b"", 0)  # above which id, for how many entries
+        self._after = ZERO  # above which id entries are asked for
         self._failures = 0
         self._failed = ("", 0.0)  # the last failure: why, and when
         self._again_s = 0.0
-        self._notification: Notification | None = None
+        self._notification: tuple[bytes, bytes] | None = None
         self._rejected = 0  # notifications in a row that did not match the stream
 
     @property
@@ -118,7 +104,7 @@ class StreamNotifier:
             timeout = min(timeout, _AGAIN_S)
         ready = poll.poll(max(0.0, timeout) * 1000)
         if self._asked_until_s is None and self._failures and not ready:
-            self._notification = _MAY_HAVE_ENTRIES
+            self._notification = (b"", b"")
         for descriptor, _ in ready:
             if descriptor == wake_end.fileno():
                 _empty(wake_end)
@@ -129,23 +115,24 @@ class StreamNotifier:
 
     # ---- notifications -----------------------------------------------------------------------------------------------
 
-    def arm(self, after: bytes, most: int) -> None:
-        """Ask for a notification when the stream has an entry above ``after``; it brings fewer than ``most``
-        entries."""
+    def arm(self, after: bytes) -> None:
+        """Ask for a notification when the stream has an entry above ``after``."""
         now = now_s()
-        if self._asked_until_s is not None and rank(after) < rank(self._asked[0]):
+        if self._asked_until_s is not None and rank(after) < rank(self._after):
             self.reset()  # the question was about entries that were not taken after all
         if self._asked_until_s is not None or now < self._again_s:
             return
         try:
-            self._asked = (after, most)
-            self._link.ask(*read_command(self._stream, after, round(_BLOCK_S * 1000), most))
+            self._after = after
+            self._link.ask(*read_command(self._stream, after, round(_BLOCK_S * 1000), 1))
         except Exception as trouble:
             self._fail(f"{type(trouble).__name__}: {trouble}")
         else:
             self._asked_until_s = now + _BLOCK_S + _LATE_S
 
-    def poll(self) -> Notification | None:
+    def poll(self) -> tuple[bytes, bytes] | None:
+        """Return above which id the stream has something, and the id of that; both empty if nothing is known. None:
+        there is no news."""
         notification, self._notification = self._notification, None
         return notification
 
@@ -182,12 +169,7 @@ class StreamNotifier:
         if answer is not NOT_YET:
             self._asked_until_s, self._failures = None, 0
             if answer is not None:
-                self._notification = self._notification_of(parse_own(answer))
-
-    def _notification_of(self, entries: list[Entry]) -> Notification:
-        after, count = self._asked
-        size = sum(len(part) for entry in entries for part in entry.fields or ())
-        return Notification(after, entries if len(entries) < count and size <= _MUCH else [])
+                self._notification = (self._after, parse_own(answer)[0].id)
 
     def _fail(self, why: str) -> None:
         """Act as if a notification had come, since the state of the stream is unknown, and ask again after a pause."""
@@ -197,7 +179,7 @@ class StreamNotifier:
         self.reset()
         self._again_s = now + min(_LONGEST_PAUSE_S, _AGAIN_S * 2.0 ** min(self._failures, 10))
         self._failures, self._failed = self._failures + 1, (why, now)
-        self._notification = _MAY_HAVE_ENTRIES
+        self._notification = (b"", b"")
 
 
 def _empty(end: socket.socket) -> None:

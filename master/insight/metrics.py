@@ -66,10 +66,8 @@ def _counted(counts: LeaderCounters) -> Iterable[Metric]:
         "adoptions", "Times that this master began to lead, or began again after an uncertain reply.", counts.adoptions
     )
     yield counter("handed_over_messages", "Messages handed over.", counts.handed_over)
-    yield counter("hand_over_batches", "Calls of the hand_over script.", counts.batches)
-    yield histogram(
-        "hand_over_call_seconds", "Time of a call of the hand_over script, round trip included.", counts.calls
-    )
+    yield counter("hand_over_batches", "Turns of the leader that handed something over.", counts.batches)
+    yield histogram("hand_over_call_seconds", "Time of such a turn, round trip included.", counts.calls)
     text = "From XADD to hand-over, by the clocks of Redis and master; at most 17 tickets of each batch are looked at."
     yield histogram("hand_over_wait_seconds", text, counts.waits)
     yield counter("consumers_lost", "Consumers whose lease ended without a goodbye.", counts.lost)

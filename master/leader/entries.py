@@ -1,11 +1,10 @@
-"""Entries as the leader sees them, without their bodies: those that were read, and are in nobody's list before
-``hand_over`` takes them, and those found under ``master`` or a dead incarnation; which of them can be handed over; and
+"""Entries as the leader sees them, without their bodies: those that were read, and are in nobody's list before a turn
+takes them, and those found under ``master`` or a dead incarnation; which of them can be handed over; and
 what they tell of tenants and priorities."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,10 +22,6 @@ log = logging.getLogger(__name__)
 _SHOWN = 64
 #: The reason of entries above USHER_LONGEST_MESSAGE_BYTES.
 TOO_LARGE = "too_large"
-#: Mean size of small entries, in bytes: a notification may bring a few of them, bodies included.
-_SMALL = 1024
-#: Factor by which the next notification may bring more, and the most it may bring.
-_GROWTH, _MOST = 8, 32
 #: Bodies up to this size go to their owners with the inbox, as long as those of a batch have this mean, or are no more
 #: than so much together. Owners read all others from their own pending lists.
 _SMALL_BODY, _MEAN_BODY, _FEW_BODIES = 8 * 1024, 1024, 1024 * 1024
@@ -55,19 +50,16 @@ class NewEntries:
     """Entries to be taken: those that come next above ``position``, up to which all was taken. ``is_all``: there were
     no more.
 
-    ``size``: bytes of all; ``largest``: of the largest. ``bodies``: those that go with the inbox, in id order.
-    ``digest``: empty for what was read; for entries that a notification brought, their digest. A notification comes
-    over another connection, perhaps to another server, so the script that takes the entries checks that they are really
-    there, and next.
+    ``largest``: bytes of the largest. ``bodies``: those that go with the inbox, in id order. ``given``: how many
+    entries the group was given up to the last of these, as Redis counts them; None: that is not known.
     """
 
     position: bytes
     found: list[PeekedEntry]
     is_all: bool
-    size: int = field(default=0, compare=False)
     largest: int = field(default=0, compare=False)
-    digest: str = ""
     bodies: Mapping[bytes, list[bytes]] = field(default_factory=dict, compare=False)
+    given: int | None = field(default=None, compare=False)
 
 
 NO_NEW_ENTRIES = NewEntries(b"", [], True)
@@ -82,14 +74,13 @@ class EntryParser(NamedTuple):
     tenant_field: bytes = b""
     priority_field: bytes = b""
 
-    def parse(self, position: bytes, entries: Sequence[Any], is_all: bool, digest: str = "") -> NewEntries:
+    def parse(self, position: bytes, entries: Sequence[Any], is_all: bool, given: int | None = None) -> NewEntries:
         name, most = self.field, self.longest_message or math.inf
         is_plain = not (self.tenant_field or self.priority_field or b"." in name)
-        found, size, largest, room = [], 0, 0, max(_FEW_BODIES, _MEAN_BODY * len(entries))
+        found, largest, room = [], 0, max(_FEW_BODIES, _MEAN_BODY * len(entries))
         bodies = {}
         for entry_id, fields in entries:
             bytes_of_it = sum(map(len, fields))
-            size += bytes_of_it
             if bytes_of_it > largest:
                 largest = bytes_of_it
             if bytes_of_it <= _SMALL_BODY:
@@ -100,7 +91,7 @@ class EntryParser(NamedTuple):
                 found.append(PEEKED((entry_id, fields[1], 0, b"", b"")))
             else:
                 found.append(self._entry(entry_id, fields, bytes_of_it))
-        return NewEntries(position, found, is_all, size, largest, digest, bodies)
+        return NewEntries(position, found, is_all, largest, bodies, given)
 
     def _entry(self, entry_id: bytes, fields: list[bytes], size: int) -> PeekedEntry:
         ticket = ticket_value(fields, self.field)
@@ -109,21 +100,6 @@ class EntryParser(NamedTuple):
         names = (self.tenant_field, self.priority_field)
         marks = [((first_value(fields, name) if name else None) or b"")[:LONGEST_MARK] for name in names]
         return PeekedEntry(entry_id, ticket, 0, *marks)
-
-
-def digest_of(entries: Sequence[Any]) -> str:
-    """Compute the digest by which hand_over.lua knows the same entries."""
-    parts = (part for entry_id, fields in entries for part in (entry_id, *fields))
-    return hashlib.sha1(b"".join(b"%d:%b" % (len(part), part) for part in parts), usedforsecurity=False).hexdigest()
-
-
-def notification_limit(seen: int, size: int) -> int:
-    """Return how many entries a notification may bring, after ``seen`` of ``size`` bytes together were seen.
-
-    The next entries are likely to be of the same size, but a few small ones prove little, so the number grows step by
-    step. Where entries are large, a notification brings none and only says that there are some.
-    """
-    return max(1, min(_GROWTH * seen, _MOST)) if size <= _SMALL * seen else 1
 
 
 class Rejected(NamedTuple):

@@ -1,23 +1,28 @@
-"""The leader's atomic steps, typed: one method per script of ``common/lua`` that carries an epoch.
+"""The leader's atomic steps, typed: its turn, a transaction of plain commands, and one method per script of
+``common/lua`` that carries an epoch.
 
 Every method raises Fenced when the leader key no longer holds our epoch, and what ``Link.call`` raises.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
-from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from usher.common.base.errors import Fenced, NotNow, ReplyUnknown, UsherError
+from usher.common.base.clock import now_s
+from usher.common.base.errors import Fenced, GroupMissing, NotNow, RedisTrouble, ReplyUnknown
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
-from usher.common.protocol.stream_id import GroupPosition
-from usher.common.redis.replies import Entry, pack_bodies, parse_own, separator
-from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argument
+from usher.common.protocol.stream_id import ZERO, GroupPosition
+from usher.common.redis.client import Arg, CommandRefused
+from usher.common.redis.replies import group_of, pack_bodies, parse_own, read_command, redis_ms, separator
+from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.master.leader.entries import (
     LONGEST_MARK,
@@ -29,13 +34,19 @@ from usher.master.leader.entries import (
     NewEntries,
     PeekedEntry,
     Rejected,
-    digest_of,
 )
 from usher.master.leader.losses import LossBook
-from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TargetReply, TicketPlan
+from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply, is_given_back_head
 
 #: Messages per batch whose waiting time is measured, so that a batch of a thousand costs no more than one of ten.
 _SAMPLED = 16
+#: Most notes of others that are read at once: so many are kept (lua/includes/tell_leader.lua), give or take.
+_MOST_NOTES = 10_000
+#: Number of entries to read from which on the size of the newest one is asked for.
+_MANY = 64
+#: So often a turn is tried again that others have stopped by changes which do not concern it.
+_TRIES = 5
+_NO_BODIES: Mapping[bytes, list[bytes]] = MappingProxyType({})
 
 
 class LeaderCounters:
@@ -56,15 +67,10 @@ class LeaderCounters:
         #: for tracing, if it is on.
         self.on_handed_over: Callable[[HandOverPlan, int], None] | None = None
 
-    def hand_over(self, plan: HandOverPlan, reply: HandOverReply, began_ns: int) -> None:
+    def hand_over(self, plan: HandOverPlan, began_ns: int) -> None:
         now_ns = time.time_ns()
-        parts = [
-            part
-            for target, answer in zip(plan.targets, reply.targets, strict=True)
-            if answer.state == "OK"
-            for part in target.parts
-        ]
-        self.handed_over += sum(len(part.ids) for part in parts)
+        parts = [part for target in plan.targets for part in target.parts]
+        self.handed_over += plan.size
         self.batches += 1
         self.calls.add([(now_ns - began_ns) // 1000])
         step = len(parts) // _SAMPLED + 1
@@ -77,12 +83,24 @@ class LeaderCounters:
         self.recoveries.add([int(seconds * 1_000_000)])
 
 
-class RulesMoved(UsherError):
-    """The live rules have changed since the leader read them: nothing was done under the old ones."""
+class Noted(NamedTuple):
+    """Notes of others in ``changed``: whether there are any, whether rules have changed, the tickets whose records have
+    changed, and the incarnations that have come, begin to drain, or go."""
+
+    is_any: bool
+    rules: bool
+    tickets: set[bytes]
+    consumers: set[str]
 
 
-class NotificationMismatch(UsherError):
-    """The entries that a notification brought are not, or no longer, the next ones: nothing was done with them."""
+class Packet(NamedTuple):
+    """The commands of a hand-over. ``fence``: 0 where no ticket changes its owner. ``taken``: as it is noted then.
+    ``left``: how many entries ``master`` gets, by the last command."""
+
+    commands: list[tuple[Arg, ...]]
+    fence: int
+    taken: bytes
+    left: int
 
 
 class ParkedPage(NamedTuple):
@@ -163,17 +181,6 @@ def _found(flat: Sequence[Any], step: int = 2) -> list[PeekedEntry]:
     ]
 
 
-def _take_arguments(new: NewEntries, planned: Sequence[Sequence[bytes]]) -> tuple[bytes | str, ...]:
-    if not new.found:
-        return new.position, b"", b"[]", b"[]", ""
-    ids = list(map(itemgetter(0), new.found))
-    seen, taken = set(ids), set(chain.from_iterable(planned))
-    unplanned, parked = (
-        ([], []) if seen == taken else ([entry_id for entry_id in ids if entry_id not in taken], list(taken - seen))
-    )
-    return new.position, ids[-1], ids_argument((unplanned,)), ids_argument((parked,)), new.digest
-
-
 def _blobs(plan: HandOverPlan, bodies: Mapping[bytes, list[bytes]]) -> list[bytes]:
     targets = enumerate(plan.targets) if bodies else ()
     owners = {one: number for number, target in targets for part in target.parts for one in part.ids}
@@ -207,7 +214,18 @@ class LeaderScripts:
         self.epoch = epoch
         self.losses = LossBook(scripts.link, keys)
         self.rules_version = b""  # the rules that plans were made under
-        self._is_guarded, self._connection = False, 0  # the connection watches the epoch, which was seen to be ours
+        # The connection watches the epoch, which was seen to be ours, and what others note in `changed`.
+        self.is_guarded, self._connection = False, 0
+        self.noted = ZERO  # the last of these notes that was read
+        self.changed: set[bytes] = set()  # tickets whose records others have changed: who follows that empties it
+        self.changed_consumers: set[str] = set()  # incarnations that have come, drain, or go
+        self.changed_rules = False
+        self._fence, self._behind_ms = 0, 0.0  # the last one; what Redis' clock has more than ours
+        self._taken = b""  # as it is noted
+        # The last position of the group of which Redis said how many entries it had been given by then, this number,
+        # and how many we were given since.
+        self._given: tuple[bytes, int | None, int] = (ZERO, None, 0)
+        self._cuts: list[tuple[int, bytes, bytes, int]] = []  # as note_cut has them: to be counted
 
     def check(self) -> None:
         self.reject(())  # every script checks that first; without entries this one does nothing else
@@ -217,68 +235,206 @@ class LeaderScripts:
         ``is_new``: the group was made just now. Raises GroupMissing."""
         keys = self._keys
         groups = LogKeys(keys.stream).groups
-        script_keys = (keys.stream, keys.leader, keys.epoch, keys.taken, groups, keys.counters)
-        self._run("begin", script_keys, ("1" if is_new else "",))
-        self._scripts.load("hand_over")
-        # A former epoch of ours watches over this connection, too, and `begin` has changed the key.
-        self._watch(self._scripts.link.all_of([("UNWATCH",), *self._watching]))
+        script_keys = (keys.stream, keys.leader, keys.epoch, keys.taken, groups, keys.counters, keys.changed)
+        _, position, given, fence, self.noted = self._run("begin", script_keys, ("1" if is_new else "",))
+        self._fence, self._given = int(fence), (position, None if given == b"" else int(given), 0)
+        self._taken = b"%s %s" % (position, str(given).encode() if given != b"" else b"")
+        self._behind_ms = redis_ms(self._scripts.link) - 1000 * now_s()
+        self._scripts.load("append")
+        self.look()
+        self._scripts.link.transaction(
+            self._connection, []
+        )  # who may not MULTI hears of it before anything depends on it
+        self.look()
+
+    # ---- the turn ----------------------------------------------------------------------------------------------------
 
     @property
-    def _watching(self) -> list[tuple[str, str]]:
+    def _watching(self) -> list[tuple[Arg, ...]]:
         """The commands that go with each transaction, behind it. The WATCH is the connection's, so a turn counts only
-        on the one that it was sent over; and it must be there before we look at the epoch."""
-        return [("WATCH", self._keys.epoch), ("GET", self._keys.epoch)]
+        on the one that it was sent over; and it must be there before we look at what the next plan rests on."""
+        keys = self._keys
+        notes = read_command(keys.changed, self.noted, None, _MOST_NOTES)
+        return [("WATCH", keys.epoch, keys.changed), ("GET", keys.epoch), notes]
 
-    def _watch(self, replies: Sequence[Any]) -> None:
-        self._is_guarded = False
+    def look(self) -> None:
+        """Look at the epoch, and at what others have changed: a turn from now on happens only if nobody has changed
+        more."""
+        self.is_guarded = False
+        self._guard(self._scripts.link.all_of([("UNWATCH",), *self._watching])[1:])
+
+    def _guard(self, replies: Sequence[Any]) -> Noted:
+        """Take the replies to ``_watching``. Return what is new of the notes."""
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
-        if replies[-1] != str(self.epoch).encode():
+        _, epoch, told = replies
+        if epoch != str(self.epoch).encode():
             raise Fenced(f"another master leads {self._keys.stream} (our epoch was {self.epoch})")
-        self._is_guarded, self._connection = True, self._scripts.link.connections
+        entries = told[0][1] if told else []
+        if len(entries) == _MOST_NOTES:
+            raise ReplyUnknown("others have changed more than is noted")
+        fields = [fields for _, fields in entries]
+        tickets = {one[1] for one in fields if one[0] == b"ticket"}
+        consumers = {one[1].decode(errors="replace") for one in fields if one[0] == b"consumer"}
+        noted = Noted(bool(entries), any(one[0] == b"rules" for one in fields), tickets, consumers)
+        if entries:
+            self.noted = entries[-1][0]
+            self.changed |= tickets
+            self.changed_consumers |= consumers
+            self.changed_rules |= noted.rules
+        self.is_guarded, self._connection = True, self._scripts.link.connections
+        return noted
 
     def turn(
-        self, plan: HandOverPlan, new: NewEntries, count: int
-    ) -> tuple[HandOverReply | NotNow | RulesMoved | NotificationMismatch, NewEntries]:
+        self, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES, count: int = 0
+    ) -> tuple[HandOverReply, NewEntries] | None:
         """Carry out a plan, which takes all of the ``new`` entries, and read up to ``count`` entries more, in one
-        transaction. What was read is in nobody's list before a later turn takes it, or a new epoch is given it again.
+        transaction. Those of ``new`` that are not in the plan are pending under ``master`` then. What was read is in
+        nobody's list before a later turn takes it, or a new epoch is given it again.
 
-        Return the reply, or why the plan was refused, and what was read: then ``new`` is still to be taken. Raises
-        Fenced, GroupMissing, and what ``Link.call`` raises: nothing happened, or it is not known what did.
+        None: others have changed something that the plan may rest on (``changed`` and what follows it), and nothing
+        happened. Raises Fenced, GroupMissing, and what ``Link.call`` raises: nothing happened, or it is not known what
+        did.
         """
-        if not self._is_guarded:
-            self._watch(self._scripts.link.all_of([("UNWATCH",), *self._watching]))
-        keys = self._keys
-        script_keys, args = self._hand_over_arguments(plan, new)
-        group, stream = (keys.group, "master"), keys.stream
-        read = ("XREADGROUP", "GROUP", *group, "COUNT", count, "NOACK", "STREAMS", stream, ">")
-        began_ns = time.time_ns()
-        self._is_guarded = False
-        answer, replies = self._scripts.run_then(
-            self._connection, "hand_over", script_keys, (keys.group, str(self.epoch), *args), (read,), self._watching
-        )
-        try:
-            self._watch(replies[-2:])
-        except NotNow as refused:  # the transaction has happened, and this must not look as if it had not
-            raise ReplyUnknown(f"whether the epoch is ours: {refused}") from refused
-        if answer is None:  # the epoch was another one, and is ours now: no order of events leads here
-            raise ReplyUnknown("a turn was refused in our own epoch")
-        told = replies[0]
-        if isinstance(told, Exception):
-            raise answer if isinstance(answer, Exception) else ReplyUnknown(f"handed over, and not read on: {told}")
-        entries = parse_own(told)
-        found = self._parser.parse(new.position, entries, len(entries) < count)
-        try:
-            return self._hand_over_reply(plan, new, answer, began_ns), found
-        except (NotNow, RulesMoved, NotificationMismatch) as refused:
-            return refused, found
+        if not self.is_guarded:
+            self.look()
+        if self.changed or self.changed_consumers or self.changed_rules:
+            return None
+        keys, began_ns = self._keys, time.time_ns()
+        read = ("XREADGROUP", "GROUP", keys.group, "master", "COUNT", count, "NOACK", "STREAMS", keys.stream, ">")
+        leases = [keys.lease(target.incarnation) for target in plan.targets]
+        asked: list[tuple[Arg, ...]] = [("MGET", *leases)] if leases else []
+        if count > _MANY:  # the next ones may be as large as the newest
+            asked.append(("XREVRANGE", keys.stream, "+", "-", "COUNT", 1))
+        # A note of others that does not concern the plan stops it all the same, as long as it is on its way: without
+        # bodies it is there sooner.
+        for bodies in (new.bodies, *[_NO_BODIES] * _TRIES):
+            packet = self._packet(plan, replace(new, bodies=bodies), self._next_fence())
+            commands = [*packet.commands, *((read, ("XINFO", "GROUPS", keys.stream)) if count else ())]
+            done, told, is_concerned = self._transaction(plan, commands, asked)
+            if done is not None or is_concerned:
+                break
+        if done is None:
+            return None
+        self._fence, self._taken = packet.fence or self._fence, packet.taken or self._taken
+        if packet.left > (claimed := len(done[len(packet.commands) - 1]) if packet.left else 0):
+            self._cuts.append((packet.left - claimed, b"", new.found[-1].id, 0))
+        states = [
+            (target.incarnation, state)
+            for target, state in zip(plan.targets, told[0] if leases else (), strict=True)
+            if state != b"live"
+        ]
+        lost = [name for name, state in states if state is None]
+        reply = HandOverReply(packet.fence, [name for name, state in states if state is not None], lost)
+        if plan.targets:
+            self._counts.hand_over(plan, began_ns)
+        return reply, self._was_read(done[-2:], count, told[-1] if count > _MANY else []) if count else NO_NEW_ENTRIES
 
-    def notified(self, position: bytes, entries: Sequence[Entry], count: int) -> NewEntries:
-        """Parse up to ``count`` of the entries that a notification brought over another connection. All are above
-        ``position``."""
-        taken = entries[:count]
-        return self._parser.parse(position, taken, len(taken) == len(entries), digest_of(taken))
+    def _packet(self, plan: HandOverPlan, new: NewEntries, fence: int) -> Packet:
+        """Make the commands by which entries change owner, and the index and the inboxes of the new owners say so. All
+        claims are with FORCE: what is new is in nobody's list yet, and what is parked nobody of ours has ended, whoever
+        took it out.
+
+        An inbox gets one record: fence (of tickets that change their owner), between (what separates the tickets),
+        tickets, and ids: for each ticket a line with its ids, separated by spaces, before them its fence if it keeps
+        one. Then, if there are any, the bodies of these ids that come with it, in id order (``pack_bodies``)."""
+        keys = self._keys
+        commands: list[tuple[Arg, ...]] = []
+        owned: list[Arg] = []
+        appended: list[Arg] = []
+        left = {entry[0]: None for entry in new.found}
+        for target, blob in zip(plan.targets, _blobs(plan, new.bodies), strict=True):
+            head = b"%s %d " % (target.incarnation.encode(), fence)
+            tickets, lines, ids = [part.ticket for part in target.parts], [], []
+            for ticket, believed, its_ids in target.parts:
+                line = its_ids[0] if len(its_ids) == 1 else b" ".join(its_ids)
+                ids += its_ids
+                if believed == NOBODY or is_given_back_head(believed):
+                    owned += (ticket, head + line)
+                    lines.append(line)
+                else:
+                    appended += (ticket, believed, line)
+                    lines.append(believed.rpartition(b" ")[2] + b" " + line)
+            for entry_id in ids:
+                left.pop(entry_id, None)
+            between = separator(tickets)
+            told = ("fence", fence, "between", between, "tickets", between.join(tickets), "ids", b"\n".join(lines))
+            commands += [
+                ("XCLAIM", keys.stream, keys.group, target.incarnation, 0, *ids, "FORCE", "JUSTID"),
+                ("XADD", keys.inbox(target.incarnation), "*", *told, *(("bodies", blob) if blob else ())),
+            ]
+        if owned:
+            commands += [("HSET", keys.tickets, *owned), ("HSET", keys.counters, "fence", fence)]
+        if appended:  # by its text: inside of a transaction there is no second try
+            commands.append(("EVAL", self._scripts.prepared("append")[0], 1, keys.tickets, *appended))
+        last, given = (new.found[-1].id, new.given) if new.found else (new.position, self._given[1])
+        if not new.found and last != self._given[0]:
+            given = None
+        taken = b"%s %s" % (last, b"" if given is None else b"%d" % given) if last else self._taken
+        if taken != self._taken:
+            commands.append(("SET", keys.taken, taken))
+        if left:
+            commands.append(("XCLAIM", keys.stream, keys.group, "master", 0, *left, "FORCE", "JUSTID"))
+        return Packet(commands, fence if owned else 0, taken, len(left))
+
+    def _next_fence(self) -> int:
+        """Return a fence above all former ones. It follows Redis' clock, too: numbers.lua says why."""
+        return max(self._fence + 1, int(self._behind_ms + 1000 * now_s()) * 1024)
+
+    def _transaction(
+        self, plan: HandOverPlan, commands: Sequence[Sequence[Arg]], asked: Sequence[Sequence[Arg]]
+    ) -> tuple[Sequence[Any] | None, Sequence[Any], bool]:
+        """Return the replies to both. None for the former: nothing happened, since others have noted changes. With them
+        comes whether these concern the plan."""
+        targets = {target.incarnation for target in plan.targets}
+        planned = {part.ticket for target in plan.targets for part in target.parts}
+        self.is_guarded = False  # also when nothing happens: then nobody has looked at the answers behind it
+        done, behind = self._scripts.link.transaction(self._connection, commands, [*self._watching, *asked])
+        try:
+            noted = self._guard(behind[:3])
+        except NotNow as refused:  # the transaction may have happened, and this must not look as if it had not
+            raise ReplyUnknown(f"whether the epoch is ours: {refused}") from refused
+        if done is None:
+            if not noted.is_any:
+                raise ReplyUnknown("a turn was refused in our own epoch, and nobody has noted a change")
+            return None, [], noted.rules or bool(noted.tickets & planned or noted.consumers & targets)
+        if missing := next((one for one in done if isinstance(one, GroupMissing)), None):
+            raise missing  # index and inboxes name what comes again, when the group is made again (rejoin)
+        if failed := next((one for one in done if isinstance(one, Exception)), None):
+            # All else has happened: so an owner may not learn of what it was given. It ends, and that is taken back.
+            for target in plan.targets:
+                with contextlib.suppress(RedisTrouble, CommandRefused, Fenced):
+                    self.revoke(target.incarnation)
+            raise ReplyUnknown(f"a turn failed in part: {failed}")
+        if odd := next((one for one in behind if isinstance(one, Exception)), None):
+            raise ReplyUnknown(f"what a turn asks behind it: {odd}")
+        return done, behind[3:], False
+
+    def _was_read(self, replies: Sequence[Any], count: int, newest: Any) -> NewEntries:
+        entries = parse_own(replies[0])
+        facts = group_of(replies[1], self._keys.group, None) or {}
+        position, given = facts[b"last-delivered-id"], facts.get(b"entries-read")
+        at, before, since = self._given
+        if given is None:
+            self._given = at, before, since + len(entries)
+        else:
+            if before is not None and given > before + since + len(entries):
+                self._cuts.append((given - before, at, position, since + len(entries)))
+            self._given = position, given, 0
+        found = self._parser.parse(position, entries, len(entries) < count, given)
+        largest = sum(map(len, newest[0][1])) if newest else 0
+        return replace(found, largest=max(found.largest, largest))
+
+    def note_cuts(self) -> None:
+        """Count, and tell of, entries that are gone and that turns have found missing: they were not handed over."""
+        while self._cuts:
+            keys, (_, after, until, _) = self._keys, self._cuts[0]
+            cut = self._run("note_cut", (keys.stream, keys.leader, keys.counters), self._cuts[0])[1]
+            self.losses.cut(int(cut), after or until)
+            del self._cuts[0]
+
+    # ---- scripts -----------------------------------------------------------------------------------------------------
 
     def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
         keys = self._keys
@@ -304,54 +460,6 @@ class LeaderScripts:
         keys = self._keys
         args = [part for entry in entries for part in entry]
         return int(self._run("reject", (keys.stream, keys.leader, keys.dead), args)[1])
-
-    def hand_over(self, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
-        """Carry out a plan; the reply says what was refused. All of the ``new`` entries are taken: those that get no
-        owner are pending under ``master`` then. Raises RulesMoved and NotificationMismatch."""
-        script_keys, args = self._hand_over_arguments(plan, new)
-        began_ns = time.time_ns()
-        return self._hand_over_reply(plan, new, self._run("hand_over", script_keys, args), began_ns)
-
-    def _hand_over_arguments(self, plan: HandOverPlan, new: NewEntries) -> tuple[list[str], tuple[Any, ...]]:
-        keys = self._keys
-        script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead, keys.taken]
-        parts: list[TicketPlan] = []
-        targets: list[Any] = []
-        for target, blob in zip(plan.targets, _blobs(plan, new.bodies), strict=True):
-            script_keys += (keys.lease(target.incarnation), keys.inbox(target.incarnation))
-            unowned = [part for part in target.parts if not part.believed]
-            others = [part for part in target.parts if part.believed]
-            targets += (target.incarnation, len(unowned), len(others), *(part.believed for part in others), blob)
-            parts += unowned
-            parts += others
-        tickets, ids = [part.ticket for part in parts], [part.ids for part in parts]
-        return script_keys, (
-            plan.lowest,
-            plan.highest,
-            self.rules_version,
-            separator(tickets),
-            ids_argument(ids),
-            sizes_argument(ids),
-            *_take_arguments(new, ids),
-            *tickets,
-            *targets,
-        )
-
-    def _hand_over_reply(self, plan: HandOverPlan, new: NewEntries, answer: Any, began_ns: int) -> HandOverReply:
-        if isinstance(answer, Exception):
-            raise answer
-        state, detail, *replies = self._unfenced(answer)
-        if state == b"RULES":
-            raise RulesMoved
-        if state == b"MOVED":
-            where = f"the group was at {new.position.decode()}, and is at {detail.decode()}"
-            raise NotificationMismatch(where if detail != new.position else "other entries follow")
-        cut, missing, newest, *targets_told = replies
-        answers = tuple(TargetReply(told[0].decode(), *told[1:]) for told in targets_told)
-        reply = HandOverReply(int(detail or 0), answers, cut, tuple(missing), newest)  # detail: the fence of the call
-        if plan.targets:
-            self._counts.hand_over(plan, reply, began_ns)
-        return reply
 
     def recall(self, incarnation: str, tickets: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
         """Ask an incarnation to give tickets, (ticket, fence), back of which it has started nothing. Return those that

@@ -1,8 +1,8 @@
 """Live rules in Redis: reads, sets and lifts them. Any master can, and so can the commands: it needs no leader.
 
-The leader learns of a change from the stream ``changed``; until it has read the new rules it hands nothing over,
-because hand_over compares the version. So when ``set`` has returned, nothing more is handed over under the old rules;
-messages that were handed over before go on to their end.
+Each change leaves a note in the stream ``changed``, which the leader watches: until it has read the new rules it hands
+nothing over. So when ``set`` has returned, nothing more is handed over under the old rules; messages that were handed
+over before go on to their end.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class RuleSetChange(NamedTuple):
 
 
 def read_rules(link: Link, keys: Keys) -> Rulebook:
-    """Read all rules. The version is read first: should they change in between, hand_over refuses it, and they are read
-    again."""
+    """Read all rules. The version is read first: should they change in between, the leader hears of that, and they are
+    read again."""
     version, stored = link.all_of([("HGET", keys.counters, "rules"), ("HGETALL", keys.rules)])
     return rulebook(stored, version or b"")
 

@@ -175,7 +175,7 @@ def alike(rules: Iterable[Rule]) -> list[list[Rule]]:
 
 
 class Rulebook:
-    """All rules of a stream, ready for look-ups. ``version``: what hand_over compares with Redis; "" while there never
+    """All rules of a stream, ready for look-ups. ``version``: its number in Redis; "" while there never
     was a rule."""
 
     def __init__(self, rules: Iterable[Rule] = (), version: bytes = b"") -> None:

@@ -161,6 +161,7 @@ class IdleSweep:
             board.take_in(usable)
             board.learn(steps.marks.read(strays))
             rejected += unusable
+        board.drop(swept.gone)
         if swept.gone:
             event(log, "pending_entries_deleted", level=logging.WARNING, count=len(swept.gone), first=swept.gone[0])
         self._next_s = now_s + (self._every_s if swept.cursor == b"0-0" else _STEP_S)
@@ -178,6 +179,7 @@ def read_again(board: Board, steps: LeaderScripts, unsure: set[bytes]) -> bool:
         return False
     page = steps.read_parked(start, PAGE)
     usable, _ = partition_entries(page.found)  # unusable entries were rejected when they came
+    board.drop(page.gone)
     unsure.update(board.was_read(usable, page.last))
     board.learn(steps.marks.read(page.found))
     return True

@@ -7,6 +7,7 @@ until their lists are empty; then all entries pending under ``master`` are taken
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,8 @@ def _ensure_group(
         saved = stream.saved_position()
         span = stream.span()
         held = _look_at_index(stream, span, made_progress)
+        with contextlib.suppress(GroupMissing):
+            steps.begin()  # no turn of another leader reads from the group that is made now
         again = restart(
             reached(saved, memory), span, saved is not None, held.lowest, (held.highest, stream.repeats_until())
         )
@@ -167,8 +170,7 @@ def _load_index(
         ids = record.ids
         held.add(ids)
         if is_given_back(record.owner):
-            # Entries that come as new are not parked under ``master``. Those that are neither are found to be over when
-            # they are handed over.
+            # Entries that come as new are not parked under ``master``.
             ids = [entry_id for entry_id in ids if rank(entry_id) <= last_read]
         owner = board.set_record(ticket, record.owner, record.fence, ids, now)
         if owner is not None:
@@ -243,6 +245,7 @@ def _take_in_parked(
         if known:
             rejoin(known, board, steps)
         board.learn(steps.marks.read(page.found))
+        board.drop([*page.gone, *(one.id for one in rejected)])  # records may name them
         while rejected:
             del rejected[: steps.reject(rejected)]
             made_progress()
@@ -263,6 +266,7 @@ def rejoin(known: list[tuple[bytes, bytes]], board: Board, steps: LeaderScripts)
     there, under the same fence. And an entry that somebody had taken out of its ticket's order by hand, and that was
     not done when the group was lost, counts as done: only the lost pending list knew.
     """
+    board.repeated.update(ticket for ticket, _ in known)
     rejoined = steps.rejoin(known)
     over = set(rejoined.over)
     count = len(known) - len(over) - len(rejoined.done)

@@ -12,7 +12,7 @@ import pytest
 from tests.audit.seeding import CAP, GROUP, LIMITS, Seeder
 from tests.audit.test_job import audit, plan
 from tests.commands import usher
-from tests.integration.factories import Owner, World
+from tests.integration.factories import Owner, World, hand_over
 from tests.integration.factories import plan as give
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.run_log import encode
@@ -95,12 +95,12 @@ def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
     under = int(world.head(b"T").split()[1])
     a.steps.drain(60_000)
     assert world.give_back(a, {b"T": [theirs]}) == []
-    leader.hand_over(give(b, {b"T": [theirs]}, {b"T": world.head(b"T")}))
+    hand_over(leader, give(b, {b"T": [theirs]}, {b"T": world.head(b"T")}))
     assert ran(a, (b"U", first, 1), (b"T", theirs, under)).stale == [b"T"]
     world.end_lease(b)
     time.sleep(1.2 * LIMITS.clocks_ms / 1000)
     leader.take_back(b.incarnation, 10)
-    leader.hand_over(give(c, {b"T": [theirs]}, {b"T": world.head(b"T")}))
+    hand_over(leader, give(c, {b"T": [theirs]}, {b"T": world.head(b"T")}))
     assert ran(c, (b"T", theirs, int(world.head(b"T").split()[1]))).stale == []
     report = audit(local, plan(redis_url, world.keys.stream))
     assert [(one.check.name, one.examples) for one in report.found if one.check.name != "consumer_leaked"] == []

@@ -108,7 +108,8 @@ class TroubledLink(Link):
         """Its step is called PIPELINE, and a late one is never sent; that of a leader's transaction is called hand_over,
         or read, if it takes nothing."""
         is_turn = len(commands) > 1 and commands[0][0] == "MULTI"
-        step = self._step(tuple(commands[1])) if is_turn else "PIPELINE"
+        takes = any(command[0] == "XCLAIM" for command in commands)
+        step = ("hand_over" if takes else "read") if is_turn else "PIPELINE"
         if is_turn:
             self.calls.append(step)
         self.before(step)
@@ -118,9 +119,6 @@ class TroubledLink(Link):
             self._connection, self._open = make_connection(self.url, self._name, self._timeout_s), False
             raise ReplyUnknown(f"{step}: {trouble.value}")
         replies = super().pipeline(commands, block_s) if trouble in (None, Trouble.REPLY_LOST) else []
-        if is_turn and replies and "NOSCRIPT" in str(replies[len(commands) - 3]):
-            self.troubles |= {step: trouble} if trouble else {}  # it is loaded now, and the next turn runs it
-            return replies
         if replies and is_turn:
             self.after(step)
         if trouble is None:
@@ -130,15 +128,8 @@ class TroubledLink(Link):
 
     def _step(self, command: tuple[Arg, ...]) -> str:
         if command[0] == "EVAL" and (named := _STEP.match(str(command[1]))):
-            step = named[1]
-        elif command[0] != "EVALSHA":
-            return str(command[0])
-        else:
-            step = self._steps[command[1]][0]
-        if step == "hand_over":
-            position, last = command[3 + int(command[2]) + 8 :][:2]  # ARGV[9] and ARGV[10]
-            return "read" if position and not last else step
-        return step
+            return named[1]
+        return self._steps[command[1]][0] if command[0] == "EVALSHA" else str(command[0])
 
     def knows(self, runner: ScriptRunner) -> None:
         """Read the digests of a runner's steps by their names."""

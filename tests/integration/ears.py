@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from usher.common.redis.client import Link
 from usher.common.redis.replies import parse_own, read_command
-from usher.master.dispatch.stream_notifier import Notification, StreamNotifier
+from usher.master.dispatch.stream_notifier import StreamNotifier
 
 
 class Ear(StreamNotifier):
@@ -13,15 +13,13 @@ class Ear(StreamNotifier):
 
     def __init__(self, url: str, name: str, stream: str) -> None:
         super().__init__(Link(url, name), stream)
-        self.most = 0
 
-    def listen(self, after: bytes, is_much: bool = False) -> None:
-        """``is_much``: more than it tells of."""
-        answer = self._link.call(*read_command(self._stream, after, 1, 32))
-        self._notification = Notification(after, [] if is_much else parse_own(answer)) if answer else None
+    def listen(self, after: bytes) -> None:
+        answer = self._link.call(*read_command(self._stream, after, 1, 1))
+        self._notification = (after, parse_own(answer)[0].id) if answer else None
 
-    def poll(self) -> Notification | None:
-        return super().poll() or Notification(b"", [])
+    def poll(self) -> tuple[bytes, bytes] | None:
+        return super().poll() or (b"", b"")
 
-    def arm(self, after: bytes, most: int) -> None:
-        self.most = most
+    def arm(self, after: bytes) -> None:
+        """Nobody asks."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.owner_words import is_given_back
 from usher.common.protocol.registration import NO_LOCK, Registration
-from usher.common.redis.client import Link, ScriptMissing
+from usher.common.redis.client import Link
 from usher.common.redis.replies import (
     HandOver,
     InboxRecord,
@@ -24,12 +24,11 @@ from usher.common.redis.replies import (
     TicketStream,
     pairs,
     parse_inbox,
-    parse_own,
     parse_record,
 )
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Given, Letter, OwnerScripts
-from usher.master.leader.entries import NewEntries, PeekedEntry
+from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.membership.registration import Membership
 from usher.master.policy.board.plans import (
@@ -159,7 +158,7 @@ class World:
         assert self.link.call("DEL", self.keys.lease(owner.incarnation)) == 1
 
     def refuse(self, leader: LeaderScripts, owner: Owner, state: str) -> None:
-        """Have hand_over answer ``state`` for this owner: LOST, DRAINING or REVOKED."""
+        """Have a turn tell ``state`` of this owner: LOST, DRAINING or REVOKED."""
         if state == "LOST":
             self.end_lease(owner)
         elif state == "DRAINING":
@@ -208,8 +207,7 @@ class World:
     def owned(self, leader: LeaderScripts, owner: Owner, ticket: bytes, *ids: bytes) -> list[bytes]:
         """Entries of ``ticket`` that were handed over to ``owner``."""
         sent = self.parked(leader, ticket, *ids)
-        reply = leader.hand_over(plan(owner, {ticket: sent}, {ticket: self.head(ticket)}))
-        assert reply.targets[0] == ("OK", [], [], []), reply
+        hand_over(leader, plan(owner, {ticket: sent}, {ticket: self.head(ticket)}))
         return sent
 
     def give_up(
@@ -362,39 +360,42 @@ def bury(steps: OwnerScripts, letter: Letter) -> Buried:
     return answer
 
 
+def _begin(leader: LeaderScripts) -> None:
+    if leader._scripts.link.call("GET", leader._keys.epoch) != b"%d" % leader.epoch:
+        leader.begin()
+
+
 def read(leader: LeaderScripts, count: int = 100) -> NewEntries:
     """Up to ``count`` new entries, as a turn without a plan reads them: nobody has them before a hand-over takes them."""
-    if not leader._is_guarded:
-        leader.begin()
+    _begin(leader)
     position = TicketStream(leader._scripts.link, leader._keys).last_delivered()
-    reply, news = leader.turn(NOTHING, NewEntries(position, [], True), count)
-    if isinstance(reply, Exception) and not isinstance(reply, ScriptMissing):  # then it has read all the same
-        raise reply
-    return replace(news, position=position)
+    return replace(turn(leader, NOTHING, NewEntries(position, [], True), count)[1], position=position)
 
 
-def take(leader: LeaderScripts, planned: HandOverPlan, news: NewEntries) -> HandOverReply:
-    """Hand news over that were heard, by the turn that has the group given them."""
-    if not leader._is_guarded:
-        leader.begin()
-    reply, _ = leader.turn(planned, news, len(news.found))
-    if isinstance(reply, Exception):
-        raise reply
-    return reply
+def hand_over(leader: LeaderScripts, planned: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
+    """A turn that reads nothing."""
+    _begin(leader)
+    return turn(leader, planned, news)[0]
+
+
+def turn(
+    leader: LeaderScripts, planned: HandOverPlan, news: NewEntries, count: int = 0
+) -> tuple[HandOverReply, NewEntries]:
+    """A turn of a leader that knows what others have changed."""
+    while True:
+        leader.changed.clear()
+        leader.changed_consumers.clear()
+        leader.changed_rules = False
+        if (answer := leader.turn(planned, news, count)) is not None:
+            return answer
 
 
 def fetch(leader: LeaderScripts, count: int) -> list[PeekedEntry]:
     """Up to ``count`` new entries, which come under ``master``: nothing of them is handed over."""
     news = read(leader, count)
     if news.found:
-        leader.hand_over(NOTHING, news)
+        hand_over(leader, NOTHING, news)
     return news.found
-
-
-def hear(world: World, leader: LeaderScripts, count: int = 1000) -> NewEntries:
-    """The news as the doorbell tells them: all that a plain XREAD finds above the group's position."""
-    position = world.stream.last_delivered()
-    return leader.notified(position, parse_own(world.link.call("XREAD", "STREAMS", world.keys.stream, position)), count)
 
 
 def plan(
@@ -417,12 +418,7 @@ def plans(
         for owner, parts in targets
     ]
     size = sum(len(part.ids) for target in planned for part in target.parts)
-    return HandOverPlan(planned, size, b"-", b"+")
-
-
-def states(reply: HandOverReply) -> list[str]:
-    """The state of every target of a hand-over."""
-    return [target.state for target in reply.targets]
+    return HandOverPlan(planned, size)
 
 
 def with_user(url: str, user: str, password: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pytest
 
 from tests.integration.actors import ConsumerActor, Stage, Trouble
-from tests.integration.factories import FIELD, hear, plan, read
+from tests.integration.factories import FIELD, hand_over, plan, read
 from usher.common.base.errors import ReplyUnknown
 from usher.common.protocol.attempts import Attempts
 from usher.consumer.handlers.message import Message
@@ -31,8 +31,7 @@ class Play:
     def give(self, parts: Mapping[bytes, Sequence[bytes]]) -> int:
         """Hand over what came last; one record. Its fence."""
         heads = {ticket: self.world.head(ticket) for ticket in parts}
-        reply = self.leader.hand_over(plan(self.consumer.incarnation, parts, heads), read(self.leader, 1000))
-        assert reply.targets == (("OK", [], [], []),)
+        reply = hand_over(self.leader, plan(self.consumer.incarnation, parts, heads), read(self.leader, 1000))
         return reply.fence
 
     def messages(self) -> list[Message]:
@@ -97,22 +96,6 @@ def test_a_body_that_came_is_run_although_its_entry_was_deleted_since(play: Play
     play.world.delete(ids[0])
     assert play.consumer.read() == 2
     assert [message.stream_id for message in play.messages()] == ids
-
-
-def test_a_body_of_a_refused_ticket_is_not_that_of_a_later_record(play: Play) -> None:
-    """The stream was made again in between, with another message of that id."""
-    first, refused = *play.world.send(b"T", b"1-1"), *play.world.send(b"U", b"2-1")
-    parts, believed = {b"T": [first], b"U": [refused]}, {b"U": b"b:1 7"}
-    reply = play.leader.hand_over(plan(play.consumer.incarnation, parts, believed), hear(play.world, play.leader))
-    assert reply.targets == (("OK", [b"U"], [], []),)
-    play.world.link.call("DEL", play.world.keys.stream)
-    play.world.make_group()
-    play.world.send(b"T", first)
-    play.world.add(refused, FIELD, b"U", b"body", b"another")
-    play.leader.hand_over(NOTHING, hear(play.world, play.leader))
-    play.leader.hand_over(plan(play.consumer.incarnation, {b"U": [refused]}))
-    assert play.consumer.read() == 2
-    assert [message.body for message in play.messages()] == [b"body of 1-1", b"another"]
 
 
 @pytest.mark.parametrize("blob", [b"x", b"*1\r\n", b"*1\r\n*0\r\n", b"*1\r\n*1\r\n*0\r\n", b"-ERR x\r\n", b":7\r\n"])
@@ -196,12 +179,12 @@ def test_what_was_found_by_a_read_of_its_own_counts_as_read_before(play: Play) -
     """A record that comes during a read puts its entries into the pending list, so that the read that was planned
     brings others."""
     low, between, high = play.world.send(b"T", b"1-1", b"5-1", b"9-1")
-    play.leader.hand_over(NOTHING, read(play.leader, 10))
-    play.leader.hand_over(plan(play.consumer.incarnation, {b"T": [low], b"V": [high]}))
+    hand_over(play.leader, NOTHING, read(play.leader, 10))
+    hand_over(play.leader, plan(play.consumer.incarnation, {b"T": [low], b"V": [high]}))
 
     def more(step: str) -> None:
         play.consumer.read_link.before = lambda step: None
-        play.leader.hand_over(plan(play.consumer.incarnation, {b"U": [between]}))
+        hand_over(play.leader, plan(play.consumer.incarnation, {b"U": [between]}))
 
     play.consumer.read_link.before = lambda step: more(step) if step == "PIPELINE" else None
     assert play.consumer.read() + play.consumer.read() == 3
@@ -319,7 +302,6 @@ def test_what_was_read_and_not_started_is_given_back_by_a_drain_and_is_run_by_th
     play.consumer.give_back()
     assert (play.world.pending(), play.history.starts) == ({b"master": ids}, [])
     play.consumer = play.stage.consumer("b")
-    reply = play.leader.hand_over(plan(play.consumer.incarnation, {b"T": ids}, {b"T": play.world.head(b"T")}))
-    assert reply.targets == (("OK", [], [], []),)
+    hand_over(play.leader, plan(play.consumer.incarnation, {b"T": ids}, {b"T": play.world.head(b"T")}))
     play.consumer.work()
     assert play.history.ids(b"T") == ids

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.actors import Trouble, TroubledLink, runner_on
-from tests.integration.factories import FIELD, Owner, World, fetch, plan
+from tests.integration.factories import FIELD, Owner, World, fetch, hand_over, plan
 from usher.common.base.errors import ReplyUnknown
 from usher.common.readers.reliable_stream import ReliableStream
 from usher.common.redis import scripts
@@ -39,7 +39,7 @@ def parked(world: World, leader: LeaderScripts, count: int = 8, start: int = 1) 
 
 def owned(world: World, leader: LeaderScripts, count: int = 8) -> tuple[list[bytes], Owner]:
     ids, owner = parked(world, leader, count), world.join("a")
-    leader.hand_over(plan(owner, {T: ids}, {T: world.head(T)}))
+    hand_over(leader, plan(owner, {T: ids}, {T: world.head(T)}))
     return ids, owner
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.actors import ConsumerActor, Stage
-from tests.integration.factories import FIELD, fetch, hear, plan
+from tests.integration.factories import FIELD, fetch, hand_over, plan, read
 from usher.common.base.errors import RetryLater
 from usher.consumer.execution.inbox_reader import FIRST_PAGE
 
@@ -31,7 +31,7 @@ def handed_over(stage: Stage, tickets: int, count: int) -> tuple[ConsumerActor, 
         ids.setdefault(ticket, []).append(world.add(b"%d-1" % n, FIELD, ticket, "body", b"x" * _SIZE))
     while fetch(leader, 100):
         pass
-    leader.hand_over(plan(consumer.incarnation, ids))
+    hand_over(leader, plan(consumer.incarnation, ids))
     return consumer, ids
 
 
@@ -79,7 +79,7 @@ def test_what_comes_with_the_inbox_counts(stage: Stage) -> None:
     consumer.reader.most_bytes, consumer.reader.slots = 100_000, 2
     for n in range(1, 41):
         ids = [world.add(b"%d-%d" % (n, one), FIELD, b"T%d" % n, "body", b"x" * 5000) for one in range(5)]
-        leader.hand_over(plan(consumer.incarnation, {b"T%d" % n: ids}), hear(world, leader))
+        hand_over(leader, plan(consumer.incarnation, {b"T%d" % n: ids}), read(leader))
     most = 0
     while world.pending():
         consumer.read()

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tests.integration.actors import ConsumerActor, Stage, Trouble
-from tests.integration.factories import plan, read
+from tests.integration.factories import hand_over, plan, read
 from tests.proxy import Proxy
 from usher.common.base.clock import now_s
 from usher.common.base.errors import ReplyUnknown
@@ -34,7 +34,7 @@ def _handed_over(stage: Stage, count: int) -> tuple[ConsumerActor, list[bytes]]:
     leader, consumer = stage.world.elect(), stage.consumer("a")
     ids = stage.world.send(T, *(b"%d-1" % number for number in range(1, count + 1)))
     news = read(leader, 1000)
-    leader.hand_over(plan(consumer.incarnation, {T: ids}, {T: stage.world.head(T)}), replace(news, bodies={}))
+    hand_over(leader, plan(consumer.incarnation, {T: ids}, {T: stage.world.head(T)}), replace(news, bodies={}))
     return consumer, ids
 
 
@@ -193,8 +193,8 @@ def test_what_the_planned_read_does_not_bring_comes_over_a_network_that_breaks(s
     ]
     first = [sent[0], *sent[2:4]]
     between = [entry_id for entry_id in sent if entry_id not in first]
-    leader.hand_over(NOTHING, read(leader, 100))
-    leader.hand_over(plan(consumer.incarnation, {T: first}))
+    hand_over(leader, NOTHING, read(leader, 100))
+    hand_over(leader, plan(consumer.incarnation, {T: first}))
     link, asked = consumer.read_link, []
     call, pipeline = link.call, link.pipeline
 
@@ -203,7 +203,7 @@ def test_what_the_planned_read_does_not_bring_comes_over_a_network_that_breaks(s
             sum(int(command[command.index("COUNT") + 1]) for command in commands if command[0] == "XREADGROUP")
         )
         if len(asked) == 1:
-            leader.hand_over(plan(consumer.incarnation, {b"U": between}))
+            hand_over(leader, plan(consumer.incarnation, {b"U": between}))
             if is_gone:
                 consumer.steps.ack({T: first[2:]}, b"", 0)
         if asked[-1] > 16:

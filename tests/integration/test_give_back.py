@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.integration.factories import LEASE_MS, TRICKY_IDS, Owner, World, fetch, plan, states
+from tests.integration.factories import LEASE_MS, TRICKY_IDS, Owner, World, fetch, hand_over, plan
 from usher.consumer.lifecycle.owner_scripts import GiveBack, Given
 from usher.master.leader.leader_scripts import LeaderScripts
 
@@ -64,8 +64,8 @@ def test_without_ids_all_that_the_record_names_goes_in_the_order_of_the_stream(w
     """RECALL.md, R5: the caller may not have read the newest of them yet; it has closed the fence."""
     leader, a = world.elect(), world.join("a")
     early, late = world.parked(leader, b"T", b"999-10", b"1000-1")
-    leader.hand_over(plan(a, {b"T": [late]}))
-    leader.hand_over(plan(a, {b"T": [early]}, {b"T": world.head(b"T")}))
+    hand_over(leader, plan(a, {b"T": [late]}))
+    hand_over(leader, plan(a, {b"T": [early]}, {b"T": world.head(b"T")}))
     fence = _fence(world, b"T")
     assert a.steps.give_back([GiveBack(b"T", fence)]) == [Given.GIVEN]
     assert world.record(b"T") == (b"returned", fence, [early, late])
@@ -78,7 +78,7 @@ def test_a_call_that_comes_again_does_not_give_back_what_was_handed_over_since(w
     ids = world.owned(leader, a, b"T")
     call = GiveBack(b"T", _fence(world, b"T"))
     assert a.steps.give_back([call]) == [Given.GIVEN]
-    assert states(leader.hand_over(plan(a, {b"T": ids}, {b"T": world.head(b"T")}))) == ["OK"]
+    hand_over(leader, plan(a, {b"T": ids}, {b"T": world.head(b"T")}))
     with world.unchanged():
         assert a.steps.give_back([call, call._replace(after_ms=1000)]) == [Given.GONE, Given.GONE]
         assert a.steps.give_back([call._replace(fence=_fence(world, b"T") + 1)]) == [Given.GONE]
@@ -134,8 +134,8 @@ def test_a_ticket_of_which_something_was_acknowledged_meanwhile_is_kept(world: W
 def test_a_ticket_whose_late_entry_was_handed_over_first_is_given_back_in_the_order_of_the_stream(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     early, late = world.parked(leader, b"T", b"999-10", b"1000-1")
-    leader.hand_over(plan(a, {b"T": [late]}))
-    leader.hand_over(plan(a, {b"T": [early]}, {b"T": world.head(b"T")}))
+    hand_over(leader, plan(a, {b"T": [late]}))
+    hand_over(leader, plan(a, {b"T": [early]}, {b"T": world.head(b"T")}))
     a.steps.drain(LEASE_MS)
     assert world.give_back(a, {b"T": [early, late]}) == []
     record = world.record(b"T")
@@ -171,7 +171,7 @@ def test_what_lost_its_body_is_named_only_if_it_is_still_pending(
     assert world.state().letters() == letters
     b = world.join("b")
     if left:
-        assert leader.hand_over(plan(b, {b"T": left}, {b"T": world.head(b"T")})).targets[0].refused == []
+        hand_over(leader, plan(b, {b"T": left}, {b"T": world.head(b"T")}))
 
 
 def test_thousands_are_given_back_in_one_call(world: World) -> None:
@@ -180,7 +180,7 @@ def test_thousands_are_given_back_in_one_call(world: World) -> None:
     ids = world.send_many(names)
     fetch(leader, 10_000)
     parts = {name: [entry_id] for name, entry_id in zip(names, ids, strict=True)}
-    leader.hand_over(plan(a, parts))
+    hand_over(leader, plan(a, parts))
     parts[b"many"] = world.owned(leader, a, b"many", *[b"%d-1" % n for n in range(10_001, 15_001)])
     a.steps.drain(LEASE_MS)
     world.link.call("CONFIG", "RESETSTAT")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.integration.conftest import SYSTEM_SERVER
-from tests.integration.factories import World, plan, read
+from tests.integration.factories import World, hand_over, plan, read
 from usher.common.redis.embedded import SERVER_VARIABLE
 from usher.common.redis.replies import pairs
 from usher.master.leader.entries import NewEntries
@@ -61,7 +61,7 @@ class Twins:
         news = read(self.leader, count)
         since()
         if news.found:
-            self.leader.hand_over(make(news), news)
+            hand_over(self.leader, make(news), news)
             self._read(len(news.found), news.found[-1].id)
         return len(news.found)
 

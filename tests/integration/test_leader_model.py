@@ -27,7 +27,6 @@ from usher.master.leader.leader_scripts import (
     Freed,
     LeaderScripts,
     ParkedPage,
-    RulesMoved,
     TakenPage,
 )
 from usher.master.operations.action_log import By
@@ -153,6 +152,7 @@ class Mirror(RedisModel):
             self._link.call("HSET", self._keys.tickets, ticket, value)
         else:
             self._link.call("HDEL", self._keys.tickets, ticket)
+        self._link.call("XADD", self._keys.changed, "*", "ticket", ticket)
         self._compare()
 
     def recall(self, incarnation: str, tickets: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
@@ -181,6 +181,7 @@ class Mirror(RedisModel):
         record = self.index[ticket]
         value = b"%s %s" % (record.head, b" ".join(record.ids))
         self._link.call("HSET", self._keys.tickets, ticket, value)
+        self._link.call("XADD", self._keys.changed, "*", "ticket", ticket)
 
     def _dead_letter(self, incarnation: str, ticket: bytes, policy: str, answers: tuple[Buried, Buried]) -> None:
         record = self.index[ticket]
@@ -241,22 +242,37 @@ class Mirror(RedisModel):
         is_new, nothing = not self.ahead, NewEntries(self.dealt, [], True)
         mine = super().read(count)
         if is_new:
-            _, real = self._steps.turn(NOTHING, nothing, count)  # it reads, also when the rules have changed
-            assert replace(real, position=self.dealt) == mine
+            self._steps.look()
+            kept, self._steps.changed, self._steps.changed_rules = self._steps.changed, set(), False
+            self._steps.changed_consumers.clear()
+            answer = self._steps.turn(NOTHING, nothing, count)
+            self._steps.changed |= kept
+            assert answer is not None
+            assert replace(answer[1], position=self.dealt) == mine
         self._compare()
         return mine
 
-    def hand_over(self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
+    def _know(self) -> None:
+        """What the leader knows of rules."""
+
+    def hand_over(
+        self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES, heard: int | None = None
+    ) -> HandOverReply | None:
         self._bring_up_to_date()
-        real = self._steps.hand_over(plan, news)._replace(newest=0)
-        if real.fence:
-            self.fence = real.fence - 1
-        mine = super().hand_over(plan, news)
-        assert real._replace(cut=0) == mine  # from Redis 7 on it counts what the model deletes
+        self._steps.look()
+        self._know()
+        self._steps.changed_consumers.clear()
+        if heard is None or heard == len(self.changed):
+            self._steps.changed.clear()
+        answer = self._steps.turn(plan, news)
+        if answer is not None and answer[0].fence:
+            self.fence = answer[0].fence - 1
+        mine = super().hand_over(plan, news, heard)
+        assert (None if answer is None else answer[0]) == mine
         self._compare()
-        owners = {self.pending.get(entry.id, "nobody") for entry in news.found}
+        owners = {self.pending.get(entry.id, "nobody") for entry in news.found if mine is not None}
         self.taken |= {owner if owner in (MASTER, "nobody") else "an owner" for owner in owners}
-        return real
+        return mine
 
     def take_back(self, incarnation: str, count: int) -> TakenPage:
         self._bring_up_to_date()
@@ -307,17 +323,7 @@ class RuledMirror(Mirror, RuledRedis):
         }
 
     def _know(self) -> None:
-        """The leader knows the rules of now, or others."""
-        self._steps.rules_version = self._live.read().version if self.known == self.version else b"0"
-
-    def hand_over(self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
-        self._know()
-        try:
-            return super().hand_over(plan, news)
-        except RulesMoved:
-            self._inside = False
-            assert self.known != self.version
-            raise
+        self._steps.changed_rules = self.known != self.version
 
 
 @pytest.mark.parametrize("seed", [201, 202, 204, 205])

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from tests.integration.factories import FIELD, World, read
-from tests.integration.test_hand_over_heard import hear
 from usher.common.protocol.marks import Mark, MarkFields
 from usher.master.leader.entries import LONGEST_MARK, MarkReader, PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts
@@ -41,11 +40,9 @@ _EXPECTED = [
 ]
 
 
-def test_they_are_seen_and_heard_alike(world: World) -> None:
+def test_they_come_with_what_is_read(world: World) -> None:
     _send(world)
-    leader = _leader(world)
-    heard, seen = hear(world, leader), read(leader, 100)
-    assert (seen.found, heard.found, seen.size) == (_EXPECTED, _EXPECTED, heard.size)
+    assert read(_leader(world), 100).found == _EXPECTED
 
 
 def test_who_asks_for_none_gets_none(world: World) -> None:
@@ -58,9 +55,7 @@ def test_who_asks_for_none_gets_none(world: World) -> None:
 def test_of_what_is_too_large_they_do_not_matter(world: World) -> None:
     world.add(b"1-1", b"customer", b"a", FIELD, b"T", b"body", b"x" * 100)
     leader = _leader(world, longest=50)
-    heard, seen = hear(world, leader), read(leader, 10)
-    assert seen.found == heard.found
-    assert seen.found[0].size > 50
+    assert read(leader, 10).found[0].size > 50
 
 
 def _parked(world: World, leader: LeaderScripts) -> list[PeekedEntry]:

@@ -13,7 +13,7 @@ import pytest
 from werkzeug.test import TestResponse
 
 from tests.doors import doorman
-from tests.integration.factories import World, fetch, plan
+from tests.integration.factories import World, fetch, hand_over, plan
 from tests.integration.test_commands_shown import shown
 from tests.integration.test_page import Site
 from usher.common.http import app as web
@@ -49,7 +49,7 @@ def filled(world: World) -> World:
     assert len(fetch(leader, 100)) == len(said)
     for entry_id, ticket, _ in said:
         if ticket != b"W":
-            leader.hand_over(plan(a, {ticket: [entry_id]}, {ticket: world.head(ticket)}))
+            hand_over(leader, plan(a, {ticket: [entry_id]}, {ticket: world.head(ticket)}))
     world.give_up(a, b"H", "halt")
     world.give_up(a, b"L", "skip")
     assert a.steps.ack({b"DONE": [b"6-1"]}, b"", 0).done
@@ -144,7 +144,7 @@ def test_what_is_handed_over_while_the_search_goes_on_is_found(filled: World) ->
     filled.link.call("DEL", filled.keys.leader)
     leader, b = filled.elect(), filled.join("b")
     assert [entry.id for entry in fetch(leader, 10)] == [b"7-1", b"8-1"]
-    leader.hand_over(plan(b, {b"D": [b"8-1"]}))
+    hand_over(leader, plan(b, {b"D": [b"8-1"]}))
     rest = [("7-1", "U", "waiting", ""), ("8-1", "D", "handed_over", "b"), *_FOUND[4:]]
     assert told(reader(filled).find("kind", b"paid", started.cursor)) == rest
     assert b.steps.ack({b"D": [b"8-1"]}, b"", 0).done

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.integration.factories import Owner, World, plan
+from tests.integration.factories import Owner, World, hand_over, plan
 from tests.integration.test_charge import attempts
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.attempts import Attempts, encode
@@ -161,7 +161,7 @@ def test_losses_add_up_from_owner_to_owner(world: World, leader: LeaderScripts) 
     [entry_id] = world.parked(leader, b"T")
     for number in range(1, 4):
         owner = world.join(f"a{number}")
-        leader.hand_over(plan(owner, {b"T": [entry_id]}))
+        hand_over(leader, plan(owner, {b"T": [entry_id]}))
         assert leader.take_back(owner.incarnation, 10).alive, "nothing happens while it lives"
         take_all(world, leader, owner, 10)
         assert attempts(world) == {entry_id: Attempts(losses=number)}

@@ -216,11 +216,13 @@ class TestServersOwn:
         self, link: Link, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """On any server: what it answers is played."""
-        producer, now, is_set_up = Producer(link, dedup_s=60), [now_s()], [True]
+        producer, now, told = Producer(link, dedup_s=60), [now_s()], {b"idmp-duration": 60, b"idmp-maxsize": 10**6}
         monkeypatch.setattr("usher.common.sending.producer.now_s", lambda: now[0])
-        monkeypatch.setattr("usher.common.sending.producer._is_set_up", lambda facts, dedup_s: is_set_up[0])
+        monkeypatch.setattr("usher.common.sending.producer.pairs", lambda reply: told)
+        link.call("XADD", "s", "*", "a", "b")
+        monkeypatch.setattr(producer, "_stream", "s")
         assert producer._server_drops_repeats()
-        is_set_up[0] = False
+        told.clear()
         assert producer._server_drops_repeats(), "not asked again yet"
         now[0] += 11
         assert not producer._server_drops_repeats()

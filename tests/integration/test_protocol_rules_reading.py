@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from tests.chaos.mutants.catalogue import NO_WATCH
-from tests.chaos.mutants.edits import LuaEdit, Replace, mutant
+from tests.chaos.mutants.edits import CodeEdit, LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import MasterActor, Stage, Trouble
-from tests.integration.factories import fetch, plan
 from tests.integration.test_protocol_rules import T
 from usher.common.base.errors import NotNow
 from usher.master.operations.action_log import By
@@ -59,7 +58,11 @@ def test_what_a_leader_had_read_and_not_handed_over_is_read_by_the_next(stage: S
 @rule(
     mutant(
         "what was taken is not noted",
-        LuaEdit("hand_over", "if has_news or redis.call('GET', KEYS[6]) ~= noted then", "if false then"),
+        CodeEdit(
+            "usher.master.leader.leader_scripts:LeaderScripts._packet",
+            'commands.append(("SET", keys.taken, taken))',
+            "pass",
+        ),
     )
 )
 def test_what_was_handed_over_and_done_is_not_read_again_by_the_next_leader(stage: Stage) -> None:
@@ -115,20 +118,6 @@ def _read_ahead(stage: Stage, master: MasterActor, ticket: bytes = T) -> list[by
     return ids
 
 
-def test_a_turn_whose_step_redis_has_forgotten_keeps_what_it_has_read(stage: Stage) -> None:
-    """The script did not run, and the read behind it did."""
-    m, a = stage.leader(), stage.consumer("a")
-    m.settle()
-    epoch, ids = m.lead.epoch, stage.send(T) + stage.send(T)
-    stage.link.call("SCRIPT", "FLUSH")
-    m.dispatcher._cursor._may_have_more = True
-    m.dispatcher.run_once()
-    stage.link.call("SCRIPT", "FLUSH")
-    stage.finish(m, [a])
-    stage.check_done(T, ids)
-    assert m.lead.epoch == epoch
-
-
 def test_an_answer_behind_the_transaction_that_does_not_come_leaves_no_turn_undone(stage: Stage) -> None:
     """BUSY, to the question whose epoch it is: the transaction had happened, and was taken for refused."""
     m, a = stage.leader(), stage.consumer("a")
@@ -150,28 +139,6 @@ def test_an_answer_behind_the_transaction_that_does_not_come_leaves_no_turn_undo
     assert m.lead.epoch != epoch
 
 
-def test_what_waits_is_not_lost_when_the_group_is_made_anew_and_the_leader_ends_between_two_turns(stage: Stage) -> None:
-    m = stage.leader()
-    rules = LiveRules(stage.link, stage.keys)
-    a = stage.consumer("a")
-    m.settle()
-    chosen = rules.set(Rule(Target.TICKET, T.decode(), RuleAction.PAUSE), By("ann", "cli")).rule
-    m.hear()
-    ids = stage.send(T) + stage.send(T)
-    m.dispatcher._cursor._may_have_more = True
-    m.settle()
-    assert stage.world.pending() == {b"master": ids}
-    stage.link.call("XGROUP", "DESTROY", stage.keys.stream, stage.keys.group)
-    stage.link.call("XGROUP", "CREATE", stage.keys.stream, stage.keys.group, "0")
-    m.dispatcher._cursor._may_have_more = True
-    m.dispatcher.run_once()
-    stage.end_lead()
-    assert chosen is not None
-    rules.lift(chosen.id, By("ann", "cli"))
-    stage.finish(stage.leader("m2"), [a])
-    assert stage.history.ids(T) == ids
-
-
 def test_what_is_read_twice_because_the_group_was_set_back_between_is_handed_over_in_order(stage: Stage) -> None:
     m, a = stage.leader(), stage.consumer("a")
     m.settle()
@@ -181,18 +148,3 @@ def test_what_is_read_twice_because_the_group_was_set_back_between_is_handed_ove
     m.turn()
     stage.finish(m, [a])
     stage.check_done(T, ids)
-
-
-def test_a_hand_over_of_what_waits_says_nothing_of_what_was_read_and_not_taken(stage: Stage) -> None:
-    """It looks where the group is, because somebody has acknowledged by hand what it was to hand over."""
-    m, a = stage.leader(), stage.consumer("a")
-    m.settle()
-    assert m.dispatcher._steps is not None
-    waiting = [found.id for found in fetch(m.dispatcher._steps, 10)] or stage.send(b"B")
-    fetch(m.dispatcher._steps, 10)
-    ids = _read_ahead(stage, m)
-    stage.link.call("XACK", stage.keys.stream, stage.keys.group, *waiting)
-    assert m.dispatcher._steps.hand_over(plan(a.incarnation, {b"B": waiting})).missing == (b"B",)
-    stage.end_lead()
-    stage.finish(stage.leader("m2"), [a])
-    assert stage.history.ids(T) == ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.factories import World, fetch, plan
+from tests.integration.factories import FIELD, World, fetch, hand_over
 from tests.integration.test_rejoin import lose_the_group
 from usher.common.redis.replies import redis_ms
 from usher.master.leader.leader_scripts import LeaderScripts
@@ -25,31 +25,6 @@ def put_off(world: World, leader: LeaderScripts, ticket: bytes, due_ms: int, *id
 
 def adopted(world: World, leader: LeaderScripts) -> Takeover:
     return take_over(world.link, world.keys, world.stream, leader, Board(512), Memory(), lambda: None)
-
-
-class TestHandOver:
-    def test_before_its_time_it_is_refused_and_after_it_it_goes_on_under_a_new_fence(self, world: World) -> None:
-        leader, a = world.elect(), world.join()
-        head = put_off(world, leader, b"T", redis_ms(world.link) + HOUR_MS, b"1-1", b"2-1")
-        refused = leader.hand_over(plan(a, {b"T": [b"1-1", b"2-1"]}, {b"T": head}))
-        assert refused.targets[0].refused == [b"T"]
-        assert world.pending() == {b"master": [b"1-1", b"2-1"]}
-        world.spoil(b"T", b"waits@%d 5 1-1 2-1" % redis_ms(world.link))
-        granted = leader.hand_over(plan(a, {b"T": [b"1-1", b"2-1"]}, {b"T": world.head(b"T")}))
-        assert granted.targets[0].refused == []
-        record = world.record(b"T")
-        assert record == (a.name, granted.fence, [b"1-1", b"2-1"])
-        assert granted.fence > 5
-
-    def test_a_plan_that_begins_with_a_later_entry_is_refused(self, world: World) -> None:
-        leader, a = world.elect(), world.join()
-        head = put_off(world, leader, b"T", 1, b"1-1", b"2-1")
-        assert leader.hand_over(plan(a, {b"T": [b"2-1"]}, {b"T": head})).targets[0].refused == [b"T"]
-
-    def test_a_plan_that_believes_another_time_is_refused(self, world: World) -> None:
-        leader, a = world.elect(), world.join()
-        put_off(world, leader, b"T", 2, b"1-1")
-        assert leader.hand_over(plan(a, {b"T": [b"1-1"]}, {b"T": b"waits@1 5"})).targets[0].refused == [b"T"]
 
 
 class TestOthersWhoReadTheIndex:
@@ -91,4 +66,15 @@ class TestTakeover:
         assert (planned is None) == (after_ms > 0)
         assert (board.next_due_s() is None) == (after_ms < 0)
         if planned is not None:
-            assert leader.hand_over(planned).targets[0].refused == []
+            assert hand_over(leader, planned).fence > 5
+            assert world.pending() == {a.name: [b"1-1", b"2-1"]}
+
+    def test_of_what_was_given_back_nothing_is_planned_that_becomes_a_dead_letter(self, world: World) -> None:
+        """Masters were restarted with another limit."""
+        leader, a = world.elect(), world.join()
+        put_off(world, leader, b"T", 1, b"1-1", b"2-1")
+        small = LeaderScripts(world.scripts, world.keys, leader.epoch, FIELD, longest_message=1)
+        board = adopted(world, small).board
+        assert (board.parked, board.plan(100, 1e9)) == (0, None)
+        assert [reason for _, _, reason in world.state().letters()] == [b"too_large"] * 2
+        world.apart_because = f"{a.name!r} gets nothing, and the record names what is over"

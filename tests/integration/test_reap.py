@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.factories import Owner, World
+from tests.integration.factories import Owner, World, hand_over, plan
 from usher.common.base.errors import Fenced
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts
@@ -98,12 +98,15 @@ def test_who_has_no_registration_to_name_takes_nobodys(world: World) -> None:
     assert _traces(world, a) == (False, False, True)
 
 
-def test_a_reaped_incarnation_gets_nothing_any_more(world: World) -> None:
+def test_what_a_reaped_incarnation_is_given_is_taken_back_and_nothing_of_it_stays(world: World) -> None:
     leader = world.elect()
     a = _dead(world, leader)
     _reap(leader, a)
-    with pytest.raises(AssertionError, match="LOST"):
-        world.owned(leader, a, b"T")
+    ids = world.parked(leader, b"T")
+    assert hand_over(leader, plan(a, {b"T": ids})).lost == [a.incarnation]
+    assert [[one.id for one in leader.take_back(a.incarnation, 10).found] for _ in range(2)] == [ids, []]
+    assert leader.free_tickets(a.incarnation, [b"T"]) is not None
+    assert _reap(leader, a, b"")
     assert _traces(world, a) == (False, False, False)
 
 

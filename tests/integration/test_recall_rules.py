@@ -13,7 +13,7 @@ import pytest
 from tests.chaos.mutants.edits import CodeEdit, LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import ConsumerActor, Run, Stage, Trouble
-from tests.integration.factories import plan
+from tests.integration.factories import hand_over, plan
 from usher.common.base.errors import ReplyUnknown, RetryLater
 from usher.common.redis.replies import separator
 from usher.consumer.execution import inbox_reader
@@ -33,8 +33,7 @@ def _stage_of(stage: Stage, *ids: bytes) -> tuple[Any, ConsumerActor, ConsumerAc
 
 def _hand_over(stage: Stage, leader: Any, owner: ConsumerActor, *ids: bytes) -> None:
     """Entries of T that are under ``master`` go to ``owner``."""
-    reply = leader.hand_over(plan(owner.incarnation, {T: list(ids)}, {T: stage.world.head(T)}))
-    assert reply.targets[0] == ("OK", [], [], []), "the index says that they are his"
+    hand_over(leader, plan(owner.incarnation, {T: list(ids)}, {T: stage.world.head(T)}))
 
 
 def _recall(stage: Stage, owner: ConsumerActor, fence: int | None = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch, plan
+from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch, hand_over, plan
 from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced
 from usher.master.leader.leader_scripts import LeaderScripts
@@ -210,7 +210,7 @@ def test_thousands_go_back_in_one_call(world: World) -> None:
     tickets = [b"T%d" % n for n in range(2000)]
     ids = world.send_many(tickets)
     fetch(leader, 10_000)
-    leader.hand_over(plan(owner, {ticket: [entry_id] for ticket, entry_id in zip(tickets, ids, strict=True)}))
+    hand_over(leader, plan(owner, {ticket: [entry_id] for ticket, entry_id in zip(tickets, ids, strict=True)}))
     lose_the_group(world)
     fetch(leader, 10_000)
     assert leader.rejoin(zip(tickets, ids, strict=True)).over == []

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.commands import usher
-from tests.integration.factories import World, fetch, plan
+from tests.integration.factories import World, fetch, hand_over, plan
 from usher.common.protocol.keys import uid_key
 from usher.common.protocol.run_log import encode
 from usher.common.redis.client import Link
@@ -78,7 +78,7 @@ class Crew:
 
     def _run(self, entry_id: bytes, ticket: bytes) -> None:
         world, owner = self._world, self._owner
-        self._leader.hand_over(plan(owner, {ticket: [entry_id]}, {ticket: world.head(ticket)}))
+        hand_over(self._leader, plan(owner, {ticket: [entry_id]}, {ticket: world.head(ticket)}))
         [[_, flat]] = world.link.call("XRANGE", world.keys.stream, entry_id, entry_id)
         original = pairs(flat).get(b"usher_replay_of", entry_id)
         self.ran.append((original, ticket))

@@ -37,6 +37,7 @@ def test_what_is_read_before_the_rule_is_known_waits_under_master(stage: Stage) 
     m, a = stage.leader(), stage.consumer()
     m.settle()
     ids = stage.send(b"T") + stage.send(b"U")
+    m.dispatcher.run_once()  # reads them
     rules = LiveRules(stage.link, stage.keys)
     changed = rules.set(Rule(Target.EVERYTHING, "", RuleAction.PAUSE), _ALICE)
     m.turn()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.factories import FIELD, World, fetch, plan, read
+from tests.integration.factories import FIELD, World, fetch, hand_over, plan, read
 from tests.proxy import Proxy
 from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import CommandRefused, Link, ScriptMissing
@@ -34,8 +34,7 @@ def test_after_a_flush_every_step_goes_on_and_happens_once(world: World) -> None
         world.send(b"T")
         found = fetch(leader, 10)
         world.link.call("SCRIPT", "FLUSH")
-        reply = leader.hand_over(plan(a, {b"T": [found[0].id]}, {b"T": world.head(b"T")}))
-        assert reply.targets == (("OK", [], [], []),)
+        hand_over(leader, plan(a, {b"T": [found[0].id]}, {b"T": world.head(b"T")}))
         assert len(world.inbox(a)) == n
     world.link.call("SCRIPT", "FLUSH")
     ids = world.pending()[a.name]
@@ -89,7 +88,7 @@ def test_a_reply_that_was_lost_is_not_a_script_that_is_missing(world: World, any
         news = read(steps, 1)
         proxy.on_reply = lambda chunk: None
         with pytest.raises(ReplyUnknown):
-            steps.hand_over(NOTHING, news)
+            steps.turn(NOTHING, news)
         far.close()
     assert world.pending() == {b"master": [b"1-1", b"2-1"]}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.factories import LEASE_MS, Owner, World, bury, plan
+from tests.integration.factories import LEASE_MS, Owner, World, bury
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.attempts import Attempts
 from usher.common.redis.client import CommandRefused
@@ -15,9 +15,8 @@ from usher.consumer.lifecycle.journal import Former
 from usher.consumer.lifecycle.owner_scripts import Letter
 from usher.consumer.lifecycle.process_ending import note_crash
 from usher.consumer.policy.quarantine import Left
-from usher.master.leader.entries import NewEntries, PeekedEntry, Rejected
+from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.policy.board.plans import NOTHING
 
 _KEYS = (
     "stream",
@@ -50,8 +49,6 @@ def _stage(world: World) -> tuple[LeaderScripts, Owner, Owner]:
     return leader, living, dead
 
 
-#: As they were seen before the last one was deleted.
-_NEWS = NewEntries(b"9-1", [PeekedEntry(b"10-1", b"X"), PeekedEntry(b"11-1", b"X")], True)
 _LEFT = Left(b"U", b"4-1", 5, Attempts(1), 1, False)
 #: (world, leader, the living owner, the dead one, head of the living one's ticket)
 _Call = Callable[[World, LeaderScripts, Owner, Owner, bytes], object]
@@ -62,17 +59,8 @@ _CALLS: dict[str, _Call] = {
     "hold_lead": lambda w, leader, a, b, head: w.scripts.run(
         "hold_lead", (w.keys.leader,), (str(leader.epoch), LEASE_MS)
     ),
-    "take news": lambda w, leader, a, b, head: leader.hand_over(NOTHING, _NEWS),
-    "take news, planned": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"X": [b"10-1"]}), _NEWS),
-    "take news, going on": lambda w, leader, a, b, head: leader.hand_over(
-        plan(a, {b"T": [b"7-1", b"10-1"]}, {b"T": head}), _NEWS
-    ),
-    "take news, body gone": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"X": [b"10-1", b"11-1"]}), _NEWS),
     "read_parked": lambda w, leader, a, b, head: leader.read_parked(None, 10),
     "reject": lambda w, leader, a, b, head: leader.reject([Rejected(b"9-1", b"", "empty_ticket_id")]),
-    "hand_over": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"W": [b"7-1"]})),
-    "hand_over, going on": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"T": [b"7-1"]}, {b"T": head})),
-    "hand_over, body gone": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"W": [b"7-1", b"8-1"]})),
     "take_back": lambda w, leader, a, b, head: leader.take_back(b.incarnation, 10),
     "free_tickets": lambda w, leader, a, b, head: leader.free_tickets("x:1", [b"U"]),
     "sweep": lambda w, leader, a, b, head: leader.sweep([a.incarnation], 0, b"0-0", 100),

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Tracer
 
-from tests.integration.factories import World, fetch, plan
+from tests.integration.factories import World, fetch, hand_over, plan
 from usher.common.base.errors import NotNow, RetryLater
 from usher.common.observability import tracing as telemetry
 from usher.common.redis.client import Link
@@ -188,7 +188,7 @@ def test_a_hand_over_is_a_span_that_links_to_its_messages(world: World, recorder
     fetch(leader, 10)
     planned = plan(a, {b"T": [b"5-1", b"6-1"]})
     began_ns = time.time_ns()
-    leader.hand_over(planned)
+    hand_over(leader, planned)
     HandOverSpans(recorder.tracer, world.link, world.keys)(planned, began_ns)
     order, span = recorder.spans
     assert (span.name, span.start_time) == ("hand_over ticket_stream", began_ns)

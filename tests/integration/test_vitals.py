@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.integration.factories import World, plan
+from tests.integration.factories import World, hand_over, plan
 from tests.integration.memory import full_memory
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
@@ -23,7 +23,7 @@ def _read(world: World) -> dict[str, object]:
 def test_what_waits_where_is_told_apart(world: World) -> None:
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     owned = world.parked(leader, b"T")
-    leader.hand_over(plan(a, {b"T": owned}))
+    hand_over(leader, plan(a, {b"T": owned}))
     world.parked(leader, b"U")
     world.parked(leader, b"V")
     world.send(b"W")

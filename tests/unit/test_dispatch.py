@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids
+from tests.boards import NOW, arrive, board_with, freed, hand_over, ids
 from usher.master.policy.board import placement as choice
 from usher.master.policy.board.placement import Affinity
-from usher.master.policy.board.plans import HandOverReply, ReplyFollowUp, TargetReply
+from usher.master.policy.board.plans import HandOverReply
 
 
 class TestPlan:
@@ -44,16 +44,6 @@ class TestPlan:
         assert hand_over(board) == {}
         freed(board, "c1:1", b"T", ids(1))
         assert hand_over(board) == {("c2:1", b"T"): ids(2)}
-
-    def test_an_owner_whose_acknowledgement_came_before_its_report_gets_a_new_fence(self) -> None:
-        board = board_with("c1")
-        arrive(board, b"T", 1)
-        hand_over(board, 7)
-        arrive(board, b"T", 2)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        board.confirm(plan, answer(plan, 8, fresh=[b"T"]))
-        assert board.tickets[b"T"].believed == b"c1:1 8"
 
     def test_a_hot_ticket_is_parked_beyond_its_window_and_stops_nobody(self) -> None:
         board = board_with("c1", window=2)
@@ -105,50 +95,44 @@ class TestPlan:
         freed(board, "c1:1", b"T", ids(1))
         assert hand_over(board) == {("c1:1", b"T"): ids(3)}
 
-    def test_a_plan_names_the_range_of_its_ids_only_when_much_more_is_parked(self) -> None:
-        board = board_with("c1", window=2, capacity=5000)
-        arrive(board, b"A", *range(1, 1500))
-        arrive(board, b"B", 9000, 9001)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        assert (plan.lowest, plan.highest, plan.size) == (b"1-0", b"9001-0", 4)
-        arrive(board, b"C", 9002)
-        small = board_with("c1")
-        arrive(small, b"A", 1)
-        plan = small.plan(1000, NOW)
-        assert plan is not None
-        assert (plan.lowest, plan.highest) == (b"-", b"+")
-
 
 class TestReplies:
-    @pytest.mark.parametrize(
-        ("state", "verdict"),
-        [
-            ("LOST", ReplyFollowUp(lost=("c1:1",))),
-            ("DRAINING", ReplyFollowUp()),
-            ("REVOKED", ReplyFollowUp()),
-            ("STRAY", ReplyFollowUp(doubt=True)),
-        ],
-    )
-    def test_a_refused_target_gets_nothing_more_and_its_part_goes_to_another(
-        self, state: str, verdict: ReplyFollowUp
-    ) -> None:
+    @pytest.mark.parametrize("how", ["closed", "lost"])
+    def test_who_drains_or_has_no_lease_any_more_gets_nothing_after_what_it_was_given(self, how: str) -> None:
         board = board_with("c1")
         arrive(board, b"T", 1, 2)
         plan = board.plan(1000, NOW)
         assert plan is not None
-        arrive(board, b"T", 3)
-        assert board.confirm(plan, answer(plan, 0, state)) == verdict
+        arrive(board, b"U", 3)
+        board.confirm(plan, HandOverReply(7, **{how: ["c1:1"]}))
         assert board.plan(1000, NOW) is None
+        assert list(board.tickets[b"T"].running) == ids(1, 2), "it is taken back like all that it has"
         board.join("c2:1", "c2", 4, 100, True)
-        assert hand_over(board) == {("c2:1", b"T"): ids(1, 2, 3)}
+        assert hand_over(board) == {("c2:1", b"U"): ids(3)}
 
-    def test_a_stray_of_one_target_is_not_outweighed_by_what_the_others_say(self) -> None:
-        board = board_with("c1", "c2", slots=1, capacity=1)
-        arrive(board, b"A", 1)
-        arrive(board, b"B", 2)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        _, other = plan.targets
-        replies = tuple(TargetReply(state, [], [], []) for state in ("STRAY", "LOST"))
-        assert board.confirm(plan, HandOverReply(0, replies)) == ReplyFollowUp(lost=(other.incarnation,), doubt=True)
+    def test_of_a_ticket_that_others_have_changed_nothing_is_planned_before_its_record_is_read(self) -> None:
+        board = board_with("c1")
+        arrive(board, b"T", 1)
+        board.doubt([b"T", b"U"])
+        arrive(board, b"U", 2)
+        assert hand_over(board) == {}
+        board.clear_record(b"T")
+        board.set_record(b"U", b"returned", 3, ids(1), NOW)
+        assert hand_over(board) == {("c1:1", b"T"): ids(1), ("c1:1", b"U"): ids(1, 2)}
+
+    def test_what_is_over_is_not_planned_any_more(self) -> None:
+        board = board_with("c1")
+        arrive(board, b"T", 1, 2)
+        arrive(board, b"U", 3)
+        board.drop(ids(1, 3, 9))
+        assert (board.parked, hand_over(board)) == (1, {("c1:1", b"T"): ids(2)})
+        assert b"U" not in board.tickets
+
+    def test_a_report_of_a_ticket_whose_messages_came_again_frees_nothing_and_has_its_record_read(self) -> None:
+        """It may be of the first time."""
+        board = board_with("c1")
+        arrive(board, b"T", 1)
+        hand_over(board)
+        board.repeated.add(b"T")
+        freed(board, "c1:1", b"T", ids(1))
+        assert (board.in_flight, board.told_again) == (1, {b"T"})

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.boards import NOW, answer, arrive, board_with, hand_over, ids, planned
+from tests.boards import NOW, arrive, board_with, hand_over, ids, planned
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import BoardFacts, Parked
+from usher.master.policy.board.plans import BoardFacts, HandOverReply, Parked
 from usher.master.policy.board.rule_gate import RuleGate
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, TicketTokenBuckets, rule_id
 
@@ -50,10 +50,8 @@ class TestPause:
         board.was_read(of(b"P", 1, 2), b"2-0")
         assert board.to_read() == b"2-0"
         board.was_read(of(b"P", 4), b"4-0")
-        assert board.redis_has_more
         board.was_read([], None)
         assert hand_over(board) == {("c1:1", b"P"): ids(1, 2, 4)}
-        assert not board.redis_has_more
 
 
 class TestSlow:
@@ -72,7 +70,7 @@ class TestSlow:
         plan = board.plan(100, NOW + 1.0)
         assert planned(plan) == {("c1:1", b"S"): ids(2, 3)}
         assert plan is not None
-        board.confirm(plan, answer(plan))
+        board.confirm(plan, HandOverReply(7))
         assert planned(board.plan(100, NOW + 60)) == {("c1:1", b"S"): ids(4, 5)}, (
             "nobody saves up more than a second's worth"
         )

@@ -20,7 +20,6 @@ from tests.leader_model import Leader
 from tests.redis_model import RedisModel
 from tests.unit.test_board_model import TICKETS, BoardMachine, Walk
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
-from usher.master.leader.leader_scripts import RulesMoved
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad, Standing
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, rule_id
@@ -34,7 +33,7 @@ def made_rule(target: Target, value: str, action: RuleAction) -> Rule:
 
 
 class RuledRedis(RedisModel):
-    """Rules with a version, which hand_over compares."""
+    """Rules with a version: their change is noted, so that a turn by former ones does not happen."""
 
     def __init__(self, **facts: Any) -> None:
         super().__init__(**facts)
@@ -55,15 +54,17 @@ class RuledRedis(RedisModel):
     def book(self) -> Rulebook:
         return Rulebook(self.rules.values(), b"%d" % self.version)
 
-    def hand_over(self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
+    def hand_over(
+        self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES, heard: int | None = None
+    ) -> HandOverReply | None:
         if self.known != self.version:
-            raise RulesMoved
+            return None
         for target in plan.targets:
             for part in target.parts:
                 held = self.book.of(part.ticket)
                 if held is not None and held.action is not RuleAction.SLOW:
                     self.broken.append(f"{part} goes out although it is {held.told()}")
-        return super().hand_over(plan, news)
+        return super().hand_over(plan, news, heard)
 
 
 class RuledLeader(Leader):
@@ -80,16 +81,8 @@ class RuledLeader(Leader):
         self.board.follow(self.redis.book)
 
     def hand_over(self, limit: int = 1000) -> HandOverPlan | None:
-        plan = self.board.plan(limit, self.now_s)
-        if plan is None:
-            return None
-        try:
-            reply = self.redis.hand_over(plan)
-        except RulesMoved:
-            self.board.withdraw(plan)
-            self.follow()
-            return None
-        self.settle(self.board.confirm(plan, reply))
+        plan = super().hand_over(limit)
+        self.follow()
         return plan
 
 

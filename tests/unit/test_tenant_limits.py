@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 
-from tests.boards import answer
 from tests.unit.test_ruled_board import follow
 from tests.unit.test_turns import Feed, _board
 from usher.common.protocol.marks import Mark
@@ -126,9 +125,7 @@ def test_what_a_record_says_is_in_processing_counts_also_when_it_is_read_again()
     feed = Feed(_board(capacity=100))
     follow(feed.board, _limit(concurrency=1))
     first, _ = feed.send(b"a")
-    plan = feed.board.plan(1, feed.now_s)
-    assert plan is not None
-    feed.board.confirm(plan, answer(plan, refused=[first]))
+    feed.board.doubt([first])
     second, _ = feed.send(b"a")
     assert feed.plan() == [second]
     feed.board.set_record(first, b"c:1", 7, [b"0-9"], feed.now_s)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from tests.boards import NOW, answer, arrive, board_with, ids, planned, wait_once
+from tests.boards import NOW, arrive, board_with, ids, planned, wait_once
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.tickets import Standing
+from usher.master.policy.board.plans import HandOverReply
 
 #: Redis' clock, when ours says NOW.
 REDIS_MS = 1_790_000_000_000
@@ -34,13 +34,10 @@ def test_it_is_planned_when_it_is_due_with_what_came_meanwhile_behind_it() -> No
     assert board.next_due_s() is None
 
 
-def test_a_refused_one_waits_until_its_record_is_read_again() -> None:
-    """Redis' clock was behind what we thought."""
+def test_one_that_is_in_doubt_waits_on_when_its_record_says_so() -> None:
     board = _waiting()
-    plan = board.plan(100, NOW + 5)
-    assert plan is not None
-    board.confirm(plan, answer(plan, refused=[b"T"]))
-    assert board.tickets[b"T"].standing is Standing.UNSURE
+    board.doubt([b"T"])
+    assert board.plan(100, NOW + 5) is None
     board.waits.learn_time(REDIS_MS + 4_900, NOW + 5)
     board.set_record(b"T", b"waits@%d" % (REDIS_MS + 5_000), 5, ids(1, 2), NOW + 5)
     assert board.plan(100, NOW + 5.09) is None
@@ -76,7 +73,7 @@ def test_many_that_are_due_at_once_go_on_in_their_order_at_no_cost_for_those_wit
     for first in range(0, 50, 10):
         assert planned(plan) == {("c:1", b"T%d" % n): ids(n + 1) for n in range(first, first + 10)}
         assert plan is not None
-        board.confirm(plan, answer(plan))
+        board.confirm(plan, HandOverReply(7))
         assert board.plan(100, NOW + 1) is None
         for n in range(first, first + 10):
             board.free("c:1", [(b"T%d" % n, ids(n + 1))], NOW + 1)

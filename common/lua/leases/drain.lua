@@ -2,8 +2,8 @@
 -- KEYS: 1 lease, 2 changed, by which the leader hears of it
 -- ARGV: 1 lease in ms, 2 incarnation
 -- Returns: "OK" or "LOST"
--- Why Lua: the mark is set only on a lease that lives (a revoked one stays revoked); after it, hand_over refuses this
---          target.
+-- Why Lua: the mark is set only on a lease that lives (a revoked one stays revoked); the note in `changed` stops a plan
+--          that does not know of it.
 -- Memory: works when full
 --- @numbers large 1
 local state = redis.call('GET', KEYS[1])

@@ -1,5 +1,5 @@
--- change_rules: an operator sets or lifts a rule. Nothing is handed over by the former rules from then on: hand_over
---               compares the version.
+-- change_rules: an operator sets or lifts a rule. Nothing is handed over by the former rules from then on: its
+--               note in `changed` stops a plan that does not know of it.
 -- KEYS: 1 rules, 2 counters, 3 changed, 4 actions, 5 consumers
 -- ARGV: 1 id of the rule, 2 the rule ("" lifts it), 3 most rules there may be, 4 length of the action log,
 --       5 id of the drain that gives way when there are too many ("": none), 6 how it was stored, 7 its consumer: it

@@ -9,8 +9,8 @@
 --          {"CUT"}: fields of it are missing, and the stream has the entry no more; {"HELD"}: its ticket has an owner,
 --          try again later}. GONE, CUT and HELD change nothing.
 -- Why Lua: the entry leaves `halted`, its ticket's record and the letter change together, for any caller and under
---          any leader: hand_over compares with the record, and `returned` lets it begin with the lowest entry only. A
---          crash between XADD and XDEL would make two of one.
+--          any leader: the note in `changed` stops a plan that does not know of it. A crash between XADD and XDEL would
+--          make two of one.
 -- Memory: refused when full
 --- @include util group bodies records letter numbers tell_leader
 local stream, group, tickets_key = KEYS[1], ARGV[1], KEYS[2]

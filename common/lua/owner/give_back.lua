@@ -7,13 +7,13 @@
 -- Returns: {"LOST"} (no lease; nothing happened) or {"OK", then for each ticket: "GIVEN", "GONE" (no record, or another
 --          owner or fence: nothing of it under this fence is the caller's, perhaps by this very call) or "KEPT" (the
 --          record has other ids than the call names)}: for fewer tickets than given where bodies left no room for more
--- Why Lua: entries and index change together. Each ticket is marked `returned` with its ids: hand_over then refuses a
---          plan that would begin with a later entry, made by a leader that does not know of it yet. Or it is marked
---          `waits@<ms>`, by Redis' clock: it is handed over no earlier, unless an operator has given its first message
---          up meanwhile. The mark names what is pending under `master`
---          and nothing else, in id order: Redis >= 7 drops an entry whose body is gone when it is claimed (here, or by
---          renew or sweep before). What somebody took out of the pending list by hand is claimed again. A call that
---          comes twice, or late, must not give back what was handed to the caller again, under a later fence.
+-- Why Lua: entries and index change together. Each ticket is marked `returned` with its ids, or `waits@<ms>`, by Redis'
+--          clock: it is handed over no earlier, unless an operator has given its first message up meanwhile. The note
+--          in `changed` keeps a leader that does not know of it yet from beginning with a later entry. The mark names
+--          what is pending under `master` and nothing else, in id order: Redis >= 7 drops an entry whose body is gone
+--          when it is claimed (here, or by renew or sweep before). What somebody took out of the pending list by hand
+--          is claimed again. A call that comes twice, or late, must not give back what was handed to the caller again,
+--          under a later fence.
 -- Memory: works when full
 --- @include util group records attempts bodies letter tell_leader at_full_memory
 --- @numbers

@@ -2,8 +2,8 @@
 next, given what rules hold back (``rule_gate``).
 
 Pure: no Redis, no clock; one thread owns a board. Memory is an index of the pending list, never more: a new epoch
-starts with nothing. What a plan takes, it takes at once (``plan`` moves ids from parked to running); the script's reply
-then confirms or refuses it (``confirm``).
+starts with nothing. What a plan takes, it takes at once (``plan`` moves ids from parked to running); the turn then
+carries it out (``confirm``), or nothing of it (``withdraw``).
 
 Of a halted ticket memory holds only the name and the message that the ticket waits for: entries that arrive meanwhile
 are under ``master`` in Redis, and are read again from there, in order and a page at a time, once the ticket may move
@@ -26,12 +26,9 @@ from usher.master.policy.board.plans import (
     HandOverPlan,
     HandOverReply,
     Parked,
-    ReplyFollowUp,
     TargetPlan,
-    TargetReply,
     TicketPlan,
     is_given_back_head,
-    span,
 )
 from usher.master.policy.board.recall import Asked, Recall, Recalls
 from usher.master.policy.board.rule_gate import RuleGate, TenantLimits
@@ -49,8 +46,6 @@ from usher.master.policy.board.tickets import (
 from usher.master.policy.board.turns import FairQueue
 from usher.master.policy.rules import Rulebook
 
-#: Number of parked entries beyond a plan from which it pays to name the range of the plan's ids.
-_MUCH_MORE = 1000
 #: Most entries read ahead at a time: fewer would hide for longer what stands behind a flood.
 _AHEAD = 1000
 #: Standings of tickets that wait for a time or for somebody, whatever consumers do.
@@ -80,6 +75,8 @@ class Board:
         self.consumers: dict[str, ConsumerLoad] = {}
         self.in_flight = 0  # messages that consumers have
         self.parked = 0  # messages in memory that no consumer has
+        self.repeated: set[bytes] = set()  # tickets of which messages came again that the group had been given before
+        self.told_again: set[bytes] = set()
         self.waits = Waits()
         self.asked_back = Recalls(self._gate.holds)
         self._rereading = Rereading()
@@ -98,7 +95,7 @@ class Board:
         return room if self._fair is None else max(room, _AHEAD)
 
     def plan(self, limit: int, now_s: float) -> HandOverPlan | None:
-        """Take up to ``limit`` ids for one hand_over call. Return None when nothing can be handed over now."""
+        """Take up to ``limit`` ids for one turn. Return None when nothing can be handed over now."""
         gate, queue, fair = self._gate, self._queue, self._fair
         if fair is not None:
             self._limits.begin(now_s)
@@ -107,11 +104,11 @@ class Board:
         self._wake_due(now_s)
         for incarnation in list(self._untried):  # of the tickets that wait where room is by now, as many as fit
             self._retry_front(incarnation)
-        parked_before, size = self.parked, 0
+        size = 0
         parts: dict[str, list[TicketPlan]] = {}
         # The bound follows from the load after this plan: with the load before it, all but the first ticket would
         # exceed it.
-        bound = self._open.bound(self.in_flight + min(limit, parked_before))
+        bound = self._open.bound(self.in_flight + min(limit, self.parked))
         while size < limit and (ticket := self._next_runnable()) is not None:
             most = limit - size
             if fair is not None:
@@ -131,9 +128,7 @@ class Board:
                 self._limits.spend(ticket, len(part.ids))
         if not size:
             return None
-        much_more = parked_before > size + _MUCH_MORE or self.redis_has_more
-        lowest, highest = span(parts.values()) if much_more else (b"-", b"+")
-        return HandOverPlan([TargetPlan(name, planned) for name, planned in parts.items()], size, lowest, highest)
+        return HandOverPlan([TargetPlan(name, planned) for name, planned in parts.items()], size)
 
     # ---- plans -------------------------------------------------------------------------------------------------------
 
@@ -197,64 +192,25 @@ class Board:
             return []
         return self.asked_back.choose(self.consumers, self.tickets, now_s)
 
-    def confirm(self, plan: HandOverPlan, reply: HandOverReply) -> ReplyFollowUp:
-        """Update memory with the script's reply, and return what else it asks for."""
-        lost: list[str] = []
-        unsure: list[bytes] = []
-        doubt = False
-        for target, answer in zip(plan.targets, reply.targets, strict=True):
-            if answer.state == "OK":
-                for part in self._granted(target, answer, reply.fence):
-                    self._unspend(part)
-                    unsure.append(part.ticket)
-                continue
-            doubt = doubt or answer.state == "STRAY"
-            self.close(target.incarnation)
-            self._undo(target.parts)
-            if answer.state == "LOST":
-                lost.append(target.incarnation)
-        return ReplyFollowUp(tuple(lost), tuple(unsure), doubt)
-
-    def _granted(self, target: TargetPlan, answer: TargetReply, fence: int) -> list[TicketPlan]:
-        """Update memory with the script's answer for a target. Return the parts that it refused: their records must be
-        read."""
-        refused, fresh = set(answer.refused), set(answer.fresh)
-        head = b"%s %d" % (target.incarnation.encode(), fence)
-        undone = []
-        for part in target.parts:
-            ticket = self.tickets[part.ticket]
-            if part.ticket in refused:
-                self._put_back(part)
-                ticket.standing = Standing.UNSURE
-                undone.append(part)
-            elif part.changes_owner or part.ticket in fresh:
-                ticket.believed = head
-        for part in target.parts if answer.gone else ():
-            ticket = self.tickets[part.ticket]
-            lost_bodies = [entry_id for entry_id in answer.gone if entry_id in ticket.running]
-            for entry_id in lost_bodies:
-                del ticket.running[entry_id]
-            if lost_bodies and ticket.owner is not None:
-                self._release(ticket.owner, len(lost_bodies))
-                self._finish(ticket)
-        return undone
+    def confirm(self, plan: HandOverPlan, reply: HandOverReply) -> None:
+        """Note that a plan was carried out."""
+        for target in plan.targets:
+            head = b"%s %d" % (target.incarnation.encode(), reply.fence)
+            for part in target.parts:
+                if part.changes_owner:
+                    self.tickets[part.ticket].believed = head
+        for incarnation in (*reply.closed, *reply.lost):
+            self.close(incarnation)
 
     def withdraw(self, plan: HandOverPlan) -> None:
         """Undo a plan that certainly did not happen: its ids are parked again, where they were, and its tickets try
         again."""
-        for target in plan.targets:
-            self._undo(target.parts)
-
-    def _undo(self, parts: Iterable[TicketPlan]) -> None:
-        for part in parts:
+        for part in (part for target in plan.targets for part in target.parts):
             self._put_back(part)
-            self._unspend(part)
-
-    def _unspend(self, part: TicketPlan) -> None:
-        self._gate.give_back(part.ticket, len(part.ids))
-        if self._fair is not None:
-            self._fair.spend(self.tickets[part.ticket], -len(part.ids))
-            self._limits.spend(self.tickets[part.ticket], -len(part.ids))
+            self._gate.give_back(part.ticket, len(part.ids))
+            if self._fair is not None:
+                self._fair.spend(self.tickets[part.ticket], -len(part.ids))
+                self._limits.spend(self.tickets[part.ticket], -len(part.ids))
 
     def _put_back(self, part: TicketPlan) -> None:
         ticket = self.tickets[part.ticket]
@@ -401,6 +357,14 @@ class Board:
             self._park(ticket, self._not_hidden(ticket, ids))
             self._finish(ticket)
 
+    def drop(self, ids: Iterable[bytes]) -> None:
+        """Forget messages that are over, and that memory may have parked. It looks at every ticket."""
+        over = set(ids)
+        for ticket in [one for one in self.tickets.values() if over and not over.isdisjoint(one.parked)]:
+            self.parked -= len(over.intersection(ticket.parked))
+            ticket.parked = deque(one for one in ticket.parked if one not in over)
+            self._finish(ticket)
+
     def learn(self, marks: Iterable[Mark]) -> None:
         """Learn the tenants and priorities of entries that are on the board now, or in processing."""
         if (fair := self._fair) is None:
@@ -414,7 +378,8 @@ class Board:
         """Free the messages that a report says are done: these ids of these tickets.
 
         By id and incarnation, never by counting: doubled, late or reordered reports change nothing, nor does the report
-        of a consumer that no longer has the ticket.
+        of a consumer that no longer has the ticket. One of a ticket in ``repeated`` may be of a time before its message
+        came again: its record is to be read (``told_again``).
         """
         if (consumer := self.consumers.get(incarnation)) is None:
             return
@@ -422,6 +387,9 @@ class Board:
         for name, ids in items:
             ticket = self.tickets.get(name)
             if ticket is None or ticket.owner is not consumer:
+                continue
+            if self.repeated and name in self.repeated:
+                self.told_again.add(name)
                 continue
             running = ticket.running
             count = len(running)
@@ -533,7 +501,7 @@ class Board:
     # ---- records -----------------------------------------------------------------------------------------------------
 
     def set_record(self, name: bytes, owner: bytes, fence: int, ids: Sequence[bytes], now_s: float) -> str | None:
-        """Follow the index record of a ticket at takeover, after a refusal, and when reports may have been lost. What
+        """Follow the index record of a ticket at takeover, when others changed it, and when reports may be lost. What
         it has in processing counts. What was asked back has cost its tenant nothing, and does not wait for another
         turn."""
         fair, ticket = self._fair, self.tickets.get(name)
@@ -595,6 +563,13 @@ class Board:
         self._reopen(ticket)
         ticket.standing = OPEN
         self._finish(ticket)
+
+    def doubt(self, names: Iterable[bytes]) -> None:
+        """Plan nothing of tickets whose records others have changed: these are read first."""
+        for name in names:
+            ticket = self._ticket(name)
+            if ticket.standing in (OPEN, Standing.WAITING):
+                ticket.standing = Standing.UNSURE
 
     def halt(self, name: bytes, now_s: float) -> None:
         """Halt a ticket whose record cannot be read: nothing of it moves until somebody has looked."""
@@ -750,11 +725,6 @@ class Board:
         if taken:
             ticket.above = taken[-1]
         self._finish(ticket)
-
-    @property
-    def redis_has_more(self) -> bool:
-        """Return whether Redis has entries under ``master``, perhaps many, that memory does not know."""
-        return self._rereading.has_tickets or self._gate.has_unloaded
 
     def unload(self) -> None:
         """Drop from memory what rules hold back, because too much is parked: all messages of paused tickets, and of

@@ -1,13 +1,12 @@
-"""Plans, the replies of hand_over, and what readers outside are told of the leader's memory: plain values."""
+"""Plans, what became of them, and what readers outside are told of the leader's memory: plain values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from usher.common.protocol.owner_words import RETURNED
-from usher.common.protocol.stream_id import rank
 
 #: Head of a record that does not exist.
 NOBODY = b""
@@ -41,55 +40,24 @@ class TargetPlan(NamedTuple):
 
 
 class HandOverPlan(NamedTuple):
-    """The plan of one hand_over call. All its ids lie between ``lowest`` and ``highest``."""
+    """The plan of a turn, with the number of its messages."""
 
     targets: list[TargetPlan]
     size: int
-    lowest: bytes
-    highest: bytes
 
 
 #: Plan when nothing can be handed over.
-NOTHING = HandOverPlan([], 0, b"-", b"+")
-
-
-def span(planned: Iterable[list[TicketPlan]]) -> tuple[bytes, bytes]:
-    """Return the lowest and the highest id of all parts; worth its cost only when much more is parked than is
-    planned."""
-    parts = [part for target in planned for part in target]
-    return min((part.ids[0] for part in parts), key=rank), max((part.ids[-1] for part in parts), key=rank)
-
-
-class TargetReply(NamedTuple):
-    """Answer of hand_over for a target: its state, refused tickets, ids that are over, tickets that got a new fence
-    after all."""
-
-    state: str
-    refused: list[bytes]
-    gone: list[bytes]
-    fresh: list[bytes]
+NOTHING = HandOverPlan([], 0)
 
 
 class HandOverReply(NamedTuple):
-    """Reply of a hand_over call. ``fence``: the number of the call, 0 if it gave none. ``cut``: number of entries that
-    were cut from the stream, unread, before the new ones. ``missing``: refused tickets of which nobody has an entry
-    pending any more, although nobody of ours has ended it. ``newest``: bytes of the newest entry of the stream, if it
-    is read on."""
+    """What became of a plan: it was carried out as a whole. ``fence``: of the tickets that changed their owner. Of its
+    targets, ``closed`` are to get nothing more, and ``lost`` have no lease any more: what they were given is taken back
+    like all that they have."""
 
     fence: int
-    targets: tuple[TargetReply, ...]
-    cut: int = 0
-    missing: tuple[bytes, ...] = ()
-    newest: int = 0
-
-
-@dataclass(frozen=True)
-class ReplyFollowUp:
-    """Follow-up that a reply asks for: lost consumers, tickets to read again, and whether memory must be dropped."""
-
-    lost: tuple[str, ...] = ()
-    unsure: tuple[bytes, ...] = ()
-    doubt: bool = False
+    closed: Sequence[str] = ()
+    lost: Sequence[str] = ()
 
 
 class Parked(NamedTuple):

@@ -108,10 +108,6 @@ class RuleGate:
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
-    @property
-    def has_unloaded(self) -> bool:
-        return bool(self._unloaded)
-
     def worth_keeping(self, ticket: BoardTicket) -> int:
         """Return how many messages of a ticket are worth having in memory when Redis keeps account of the others."""
         rule = self.rules.of(ticket.name, ticket.tenant) if self.has_rules else None

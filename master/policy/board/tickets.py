@@ -10,7 +10,7 @@ OPEN            may be planned: its parked ids go to its owner, or    -
                 to a chosen consumer if it has none
 RECOVERING      its owner is dead; all is parked                      the recovery of the owner
 WAITING         it was given back until a time                        that time, by Redis' clock
-UNSURE          a hand-over was refused: memory and index differ      a new read of its record
+UNSURE          others have changed its record                        a new read of its record
 HALTED          it waits for an operator: a dead letter (halt), or    redrive, drop, or a record that can be
                 a record that cannot be read                          read: compared now and then
 ==============  ====================================================  =====================================
@@ -288,9 +288,8 @@ class RunQueue:
 
 
 class Waits:
-    """Timers of the tickets that were given back until a time (owner word ``waits@<ms>``). Their time is Redis' own:
-    hand_over, which refuses a ticket before it is due, has the last word, and a refused ticket is read again, with the
-    time."""
+    """Timers of the tickets that were given back until a time (owner word ``waits@<ms>``), by Redis' own clock: its
+    distance to ours is learned with each record that is read."""
 
     def __init__(self) -> None:
         self._timers: list[tuple[int, int, BoardTicket]] = []  # a heap, by the time in ms
@@ -330,10 +329,6 @@ class Rereading:
         self._hidden: dict[bytes, BoardTicket] = {}
         self._being_read: dict[bytes, BoardTicket] = {}  # those that the reading is for, the lowest first
         self._scanned = ZERO  # how far the reading is: memory knows what these have up to here
-
-    @property
-    def has_tickets(self) -> bool:
-        return bool(self._hidden)
 
     def has(self, name: bytes) -> bool:
         return name in self._being_read

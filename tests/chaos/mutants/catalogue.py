@@ -16,27 +16,30 @@ from usher.consumer.policy.quarantine import Left
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
-from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.policy.board.plans import HandOverPlan, HandOverReply
+from usher.master.leader.leader_scripts import LeaderScripts, Packet
+from usher.master.policy.board.plans import HandOverPlan
 
 # ---- functions that take the place of ours ----
 
-_hand_over = LeaderScripts.hand_over
+_packet, _turn = LeaderScripts._packet, LeaderScripts.turn
 
 
-def _index_afterwards(steps: LeaderScripts, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
-    reply = _hand_over(steps, plan, news)
-    link = steps._scripts.link
-    for target, answer in zip(plan.targets, reply.targets, strict=True):
-        for part in target.parts:
-            if answer.state == "OK" and part.ticket not in answer.refused:
-                believed = part.believed.split(b" ")
-                fence = b"%d" % reply.fence if part.changes_owner or part.ticket in answer.fresh else believed[1]
-                record = (
-                    link.call("HGET", steps._keys.tickets, part.ticket) or target.incarnation.encode() + b" " + fence
-                )
-                link.call("HSET", steps._keys.tickets, part.ticket, b" ".join((record, *part.ids)))
-    return reply
+def _without_index(steps: LeaderScripts, plan: HandOverPlan, new: NewEntries, fence: int) -> Packet:
+    packet = _packet(steps, plan, new, fence)
+    kept = [one for one in packet.commands if one[:2] != ("HSET", steps._keys.tickets) and one[0] != "EVAL"]
+    return packet._replace(commands=kept)
+
+
+def _index_afterwards(
+    steps: LeaderScripts, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES, count: int = 0
+) -> Any:
+    answer = _turn(steps, plan, new, count)
+    if answer is not None:
+        link = steps._scripts.link
+        for command in _packet(steps, plan, new, answer[0].fence).commands:
+            if command[:2] == ("HSET", steps._keys.tickets) or command[0] == "EVAL":
+                link.call(*command)
+    return answer
 
 
 def _again(send: Any) -> Any:
@@ -122,9 +125,10 @@ NO_ACK_CHECK = mutant(
     LuaEdit("ack", "if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end", ""),
     LuaEdit("ack", "string.gsub(ARGV[2], '%W', '%%%0')", "'%S+'"),
 )
+_watching = LeaderScripts._watching.fget
 NO_WATCH = Replace(
     "usher.master.leader.leader_scripts:LeaderScripts._watching",
-    property(lambda steps: [("PING",), ("GET", steps._keys.epoch)]),
+    property(lambda steps: [("PING",), *_watching(steps)[1:]]),
 )
 NO_EPOCH = mutant(
     "no epoch check",
@@ -220,8 +224,8 @@ BUGS = (
     Bug(
         mutant(
             "XCLAIM apart from the index",
-            LuaEdit("hand_over", "redis.call('HSET', tickets_key, unpack(record_args, from, to))", ""),
-            Replace("usher.master.leader.leader_scripts:LeaderScripts.hand_over", _index_afterwards),
+            Replace("usher.master.leader.leader_scripts:LeaderScripts._packet", _without_index),
+            Replace("usher.master.leader.leader_scripts:LeaderScripts.turn", _index_afterwards),
         ),
         _OWN + "index_and_pending_list_change_together",
         "K4",
@@ -240,7 +244,11 @@ BUGS = (
     ),
     Bug(BY_IDLE_TIME, _LEADER + "test_the_sweep_leaves_a_living_owner_what_it_has_however_long_it_takes"),
     Bug(
-        mutant("plain INCR for fences and epochs", LuaEdit("", "math.max(last + 1, from_clock)", "last + 1")),
+        mutant(
+            "plain INCR for fences and epochs",
+            LuaEdit("", "math.max(last + 1, from_clock)", "last + 1"),
+            Replace("usher.master.leader.leader_scripts:LeaderScripts._next_fence", lambda steps: steps._fence + 1),
+        ),
         _OWN + "fences_survive_a_redis_that_lost_its_tail",
         "K8",
     ),
@@ -336,7 +344,6 @@ BUGS = (
     Bug(
         mutant(
             "what waits is handed over at any time",
-            LuaEdit("hand_over", "due_ms and due_ms <= tonumber(now_ms())", "due_ms"),
             CodeEdit(
                 "usher.master.policy.board.tickets:Waits.take_due", "<= self._behind_ms + 1000 * now_s", "< math.inf"
             ),
@@ -359,9 +366,8 @@ BUGS = (
         mutant(
             "what is missing from the pending list is not claimed again",
             LuaEdit("restore", "and claim_again(stream, group, name, id)", "and false"),
-            LuaEdit("hand_over", "return not has_room() or body_of(stream, id) and true", "return false"),
         ),
-        _OWN + "what_was_taken_out_by_hand_runs_all_the_same",
+        _OWN + "what_was_taken_out_by_hand_outlives_its_leader",
         "K14d",
     ),
     Bug(
