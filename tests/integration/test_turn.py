@@ -348,7 +348,7 @@ def test_others_that_note_changes_all_the_time_do_not_keep_it_from_handing_over(
 
     def note() -> None:
         with contextlib.closing(Link(world.link.url, "test:noter")) as link:
-            while not is_over.wait(0.0005):
+            while not is_over.wait(0.005):
                 link.call("XADD", world.keys.changed, "MAXLEN", "~", "10000", "*", "ticket", b"other")
 
     noter = threading.Thread(target=note)
@@ -357,7 +357,7 @@ def test_others_that_note_changes_all_the_time_do_not_keep_it_from_handing_over(
         planned, tries = plan(a, {b"T%d" % number: [one] for number, one in enumerate(ids, 1)}), 0
         while (leader.changed.clear() or leader.turn(planned, news)) is None:
             tries += 1
-            assert tries < 20
+            assert tries < 100
     finally:
         is_over.set()
         noter.join()
