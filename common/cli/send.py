@@ -216,10 +216,8 @@ def _waiting(link: Link, stream: str) -> Callable[[], None]:
 def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before: Callable[[], None]) -> int:
     """Send everything, each batch after ``before``; return the exit code: 0 all accepted, 1 not all, 130 stopped by a
     signal, whichever it was: what was accepted is told."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    started = time.monotonic()
-    last_id = b""
-    trouble, code = "", 0
+    former, started = signal.signal(signal.SIGTERM, signal.default_int_handler), time.monotonic()
+    last_id, trouble, code = b"", "", 0
     try:
         with progress(is_counted=False) as show:
             for batch in paced(source, rate) if rate else batches(source):
@@ -230,8 +228,9 @@ def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before
         trouble, code = str(problem), 1
     except KeyboardInterrupt:
         trouble, code = "stopped by a signal", 130
-    seconds = time.monotonic() - started
-    _print_sent(sender, seconds, last_id, trouble, as_json)
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    _print_sent(sender, time.monotonic() - started, last_id, trouble, as_json)
     return code
 
 

@@ -242,9 +242,8 @@ class LeaderScripts:
         self._behind_ms = redis_ms(self._scripts.link) - 1000 * now_s()
         self._scripts.load("append")
         self.look()
-        self._scripts.link.transaction(
-            self._connection, []
-        )  # who may not MULTI hears of it before anything depends on it
+        # Who may not MULTI hears of it before anything depends on it.
+        self._scripts.link.transaction(self._connection, [])
         self.look()
 
     # ---- the turn ----------------------------------------------------------------------------------------------------
