@@ -300,7 +300,7 @@ class RedisModel:
         )
 
     def _grant(self, incarnation: str, part: TicketPlan, new: set[bytes]) -> None:
-        """One ticket's part. What has no body is not pending then, and its owner finds out."""
+        """Hand over one ticket's part. What has no body is not pending then, and its owner finds out."""
         record = self.index.get(part.ticket)
         fence = self.fence if part.changes_owner else int(part.believed.split()[1])
         is_its = record is not None and record.head == part.believed

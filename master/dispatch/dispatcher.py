@@ -263,8 +263,9 @@ class Dispatcher(Service):
         # 4. Records of unsure tickets: after 1 and 2, which name most of them, and before they are planned.
         self._read_records()
         # 5. Older entries: those that memory did not keep of tickets that go on.
-        reopening = read_again(self.board, self._steps, self._unsure)
-        self.board.doubt(self._unsure)
+        unsure = set[bytes]()
+        reopening = read_again(self.board, self._steps, unsure)
+        self._doubt(unsure)
         # 6. Entries on the board get the free slots before new ones.
         handed = self._hand_over()
         # 7. Make room: drop from memory what Redis alone can keep. After 6, since what was handed over needs no room;
@@ -364,13 +365,13 @@ class Dispatcher(Service):
         """Read the rules, which may have changed. They include the consumers that an operator has drained."""
         assert self._steps is not None
         self._rules_due = True  # stays True until it has worked: the change is announced once
-        self._read_rules(self._steps)
+        self._read_rules()
         self._follow_roster(self._members)
         self._rules_due = False
 
-    def _read_rules(self, steps: LeaderScripts) -> None:
+    def _read_rules(self) -> None:
         rules = read_rules(self._link, self._keys)
-        if rules.version != steps.rules_version:
+        if rules.version != self.board.rules.version:
             event(log, "rules_loaded", count=len(rules.rules), version=rules.version)
             for rule in rules.rules:
                 if not rule.version:
@@ -380,7 +381,6 @@ class Dispatcher(Service):
                     why = "no tenants without USHER_TENANT_FIELD"
                     event(log, "rule_without_effect", level=logging.WARNING, rule=rule.id, why=why)
         self.board.follow(rules)
-        steps.rules_version = rules.version
 
     def _lose(self, incarnation: str) -> bool:
         """Begin to recover a consumer whose lease was seen to have ended.
@@ -406,15 +406,15 @@ class Dispatcher(Service):
 
     def _read_records(self) -> None:
         """Read again the records of unsure tickets. When there are none, read from time to time those of tickets that
-        nobody reported on, and then also check whether the rules have changed."""
+        nobody reported on, and then also look at what others have changed."""
         assert self._steps is not None
         now = now_s()
         names = list(self._unsure)[:PAGE]
         if not names:
             names, was_all = self._reconciler.page(self.board, now)
-            if was_all:  # an announcement of new rules may get lost
-                version = self._link.call("HGET", self._keys.counters, "rules") or b""
-                self._rules_due |= version != self._steps.rules_version
+            if was_all:  # who wakes us when others change something may not have done so
+                self._steps.look()
+                self._follow_changes()
             self._pending_check.look_at(names, self._steps)
         if not names:
             return

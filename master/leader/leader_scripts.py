@@ -213,7 +213,6 @@ class LeaderScripts:
         self._counts = counts or LeaderCounters()
         self.epoch = epoch
         self.losses = LossBook(scripts.link, keys)
-        self.rules_version = b""  # the rules that plans were made under
         # The connection watches the epoch, which was seen to be ours, and what others note in `changed`.
         self.is_guarded, self._connection = False, 0
         self.noted = ZERO  # the last of these notes that was read

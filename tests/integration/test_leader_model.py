@@ -253,7 +253,7 @@ class Mirror(RedisModel):
         return mine
 
     def _know(self) -> None:
-        """What the leader knows of rules."""
+        """Take over what the leader knows of rules."""
 
     def hand_over(
         self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES, heard: int | None = None

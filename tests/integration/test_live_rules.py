@@ -254,6 +254,6 @@ def test_a_rule_for_a_tenant_says_so_where_there_are_no_tenants(
     rules.set(Rule(Target.TENANT, "a", RuleAction.PAUSE, None), _ALICE)
     marks = MarkFields("tenant" if has_tenants else "")
     limits = LeaderLimits(10, 8, math.inf, 100, 1e9, 1e9, 1000, FIELD, marks=marks)
-    Dispatcher(world.link, world.keys, Lead(), limits)._read_rules(world.elect())
+    Dispatcher(world.link, world.keys, Lead(), limits)._read_rules()
     said = [line.getMessage() for line in caplog.records if "rule_without_effect" in line.getMessage()]
     assert bool(said) != has_tenants

@@ -23,7 +23,7 @@ if taken and is_above(position, taken) and ARGV[3] == '' then
   if at == position then redis.call('HSET', KEYS[6], 'cut_at ' .. stream, taken .. ' ' .. counted) end
   position, given = taken, tonumber(read)
 elseif position ~= taken then -- made just now, or set back by hand
-  redis.call('SET', KEYS[4], position .. ' ')
+  redis.call('SET', KEYS[4], position .. ' ' .. (given and string.format('%.0f', given) or ''))
 end
 if redis.call('HEXISTS', KEYS[5], group) == 0 then redis.call('HSET', KEYS[5], group, position) end
 local noted = changes and changes['last-generated-id'] or '0-0'

@@ -51,7 +51,7 @@ NOTHING = HandOverPlan([], 0)
 
 
 class HandOverReply(NamedTuple):
-    """What became of a plan: it was carried out as a whole. ``fence``: of the tickets that changed their owner. Of its
+    """The outcome of a plan that was carried out. ``fence``: of the tickets that changed their owner. Of its
     targets, ``closed`` are to get nothing more, and ``lost`` have no lease any more: what they were given is taken back
     like all that they have."""
 
