@@ -176,7 +176,7 @@ class Leader:
     def see(self, limit: int) -> tuple[NewEntries, HandOverPlan | None, Callable[[], None]]:
         """New entries come to the board, and are planned. Returns what makes that undone, too."""
         news = self.redis.read(1000)
-        new = [(entry.id, entry.ticket or b"") for entry in news.found]
+        new = [(entry[0], entry[1] or b"") for entry in news.found]
         for one in new:
             assert self.board.arrive(*one)
         plan = self.board.plan(limit, self.now_s)

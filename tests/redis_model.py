@@ -270,9 +270,7 @@ class RedisModel:
         for entry_id in seen:
             del self.unread[entry_id]
             self.ahead[entry_id], self.delivered = None, entry_id
-        return NewEntries(
-            self.dealt, [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in self.ahead], len(seen) < count
-        )
+        return NewEntries(self.dealt, [(one, self.ticket_of[one]) for one in self.ahead], len(seen) < count)
 
     def hand_over(
         self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES, heard: int | None = None
@@ -280,7 +278,7 @@ class RedisModel:
         """A turn. Nothing happens if others have changed something since so many changes were ``heard``."""
         if heard is not None and heard < len(self.changed):
             return None
-        new = {entry.id for entry in news.found}
+        new = {entry[0] for entry in news.found}
         self.pending.update(dict.fromkeys(new, MASTER))  # they are nobody's, and may be given as if they were parked
         has_fence = any(part.changes_owner for target in plan.targets for part in target.parts)
         self.fence += has_fence
@@ -291,7 +289,7 @@ class RedisModel:
             self.ahead.pop(entry_id, None)
             if self.pending.get(entry_id) == MASTER:
                 self._claim(entry_id, MASTER, is_new=True)
-        self.dealt = news.found[-1].id if news.found else self.dealt
+        self.dealt = news.found[-1][0] if news.found else self.dealt
         states = [(target.incarnation, self.leases.get(target.incarnation)) for target in plan.targets]
         return HandOverReply(
             self.fence if has_fence else 0,

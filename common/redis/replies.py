@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import hiredis
 
 from usher.common.base.errors import GroupMissing
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.stream_id import GroupPosition, Span, rank
+from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, rank
 from usher.common.redis.client import CommandRefused, Link
 
 #: Stricter than lua/includes/records.lua: records that this accepts are accepted there too.
@@ -19,6 +18,8 @@ _RECORD = re.compile(rb"[^\s]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20}
 
 
 _ORDER = [b"order", b"ticket", b"id"]
+_GIVEN = [b"fence", b"low", b"high", b"parts"]
+_RECALLED = [b"recall", b"between", b"tickets", b"ids"]
 
 
 class Entry(NamedTuple):
@@ -46,14 +47,30 @@ class Order(NamedTuple):
 
 class InboxRecord(NamedTuple):
     """A record of an inbox: hand-overs, an order, or a recall. ``recalled``: tickets that the leader wants back, under
-    their fences, with the ids that they had then. ``blob``: bodies (``unpack_bodies``) of the ids that it hands over,
-    and maybe of others. A record of an unknown form has nothing of these."""
+    their fences, with the ids that they had then. A record of an unknown form has nothing of these.
+
+    ``given``: of each ticket its name, its fence (empty: that of the record), and its entries, [id, name, value, ...]:
+    without names where the body did not come along. None of their ids is below ``low``, or above ``high``."""
 
     id: bytes
-    parts: list[HandOver]
+    given: Sequence[list[Any]] = ()
+    size: int = 0  # bytes of ``given``
+    fence: int = 0
+    low: bytes = ZERO
+    high: bytes = ZERO
     order: Order | None = None
     recalled: Sequence[HandOver] = ()
-    blob: bytes = b""
+
+    @property
+    def parts(self) -> list[HandOver]:
+        return [
+            HandOver(ticket, int(own or self.fence), [one[0] for one in entries])
+            for ticket, own, *entries in self.given
+        ]
+
+    @property
+    def bodies(self) -> dict[bytes, list[bytes] | None]:
+        return {one[0]: one[1:] for _, _, *entries in self.given for one in entries if len(one) > 1}
 
 
 class TicketRecord(NamedTuple):
@@ -113,43 +130,36 @@ def separator(tickets: Sequence[bytes]) -> bytes:
 
 def parse_inbox(reply: Any) -> Iterator[InboxRecord]:
     for record_id, fields in reply[0][1] if reply else ():
-        if len(fields) == 6 and fields[::2] == _ORDER:
-            yield InboxRecord(record_id, [], Order(fields[1].decode(), fields[3], fields[5]))
-        elif fields[:2] == [b"recall", b"1"]:
-            yield InboxRecord(record_id, [], recalled=_hand_overs([b"fence", b"", *fields[2:]]))
+        names = fields[::2]
+        if names == _GIVEN:
+            yield _given(record_id, *fields[1::2])
+        elif names == _ORDER:
+            yield InboxRecord(record_id, order=Order(fields[1].decode(), fields[3], fields[5]))
         else:
-            blob = fields[9] if fields[8:9] == [b"bodies"] else b""
-            yield InboxRecord(record_id, _hand_overs(fields), blob=blob)
+            yield InboxRecord(record_id, recalled=_recalled(*fields[1::2]) if names == _RECALLED else ())
 
 
-def _hand_overs(fields: list[bytes]) -> list[HandOver]:
-    if len(fields) < 8 or fields[0] != b"fence" or not fields[3].startswith(b"\n"):
-        return []
-    given, between, tickets, lines = fields[1:8:2]
-    of_call, parts, made = int(given or 0), [], functools.partial(tuple.__new__, HandOver)  # at half the cost
-    for ticket, line in zip(tickets.split(between), lines.split(b"\n"), strict=True):
-        ids = line.split(b" ")
-        parts.append(made((ticket, of_call if b"-" in ids[0] else int(ids.pop(0)), ids)))
-    return parts
-
-
-def pack_bodies(entries: Sequence[tuple[bytes, ...]]) -> bytes:
-    """Pack entries, (id, name, value, ...), for an inbox: a RESP array of one array for each. Without any: nothing."""
-    return b"*%d\r\n%b" % (len(entries), b"".join(map(hiredis.pack_command, entries))) if entries else b""
-
-
-def unpack_bodies(blob: bytes) -> dict[bytes, list[bytes]] | None:
-    """Return the bodies by id, as they were packed; None when they cannot be read.
-
-    >>> unpack_bodies(pack_bodies([(b"1-1", b"body", b"x"), (b"2-1", b"", b"")]))
-    {b'1-1': [b'body', b'x'], b'2-1': [b'', b'']}
-    """
+def _given(record_id: bytes, fence: bytes, low: bytes, high: bytes, packed: bytes) -> InboxRecord:
     reader = hiredis.Reader()
-    reader.feed(blob)
     try:
-        return {entry.pop(0): entry for entry in reader.gets()}
-    except (hiredis.HiredisError, TypeError, AttributeError, IndexError):
-        return None
+        reader.feed(packed)
+        parts = reader.gets()
+        if all(type(part) is list and len(part) > 2 for part in parts):
+            return InboxRecord(record_id, parts, len(packed), int(fence), low, high)
+    except (hiredis.HiredisError, TypeError, ValueError):
+        pass
+    return InboxRecord(record_id)
+
+
+def _recalled(_: bytes, between: bytes, tickets: bytes, lines: bytes) -> list[HandOver]:
+    each = (line.split(b" ") for line in lines.split(b"\n"))
+    return [HandOver(one, int(fence), ids) for one, (fence, *ids) in zip(tickets.split(between), each, strict=True)]
+
+
+def pack_part(ticket: bytes, fence: bytes, entries: Sequence[bytes]) -> bytes:
+    """Pack a ticket's part of a hand-over (``InboxRecord.given``), with its packed entries: nested RESP arrays."""
+    head = b"*%d\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (2 + len(entries), len(ticket), ticket, len(fence), fence)
+    return head + b"".join(entries)
 
 
 def read_command(stream: str, after: bytes, block_ms: int | None, count: int = 100) -> tuple[Any, ...]:

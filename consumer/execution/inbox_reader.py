@@ -46,7 +46,6 @@ from usher.common.redis.replies import (
     parse_own,
     read_command,
     read_own_command,
-    unpack_bodies,
 )
 from usher.common.runtime.service import Service
 from usher.consumer.execution.lanes import Lanes
@@ -135,15 +134,14 @@ class Filling:
     """The state in which the messages of ``records`` are not all in the lanes.
 
     ``closed_fences``: those that were closed before the inbox was read, if it had no more than these records. ``left``:
-    what is not in the lanes yet; it gets shorter page by page. ``bodies``: those that are here; ``is_heavy``: some of
-    them may be large. ``any_tried``: attempts are noted of some messages.
+    what is not in the lanes yet; it gets shorter page by page. ``bodies``: those that are here. ``any_tried``: attempts
+    are noted of some messages.
     """
 
     records: list[InboxRecord]
     closed_fences: list[tuple[bytes, int]]
     left: list[HandOver]
     bodies: Bodies
-    is_heavy: bool
     any_tried: bool
 
 
@@ -212,9 +210,11 @@ class InboxReader(Service):
         A read that fails starts again from the same record, or goes on where it was: ``_last_record`` moves only when
         the lanes are filled.
         """
+        before = self.messages
         if not isinstance(self._state, Filling):
             self._state = self._read_inbox(block_ms)
-        return self._fill()
+        self._fill()
+        return self.messages - before
 
     def _read_inbox(self, block_ms: int | None) -> Blocked | Filling | None:
         with self._lanes.lock:
@@ -231,6 +231,10 @@ class InboxReader(Service):
         found = len(records)
         # What is recalled is looked at when all that was handed over before it, and nothing later, is in the lanes.
         records = records[: next((number for number, record in enumerate(records, 1) if record.recalled), found)]
+        if not any_tried and (came := self._all_new(records)) is not None:
+            self._lanes.add(came)
+            self._end(records, closed if is_all and found == len(records) else [])
+            return None
         parts = _parts(records)
         wanted = self._wanted(parts)
         if wanted is not parts:  # it has some already
@@ -244,9 +248,33 @@ class InboxReader(Service):
             # Asked again: a message that was acknowledged since must not be passed over as one that we hold.
             wanted = self._wanted(_parts(records))
         closed = closed if is_all and found == len(records) else []
-        ids = _ids(wanted)
-        is_heavy = sum(len(record.blob) for record in records) >= _WORTH_A_LOOK * len(ids)
-        return Filling(records, closed, wanted, self._came(records, ids), is_heavy, any_tried)
+        return Filling(records, closed, wanted, self._came(records, _ids(wanted)), any_tried)
+
+    def _all_new(self, records: list[InboxRecord]) -> list[tuple[bytes, list[Message]]] | None:
+        """Return the messages of these records by ticket if, as nearly always, all their bodies came with them, and
+        none can have been here before: no look at anything else is needed."""
+        make, lease, highest = self.message_type, self._lease, self._highest
+        came, size = [], 0
+        for record in records:
+            if not record.given:
+                continue
+            if rank(record.low) <= rank(highest):
+                return None
+            highest = record.high
+            for ticket, own, *entries in record.given:
+                fence = int(own) if own else record.fence
+                messages = []
+                for entry in entries:
+                    if len(entry) == 1:
+                        return None
+                    messages.append(make(ticket, entry[0], fence, entry[1:], lease))
+                came.append((ticket, messages))
+                size += len(messages)
+        if self._record_bytes * len(records) >= _WORTH_A_LOOK * size:
+            entries = [entry for record in records for _, _, *of_it in record.given for entry in of_it]
+            self._weigh([one[0] for one in entries], entries)
+        self._highest, self.messages = highest, self.messages + size
+        return came
 
     def _ask(self, block_ms: int | None, count: int) -> tuple[list[InboxRecord], bool]:
         last = self._last_record
@@ -265,10 +293,10 @@ class InboxReader(Service):
         any_tried = replies[1] if len(replies) > 1 else records and self._link.call(*self._any_tried)
         self._is_idle = not records
         for record in records:
-            if not (record.parts or record.order or record.recalled):
+            if not (record.given or record.order or record.recalled):
                 event(log, "inbox_record_unknown", level=logging.ERROR, consumer=self._incarnation, record=record.id)
         if records:
-            self._record_bytes = sum(len(record.blob) for record in records) / len(records)
+            self._record_bytes = sum(record.size for record in records) / len(records)
         return records, bool(any_tried)
 
     def _came(self, records: list[InboxRecord], ids: list[bytes]) -> Bodies:
@@ -279,44 +307,40 @@ class InboxReader(Service):
         names as well may have been given back, and handed over anew, meanwhile; but an entry never changes.
         """
         came: Bodies = {}
-        highest, tops = rank(self._highest), [self._highest]
+        highest = rank(self._highest)
         for record in records:
-            bodies = unpack_bodies(record.blob) if record.blob else {}
-            if bodies is None:
-                event(log, "inbox_bodies_unreadable", level=logging.ERROR, consumer=self._incarnation, record=record.id)
-            if bodies:
-                tops.append(next(reversed(bodies)))
-                if rank(next(iter(bodies))) <= highest:
-                    bodies = {one: flat for one, flat in bodies.items() if rank(one) > highest}
-                if len(records) > 1:  # what this one has besides its own was refused, and may be another's
-                    bodies = {one: bodies[one] for part in record.parts for one in part.ids if one in bodies}
-                came |= bodies
-        self._highest = max([*tops, *(one for one in ids if one not in came)], key=rank)
+            bodies = record.bodies
+            if rank(record.low) <= highest:
+                bodies = {one: flat for one, flat in bodies.items() if rank(one) > highest}
+            came |= bodies
+        self._highest = max([self._highest, *(record.high for record in records)], key=rank)
         return came
 
-    def _fill(self) -> int:
+    def _fill(self) -> None:
         """Bring the messages that were read into the lanes, all at once where their bodies came with them, else page by
-        page, and return how many. A page that fails, or for which there is no room, is left for the next time."""
+        page. A page that fails, or for which there is no room, is left for the next time."""
         filling = self._state
         if not isinstance(filling, Filling):
-            return 0
-        added = 0
+            return
         while filling.left:
             room = PAGE_BYTES if self._drains else self._room()
             if not room:
-                return added
+                return
             page = self._next_page(filling, fitting(self._page_size, self._mean_bytes, room))
             try:
-                added += self._fill_lanes(page, filling.bodies, filling.any_tried, filling.is_heavy)
+                self._fill_lanes(page, filling.bodies, filling.any_tried)
             except GroupMissing:
                 # The messages may be handed over anew, and only the inbox tells under which fence.
                 self._state = None
                 raise
             filling.left = filling.left[len(page) :]
-        self._state, self._last_record = None, filling.records[-1].id
-        self._obey(filling.records)
-        self._forget_closed(filling.closed_fences)
-        return added
+        self._state = None
+        self._end(filling.records, filling.closed_fences)
+
+    def _end(self, records: list[InboxRecord], closed: list[tuple[bytes, int]]) -> None:
+        self._last_record = records[-1].id
+        self._obey(records)
+        self._forget_closed(closed)
 
     def _next_page(self, filling: Filling, most: int) -> list[HandOver]:
         if self._drains:
@@ -394,15 +418,14 @@ class InboxReader(Service):
         left = [part._replace(ids=[one for one in part.ids if last.get(one) == at]) for at, part in enumerate(parts)]
         return [part for part in left if part.ids]
 
-    def _fill_lanes(self, page: list[HandOver], bodies: Bodies, any_tried: bool, is_heavy: bool = True) -> int:
+    def _fill_lanes(self, page: list[HandOver], bodies: Bodies, any_tried: bool) -> None:
         ids = _ids(page)
         if not bodies.keys() >= set(ids):
             page, bodies = self._fetch(page, bodies)
-            ids, is_heavy = _ids(page), True
+            ids = _ids(page)
         known = (self._attempts(ids) if any_tried and ids else _UNTRIED).get
         make, lease, body = self.message_type, self._lease, bodies.get
-        if is_heavy:
-            self._weigh(ids, [body(one) or () for one in ids])
+        self._weigh(ids, [body(one) or () for one in ids])
         self._lanes.add(
             [
                 (ticket, [make(ticket, one, fence, body(one), lease, known(one, NEVER)) for one in each])
@@ -410,7 +433,6 @@ class InboxReader(Service):
             ]
         )
         self.messages += len(ids)
-        return len(ids)
 
     def _fetch(self, page: list[HandOver], bodies: Bodies) -> tuple[list[HandOver], Bodies]:
         """Return those of these messages that are ours, and their bodies. Only a message without one anywhere has lost

@@ -496,7 +496,7 @@ class Dispatcher(Service):
         # Once for all that comes again; and before it is taken, since we may end in between.
         comes_again = bool(entries.late or entries.in_processing)
         if comes_again and not self._comes_again:
-            self._steps.losses.set_back((new.found[0].id, self._cursor.given), None)
+            self._steps.losses.set_back((new.found[0][0], self._cursor.given), None)
         self._comes_again = comes_again
         plan = (self.board.plan(self._cursor.batch(self.board), now_s()) if entries.may_plan else None) or NOTHING
         count = self._cursor.count(self.board, new)

@@ -106,16 +106,16 @@ class StreamCursor:
         """Note that ``new`` was taken, and what was read behind it, of up to ``count``. If that is nothing, its
         position is the group's."""
         if new.found:
-            self.taken = new.found[-1].id
+            self.taken = new.found[-1][0]
             self._given = max(self._given, rank(self.taken))
             if self._notifier is not None:
                 self._notifier.accept()
         if read.found and not self.may_have_more and self._notifier is not None:
             self._notifier.reset()  # it has not told of these: its server may be one that was replaced
-        if count and self._told and self._notifier is not None and self._told not in [one.id for one in read.found[:1]]:
+        if count and self._told and self._notifier is not None and self._told not in [one[0] for one in read.found[:1]]:
             self._notifier.reject()  # another server told it; or it is gone, or others have it
         if read.found:
-            self.last_read = read.found[-1].id
+            self.last_read = read.found[-1][0]
         elif count:  # others have moved the group, or read from it
             self.taken = self.last_read = read.position
         self._read = replace(read, position=self.taken)
@@ -137,7 +137,7 @@ class StreamCursor:
     def to_look_at(self) -> bytes:
         """The highest id at which entries of others may be looked for: what was read and not taken goes before those
         above it, which only strangers can have. Empty: any."""
-        return before(self._read.found[0].id) if self._read.found else b""
+        return before(self._read.found[0][0]) if self._read.found else b""
 
     @property
     def given(self) -> bytes:
@@ -217,7 +217,7 @@ class PositionSaver:
         self.memory = self.memory.found(last_delivered)
 
     def remember(self, new: NewEntries) -> None:
-        self.memory = self.memory.read(new.found[0].id, new.found[-1].id)
+        self.memory = self.memory.read(new.found[0][0], new.found[-1][0])
 
     def turn(self, board: Board, steps: LeaderScripts, last_read: bytes) -> PositionLook | None:
         """Save the position, once a second while it moves. Return what Redis told with it; None when it was not

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from hiredis import pack_command
+
 from usher.common.base.errors import MessageUndecodable
 from usher.common.base.log import event
 from usher.common.protocol.marks import NO_FIELDS, Mark, MarkFields
@@ -22,8 +24,8 @@ log = logging.getLogger(__name__)
 _SHOWN = 64
 #: The reason of entries above USHER_LONGEST_MESSAGE_BYTES.
 TOO_LARGE = "too_large"
-#: Bodies up to this size go to their owners with the inbox, as long as those of a batch have this mean, or are no more
-#: than so much together. Owners read all others from their own pending lists.
+#: Bodies up to this size, packed, go to their owners with the inbox, as long as those of a batch have this mean, or are
+#: no more than so much together. Owners read all others from their own pending lists.
 _SMALL_BODY, _MEAN_BODY, _FEW_BODIES = 8 * 1024, 1024, 1024 * 1024
 #: Bytes of a tenant or priority field that are looked at (lua/includes/ticket_of.lua).
 LONGEST_MARK = 600
@@ -50,15 +52,16 @@ class NewEntries:
     """Entries to be taken: those that come next above ``position``, up to which all was taken. ``is_all``: there were
     no more.
 
-    ``largest``: bytes of the largest. ``bodies``: those that go with the inbox, in id order. ``given``: how many
-    entries the group was given up to the last of these, as Redis counts them; None: that is not known.
+    ``found``: of those that can be handed over, nearly all, (id, ticket) is enough. ``largest``: about the bytes of the
+    largest. ``bodies``: those that go with the inbox, packed, with their ids. ``given``: how many entries the group was
+    given up to the last of these, as Redis counts them; None: that is not known.
     """
 
     position: bytes
-    found: list[PeekedEntry]
+    found: list[PeekedEntry | tuple[bytes, bytes]]
     is_all: bool
     largest: int = field(default=0, compare=False)
-    bodies: Mapping[bytes, list[bytes]] = field(default_factory=dict, compare=False)
+    bodies: Mapping[bytes, bytes] = field(default_factory=dict, compare=False)
     given: int | None = field(default=None, compare=False)
 
 
@@ -80,17 +83,25 @@ class EntryParser(NamedTuple):
         found, largest, room = [], 0, max(_FEW_BODIES, _MEAN_BODY * len(entries))
         bodies = {}
         for entry_id, fields in entries:
-            bytes_of_it = sum(map(len, fields))
-            if bytes_of_it > largest:
-                largest = bytes_of_it
-            if bytes_of_it <= _SMALL_BODY:
-                room -= bytes_of_it
+            packed = pack_command((entry_id, *fields))
+            size = len(packed)
+            if size > largest:
+                largest = size
+            if size <= _SMALL_BODY:
+                room -= size
                 if room >= 0:
-                    bodies[entry_id] = fields
-            if is_plain and fields[0] == name and bytes_of_it <= most:  # nearly all
-                found.append(PEEKED((entry_id, fields[1], 0, b"", b"")))
+                    bodies[entry_id] = packed
+            ticket = fields[1]
+            if (
+                is_plain
+                and fields[0] == name
+                and size <= most
+                and 0 < len(ticket) <= LONGEST_TICKET
+                and ticket.isascii()
+            ):
+                found.append((entry_id, ticket))
             else:
-                found.append(self._entry(entry_id, fields, bytes_of_it))
+                found.append(self._entry(entry_id, fields, sum(map(len, fields))))
         return NewEntries(position, found, is_all, largest, bodies, given)
 
     def _entry(self, entry_id: bytes, fields: list[bytes], size: int) -> PeekedEntry:
@@ -110,23 +121,23 @@ class Rejected(NamedTuple):
     reason: str
 
 
-def partition_entries(found: Iterable[PeekedEntry]) -> tuple[list[tuple[bytes, bytes]], list[Rejected]]:
+def partition_entries(
+    found: Iterable[PeekedEntry | tuple[bytes, bytes]],
+) -> tuple[list[tuple[bytes, bytes]], list[Rejected]]:
     """Return (id, ticket) of the entries that can be handed over, and those that must become dead letters, each with
     its reason."""
     usable: list[tuple[bytes, bytes]] = []
     rejected: list[Rejected] = []
     for entry in found:
-        entry_id, ticket = entry[:2]
-        if ticket and not entry.size and len(ticket) <= LONGEST_TICKET and ticket.isascii():
-            usable.append((entry_id, ticket))  # nearly all
-            continue
-        if entry.size:
+        if not isinstance(entry, PeekedEntry):
+            usable.append(entry)
+        elif entry.size:
             rejected.append(Rejected(entry.id, (entry.ticket or b"")[:LONGEST_TICKET], TOO_LARGE))
-            continue
-        try:
-            usable.append((entry.id, check_ticket(entry.ticket)))
-        except MessageUndecodable as why:
-            rejected.append(Rejected(entry.id, (entry.ticket or b"")[:_SHOWN], why.reason))
+        else:
+            try:
+                usable.append((entry.id, check_ticket(entry.ticket)))
+            except MessageUndecodable as why:
+                rejected.append(Rejected(entry.id, (entry.ticket or b"")[:_SHOWN], why.reason))
     return usable, rejected
 
 
@@ -139,7 +150,7 @@ class MarkReader:
         self.tells_tenants = bool(fields.tenant)
         self.unreadable = 0  # priorities, since the start of the process
 
-    def read(self, found: Iterable[PeekedEntry]) -> Sequence[Mark]:
+    def read(self, found: Iterable[Any]) -> Sequence[Mark]:
         """Return the marks of the entries; nothing when nobody asked for any. Priorities that cannot be read count as
         the least, and are told."""
         if self._fields.is_empty:

@@ -14,14 +14,16 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from hiredis import pack_command
+
 from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, RedisTrouble, ReplyUnknown
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
-from usher.common.protocol.stream_id import ZERO, GroupPosition
+from usher.common.protocol.stream_id import ZERO, GroupPosition, rank
 from usher.common.redis.client import Arg, CommandRefused
-from usher.common.redis.replies import group_of, pack_bodies, parse_own, read_command, redis_ms, separator
+from usher.common.redis.replies import group_of, pack_part, read_command, redis_ms, separator
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.master.leader.entries import (
@@ -46,7 +48,7 @@ _MOST_NOTES = 10_000
 _MANY = 64
 #: So often a turn is tried again that others have stopped by changes which do not concern it.
 _TRIES = 5
-_NO_BODIES: Mapping[bytes, list[bytes]] = MappingProxyType({})
+_NO_BODIES: Mapping[bytes, bytes] = MappingProxyType({})
 
 
 class LeaderCounters:
@@ -181,16 +183,6 @@ def _found(flat: Sequence[Any], step: int = 2) -> list[PeekedEntry]:
     ]
 
 
-def _blobs(plan: HandOverPlan, bodies: Mapping[bytes, list[bytes]]) -> list[bytes]:
-    targets = enumerate(plan.targets) if bodies else ()
-    owners = {one: number for number, target in targets for part in target.parts for one in part.ids}
-    found: list[list[tuple[bytes, ...]]] = [[] for _ in plan.targets]
-    for entry_id, fields in bodies.items():
-        if (number := owners.get(entry_id)) is not None:
-            found[number].append((entry_id, *fields))
-    return list(map(pack_bodies, found))
-
-
 class LeaderScripts:
     """The scripts of one leader in one epoch."""
 
@@ -317,7 +309,7 @@ class LeaderScripts:
             return None
         self._fence, self._taken = packet.fence or self._fence, packet.taken or self._taken
         if packet.left > (claimed := len(done[len(packet.commands) - 1]) if packet.left else 0):
-            self._cuts.append((packet.left - claimed, b"", new.found[-1].id, 0))
+            self._cuts.append((packet.left - claimed, b"", new.found[-1][0], 0))
         states = [
             (target.incarnation, state)
             for target, state in zip(plan.targets, told[0] if leases else (), strict=True)
@@ -334,39 +326,45 @@ class LeaderScripts:
         claims are with FORCE: what is new is in nobody's list yet, and what is parked nobody of ours has ended, whoever
         took it out.
 
-        An inbox gets one record: fence (of tickets that change their owner), between (what separates the tickets),
-        tickets, and ids: for each ticket a line with its ids, separated by spaces, before them its fence if it keeps
-        one. Then, if there are any, the bodies of these ids that come with it, in id order (``pack_bodies``)."""
-        keys = self._keys
+        An inbox gets one record (``InboxRecord``): fence (of tickets that change their owner), low and high (no id in
+        it is outside of these), and parts: of each ticket its name, its fence if it keeps one, and its entries."""
+        keys, body = self._keys, new.bodies.get
         commands: list[tuple[Arg, ...]] = []
         owned: list[Arg] = []
         appended: list[Arg] = []
-        left = {entry[0]: None for entry in new.found}
-        for target, blob in zip(plan.targets, _blobs(plan, new.bodies), strict=True):
+        planned: set[bytes] = set()
+        each = []
+        for target in plan.targets:
             head = b"%s %d " % (target.incarnation.encode(), fence)
-            tickets, lines, ids = [part.ticket for part in target.parts], [], []
+            ids: list[bytes] = []
+            packed = []
             for ticket, believed, its_ids in target.parts:
                 line = its_ids[0] if len(its_ids) == 1 else b" ".join(its_ids)
                 ids += its_ids
                 if believed == NOBODY or is_given_back_head(believed):
                     owned += (ticket, head + line)
-                    lines.append(line)
+                    its_fence = b""
                 else:
                     appended += (ticket, believed, line)
-                    lines.append(believed.rpartition(b" ")[2] + b" " + line)
-            for entry_id in ids:
-                left.pop(entry_id, None)
-            between = separator(tickets)
-            told = ("fence", fence, "between", between, "tickets", between.join(tickets), "ids", b"\n".join(lines))
+                    its_fence = believed.rpartition(b" ")[2]
+                packed.append(pack_part(ticket, its_fence, [body(one) or pack_command((one,)) for one in its_ids]))
+            planned.update(ids)
+            each.append((target.incarnation, ids, b"*%d\r\n%b" % (len(packed), b"".join(packed))))
+        left = [entry[0] for entry in new.found if entry[0] not in planned]
+        last, given = (new.found[-1][0], new.given) if new.found else (new.position, self._given[1])
+        # Where all is new, the reader knows that it has none of it (inbox_reader.py).
+        low = new.found[0][0] if new.found and plan.size == len(new.found) - len(left) else ZERO
+        for incarnation, ids, parts in each:
+            high = last if low != ZERO else max(ids, key=rank)
+            record = ("fence", fence, "low", low, "high", high, "parts", parts)
             commands += [
-                ("XCLAIM", keys.stream, keys.group, target.incarnation, 0, *ids, "FORCE", "JUSTID"),
-                ("XADD", keys.inbox(target.incarnation), "*", *told, *(("bodies", blob) if blob else ())),
+                ("XCLAIM", keys.stream, keys.group, incarnation, 0, *ids, "FORCE", "JUSTID"),
+                ("XADD", keys.inbox(incarnation), "*", *record),
             ]
         if owned:
             commands += [("HSET", keys.tickets, *owned), ("HSET", keys.counters, "fence", fence)]
         if appended:  # by its text: inside of a transaction there is no second try
             commands.append(("EVAL", self._scripts.prepared("append")[0], 1, keys.tickets, *appended))
-        last, given = (new.found[-1].id, new.given) if new.found else (new.position, self._given[1])
         if not new.found and last != self._given[0]:
             given = None
         taken = b"%s %s" % (last, b"" if given is None else b"%d" % given) if last else self._taken
@@ -385,8 +383,6 @@ class LeaderScripts:
     ) -> tuple[Sequence[Any] | None, Sequence[Any], bool]:
         """Return the replies to both. None for the former: nothing happened, since others have noted changes. With them
         comes whether these concern the plan."""
-        targets = {target.incarnation for target in plan.targets}
-        planned = {part.ticket for target in plan.targets for part in target.parts}
         self.is_guarded = False  # also when nothing happens: then nobody has looked at the answers behind it
         done, behind = self._scripts.link.transaction(self._connection, commands, [*self._watching, *asked])
         try:
@@ -396,6 +392,8 @@ class LeaderScripts:
         if done is None:
             if not noted.is_any:
                 raise ReplyUnknown("a turn was refused in our own epoch, and nobody has noted a change")
+            targets = {target.incarnation for target in plan.targets}
+            planned = {part.ticket for target in plan.targets for part in target.parts}
             return None, [], noted.rules or bool(noted.tickets & planned or noted.consumers & targets)
         if missing := next((one for one in done if isinstance(one, GroupMissing)), None):
             raise missing  # index and inboxes name what comes again, when the group is made again (rejoin)
@@ -410,7 +408,7 @@ class LeaderScripts:
         return done, behind[3:], False
 
     def _was_read(self, replies: Sequence[Any], count: int, newest: Any) -> NewEntries:
-        entries = parse_own(replies[0])
+        entries = replies[0][0][1] if replies[0] else []
         facts = group_of(replies[1], self._keys.group, None) or {}
         position, given = facts[b"last-delivered-id"], facts.get(b"entries-read")
         at, before, since = self._given

@@ -11,9 +11,11 @@ from typing import Any
 
 import orjson
 import pytest
+from hiredis import pack_command
 
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
+from usher.common.redis.replies import pack_part
 from usher.master.audit.settings import AuditThresholds
 from usher.master.policy.rules import Rule, dump, rule_id
 
@@ -59,7 +61,9 @@ class Seeder:
 
     def tell(self, owner: str, ticket: str, told: str) -> None:
         """``told``: fence and ids, of a hand-over that draws a fence of its own."""
-        fields = ("fence", 1, "between", "\n", "tickets", ticket, "ids", told)
+        fence, *ids = told.encode().split(b" ")
+        part = pack_part(ticket.encode(), fence, [pack_command((one,)) for one in ids])
+        fields = ("fence", 1, "low", "0-0", "high", ids[-1], "parts", b"*1\r\n" + part)
         self._link.call("XADD", self.keys.inbox(owner), "*", *fields)
 
     def rule(self, rule: Rule) -> None:

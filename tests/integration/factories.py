@@ -395,7 +395,7 @@ def fetch(leader: LeaderScripts, count: int) -> list[PeekedEntry]:
     news = read(leader, count)
     if news.found:
         hand_over(leader, NOTHING, news)
-    return news.found
+    return [PeekedEntry(*found) for found in news.found]
 
 
 def plan(

@@ -98,21 +98,6 @@ def test_a_body_that_came_is_run_although_its_entry_was_deleted_since(play: Play
     assert [message.stream_id for message in play.messages()] == ids
 
 
-@pytest.mark.parametrize("blob", [b"x", b"*1\r\n", b"*1\r\n*0\r\n", b"*1\r\n*1\r\n*0\r\n", b"-ERR x\r\n", b":7\r\n"])
-def test_bodies_that_cannot_be_read_are_fetched_and_that_is_told(
-    play: Play, caplog: pytest.LogCaptureFixture, blob: bytes
-) -> None:
-    ids, inbox = play.world.send(b"T", b"1-1", b"2-1"), play.world.keys.inbox(play.consumer.incarnation)
-    play.give({b"T": ids})
-    [(record, fields)] = play.world.link.call("XRANGE", inbox, "-", "+")
-    assert fields[8] == b"bodies"
-    play.world.link.call("DEL", inbox)
-    play.world.link.call("XADD", inbox, record, *fields[:9], blob)
-    assert play.consumer.read() == 2
-    assert [message.stream_id for message in play.messages()] == ids
-    assert [record.message for record in caplog.records].count("inbox_bodies_unreadable") == 1
-
-
 def test_a_message_at_the_highest_id_is_run(play: Play) -> None:
     ids = play.world.send(b"T", b"1-1", _HIGHEST)
     play.give({b"T": ids})

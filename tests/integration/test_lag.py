@@ -62,7 +62,7 @@ class Twins:
         since()
         if news.found:
             hand_over(self.leader, make(news), news)
-            self._read(len(news.found), news.found[-1].id)
+            self._read(len(news.found), news.found[-1][0])
         return len(news.found)
 
     def _read(self, count: int, last: bytes) -> None:
@@ -131,14 +131,14 @@ def test_it_does_not_matter_who_gets_them(caught_up: Twins, planned: int, state:
     caught_up.send(9)
     if state == "LOST":
         caught_up.world.end_lease(owner)
-    caught_up.take(5, lambda news: plan(owner, {b"T": [found.id for found in news.found[:planned]]} if planned else {}))
+    caught_up.take(5, lambda news: plan(owner, {b"T": [found[0] for found in news.found[:planned]]} if planned else {}))
     assert caught_up.same() == (8, 4)
 
 
 def test_old_entries_in_the_same_call_do_not_count(caught_up: Twins) -> None:
     owner, old = caught_up.world.join("a"), [b"1-1", b"2-1", b"3-1"]
     caught_up.send(9)
-    caught_up.take(5, lambda news: plan(owner, {b"T": [*old, *(found.id for found in news.found[:3])]}))
+    caught_up.take(5, lambda news: plan(owner, {b"T": [*old, *(found[0] for found in news.found[:3])]}))
     assert caught_up.same() == (8, 4)
 
 
@@ -146,5 +146,5 @@ def test_old_entries_in_the_same_call_do_not_count(caught_up: Twins) -> None:
 def test_thousands_count(caught_up: Twins) -> None:
     owner = caught_up.world.join("a")
     caught_up.send(9500)
-    caught_up.take(9001, lambda news: plan(owner, {b"T": [found.id for found in news.found[:4500]]}))
+    caught_up.take(9001, lambda news: plan(owner, {b"T": [found[0] for found in news.found[:4500]]}))
     assert caught_up.same() == (9004, 499)

@@ -270,7 +270,7 @@ class Mirror(RedisModel):
         mine = super().hand_over(plan, news, heard)
         assert (None if answer is None else answer[0]) == mine
         self._compare()
-        owners = {self.pending.get(entry.id, "nobody") for entry in news.found if mine is not None}
+        owners = {self.pending.get(entry[0], "nobody") for entry in news.found if mine is not None}
         self.taken |= {owner if owner in (MASTER, "nobody") else "an owner" for owner in owners}
         return mine
 

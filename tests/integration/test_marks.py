@@ -48,14 +48,16 @@ def test_they_come_with_what_is_read(world: World) -> None:
 def test_who_asks_for_none_gets_none(world: World) -> None:
     _send(world)
     leader = _leader(world, MarkFields())
-    assert read(leader, 2).found == [PeekedEntry(b"1-1", b"T"), PeekedEntry(b"2-1", b"U")]
+    assert read(leader, 2).found == [PeekedEntry(b"1-1", b"T"), (b"2-1", b"U")]
     assert leader.marks.read(read(leader, 5).found) == ()
 
 
 def test_of_what_is_too_large_they_do_not_matter(world: World) -> None:
     world.add(b"1-1", b"customer", b"a", FIELD, b"T", b"body", b"x" * 100)
     leader = _leader(world, longest=50)
-    assert read(leader, 10).found[0].size > 50
+    [found] = read(leader, 10).found
+    assert isinstance(found, PeekedEntry)
+    assert found.size > 50
 
 
 def _parked(world: World, leader: LeaderScripts) -> list[PeekedEntry]:

@@ -14,7 +14,7 @@ from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, World,
 from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, ReplyUnknown
 from usher.common.redis.client import Link
-from usher.common.redis.replies import HandOver, unpack_bodies
+from usher.common.redis.replies import HandOver
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.lifecycle.owner_scripts import GiveBack
 from usher.master.leader.entries import NewEntries
@@ -141,7 +141,7 @@ def test_thousands_of_old_and_of_new_entries_go_to_two_owners_and_thousands_stay
     }
 
 
-def test_each_owner_is_told_the_bodies_of_its_news_in_id_order(world: World) -> None:
+def test_each_owner_is_told_the_bodies_of_its_news(world: World) -> None:
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     [parked] = world.parked(leader, b"P", b"1-1")
     [first], [second] = world.send(b"T", b"2-1"), world.send(b"U", b"9-2")
@@ -149,8 +149,18 @@ def test_each_owner_is_told_the_bodies_of_its_news_in_id_order(world: World) -> 
     parts = (a, {b"U": [second], b"P": [parked], b"T": [first]}), (b, {b"X": [third]})
     hand_over(leader, plans(*parts), read(leader))
     [to_a], [to_b] = (world.inbox_records(owner.incarnation) for owner in (a, b))
-    assert list(unpack_bodies(to_a.blob) or ()) == [first, second]
-    assert unpack_bodies(to_b.blob) == {third: dict(world.link.call("XRANGE", world.keys.stream, third, third))[third]}
+    body = {one: dict(world.link.call("XRANGE", world.keys.stream, one, one))[one] for one in (first, second, third)}
+    assert to_a.bodies == {first: body[first], second: body[second]}
+    assert to_b.bodies == {third: body[third]}
+    assert (to_a.low, to_a.high) == (b"0-0", second)  # what was parked may have been here before
+
+
+def test_a_record_of_new_entries_alone_says_so(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    [first], [second] = world.send(b"T", b"2-1"), world.send(b"U", b"9-2")
+    hand_over(leader, plans((a, {b"U": [second], b"T": [first]})), read(leader))
+    [record] = world.inbox_records(a.incarnation)
+    assert (record.low, record.high) == (first, second)
 
 
 # ---- what it takes ----
@@ -179,7 +189,7 @@ def test_only_what_was_read_is_taken_what_came_since_comes_next(world: World) ->
     later = world.send(b"T", b"18446744073709551-18446744073709552")
     hand_over(leader, plan(a, {b"T": ids[:2]}), news)
     assert (world.pending(), _position(world)) == ({a.name: ids[:2], b"master": ids[2:4]}, ids[3])
-    assert [found.id for found in read(leader, 100).found] == ids[4:] + later
+    assert [found[0] for found in read(leader, 100).found] == ids[4:] + later
 
 
 @pytest.mark.parametrize("taken", [4, 0])
@@ -392,7 +402,7 @@ def test_a_leader_begins_also_before_the_group_is_made(world: World) -> None:
         with pytest.raises(Fenced):
             leader.turn(NOTHING, NewEntries(b"0-0", [], True), 10)
         two.begin(is_new=True)
-        assert [one.id for one in read(two).found] == ids
+        assert [one[0] for one in read(two).found] == ids
 
 
 def test_without_the_group_it_says_so(world: World) -> None:
@@ -506,7 +516,7 @@ def test_what_others_have_read_is_not_taken_for_cut(world: World) -> None:
     world.send(b"T", b"2-1", b"3-1", b"4-1")
     group = ("GROUP", world.keys.group, "stranger")
     world.link.call("XREADGROUP", *group, "COUNT", 2, "STREAMS", world.keys.stream, ">")
-    assert [one.id for one in read(leader).found] == [b"4-1"]
+    assert [one[0] for one in read(leader).found] == [b"4-1"]
     leader.note_cuts()
     assert world.link.call("HGET", world.keys.counters, "unread_cut") is None
     world.apart_because = "a stranger has something"
