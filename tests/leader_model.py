@@ -48,7 +48,11 @@ class Leader:
         leader.look_at(redis.roster())
         board, dead = leader.board, set()
         for ticket, record in list(redis.index.items()):
-            owner = board.set_record(ticket, record.owner.encode(), record.fence, list(record.ids), leader.now_s)
+            ids = redis.unfinished(ticket) if ":" in record.owner else list(record.ids)
+            if not ids:
+                board.is_over(ticket)
+                continue
+            owner = board.set_record(ticket, record.owner.encode(), record.fence, ids, leader.now_s)
             if owner is not None:
                 dead.add(owner)
         living = set(board.consumers) - dead
@@ -130,9 +134,7 @@ class Leader:
 
     def reopen(self) -> bool:
         """One page of what was not kept of a halted ticket."""
-        found = read_again(self.board, _PageSteps(self.redis), self.unsure)  # type: ignore[arg-type]
-        self.board.doubt(self.unsure)
-        return found
+        return read_again(self.board, _PageSteps(self.redis))  # type: ignore[arg-type]
 
     def read_records(self, names: Iterable[bytes]) -> None:
         """Memory follows the index."""
@@ -143,26 +145,37 @@ class Leader:
             if record is None:
                 self.board.clear_record(name)
                 continue
+            if self.board.is_of(name, record.owner.encode()):
+                continue
             to_recover = self.board.set_record(name, record.owner.encode(), record.fence, list(record.ids), self.now_s)
             if to_recover is not None:
                 self.recoverer.add(to_recover)
 
     def reconcile(self, quiet_s: float = 0.0) -> None:
-        """Read the records of all tickets that nobody reported on for a while."""
-        self.read_records(self.board.quiet_since(self.now_s - quiet_s + 1e-9))
+        """Compare all tickets that nobody reported on for a while."""
+        for owner, names in self.board.quiet_since(self.now_s - quiet_s + 1e-9).items():
+            if owner:
+                there, found = self.redis.pending, self.board.looked_at(names, self.now_s)
+                self.board.free(
+                    owner, [(name, [one for one in ids if one not in there]) for name, ids in found], self.now_s
+                )
+            else:
+                self.read_records(names)
 
     def hand_over(self, limit: int = 1000) -> HandOverPlan | None:
         """One plan, carried out."""
         plan = self.board.plan(limit, self.now_s)
-        if plan is None or self.confirm(plan, self.redis.hand_over(plan, heard=self.heard)):
+        index = self.board.outdated(self.now_s)
+        if plan is None or self.confirm(plan, self.redis.hand_over(plan, heard=self.heard, index=index), index):
             return plan
         self.board.withdraw(plan)
         self.hear()
         return None
 
-    def confirm(self, plan: HandOverPlan, reply: HandOverReply | None) -> bool:
+    def confirm(self, plan: HandOverPlan, reply: HandOverReply | None, index: Iterable[bytes] = ()) -> bool:
         """Do what a reply asks for. Return whether the plan was carried out."""
         if reply is not None:
+            self.board.is_up_to_date(index)
             self.board.confirm(plan, reply)
             for incarnation in reply.lost:
                 self.lose(incarnation)
@@ -193,7 +206,8 @@ class Leader:
         ``meanwhile``."""
         news, plan, undo = self.see(limit)
         meanwhile()
-        if self.confirm(plan or NOTHING, self.redis.hand_over(plan or NOTHING, news, self.heard)):
+        index = self.board.outdated(self.now_s)
+        if self.confirm(plan or NOTHING, self.redis.hand_over(plan or NOTHING, news, self.heard, index), index):
             return True
         undo()
         self.hear()

@@ -6,8 +6,9 @@ that goes with it is in ``leader_model.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.owner_words import is_waiting
@@ -125,19 +126,17 @@ class RedisModel:
     def lives(self, incarnation: str) -> bool:
         return incarnation in self.leases
 
-    def ack(self, incarnation: str, ticket: bytes, ids: Sequence[bytes]) -> list[bytes]:
-        """ack.lua for one ticket: the ids that may be reported; none if it is stale or the lease has ended."""
+    def unfinished(self, ticket: bytes) -> list[bytes]:
+        """What the owner in a ticket's record has of it."""
+        record = self.index[ticket]
+        return [entry_id for entry_id in record.ids if self.pending.get(entry_id) == record.owner]
+
+    def ack(self, incarnation: str, ids: Sequence[bytes]) -> list[bytes]:
+        """ack.lua: the ids that may be reported; none if the lease has ended."""
         if not self.lives(incarnation):
             return []
-        record = self.index.get(ticket)
-        if record is not None and record.owner != incarnation:
-            return []
         for entry_id in ids:
-            if record is not None and entry_id in record.ids:
-                record.ids.remove(entry_id)
-                self.finish(entry_id)
-        if record is not None and not record.ids:
-            del self.index[ticket]
+            self.finish(entry_id)
         return list(ids)
 
     def give_back(self, incarnation: str, ticket: bytes) -> None:
@@ -180,7 +179,7 @@ class RedisModel:
     def park(self, incarnation: str, ticket: bytes) -> None:
         """dead_letter.lua with policy halt, for the first message of a ticket."""
         record = self._its_own(incarnation, ticket)
-        first, *rest = record.ids
+        first, *rest = self.unfinished(ticket)
         is_gone = first in self.bodiless
         if is_gone:
             self.finish(first)
@@ -273,11 +272,20 @@ class RedisModel:
         return NewEntries(self.dealt, [(one, self.ticket_of[one]) for one in self.ahead], len(seen) < count)
 
     def hand_over(
-        self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES, heard: int | None = None
+        self,
+        plan: HandOverPlan,
+        news: NewEntries = NO_NEW_ENTRIES,
+        heard: int | None = None,
+        index: Mapping[bytes, bytes] = MappingProxyType({}),
     ) -> HandOverReply | None:
-        """A turn. Nothing happens if others have changed something since so many changes were ``heard``."""
+        """A turn. Nothing happens if others have changed something since so many changes were ``heard``. ``index``:
+        records that are not up to date."""
         if heard is not None and heard < len(self.changed):
             return None
+        planned = {part.ticket for target in plan.targets for part in target.parts}
+        for ticket, told in index.items():
+            if ticket not in planned:
+                self._bring_up_to_date_in_index(ticket, told)
         new = {entry[0] for entry in news.found}
         self.pending.update(dict.fromkeys(new, MASTER))  # they are nobody's, and may be given as if they were parked
         has_fence = any(part.changes_owner for target in plan.targets for part in target.parts)
@@ -297,15 +305,28 @@ class RedisModel:
             [name for name, state in states if state is None],
         )
 
+    def _bring_up_to_date_in_index(self, ticket: bytes, told: bytes) -> None:
+        there = self.unfinished(ticket) if ticket in self.index else []
+        record = self.index.pop(ticket, None)
+        head, ids = b" ".join(told.split()[:2]), told.split()[2:]
+        if record is not None and (":" not in record.owner or not set(there) <= set(ids) or (told and head != record.head)):
+            self.broken.append(f"{told!r} in place of {record} of {ticket!r}, of which {there} are not over")
+        if told and record is not None:
+            self.index[ticket] = Record(record.owner, record.fence, ids)
+
     def _grant(self, incarnation: str, part: TicketPlan, new: set[bytes]) -> None:
         """Hand over one ticket's part. What has no body is not pending then, and its owner finds out."""
         record = self.index.get(part.ticket)
         fence = self.fence if part.changes_owner else int(part.believed.split()[1])
         is_its = record is not None and record.head == part.believed
-        before = record.ids if record is not None and is_its and not part.changes_owner else []
+        before = [] if part.changes_owner else list(part.held)
+        held = [] if record is None or not is_its or part.changes_owner else self.unfinished(part.ticket)
+        if not set(held) <= set(before):
+            self.broken.append(f"{part} forgets some of {held}")
         if self.lives(incarnation):  # else it starts nothing any more, and all that it has is taken back
             self._look(incarnation, part, fence)
-        if record is not None and not is_its and (":" not in record.owner or self.lives(record.owner)):
+        is_over = record is not None and ":" in record.owner and not self.unfinished(part.ticket)
+        if record is not None and not is_its and not is_over and (":" not in record.owner or self.lives(record.owner)):
             self.broken.append(f"{part} overwrites {record}")
         for entry_id in part.ids:
             if entry_id not in self.bodiless:
@@ -352,12 +373,6 @@ class RedisModel:
             return TakenPage(True, 0, [], [])
         page = self.held_by(incarnation)[: min(count, PAGE)]
         found = [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
-        for entry_id, ticket, *_ in found:
-            record = self.index.get(ticket or b"")
-            if record is not None and record.owner == incarnation and entry_id in record.ids:
-                record.ids = [one for one in record.ids if one != entry_id]
-                if not record.ids:
-                    del self.index[ticket or b""]
         return TakenPage(False, len(page), found, [entry_id for entry_id in page if entry_id not in self.pending])
 
     def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> Freed | None:

@@ -826,12 +826,6 @@ def _mishaps(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFi
     elif not stream.counts_added:
         means = "entries that are cut before they are read leave no trace before Redis 7"
         yield OK("unread entries", "this server does not count what is added", means)
-    if told.restored:
-        is_new = now_s - told.restored_s < _RECENT_S
-        seen = f"{told.restored:,} were claimed again" + ("" if is_new else ", none of them in the last day")
-        means = "somebody acknowledged them by hand, or deleted names from the group; they are handled all the same"
-        do = "find who did it (ACL LOG, MONITOR): where no master has seen them, nobody claims them again"
-        yield (WARN if is_new else OK)("pending entries", seen, means, do if is_new else "")
     for moment, loss in stream.losses:
         is_new = now_s - loss.ms / 1000 < _RECENT_S
         means = "the masters found it and wrote it down; the audit tells it from a promise that was broken"

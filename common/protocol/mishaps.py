@@ -4,7 +4,6 @@ show both, and the audit tells a declared loss from a promise that was broken. P
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from usher.common.base.text import pluralize
@@ -20,18 +19,14 @@ _MEANS = {
     "group_lost": "the consumer group was lost, and made again",
     "set_back": "the group knows less than its leader did: Redis lost its last moments, or somebody set it back",
     "unread_cut": "cut from the stream before they were read",
-    "taken_out": "taken out of the pending list by hand, and claimed again",
 }
 
 
 class Mishaps(NamedTuple):
-    """Numbers of entries that were cut before they were read, and that were claimed again because nobody had them
-    pending any more; and when each happened last, in seconds."""
+    """Number of entries that were cut before they were read, and when that happened last, in seconds."""
 
     unread_cut: int = 0
     unread_cut_s: int = 0
-    restored: int = 0
-    restored_s: int = 0
 
 
 def mishaps_command(keys: Keys) -> tuple[str, ...]:
@@ -71,10 +66,6 @@ def gap_of(position: bytes, span: Span | None) -> IdRange | None:
         return None
     last = span.last_generated if span.first is None else before(span.first)
     return (after(position), last) if rank(position) < rank(last) else None
-
-
-def range_of(ids: Sequence[bytes]) -> IdRange | None:
-    return (min(ids, key=rank), max(ids, key=rank)) if ids else None
 
 
 def format_id_range(ids: IdRange | None) -> str:

@@ -195,8 +195,8 @@ def _words(text: str) -> tuple[str, ...]:
 
 _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
 _MASTER = _words(
-    "begin read_parked reject append note_cut recall take_back free_tickets restore sweep save_position "
-    "note_behind note_repeats note_chart rejoin revoke reap forget_attempts elect hold_lead resign "
+    "begin read_parked reject note_cut recall take_back free_tickets sweep save_position "
+    "note_behind note_chart revoke reap forget_attempts elect hold_lead resign "
     "next_generation register redrive drop_letters read_letters count_between trim change_rules "
     "order ticket_entries find_entries find_runs pending_heads send read_field read_fields "
     "due_delayed send_delayed move_delayed drop_delayed read_delayed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from usher.common.redis.client import CommandRefused, Link
 _RECORD = re.compile(rb"[^\s]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})+")
 
 
+#: Pending entries looked at by one command, and more than an owner has.
+_PENDING, _MOST_PENDING = 2000, 100_000
 _ORDER = [b"order", b"ticket", b"id"]
 _GIVEN = [b"fence", b"low", b"high", b"parts"]
 _RECALLED = [b"recall", b"between", b"tickets", b"ids"]
@@ -237,12 +240,6 @@ class TicketStream:
             return None
         return GroupPosition(saved[b"delivered"], saved[b"oldest_pending"] or None)
 
-    def repeats_until(self) -> bytes | None:
-        """Return the id noted by note_repeats: entries up to it are given to the group a second time. None if there is
-        none, or the group is past it."""
-        noted: bytes | None = self._link.call("HGET", self._keys.position, "repeats_until")
-        return noted
-
     def span(self) -> Span | None:
         """Ask for the span of the stream; None when it is missing. The last id stays when its entry is deleted or
         trimmed."""
@@ -270,6 +267,27 @@ class TicketStream:
 
     def group_consumers(self) -> list[GroupConsumer]:
         return group_consumers_of(self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group))
+
+    def pending_of(self, name: str | bytes) -> Iterator[bytes]:
+        """Yield the ids that are pending for a name, page by page. Raises GroupMissing."""
+        start = b"-"
+        while True:
+            rows = self._link.call("XPENDING", self._keys.stream, self._keys.group, start, "+", _PENDING, name)
+            yield from (row[0] for row in rows)
+            if len(rows) < _PENDING:
+                return
+            start = b"(" + rows[-1][0]
+
+    def in_processing(self, record: TicketRecord | None) -> TicketRecord | None:
+        """Return a record with what is not over of it. None: all is, or it was None."""
+        if record is None or b":" not in record.owner:
+            return record
+        first, last = min(record.ids, key=rank), max(record.ids, key=rank)
+        span = (self._keys.stream, self._keys.group, first, last, _MOST_PENDING, record.owner)
+        with contextlib.suppress(GroupMissing):
+            pending = {row[0] for row in self._link.call("XPENDING", *span)}
+            record = record._replace(ids=[one for one in record.ids if one in pending])
+        return record if record.ids else None
 
     def records(self, count: int = 1000) -> Iterator[tuple[bytes, TicketRecord | None]]:
         """Yield every record of the index, by HSCAN; a record that changes meanwhile may come twice or in either state.

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
@@ -89,17 +88,6 @@ def _texts() -> dict[str, str]:
     folders = (one for one in (resources.files("usher.common") / "lua").iterdir() if one.is_dir())
     files = (file for folder in folders for file in folder.iterdir() if file.name.endswith(".lua"))
     return {file.name.removesuffix(".lua"): file.read_text(encoding="utf-8") for file in files}
-
-
-def ids_argument(each: Iterable[Sequence[bytes]]) -> bytes:
-    """Join the stream ids of several tickets into one argument, for cjson: a long argument costs Redis, and us, less
-    than many short ones."""
-    joined = b'","'.join(itertools.chain.from_iterable(each))
-    return b'["%b"]' % joined if joined else b"[]"
-
-
-def sizes_argument(each: Iterable[Sequence[bytes]]) -> str:
-    return str([len(ids) for ids in each])
 
 
 def with_memory_flag(text: str) -> str:

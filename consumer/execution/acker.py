@@ -29,10 +29,10 @@ from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.common.runtime.service import Service
 from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.outages import Outages
-from usher.consumer.execution.reporter import Reporter
+from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.message import Message
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts, ms_until
-from usher.consumer.policy.acks import AckBatch, AckLedger, FailedAttempt, Linger, Success
+from usher.consumer.policy.acks import AckLedger, FailedAttempt, Linger, Success
 from usher.consumer.policy.outcome import OPERATOR, Bury
 
 #: The waiting time is taken from the first execution of a batch, and from every so many-th after it.
@@ -76,19 +76,20 @@ _GOES_ON = ("body_gone", OPERATOR)
 
 
 class GivenBack(NamedTuple):
-    """A ticket on its way back to ``master``. Its fence is closed. If it is to wait until ``due_s``, ``lane`` is held
-    until it is given back. ``goes_on``: it waits in Redis since its fence was ours, and is to wait no longer."""
+    """A ticket on its way back to ``master``. Its fence is closed. ``ids``: those that were here. If it is to wait
+    until ``due_s``, ``lane`` is held until it is given back. ``goes_on``: it waits in Redis since its fence was ours,
+    and is to wait no longer."""
 
     ticket: bytes
     fence: int
+    ids: Sequence[bytes] = ()
     lane: MessageLane | None = None
     due_s: float = 0.0
     goes_on: bool = False
 
     def asked(self, now_s: float) -> GiveBack:
-        """Return it as the script takes it now: with whatever Redis says that we have of it."""
         after_ms = None if self.lane is None else ms_until(self.due_s, now_s)
-        return GiveBack(self.ticket, self.fence, (b"on",) if self.goes_on else (), after_ms)
+        return GiveBack(self.ticket, self.fence, (b"on",) if self.goes_on else self.ids, after_ms)
 
 
 class GivenUp(NamedTuple):
@@ -198,8 +199,8 @@ class Acker(Service):
     def put_off(self, lane: MessageLane, message: Message, due_s: float) -> None:
         """Have a message wait until then, and with it its ticket; its lane is held. The ticket is given back."""
         with self._lanes.lock:
-            self._lanes.board.close_fence(message.ticket, message.fence, message.stream_id)
-        self._to_give_back.append(GivenBack(message.ticket, message.fence, lane, due_s))
+            ids = self._lanes.board.close_fence(message.ticket, message.fence, message.stream_id)
+        self._to_give_back.append(GivenBack(message.ticket, message.fence, ids, lane, due_s))
         self.wake()
 
     def go_on(self, tickets: Iterable[tuple[bytes, int]]) -> None:
@@ -209,10 +210,13 @@ class Acker(Service):
 
     def recall(self, tickets: Iterable[HandOver]) -> None:
         """Give back those of these tickets of which nothing was started: the leader wants them for another consumer.
-        The others need no answer."""
+        Report what is over of all of them: it may ask because it has not heard of that."""
+        tickets = [*tickets]
         with self._lanes.lock:
+            over = [(ticket, fence, self._lanes.board.over(ticket, ids)) for ticket, fence, ids in tickets]
             closed = self._lanes.board.close_unstarted(tickets)
-        self._to_give_back += [GivenBack(ticket, fence) for ticket, fence in closed]
+        self._to_give_back += [GivenBack(ticket, fence, ids) for ticket, fence, ids in closed]
+        self._reporter.add(over)
         self.wake()
 
     def hurry(self) -> None:
@@ -275,9 +279,9 @@ class Acker(Service):
         finished = len(self._ledger)  # before the failures are counted: they include those of finished messages
         for _ in range(-(-(len(self._noting) + len(self._failed)) // BATCH)):
             self._note_failures()
-        while finished > 0 and (batch := self._ledger.next_batch(finished)) is not None:
+        while finished > 0 and (batch := self._ledger.next_batch(finished)):
             self._acknowledge(batch)
-            finished -= len(batch.finished)
+            finished -= len(batch)
         refused = self._give_back() if self._giving_back else None
         left = len(self._burying)
         while left > 0:
@@ -319,30 +323,26 @@ class Acker(Service):
         if self.outages.wonders(now_s()):
             self.outages.hear(self._steps.some_errors(), now_s())
 
-    def _acknowledge(self, batch: AckBatch) -> None:
-        record = encode(self._incarnation, batch.finished, by=self.ran) if self._run_log_length else b""
-        answer = self._steps.ack(batch.by_ticket, record, self._run_log_length)
-        fences = {item.ticket: item.fence for item in batch.finished}
+    def _acknowledge(self, batch: list[Success]) -> None:
+        record = encode(self._incarnation, batch, by=self.ran) if self._run_log_length else b""
+        ids = [item.stream_id for item in batch]
+        self._steps.ack(ids, record, self._run_log_length, self._ledger.is_again)
         self._ledger.settle()
-        self.counts.done(batch.finished)
-        done = [entry_id for ids in answer.done.values() for entry_id in ids]
+        self.counts.done(batch)
         with self._lanes.lock:
-            self._lanes.board.done(done)
-        self.acknowledged += len(done)
+            self._lanes.board.done(ids)
+        self.acknowledged += len(ids)
         self.on_progress()
-        if answer.stale:
-            self.stale += len(answer.stale)
-            event(
-                log, "acknowledgements_stale", level=logging.WARNING, tickets=len(answer.stale), first=answer.stale[0]
-            )
-            with self._lanes.lock:
-                for ticket in answer.stale:
-                    self._lanes.board.forget(ticket, fences[ticket])
-                    self._lanes.board.done(batch.by_ticket[ticket])
-        held = [item.lane for item in batch.finished if item.lane is not None]
+        held = [item.lane for item in batch if item.lane is not None]
         if held:
             self._lanes.resume(held)
-        self._reporter.add((ticket, fences[ticket], ids) for ticket, ids in answer.done.items())
+        done: dict[bytes, Item] = {}
+        for item in batch:
+            if (known := done.get(item.ticket)) is None:
+                done[item.ticket] = (item.ticket, item.fence, [item.stream_id])
+            else:
+                known[2].append(item.stream_id)
+        self._reporter.add(done.values())
 
     def _give_back(self) -> CommandRefused | None:
         """Give tickets back, and return the refusal if Redis does not accept that: it must not hold up dead letters.

@@ -437,16 +437,13 @@ class InboxReader(Service):
     def _fetch(self, page: list[HandOver], bodies: Bodies) -> tuple[list[HandOver], Bodies]:
         """Return those of these messages that are ours, and their bodies. Only a message without one anywhere has lost
         it. A drain needs none."""
-        missing = {one: part.ticket for part in page for one in part.ids if not bodies.get(one)}
+        missing = sorted({one for part in page for one in part.ids if not bodies.get(one)}, key=rank)
         found: Bodies = {}
         if not self._drains:
-            self._read_on(sorted(missing, key=rank), found)
-        over = self._not_ours({one: ticket for one, ticket in missing.items() if one not in found})
-        if over:
+            self._read_on(missing, found)
+            over = self._over([one for one in missing if one not in found])
             page = [part._replace(ids=[one for one in part.ids if one not in over]) for part in page]
             page = [part for part in page if part.ids]
-        if not self._drains:
-            self._look_in_the_stream([one for one in missing if one not in over and found.get(one) is None], found)
         return page, {one: bodies.get(one) or found.get(one) for one in _ids(page)}
 
     def _weigh(self, ids: list[bytes], flats: list[Sequence[bytes]]) -> None:
@@ -489,29 +486,18 @@ class InboxReader(Service):
             last = rank(page[-1][0]) if page else missing[-1]
             missing = [at for at in missing if at > last]
 
-    def _not_ours(self, missing: dict[bytes, bytes]) -> set[bytes]:
-        """Return those of these ids, given with their tickets, that the index does not have in processing with us. The
-        pending list does not have them either: an acknowledgement of ours that was sent again ended them, after the
-        group was lost and they were handed over anew. Another owner may have their ticket by now."""
+    def _over(self, missing: list[bytes]) -> set[bytes]:
+        """Return those of these ids, which are pending for us no more, that are in the stream: an acknowledgement of
+        ours that was sent again ended them, or somebody has taken them from us by hand. Of the others the body is
+        gone."""
         if not missing:
             return set()
-        tickets = list(set(missing.values()))
-        mine = self._incarnation.encode()
-        records = [record for record in self._stream.records_of(tickets) if record is not None and record.owner == mine]
-        ours = {entry_id for record in records for entry_id in record.ids}
-        over = missing.keys() - ours
+        found = self._fetched([("XRANGE", self._keys.stream, one, one) for one in missing], len(missing))
+        over = {one for one, there in zip(missing, found, strict=True) if there}
         if over:
             me, count, first = self._incarnation, len(over), min(over, key=rank)
             event(log, "inbox_entries_stale", level=logging.WARNING, consumer=me, count=count, first=first)
         return over
-
-    def _look_in_the_stream(self, missing: list[bytes], bodies: Bodies) -> None:
-        """Read entries that inbox and index name but the pending list does not have, from the stream: the group was
-        lost and is being made again. Only an entry that the stream does not have either is gone."""
-        if not missing:
-            return
-        for reply in self._fetched([("XRANGE", self._keys.stream, one, one) for one in missing], len(missing)):
-            bodies.update(reply)
 
     def _ending_tickets(self, parts: Iterable[HandOver]) -> set[bytes]:
         with self._lanes.lock:

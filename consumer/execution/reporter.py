@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import orjson
 
@@ -45,7 +45,7 @@ _REPEAT_LOG_S = 10.0
 _QUIETLY = {"Prefer": "return=minimal"}
 
 #: (ticket, fence, ids)
-Item = tuple[bytes, int, Sequence[bytes]]
+Item = tuple[bytes, int, list[bytes]]
 
 
 class Reporter(Service):

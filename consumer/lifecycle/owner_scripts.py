@@ -18,7 +18,7 @@ from usher.common.protocol.last_error import LastError, NotedError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.registration import Registration
 from usher.common.redis.client import CommandRefused
-from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argument
+from usher.common.redis.scripts import ScriptRunner
 
 _NO_ERROR = NotedError(b"", b"")
 _NO_ERRORS: Mapping[bytes, NotedError] = MappingProxyType({})
@@ -34,14 +34,6 @@ class Renewal(NamedTuple):
     following: bytes = b""
 
 
-class AckAnswer(NamedTuple):
-    """The result of an acknowledgement. ``done``: per ticket the ids that Redis has as done (now or before). ``stale``:
-    tickets that have another owner."""
-
-    done: dict[bytes, Sequence[bytes]]
-    stale: list[bytes]
-
-
 class Buried(enum.Enum):
     """The result of the script dead_letter. HALTED: the ticket waits for an operator; RETURNED: nothing was
     left to halt, the ticket went back to ``master``; GONE: the message is not in processing any
@@ -55,8 +47,8 @@ class Buried(enum.Enum):
 
 
 class GiveBack(NamedTuple):
-    """A ticket to give back. ``ids``: all that its owner has of it, in any order; without them it is whatever the index
-    names. ``after_ms``: nothing of it is handed over earlier than so many milliseconds from now, by Redis' clock."""
+    """A ticket to give back. ``ids``: those of it that its owner knows, in any order. ``after_ms``: nothing of it is
+    handed over earlier than so many milliseconds from now, by Redis' clock."""
 
     ticket: bytes
     fence: int
@@ -76,11 +68,10 @@ def ms_until(due_s: float, now_s: float) -> int:
 
 class Given(enum.Enum):
     """The result of giving a ticket back. GONE: nothing of it under this fence is ours, perhaps because an earlier call
-    gave it back. KEPT: it has other ids than were named; nothing happened."""
+    gave it back."""
 
     GIVEN = b"GIVEN"
     GONE = b"GONE"
-    KEPT = b"KEPT"
 
 
 class Letter(NamedTuple):
@@ -122,34 +113,14 @@ class OwnerScripts:
         self._has_renewed = True
         return Renewal("" if state == b"LOST" else state.decode(), touched, following)
 
-    def ack(self, by_ticket: Mapping[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int) -> AckAnswer:
-        each = by_ticket.values()
-        args = (
-            self._keys.group,
-            self._incarnation,
-            run_record,
-            run_log_length,
-            ids_argument(each),
-            sizes_argument(each),
-        )
+    def ack(
+        self, ids: Sequence[bytes], run_record: bytes = b"", run_log_length: int = 0, is_again: bool = False
+    ) -> None:
+        """Acknowledge messages. ``is_again``: the reply to the same call was lost before."""
         keys = self._keys
-        reply = self._scripts.run(
-            "ack",
-            (keys.stream, self._lease, keys.tickets, keys.attempts, keys.runs, keys.errors),
-            (*args, *by_ticket),
-        )
-        self._check(reply[0])
-        done, stale = dict(by_ticket), []
-        if len(reply) > 1:
-            tickets = list(by_ticket)
-            stale = [
-                tickets[number - 1]
-                for number, answer in zip(reply[1::2], reply[2::2], strict=True)
-                if answer == b"STALE"
-            ]
-            for ticket in stale:
-                del done[ticket]  # all others are OK or GONE: Redis has them as done
-        return AckAnswer(done, stale)
+        script_keys = (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors)
+        args = (keys.group, run_record, run_log_length, "1" if is_again else "", *ids)
+        self._check(self._scripts.run("ack", script_keys, args))
 
     def dead_letters(self, letters: Sequence[Letter]) -> list[Buried | Exception]:
         """Give messages up, each in an atomic step of its own, in two round trips. The answer of a step that may not

@@ -71,40 +71,26 @@ class FailedAttempt(NamedTuple):
     error: NotedError | None = None
 
 
-class AckBatch(NamedTuple):
-    """The content of one call of the ack script: per ticket its finished ids, in id order."""
-
-    by_ticket: dict[bytes, list[bytes]]
-    finished: list[Success]
-
-
 class AckLedger:
     """Finished messages on their way to Redis. Many threads may append to ``finished``; ``next_batch`` and ``settle``
-    are called from one."""
+    are called from one. ``is_again``: the batch under way was asked for before."""
 
     def __init__(self, most: int) -> None:
         self.finished: deque[Success] = deque()  # append and popleft of a deque are atomic
+        self.is_again = False
         self._most = most
-        self._under_way: AckBatch | None = None
+        self._under_way: list[Success] = []
 
     def __len__(self) -> int:
-        under_way = self._under_way  # another thread may settle it now
-        return len(self.finished) + (len(under_way.finished) if under_way else 0)
+        return len(self.finished) + len(self._under_way)
 
-    def next_batch(self, most: int | None = None) -> AckBatch | None:
-        """Return the batch that is under way, or a new one of up to ``most`` messages; None when there is nothing."""
-        if self._under_way is None and self.finished:
+    def next_batch(self, most: int | None = None) -> list[Success]:
+        """Return the batch that is under way, or a new one of up to ``most`` messages; empty when there is nothing."""
+        self.is_again = bool(self._under_way)
+        if not self.is_again:
             limit, take = self._most if most is None else min(self._most, most), self.finished.popleft
-            taken = [take() for _ in range(min(limit, len(self.finished)))]
-            by_ticket: dict[bytes, list[bytes]] = {}
-            for item in taken:
-                ids = by_ticket.get(item.ticket)
-                if ids is None:
-                    by_ticket[item.ticket] = [item.stream_id]
-                else:
-                    ids.append(item.stream_id)
-            self._under_way = AckBatch(by_ticket, taken)
+            self._under_way = [take() for _ in range(min(limit, len(self.finished)))]
         return self._under_way
 
     def settle(self) -> None:
-        self._under_way = None
+        self._under_way = []

@@ -224,48 +224,59 @@ class LaneBoard(Generic[M]):
         self.held_ids.difference_update(ids)
         self.given_up &= self.held_ids
 
-    def forget(self, ticket: bytes, fence: int) -> None:
-        """Drop messages of the ticket that came under ``fence`` or a lower one: another owner got the ticket after it.
+    def over(self, ticket: bytes, ids: Iterable[bytes]) -> list[bytes]:
+        """Return those of these ids, which were handed over here, that are over; none of a ticket that goes back."""
+        return [] if ticket in self._closed_fences else self.unknown(ids)
+
+    def forget(self, ticket: bytes, fence: int) -> list[bytes]:
+        """Drop messages of the ticket that came under ``fence`` or a lower one, because another owner got the ticket
+        after it, and return their ids.
 
         Messages under a later fence are ours: the ticket has come back. A lane that runs stays in its place until it
         ends, so that it cannot run twice at once.
         """
+        dropped: list[bytes] = []
         lane = self.lanes.get(ticket)
         if lane is None:
-            return
+            return dropped
         lane.forgotten = max(lane.forgotten, fence)
         for queue in (lane.queue, lane.early):
             for message in (*queue,):
                 if message.fence <= fence:
                     with contextlib.suppress(ValueError):  # its runner took it at this moment
                         queue.remove(message)
-                        self.done([message.stream_id])
+                        dropped.append(message.stream_id)
+        self.done(dropped)
+        return dropped
 
-    def close_fence(self, ticket: bytes, fence: int, given_up: bytes) -> None:
-        """Drop messages of the ticket that came under ``fence``, and pass over those that the inbox still names under
-        it. The lane is held."""
+    def close_fence(self, ticket: bytes, fence: int, given_up: bytes) -> list[bytes]:
+        """Drop messages of the ticket that came under ``fence``, pass over those that the inbox still names under it,
+        and return their ids, ``given_up`` among them. The lane is held."""
         self.done([given_up])
-        self.forget(ticket, fence)
         self._closed_fences[ticket] = (fence, False)
+        return [given_up, *self.forget(ticket, fence)]
 
-    def close_unstarted(self, recalled: Iterable[tuple[bytes, int, Sequence[bytes]]]) -> list[tuple[bytes, int]]:
+    def close_unstarted(
+        self, recalled: Iterable[tuple[bytes, int, Sequence[bytes]]]
+    ) -> list[tuple[bytes, int, list[bytes]]]:
         """Close the fences of those tickets of which nothing was started under them, drop their lanes, and return
-        them. ``recalled``: tickets, fences, and the ids that their records named when the leader wanted them back.
+        them, with their ids. ``recalled``: tickets, fences, and the ids that their records named when the leader
+        wanted them back.
 
         Whatever was started of a ticket is among the ids that its record had when it was recalled, because all that was
         handed over before is in the lanes: what ended stays a held id until its acknowledgement is answered.
         """
         unstarted = {lane.ticket: lane for lane in self.ready}
         closed = [
-            (ticket, fence)
+            (ticket, fence, [message.stream_id for message in (*lane.queue, *lane.early)])
             for ticket, fence, ids in recalled
             if (lane := unstarted.get(ticket)) is not None
             and {message.fence for message in (*lane.queue, *lane.early)} == {fence}
             and not self.is_ending(ticket, ids)
         ]
         if closed:
-            self._closed_fences.update((ticket, (fence, False)) for ticket, fence in closed)
-            self.drop_quiet(ticket for ticket, _ in closed)
+            self._closed_fences.update((ticket, (fence, False)) for ticket, fence, _ in closed)
+            self.drop_quiet(ticket for ticket, _, _ in closed)
         return closed
 
     def confirm_closed(self, ticket: bytes, fence: int) -> None:

@@ -120,10 +120,8 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         when = "" if first_ms is None else f"  the first in {span(first_ms - seen['time_ms'])}"
         facts.append(("delayed", f"{seen['delayed']['messages']:,}{when}  (usher delayed list)"))
     told = seen["mishaps"]
-    for name, what in (("unread_cut", "cut unread, lost"), ("restored", "taken out by hand")):
-        if told[name]:
-            more = "claimed again  " if name == "restored" else ""
-            facts.append((what, f"{told[name]:,}  {more}(usher doctor)"))
+    if told["unread_cut"]:
+        facts.append(("cut unread, lost", f"{told['unread_cut']:,}  (usher doctor)"))
     if seen["behind"]:
         most = ", ".join(f"{name} {number:,}" for name, number in list(seen["behind"].items())[:5])
         facts.append(("behind", f"producers that ask are told to wait: {most}"))

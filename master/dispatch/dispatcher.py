@@ -14,7 +14,9 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from itertools import chain
+from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, ReplyUnknown
@@ -36,10 +38,10 @@ from usher.master.leader.limits import LeaderLimits
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import NOTHING, BoardFacts, HandOverPlan, HandOverReply, Parked, is_given_back_head
+from usher.master.policy.board.plans import NOTHING, BoardFacts, HandOverPlan, HandOverReply, Parked
 from usher.master.policy.rules import Target
-from usher.master.recovery.repairs import PAGE, IdleSweep, PendingCheck, Reconciler, Recoverer, read_again
-from usher.master.recovery.takeover import rejoin, sort_again, take_over
+from usher.master.recovery.repairs import PAGE, IdleSweep, Reconciler, Recoverer, read_again
+from usher.master.recovery.takeover import take_over
 
 log = logging.getLogger(__name__)
 
@@ -47,24 +49,24 @@ log = logging.getLogger(__name__)
 _PLANS_PER_TURN = 4
 #: While memory is full, the looks for what need not be in it take a tenth of the time at most.
 _PAUSE_PER_LOOK = 9.0
+#: Records that are not up to date wait so long for a turn that hands something over.
+_RECORDS_S = 0.25
+#: Entries whose bodies are looked for at a time.
+_BODIES = 100
 
 
 class SortedEntries(NamedTuple):
     """New entries, sorted by what becomes of them once the group has been given them.
 
-    ``new``: on the board, and in this plan or a later one. ``known``: (ticket, id) of entries that were given before
-    and may be in processing: they rejoin their owners. ``in_processing``: those of ``known`` that are in processing and
-    come again because the group was set back. ``late``: entries that come again for the same reason and that nobody
-    has. ``rejected``: dead letters. ``may_plan``: False when some were given before: nothing is handed over before it
-    is clear who has those, for they may belong before others of their ticket.
+    ``new``: on the board, and in this plan or a later one. ``kept``: as in ``NewEntries``. ``late``: entries that come
+    again and that nobody has. ``rejected``: dead letters. Of ``late`` ones some may belong before others of their
+    ticket: nothing is handed over before these are on the board.
     """
 
     new: Sequence[TicketEntry]
-    known: list[tuple[bytes, bytes]]
-    in_processing: list[tuple[bytes, bytes]]
+    kept: dict[str, list[bytes]]
     late: list[TicketEntry]
     rejected: list[Rejected]
-    may_plan: bool
 
 
 class Dispatcher(Service):
@@ -100,7 +102,6 @@ class Dispatcher(Service):
         self._rejected: list[Rejected] = []  # dead letters to be written
         self._reconciler = Reconciler(limits.reconcile_s)
         self._position_saver = PositionSaver(self._stream, limits.reconcile_s)
-        self._pending_check = PendingCheck(self._limits.reconcile_s)
         self._comes_again = False  # what was taken last, the group had been given before
         self._has_pending = True  # somebody has pending entries, as of the last look
         self._unload_s = 0.0  # when to look again for what need not be in memory
@@ -214,7 +215,6 @@ class Dispatcher(Service):
         self._rejected.clear()
         self._recoverer = Recoverer(self.counts)
         self._idle_sweep = IdleSweep(self._limits.min_idle_ms, self._limits.sweep_s)
-        self._pending_check = PendingCheck(self._limits.reconcile_s)
         if self.board.tickets or self.board.consumers:
             self.board = self._new_board()
 
@@ -231,7 +231,7 @@ class Dispatcher(Service):
         self._connection = self._link.connections
         found = take_over(self._link, self._keys, self._stream, steps, self._new_board(), memory, self.made_progress)
         self.board, self._members = found.board, found.members
-        self._cursor.begin(found.last_delivered, found.repeats_until, found.highest_pending)
+        self._cursor.begin(found.last_delivered, found.highest_pending)
         self._position_saver.begin(found.last_delivered)
         self._steps = steps
         self.counts.adoptions += 1
@@ -263,9 +263,7 @@ class Dispatcher(Service):
         # 4. Records of unsure tickets: after 1 and 2, which name most of them, and before they are planned.
         self._read_records()
         # 5. Older entries: those that memory did not keep of tickets that go on.
-        unsure = set[bytes]()
-        reopening = read_again(self.board, self._steps, unsure)
-        self._doubt(unsure)
+        reopening = read_again(self.board, self._steps)
         # 6. Entries on the board get the free slots before new ones.
         handed = self._hand_over()
         # 7. Make room: drop from memory what Redis alone can keep. After 6, since what was handed over needs no room;
@@ -276,20 +274,19 @@ class Dispatcher(Service):
         more = self._take_new_entries()
         # 9. Dead letters of entries that 2, 3 and 8 could not use: after 8, since only taken entries can be rejected.
         self._reject()
-        # 10. The group's position, with what 8 took; and what of the board is not pending any more: no command is under
-        #     way, so that Redis and memory are of one moment.
+        # 10. Records of the index, if no turn wrote them; and the group's position, with what 8 took.
+        if now_s() >= self.board.due_records_s() + _RECORDS_S:
+            self._carry_out(NOTHING)
         look = self._position_saver.turn(self.board, self._steps, self._cursor.taken)
         if look is not None:
             self._steps.losses.cut(look.cut, look.position.delivered)
             self._cursor.under_master = look.pending.get(MASTER, 0)
             self._has_pending = look.position.oldest_pending is not None  # the names lack those without an owner
-            self._pending_check.learn(self.board, look.pending, now_s())
-        checking = self._pending_check.turn(self.board, self._steps)
         # 11. Recalls, when nothing waits for the consumers. Last of what writes: full memory refuses them, and must not
         #     keep 9 and 10 from their turn.
         if not more:
             self._recall()
-        found_more = more or handed or sweeping or reopening or checking or self._rejected
+        found_more = more or handed or sweeping or reopening or self._rejected
         if found_more or self._recoverer.is_busy or self._events or self._unsure or self._rules_due:
             return 0.0
         # 12. Ask for a notification, if 8 did not: only when nothing is left to do, so under load nobody waits for one.
@@ -300,7 +297,8 @@ class Dispatcher(Service):
         now, due_s = now_s(), self.board.next_due_s()
         slowed_s = IDLE_READ_S if due_s is None else max(0.0, due_s - now)
         waits_s = (one.wait_s(now) for one in (self._reconciler, self._idle_sweep, self._position_saver))
-        return min(IDLE_READ_S / 2, slowed_s, *waits_s)
+        records_s = max(0.0, self.board.due_records_s() + _RECORDS_S - now)
+        return min(IDLE_READ_S / 2, slowed_s, records_s, *waits_s)
 
     # ---- 1: events ---------------------------------------------------------------------------------------------------
 
@@ -323,8 +321,7 @@ class Dispatcher(Service):
         """Follow what others have noted: nothing is planned of these tickets before their records have been read, nor
         for consumers that have begun to drain."""
         assert self._steps is not None
-        changed, self._steps.changed = self._steps.changed | self.board.told_again, set()
-        self.board.told_again.clear()
+        changed, self._steps.changed = self._steps.changed, set()
         self._doubt(changed)
         consumers, self._steps.changed_consumers = self._steps.changed_consumers, set()
         if known := list(consumers & self.board.consumers.keys()):
@@ -405,27 +402,23 @@ class Dispatcher(Service):
     # ---- 4: records --------------------------------------------------------------------------------------------------
 
     def _read_records(self) -> None:
-        """Read again the records of unsure tickets. When there are none, read from time to time those of tickets that
-        nobody reported on, and then also look at what others have changed."""
+        """Read again the records of unsure tickets. When there are none, look from time to time at those that nobody
+        reported on, and then also at what others have changed."""
         assert self._steps is not None
         now = now_s()
         names = list(self._unsure)[:PAGE]
         if not names:
-            names, was_all = self._reconciler.page(self.board, now)
+            owner, names, was_all = self._reconciler.page(self.board, now)
             if was_all:  # who wakes us when others change something may not have done so
                 self._steps.look()
                 self._follow_changes()
-            self._pending_check.look_at(names, self._steps)
+            if owner:
+                self._settle(owner, names)
+                return
         if not names:
             return
         values, (seconds, micros) = self._link.all_of([("HMGET", self._keys.tickets, *names), ("TIME",)])
         self.board.waits.learn_time(1000 * int(seconds) + int(micros) // 1000, now_s())
-        resumed = [
-            name
-            for name, value in zip(names, values, strict=True)
-            if value is not None and is_given_back_head(value) and self.board.is_hidden(name)
-        ]
-        self._pending_check.look_at_resumed(resumed, self._steps)
         for name, value in zip(names, values, strict=True):
             self._unsure.discard(name)
             if value is None:
@@ -437,12 +430,33 @@ class Dispatcher(Service):
                 event(log, "record_unreadable", level=logging.ERROR, ticket=name)
                 self.board.halt(name, now)
                 continue
+            if self.board.is_of(name, record.owner):
+                continue
             to_recover = self.board.set_record(name, record.owner, record.fence, record.ids, now)
             if to_recover is not None:
                 self._recoverer.add(to_recover)
         if back := self.board.asked_back.take_came_back():
             self.counts.came_back += back
             event(log, "tickets_recalled", count=back)
+
+    def _settle(self, owner: str, names: Sequence[bytes]) -> None:
+        """Free what is over of these quiet tickets of a consumer, although nobody has reported it: what is pending for
+        nobody. Without a body it may be running still, for Redis has dropped its entry: its owner is asked."""
+        assert self._steps is not None
+        pending, now = set(self._stream.pending_of(owner)), now_s()
+        missing = {name: [one for one in ids if one not in pending] for name, ids in self.board.looked_at(names, now)}
+        ids, there, gone = list(chain.from_iterable(missing.values())), set[bytes](), set[bytes]()
+        stream, group = self._keys.stream, self._keys.group
+        for at in range(0, len(ids), _BODIES):
+            some = ids[at : at + _BODIES]
+            held = self._link.all_of([("XPENDING", stream, group, one, one, 1) for one in some])
+            bodies = self._link.all_of([("XRANGE", stream, one, one) for one in some])
+            for entry_id, rows, found in zip(some, held, bodies, strict=True):
+                if not rows:
+                    (there if found else gone).add(entry_id)
+        self.board.free(owner, [(name, [one for one in ids if one in there]) for name, ids in missing.items()], now)
+        if asked := [name for name, ids in missing.items() if not gone.isdisjoint(ids)]:
+            self._steps.recall(owner, self.board.fences(asked))
 
     # ---- 6: hand-over ------------------------------------------------------------------------------------------------
 
@@ -456,20 +470,28 @@ class Dispatcher(Service):
             plan = self.board.plan(self._cursor.batch(self.board), now_s())
             if plan is None:
                 break
-            try:
-                answer = self._steps.turn(plan)
-            except NotNow:
-                self.board.withdraw(plan)
-                raise
-            if answer is None:
-                self.board.withdraw(plan)
-            else:
-                handed += plan.size
-                self._learn(plan, answer[0])
-            self._follow_changes()
+            handed += plan.size if self._carry_out(plan) else 0
             if self._events:
                 break
         return handed
+
+    def _carry_out(self, plan: HandOverPlan) -> bool:
+        """Carry out a plan, and bring the index up to date. Return whether that happened; else the board forgets the
+        plan."""
+        assert self._steps is not None
+        index = self.board.outdated(now_s())
+        try:
+            answer = self._steps.turn(plan, index=index)
+        except NotNow:
+            self.board.withdraw(plan)
+            raise
+        if answer is None:
+            self.board.withdraw(plan)
+        else:
+            self.board.is_up_to_date(index)
+            self._learn(plan, answer[0])
+        self._follow_changes()
+        return answer is not None
 
     def _learn(self, plan: HandOverPlan, reply: HandOverReply) -> None:
         self.board.confirm(plan, reply)
@@ -494,14 +516,15 @@ class Dispatcher(Service):
             return False
         entries = self._sort(new)
         # Once for all that comes again; and before it is taken, since we may end in between.
-        comes_again = bool(entries.late or entries.in_processing)
+        comes_again = bool(entries.late or entries.kept)
         if comes_again and not self._comes_again:
             self._steps.losses.set_back((new.found[0][0], self._cursor.given), None)
         self._comes_again = comes_again
-        plan = (self.board.plan(self._cursor.batch(self.board), now_s()) if entries.may_plan else None) or NOTHING
-        count = self._cursor.count(self.board, new)
+        now = now_s()
+        plan = (None if entries.late else self.board.plan(self._cursor.batch(self.board), now)) or NOTHING
+        count, index = self._cursor.count(self.board, new), self.board.outdated(now)
         try:
-            answer = self._steps.turn(plan, new, count)
+            answer = self._steps.turn(plan, replace(new, kept=entries.kept), count, index)
         except NotNow as refused:  # nothing has happened; what was read stays
             self._withdraw(plan, entries, str(refused))
             raise
@@ -514,13 +537,11 @@ class Dispatcher(Service):
             self._follow_changes()
             return True
         reply, read = answer
+        self.board.is_up_to_date(index)
         self._cursor.advance(new, read, count)
         self._taken(plan, new, entries, reply)
         self._follow_changes()
         self._steps.note_cuts()
-        if self._cursor.is_past_repeats:
-            self._steps.note_repeats(None)
-            self._cursor.repeats_until = None
         return self._cursor.may_have_more or (bool(new.found) and self.board.parked > 0)
 
     def _taken(self, plan: HandOverPlan, new: NewEntries, entries: SortedEntries, reply: HandOverReply) -> None:
@@ -528,34 +549,37 @@ class Dispatcher(Service):
             self._position_saver.remember(new)
         self._rejected += entries.rejected
         self._learn(plan, reply)
-        self.board.repeated.update(ticket for _, ticket in entries.late)
         self.board.take_in(entries.late)
-        self._doubt(ticket for ticket, _ in entries.in_processing)
-        if entries.known:
-            self._rejoin(entries.known)
 
     def _sort(self, new: NewEntries) -> SortedEntries:
         assert self._steps is not None
         usable, rejected = partition_entries(new.found)
-        repeated, redelivered, unseen = self._cursor.split(usable)
-        in_processing, late = sort_again(redelivered, self.board, self._stream)
-        known = [*((ticket, entry_id) for entry_id, ticket in repeated), *in_processing]
-        known += [(ticket, entry_id) for entry_id, ticket in unseen if not self.board.arrive(entry_id, ticket)]
+        redelivered, unseen = self._cursor.split(usable)
+        known = [(entry_id, ticket) for entry_id, ticket in unseen if not self.board.arrive(entry_id, ticket)]
+        kept, late = self._who_has([*redelivered, *known])
         self.board.learn(self._marks.read(new.found))
-        return SortedEntries(unseen, known, in_processing, late, rejected, may_plan=not known and not redelivered)
+        return SortedEntries(unseen, kept, late, rejected)
+
+    def _who_has(self, again: Sequence[TicketEntry]) -> tuple[dict[str, list[bytes]], list[TicketEntry]]:
+        """Sort entries that come again, because somebody has set the group back, or because it was lost: those that
+        somebody has, as in ``NewEntries``, and the others. Memory alone cannot tell: a late report of the first time
+        may have freed them there."""
+        kept: dict[str, list[bytes]] = {}
+        late: list[TicketEntry] = []
+        asked = [("XPENDING", self._keys.stream, self._keys.group, one, one, 1) for one, _ in again]
+        for (entry_id, ticket), rows in zip(again, self._link.all_of(asked) if asked else (), strict=True):
+            if rows and rows[0][1]:
+                kept.setdefault("", []).append(entry_id)
+            elif name := self.board.who_has(ticket, entry_id):
+                kept.setdefault(name, []).append(entry_id)
+            else:
+                late.append((entry_id, ticket))
+        return kept, late
 
     def _withdraw(self, plan: HandOverPlan, entries: SortedEntries, why: str) -> None:
         self.board.withdraw(plan)
         self.board.forget(entries.new)
         event(log, "new_entries_retried", level=logging.DEBUG, why=why)
-
-    def _rejoin(self, known: list[tuple[bytes, bytes]]) -> None:
-        assert self._steps is not None
-        try:
-            rejoin(known, self.board, self._steps)
-        except NotNow as refused:
-            # They were read and are on no board: only reading everything again finds them.
-            raise ReplyUnknown(f"entries could not rejoin their owners: {refused}") from refused
 
     def _recall(self) -> None:
         assert self._steps is not None

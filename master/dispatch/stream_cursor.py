@@ -67,13 +67,11 @@ class StreamCursor:
         self.last_read = ZERO
         self._read = NO_NEW_ENTRIES  # what was read and not taken
         self._told = b""  # the entry above the last one of which a notification told, since the last read
-        self.repeats_until: bytes | None = None  # after a group loss: entries up to here were read before
         # Rank of the highest id that the group was given: it comes again when somebody sets the group back.
         self._given = 0
 
-    def begin(self, last_delivered: bytes, repeats_until: bytes | None, highest_pending: bytes = ZERO) -> None:
-        self.taken = self.last_read = last_delivered
-        self.repeats_until, self._read = repeats_until, NO_NEW_ENTRIES
+    def begin(self, last_delivered: bytes, highest_pending: bytes = ZERO) -> None:
+        self.taken, self.last_read, self._read = last_delivered, last_delivered, NO_NEW_ENTRIES
         self._given = max(rank(last_delivered), rank(highest_pending))
         self._no_more_since_s = 0.0
         self._page, self._told = _FIRST_READ, b""
@@ -144,19 +142,12 @@ class StreamCursor:
         return from_rank(self._given)
 
     def split(self, entries: Sequence[TicketEntry]) -> tuple[Sequence[TicketEntry], ...]:
-        """Split entries, which are in id order: those that a group which was lost was given, those that this group was
-        given before somebody set it back, and those that are new."""
-        if not entries or (self.repeats_until is None and rank(entries[0][0]) > self._given):
-            return (), (), entries
-        repeated = 0 if self.repeats_until is None else bisect_right(entries, rank(self.repeats_until), key=_rank_of)
-        given = bisect_right(entries, self._given, lo=repeated, key=_rank_of)
-        return entries[:repeated], entries[repeated:given], entries[given:]
-
-    @property
-    def is_past_repeats(self) -> bool:
-        """Return whether all that the group is given a second time was taken."""
-        until = self.repeats_until
-        return until is not None and (not self.may_have_more or rank(self.taken) >= rank(until))
+        """Split entries, which are in id order: those that this group was given before somebody set it back, and those
+        that are new."""
+        if not entries or rank(entries[0][0]) > self._given:
+            return (), entries
+        given = bisect_right(entries, self._given, key=_rank_of)
+        return entries[:given], entries[given:]
 
     def arm(self, board: Board) -> None:
         """Ask for a notification of the next entry, if there is room for it."""

@@ -20,7 +20,7 @@ from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import TicketRecord, group_consumers_of, group_of, parse_record
+from usher.common.redis.replies import TicketRecord, TicketStream, group_consumers_of, group_of, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.lag import GroupLag, lag_of
 from usher.master.leader.elector import parse_held
@@ -70,6 +70,7 @@ class Explainer:
         self._link = link
         self._keys = keys
         self._scripts = ScriptRunner(link)
+        self._stream = TicketStream(link, keys)
         self._letters = DeadLetters(link, keys)
         self._ticket_field = ticket_field
         self._lease_ms = lease_ms
@@ -118,6 +119,8 @@ class Explainer:
                 raise reply
         value, ruled, registered, held = stored
         kind, record, due_ms = _record(value)
+        if kind == "owned" and (record := self._stream.in_processing(record)) is None:
+            kind = ""
         ids = record.ids if record is not None else []
         rules = rulebook(ruled)
         members = members_of(self._link, keys, registered)

@@ -133,11 +133,6 @@ def _stream_metrics(vitals: StreamStats) -> Iterable[Metric]:
         "Messages that were cut from the stream before they were read, as far as this can be known; they are lost.",
         vitals.mishaps.unread_cut,
     )
-    yield counter(
-        "restored_messages",
-        "Messages that were claimed again, because somebody had taken them out of the pending list by hand.",
-        vitals.mishaps.restored,
-    )
     yield gauge("dead_letters_open", "Dead letters that are not redriven or dropped yet.", vitals.dead_letters)
 
 

@@ -54,7 +54,8 @@ class NewEntries:
 
     ``found``: of those that can be handed over, nearly all, (id, ticket) is enough. ``largest``: about the bytes of the
     largest. ``bodies``: those that go with the inbox, packed, with their ids. ``given``: how many entries the group was
-    given up to the last of these, as Redis counts them; None: that is not known.
+    given up to the last of these, as Redis counts them; None: that is not known. ``kept``: ids of those that come again
+    and that somebody has, by the name for which they are to be pending again; "": they are.
     """
 
     position: bytes
@@ -63,6 +64,7 @@ class NewEntries:
     largest: int = field(default=0, compare=False)
     bodies: Mapping[bytes, bytes] = field(default_factory=dict, compare=False)
     given: int | None = field(default=None, compare=False)
+    kept: Mapping[str, list[bytes]] = field(default_factory=dict, compare=False)
 
 
 NO_NEW_ENTRIES = NewEntries(b"", [], True)
@@ -80,7 +82,8 @@ class EntryParser(NamedTuple):
     def parse(self, position: bytes, entries: Sequence[Any], is_all: bool, given: int | None = None) -> NewEntries:
         name, most = self.field, self.longest_message or math.inf
         is_plain = not (self.tenant_field or self.priority_field or b"." in name)
-        found, largest, room = [], 0, max(_FEW_BODIES, _MEAN_BODY * len(entries))
+        found: list[PeekedEntry | tuple[bytes, bytes]] = []
+        largest, room = 0, max(_FEW_BODIES, _MEAN_BODY * len(entries))
         bodies = {}
         for entry_id, fields in entries:
             packed = pack_command((entry_id, *fields))

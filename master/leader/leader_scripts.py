@@ -48,7 +48,7 @@ _MOST_NOTES = 10_000
 _MANY = 64
 #: So often a turn is tried again that others have stopped by changes which do not concern it.
 _TRIES = 5
-_NO_BODIES: Mapping[bytes, bytes] = MappingProxyType({})
+_NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
 
 
 class LeaderCounters:
@@ -125,11 +125,10 @@ class TakenPage(NamedTuple):
 
 class Freed(NamedTuple):
     """The end of a recovery: tickets that other consumers own, and (id, ticket) of entries that were under ``master``
-    unseen, or are there again (``restored``): nobody had them pending."""
+    unseen."""
 
     others: list[bytes]
     parked: list[tuple[bytes, bytes]]
-    restored: tuple[bytes, ...] = ()
 
 
 class PositionLook(NamedTuple):
@@ -147,14 +146,6 @@ class Swept(NamedTuple):
     cursor: bytes
     strays: list[tuple[PeekedEntry, bytes]]
     gone: list[bytes]
-
-
-class Rejoined(NamedTuple):
-    """Entries that did not go back to an owner: ``over`` stay under ``master``; ``done`` were done before and are
-    acknowledged."""
-
-    over: list[bytes]
-    done: list[bytes]
 
 
 class Due(NamedTuple):
@@ -231,7 +222,6 @@ class LeaderScripts:
         self._fence, self._given = int(fence), (position, None if given == b"" else int(given), 0)
         self._taken = b"%s %s" % (position, str(given).encode() if given != b"" else b"")
         self._behind_ms = redis_ms(self._scripts.link) - 1000 * now_s()
-        self._scripts.load("append")
         self.look()
         # Who may not MULTI hears of it before anything depends on it.
         self._scripts.link.transaction(self._connection, [])
@@ -277,11 +267,16 @@ class LeaderScripts:
         return noted
 
     def turn(
-        self, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES, count: int = 0
+        self,
+        plan: HandOverPlan,
+        new: NewEntries = NO_NEW_ENTRIES,
+        count: int = 0,
+        index: Mapping[bytes, bytes] = _NOTHING,
     ) -> tuple[HandOverReply, NewEntries] | None:
         """Carry out a plan, which takes all of the ``new`` entries, and read up to ``count`` entries more, in one
         transaction. Those of ``new`` that are not in the plan are pending under ``master`` then. What was read is in
-        nobody's list before a later turn takes it, or a new epoch is given it again.
+        nobody's list before a later turn takes it, or a new epoch is given it again. ``index``: records that are not
+        up to date, of tickets that are not in the plan; empty: the ticket is over.
 
         None: others have changed something that the plan may rest on (``changed`` and what follows it), and nothing
         happened. Raises Fenced, GroupMissing, and what ``Link.call`` raises: nothing happened, or it is not known what
@@ -299,8 +294,8 @@ class LeaderScripts:
             asked.append(("XREVRANGE", keys.stream, "+", "-", "COUNT", 1))
         # A note of others that does not concern the plan stops it all the same, as long as it is on its way: without
         # bodies it is there sooner.
-        for bodies in (new.bodies, *[_NO_BODIES] * _TRIES):
-            packet = self._packet(plan, replace(new, bodies=bodies), self._next_fence())
+        for bodies in (new.bodies, *[_NOTHING] * _TRIES):
+            packet = self._packet(plan, replace(new, bodies=bodies), index, self._next_fence())
             commands = [*packet.commands, *((read, ("XINFO", "GROUPS", keys.stream)) if count else ())]
             done, told, is_concerned = self._transaction(plan, commands, asked)
             if done is not None or is_concerned:
@@ -321,7 +316,7 @@ class LeaderScripts:
             self._counts.hand_over(plan, began_ns)
         return reply, self._was_read(done[-2:], count, told[-1] if count > _MANY else []) if count else NO_NEW_ENTRIES
 
-    def _packet(self, plan: HandOverPlan, new: NewEntries, fence: int) -> Packet:
+    def _packet(self, plan: HandOverPlan, new: NewEntries, index: Mapping[bytes, bytes], fence: int) -> Packet:
         """Make the commands by which entries change owner, and the index and the inboxes of the new owners say so. All
         claims are with FORCE: what is new is in nobody's list yet, and what is parked nobody of ours has ended, whoever
         took it out.
@@ -330,22 +325,20 @@ class LeaderScripts:
         it is outside of these), and parts: of each ticket its name, its fence if it keeps one, and its entries."""
         keys, body = self._keys, new.bodies.get
         commands: list[tuple[Arg, ...]] = []
-        owned: list[Arg] = []
-        appended: list[Arg] = []
+        records: dict[bytes, bytes] = {}
         planned: set[bytes] = set()
-        each = []
+        each, has_new_owners = [], False
         for target in plan.targets:
             head = b"%s %d " % (target.incarnation.encode(), fence)
             ids: list[bytes] = []
             packed = []
-            for ticket, believed, its_ids in target.parts:
+            for ticket, believed, its_ids, held in target.parts:
                 line = its_ids[0] if len(its_ids) == 1 else b" ".join(its_ids)
                 ids += its_ids
                 if believed == NOBODY or is_given_back_head(believed):
-                    owned += (ticket, head + line)
-                    its_fence = b""
+                    records[ticket], its_fence, has_new_owners = head + line, b"", True
                 else:
-                    appended += (ticket, believed, line)
+                    records[ticket] = b" ".join((believed, *held, line))
                     its_fence = believed.rpartition(b" ")[2]
                 packed.append(pack_part(ticket, its_fence, [body(one) or pack_command((one,)) for one in its_ids]))
             planned.update(ids)
@@ -354,6 +347,9 @@ class LeaderScripts:
         last, given = (new.found[-1][0], new.given) if new.found else (new.position, self._given[1])
         # Where all is new, the reader knows that it has none of it (inbox_reader.py).
         low = new.found[0][0] if new.found and plan.size == len(new.found) - len(left) else ZERO
+        if new.kept:
+            kept = set(chain.from_iterable(new.kept.values()))
+            left = [one for one in left if one not in kept]
         for incarnation, ids, parts in each:
             high = last if low != ZERO else max(ids, key=rank)
             record = ("fence", fence, "low", low, "high", high, "parts", parts)
@@ -361,10 +357,17 @@ class LeaderScripts:
                 ("XCLAIM", keys.stream, keys.group, incarnation, 0, *ids, "FORCE", "JUSTID"),
                 ("XADD", keys.inbox(incarnation), "*", *record),
             ]
-        if owned:
-            commands += [("HSET", keys.tickets, *owned), ("HSET", keys.counters, "fence", fence)]
-        if appended:  # by its text: inside of a transaction there is no second try
-            commands.append(("EVAL", self._scripts.prepared("append")[0], 1, keys.tickets, *appended))
+        over = [ticket for ticket, record in index.items() if not (record or ticket in records)]
+        records = {ticket: record for ticket, record in index.items() if record} | records
+        if records:
+            commands.append(("HSET", keys.tickets, *chain.from_iterable(records.items())))
+        if over:
+            commands.append(("HDEL", keys.tickets, *over))
+        if has_new_owners:
+            commands.append(("HSET", keys.counters, "fence", fence))
+        for name, ids in new.kept.items():
+            if name:
+                commands.append(("XCLAIM", keys.stream, keys.group, name, 0, *ids, "FORCE", "JUSTID"))
         if not new.found and last != self._given[0]:
             given = None
         taken = b"%s %s" % (last, b"" if given is None else b"%d" % given) if last else self._taken
@@ -372,7 +375,7 @@ class LeaderScripts:
             commands.append(("SET", keys.taken, taken))
         if left:
             commands.append(("XCLAIM", keys.stream, keys.group, "master", 0, *left, "FORCE", "JUSTID"))
-        return Packet(commands, fence if owned else 0, taken, len(left))
+        return Packet(commands, fence if has_new_owners else 0, taken, len(left))
 
     def _next_fence(self) -> int:
         """Return a fence above all former ones. It follows Redis' clock, too: numbers.lua says why."""
@@ -396,7 +399,7 @@ class LeaderScripts:
             planned = {part.ticket for target in plan.targets for part in target.parts}
             return None, [], noted.rules or bool(noted.tickets & planned or noted.consumers & targets)
         if missing := next((one for one in done if isinstance(one, GroupMissing)), None):
-            raise missing  # index and inboxes name what comes again, when the group is made again (rejoin)
+            raise missing
         if failed := next((one for one in done if isinstance(one, Exception)), None):
             # All else has happened: so an owner may not learn of what it was given. It ends, and that is taken back.
             for target in plan.targets:
@@ -473,7 +476,6 @@ class LeaderScripts:
             keys.stream,
             keys.leader,
             keys.lease(incarnation),
-            keys.tickets,
             keys.dead,
             keys.attempts,
             keys.noted(incarnation),
@@ -488,28 +490,12 @@ class LeaderScripts:
     def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> Freed | None:
         """Free the records of a dead incarnation's tickets. Return None when it still has entries."""
         keys = self._keys
-        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead, keys.counters)
-        freed, left = Freed([], []), list(tickets)
-        while True:
-            state, *reply = self._run("free_tickets", script_keys, (incarnation, *left))
-            if state != b"OK":
-                if len(left) < len(tickets):
-                    raise ReplyUnknown(f"{incarnation} was handed something by another client: {state.decode()}")
-                return None
-            others, parked, looked_at, restored = reply
-            freed.others.extend(others)
-            freed.parked.extend((found.id, found.ticket or b"") for found in _found(parked))
-            freed = freed._replace(restored=(*freed.restored, *restored))
-            del left[:looked_at]
-            if not left:
-                return freed
-
-    def restore(self, entries: Iterable[tuple[bytes, Sequence[bytes]]]) -> list[bytes]:
-        """Claim again what nobody has pending of these tickets, according to the index and to memory, which has these
-        ids under ``master``. Return the ids. Raises GroupMissing."""
-        keys = self._keys
-        args = [part for ticket, ids in entries for part in (ticket, b" ".join(ids))]
-        return list(self._run("restore", (keys.stream, keys.leader, keys.tickets, keys.counters), args)[1])
+        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets)
+        state, *reply = self._run("free_tickets", script_keys, (incarnation, *tickets))
+        if state != b"OK":
+            return None
+        others, parked = reply
+        return Freed(others, [(found.id, found.ticket or b"") for found in _found(parked)])
 
     def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int, highest: bytes = b"") -> Swept:
         """Take one step of the idle sweep; entries owned by ``known`` incarnations with a living lease are left
@@ -532,28 +518,9 @@ class LeaderScripts:
         by_name = {name: int(count) for name, count in pending}
         return PositionLook(GroupPosition(delivered, oldest or None), cut, by_name)
 
-    def note_repeats(self, until: bytes | None) -> None:
-        """Note that the group is given entries up to ``until`` a second time (a higher note stays); None: it is past
-        them."""
-        self._unfenced(
-            self._scripts.run("note_repeats", (self._keys.leader, self._keys.position), (str(self.epoch), until or b""))
-        )
-
     def note_chart(self, place: str, point: bytes) -> None:
         keys = (self._keys.leader, self._keys.charts)
         self._unfenced(self._scripts.run("note_chart", keys, (str(self.epoch), place, point)))
-
-    def rejoin(self, entries: Iterable[tuple[bytes, bytes]]) -> Rejoined:
-        """Give entries, as (ticket, id), that came as new although the group was given them before, back to their
-        owners, if they are in processing."""
-        keys = self._keys
-        rejoined, left = Rejoined([], []), [part for entry in entries for part in entry]
-        while left:
-            _, over, done, looked_at = self._run("rejoin", (keys.stream, keys.leader, keys.tickets), left)
-            rejoined.over.extend(over)
-            rejoined.done.extend(done)
-            del left[: 2 * looked_at]
-        return rejoined
 
     def due_delayed(self, most: int) -> DueLook:
         """Put delayed messages in the order of their times. Return up to ``most`` that are due."""

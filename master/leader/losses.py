@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from usher.common.base.errors import NotNow
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.mishaps import DeclaredLoss, IdRange, format_id_range, gap_of, loss_command, range_of
+from usher.common.protocol.mishaps import DeclaredLoss, IdRange, format_id_range, gap_of, loss_command
 from usher.common.redis.client import Link
 from usher.common.redis.replies import span_of
 
@@ -66,15 +65,3 @@ class LossBook:
             why="Redis lost its last moments (power loss, failover), or somebody set the group back",
         )
         self.declare(DeclaredLoss("set_back", repeats, lost))
-
-    def restored(self, ids: Sequence[bytes]) -> None:
-        if ids:
-            event(
-                log,
-                "pending_entries_restored",
-                level=logging.ERROR,
-                count=len(ids),
-                ids=b" ".join(ids[:50]),
-                why="nobody had them pending, and nobody of ours had ended them: XACK or XGROUP DELCONSUMER by hand",
-            )
-            self.declare(DeclaredLoss("taken_out", repeats=range_of(ids), messages=len(ids)))

@@ -79,7 +79,7 @@ class TicketOrders:
 
     def _plan(self, order: TicketOrder, ticket_id: str, explained: dict[str, Any]) -> PlannedOrder:
         [record] = self._stream.records_of([ticket_id.encode("utf-8", "surrogateescape")])
-        return plan_order(order, record, explained)
+        return plan_order(order, self._stream.in_processing(record), explained)
 
     def _run(self, order: TicketOrder, ticket_id: str, planned: PlannedOrder, by: By) -> str:
         keys, ticket = self._keys, ticket_id.encode("utf-8", "surrogateescape")

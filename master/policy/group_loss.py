@@ -7,37 +7,10 @@ exact ids that may come again, or are lost, are reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from usher.common.protocol.mishaps import IdRange
-from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, after, before, from_rank, rank
-
-
-class IndexedIdRange:
-    """The ``lowest`` and the ``highest`` id in the index, of those between the ends of the stream. A record may be
-    older than what is left of the stream (deleted, trimmed): such ids do not come again. None: there is none."""
-
-    def __init__(self, span: Span | None) -> None:
-        self._ends = (
-            (rank(span.first), rank(span.last_generated)) if span is not None and span.first is not None else (1, 0)
-        )
-        self._held: tuple[int, int] | None = None
-
-    def add(self, ids: Iterable[bytes]) -> None:
-        first, last = self._ends
-        there = [value for value in map(rank, ids) if first <= value <= last]
-        if there:
-            there += self._held or ()
-            self._held = (min(there), max(there))
-
-    @property
-    def lowest(self) -> bytes | None:
-        return from_rank(self._held[0]) if self._held is not None else None
-
-    @property
-    def highest(self) -> bytes | None:
-        return from_rank(self._held[1]) if self._held is not None else None
+from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, after, before, rank
 
 
 @dataclass(frozen=True)
@@ -114,25 +87,11 @@ def set_back(memory: Memory, delivered: bytes, last_generated: bytes) -> tuple[I
     )
 
 
-def repeats(noted: bytes | None, highest_held: bytes | None, delivered: bytes) -> bytes | None:
-    """Return the id up to which a group that has been given ``delivered`` is given entries a second time, from the note
-    in Redis and the highest id in the index (which only entries that were handed over have). A note stays also when the
-    group is past it: the entries may not have rejoined their owners yet."""
-    if highest_held is None or rank(highest_held) <= rank(delivered):
-        return noted
-    return _highest(noted, highest_held)
-
-
 def restart(
-    position: GroupPosition | None,
-    span: Span | None,
-    saved: bool = True,
-    lowest_held: bytes | None = None,
-    known: Iterable[bytes | None] = (),
+    position: GroupPosition | None, span: Span | None, saved: bool = True, taken: bytes | None = None
 ) -> Restart:
     """Decide where the group begins again, from how far it was (None: not known), the span of the stream (None: it is
-    gone), the lowest id in the index, and other ids ``known`` to have been given to the group (the highest id in the
-    index, repeats of an earlier loss), because the position is older than those.
+    gone), and the last id that was ``taken`` (``Keys.taken``), because the position is older than that.
 
     =============================================  =======  ===================  ===========================
     case                                           start    repeat               lost
@@ -140,40 +99,34 @@ def restart(
     no position                                    0-0      -                    -
     not ``saved``: the position is gone from       0-0      first .. given       oldest pending .. delivered
     Redis too, and so is all that it had
-    the stream is gone, or it is a new one, whose  0-0      first .. known       oldest pending .. delivered
+    the stream is gone, or it is a new one, whose  0-0      first .. taken       oldest pending .. delivered
     ids are below what was delivered
     the stream begins above the floor              floor    first .. given       floor + 1 .. below first
     nothing of the stream is gone                  floor    floor + 1 .. given   -
     =============================================  =======  ===================  ===========================
 
-    "Given" is the highest id that was delivered or is known. A known id above the last id of the stream belongs to
+    "Given" is the higher one of what was delivered and taken. A taken id above the last id of the stream belongs to
     another stream that was there before.
 
-    The floor is just below the oldest pending entry, or the last delivered id when nothing was pending, and never above
-    an entry that the index has in processing. A stream that is gone may come back with any ids, also lower ones: its
-    group begins at 0-0.
+    The floor is just below the oldest pending entry, or the last delivered id when nothing was pending. A stream that
+    is gone may come back with any ids, also lower ones: its group begins at 0-0.
     """
     if position is None:
         return Restart(ZERO, first_time=True)
     delivered = position.delivered
     floor = before(position.oldest_pending) if position.oldest_pending is not None else delivered
-    if lowest_held is not None:
-        floor = min(floor, before(lowest_held), key=rank)
     undone = _range(after(floor), delivered)
     first, last = (span.first, span.last_generated) if span is not None else (None, ZERO)
-    given = max(
-        (known_id for known_id in known if known_id is not None and rank(known_id) <= rank(last)),
-        key=rank,
-        default=None,
-    )
+    if taken is not None and rank(taken) > rank(last):
+        taken = None
     if not saved:
-        return Restart(ZERO, _range(first, _highest(given, delivered)), undone)
+        return Restart(ZERO, _range(first, _highest(taken, delivered)), undone)
     if span is None or rank(last) < rank(delivered):
-        return Restart(ZERO, _range(first, given), undone)
+        return Restart(ZERO, _range(first, taken), undone)
     if first is None:
         return Restart(floor, None, undone)
     lost = _range(undone[0], min(before(first), delivered, key=rank)) if undone is not None else None
-    return Restart(floor, _range(_highest(first, after(floor)), _highest(given, delivered)), lost)
+    return Restart(floor, _range(_highest(first, after(floor)), _highest(taken, delivered)), lost)
 
 
 def _highest(known_id: bytes | None, other: bytes) -> bytes:

@@ -1,5 +1,5 @@
-"""Repairs while a master leads: dead incarnations are recovered and reaped, and what nobody reported, what nobody works
-on and what somebody took out by hand is found.
+"""Repairs while a master leads: dead incarnations are recovered and reaped, and what nobody reported and what nobody
+works on is found.
 
 But for the janitor they have no threads: the dispatcher gives them turns, because they change the board. A sweep on a
 thread of its own, say, could bring a ticket's older entries to ``master`` unseen, while the dispatcher hands over a
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced, GroupMissing
@@ -26,11 +26,10 @@ from usher.master.leader.entries import Rejected, partition_entries
 from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts
 from usher.master.membership.registry import read_registry
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.tickets import Standing
 
 log = logging.getLogger(__name__)
 
-#: Entries taken back, read or restored by one script call; tickets whose records are compared with memory per turn;
+#: Entries taken back or read by one script call; tickets whose records are compared with memory per turn;
 #: attempts, or errors, that the janitor looks at in one turn, roughly.
 PAGE = 500
 #: COUNT of XAUTOCLAIM, which looks at ten times as many entries per call; so the dispatcher stops for a millisecond,
@@ -42,10 +41,6 @@ _CALM = 6
 _STEP_S = 0.02
 #: Seconds between two pages of the reconciler, in which others have their turn.
 _PAUSE_S = 0.02
-#: Ids that the pending check looks at in one turn.
-_CHECKED = 5000
-#: Tickets that go on looked at by one script call; the index may name a window of messages of each.
-_RESUMED = 20
 
 
 class Recoverer:
@@ -107,7 +102,6 @@ class Recoverer:
         if freed is None:
             return  # it was handed something after all; the next turn takes it back
         board.take_in(freed.parked)
-        steps.losses.restored(freed.restored)
         if incarnation not in self._quiet:
             seconds = now_s() - self._began_s[incarnation]
             event(log, "consumer_recovered", consumer=incarnation, entries=self._taken[incarnation], seconds=seconds)
@@ -171,116 +165,50 @@ class IdleSweep:
         return max(0.0, self._next_s - now_s)
 
 
-def read_again(board: Board, steps: LeaderScripts, unsure: set[bytes]) -> bool:
+def read_again(board: Board, steps: LeaderScripts) -> bool:
     """Read a page of the entries that memory did not keep of tickets that go on. Return False when there was nothing to
-    read. Tickets to read again are added to ``unsure``."""
+    read."""
     start = board.to_read()
     if start is None:
         return False
     page = steps.read_parked(start, PAGE)
     usable, _ = partition_entries(page.found)  # unusable entries were rejected when they came
     board.drop(page.gone)
-    unsure.update(board.was_read(usable, page.last))
+    board.was_read(usable, page.last)
     board.learn(steps.marks.read(page.found))
     return True
 
 
 class Reconciler:
-    """Schedule of the quiet tickets, on which nobody has reported for a while: reports and announcements may have been
-    lost, so their records are read again; all of them every ``every_s`` seconds, page by page. They are found at once
-    for all pages: there may be a hundred thousand, and one that has moved on before its page comes is compared all the
-    same."""
+    """Schedule of the quiet tickets, on which nobody has reported for a while: reports and notes may have been lost, so
+    Redis is asked; about all of them every ``every_s`` seconds, those of one consumer at a time, and page by page those
+    that nobody has. They are found at once: there may be a hundred thousand, and one that has moved on before its page
+    comes is compared all the same."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
-        self._names: deque[bytes] = deque()
+        self._pages: deque[tuple[str, list[bytes]]] = deque()
         self._next_s = 0.0
 
     def begin(self, now_s: float) -> None:
-        self._names.clear()
+        self._pages.clear()
         self._next_s = now_s + self._every_s
 
     def wait_s(self, now_s: float) -> float:
         return max(0.0, self._next_s - now_s)
 
-    def page(self, board: Board, now_s: float) -> tuple[list[bytes], bool]:
-        """Return the tickets to compare now, and whether all have had their turn with them."""
+    def page(self, board: Board, now_s: float) -> tuple[str, list[bytes], bool]:
+        """Return a consumer and its quiet tickets, or "" and some that nobody has; and whether all have had their turn
+        with them."""
         if now_s < self._next_s:
-            return [], False
-        if not self._names:
-            self._names.extend(board.quiet_since(now_s - self._every_s))
-        names = [self._names.popleft() for _ in range(min(len(self._names), PAGE))]
-        self._next_s = now_s + (_PAUSE_S if self._names else self._every_s)
-        return names, not self._names
-
-
-class PendingCheck:
-    """Notices that somebody took entries out of the pending list by hand (XACK, XGROUP DELCONSUMER), and claims them
-    again. Two counts that Redis keeps anyway say when to look closer: with the position, once a second (``learn``).
-    What memory has under ``master`` is looked at by its ids then; what consumers have, and what is halted, by the
-    index, ticket by ticket, as these become quiet. ``suspects``: entries of consumers, or halted ones, may be missing
-    from the pending list."""
-
-    def __init__(self, every_s: float) -> None:
-        """Make a check that counts the halted tickets every ``every_s`` seconds: there may be many others."""
-        self._every_s = every_s
-        self._halted = 0
-        self._count_s = 0.0
-        self._names: deque[bytes] = deque()
-        self._known_missing = 0  # after a look: those that could not be claimed again, for their bodies are gone
-        self.suspects = False
-
-    def learn(self, board: Board, pending: Mapping[bytes, int], now_s: float) -> None:
-        """Compare the board with the numbers of pending entries, which are of this moment."""
-        if now_s >= self._count_s:
-            self._count_s = now_s + self._every_s
-            self._halted = sum(
-                one.standing is Standing.HALTED and bool(one.waits_for) for one in board.tickets.values()
-            )
-        in_flight = {name: consumer.in_flight for name, consumer in board.consumers.items()}
-        counts = {name.decode(errors="replace"): count for name, count in pending.items()}
-        # What memory has of a consumer can be more than is pending for a while, because acknowledgements come before
-        # their reports; what is under ``master`` can not: nobody but the leader ends it.
-        self.suspects = counts.get("halted", 0) < self._halted or any(
-            counts.get(name, 0) < number for name, number in in_flight.items()
-        )
-        if self._names:
-            return
-        missing = max(0, board.parked - counts.get("master", 0))
-        if missing > self._known_missing:
-            self._names.extend(name for name, ticket in board.tickets.items() if ticket.parked)
-        self._known_missing = missing
-
-    def turn(self, board: Board, steps: LeaderScripts) -> bool:
-        """Look at some of the ids that should be under ``master``. Return whether more are to be looked at."""
-        looked = 0
-        while self._names and looked < _CHECKED:
-            looked += 1 + self.restore(board, (self._names[0],), steps)
-            self._names.popleft()  # last: a call that Redis refuses for now is repeated
-        return bool(self._names)
-
-    def restore(self, board: Board, names: Sequence[bytes], steps: LeaderScripts) -> int:
-        """Claim again what is missing of these tickets' ids under ``master``. Return how many ids were looked at."""
-        looked = 0
-        for name in names:
-            ids = list(board.tickets[name].parked) if name in board.tickets else []
-            for at in range(0, len(ids), PAGE):
-                restored = steps.restore([(name, ids[at : at + PAGE])])
-                self._known_missing = max(0, self._known_missing - len(restored))
-                steps.losses.restored(restored)
-            looked += len(ids)
-        return looked
-
-    def look_at(self, names: Sequence[bytes], steps: LeaderScripts) -> None:
-        """Look at what the index says of these quiet tickets, if anything may be missing. Most turns have none."""
-        if names and self.suspects:
-            steps.losses.restored(steps.restore([(name, ()) for name in names]))
-
-    def look_at_resumed(self, names: Sequence[bytes], steps: LeaderScripts) -> None:
-        """Look at what the index says of tickets that go on, and of which memory did not keep all: while they waited,
-        no count would have told that something of it was taken out."""
-        for at in range(0, len(names), _RESUMED):
-            steps.losses.restored(steps.restore([(name, ()) for name in names[at : at + _RESUMED]]))
+            return "", [], False
+        if not self._pages:
+            for owner, names in board.quiet_since(now_s - self._every_s).items():
+                size = len(names) if owner else PAGE
+                self._pages += [(owner, names[at : at + size]) for at in range(0, len(names), size)]
+        owner, names = self._pages.popleft() if self._pages else ("", [])
+        self._next_s = now_s + (_PAUSE_S if self._pages else self._every_s)
+        return owner, names, not self._pages
 
 
 class Janitor(Service):

@@ -96,17 +96,14 @@ def any_redis_url(request: pytest.FixtureRequest, server_urls: Callable[[str], s
 
 @pytest.fixture
 def world(any_redis_url: str) -> Iterator[World]:
-    """A ticket stream in an empty Redis. After the test pending list and index must agree, unless the test said why
-    not."""
+    """A ticket stream in an empty Redis. After the test the index must name all that is pending, unless the test said
+    why not."""
     link = Link(any_redis_url, "test:world")
     try:
         made = World(link)
         yield made
         broken = made.broken()
         assert not broken or made.apart_because, "\n".join(broken)
-        assert broken or not made.apart_because, (
-            f"pending list and index agree, but the test says: {made.apart_because}"
-        )
     finally:
         link.close()
 

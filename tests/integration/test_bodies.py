@@ -144,7 +144,7 @@ def test_after_a_read_that_was_cut_off_one_record_comes(play: Play) -> None:
 def test_what_is_handed_over_anew_and_was_acknowledged_since_is_not_run_again(play: Play) -> None:
     """The acknowledgement of before was sent again, as after a lost reply."""
     ids = _run_but_not_written(play)
-    play.consumer.steps.ack({b"T": ids}, b"", 0)
+    play.consumer.steps.ack(ids)
     assert play.consumer.read() == 0
     assert (play.messages(), play.history.ids(b"T")) == ([], ids)
 
@@ -177,7 +177,7 @@ def test_what_was_found_by_a_read_of_its_own_counts_as_read_before(play: Play) -
     assert play.history.ids(b"V") == [high]
     play.set_back(b"8-1")
     play.give({b"V": [high]})
-    play.consumer.steps.ack({b"V": [high]}, b"", 0)
+    play.consumer.steps.ack([high])
     assert play.consumer.read() == 0
 
 
@@ -191,7 +191,7 @@ def test_what_is_handed_over_anew_and_is_pending_is_looked_up_and_run_again(play
 
 def test_of_what_is_handed_over_anew_only_what_is_pending_is_run_and_new_messages_are(play: Play) -> None:
     ids = _run_but_not_written(play)
-    play.consumer.steps.ack({b"T": ids[:1]}, b"", 0)
+    play.consumer.steps.ack(ids[:1])
     new = play.world.send(b"U", b"3-1", b"4-1")
     play.give({b"U": new})
     assert play.consumer.read() == 3

@@ -224,7 +224,7 @@ def test_the_run_log_of_full_batches_is_bounded_by_bytes(world: World) -> None:
     for n in range(60):
         [entry_id] = world.owned(leader, a, T)
         record = b'{"ids":["%b"],"x":"%b"}' % (entry_id, b"x" * (80_000 if n % 2 else 10))
-        a.steps.ack({T: [entry_id]}, record, 40)
+        a.steps.ack([entry_id], record, 40)
     kept = world.link.call("XRANGE", world.keys.runs, "-", "+")
     size = sum(len(part) for _, fields in kept for part in fields)
     assert size <= 40 * 8192 + 100_000

@@ -58,7 +58,7 @@ def test_what_is_not_pending_for_it_is_not_noted(world: World, leader: LeaderScr
     other = world.join("b")
     world.owned(leader, other, b"U", b"5-1")
     world.parked(leader, b"V", b"6-1")
-    owner.steps.ack({b"T": [b"1-1"]}, b"", 0)
+    owner.steps.ack([b"1-1"])
     with world.unchanged():
         assert (
             owner.steps.charge(
@@ -104,7 +104,7 @@ def test_while_its_lease_lives_an_owner_charges_also_when_it_is_leaving(
 
 def test_attempts_go_with_the_acknowledgement(world: World, owner: Owner) -> None:
     owner.steps.charge({b"1-1": Attempts(1, 1), b"1-10": Attempts(2, 2)})
-    owner.steps.ack({b"T": [b"1-1"]}, b"", 0)
+    owner.steps.ack([b"1-1"])
     assert attempts(world) == {b"1-10": Attempts(2, 2)}
 
 

@@ -19,7 +19,7 @@ def _traces(world: World) -> list[bytes]:
 
 def test_lease_inbox_group_consumer_and_registration_go(world: World) -> None:
     leader, a = world.elect(), world.join("a")
-    a.steps.ack({b"T": world.owned(leader, a, b"T")}, b"", 0)
+    a.steps.ack(world.owned(leader, a, b"T"))
     assert len(_traces(world)) == 4
     assert a.steps.deregister()
     assert _traces(world) == []
@@ -54,7 +54,7 @@ def test_leaving_twice_is_refused_the_second_time(world: World) -> None:
 
 def test_without_a_lease_it_is_left_to_the_leader(world: World) -> None:
     leader, a = world.elect(), world.join("a")
-    a.steps.ack({b"T": world.owned(leader, a, b"T")}, b"", 0)
+    a.steps.ack(world.owned(leader, a, b"T"))
     world.end_lease(a)
     with world.unchanged(), pytest.raises(OwnershipLost):
         a.steps.deregister()

@@ -82,7 +82,7 @@ def test_an_idle_system_on_the_embedded_redis_has_nothing_bad(link: Link) -> Non
     leader = world.elect()
     owner = world.join("a")
     ids = world.owned(leader, owner, b"T", f"{time.time_ns() // 1_000_000}-1".encode())
-    owner.steps.ack({b"T": ids}, b"", 0)
+    owner.steps.ack(ids)
     leader.save_position()
     facts, found = look(link)
     untold = {"rights": UNKNOWN} if facts.rights.missing is None else {}  # before Redis 7

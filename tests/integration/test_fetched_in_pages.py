@@ -205,7 +205,7 @@ def test_what_the_planned_read_does_not_bring_comes_over_a_network_that_breaks(s
         if len(asked) == 1:
             hand_over(leader, plan(consumer.incarnation, {b"U": between}))
             if is_gone:
-                consumer.steps.ack({T: first[2:]}, b"", 0)
+                consumer.steps.ack(first[2:])
         if asked[-1] > 16:
             link.troubles["PIPELINE"] = Trouble.REPLY_LOST
         return pipeline(commands)

@@ -125,7 +125,7 @@ def test_a_ticket_of_which_all_lost_its_body_does_not_wait(world: World) -> None
 def test_a_ticket_of_which_something_was_acknowledged_meanwhile_is_kept(world: World) -> None:
     """The handler ended between the look at the lanes and the call: the next look gives the rest back."""
     _, a = _draining(world, ids=(b"1-1", b"1-10"))
-    a.steps.ack({b"T": [b"1-1"]}, b"", 0)
+    a.steps.ack([b"1-1"])
     with world.unchanged():
         assert world.give_back(a, {b"T": [b"1-1", b"1-10"]}) == [b"T"]
     assert world.give_back(a, {b"T": [b"1-10"]}) == []

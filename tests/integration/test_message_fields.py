@@ -52,7 +52,7 @@ def filled(world: World) -> World:
             hand_over(leader, plan(a, {ticket: [entry_id]}, {ticket: world.head(ticket)}))
     world.give_up(a, b"H", "halt")
     world.give_up(a, b"L", "skip")
-    assert a.steps.ack({b"DONE": [b"6-1"]}, b"", 0).done
+    a.steps.ack([b"6-1"])
     world.add(b"7-1", "ticket_id", "U", "kind", "paid")
     return world
 
@@ -147,7 +147,7 @@ def test_what_is_handed_over_while_the_search_goes_on_is_found(filled: World) ->
     hand_over(leader, plan(b, {b"D": [b"8-1"]}))
     rest = [("7-1", "U", "waiting", ""), ("8-1", "D", "handed_over", "b"), *_FOUND[4:]]
     assert told(reader(filled).find("kind", b"paid", started.cursor)) == rest
-    assert b.steps.ack({b"D": [b"8-1"]}, b"", 0).done
+    b.steps.ack([b"8-1"])
     assert told(reader(filled).find("kind", b"paid", started.cursor)) == [rest[0], *_FOUND[4:]], "one is done"
     highest = "18446744073709551615-18446744073709551615"
     assert told(reader(filled).find("kind", b"paid", f"pending_{highest}_6-1_4")) == [rest[0], *_FOUND[4:]]

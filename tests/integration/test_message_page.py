@@ -144,7 +144,7 @@ def test_programs_are_told_what_the_page_shows(site: Site, world: World) -> None
 def test_each_state_of_a_message_has_a_word(site: Site, world: World) -> None:  # noqa: F811
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, b"T", b"1-1")
-    a.steps.ack({b"T": [b"1-1"]}, b"{}", 10)
+    a.steps.ack([b"1-1"], b"{}", 10)
     assert _told(site, "1-1")["state"] == "over"
     entry_id = delay(world, b"D", FUTURE, "text", "<i>").decode()
     leader.due_delayed(10)
@@ -167,7 +167,7 @@ def test_what_is_pending_and_trimmed_has_the_state_of_what_is_pending(site: Site
     assert [_told(site, one)["state"] for one in ("1-1", "3-1")] == ["handed_over", "waiting"]
     assert _told(site, "1-1")["bytes"] is None
     assert "handed over, though its content is gone." in _text(site.get("/messages/1-1").text)
-    a.steps.ack({b"T": [b"1-1"]}, b"{}", 10)
+    a.steps.ack([b"1-1"], b"{}", 10)
     assert site.client.get("/api/messages/1-1").status_code == 404, "nothing is left of it"
 
 

@@ -233,7 +233,7 @@ def test_a_living_incarnation_acknowledges_nothing_of_a_ticket_that_another_one_
     leader, a, b = stage.world.elect(), stage.consumer("a"), stage.consumer("b")
     ids = stage.world.parked(leader, T)
     _hand_over(stage, leader, b, T, *ids)
-    answer = a.steps.ack({T: ids}, b"", 0)
+    answer = a.steps.ack(ids)
     assert stage.world.pending() == {b.name: ids}
     assert answer.stale == [T]
 

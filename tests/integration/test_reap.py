@@ -23,7 +23,7 @@ def _reap(leader: LeaderScripts, owner: Owner, stored: bytes | None = None) -> b
 def _dead(world: World, leader: LeaderScripts) -> Owner:
     """A dead incarnation that left a group consumer, an inbox and a registration, and nothing pending."""
     a = world.join("a")
-    a.steps.ack({b"T": world.owned(leader, a, b"T")}, b"", 0)
+    a.steps.ack(world.owned(leader, a, b"T"))
     world.end_lease(a)
     return a
 

@@ -47,7 +47,7 @@ def test_what_it_has_no_more_or_has_under_another_fence_is_not_asked_for(world: 
     world.owned(leader, a, b"mine", b"1-1")
     world.owned(leader, b, b"theirs", b"2-1")
     done = world.owned(leader, a, b"done", b"3-1")
-    a.steps.ack({b"done": done}, b"", 0)
+    a.steps.ack(done)
     world.parked(leader, b"waits", b"4-1")
     world.spoil(b"waits", b"waits@99999999999999 5 4-1")
     fence = world.head(b"mine").split()[1]

@@ -83,7 +83,7 @@ def test_a_parked_message_keeps_its_place_and_its_owner_keeps_nothing_of_the_tic
     assert world.state().letters() == [(b"1-1", T, b"gave_up")]
     assert world.dead()[0][b"usher-policy"] == b"halt"
     assert _changed(world) == [T]
-    assert a.steps.ack({T: ids[1:3]}, b"", 0).stale == [T], "what its owner still runs of it is not its own any more"
+    assert a.steps.ack(ids[1:3]).stale == [T], "what its owner still runs of it is not its own any more"
     assert a.steps.deregister(), "and it can leave"
 
 

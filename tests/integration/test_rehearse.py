@@ -205,7 +205,7 @@ def test_all_of_a_ticket_in_order_with_what_became_of_it(world: World, capfd: py
             world.link.call(
                 "XADD", world.keys.runs, "*", "batch", encode("a:1", [Finished(b"T", sent, 77, 1, 1, 2)], outcomes)
             )
-        a.steps.ack({b"T": [sent]}, b"", 0)
+        a.steps.ack([sent])
     (letter,) = buried(world, b"T", by=(leader, a))
     world.owned(leader, a, b"T", b"100-1")
     world.link.call("HSET", world.keys.attempts, "100-1", "2 1 0 0")

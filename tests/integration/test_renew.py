@@ -111,7 +111,7 @@ def test_an_entry_whose_body_is_gone_is_still_the_owners_to_end(world: World) ->
     assert a.steps.renew(LEASE_MS).state == "live"
     assert world.pending() == {a.name: [second] if world.claiming_drops_the_bodiless else [first, second]}
     assert world.state().index == index
-    a.steps.ack({b"T": [first]}, b"", 0)
+    a.steps.ack([first])
     assert world.pending() == {a.name: [second]}
 
 

@@ -88,7 +88,7 @@ class Crew:
         run = encode("a:1", [Finished(ticket, entry_id, record.fence, 1, 1_000_000, 1_500_000)], (how,))
         world.link.call("XADD", world.keys.runs, "*", "batch", run)
         if how == "done":
-            owner.steps.ack({ticket: [entry_id]}, b"", 0)
+            owner.steps.ack([entry_id])
         else:
             world.give_up(owner, ticket, "skip")
 

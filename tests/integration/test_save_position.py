@@ -26,7 +26,7 @@ def test_all_that_was_read_is_done(world: World) -> None:
     leader = world.elect()
     owner = world.join("a")
     ids = world.owned(leader, owner, b"T", *TRICKY_IDS)
-    owner.steps.ack({b"T": ids}, b"", 0)
+    owner.steps.ack(ids)
     assert leader.save_position().position == GroupPosition(ids[-1], None)
     assert world.stream.saved_position() == GroupPosition(ids[-1], None)
 
@@ -38,7 +38,7 @@ def test_the_oldest_pending_one_is_the_lowest_id_whoever_has_it(world: World) ->
     ids = world.owned(leader, owner, b"T", *TRICKY_IDS)
     world.parked(leader, b"U", b"18446744073709551-18446744073709551614")
     for left in range(1, len(ids)):
-        owner.steps.ack({b"T": [ids[left - 1]]}, b"", 0)
+        owner.steps.ack([ids[left - 1]])
         assert leader.save_position().position == GroupPosition(b"18446744073709551-18446744073709551614", ids[left])
         assert rank(ids[left]) > rank(ids[left - 1])
 
@@ -49,7 +49,7 @@ def test_it_follows_the_group_and_forgets_what_is_no_longer_pending(world: World
     [first] = world.owned(leader, owner, b"T")
     leader.save_position()
     assert world.stream.saved_position() == GroupPosition(first, first)
-    owner.steps.ack({b"T": [first]}, b"", 0)
+    owner.steps.ack([first])
     leader.save_position()
     assert world.stream.saved_position() == GroupPosition(first, None)
 
@@ -67,7 +67,7 @@ def test_for_those_who_trim_it_is_the_lowest_id_that_would_be_read_again(world: 
     ids = world.owned(leader, owner, b"T", *TRICKY_IDS)
     for done, left in itertools.pairwise(ids):
         assert kept() == done
-        owner.steps.ack({b"T": [done]}, b"", 0)
+        owner.steps.ack([done])
         assert kept() == left
     world.link.call("XGROUP", "SETID", world.keys.stream, world.keys.group, "5-5")
     assert kept() == b"5-5", "set back by hand, below what is pending"

@@ -73,7 +73,7 @@ _CALLS: dict[str, _Call] = {
     "note_crash": lambda w, leader, a, b, head: note_crash(
         w.scripts, w.keys, Former(b.incarnation, False, [_LEFT]), 100
     ),
-    "ack": lambda w, leader, a, b, head: a.steps.ack({b"T": [b"1-1"]}, b"run", 100),
+    "ack": lambda w, leader, a, b, head: a.steps.ack([b"1-1"], b"run", 100),
     "dead_letter": lambda w, leader, a, b, head: bury(a.steps, Letter(b"T", b"1-1", "gave_up", "", 1, 1, 2)),
     "drain": lambda w, leader, a, b, head: a.steps.drain(LEASE_MS),
     "deregister": lambda w, leader, a, b, head: a.steps.deregister(),

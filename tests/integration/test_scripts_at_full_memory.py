@@ -45,9 +45,9 @@ def test_an_owner_goes_on_living_and_acknowledging(world: World) -> None:
     world.make_idle(a.incarnation, LEASE_MS, second)
     with _full(world):
         assert a.steps.renew(2 * LEASE_MS) == ("live", 1, b"")
-        assert a.steps.ack({b"T": [first]}, b"run", 100).done == {b"T": [first]}
+        a.steps.ack([first], b"run", 100)
         assert bury(a.steps, _letter(second)) is Buried.OK
-        assert a.steps.ack({b"T": [third, fourth]}, b"run", 100).done == {b"T": [third, fourth]}
+        a.steps.ack([third, fourth], b"run", 100)
     assert world.link.call("XLEN", world.keys.runs) == 2
     assert world.state().letters() == [(second, b"T", b"gave_up")]
     assert (world.pending(), world.state().index) == ({}, {})
@@ -225,7 +225,7 @@ def test_who_has_lost_is_told_so_and_changes_nothing(world: World, losing: str) 
 
 def _owner_calls(a: Owner, ids: list[bytes]) -> list[Callable[[], object]]:
     return [
-        lambda: a.steps.ack({b"T": ids}, b"run", 100),
+        lambda: a.steps.ack(ids, b"run", 100),
         lambda: bury(a.steps, _letter(ids[0])),
         lambda: a.steps.drain(LEASE_MS),
         lambda: a.steps.give_back([GiveBack(b"T", 1, ids)]),

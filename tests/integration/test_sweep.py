@@ -123,7 +123,7 @@ def test_what_somebody_took_by_hand_from_a_living_owner_goes_back_to_it(world: W
     world.make_idle("stranger", _IDLE_MS, ids[0])
     assert _sweep(leader, [a.incarnation]).strays == []
     assert world.pending() == {a.name: ids}
-    a.steps.ack({b"T": ids}, b"", 0)
+    a.steps.ack(ids)
     assert world.state() == ({}, {}, [])
 
 
@@ -273,7 +273,7 @@ def test_what_a_living_owner_has_without_its_body_stays_its_own_to_end(world: Wo
     assert world.pending() == {a.name: [second] if world.claiming_drops_the_bodiless else [first, second]}
     assert world.state().index == index
     assert world.dead() == []
-    assert a.steps.ack({b"T": [first]}, b"", 0).done == {b"T": [first]}
+    a.steps.ack([first])
     assert world.pending() == {a.name: [second]}
 
 

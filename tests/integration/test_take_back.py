@@ -167,7 +167,7 @@ def test_thousands_come_back_in_one_call(world: World) -> None:
 def test_after_an_acknowledgement_only_the_rest_comes_back(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T", *TRICKY_IDS)
-    a.steps.ack({b"T": ids[:4]}, b"", 0)
+    a.steps.ack(ids[:4])
     world.end_lease(a)
     assert [found.id for found in _take_all(leader, a, 3)] == ids[4:]
 

@@ -194,7 +194,7 @@ class BoardMachine(RuleBasedStateMachine):
         names = sorted(self.redis.index)
         ticket = names[some % len(names)]
         owner = self.redis.index[ticket].owner
-        ids = self.redis.ack(owner, ticket, self.redis.index[ticket].ids[:count])
+        ids = self.redis.ack(owner, self.redis.unfinished(ticket)[:count])
         if ids and reported == "at once":
             (self._report if some % 2 else self._report_quietly)(owner, ticket, ids)
         elif ids and reported == "late":
@@ -232,7 +232,7 @@ class BoardMachine(RuleBasedStateMachine):
         return [
             (record.owner, ticket)
             for ticket, record in sorted(self.redis.index.items())
-            if self.redis.lives(record.owner)
+            if self.redis.lives(record.owner) and self.redis.unfinished(ticket)
         ]
 
     @precondition(lambda self: self._owned())
@@ -316,7 +316,7 @@ class BoardMachine(RuleBasedStateMachine):
             del self.redis.leases[incarnation]
 
     def _draining(self) -> list[tuple[str, bytes]]:
-        held = [(record.owner, ticket) for ticket, record in sorted(self.redis.index.items())]
+        held = [(one.owner, ticket) for ticket, one in sorted(self.redis.index.items()) if self.redis.unfinished(ticket)]
         return [(owner, ticket) for owner, ticket in held if self.redis.leases.get(owner) == "draining"]
 
     @precondition(lambda self: self._draining())
@@ -469,7 +469,7 @@ class BoardMachine(RuleBasedStateMachine):
     def _all_is_acknowledged(self) -> None:
         for ticket, record in list(self.redis.index.items()):
             if self.redis.lives(record.owner):
-                self._report(record.owner, ticket, self.redis.ack(record.owner, ticket, list(record.ids)))
+                self._report(record.owner, ticket, self.redis.ack(record.owner, self.redis.unfinished(ticket)))
 
 
 TestBoard = BoardMachine.TestCase

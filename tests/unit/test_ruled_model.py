@@ -6,8 +6,9 @@ is full.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import hypothesis.strategies as st
@@ -55,7 +56,11 @@ class RuledRedis(RedisModel):
         return Rulebook(self.rules.values(), b"%d" % self.version)
 
     def hand_over(
-        self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES, heard: int | None = None
+        self,
+        plan: HandOverPlan,
+        news: NewEntries = NO_NEW_ENTRIES,
+        heard: int | None = None,
+        index: Mapping[bytes, bytes] = MappingProxyType({}),
     ) -> HandOverReply | None:
         if self.known != self.version:
             return None
@@ -64,7 +69,7 @@ class RuledRedis(RedisModel):
                 held = self.book.of(part.ticket)
                 if held is not None and held.action is not RuleAction.SLOW:
                     self.broken.append(f"{part} goes out although it is {held.told()}")
-        return super().hand_over(plan, news, heard)
+        return super().hand_over(plan, news, heard, index)
 
 
 class RuledLeader(Leader):

@@ -1,4 +1,6 @@
--- The index record of a ticket in processing: "<owner> <fence> <id> <id> ...", ids in the order of their hand-over.
+-- The index record of a ticket: "<owner> <fence> <id> <id> ...", ids in the order of their hand-over. All that its owner
+-- has of it is among them; those that are pending for nobody are over, and an acknowledgement does not change the
+-- record: the leader does, when all is over, when more is handed over, and from time to time.
 -- The owner is an incarnation, or one of the words `returned` (given back by a drain or a recall, or redriven),
 -- `halted` (its first id waits for an operator, pending under `halted`; the others are under `master`) and
 -- `waits@<ms>` (given back until that time, by Redis' clock).
@@ -38,19 +40,4 @@ local function without(ids, gone)
     if not gone[id] then left[#left + 1] = id end
   end
   return table.concat(left, ' ')
-end
-
--- Return the records of the `n` tickets that stand in `args` from `first` on: for each its record, or false. Needs util
--- (in_chunks), included before this file.
-local function records_of(tickets_key, args, first, n)
-  local records = {}
-  in_chunks(n, function(from, to)
-    local found = redis.call('HMGET', tickets_key, unpack(args, first + from - 1, first + to - 1))
-    if n == #found then
-      records = found
-    else
-      for i = 1, #found do records[from + i - 1] = found[i] end
-    end
-  end)
-  return records
 end

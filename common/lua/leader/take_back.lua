@@ -1,28 +1,27 @@
 -- take_back: one page of a dead incarnation's pending entries goes to `master`, in id order. The first unacknowledged
 --            entry of each ticket may have been running: that counts as a loss, unless its journal says otherwise.
--- KEYS: 1 stream, 2 leader, 3 lease of the incarnation, 4 tickets, 5 dead, 6 attempts, 7 noted and 8 inbox (of the
---       incarnation)
+-- KEYS: 1 stream, 2 leader, 3 lease of the incarnation, 4 dead, 5 attempts, 6 noted and 7 inbox (of the incarnation)
 -- ARGV: 1 group, 2 epoch, 3 incarnation, 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest message in bytes
 --       (0: any), 8 tenant field, 9 priority field ("": none)
 -- Returns: {"FENCED"}, {"ALIVE"} (its lease still runs; nothing happened), or
 --          {"OK", number of entries of the page, {id, ticket (ticket_of), ...}, {ids whose body was gone}}; a page of 0
 --          entries means that its list is empty (and that its inbox is gone: without a lease nothing can be added to it
 --          any more)
--- Why Lua: that the lease has ended, that the entries are its own, and that index and pending list change together,
---          must be true at one moment; so must a loss and its entry, or a page that comes twice would count it twice.
+-- Why Lua: that the lease has ended and that the entries are its own must be true at one moment; so must a loss and its
+--          entry, or a page that comes twice would count it twice.
 -- Memory: works when full
---- @include leads util bodies ticket_of records letter attempts at_full_memory
+--- @include leads util bodies ticket_of letter attempts at_full_memory
 --- @numbers count 4 6, large 7
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'ALIVE'} end
-redis.call('XLEN', KEYS[5]) -- what is no stream, or no hash, fails here, before anything has changed
-redis.call('HLEN', KEYS[6])
-local is_told = redis.call('HGET', KEYS[7], '')
-local stream, group, tickets_key, dead_one = KEYS[1], ARGV[1], KEYS[4], ARGV[3]
+redis.call('XLEN', KEYS[4]) -- what is no stream, or no hash, fails here, before anything has changed
+redis.call('HLEN', KEYS[5])
+local is_told = redis.call('HGET', KEYS[6], '')
+local stream, group, dead_one = KEYS[1], ARGV[1], ARGV[3]
 local field, longest, most = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 local rows = redis.call('XPENDING', stream, group, '-', '+', ARGV[4], dead_one)
-at_full_memory(tickets_key)
-local entries, gone, leaving, n, size = {}, {}, {}, 0, 0
+at_full_memory(KEYS[5])
+local entries, gone, is_there, n, size = {}, {}, {}, 0, 0
 local first_of, names = {}, {} -- the lowest id of each ticket of the page
 for _, row in ipairs(rows) do
   if not has_room() then break end
@@ -35,44 +34,36 @@ for _, row in ipairs(rows) do
     entries[n + 1], entries[n + 2] = id, ticket
     n = n + 2
     if type(ticket) == 'table' then ticket = ticket[1] end
-    if ticket then -- else nobody runs it; and the field '' of KEYS[7] has another meaning
-      if not leaving[ticket] then
-        leaving[ticket] = {}
+    if ticket then -- else nobody runs it; and the field '' of KEYS[6] has another meaning
+      if not is_there[ticket] then
+        is_there[ticket] = true
         first_of[#first_of + 1], names[#names + 1] = id, ticket
       end
-      leaving[ticket][id] = true
     end
   else
-    bury(KEYS[5], id, '', 'body_gone', '', '0', dead_one, now_ms(), now_ms(), nil)
+    bury(KEYS[4], id, '', 'body_gone', '', '0', dead_one, now_ms(), now_ms(), nil)
     redis.call('XACK', stream, group, id)
-    redis.call('HDEL', KEYS[6], id)
+    redis.call('HDEL', KEYS[5], id)
     gone[#gone + 1] = id
-  end
-end
-for ticket, ids in pairs(leaving) do
-  local record = redis.call('HGET', tickets_key, ticket)
-  if record then
-    local owner, fence, kept = read_record(record)
-    if owner == dead_one then write_record(tickets_key, ticket, owner, fence, without(kept, ids)) end
   end
 end
 if size == 0 then
   -- Not left to reap: if the group is lost before that, and a successor has its registration, the inbox would be
   -- forgotten.
-  redis.call('DEL', KEYS[7], KEYS[8])
+  redis.call('DEL', KEYS[6], KEYS[7])
 elseif not is_told then
   local has_more = size < #rows or size == tonumber(ARGV[4])
   in_chunks(#names, function(from, to)
-    local earlier = redis.call('HMGET', KEYS[7], unpack(names, from, to)) -- their first entry was on an earlier page
-    local known = redis.call('HMGET', KEYS[6], unpack(first_of, from, to))
+    local earlier = redis.call('HMGET', KEYS[6], unpack(names, from, to)) -- their first entry was on an earlier page
+    local known = redis.call('HMGET', KEYS[5], unpack(first_of, from, to))
     for i = from, to do
       if not earlier[i - from + 1] then
         local starts, failures, crashes, losses = read_attempts(known[i - from + 1])
-        redis.call('HSET', KEYS[6], first_of[i], attempts_value(starts, failures, crashes, losses + 1))
-        if has_more then redis.call('HSET', KEYS[7], names[i], '1') end
+        redis.call('HSET', KEYS[5], first_of[i], attempts_value(starts, failures, crashes, losses + 1))
+        if has_more then redis.call('HSET', KEYS[6], names[i], '1') end
       end
     end
   end)
-  if has_more then redis.call('PEXPIRE', KEYS[7], 3600000) end
+  if has_more then redis.call('PEXPIRE', KEYS[6], 3600000) end
 end
 return {'OK', size, entries, gone}

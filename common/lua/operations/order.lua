@@ -24,14 +24,18 @@ local record = redis.call('HGET', KEYS[2], ticket)
 local owner, fence, ids
 if record then owner, fence, ids = read_record(record) end
 if record and not owner or (owner and owner .. ' ' .. fence or '') ~= ARGV[4] then return 'MOVED' end
-local lowest
-for _, one in ipairs(split_ids(ids or id)) do
-  if not lowest or is_above(lowest, one) then lowest = one end
-end
-if lowest ~= id then return 'MOVED' end
 local has_owner = KEYS[6] ~= nil
 if owner and not (has_owner or is_given_back(owner)) then return 'MOVED' end
-if #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1, has_owner and owner or 'master') == 0 then return 'GONE' end
+local function is_pending(one)
+  return #redis.call('XPENDING', KEYS[1], ARGV[1], one, one, 1, has_owner and owner or 'master') == 1
+end
+local is_named = not ids
+for _, one in ipairs(split_ids(ids or '')) do
+  is_named = is_named or one == id
+  if is_above(id, one) and is_pending(one) then return 'MOVED' end
+end
+if not is_named then return 'MOVED' end
+if not is_pending(id) then return 'GONE' end
 if has_owner and redis.call('EXISTS', KEYS[6]) == 0 then return 'LOST' end
 
 at_full_memory(KEYS[3])

@@ -22,8 +22,9 @@ if policy ~= 'skip' and owner == 'halted' and fence == ARGV[10] and string.match
 end
 if owner ~= me or (policy ~= 'skip' and fence ~= ARGV[10]) then return 'STALE' end
 local left = without(ids, {[id] = true})
--- A body that is reported gone but exists: an operator has acknowledged or claimed the entry by hand.
-local is_there = left ~= ids and not (ARGV[5] == 'body_gone' and body_of(stream, id))
+-- What is pending for nobody is over, or Redis >= 7 has dropped it, for its body is gone.
+local is_there = #redis.call('XPENDING', stream, group, id, id, 1, me) == 1
+  or (nobody_has(stream, group, id) and not body_of(stream, id) and not has_letter(KEYS[4], id))
 if policy == 'skip' and not is_there then return 'GONE' end
 if policy ~= 'skip' then -- what is of another type fails here, before anything has changed
   redis.call('HLEN', KEYS[5])
@@ -46,7 +47,6 @@ if is_there then
   else
     redis.call('XACK', stream, group, id)
   end
-  if policy == 'skip' then write_record(KEYS[3], ticket, owner, fence, left) end
   redis.call('HDEL', KEYS[5], id)
   redis.call('HDEL', KEYS[7], 't' .. id)
   if policy ~= 'halt' then
@@ -57,22 +57,10 @@ if is_there then
 end
 if policy == 'skip' then return 'OK' end
 
--- Return whether an entry behind it is under `master` now. Redis >= 7 drops an entry whose body is gone when it is
--- claimed; the record names what is under `master`, and nothing else.
-local function goes_back(behind)
-  if #redis.call('XCLAIM', stream, group, 'master', '0', behind, 'JUSTID') > 0
-    or claim_again(stream, group, 'master', behind) then
-    return true
-  end
-  if not body_of(stream, behind) then
-    bury(KEYS[4], behind, ticket, 'body_gone', '', '0', me, now_ms(), now_ms(), nil)
-  end
-  return false
-end
-
+-- What is not pending any more is over; the record names what is under `master` then, and nothing else.
 local over = {}
 for behind in string.gmatch(left, '%S+') do
-  if not goes_back(behind) then over[behind] = true end
+  if #redis.call('XCLAIM', stream, group, 'master', '0', behind, 'JUSTID') == 0 then over[behind] = true end
 end
 left = without(left, over)
 if policy == 'halt' then

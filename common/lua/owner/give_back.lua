@@ -1,19 +1,18 @@
 -- give_back: an owner returns tickets of which nothing runs, and nothing waits to be acknowledged: in a drain, because
 --            the leader recalls them, or because their first message is to wait.
 -- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 changed, 6 attempts
--- ARGV: 1 group, 2 incarnation, then for each ticket: ticket, fence, all its ids in processing, separated by spaces (""
---       = whatever the record names: the caller runs nothing more of it under this fence; "on": a ticket that was given
---       back under this fence, and waits, is to wait no longer), ms for which it is to wait ("" = it may go on at once)
--- Returns: {"LOST"} (no lease; nothing happened) or {"OK", then for each ticket: "GIVEN", "GONE" (no record, or another
---          owner or fence: nothing of it under this fence is the caller's, perhaps by this very call) or "KEPT" (the
---          record has other ids than the call names)}: for fewer tickets than given where bodies left no room for more
+-- ARGV: 1 group, 2 incarnation, then for each ticket: ticket, fence, ids of it that the caller knows, separated by
+--       spaces ("on": a ticket that was given back under this fence, and waits, is to wait no longer), ms for which it
+--       is to wait ("" = it may go on at once)
+-- Returns: {"LOST"} (no lease; nothing happened) or {"OK", then for each ticket: "GIVEN", or "GONE" (no record, or
+--          another owner or fence: nothing of it under this fence is the caller's, perhaps by this very call)}: for
+--          fewer tickets than given where bodies left no room for more
 -- Why Lua: entries and index change together. Each ticket is marked `returned` with its ids, or `waits@<ms>`, by Redis'
 --          clock: it is handed over no earlier, unless an operator has given its first message up meanwhile. The note
---          in `changed` keeps a leader that does not know of it yet from beginning with a later entry. The mark names
---          what is pending under `master` and nothing else, in id order: Redis >= 7 drops an entry whose body is gone
---          when it is claimed (here, or by renew or sweep before). What somebody took out of the pending list by hand
---          is claimed again. A call that comes twice, or late, must not give back what was handed to the caller again,
---          under a later fence.
+--          in `changed` keeps a leader that does not know of it yet from beginning with a later entry. Of what the
+--          record names, the pending ones are not over; the mark names these and nothing else, in id order: Redis >= 7
+--          drops an entry whose body is gone when it is claimed (here, or by renew or sweep before). A call that comes
+--          twice, or late, must not give back what was handed to the caller again, under a later fence.
 -- Memory: works when full
 --- @include util group records attempts bodies letter tell_leader at_full_memory
 --- @numbers
@@ -25,14 +24,9 @@ redis.call('XPENDING', stream, group)
 redis.call('HLEN', KEYS[6])
 at_full_memory(tickets_key)
 
-local function are_all(named, held)
-  local set = {}
-  for _, id in ipairs(split_ids(named)) do set[id] = true end
-  return #named == #held and without(held, set) == ''
-end
-
--- Claim these ids of a ticket for `master`. Return those that are under it now, in id order.
-local function claim_all(ticket, held)
+-- Claim what is pending of these ids of a ticket for `master`. Return those that are under it now, in id order. Of those
+-- that the caller has `named`, none is over.
+local function claim_all(ticket, held, named)
   local ids, over, is_sorted = split_ids(held), {}, true
   for at = 2, #ids do is_sorted = is_sorted and is_above(ids[at], ids[at - 1]) end
   if not is_sorted then table.sort(ids, function(one, other) return is_above(other, one) end) end
@@ -42,10 +36,8 @@ local function claim_all(ticket, held)
     command[#command + 1] = 'JUSTID'
     for _, id in ipairs(redis.call(unpack(command))) do over[id] = nil end
   end)
-  for _, id in ipairs(ids) do
-    if over[id] and claim_again(stream, group, 'master', id) then
-      over[id] = nil
-    elseif over[id] and not body_of(stream, id) then
+  for _, id in ipairs(split_ids(named)) do
+    if over[id] and not body_of(stream, id) then
       bury(KEYS[4], id, ticket, 'body_gone', '', '0', me, now_ms(), now_ms(), nil)
     end
   end
@@ -74,10 +66,8 @@ for at = 3, #ARGV, 4 do
     reply[#reply + 1] = waits and 'GIVEN' or 'GONE'
   elseif owner ~= me or fence ~= ARGV[at + 1] then
     reply[#reply + 1] = 'GONE'
-  elseif named ~= '' and not are_all(named, held) then
-    reply[#reply + 1] = 'KEPT'
   else
-    local ids = claim_all(ticket, held)
+    local ids = claim_all(ticket, held, named)
     write_record(tickets_key, ticket, word_of(after, ids), fence, ids)
     tell_leader(KEYS[5], ticket)
     reply[#reply + 1] = 'GIVEN'

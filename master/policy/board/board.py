@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from usher.common.protocol.keys import MASTER
 from usher.common.protocol.marks import Mark
 from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of, is_given_back, is_waiting
 from usher.common.protocol.stream_id import ZERO, before, rank
@@ -28,7 +29,6 @@ from usher.master.policy.board.plans import (
     Parked,
     TargetPlan,
     TicketPlan,
-    is_given_back_head,
 )
 from usher.master.policy.board.recall import Asked, Recall, Recalls
 from usher.master.policy.board.rule_gate import RuleGate, TenantLimits
@@ -50,6 +50,8 @@ from usher.master.policy.rules import Rulebook
 _AHEAD = 1000
 #: Standings of tickets that wait for a time or for somebody, whatever consumers do.
 _STILL = (Standing.WAITING, Standing.HALTED)
+#: Seconds between two times at which records are written of tickets of which something is over, and most at a time.
+_REWRITTEN_S, _REWRITTEN = 1.0, 500
 #: A ticket that waits for a time is compared so much later: there may be very many, and its time will come.
 _WAITING_S = 60.0
 
@@ -75,8 +77,9 @@ class Board:
         self.consumers: dict[str, ConsumerLoad] = {}
         self.in_flight = 0  # messages that consumers have
         self.parked = 0  # messages in memory that no consumer has
-        self.repeated: set[bytes] = set()  # tickets of which messages came again that the group had been given before
-        self.told_again: set[bytes] = set()
+        self._over: set[bytes] = set()  # tickets of which nothing is left, and that have a record
+        self._shrunk: set[bytes] = set()  # tickets of which something in their record is over
+        self._rewritten_s = 0.0
         self.waits = Waits()
         self.asked_back = Recalls(self._gate.holds)
         self._rereading = Rereading()
@@ -170,8 +173,9 @@ class Board:
         else:
             ids = [ticket.parked.popleft() for _ in range(count)]
         self.parked -= count
+        part = TicketPlan(ticket.name, ticket.believed, ids, list(ticket.running))
+        had_nothing = not consumer.busy_tickets
         ticket.running.update(dict.fromkeys(ids))
-        part, had_nothing = TicketPlan(ticket.name, ticket.believed, ids), not consumer.busy_tickets
         if ticket.owner is None:
             ticket.owner, ticket.compared_s = consumer, now_s
             consumer.tickets[ticket.name] = None
@@ -199,6 +203,7 @@ class Board:
             for part in target.parts:
                 if part.changes_owner:
                     self.tickets[part.ticket].believed = head
+                    self._over.discard(part.ticket)
         for incarnation in (*reply.closed, *reply.lost):
             self.close(incarnation)
 
@@ -324,18 +329,15 @@ class Board:
             self._queue.add(ticket)
         return True
 
-    def has(self, name: bytes, entry_id: bytes) -> bool:
-        """Return whether memory has the entry in processing, or as the one that its ticket waits for."""
-        ticket = self.tickets.get(name)
-        return ticket is not None and (entry_id in ticket.running or entry_id == ticket.waits_for)
-
-    def runs(self, name: bytes, entry_id: bytes) -> bool:
-        """Return whether memory has the entry in processing with a living owner, or as the one that its ticket waits
-        for."""
+    def who_has(self, name: bytes, entry_id: bytes) -> str:
+        """Return under which name the entry should be pending, as far as memory knows; empty: it does not."""
         if (ticket := self.tickets.get(name)) is None:
-            return False
-        is_owned = ticket.owner is not None and ticket.standing is OPEN
-        return ticket.waits_for == entry_id or (is_owned and entry_id in ticket.running)
+            return ""
+        if ticket.waits_for == entry_id:
+            return HALTED.decode()
+        if ticket.owner is not None and entry_id in ticket.running:
+            return ticket.owner.incarnation
+        return MASTER.decode() if entry_id in ticket.parked else ""
 
     def take_in(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """Park entries, (id, ticket), that came to ``master`` from elsewhere: taken back, given back, stray, or found
@@ -378,8 +380,7 @@ class Board:
         """Free the messages that a report says are done: these ids of these tickets.
 
         By id and incarnation, never by counting: doubled, late or reordered reports change nothing, nor does the report
-        of a consumer that no longer has the ticket. One of a ticket in ``repeated`` may be of a time before its message
-        came again: its record is to be read (``told_again``).
+        of a consumer that no longer has the ticket.
         """
         if (consumer := self.consumers.get(incarnation)) is None:
             return
@@ -387,9 +388,6 @@ class Board:
         for name, ids in items:
             ticket = self.tickets.get(name)
             if ticket is None or ticket.owner is not consumer:
-                continue
-            if self.repeated and name in self.repeated:
-                self.told_again.add(name)
                 continue
             running = ticket.running
             count = len(running)
@@ -403,6 +401,8 @@ class Board:
         for ticket in touched:
             if self.asked_back.asked:
                 self.asked_back.forget(ticket.name)
+            if ticket.running:
+                self._shrunk.add(ticket.name)
             self._finish(ticket)
 
     def note_retrying(self, incarnation: str, tickets: int) -> None:
@@ -482,6 +482,7 @@ class Board:
         owner = ticket.owner
         if not ticket.running and ticket.standing is OPEN and owner is not None:
             was_full = owner.busy_tickets == owner.pace.tickets
+            self._over.add(ticket.name)
             ticket.believed = NOBODY
             self._unbind(ticket, owner)
             if was_full:  # it may have one ticket more now
@@ -496,6 +497,8 @@ class Board:
         elif ticket.standing is OPEN or ticket.standing is Standing.RECOVERING:
             if ticket.owner is not None:
                 ticket.owner.tickets.pop(ticket.name, None)
+            if ticket.believed != NOBODY:
+                self._over.add(ticket.name)
             self.tickets.pop(ticket.name, None)
 
     # ---- records -----------------------------------------------------------------------------------------------------
@@ -521,6 +524,7 @@ class Board:
             ticket.home = ticket.owner.name  # who knows why it waits
         # What was put off, its consumer has worked on: very many that need what is away must not look like slow work.
         asked = self._disown(ticket, now_s if is_put_off else None)
+        self._over.discard(name)
         ticket.believed = b"%s %d" % (owner, fence)
         ticket.compared_s = now_s
         if owner == HALTED:
@@ -560,9 +564,45 @@ class Board:
         if (ticket := self.tickets.get(name)) is None or ticket.standing is Standing.RECOVERING:
             return
         self._disown(ticket)
+        self._over.discard(name)
         self._reopen(ticket)
         ticket.standing = OPEN
         self._finish(ticket)
+
+    def is_of(self, name: bytes, owner: bytes) -> bool:
+        """Return whether memory has the ticket with this owner; nothing has changed, then, if the record says so."""
+        ticket = self.tickets.get(name)
+        if ticket is None or ticket.owner is None or ticket.owner.incarnation.encode() != owner:
+            return False
+        if ticket.standing is Standing.UNSURE:
+            ticket.standing = OPEN
+        self._finish(ticket)
+        return True
+
+    def is_over(self, name: bytes) -> None:
+        """Note that a ticket is over, and has a record all the same."""
+        self._over.add(name)
+
+    def outdated(self, now_s: float) -> dict[bytes, bytes]:
+        """Return the records that are not up to date: empty where a ticket is over, and, once a second, those of which
+        something is over, for people and for who leads next."""
+        records = dict.fromkeys(self._over, b"")
+        if self._shrunk and now_s >= self._rewritten_s + _REWRITTEN_S:
+            for name in [self._shrunk.pop() for _ in range(min(len(self._shrunk), _REWRITTEN))]:
+                ticket = self.tickets.get(name)
+                if ticket is not None and ticket.owner is not None and ticket.standing is OPEN and ticket.running:
+                    records[name] = b" ".join((ticket.believed, *ticket.running))
+            if not self._shrunk:
+                self._rewritten_s = now_s
+        return records
+
+    def is_up_to_date(self, names: Iterable[bytes]) -> None:
+        """Note that the records of these tickets are up to date."""
+        self._over.difference_update(names)
+
+    def due_records_s(self) -> float:
+        """Return when records are to be written although nothing is handed over; infinite: never."""
+        return self._rewritten_s + _REWRITTEN_S if self._over or self._shrunk else math.inf
 
     def doubt(self, names: Iterable[bytes]) -> None:
         """Plan nothing of tickets whose records others have changed: these are read first."""
@@ -591,15 +631,31 @@ class Board:
             self._release(consumer, running, done_s)
         return asked
 
-    def quiet_since(self, limit_s: float) -> list[bytes]:
-        """Return the tickets in processing, waiting or halted that were last compared with the index before
-        ``limit_s``: their reports and announcements may have been lost."""
-        old = [
-            ticket
-            for ticket in self.tickets.values()
-            if ticket.compared_s < limit_s - (_WAITING_S if ticket.standing is Standing.WAITING else 0.0)
-        ]
-        return [one.name for one in old if one.standing in _STILL or (one.running and one.standing is OPEN)]
+    def quiet_since(self, limit_s: float) -> dict[str, list[bytes]]:
+        """Return the tickets that were last compared with Redis before ``limit_s``, by owner: those in processing, of
+        which reports may have been lost, and under "" those that wait or are halted, of which notes may have been."""
+        found: dict[str, list[bytes]] = {}
+        for ticket in self.tickets.values():
+            later_s = _WAITING_S if ticket.standing is Standing.WAITING else 0.0
+            if ticket.compared_s >= limit_s - later_s:
+                continue
+            if ticket.standing in _STILL:
+                found.setdefault("", []).append(ticket.name)
+            elif ticket.running and ticket.standing is OPEN and ticket.owner is not None:
+                found.setdefault(ticket.owner.incarnation, []).append(ticket.name)
+        return found
+
+    def looked_at(self, names: Iterable[bytes], now_s: float) -> list[tuple[bytes, list[bytes]]]:
+        """Return what is in processing of these tickets. They count as compared now."""
+        found = [ticket for name in names if (ticket := self.tickets.get(name)) is not None and ticket.running]
+        for ticket in found:
+            ticket.compared_s = now_s
+        return [(ticket.name, list(ticket.running)) for ticket in found]
+
+    def fences(self, names: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
+        """Return the fences of tickets in processing."""
+        found = [self.tickets[name] for name in names if name in self.tickets]
+        return [(one.name, one.believed.rpartition(b" ")[2]) for one in found if one.owner is not None]
 
     # ---- what is parked, in memory or in Redis' account alone --------------------------------------------------------
 
@@ -688,12 +744,9 @@ class Board:
     def _wants_more(self, ticket: BoardTicket) -> bool:
         return ticket.standing is OPEN and 2 * len(ticket.parked) <= self._gate.worth_keeping(ticket)
 
-    def was_read(self, found: Iterable[tuple[bytes, bytes]], last: bytes | None) -> list[bytes]:
+    def was_read(self, found: Iterable[tuple[bytes, bytes]], last: bytes | None) -> None:
         """Take in all entries, (id, ticket), that Redis has under ``master`` from ``to_read`` up to ``last``; None: to
-        the end.
-
-        Return tickets that have nothing there although their records say so: the records must be read again.
-        """
+        the end."""
         by_ticket: dict[bytes, list[bytes]] = {}
         for entry_id, name in found:
             if self._rereading.has(name):
@@ -702,17 +755,13 @@ class Board:
             self._add_read(self.tickets[name], ids)
         if last is not None:
             self._rereading.go_on(last)
-            return []
-        unsure = []
+            return
         for ticket in self._rereading.finish():
             if ticket.standing is not OPEN:
                 continue  # it is read once more when it may move
             ticket.above = None
             self._rereading.end(ticket)
-            if not ticket.parked and not ticket.running and is_given_back_head(ticket.believed):
-                unsure.append(ticket.name)
             self._finish(ticket)
-        return unsure
 
     def _add_read(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
         above = rank(ticket.above or ZERO)

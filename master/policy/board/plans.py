@@ -21,11 +21,12 @@ def is_given_back_head(believed: bytes) -> bool:
 
 class TicketPlan(NamedTuple):
     """A ticket's ids in a plan. ``believed``: the head of its record (``owner fence``) as memory has it, ``NOBODY`` for
-    none."""
+    none. ``held``: what its owner has of it already."""
 
     ticket: bytes
     believed: bytes
     ids: list[bytes]
+    held: Sequence[bytes] = ()
 
     @property
     def changes_owner(self) -> bool:

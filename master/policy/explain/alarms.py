@@ -78,9 +78,6 @@ def _of_stream(seen: Mapping[str, Any]) -> list[Alarm]:
         found.append(Alarm(BAD, text, "/doctor"))
     recent = [one for one in seen.get("losses", ()) if one["ms"] / 1000 > since_s]
     found += [Alarm(BAD, f"Declared: {one['text']}", "/streams") for one in recent if one["kind"] in _OF_GROUP][:1]
-    if told["restored"] and told["restored_s"] > since_s:
-        text = f"Taken out of the pending list by hand, and claimed again: {pluralize(told['restored'], 'message')}"
-        found.append(Alarm(WARN, text, "/doctor"))
     return found
 
 

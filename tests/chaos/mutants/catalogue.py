@@ -110,7 +110,7 @@ def _letter_and_ack_apart(steps: OwnerScripts, letter: Letter) -> Buried:
         letter.attempts,
     )
     link.call("XADD", keys.dead, "*", *fields)
-    steps.ack({letter.ticket: [letter.id]}, b"", 0)
+    steps.ack([letter.id])
     return Buried.OK
 
 
