@@ -60,9 +60,8 @@ class Leader:
         for incarnation in sorted(dead):
             while redis.take_back(incarnation, PAGE).size:
                 pass
-            consumer = board.consumers.get(incarnation)
-            if consumer is not None:
-                freed = redis.free_tickets(incarnation, list(consumer.tickets))
+            if incarnation in board.consumers:
+                freed = redis.free_tickets(incarnation, board.unfinished(incarnation))
                 for ticket in board.recovered(incarnation, freed.others if freed is not None else ()):
                     board.clear_record(ticket)
         board.take_in(redis.read_parked())

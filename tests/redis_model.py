@@ -375,14 +375,14 @@ class RedisModel:
         found = [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
         return TakenPage(False, len(page), found, [entry_id for entry_id in page if entry_id not in self.pending])
 
-    def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> Freed | None:
+    def free_tickets(self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]) -> Freed | None:
         """free_tickets.lua: the tickets that somebody else has, and what of the freed ones is under master; None if it
         lives or has something."""
         if self.lives(incarnation) or self.held_by(incarnation):
             return None
         others, parked = [], []
         under_master = set(self.held_by(MASTER))
-        for ticket in tickets:
+        for ticket, _ in tickets:
             record = self.index.get(ticket)
             if record is not None and record.owner == incarnation:
                 parked += [(entry_id, ticket) for entry_id in record.ids if entry_id in under_master]

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, ReplyUnknown

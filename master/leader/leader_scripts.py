@@ -487,15 +487,24 @@ class LeaderScripts:
         _, size, found, gone = reply
         return TakenPage(False, size, _found(found), gone)
 
-    def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> Freed | None:
-        """Free the records of a dead incarnation's tickets. Return None when it still has entries."""
+    def free_tickets(self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]) -> Freed | None:
+        """Free the records of a dead incarnation's tickets, each with what memory has of it as unfinished. Return None
+        when it still has entries."""
         keys = self._keys
-        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets)
-        state, *reply = self._run("free_tickets", script_keys, (incarnation, *tickets))
-        if state != b"OK":
-            return None
-        others, parked = reply
-        return Freed(others, [(found.id, found.ticket or b"") for found in _found(parked)])
+        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead)
+        freed, left = Freed([], []), [part for ticket, ids in tickets for part in (ticket, b" ".join(ids))]
+        while True:
+            state, *reply = self._run("free_tickets", script_keys, (incarnation, *left))
+            if state != b"OK":
+                if len(left) < 2 * len(tickets):
+                    raise ReplyUnknown(f"{incarnation} was handed something by another client: {state.decode()}")
+                return None
+            others, parked, looked_at = reply
+            freed.others.extend(others)
+            freed.parked.extend((found.id, found.ticket or b"") for found in _found(parked))
+            del left[: 2 * looked_at]
+            if not left:
+                return freed
 
     def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int, highest: bytes = b"") -> Swept:
         """Take one step of the idle sweep; entries owned by ``known`` incarnations with a living lease are left

@@ -97,8 +97,7 @@ class Recoverer:
     def _end(self, incarnation: str, board: Board, steps: LeaderScripts) -> None:
         """End a recovery, when the incarnation's list is empty: its tickets are free, except those that a drain or a
         successor has."""
-        consumer = board.consumers.get(incarnation)
-        freed = steps.free_tickets(incarnation, list(consumer.tickets) if consumer is not None else [])
+        freed = steps.free_tickets(incarnation, board.unfinished(incarnation))
         if freed is None:
             return  # it was handed something after all; the next turn takes it back
         board.take_in(freed.parked)

@@ -202,10 +202,9 @@ def _take_back_all(dead: set[str], board: Board, steps: LeaderScripts, made_prog
 def _is_freed(incarnation: str, board: Board, steps: LeaderScripts) -> bool:
     """Free the tickets of an incarnation whose list was empty. Return False when it got more meanwhile, and its list
     must be read again."""
-    consumer = board.consumers.get(incarnation)
-    if consumer is None:
+    if incarnation not in board.consumers:
         return True
-    freed = steps.free_tickets(incarnation, list(consumer.tickets))
+    freed = steps.free_tickets(incarnation, board.unfinished(incarnation))
     if freed is None:
         return False
     # Nobody else acts in our epoch, but a drain that ended just now may have given tickets back: those are read again.

@@ -97,7 +97,7 @@ class Owner:
 
 
 class State(NamedTuple):
-    """What Redis has of the protocol, without what does not matter to it."""
+    """What Redis has of the protocol, without what does not matter to it: of the index what is not over."""
 
     pending: dict[bytes, list[bytes]]
     index: dict[bytes, bytes]
@@ -246,7 +246,8 @@ class World:
         return b"%s %d" % (record.owner, record.fence) if record else NOBODY
 
     def record(self, ticket: bytes) -> TicketRecord | None:
-        return self.stream.records_of([ticket])[0]
+        """The record of a ticket, with what is not over."""
+        return self.stream.in_processing(self.stream.records_of([ticket])[0])
 
     def spoil(self, ticket: bytes, value: bytes) -> None:
         """Somebody writes into the index."""
@@ -266,7 +267,16 @@ class World:
     # ---- reading back --------------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        return State(self.pending(), pairs(self.link.call("HGETALL", self.keys.tickets)), self.dead())
+        index = {}
+        for ticket, value in pairs(self.link.call("HGETALL", self.keys.tickets)).items():
+            try:
+                record = self.stream.in_processing(parse_record(value))
+            except ValueError:
+                index[ticket] = value
+            else:
+                if record is not None:
+                    index[ticket] = b"%s %d %s" % (record.owner, record.fence, b" ".join(record.ids))
+        return State(self.pending(), index, self.dead())
 
     def pending(self) -> dict[bytes, list[bytes]]:
         """The pending list: ids in stream order, by owner."""

@@ -34,10 +34,6 @@ def destroy_group(stage: Stage) -> None:
     stage.link.call("XGROUP", "DESTROY", stage.keys.stream, stage.keys.group)
 
 
-def repeats_until(stage: Stage) -> bytes | None:
-    return stage.world.stream.repeats_until()
-
-
 def half_done(stage: Stage, m: MasterActor) -> tuple[ConsumerActor, list[bytes]]:
     """A consumer that has done two of five messages of T and runs the third; what lies below all of them is not
     done."""

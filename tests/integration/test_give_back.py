@@ -51,15 +51,6 @@ def test_while_there_is_a_lease_its_holder_may_give_back(world: World, state: st
     assert world.pending() == {b"master": ids}
 
 
-@pytest.mark.parametrize(
-    "ids", [[b"1-1"], [b"2-1"], [b"1-1", b"2-1", b"3-1"], [b"1-1", b"3-1"], [b"1-1", b"1-1"], [b"1-12-1"]]
-)
-def test_a_ticket_whose_ids_are_named_is_given_back_whole_or_not_at_all(world: World, ids: list[bytes]) -> None:
-    _, a = _draining(world)
-    with world.unchanged():
-        assert world.give_back(a, {b"T": ids}) == [b"T"]
-
-
 def test_without_ids_all_that_the_record_names_goes_in_the_order_of_the_stream(world: World) -> None:
     """RECALL.md, R5: the caller may not have read the newest of them yet; it has closed the fence."""
     leader, a = world.elect(), world.join("a")
@@ -122,13 +113,15 @@ def test_a_ticket_of_which_all_lost_its_body_does_not_wait(world: World) -> None
     assert (world.record(b"T") is None) == world.claiming_drops_the_bodiless
 
 
-def test_a_ticket_of_which_something_was_acknowledged_meanwhile_is_kept(world: World) -> None:
-    """The handler ended between the look at the lanes and the call: the next look gives the rest back."""
+def test_what_is_over_stays_so(world: World) -> None:
+    """The record names it still."""
     _, a = _draining(world, ids=(b"1-1", b"1-10"))
     a.steps.ack([b"1-1"])
-    with world.unchanged():
-        assert world.give_back(a, {b"T": [b"1-1", b"1-10"]}) == [b"T"]
     assert world.give_back(a, {b"T": [b"1-10"]}) == []
+    assert world.pending() == {b"master": [b"1-10"]}
+    record = world.record(b"T")
+    assert record is not None
+    assert (record.owner, record.ids) == (b"returned", [b"1-10"])
 
 
 def test_a_ticket_whose_late_entry_was_handed_over_first_is_given_back_in_the_order_of_the_stream(world: World) -> None:

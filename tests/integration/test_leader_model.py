@@ -285,7 +285,7 @@ class Mirror(RedisModel):
         self._compare()
         return real
 
-    def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> Freed | None:
+    def free_tickets(self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]) -> Freed | None:
         self._bring_up_to_date()
         real = self._steps.free_tickets(incarnation, tickets)
         assert real == super().free_tickets(incarnation, tickets)

@@ -143,20 +143,6 @@ def test_unread_entries_that_were_cut_are_declared_with_the_gap(stage: Stage) ->
     assert loss.lost[1] == before(later[6])
 
 
-def test_what_was_taken_out_of_the_pending_list_is_declared(stage: Stage) -> None:
-    m, a = stage.leader(window=2, reconcile_s=0.0), stage.consumer("a")
-    ids = [stage.send(T)[0] for _ in range(8)]
-    m.settle()
-    waiting = stage.world.pending()[b"master"]
-    stage.link.call("XGROUP", "DELCONSUMER", stage.keys.stream, stage.keys.group, "master")
-    m.dispatcher._position_saver._saved_s = -1e9
-    m.turn()
-    [loss] = _declared(stage)
-    assert (loss.kind, loss.messages, loss.repeats) == ("taken_out", len(waiting), (waiting[0], waiting[-1]))
-    stage.finish(m, [a])
-    stage.check_done(T, ids)
-
-
 def test_full_memory_refuses_the_note_and_stops_nothing(link: Link, caplog: pytest.LogCaptureFixture) -> None:
     keys = Keys("s", "g")
     book = LossBook(link, keys)

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.factories import FIELD, World, fetch, hand_over
-from tests.integration.test_rejoin import lose_the_group
+from tests.integration.factories import FIELD, World, hand_over
 from usher.common.redis.replies import redis_ms
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy.board.board import Board
 from usher.master.policy.group_loss import Memory
-from usher.master.recovery.takeover import Takeover, sort_again, take_over
+from usher.master.recovery.takeover import Takeover, take_over
 
 HOUR_MS = 3_600_000
 
@@ -25,30 +24,6 @@ def put_off(world: World, leader: LeaderScripts, ticket: bytes, due_ms: int, *id
 
 def adopted(world: World, leader: LeaderScripts) -> Takeover:
     return take_over(world.link, world.keys, world.stream, leader, Board(512), Memory(), lambda: None)
-
-
-class TestOthersWhoReadTheIndex:
-    def test_an_entry_that_comes_again_stays_under_master(self, world: World) -> None:
-        """W5: XCLAIM to a group consumer that is called as the word would hide the entry, and its ticket's second
-        would go out before it."""
-        leader = world.elect()
-        put_off(world, leader, b"T", redis_ms(world.link) + HOUR_MS, b"1-1", b"2-1")
-        lose_the_group(world)
-        fetch(leader, 10)
-        assert leader.rejoin([(b"T", b"1-1"), (b"T", b"2-1")]) == ([b"1-1", b"2-1"], [])
-        assert world.pending() == {b"master": [b"1-1", b"2-1"]}
-
-    def test_what_was_taken_out_of_the_pending_list_comes_back_under_master(self, world: World) -> None:
-        leader = world.elect()
-        put_off(world, leader, b"T", redis_ms(world.link) + HOUR_MS, b"1-1", b"2-1")
-        world.link.call("XACK", world.keys.stream, world.keys.group, "1-1")
-        assert leader.restore([(b"T", ())]) == [b"1-1"]
-        assert world.pending() == {b"master": [b"1-1", b"2-1"]}
-
-    def test_set_back_entries_of_it_are_not_in_processing(self, world: World) -> None:
-        leader = world.elect()
-        put_off(world, leader, b"T", redis_ms(world.link) + HOUR_MS, b"1-1")
-        assert sort_again([(b"1-1", b"T")], Board(512), world.stream) == ([], [(b"1-1", b"T")])
 
 
 class TestTakeover:

@@ -136,7 +136,7 @@ def test_a_halted_ticket_is_nobodys(world: World) -> None:
     assert leader.sweep([], 0, b"0-0", 100).strays == []
     world.end_lease(a)
     assert leader.take_back(a.incarnation, 10).size == 0
-    freed = leader.free_tickets(a.incarnation, [T])
+    freed = leader.free_tickets(a.incarnation, [(T, [])])
     assert freed is not None
     assert freed.others == [T]
     assert leader.reap(a.incarnation, "a", a.registration.dump())

@@ -151,7 +151,7 @@ def test_an_entry_whose_body_is_gone_is_a_dead_letter_and_its_id_leaves_the_inde
     assert world.state().letters() == [(entry_id, b"", b"body_gone") for entry_id in (first, third, *alone)]
     assert {letter[b"usher-owner"] for letter in world.dead()} == {a.name}
     assert world.state().index.keys() == {b"T", b"U"}
-    assert leader.free_tickets(a.incarnation, [b"T", b"U"]) == Freed([], [])
+    assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == Freed([], [])
     assert world.state().index == {}
 
 

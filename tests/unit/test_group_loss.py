@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from usher.common.protocol.stream_id import GroupPosition, Span, rank
-from usher.master.policy.group_loss import IndexedIdRange, Memory, Restart, reached, repeats, restart, set_back
+from usher.master.policy.group_loss import Memory, Restart, reached, restart, set_back
 
 DONE = GroupPosition(b"20-0", None)
 OPEN = GroupPosition(b"20-0", b"10-0")
@@ -16,48 +14,15 @@ BELOW_OPEN = b"9-18446744073709551615"
 
 def test_what_was_handed_over_after_the_position_was_saved_is_said_to_repeat() -> None:
     whole = Span(b"1-0", b"30-0")
-    assert restart(DONE, whole, lowest_held=b"25-0", known=(b"26-0", None)) == Restart(b"20-0", (b"20-1", b"26-0"))
-    assert restart(OPEN, whole, known=(None, b"30-0")) == Restart(BELOW_OPEN, (b"10-0", b"30-0"))
-    assert restart(OPEN, whole, known=(b"15-0", b"12-0")) == restart(OPEN, whole)
-    assert restart(DONE, whole, known=(b"22-0", b"26-0", b"24-0")) == Restart(b"20-0", (b"20-1", b"26-0")), (
-        "up to the highest of them"
-    )
-    assert restart(DONE, Span(b"23-0", b"30-0"), known=(b"25-0",)) == Restart(b"20-0", (b"23-0", b"25-0")), (
+    assert restart(DONE, whole, taken=b"26-0") == Restart(b"20-0", (b"20-1", b"26-0"))
+    assert restart(OPEN, whole, taken=b"30-0") == Restart(BELOW_OPEN, (b"10-0", b"30-0"))
+    assert restart(OPEN, whole, taken=b"15-0") == restart(OPEN, whole)
+    assert restart(OPEN, whole, taken=b"31-0") == restart(OPEN, whole), "it is of another stream"
+    assert restart(DONE, Span(b"23-0", b"30-0"), taken=b"25-0") == Restart(b"20-0", (b"23-0", b"25-0")), (
         "and nobody knows of anything lost"
     )
-    assert restart(DONE, Span(None, b"30-0"), known=(b"25-0",)) == Restart(b"20-0")
-    assert restart(DONE, whole, saved=False, known=(b"25-0",)) == Restart(b"0-0", (b"1-0", b"25-0"))
-
-
-def test_it_repeats_up_to_the_highest_id_that_is_noted_or_held() -> None:
-    assert repeats(None, None, b"20-0") is None
-    assert repeats(None, b"20-0", b"20-0") is None, "the group was not lost"
-    assert repeats(None, b"20-1", b"20-0") == b"20-1"
-    assert repeats(b"25-0", b"30-0", b"20-0") == b"30-0"
-    assert repeats(b"100-0", b"30-0", b"20-0") == b"100-0", "of the loss before this one"
-    assert repeats(b"15-0", b"20-0", b"20-0") == b"15-0", "what was given up to here may not have rejoined yet"
-
-
-@pytest.mark.parametrize(
-    ("span", "ends"),
-    [
-        (Span(b"1-0", b"30-0"), (b"2-0", b"25-0")),
-        (Span(b"3-0", b"30-0"), (b"9-0", b"25-0")),
-        (Span(b"3-0", b"24-0"), (b"9-0", b"10-0")),
-        (Span(b"9-0", b"10-0"), (b"9-0", b"10-0")),
-        (Span(b"11-0", b"24-0"), (None, None)),
-        (Span(None, b"30-0"), (None, None)),
-        (None, (None, None)),
-    ],
-)
-def test_of_the_index_counts_what_is_between_the_ends_of_the_stream(
-    span: Span | None, ends: tuple[bytes | None, bytes | None]
-) -> None:
-    held = IndexedIdRange(span)
-    held.add([b"9-0", b"25-0"])
-    held.add([])
-    held.add([b"10-0", b"2-0"])
-    assert (held.lowest, held.highest) == ends
+    assert restart(DONE, Span(None, b"30-0"), taken=b"25-0") == Restart(b"20-0")
+    assert restart(DONE, whole, saved=False, taken=b"25-0") == Restart(b"0-0", (b"1-0", b"25-0"))
 
 
 def test_what_another_master_saved_since_counts_alone() -> None:

@@ -645,6 +645,11 @@ class Board:
                 found.setdefault(ticket.owner.incarnation, []).append(ticket.name)
         return found
 
+    def unfinished(self, incarnation: str) -> list[tuple[bytes, list[bytes]]]:
+        """Return what a consumer has in processing, by ticket."""
+        tickets = self.consumers[incarnation].tickets if incarnation in self.consumers else ()
+        return [(name, list(self.tickets[name].running)) for name in tickets]
+
     def looked_at(self, names: Iterable[bytes], now_s: float) -> list[tuple[bytes, list[bytes]]]:
         """Return what is in processing of these tickets. They count as compared now."""
         found = [ticket for name in names if (ticket := self.tickets.get(name)) is not None and ticket.running]

@@ -12,7 +12,7 @@ import pytest
 from gunicorn.config import Config
 
 from tests.chaos.rig.sink import Sink
-from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage, Trouble
+from tests.integration.actors import ConsumerActor, Run, Stage, Trouble
 from tests.integration.factories import LEASE_MS, hand_over, plan
 from usher.common.base.errors import GiveUp, ReplyUnknown, RetryLater
 from usher.common.http.serve import Pulse
@@ -293,35 +293,6 @@ def a_dead_letter_and_its_message_are_never_both_there(stage: Stage) -> None:
     stage.finish(m, [b])
     stage.check_done(T, [first, second])
     assert [letter[b"usher-id"] for letter in stage.world.dead()] == [first]
-
-
-def _taken_out(stage: Stage) -> tuple[MasterActor, ConsumerActor, list[bytes]]:
-    """XGROUP DELCONSUMER of who has a message and of where the others wait."""
-    m, a = stage.leader(window=2, reconcile_s=0.0), stage.consumer("a")
-    ids = [stage.send(T)[0] for _ in range(6)]
-    m.settle()
-    for name in ("master", a.incarnation):
-        stage.link.call("XGROUP", "DELCONSUMER", stage.keys.stream, stage.keys.group, name)
-    return m, a, ids
-
-
-def what_was_taken_out_by_hand_runs_all_the_same(stage: Stage) -> None:
-    """The owner dies, too."""
-    m, a, ids = _taken_out(stage)
-    stage.end_lease(a)
-    a.crash()
-    b = stage.consumer("b")
-    stage.finish(m, [b])
-    stage.check_done(T, ids)
-
-
-def what_was_taken_out_by_hand_outlives_its_leader(stage: Stage) -> None:
-    m, a, ids = _taken_out(stage)
-    m.dispatcher._position_saver._saved_s = 0.0  # a second is over
-    m.turn()
-    stage.end_lead()
-    stage.finish(stage.leader("m2"), [a])
-    stage.check_done(T, ids)
 
 
 def what_a_dead_consumer_had_comes_before_what_waits_behind_it(stage: Stage) -> None:

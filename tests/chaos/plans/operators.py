@@ -7,11 +7,9 @@ from collections.abc import Iterator
 
 from tests.chaos.checker.history import History, position
 from tests.chaos.injectors import programs, redis_faults
-from tests.chaos.injectors.operator import delete_consumers
 from tests.chaos.plans.plan import Plan, rounds
 from tests.chaos.rig.cluster import Cluster, Shape
 from tests.chaos.rig.facts import events
-from tests.chaos.rig.producer import Load
 
 
 def operator_errors(cluster: Cluster, seconds: float) -> None:
@@ -130,18 +128,6 @@ PLANS: tuple[Plan, ...] = (
         ("cut_unread", "cut_pending", "kill_leader"),
         shape=Shape(tuned={"TICKET_WINDOW": 2}, is_shipped=True),
         extra=cuts_are_told,
-        brief=False,
-    ),
-    Plan(
-        "K14d",
-        "XGROUP DELCONSUMER",
-        delete_consumers,
-        ("deleted_master", "deleted_owner", "deleted_halted", "broken", "kill"),
-        often=("known_to_redis_only",),
-        shape=Shape(max_attempts=2, environ={"USHER_DEAD_LETTER_POLICY": "halt"}, tuned={"TICKET_WINDOW": 2}),
-        load=Load(rate=60),
-        drain_s=12.0,
-        varies=False,
         brief=False,
     ),
     Plan(

@@ -1,17 +1,19 @@
-"""What a lost group may cost, with the real objects of both programs: nothing is lost, and what repeats does so in
-order."""
+"""What a lost group costs, with the real objects of both programs: all consumers begin anew, nothing is lost, and what
+repeats does so in order and as it was told."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 
 from tests.hands import rank
-from tests.integration.actors import MasterActor, Stage, Trouble
+from tests.integration.actors import Stage
 from tests.integration.factories import fetch
-from tests.integration.group_loss import T, U, destroy_group, end_all, half_done, leader, repeats_until, settle
+from tests.integration.group_loss import T, U, destroy_group, half_done, leader, note_position, settle
+from usher.common.protocol.keys import HALTED
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
 @pytest.fixture
@@ -20,133 +22,75 @@ def stage(any_redis_url: str) -> Iterator[Stage]:
         yield made
 
 
-# ---- repeats ----
-
-
-def _at_once(stage: Stage, m: MasterActor) -> MasterActor:
-    settle(m)
-    return m
-
-
-def _after_a_lost_page(stage: Stage, m: MasterActor) -> MasterActor:
-    m.turn()  # there is no group
-    m.link.troubles["read"] = Trouble.REPLY_LOST
-    settle(m)
-    assert not m.link.troubles
-    return m
-
-
-def _by_another_master(stage: Stage, m: MasterActor) -> MasterActor:
-    m.turn()
-    m.link.troubles["rejoin"] = Trouble.NEVER_SENT
-    m.turn()
-    assert not m.link.troubles
-    stage.end_lead()
-    successor = leader(stage, "m2", batch=2)
-    successor.settle()
-    return successor
-
-
-@pytest.mark.parametrize("batch", [1, 2, 100])
-@pytest.mark.parametrize("again", [_at_once, _after_a_lost_page, _by_another_master])
-def test_what_was_done_of_a_ticket_in_processing_does_not_run_behind_its_later_messages(
-    stage: Stage, batch: int, again: Callable[[Stage, MasterActor], MasterActor]
-) -> None:
-    m = leader(stage, batch=batch)
+def test_nothing_is_handed_over_before_all_leases_have_ended_and_all_repeats_in_order(stage: Stage) -> None:
+    m = leader(stage)
     a, ids = half_done(stage, m)
     destroy_group(stage)
-    m = again(stage, m)
     later = stage.send(T)
-    m.settle()
-    a.read()
-    end_all(a)
-    stage.finish(m, [a])
-    stage.check_done(T, [*ids, *later])
-    assert repeats_until(stage) is None, "from here on nothing is taken for a repeat"
-
-
-@pytest.mark.parametrize("batch", [2, 100])
-def test_a_ticket_that_nobody_had_repeats_from_there_on_in_order_and_under_a_new_fence(
-    stage: Stage, batch: int
-) -> None:
-    m = leader(stage, batch=batch)
-    a, ids = half_done(stage, m)
-    blocker, third = a.runs
-    third.succeed()
-    for _ in range(2):
-        run = a.start()
-        assert run is not None
+    settle(m)
+    assert not stage.link.call("EXISTS", stage.keys.lease(a.incarnation))
+    assert {name for name in stage.world.pending() if name != b"master"} == set()
+    for run in list(a.runs):
         run.succeed()
     a.flush()
-    m.turn(*a.reports())
-    destroy_group(stage)
-    m.settle()
-    blocker.succeed()
-    stage.finish(m, [a])
+    assert a.lost, "what it has done since counts for nothing"
+    a.crash()
+    b = stage.consumer("b")
+    stage.finish(m, [b])
     runs = [run for run in stage.history.starts if run.ticket == T]
-    assert [run.id for run in runs] == [*ids, *ids]
+    assert [run.id for run in runs][-len([*ids, *later]) :] == [*ids, *later]
     assert all(rank(one.id) < rank(next_one.id) or one.fence < next_one.fence for one, next_one in pairwise(runs))
     assert not stage.world.state().pending
+    assert stage.link.call("HLEN", stage.keys.tickets) == 0
 
 
-def test_a_message_that_came_after_the_loss_waits_for_the_repeats_of_its_ticket_that_are_seen_with_it(
-    stage: Stage,
-) -> None:
-    m = leader(stage)
-    a, [first] = stage.consumer("a"), stage.send(T)
-    m.settle()
-    a.work()
-    m.turn(*a.reports())
-    destroy_group(stage)
-    [second] = stage.send(T)
-    settle(m)
-    stage.finish(m, [a])
-    assert stage.history.ids(T) == [first, first, second]
-
-
-def test_a_stray_that_comes_after_the_repeats_is_run_whatever_is_above_it(stage: Stage) -> None:
-    """Only what the group is given again counts as done before; what an operator did in peace does not."""
-    m = leader(stage)
-    a, _ = half_done(stage, m)
-    destroy_group(stage)
-    m.settle()
-    assert repeats_until(stage) is None
-    [stray] = stage.send(T)
-    stage.link.call("XREADGROUP", "GROUP", stage.keys.group, "stranger", "STREAMS", stage.keys.stream, ">")
-    later = stage.send(T)
-    m.settle()
-    stage.world.make_idle("stranger", 1_000_000, stray)
-    m.sweep()
-    a.read()
-    end_all(a)
-    stage.finish(m, [a])
-    assert {stray, *later} <= stage.history.succeeded
-
-
-def test_a_message_that_its_owner_gets_again_before_it_knows_that_redis_has_it_as_done_runs_again(stage: Stage) -> None:
-    """Passed over as one that it holds, it would be pending for it for ever."""
+def test_who_comes_while_the_leader_waits_is_not_ended(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     m, a = leader(stage), stage.consumer("a")
-    [first] = stage.send(T)
+    ids = stage.send(T)
+    m.settle()
+    destroy_group(stage)
+    came = []
+    revoke = LeaderScripts.revoke
+
+    def revoked(steps: LeaderScripts, incarnation: str) -> bool:
+        if not came:
+            came.append(stage.consumer("b"))
+        return revoke(steps, incarnation)
+
+    monkeypatch.setattr(LeaderScripts, "revoke", revoked)
+    settle(m)
+    assert stage.link.call("GET", stage.keys.lease(came[0].incarnation)) == b"live"
+    assert not stage.link.call("EXISTS", stage.keys.lease(a.incarnation))
+    a.crash()
+    stage.finish(m, came)
+    stage.check_done(T, ids)
+
+
+def test_the_first_group_ends_nobody(stage: Stage) -> None:
+    destroy_group(stage)
+    a = stage.consumer("a")
+    m = stage.leader()
+    assert stage.link.call("GET", stage.keys.lease(a.incarnation)) == b"live"
+    ids = stage.send(T)
+    stage.finish(m, [a])
+    stage.check_done(T, ids)
+
+
+def test_what_a_halted_ticket_waits_for_goes_back_to_its_place(stage: Stage) -> None:
+    world, m, a = stage.world, leader(stage), stage.consumer("a")
+    first, second = [*stage.send(T), *stage.send(T)]
     m.settle()
     a.read()
-    run = a.start()
-    assert run is not None
-    run.succeed()
-
-    def group_is_lost(step: str) -> None:
-        if step == "ack":
-            a.link.after = lambda _step: None
-            destroy_group(stage)
-            m.settle()
-            assert stage.world.pending() == {a.name: [first]}, "handed over anew"
-            assert a.read() == 0
-
-    a.link.after = group_is_lost
-    a.flush()
-    stage.finish(m, [a])
-    assert stage.history.ids(T) == [first, first]
-    assert (stage.world.state().pending, stage.world.state().index) == ({}, {})
-    assert not a.lanes.load()[1]
+    world.give_up(a, T, "halt")  # type: ignore[arg-type]
+    m.settle()
+    destroy_group(stage)
+    settle(m)
+    stage.finish(m, [stage.consumer("b")])
+    assert world.pending() == {HALTED: [first], b"master": [second]}
+    record = world.record(T)
+    assert record is not None
+    assert (record.owner, record.ids) == (HALTED, [first, second])
+    assert not stage.history.starts
 
 
 # ---- where it begins again ----
@@ -176,7 +120,7 @@ def test_what_another_master_handed_over_while_it_led_for_a_moment_is_not_lost(s
 
 
 def test_what_was_read_while_another_master_led_is_not_lost_though_the_index_does_not_know_of_it(stage: Stage) -> None:
-    one, a = leader(stage, "m1"), stage.consumer("a")
+    one, _ = leader(stage, "m1"), stage.consumer("a")
     stage.end_lead()
     leader(stage, "m2")
     [first] = stage.send(T)
@@ -188,7 +132,7 @@ def test_what_was_read_while_another_master_led_is_not_lost_though_the_index_doe
     one.settle()
     destroy_group(stage)
     settle(one)
-    stage.finish(one, [a])
+    stage.finish(one, [stage.consumer("b")])
     stage.check_done(T, [first])
     stage.check_done(U, [second])
 
@@ -233,7 +177,7 @@ def test_a_consumer_whose_registration_was_deleted_keeps_what_it_has_until_its_l
     stage.link.call("DEL", stage.keys.consumers)
     stage.end_lead()
     new, b = stage.leader("m2"), stage.consumer("b")
-    assert new.board.runs(T, first), "its lease lives"
+    assert new.board.who_has(T, first) == a.incarnation, "its lease lives"
     [second] = stage.send(T)
     new.settle()
     assert stage.world.pending() == {a.name: [first], b"master": [second]}, (
@@ -259,3 +203,26 @@ def test_when_the_lease_of_a_consumer_without_a_registration_ends_its_tickets_go
     stage.finish(new, [b])
     stage.check_done(T, ids)
     assert stage.history.by(b.incarnation) == ids
+
+
+def test_a_returned_ticket_whose_entries_are_gone_does_not_make_everything_repeat(stage: Stage) -> None:
+    """The stream was deleted and its producers went on: that record is below all that there is."""
+    m, a = leader(stage), stage.consumer("a")
+    stage.send(T)
+    m.settle()
+    a.begin_drain()
+    assert a.give_back() == 1
+    assert a.deregister()
+    note_position(m)
+    stage.link.call("DEL", stage.keys.stream)
+    others = [entry_id for n in range(20) for entry_id in stage.send(b"O%d" % n)]
+    settle(m)
+    b = stage.consumer("b")
+    stage.finish(m, [b])
+    note_position(m)
+    assert b.history.by(b.incarnation) == others
+    assert stage.world.record(T) is None
+    stage.end_lead()
+    destroy_group(stage)
+    stage.finish(stage.leader("m2"), [stage.consumer("c")])
+    assert len(stage.history.starts) == len(others), "nothing of it comes again"
