@@ -50,7 +50,7 @@ class Leader:
         for ticket, record in list(redis.index.items()):
             ids = redis.unfinished(ticket) if ":" in record.owner else list(record.ids)
             if not ids:
-                board.is_over(ticket)
+                board.over.add(ticket)
                 continue
             owner = board.set_record(ticket, record.owner.encode(), record.fence, ids, leader.now_s)
             if owner is not None:
@@ -174,7 +174,7 @@ class Leader:
     def confirm(self, plan: HandOverPlan, reply: HandOverReply | None, index: Iterable[bytes] = ()) -> bool:
         """Do what a reply asks for. Return whether the plan was carried out."""
         if reply is not None:
-            self.board.is_up_to_date(index)
+            self.board.over.difference_update(index)
             self.board.confirm(plan, reply)
             for incarnation in reply.lost:
                 self.lose(incarnation)

@@ -159,6 +159,10 @@ def _recalled(_: bytes, between: bytes, tickets: bytes, lines: bytes) -> list[Ha
     return [HandOver(one, int(fence), ids) for one, (fence, *ids) in zip(tickets.split(between), each, strict=True)]
 
 
+#: Packs an entry for ``pack_part``: a tuple of id, name, value, ...
+pack_entry = hiredis.pack_command
+
+
 def pack_part(ticket: bytes, fence: bytes, entries: Sequence[bytes]) -> bytes:
     """Pack a ticket's part of a hand-over (``InboxRecord.given``), with its packed entries: nested RESP arrays."""
     head = b"*%d\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (2 + len(entries), len(ticket), ticket, len(fence), fence)

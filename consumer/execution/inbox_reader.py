@@ -231,7 +231,7 @@ class InboxReader(Service):
         found = len(records)
         # What is recalled is looked at when all that was handed over before it, and nothing later, is in the lanes.
         records = records[: next((number for number, record in enumerate(records, 1) if record.recalled), found)]
-        if not any_tried and (came := self._all_new(records)) is not None:
+        if not any_tried and self._room() and (came := self._all_new(records)) is not None:
             self._lanes.add(came)
             self._end(records, closed if is_all and found == len(records) else [])
             return None

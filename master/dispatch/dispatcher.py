@@ -488,7 +488,7 @@ class Dispatcher(Service):
         if answer is None:
             self.board.withdraw(plan)
         else:
-            self.board.is_up_to_date(index)
+            self.board.over.difference_update(index)
             self._learn(plan, answer[0])
         self._follow_changes()
         return answer is not None
@@ -537,7 +537,7 @@ class Dispatcher(Service):
             self._follow_changes()
             return True
         reply, read = answer
-        self.board.is_up_to_date(index)
+        self.board.over.difference_update(index)
         self._cursor.advance(new, read, count)
         self._taken(plan, new, entries, reply)
         self._follow_changes()

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hiredis import pack_command
-
 from usher.common.base.errors import MessageUndecodable
 from usher.common.base.log import event
 from usher.common.protocol.marks import NO_FIELDS, Mark, MarkFields
 from usher.common.protocol.message import LONGEST_TICKET, check_ticket, first_value, ticket_value
+from usher.common.redis.replies import pack_entry
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ class EntryParser(NamedTuple):
         largest, room = 0, max(_FEW_BODIES, _MEAN_BODY * len(entries))
         bodies = {}
         for entry_id, fields in entries:
-            packed = pack_command((entry_id, *fields))
+            packed = pack_entry((entry_id, *fields))
             size = len(packed)
             if size > largest:
                 largest = size

@@ -14,8 +14,6 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hiredis import pack_command
-
 from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, RedisTrouble, ReplyUnknown
 from usher.common.protocol.keys import Keys, LogKeys
@@ -23,7 +21,7 @@ from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import ZERO, GroupPosition, rank
 from usher.common.redis.client import Arg, CommandRefused
-from usher.common.redis.replies import group_of, pack_part, read_command, redis_ms, separator
+from usher.common.redis.replies import group_of, pack_entry, pack_part, read_command, redis_ms, separator
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.master.leader.entries import (
@@ -340,7 +338,7 @@ class LeaderScripts:
                 else:
                     records[ticket] = b" ".join((believed, *held, line))
                     its_fence = believed.rpartition(b" ")[2]
-                packed.append(pack_part(ticket, its_fence, [body(one) or pack_command((one,)) for one in its_ids]))
+                packed.append(pack_part(ticket, its_fence, [body(one) or pack_entry((one,)) for one in its_ids]))
             planned.update(ids)
             each.append((target.incarnation, ids, b"*%d\r\n%b" % (len(packed), b"".join(packed))))
         left = [entry[0] for entry in new.found if entry[0] not in planned]

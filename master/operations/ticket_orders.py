@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Arg, Link
-from usher.common.redis.replies import TicketStream
+from usher.common.redis.replies import TicketRecord, TicketStream
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.action_log import KEPT, By, OperatorAction
 from usher.master.policy.ticket_orders import PlannedOrder, TicketOrder, plan_order
@@ -54,11 +54,13 @@ class TicketOrders:
 
     def preview(self, order: TicketOrder, ticket_id: str) -> OrderResult:
         """Return what the order would do now. Raises what ``Link.call`` raises."""
-        return _result(ticket_id, order, self._plan(order, ticket_id, self._explain(ticket_id)), "planned")
+        planned = plan_order(order, self._record(ticket_id), self._explain(ticket_id))
+        return _result(ticket_id, order, planned, "planned")
 
     def offers(self, explained: dict[str, Any]) -> list[OrderResult]:
         ticket_id = explained["ticket_id"]
-        planned = [(order, self._plan(order, ticket_id, explained)) for order in TicketOrder]
+        record = self._record(ticket_id)
+        planned = [(order, plan_order(order, record, explained)) for order in TicketOrder]
         return [_result(ticket_id, order, plan, "planned") for order, plan in planned if not plan.refused]
 
     def give(self, order: TicketOrder, ticket_id: str, by: By, head: str = "") -> OrderResult:
@@ -66,7 +68,7 @@ class TicketOrders:
         Raises what ``Link.call`` raises."""
         planned = PlannedOrder()
         for _ in range(_TRIES):
-            planned = self._plan(order, ticket_id, self._explain(ticket_id))
+            planned = plan_order(order, self._record(ticket_id), self._explain(ticket_id))
             if head and not planned.refused and planned.message_id.decode() != head:
                 planned = planned._replace(refused=f"its first unfinished message is not {head} any more")
             if planned.refused:
@@ -77,9 +79,9 @@ class TicketOrders:
         refused = planned.refused or "the ticket moves from one owner to the next just now: ask again in a moment"
         return _result(ticket_id, order, planned._replace(refused=refused), "refused")
 
-    def _plan(self, order: TicketOrder, ticket_id: str, explained: dict[str, Any]) -> PlannedOrder:
+    def _record(self, ticket_id: str) -> TicketRecord | None:
         [record] = self._stream.records_of([ticket_id.encode("utf-8", "surrogateescape")])
-        return plan_order(order, self._stream.in_processing(record), explained)
+        return self._stream.in_processing(record)
 
     def _run(self, order: TicketOrder, ticket_id: str, planned: PlannedOrder, by: By) -> str:
         keys, ticket = self._keys, ticket_id.encode("utf-8", "surrogateescape")

@@ -174,7 +174,7 @@ def _load_index(stream: TicketStream, board: Board, read_up_to: bytes, made_prog
                 pending[owner] = set(stream.pending_of(owner))
             ids = [entry_id for entry_id in ids if entry_id in pending[owner]]
             if not ids:
-                board.is_over(ticket)
+                board.over.add(ticket)
                 continue
         to_recover = board.set_record(ticket, owner, fence, ids, now)
         if to_recover is not None:

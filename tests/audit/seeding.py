@@ -11,11 +11,10 @@ from typing import Any
 
 import orjson
 import pytest
-from hiredis import pack_command
 
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.common.redis.replies import pack_part
+from usher.common.redis.replies import pack_entry, pack_part
 from usher.master.audit.settings import AuditThresholds
 from usher.master.policy.rules import Rule, dump, rule_id
 
@@ -62,7 +61,7 @@ class Seeder:
     def tell(self, owner: str, ticket: str, told: str) -> None:
         """``told``: fence and ids, of a hand-over that draws a fence of its own."""
         fence, *ids = told.encode().split(b" ")
-        part = pack_part(ticket.encode(), fence, [pack_command((one,)) for one in ids])
+        part = pack_part(ticket.encode(), fence, [pack_entry((one,)) for one in ids])
         fields = ("fence", 1, "low", "0-0", "high", ids[-1], "parts", b"*1\r\n" + part)
         self._link.call("XADD", self.keys.inbox(owner), "*", *fields)
 

@@ -149,29 +149,3 @@ def test_what_comes_again_of_a_halted_ticket(stage: Stage) -> None:
     assert stage.history.ids(T) == [*DONE, WAITING[0], *DONE, *WAITING]
     _check_books(m.board)
     assert not stage.world.pending()
-
-
-def test_what_memory_believes_done_and_an_owner_has_goes_back_to_that_owner(stage: Stage) -> None:
-    """A report of the first time that comes late frees nothing of what was handed over anew. Twice in its record, one
-    would stay there for ever."""
-    a, m = stage.consumer("a"), stage.leader()
-    stage.send(T, *WAITING)
-    m.settle()
-    a.work()
-    late = a.reports()
-    _set_back(stage, m)
-    m.settle()
-    assert stage.world.pending() == {a.name: WAITING}
-    m.turn(*late)
-    assert list(m.board.tickets[T].running) == WAITING
-    _set_back(stage, m, WAITING[0])
-    m.settle()
-    record = stage.world.record(T)
-    assert record is not None
-    assert record.ids == WAITING
-    _check_books(m.board)
-    stage.finish(m, [a])
-    assert stage.history.ids(T) == WAITING + WAITING
-    assert not stage.world.pending()
-    assert stage.world.record(T) is None
-    _check_books(m.board)

@@ -114,7 +114,7 @@ def _read_ahead(stage: Stage, master: MasterActor, ticket: bytes = T) -> list[by
     ids = stage.send(ticket) + stage.send(ticket)
     master.dispatcher._cursor._may_have_more = True
     master.dispatcher.run_once()
-    assert [one.id for one in master.dispatcher._cursor._read.found] == ids
+    assert [one[0] for one in master.dispatcher._cursor._read.found] == ids
     return ids
 
 

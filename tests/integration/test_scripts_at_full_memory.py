@@ -96,7 +96,7 @@ def test_the_dead_are_recovered_and_forgotten(world: World) -> None:
         world.end_lease(a)
         while leader.take_back(a.incarnation, 1).size:
             pass
-        assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == Freed([], [])
+        assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == Freed([], [(first, b"T")])
         assert leader.reap(a.incarnation, "a", a.registration.dump())
     assert world.pending() == {b"master": [first]}
     assert [entry_id for entry_id, _, _ in world.state().letters()] == [second, *alone]

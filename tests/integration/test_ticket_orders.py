@@ -29,7 +29,7 @@ from usher.master.operations.live_rules import LiveRules
 from usher.master.operations.ticket_orders import OrderResult, TicketOrders
 from usher.master.policy.explain.facts import OwnerTold
 from usher.master.policy.rules import Rule, RuleAction, Target
-from usher.master.policy.ticket_orders import TicketOrder
+from usher.master.policy.ticket_orders import TicketOrder, plan_order
 
 T = b"T"
 RETRY, GIVE_UP, CANCEL = TicketOrder.RETRY, TicketOrder.GIVE_UP, TicketOrder.CANCEL
@@ -249,7 +249,7 @@ def test_a_ticket_that_has_moved_since_is_left_alone(stage: Stage, leader: Maste
     """The losing side: another owner has it by now, or its first message has ended."""
     a = consumer(stage, leader, desk)
     waiting(stage, leader, a)
-    planned = desk.orders._plan(RETRY, "T", desk.explain("T"))
+    planned = plan_order(RETRY, desk.orders._record("T"), desk.explain("T"))
     by = By("alice", "cli")
     stage.link.call("HSET", stage.keys.tickets, T, "b:7 99 1-1 2-1")
     with stage.world.unchanged():

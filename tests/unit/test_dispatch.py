@@ -127,12 +127,3 @@ class TestReplies:
         board.drop(ids(1, 3, 9))
         assert (board.parked, hand_over(board)) == (1, {("c1:1", b"T"): ids(2)})
         assert b"U" not in board.tickets
-
-    def test_a_report_of_a_ticket_whose_messages_came_again_frees_nothing_and_has_its_record_read(self) -> None:
-        """It may be of the first time."""
-        board = board_with("c1")
-        arrive(board, b"T", 1)
-        hand_over(board)
-        board.repeated.add(b"T")
-        freed(board, "c1:1", b"T", ids(1))
-        assert (board.in_flight, board.told_again) == (1, {b"T"})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hiredis import pack_command
 from hypothesis import given
 from hypothesis import strategies as st
 
-from usher.common.redis.replies import HandOver, InboxRecord, pack_part, parse_inbox, separator
+from usher.common.redis.replies import HandOver, InboxRecord, pack_entry, pack_part, parse_inbox, separator
 from usher.master.leader.entries import EntryParser
 
 _TICKETS = st.lists(st.binary(max_size=6) | st.text("\n0a", max_size=9).map(str.encode), min_size=1, unique=True)
@@ -29,7 +28,7 @@ def test_a_record_names_each_tickets_entries_under_its_fence_or_the_tickets_own(
     for number, ticket in enumerate(tickets):
         entries = {b"%d-%d" % (number, n): data.draw(_FLAT) for n in range(number % 3 + 1)}
         packed.append(
-            pack_part(ticket, (b"", b"7")[number % 2], [pack_command((one, *entries[one])) for one in entries])
+            pack_part(ticket, (b"", b"7")[number % 2], [pack_entry((one, *entries[one])) for one in entries])
         )
         wanted.append(HandOver(ticket, (9, 7)[number % 2], list(entries)))
         bodies |= {one: flat for one, flat in entries.items() if flat}
@@ -64,9 +63,9 @@ def test_bodies_go_with_the_inbox_while_they_are_small_and_not_too_many() -> Non
     entries = [(b"%d-1" % n, [b"t", b"T", b"body", b"x" * (size - 6)]) for n, size in enumerate(sizes)]
     news = EntryParser(b"t").parse(b"0-0", entries, True)
     assert [news.bodies.get(one) for one, _ in entries[:3]] == [
-        pack_command((b"0-1", *entries[0][1])),
+        pack_entry((b"0-1", *entries[0][1])),
         None,
-        pack_command((b"2-1", *entries[2][1])),
+        pack_entry((b"2-1", *entries[2][1])),
     ]
     assert sum(map(len, news.bodies.values())) <= 1024 * 1024
     assert list(news.bodies) == [one for n, (one, _) in enumerate(entries) if n != 1 and n <= 131]

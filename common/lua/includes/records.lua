@@ -1,5 +1,5 @@
--- The index record of a ticket: "<owner> <fence> <id> <id> ...", ids in the order of their hand-over. All that its owner
--- has of it is among them; those that are pending for nobody are over, and an acknowledgement does not change the
+-- The index record of a ticket: "<owner> <fence> <id> <id> ...", ids in the order of their hand-over. All that its
+-- owner has of it is among them; those that are pending for nobody are over, and an acknowledgement does not change the
 -- record: the leader does, when all is over, when more is handed over, and from time to time.
 -- The owner is an incarnation, or one of the words `returned` (given back by a drain or a recall, or redriven),
 -- `halted` (its first id waits for an operator, pending under `halted`; the others are under `master`) and

@@ -7,14 +7,15 @@
 -- Why Lua: XACK does not check the owner; a late call would acknowledge another owner's delivery. While the lease
 --          lives its entries cannot have been taken back, so one look at it covers the batch.
 -- Memory: works when full
---- @include run_log at_full_memory
+--- @include run_log
 --- @numbers large 3
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
-redis.call('HLEN', KEYS[3]) -- what is no hash fails here, before anything has changed
-at_full_memory(KEYS[3])
-local ended = redis.call('XACK', KEYS[1], ARGV[1], unpack(ARGV, 5))
-if redis.call('EXISTS', KEYS[3]) == 1 and redis.call('HDEL', KEYS[3], unpack(ARGV, 5)) > 0 then
-  for at = 5, #ARGV do redis.call('HDEL', KEYS[5], ARGV[at], 't' .. ARGV[at]) end
+local ended = redis.call('XACK', KEYS[1], ARGV[1], unpack(ARGV, 5)) -- needs no memory, and goes first (at_full_memory)
+if redis.call('EXISTS', KEYS[3]) == 1 then
+  local forgotten = redis.pcall('HDEL', KEYS[3], unpack(ARGV, 5)) -- what is no hash must not hold it up
+  for at = 5, type(forgotten) == 'number' and forgotten > 0 and #ARGV or 0 do
+    redis.pcall('HDEL', KEYS[5], ARGV[at], 't' .. ARGV[at])
+  end
 end
 -- Of a call that is sent again, because its reply was lost, nothing may be left to be done: its record is there.
 if ARGV[2] ~= '' and (ended > 0 or ARGV[4] == '') then note_run(KEYS[4], ARGV[3], ARGV[2]) end

@@ -24,8 +24,8 @@ redis.call('XPENDING', stream, group)
 redis.call('HLEN', KEYS[6])
 at_full_memory(tickets_key)
 
--- Claim what is pending of these ids of a ticket for `master`. Return those that are under it now, in id order. Of those
--- that the caller has `named`, none is over.
+-- Claim what is pending of these ids of a ticket for `master`. Return those that are under it now, in id order. Of
+-- those that the caller has `named`, none is over.
 local function claim_all(ticket, held, named)
   local ids, over, is_sorted = split_ids(held), {}, true
   for at = 2, #ids do is_sorted = is_sorted and is_above(ids[at], ids[at - 1]) end

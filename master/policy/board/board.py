@@ -77,7 +77,7 @@ class Board:
         self.consumers: dict[str, ConsumerLoad] = {}
         self.in_flight = 0  # messages that consumers have
         self.parked = 0  # messages in memory that no consumer has
-        self._over: set[bytes] = set()  # tickets of which nothing is left, and that have a record
+        self.over: set[bytes] = set()  # tickets of which nothing is left, and that may have a record
         self._shrunk: set[bytes] = set()  # tickets of which something in their record is over
         self._rewritten_s = 0.0
         self.waits = Waits()
@@ -203,7 +203,7 @@ class Board:
             for part in target.parts:
                 if part.changes_owner:
                     self.tickets[part.ticket].believed = head
-                    self._over.discard(part.ticket)
+                    self.over.discard(part.ticket)
         for incarnation in (*reply.closed, *reply.lost):
             self.close(incarnation)
 
@@ -482,7 +482,7 @@ class Board:
         owner = ticket.owner
         if not ticket.running and ticket.standing is OPEN and owner is not None:
             was_full = owner.busy_tickets == owner.pace.tickets
-            self._over.add(ticket.name)
+            self.over.add(ticket.name)
             ticket.believed = NOBODY
             self._unbind(ticket, owner)
             if was_full:  # it may have one ticket more now
@@ -498,7 +498,7 @@ class Board:
             if ticket.owner is not None:
                 ticket.owner.tickets.pop(ticket.name, None)
             if ticket.believed != NOBODY:
-                self._over.add(ticket.name)
+                self.over.add(ticket.name)
             self.tickets.pop(ticket.name, None)
 
     # ---- records -----------------------------------------------------------------------------------------------------
@@ -524,7 +524,7 @@ class Board:
             ticket.home = ticket.owner.name  # who knows why it waits
         # What was put off, its consumer has worked on: very many that need what is away must not look like slow work.
         asked = self._disown(ticket, now_s if is_put_off else None)
-        self._over.discard(name)
+        self.over.discard(name)
         ticket.believed = b"%s %d" % (owner, fence)
         ticket.compared_s = now_s
         if owner == HALTED:
@@ -564,7 +564,7 @@ class Board:
         if (ticket := self.tickets.get(name)) is None or ticket.standing is Standing.RECOVERING:
             return
         self._disown(ticket)
-        self._over.discard(name)
+        self.over.discard(name)
         self._reopen(ticket)
         ticket.standing = OPEN
         self._finish(ticket)
@@ -579,14 +579,10 @@ class Board:
         self._finish(ticket)
         return True
 
-    def is_over(self, name: bytes) -> None:
-        """Note that a ticket is over, and has a record all the same."""
-        self._over.add(name)
-
     def outdated(self, now_s: float) -> dict[bytes, bytes]:
         """Return the records that are not up to date: empty where a ticket is over, and, once a second, those of which
         something is over, for people and for who leads next."""
-        records = dict.fromkeys(self._over, b"")
+        records = dict.fromkeys(self.over, b"")
         if self._shrunk and now_s >= self._rewritten_s + _REWRITTEN_S:
             for name in [self._shrunk.pop() for _ in range(min(len(self._shrunk), _REWRITTEN))]:
                 ticket = self.tickets.get(name)
@@ -596,13 +592,9 @@ class Board:
                 self._rewritten_s = now_s
         return records
 
-    def is_up_to_date(self, names: Iterable[bytes]) -> None:
-        """Note that the records of these tickets are up to date."""
-        self._over.difference_update(names)
-
     def due_records_s(self) -> float:
         """Return when records are to be written although nothing is handed over; infinite: never."""
-        return self._rewritten_s + _REWRITTEN_S if self._over or self._shrunk else math.inf
+        return self._rewritten_s + _REWRITTEN_S if self.over or self._shrunk else math.inf
 
     def doubt(self, names: Iterable[bytes]) -> None:
         """Plan nothing of tickets whose records others have changed: these are read first."""
