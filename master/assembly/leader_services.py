@@ -145,7 +145,7 @@ class LeaderServices:
         lease_s = self._place.settings.leader_lease_seconds
         link = self._place.link("elect", max(0.2, lease_s / 3))
         made = Elector(link, self._place.keys, self.lead, url, int(lease_s * 1000), self._works, scripts_for_others())
-        self.lead.on_doubt = self._changes.on_resigned = made.wake
+        self.lead.on_doubt, self._changes.on_leader = made.wake, made.look
         return made
 
     def _lead_changed(self) -> None:

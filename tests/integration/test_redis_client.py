@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.integration.routers import until
 from tests.proxy import Proxy
 from usher.common.base.errors import GroupMissing, NotNow, RedisTrouble, ReplyUnknown, StartRefused
 from usher.common.redis.client import ELSEWHERE, CommandRefused, Link, ScriptMissing, check_reachable, named
@@ -131,10 +132,7 @@ def test_a_blocked_call_can_be_ended_from_another_thread(redis_url: str, link: L
 
     reader = threading.Thread(target=read)
     reader.start()
-    deadline = time.monotonic() + _PATIENCE_S
-    while not (b"name=blocked" in (clients := link.call("CLIENT", "LIST")) and b"cmd=xread" in clients):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: b"name=blocked" in (clients := link.call("CLIENT", "LIST")) and b"cmd=xread" in clients)
     blocked.interrupt()
     reader.join(_PATIENCE_S)
     assert not reader.is_alive()
