@@ -125,7 +125,7 @@ def test_where_no_wait_succeeds_the_looks_get_rarer(
 def test_a_standby_sends_nothing(any_redis_url: str, world: World) -> None:
     delay(world, b"A", PAST)
     service = DelayedMessages(Link(any_redis_url, "test:delayed"), world.keys, Lead())
-    assert service.run_once() == 1.0
+    assert 1.0 < service.run_once() < service.stalls_after_s
     assert left(world) == 1
     service.on_end()
 

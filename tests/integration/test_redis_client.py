@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.integration.factories import spent
 from tests.integration.routers import until
 from tests.proxy import Proxy
 from usher.common.base.errors import GroupMissing, NotNow, RedisTrouble, ReplyUnknown, StartRefused
@@ -32,6 +33,11 @@ def own_link(own_server: EmbeddedRedis) -> Iterator[Link]:
     link = Link(own_server.url, "test")
     yield link
     link.close()
+
+
+def test_a_connection_says_its_name_and_no_more(link: Link, redis_url: str) -> None:
+    asked = spent(link, lambda: Link(redis_url, "test:new").call("PING"))
+    assert sum(count for name, count in asked.items() if name.startswith("client")) == 1
 
 
 def test_any_bytes_go_in_and_come_out(link: Link) -> None:

@@ -166,11 +166,11 @@ def test_who_drains_leaves_or_is_revoked_is_heard_of_and_so_is_a_leader_that_res
         assert told == [heard]
 
 
-def test_whoever_is_elected_reads_the_roster_at_once(redis_url: str) -> None:
+def test_whoever_is_elected_reads_the_roster_and_what_is_due_at_once(redis_url: str) -> None:
     leading = LeaderServices(MasterContext(MasterSettings(ticket_stream="s", group="g"), redis_url), Metrics())
-    leading.roster._wake.clear()
+    assert not (leading.roster._wake.is_set() or leading._delayed._wake.is_set())
     leading.lead._set(7, None)
-    assert leading.roster._wake.wait(0)
+    assert leading.roster._wake.wait(0) and leading._delayed._wake.wait(0)
 
 
 # ---- a clock of Redis that was set back ----
