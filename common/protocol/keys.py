@@ -48,7 +48,7 @@ class LogKeys:
     @property
     def leader(self) -> str:
         """String with PX: ``epoch holder`` of the streamer that leads for this outbox. Written by elect, extended by
-        hold_lead."""
+        its holder."""
         return f"{_tagged(self.stream)}:streamer-{self.outbox}"
 
     @property
@@ -130,7 +130,7 @@ class Keys:
 
     @property
     def leader(self) -> str:
-        """String with PX: ``epoch url`` of the master that leads. Written by elect, extended by hold_lead."""
+        """String with PX: ``epoch url`` of the master that leads. Written by elect, extended by its holder."""
         return self.prefix + "leader"
 
     @property

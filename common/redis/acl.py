@@ -110,11 +110,11 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
         AclProgram(
             "streamer",
             "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
-            ("emit", "elect", "hold_lead", "resign"),
+            ("emit", "elect", "resign"),
             ("time", "wait"),
             _with_scripts(
                 Grant(("xadd", "xinfo|stream"), (at,)),
-                Grant(("get", "set", "del", "pexpire", "pttl"), (log.leader,)),
+                Grant(("get", "getex", "set", "del", "pexpire", "pttl"), (log.leader,)),
                 Grant(("hget", "hset", "hdel"), (log.counters,)),
             ),
         ),
@@ -153,7 +153,7 @@ def _consumer(keys: Keys) -> tuple[Grant, ...]:
         Grant(("xinfo|stream", "xinfo|groups", "xlen"), (keys.stream,)),
         Grant(("hget", "hmget", "hset", "hdel", "hlen", "exists"), (keys.tickets, keys.attempts, keys.noted("*"))),
         Grant(("pexpire", "hrandfield"), (lease, keys.noted("*"))),
-        Grant(("get", "set", "exists", "pttl"), (lease,)),
+        Grant(("get", "getex", "set", "exists", "pttl"), (lease,)),
         Grant(("del",), (lease, inbox)),
         Grant(("xread", "xrange", "xtrim"), (inbox,)),
         Grant(("xadd", "xdel", "xlen"), (keys.runs, keys.dead, keys.changed)),
@@ -196,7 +196,7 @@ def _words(text: str) -> tuple[str, ...]:
 _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
 _MASTER = _words(
     "begin read_parked reject note_cut recall take_back free_tickets sweep save_position "
-    "note_behind note_chart revoke reap forget_attempts elect hold_lead resign "
+    "note_behind note_chart revoke reap forget_attempts elect resign "
     "next_generation register redrive drop_letters read_letters count_between trim change_rules "
     "order ticket_entries find_entries find_runs pending_heads send read_field read_fields "
     "due_delayed send_delayed move_delayed drop_delayed read_delayed"
@@ -205,7 +205,7 @@ _AUDITOR = ("count_between", "find_entries", "find_runs", "look_again", "read_fi
 _GATHERING = ("gather", "look_at_sources")
 _MASTER_SENDS = _words(
     "xread xreadgroup xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers xgroup|create "
-    "watch xclaim hset set memory|usage client|tracking get mget pttl exists hget hgetall hmget hscan hlen hdel "
+    "watch xclaim hset set memory|usage client|tracking get getex mget pttl exists hget hgetall hmget hscan hlen hdel "
     "pexpire xadd time zrange zcard zscore xdel zrem type"
 )
 _AUDITOR_READS = _words(

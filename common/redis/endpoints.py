@@ -179,6 +179,7 @@ def make_connection(url: str, name: str, timeout_s: float, at: Place | None = No
 def _options(name: str, timeout_s: float) -> dict[str, Any]:
     return {
         "client_name": name,
+        "driver_info": None,  # to look up its version takes half a millisecond, and to tell it two commands
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,

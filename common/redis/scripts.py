@@ -45,7 +45,7 @@ _LOADS_AGAIN = (
     " both as the user of masters"
 )
 #: Seconds after which Redis is asked again whether it knows the steps of others: a lease lasts longer than that.
-_LOAD_EVERY_S = 2.0
+_LOAD_EVERY_S = 4.0
 #: Seconds after a reply that did not come before there is more room again: a new leader reads everything from the
 #: beginning, and must come to the end.
 REST_S = 60.0

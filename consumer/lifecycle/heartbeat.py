@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 #: A renewal that failed is tried again after this part of the lease.
 _RETRY_PART = 0.1
+#: So often one of the renewals, which are every third of the lease, also touches what is pending.
+_TOUCHES = 3
 
 
 class Heartbeat(Service):
@@ -42,6 +44,7 @@ class Heartbeat(Service):
         self._lease = lease
         self._works = works
         self._on_lost = on_lost
+        self._renewals = 0
         self.stalls_after_s = max(10.0, lease.lease_s)
 
     def run_once(self) -> float:
@@ -51,8 +54,12 @@ class Heartbeat(Service):
         start = b"-"
         while start:  # each call extends the lease, and touches some of the pending entries
             sent_s = now_s()
+            lease_ms, left_ms = int(1000 * self._lease.lease_s), int(1000 * (self._lease.ends_s - sent_s))
             try:
-                renewal = self._steps.renew(int(self._lease.lease_s * 1000), start)
+                if self._renewals % _TOUCHES:
+                    renewal = self._steps.extend(lease_ms, left_ms)
+                else:
+                    renewal = self._steps.renew(lease_ms, start, left_ms)
             except RedisTrouble as trouble:
                 event(log, "lease_not_renewed", level=logging.WARNING, why=str(trouble))
                 return self._retry_s()
@@ -63,6 +70,7 @@ class Heartbeat(Service):
             self._lease.renewed(sent_s)
             self.made_progress()
             start = renewal.following
+        self._renewals += 1
         return self._lease.lease_s / 3
 
     def _retry_s(self) -> float:

@@ -103,15 +103,22 @@ class OwnerScripts:
         self._lease = keys.lease(registration.incarnation)
         self._has_renewed = False
 
-    def renew(self, lease_ms: int, start: bytes = b"-") -> Renewal:
-        """Extend the lease, and touch up to a thousand pending entries of this incarnation, from ``start`` on."""
+    def renew(self, lease_ms: int, start: bytes = b"-", left_ms: int = 1) -> Renewal:
+        """Extend the lease, and touch up to a thousand pending entries of this incarnation, from ``start`` on.
+        ``left_ms``: what the lease has left, and keeps if it was revoked."""
         first = () if self._has_renewed else (self._keys.unproven(self._incarnation), self._keys.changed)
         keys = (self._lease, self._keys.stream, *first)
-        state, touched, following = self._scripts.run(
-            "renew", keys, (self._keys.group, self._incarnation, lease_ms, start)
-        )
+        args = (self._keys.group, self._incarnation, lease_ms, start, max(1, left_ms))
+        state, touched, following = self._scripts.run("renew", keys, args)
         self._has_renewed = True
         return Renewal("" if state == b"LOST" else state.decode(), touched, following)
+
+    def extend(self, lease_ms: int, left_ms: int) -> Renewal:
+        """Extend the lease alone, by one plain command; see ``renew``."""
+        state = self._scripts.link.call("GETEX", self._lease, "PX", lease_ms)
+        if state == b"revoked":
+            self._scripts.link.call("PEXPIRE", self._lease, max(1, left_ms))
+        return Renewal((state or b"").decode(), 0)
 
     def ack(
         self, ids: Sequence[bytes], run_record: bytes = b"", run_log_length: int = 0, is_again: bool = False

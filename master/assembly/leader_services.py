@@ -128,11 +128,9 @@ class LeaderServices:
         trim_s = turn_s(settings.trim_keep)
         if is_work:  # no one else trims it
             trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)
-        self.services.append(
-            DelayedMessages(
-                link("delayed"), keys, self.lead, settings.sources, settings.ticket_field, on_rejected=self._ring
-            )
-        )
+        fields = (settings.sources, settings.ticket_field, self._ring)
+        self._delayed = DelayedMessages(link("delayed"), keys, self.lead, *fields)
+        self.services.append(self._delayed)
         retention = retention_of(settings, work_stream=is_work)
         self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, retention))
 
@@ -145,12 +143,13 @@ class LeaderServices:
         lease_s = self._place.settings.leader_lease_seconds
         link = self._place.link("elect", max(0.2, lease_s / 3))
         made = Elector(link, self._place.keys, self.lead, url, int(lease_s * 1000), self._works, scripts_for_others())
-        self.lead.on_doubt = self._changes.on_resigned = made.wake
+        self.lead.on_doubt, self._changes.on_leader = made.wake, made.look
         return made
 
     def _lead_changed(self) -> None:
         self.dispatcher.wake()
         self.roster.wake()
+        self._delayed.wake()
 
     def _works(self) -> bool:
         last, lease_s = self.dispatcher.last_turn_s, self._place.settings.leader_lease_seconds

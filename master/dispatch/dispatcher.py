@@ -25,7 +25,7 @@ from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import SAME_MEMORY, Link
-from usher.common.redis.replies import TicketStream, parse_record
+from usher.common.redis.replies import TicketStream, parse_record, read_command
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.dispatch.events import ChangedElsewhere, DispatcherEvent, Report
@@ -348,12 +348,8 @@ class Dispatcher(Service):
             if member.alive and not self._recoverer.has(incarnation) and (known is None or known.accepts != accepts):
                 name, slots = registration.name, registration.slots
                 self.board.join(incarnation, name, slots, registration.capacity, accepts)
-                event(
-                    log,
-                    "consumer_joined" if known is None else "consumer_changed",
-                    consumer=incarnation,
-                    state=member.state,
-                )
+                what = "consumer_joined" if known is None else "consumer_changed"
+                event(log, what, consumer=incarnation, state=member.state)
         gone = [name for name in self.board.consumers if name not in members or not members[name].alive]
         kept = {name: before[name] for name in gone if not self._lose(name) and name in before}
         self._members = members | kept
@@ -409,7 +405,8 @@ class Dispatcher(Service):
         names = list(self._unsure)[:PAGE]
         if not names:
             owner, names, was_all = self._reconciler.page(self.board, now)
-            if was_all:  # who wakes us when others change something may not have done so
+            notes = read_command(self._keys.changed, self._steps.noted, None, 1)
+            if was_all and self._link.call(*notes):  # who wakes us when others change something has not done so
                 self._steps.look()
                 self._follow_changes()
             if owner:

@@ -64,8 +64,8 @@ DispatcherEvent = Report | ChangedElsewhere | dict[str, RegisteredConsumer]
 
 class ChangeWatch(Service):
     """Service that waits for the names of tickets whose records others have changed, and for word of changed rules, of
-    consumers that come and go, and of a leader that resigns. What it is the dispatcher reads itself, on the connection
-    over which it hands over (leader_scripts.py: look)."""
+    consumers that come and go, and of a leader that resigns or was elected. What it is the dispatcher reads itself,
+    on the connection over which it hands over (leader_scripts.py: look)."""
 
     name = "changes"
     _BLOCK_MS = 5000
@@ -82,7 +82,7 @@ class ChangeWatch(Service):
         self._key = changed_key
         self._tell = tell
         self._on_members = on_members
-        self.on_resigned: Callable[[], None] = lambda: None  # the leader has: its lease is free
+        self.on_leader: Callable[[], None] = lambda: None  # it has resigned: its lease is free; or another was elected
         # Start with old notes: to look once more costs next to nothing, to miss one costs time.
         self._after = ZERO
 
@@ -100,7 +100,7 @@ class ChangeWatch(Service):
             if any(fields[0] == b"consumer" for _, fields in entries):
                 self._on_members()
             if any(fields[0] == b"leader" for _, fields in entries):
-                self.on_resigned()
+                self.on_leader()
             self._after = entries[-1][0]
 
     def interrupt(self) -> None:

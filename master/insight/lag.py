@@ -76,6 +76,7 @@ def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dic
     lag = lag_of(scripts, keys.stream, group, entries, most)
     told = {} if isinstance(behind, Exception) else pairs(behind)
     return {
+        "told": [entries, groups],
         "time_ms": wall_ms(),
         "stream": keys.stream,
         "group": keys.group,

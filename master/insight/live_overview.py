@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from usher.common.base.clock import now_s
+from usher.common.base.clock import now_s, wall_ms
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
 from usher.common.http.push import LiveStream, LiveStreams
 from usher.common.protocol.keys import MASTER, Keys
@@ -81,6 +81,7 @@ class LiveOverview(Service):
         self._live = streams
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
         self._samples: deque[Sample] = deque(maxlen=5)
+        self._told: list[Any] = []  # what Redis said of the stream and its groups at the last look
         self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
         self._watchers: dict[str, dict[LiveStream, None]] = {OVERVIEW: {}, CONSUMERS: {}}
         self._lock = threading.Lock()  # guards the watchers
@@ -150,6 +151,8 @@ class LiveOverview(Service):
 
     def run_once(self) -> float:
         began_s, watched = now_s(), self._is_watched
+        if not watched and self._stands_still():
+            return _STILL_EVERY_S
         seen = self._take_sample(_MOST_COUNTED if watched else _MOST_COUNTED_UNSEEN)
         if watched:
             states = self._look_at_consumers(seen)
@@ -175,10 +178,22 @@ class LiveOverview(Service):
         every_s = _EVERY_S if self._is_watched else _STILL_EVERY_S if is_still(self._samples) else _IDLE_EVERY_S
         return max(0.05, every_s - (now_s() - began_s))
 
+    def _stands_still(self) -> bool:
+        """Return whether nothing has moved since the last look, and add that to the history: two commands tell."""
+        if not is_still(self._samples):
+            return False
+        stream = self._keys.stream
+        if self._link.pipeline([("XLEN", stream), ("XINFO", "GROUPS", stream)]) != self._told:
+            return False
+        now_ms, seen = wall_ms(), self._snapshot
+        self._samples.append(self._samples[-1]._replace(time_ms=now_ms))
+        self._history.append(point(now_ms, *rates(list(self._samples)), seen["lag"], seen["oldest_ms"]))
+        return True
+
     def _take_sample(self, most_counted: int) -> dict[str, Any]:
         seen = stream_sums(self._link, self._scripts, self._keys, most_counted)
         del seen["rules"], seen["behind"]
-        self._by_name = seen.pop("by_name")
+        self._by_name, self._told = seen.pop("by_name"), seen.pop("told")
         lag, lowest = seen["lag"] if seen["lag_is_exact"] else None, seen.pop("oldest")
         self._samples.append(Sample(seen["time_ms"], seen["entries"], lag, seen["pending"], seen.pop("read")))
         sent, done = rates(list(self._samples))
@@ -227,30 +242,10 @@ class LiveOverview(Service):
 
 
 def _nothing_yet(keys: Keys) -> dict[str, Any]:
-    counts = (
-        "entries",
-        "lag",
-        "pending",
-        "parked",
-        "halted",
-        "tickets",
-        "retrying",
-        "dead_letters",
-        "delayed",
-        "living",
+    unknown = (
+        "entries lag pending parked halted tickets retrying dead_letters delayed living sent_per_second done_per_second"
+        " write_trouble oldest_ms leader_url epoch"
     )
-    nothing = dict.fromkeys(
-        (*counts, "sent_per_second", "done_per_second", "write_trouble", "oldest_ms", "leader_url", "epoch")
-    )
-    return {
-        **nothing,
-        "time_ms": 0,
-        "stream": keys.stream,
-        "group": keys.group,
-        "has_group": True,
-        "lag_is_exact": True,
-        "mishaps": Mishaps()._asdict(),
-        "stuck": [],
-        "groups": [],
-        "alarms": [],
-    }
+    known = {"time_ms": 0, "stream": keys.stream, "group": keys.group, "has_group": True, "lag_is_exact": True}
+    rows: dict[str, Any] = {"mishaps": Mishaps()._asdict(), "stuck": [], "groups": [], "alarms": []}
+    return {**dict.fromkeys(unknown.split()), **known, **rows}

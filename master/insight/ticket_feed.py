@@ -221,13 +221,8 @@ class TicketFeed(Service):
         ended = next((one for one in self._subscriptions if one.end is not None), None)
         if ended is None or ended.end is None:
             return
-        event(
-            log,
-            "live_feed_interrupted",
-            level=logging.WARNING,
-            stream=ended.key.decode(errors="replace"),
-            why=f"{ended.end.value} ({ended.detail})",
-        )
+        stream, why = ended.key.decode(errors="replace"), f"{ended.end.value} ({ended.detail})"
+        event(log, "live_feed_interrupted", level=logging.WARNING, stream=stream, why=why)
         for followers in self._followers.values():
             for follower in followers:
                 assert follower.live is not None

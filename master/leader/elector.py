@@ -25,8 +25,8 @@ from usher.master.settings import LONGEST_LEASE_S
 
 log = logging.getLogger(__name__)
 
-#: A standby looks again when the lease that it saw would end, or after so many seconds: a leader that resigns tells
-#: those who read the stream of changes. Others, and who tries to be elected, look more often.
+#: A standby looks again when the lease that it saw would end, or after so many seconds: a leader that resigns, and one
+#: that is elected, tells those who read the stream of changes. Others, and who tries to be elected, look more often.
 _LOOK_S, _AGAIN_S = 5.0, 0.5
 #: An election sooner than this after the last one counts as one in a row, and waits.
 _CALM_S = 5.0
@@ -139,7 +139,9 @@ class Elector(Service):
         self._holder = f"{uuid.uuid4().hex[:12]} {url}"
         self._url = url
         self._lease_ms = lease_ms
-        self._look_s = _LOOK_S if isinstance(keys, Keys) else _AGAIN_S
+        self._changed = (keys.changed,) if isinstance(keys, Keys) else ()
+        self._look_s = _LOOK_S if self._changed else _AGAIN_S
+        self._news, self._known = 0, -1  # how often somebody said that another leads; as of when we know who does
         self._works = works
         self._for_others = for_others  # steps that are loaded for users that may not send scripts
         self._not_loaded = ""  # why they could not be, as it was logged
@@ -150,6 +152,11 @@ class Elector(Service):
         self._not_extended: int | None = None  # the epoch for which that is logged
         self._told_of = ""  # the leader for which our standing by is logged
         self.elections = 0
+
+    def look(self) -> None:
+        """Look who leads: somebody says that this has changed."""
+        self._news += 1
+        self.wake()
 
     def run_once(self) -> float:
         self._load_for_others()
@@ -181,20 +188,18 @@ class Elector(Service):
             return min(_AGAIN_S, self._lease_ms / 3000)
         if self._works():
             until_s = now_s() + self._lease_ms / 1000
-            if self._scripts.run("hold_lead", (self._keys.leader,), (str(epoch), self._lease_ms)) != b"OK":
+            # As long as our lease runs by our clock, the key is ours. When it is over, another may have it, and what
+            # he holds is not for us to extend.
+            held = self._link.call("GETEX", self._keys.leader, "PX", self._lease_ms) if self._lead.holds else None
+            if parse_held(held).epoch != epoch:
                 event(log, "leadership_lost", epoch=epoch)
                 self._lead.lost(epoch)
                 return 0.0
             self._lead._extended(until_s)
         else:
             if self._not_extended != epoch:
-                event(
-                    log,
-                    "leadership_not_renewed",
-                    level=logging.WARNING,
-                    epoch=epoch,
-                    why="the work that it is held for makes no progress",
-                )
+                why = "the work that it is held for makes no progress"
+                event(log, "leadership_not_renewed", level=logging.WARNING, epoch=epoch, why=why)
             self._not_extended = epoch
         # A lease may be longer than the health check waits for a turn.
         return min(self._lease_ms, 1000 * self.stalls_after_s) / 3000
@@ -202,22 +207,21 @@ class Elector(Service):
     def _free(self) -> tuple[str | None, float]:
         """Return the epoch to succeed ("" for none), or None when another master holds the lead; and for how many
         seconds it does, should it not renew its lease."""
-        stored, left_ms = self._link.all_of([("GET", self._keys.leader), ("PTTL", self._keys.leader)])
+        news, question = self._news, ("PTTL", self._keys.leader)
+        if self._known == news and 0 < (left_ms := self._link.call(*question)) <= 1000 * LONGEST_LEASE_S:
+            return None, (left_ms + 1) / 1000
+        stored, left_ms = self._link.all_of([("GET", self._keys.leader), question])
         epoch, _, holder = (stored or b"").decode(errors="replace").partition(" ")
         if holder in ("", self._holder):
             return "", 0.0
         # Longer than any lease: the clock of Redis was set back since it was taken, and its holder may be dead. If not,
         # it extends it soon, and finds that it was succeeded.
         if left_ms > 1000 * LONGEST_LEASE_S:
-            event(
-                log,
-                "leadership_lease_too_long",
-                level=logging.WARNING,
-                epoch=epoch,
-                why="it lasts too long: the clock of Redis was set back",
-            )
+            why = "it lasts too long: the clock of Redis was set back"
+            event(log, "leadership_lease_too_long", level=logging.WARNING, epoch=epoch, why=why)
             return epoch, 0.0
         self._stand_by(holder)
+        self._known = news if self._changed else -1
         return None, _AGAIN_S if left_ms == -1 else max(0, left_ms + 1) / 1000  # -1: it has no end
 
     def _stand_by(self, holder: str) -> None:
@@ -235,9 +239,8 @@ class Elector(Service):
 
     def _elect(self, succeed: str) -> None:
         until_s = now_s() + self._lease_ms / 1000
-        reply = self._scripts.run(
-            "elect", (self._keys.leader, self._keys.counters), (self._holder, self._lease_ms, succeed)
-        )
+        keys = (self._keys.leader, self._keys.counters, *self._changed)
+        reply = self._scripts.run("elect", keys, (self._holder, self._lease_ms, succeed))
         if reply[0] == b"HELD":
             epoch, _, holder = reply[1].decode().partition(" ")
             if holder != self._holder:
@@ -245,12 +248,11 @@ class Elector(Service):
                 return
             # It is our own lease: the reply to an earlier call was lost, or our epoch was dropped. Take a new one, so
             # that a late command is refused.
-            reply = self._scripts.run(
-                "elect", (self._keys.leader, self._keys.counters), (self._holder, self._lease_ms, epoch)
-            )
+            reply = self._scripts.run("elect", keys, (self._holder, self._lease_ms, epoch))
             if reply[0] == b"HELD":
                 return
         self.elections += 1
+        self._known = -1
         self._damp()
         epoch = int(reply[1])
         self._told_of = ""
@@ -272,8 +274,7 @@ class Elector(Service):
         epoch, _ = self._lead._held()
         try:
             if epoch is not None:
-                changed = (self._keys.changed,) if isinstance(self._keys, Keys) else ()
-                self._scripts.run("resign", (self._keys.leader, *changed), (str(epoch),))
+                self._scripts.run("resign", (self._keys.leader, *self._changed), (str(epoch),))
                 event(log, "leadership_resigned", epoch=epoch)
         except Exception as problem:  # the lease ends by itself
             event(log, "leadership_resign_failed", level=logging.WARNING, problem=str(problem))

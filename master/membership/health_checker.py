@@ -172,15 +172,8 @@ class HealthChecker(Service):
         now = now_s()
         if most and (not self._silent_since_s or now - self._told_s >= _TELL_AGAIN_S):
             self._silent_since_s, self._told_s = self._silent_since_s or now, now
-            lasts_s = round(now - self._silent_since_s)
-            event(
-                log,
-                "health_checks_failing",
-                level=logging.WARNING,
-                silent=self.silent,
-                of=len(self._silences),
-                for_s=lasts_s,
-            )
+            of, for_s = len(self._silences), round(now - self._silent_since_s)
+            event(log, "health_checks_failing", level=logging.WARNING, silent=self.silent, of=of, for_s=for_s)
         elif not most and self._silent_since_s:
             event(log, "health_checks_recovered", of=len(self._silences), after_s=round(now - self._silent_since_s))
             self._silent_since_s = 0.0

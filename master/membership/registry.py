@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 #: Field of the counters with the living incarnations that do not answer the leader over HTTP.
 SILENT = "silent"
 #: Seconds between two looks at the roster of which nobody says that it has changed.
-_EVERY_S, _LEAST_S = 5.0, 0.05
+_EVERY_S, _LEAST_S = 10.0, 0.05
 #: States that ``state_of`` returns.
 STATES = ("live", "starting", "paused", "draining", "revoked", "lost")
 
@@ -102,16 +102,10 @@ def clamp_leases(link: Link, keys: Keys, registrations: Sequence[Registration], 
     longest_ms = max(int(noted or 0), lease_ms)
     for registration, left_ms in zip(registrations, left, strict=True):
         if left_ms > longest_ms:
-            event(
-                log,
-                "lease_too_long",
-                level=logging.WARNING,
-                consumer=registration.incarnation,
-                left_ms=left_ms,
-                longest_ms=longest_ms,
-            )
+            name, times = registration.incarnation, {"left_ms": left_ms, "longest_ms": longest_ms}
+            event(log, "lease_too_long", level=logging.WARNING, consumer=name, **times)
             try:
-                link.call("PEXPIRE", keys.lease(registration.incarnation), longest_ms)
+                link.call("PEXPIRE", keys.lease(name), longest_ms)
             except CommandRefused:  # this user lacks the right
                 return
 
@@ -134,12 +128,22 @@ class ConsumerRegistry(Service):
         self._tell = tell
         self._lease_ms = lease_ms
         self.members: Mapping[str, RegisteredConsumer] = {}
+        self._is_told = True
+        self._registered: Any = None
+
+    def wake(self) -> None:
+        self._is_told = True
+        super().wake()
 
     def run_once(self) -> float:
         if not self._lead.is_ours:  # a standby reads it when it takes over
             self.members = {}
             return _EVERY_S  # an election wakes us
-        self.members = members = read_registry(self._link, self._keys)
+        # Who registers, tells (register.lua); all else is seen by the leases.
+        if self._is_told or not all(member.alive for member in self.members.values()):
+            self._is_told, self._registered = False, None
+        self._registered = self._registered or self._link.call("HGETALL", self._keys.consumers)
+        self.members = members = members_of(self._link, self._keys, self._registered)
         left_ms = read_left_ms(self._link, self._keys, [name for name, member in members.items() if member.alive])
         self._tell(members)
         if long := [members[name].registration for name, ms in left_ms.items() if ms > self._lease_ms]:

@@ -73,7 +73,7 @@ class DelayedMessages(Service):
     def run_once(self) -> float:
         epoch = self._lead.epoch
         if epoch is None:
-            return 1.0
+            return _LOOK_S  # an election wakes us
         steps = LeaderScripts(self._scripts, self._keys, epoch, self._ticket_field)
         try:
             if self._seen_action is None:

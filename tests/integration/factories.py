@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -451,3 +452,17 @@ def plans(
 def with_user(url: str, user: str, password: str) -> str:
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{user}:{password}@{rest.rpartition('@')[2]}"
+
+
+def commands(link: Link) -> Counter[str]:
+    """The commands that Redis has run so far, those in scripts included, but for the one that asks."""
+    lines = link.call("INFO", "commandstats").decode().splitlines()
+    stats = (line.removeprefix("cmdstat_").split(":calls=") for line in lines if line.startswith("cmdstat_"))
+    return Counter({name: int(rest.split(",")[0]) for name, rest in stats if name != "info"})
+
+
+def spent(link: Link, what: Callable[[], object]) -> Counter[str]:
+    """The commands that ``what`` sends."""
+    before = commands(link)
+    what()
+    return commands(link) - before

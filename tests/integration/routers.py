@@ -14,7 +14,7 @@ from usher.common.router.router import Mode, StreamRouter, Subscription
 PATIENCE_S = 30.0
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[[], object]) -> None:
     """Wait for what must happen; how soon is no matter of a test."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not condition():

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.integration.factories import LEASE_MS, World
-from usher.common.redis.client import Link
-from usher.common.redis.scripts import ScriptRunner
+from tests.integration.routers import until
 
 
 def _elect(world: World, url: str, succeed: str = "", lease_ms: int = LEASE_MS) -> list[bytes]:
@@ -54,10 +52,7 @@ def test_nobody_succeeds_an_epoch_that_is_the_beginning_of_the_held_one(world: W
 
 def test_after_the_end_of_the_lease_the_next_one_is_elected(world: World) -> None:
     _, epoch = _elect(world, "http://one", lease_ms=20)
-    until_s = time.monotonic() + 10
-    while world.link.call("EXISTS", world.keys.leader):
-        assert time.monotonic() < until_s
-        time.sleep(0.005)
+    until(lambda: not world.link.call("EXISTS", world.keys.leader))
     answer, next_epoch = _elect(world, "http://two")
     assert answer == b"ELECTED"
     assert int(next_epoch) > int(epoch)
@@ -90,20 +85,3 @@ def test_counters_that_are_no_number_elect_nobody(world: World) -> None:
     world.link.call("HSET", world.keys.counters, "epoch", "garbage")
     with world.unchanged(), pytest.raises(Exception, match="arithmetic|nil|number"):
         _elect(world, "http://one")
-
-
-def test_of_many_who_ask_at_once_one_is_elected(world: World) -> None:
-    def ask(n: int) -> bytes:
-        link = Link(world.link.url, f"test:{n}")
-        try:
-            return bytes(
-                ScriptRunner(link).run(
-                    "elect", (world.keys.leader, world.keys.counters), (f"http://{n}", LEASE_MS, "")
-                )[0]
-            )
-        finally:
-            link.close()
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, range(16)))
-    assert answers.count(b"ELECTED") == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.abuse import check_contract
-from tests.integration.factories import LEASE_MS, World
+from tests.integration.factories import LEASE_MS, World, spent
 from tests.live import lines
 from usher.common.base.clock import wall_ms
 from usher.common.http.push import LiveStreams
@@ -44,6 +44,22 @@ def test_an_empty_redis_is_shown_as_such(pulse: LiveOverview, world: World) -> N
     world.link.call("FLUSHALL")
     assert (look(pulse)["has_group"], pulse.last["lag"]) == (False, 0)
     world.make_group()
+
+
+def test_while_nobody_looks_and_nothing_moves_it_costs_two_commands_and_goes_on_with_its_history(
+    pulse: LiveOverview, world: World
+) -> None:
+    leader = world.elect()
+    world.parked(leader, b"P", b"1000-1", b"1001-1")
+    waits_s = [pulse.run_once(), pulse.run_once()]
+    points = len(pulse.history())
+    assert sum(spent(world.link, lambda: waits_s.append(pulse.run_once())).values()) == 2
+    before, last = pulse.history()[-2:]
+    assert len(pulse.history()) == points + 1
+    assert (last[1:4], waits_s[2], (last[4] or 0) >= (before[4] or 1)) == (before[1:4], 30.0, True)
+    world.send(b"new", b"3000-1")
+    assert pulse.run_once() < 3.0
+    assert pulse.last["lag"] == 1
 
 
 def test_what_is_stuck_is_found_with_its_consumer_and_what_waits_behind(pulse: LiveOverview, world: World) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.integration.factories import spent
+from tests.integration.routers import until
 from tests.proxy import Proxy
 from usher.common.base.errors import GroupMissing, NotNow, RedisTrouble, ReplyUnknown, StartRefused
 from usher.common.redis.client import ELSEWHERE, CommandRefused, Link, ScriptMissing, check_reachable, named
@@ -31,6 +33,11 @@ def own_link(own_server: EmbeddedRedis) -> Iterator[Link]:
     link = Link(own_server.url, "test")
     yield link
     link.close()
+
+
+def test_a_connection_says_its_name_and_no_more(link: Link, redis_url: str) -> None:
+    asked = spent(link, lambda: Link(redis_url, "test:new").call("PING"))
+    assert sum(count for name, count in asked.items() if name.startswith("client")) == 1
 
 
 def test_any_bytes_go_in_and_come_out(link: Link) -> None:
@@ -131,10 +138,7 @@ def test_a_blocked_call_can_be_ended_from_another_thread(redis_url: str, link: L
 
     reader = threading.Thread(target=read)
     reader.start()
-    deadline = time.monotonic() + _PATIENCE_S
-    while not (b"name=blocked" in (clients := link.call("CLIENT", "LIST")) and b"cmd=xread" in clients):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: b"name=blocked" in (clients := link.call("CLIENT", "LIST")) and b"cmd=xread" in clients)
     blocked.interrupt()
     reader.join(_PATIENCE_S)
     assert not reader.is_alive()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
-from tests.integration.factories import LEASE_MS, World, fetch
-from usher.common.protocol.keys import Keys
+from tests.integration.factories import LEASE_MS, Owner, World, fetch, spent
+from usher.common.base.clock import now_s
+from usher.common.base.errors import NotNow
+from usher.consumer.handlers.message import OwnLease
+from usher.consumer.lifecycle.heartbeat import Heartbeat
 from usher.consumer.lifecycle.owner_scripts import Renewal
 
 
@@ -13,45 +18,54 @@ def _idle_ms(world: World) -> dict[bytes, int]:
     return {entry_id: idle_ms for entry_id, _, idle_ms, _ in world.pending_rows()}
 
 
-def test_the_lease_is_extended_and_keeps_its_state(world: World) -> None:
+_PLAINLY = pytest.mark.parametrize("plainly", [False, True], ids=["touching", "plainly"])
+
+
+def _renew(owner: Owner, lease_ms: int, plainly: bool) -> Renewal:
+    return owner.steps.extend(lease_ms, LEASE_MS) if plainly else owner.steps.renew(lease_ms)
+
+
+@_PLAINLY
+def test_the_lease_is_extended_and_keeps_its_state(world: World, plainly: bool) -> None:
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     b.steps.drain(LEASE_MS)
     for owner, state in ((a, "live"), (b, "draining")):
-        assert owner.steps.renew(2 * LEASE_MS) == Renewal(state, 0)
+        assert _renew(owner, 2 * LEASE_MS, plainly) == Renewal(state, 0)
         assert world.lease(owner) == state.encode()
         assert LEASE_MS < world.link.call("PTTL", world.keys.lease(owner.incarnation)) <= 2 * LEASE_MS
     assert leader.epoch
 
 
-def test_a_lease_that_has_ended_is_not_brought_back_and_nothing_is_touched(world: World) -> None:
+@_PLAINLY
+def test_a_lease_that_has_ended_is_not_brought_back_and_nothing_is_touched(world: World, plainly: bool) -> None:
     leader, a = world.elect(), world.join("a")
     [entry_id] = world.owned(leader, a, b"T")
     world.make_idle(a.incarnation, 100_000, entry_id)
     world.end_lease(a)
     with world.unchanged():
-        assert a.steps.renew(LEASE_MS) == Renewal("", 0)
+        assert _renew(a, LEASE_MS, plainly) == Renewal("", 0)
     assert _idle_ms(world)[entry_id] >= 100_000
 
 
-def test_what_was_not_touched_for_a_third_of_the_lease_is_and_counts_as_no_delivery(world: World) -> None:
+def test_whatever_is_pending_is_touched_and_that_counts_as_no_delivery(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     old, young = world.owned(leader, a, b"T", b"1-1", b"2-1")
     world.make_idle(a.incarnation, LEASE_MS // 3, old)
-    world.make_idle(a.incarnation, LEASE_MS // 3 - 5000, young)
-    assert a.steps.renew(LEASE_MS) == Renewal("live", 1)
-    idle_ms = _idle_ms(world)
-    assert idle_ms[old] < 5000 < idle_ms[young]
+    world.make_idle(a.incarnation, 6000, young)
+    assert a.steps.renew(LEASE_MS) == Renewal("live", 2)
+    assert max(_idle_ms(world).values()) < 5000
     assert world.deliveries() == {old: 1, young: 1}
 
 
 def test_renewed_in_time_nothing_of_a_living_owner_ever_meets_the_sweep(world: World) -> None:
-    """Renewals every third of the lease: the oldest that an entry gets before the lease itself ends is 4/3 of a lease,
-    the sweep looks from 2 on."""
+    """Renewals every third of the lease, of which one in three touches: the oldest that an entry gets before the lease
+    itself ends is 5/3 of a lease, the sweep looks from 2 on."""
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T", b"1-1", b"2-1")
-    world.make_idle(a.incarnation, LEASE_MS // 3 - 1000, *ids)
     a.steps.renew(LEASE_MS)
-    world.make_idle(a.incarnation, LEASE_MS // 3 - 1000 + LEASE_MS, *ids)  # the lease is at its end now
+    for _ in range(2):
+        a.steps.extend(LEASE_MS, LEASE_MS)
+    world.make_idle(a.incarnation, 5 * LEASE_MS // 3, *ids)  # the lease is at its end now
     with world.unchanged():
         assert leader.sweep([], 2 * LEASE_MS, b"0-0", 100).strays == []
 
@@ -78,7 +92,6 @@ def test_thousands_are_touched_page_by_page(world: World, count: int) -> None:
         touched.append(some)
     assert (sum(touched), max(touched)) == (count, min(count, 1000)), "Redis does nothing else meanwhile"
     assert max(_idle_ms(world).values()) < LEASE_MS // 3
-    assert a.steps.renew(LEASE_MS) == Renewal("live", 0)
 
 
 def test_ids_whose_order_differs_as_text_are_all_touched(world: World) -> None:
@@ -115,10 +128,21 @@ def test_an_entry_whose_body_is_gone_is_still_the_owners_to_end(world: World) ->
     assert world.pending() == {a.name: [second]}
 
 
-def test_keys_are_all_that_a_lease_is_known_by(world: World) -> None:
-    """Another stream's incarnation of the same name is somebody else."""
-    a = world.join("a")
-    other = Keys("ticket_stream", "other")
-    world.link.call("SET", other.lease(a.incarnation), "live", "PX", 1000)
-    a.steps.renew(2 * LEASE_MS)
-    assert world.link.call("PTTL", other.lease(a.incarnation)) <= 1000
+def test_one_of_three_renewals_touches_and_the_first_does(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are one plain command. One that failed does not count."""
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, b"T")
+    lost = list[str]()
+    heart = Heartbeat(world.link, a.steps, OwnLease(LEASE_MS / 1000, now_s()), lambda: True, lost.append)
+    touching = {"evalsha": 1, "getex": 1, "xpending": 1, "xclaim": 1}
+    asked = [spent(world.link, heart.run_once) for _ in range(4)]
+    assert asked == [touching, {"getex": 1}, {"getex": 1}, touching]
+    for _ in range(2):
+        heart.run_once()
+    with monkeypatch.context() as patched:
+        patched.setattr(a.steps, "renew", Mock(side_effect=NotNow("BUSY", "a script runs")))
+        assert heart.run_once() == LEASE_MS / 10_000
+    assert spent(world.link, heart.run_once) == touching
+    world.end_lease(a)
+    heart.run_once()
+    assert lost == ["the lease is lost: it had ended"]

@@ -3,12 +3,13 @@ and in one while nothing has changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
-from tests.integration.factories import LEASE_MS, World
+from tests.integration.factories import LEASE_MS, World, spent
+from usher.common.base.errors import NotNow
 from usher.common.doctor.collector import collect
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.registration import Registration
@@ -18,26 +19,8 @@ from usher.master.dispatch.events import ChangedElsewhere, ChangeWatch
 from usher.master.leader.elector import Lead
 from usher.master.membership import registry as roster
 from usher.master.membership.registration import Membership
-from usher.master.membership.registry import ConsumerRegistry, RegisteredConsumer, clamp_leases, read_registry
+from usher.master.membership.registry import ConsumerRegistry, RegisteredConsumer, clamp_leases
 from usher.master.settings import MasterSettings
-
-
-def _calls(world: World) -> dict[str, int]:
-    """Commands of Redis so far, but for the one that asks."""
-    lines = world.link.call("INFO", "commandstats").decode().splitlines()
-    facts = {
-        line.partition(":")[0].removeprefix("cmdstat_"): line.partition("calls=")[2].partition(",")[0]
-        for line in lines
-        if "calls=" in line
-    }
-    return {name: int(calls) for name, calls in facts.items() if name != "info"}
-
-
-def _spent(world: World, what: Callable[[], object]) -> dict[str, int]:
-    """The commands that ``what`` sends."""
-    before = _calls(world)
-    what()
-    return {name: count - before.get(name, 0) for name, count in _calls(world).items() if count != before.get(name, 0)}
 
 
 class _Reading:
@@ -54,28 +37,13 @@ class _Reading:
         return {name: member.state for name, member in self.told[-1].items()}
 
 
-def test_many_consumers_are_read_in_two_commands_and_each_has_the_state_of_its_lease(world: World) -> None:
-    living, draining, dead = world.join("a"), world.join("b"), world.join("c")
-    world.link.call("SET", world.keys.lease(draining.incarnation), "draining", "KEEPTTL")
-    world.end_lease(dead)
-    before = _calls(world)
-    members = read_registry(world.link, world.keys)
-    after = _calls(world)
-    assert {name: member.state for name, member in members.items()} == {
-        living.incarnation: "live",
-        draining.incarnation: "draining",
-        dead.incarnation: "",
-    }
-    assert sum(after.values()) - sum(before.values()) == 2
-
-
 def test_only_who_leads_looks(world: World) -> None:
     told: list[dict[str, RegisteredConsumer]] = []
     lead = Lead()
     reader = ConsumerRegistry(world.link, world.keys, lead, told.append, LEASE_MS)
-    before = _calls(world)
-    assert 0.5 < reader.run_once() < reader.stalls_after_s, "who makes it the leader wakes it"
-    assert (told, _calls(world)) == ([], before)
+    waits_s = list[float]()
+    assert not spent(world.link, lambda: waits_s.append(reader.run_once()))
+    assert (0.5 < waits_s[0] < reader.stalls_after_s, told) == (True, []), "who makes it the leader wakes it"
     lead._set(7, None)
     reader.run_once()
     assert told == [{}]
@@ -85,10 +53,36 @@ def test_the_next_look_is_when_the_first_lease_could_end_or_a_little_later(world
     first, _, dead = world.join("a"), world.join("b"), world.join("c")
     world.end_lease(dead)
     reading = _Reading(world)
-    assert reading.reader.run_once() == 5.0
+    assert reading.reader.run_once() == 10.0
     world.link.call("PEXPIRE", world.keys.lease(first.incarnation), 700)
     assert 0.1 < reading.reader.run_once() <= 0.701
-    assert _spent(world, reading.reader.run_once) == {"hgetall": 1, "mget": 1, "pttl": 2}
+    assert spent(world.link, reading.reader.run_once) == {"hgetall": 1, "mget": 1, "pttl": 2}
+
+
+def test_while_all_live_the_registrations_are_read_again_only_if_somebody_says_so(world: World) -> None:
+    one = world.join("a")
+    reading = _Reading(world)
+    reading.reader.run_once()
+    assert spent(world.link, reading.reader.run_once) == {"mget": 1, "pttl": 1}
+    other = world.join("b")
+    reading.reader.wake()
+    assert spent(world.link, reading.reader.run_once) == {"hgetall": 1, "mget": 1, "pttl": 2}
+    assert reading.states() == {one.incarnation: "live", other.incarnation: "live"}
+    world.end_lease(one)
+    reading.reader.run_once()
+    assert spent(world.link, reading.reader.run_once) == {"hgetall": 1, "mget": 1, "pttl": 1}, "until it is forgotten"
+
+
+def test_a_roster_that_could_not_be_read_is_read_at_the_next_look(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.join("a")
+    reading = _Reading(world)
+    with monkeypatch.context() as patched, pytest.raises(NotNow):
+        patched.setattr(world.link, "call", Mock(side_effect=NotNow("BUSY", "a script runs")))
+        reading.reader.run_once()
+    reading.reader.run_once()
+    assert len(reading.states()) == 1
 
 
 @pytest.mark.parametrize("state", ["", "draining", "revoked"])
@@ -156,7 +150,7 @@ def test_a_consumer_that_registers_at_whichever_master_is_heard_of_by_all(world:
 def test_who_drains_leaves_or_is_revoked_is_heard_of_and_so_is_a_leader_that_resigns(world: World) -> None:
     told: list[str] = []
     changes = ChangeWatch(world.link, world.keys.changed, lambda heard: None, lambda: told.append("members"))
-    changes.on_resigned = lambda: told.append("leader")
+    changes.on_leader = lambda: told.append("leader")
     leader, draining, leaving, revoked = world.elect(), world.join("a"), world.join("b"), world.join("c")
     changes.look(None)
     resigns = partial(world.scripts.run, "resign", (world.keys.leader, world.keys.changed), (str(leader.epoch),))
@@ -172,11 +166,11 @@ def test_who_drains_leaves_or_is_revoked_is_heard_of_and_so_is_a_leader_that_res
         assert told == [heard]
 
 
-def test_whoever_is_elected_reads_the_roster_at_once(redis_url: str) -> None:
+def test_whoever_is_elected_reads_the_roster_and_what_is_due_at_once(redis_url: str) -> None:
     leading = LeaderServices(MasterContext(MasterSettings(ticket_stream="s", group="g"), redis_url), Metrics())
-    leading.roster._wake.clear()
+    assert not (leading.roster._wake.is_set() or leading._delayed._wake.is_set())
     leading.lead._set(7, None)
-    assert leading.roster._wake.wait(0)
+    assert leading.roster._wake.wait(0) and leading._delayed._wake.wait(0)
 
 
 # ---- a clock of Redis that was set back ----

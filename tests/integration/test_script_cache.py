@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.factories import FIELD, World, fetch, hand_over, plan, read
+from tests.integration.factories import FIELD, World, commands, fetch, hand_over, plan, read
 from tests.proxy import Proxy
 from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import CommandRefused, Link, ScriptMissing
@@ -18,13 +18,6 @@ from usher.master.policy.board.plans import NOTHING
 
 _LUA = Path(__file__).parents[2] / "common" / "lua"
 _ALL = sorted(file.stem for file in _LUA.glob("*/*.lua") if file.parent.name not in ("includes", "sinks"))
-
-
-def _calls(link: Link) -> dict[str, int]:
-    """How often each command ran, of those that scripts and we use."""
-    lines = link.call("INFO", "commandstats").decode().splitlines()
-    stats = (line.removeprefix("cmdstat_").split(":calls=") for line in lines if line.startswith("cmdstat_"))
-    return {name: int(rest.split(",")[0]) for name, rest in stats}
 
 
 def test_after_a_flush_every_step_goes_on_and_happens_once(world: World) -> None:
@@ -47,13 +40,13 @@ def test_the_text_is_sent_only_when_the_server_does_not_know_it(world: World) ->
     world.elect()
     world.link.call("CONFIG", "RESETSTAT")
     world.scripts.run("next_generation", (world.keys.counters,), ())
-    assert {name: count for name, count in _calls(world.link).items() if name.startswith("eval")} == {
+    assert {name: count for name, count in commands(world.link).items() if name.startswith("eval")} == {
         "evalsha": 1,
         "eval": 1,
     }
     for _ in range(5):
         world.scripts.run("next_generation", (world.keys.counters,), ())
-    calls = _calls(world.link)
+    calls = commands(world.link)
     assert (calls["evalsha"], calls["eval"], calls["hset"]) == (6, 1, 6), "seven requests, six numbers"
 
 
@@ -69,10 +62,10 @@ def test_two_connections_share_what_the_server_knows(world: World, any_redis_url
     world.elect()
     other = Link(any_redis_url, "test:other")
     world.link.call("CONFIG", "RESETSTAT")
-    ScriptRunner(other).run("hold_lead", (world.keys.leader,), ("1", 1000))
-    ScriptRunner(world.link).run("hold_lead", (world.keys.leader,), ("1", 1000))
+    ScriptRunner(other).run("resign", (world.keys.leader,), ("1",))
+    ScriptRunner(world.link).run("resign", (world.keys.leader,), ("1",))
     other.close()
-    calls = _calls(world.link)
+    calls = commands(world.link)
     assert calls["evalsha"] == 2
     assert calls["eval"] in (1, 4), "the text once; Redis 6.2 refuses a `#!lua` line once per runner"
 

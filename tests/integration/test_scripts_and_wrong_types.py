@@ -56,9 +56,6 @@ _CALLS: dict[str, _Call] = {
     "elect": lambda w, leader, a, b, head: w.scripts.run(
         "elect", (w.keys.leader, w.keys.counters), ("http://x", LEASE_MS, str(leader.epoch))
     ),
-    "hold_lead": lambda w, leader, a, b, head: w.scripts.run(
-        "hold_lead", (w.keys.leader,), (str(leader.epoch), LEASE_MS)
-    ),
     "read_parked": lambda w, leader, a, b, head: leader.read_parked(None, 10),
     "reject": lambda w, leader, a, b, head: leader.reject([Rejected(b"9-1", b"", "empty_ticket_id")]),
     "take_back": lambda w, leader, a, b, head: leader.take_back(b.incarnation, 10),

@@ -6,10 +6,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
+from tests.integration.routers import until
 from tests.nightly import more
 from usher.common.observability.metrics import Metrics
 from usher.common.redis.client import Link
@@ -50,17 +51,10 @@ def test_an_idle_leader_keeps_the_lead(lead: tuple[LeaderServices, Elector], cap
 def test_a_leader_that_is_stuck_loses_the_lead(lead: tuple[LeaderServices, Elector], link: Link) -> None:
     leading, elector = lead
     let_go = threading.Event()
-    _until(lambda: leading.dispatcher.leads)
+    until(lambda: leading.dispatcher.leads)
     leading.dispatcher._take_events = lambda: let_go.wait(20.0)  # type: ignore[assignment,method-assign]
     try:
-        _until(lambda: not link.call("EXISTS", leading._place.keys.leader))
+        until(lambda: not link.call("EXISTS", leading._place.keys.leader))
         assert elector._not_extended is not None
     finally:
         let_go.set()
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.factories import LEASE_MS, World
-from tests.integration.test_roster import _spent
-from usher.common.redis.scripts import ScriptRunner
+from tests.integration.factories import LEASE_MS, World, spent
+from usher.master.dispatch.events import ChangeWatch
 from usher.master.leader.elector import Elector, Lead
 
 
@@ -20,8 +19,8 @@ def _elector(world: World) -> tuple[Elector, Lead, list[str | None]]:
 def test_a_standby_looks_when_the_lease_could_end_and_tells_once_who_leads(world: World) -> None:
     world.elect("abc http://one")
     elector, lead, told = _elector(world)
-    assert _spent(world, elector.run_once) == {"get": 1, "pttl": 1}
-    elector.run_once()
+    assert spent(world.link, elector.run_once) == {"get": 1, "pttl": 1}
+    assert spent(world.link, elector.run_once) == {"pttl": 1}
     world.link.call("PEXPIRE", world.keys.leader, 700)
     assert 0.1 < elector.run_once() <= 0.701
     assert (lead.epoch, told) == (None, ["http://one"])
@@ -37,12 +36,16 @@ def test_it_is_elected_at_the_first_look_at_which_nobody_leads(world: World) -> 
     assert told == ["http://one", "http://two"]
 
 
-def test_a_new_leader_elsewhere_is_told(world: World) -> None:
+def test_of_a_new_leader_elsewhere_it_hears_and_tells(world: World) -> None:
     world.elect("abc http://one")
     elector, _, told = _elector(world)
+    changes = ChangeWatch(world.link, world.keys.changed, lambda heard: None)
+    changes.on_leader = elector.look
     elector.run_once()
     world.link.call("DEL", world.keys.leader)
-    ScriptRunner(world.link).run("elect", (world.keys.leader, world.keys.counters), ("abc http://three", LEASE_MS, ""))
+    third = Elector(world.link, world.keys, Lead(), "http://three", LEASE_MS, lambda: True)
+    third.run_once()
+    changes.look(None)
     elector.run_once()
     assert told == ["http://one", "http://three"]
 

@@ -50,13 +50,6 @@ def _acker(world: World, lanes: Lanes, enough: int = 500, was_quiet: bool = Fals
         reporter.on_end()
 
 
-def _wait_for(acker: Acker, acknowledged: int) -> None:
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while acker.acknowledged < acknowledged:
-        assert time.monotonic() < deadline_s, "it waits for more to finish, and nothing can"
-        time.sleep(0.005)
-
-
 def _finish(lanes: Lanes, acker: Acker, entry_id: bytes, strict: bool) -> None:
     """As Executor.succeeded does."""
     lane = lanes.take_now()
@@ -90,7 +83,7 @@ def test_a_ticket_by_itself_does_not_wait_for_others_to_finish(world: World) -> 
     with _acker(world, lanes) as acker:
         for count, entry_id in enumerate((b"1-1", b"2-1"), 1):
             _finish(lanes, acker, entry_id, strict=True)
-            _wait_for(acker, count)
+            until(lambda least=count: acker.acknowledged >= least)
     assert world.pending() == {}
 
 
@@ -118,14 +111,14 @@ def test_as_many_as_are_worth_a_call_wait_for_no_more(world: World) -> None:
         until(lambda: acker._lingering)
         assert acker.acknowledged == 0
         _finish(lanes, acker, b"2-1", strict=False)
-        _wait_for(acker, 2)
+        until(lambda: acker.acknowledged >= 2)
 
 
 def test_what_finishes_after_a_quiet_time_is_written_at_once_and_then_more_is_waited_for(world: World) -> None:
     lanes = _lanes()
     with _acker(world, lanes, was_quiet=True) as acker:
         _finish(lanes, acker, b"1-1", strict=False)
-        _wait_for(acker, 1)
+        until(lambda: acker.acknowledged >= 1)
         _finish(lanes, acker, b"2-1", strict=False)
         until(lambda: acker._lingering)
         assert not acker._write_now.is_set()
@@ -140,9 +133,9 @@ def test_where_the_incarnation_ends_nothing_waits_for_more_to_finish(world: Worl
         _finish(lanes, acker, b"1-1", strict=False)
         until(lambda: acker._lingering)
         acker.hurry()
-        _wait_for(acker, 1)
+        until(lambda: acker.acknowledged >= 1)
         _finish(lanes, acker, b"2-1", strict=False)
-        _wait_for(acker, 2)
+        until(lambda: acker.acknowledged >= 2)
 
 
 def test_a_drain_waits_for_no_more_to_finish(any_redis_url: str) -> None:

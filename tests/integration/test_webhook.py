@@ -7,7 +7,6 @@ import base64
 import hmac
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.abuse import check_contract
+from tests.integration.routers import until
 from tests.tls_front import Papers, TlsFront
 from usher.common.observability.metrics import Metrics
 from usher.common.observability.webhook import _TRIES, MOST_AT_ONCE, MOST_WAITING, DeadLetterNotifier, Webhook
@@ -99,20 +99,13 @@ def start() -> Iterator[Callable[..., Webhook]]:
         assert hook.join(_WITHIN_S)
 
 
-def _until(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + _WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 def test_dead_letters_are_told_in_batches(server: Server, start: Callable[..., Webhook]) -> None:
     server.holds = True  # the first one is on its way until all others are there
     hook = start(server.url)
     for number in range(250):
         hook.add({"message_id": f"{number}-0"})
     server.release.set()
-    _until(lambda: hook.sent == 250)
+    until(lambda: hook.sent == 250)
     assert [letter["message_id"] for document in server.got for letter in document["dead_letters"]] == [
         f"{number}-0" for number in range(250)
     ]
@@ -127,12 +120,12 @@ def test_who_does_not_answer_holds_up_nobody_and_too_many_are_only_counted(
     server.holds = True
     hook = start(server.url)
     hook.add({"message_id": "first"})
-    _until(lambda: server.got)
+    until(lambda: server.got)
     for number in range(3 * MOST_WAITING):  # while it hangs: this returns at once, and memory has its bound
         hook.add({"message_id": f"{number}-0"})
     server.holds = False
     server.release.set()
-    _until(lambda: hook.sent + hook.dropped == MOST_WAITING + 1)
+    until(lambda: hook.sent + hook.dropped == MOST_WAITING + 1)
     assert sum(document["left_out"] for document in server.got[-(MOST_WAITING // MOST_AT_ONCE) :]) == 2 * MOST_WAITING
 
 
@@ -142,10 +135,10 @@ def test_what_is_refused_comes_again_and_is_left_in_the_end(
     server.answer = lambda number: 500 if number <= _TRIES + 1 else 200
     hook = start(server.url)
     hook.add({"message_id": "1-0"})
-    _until(lambda: hook.dropped == 1)
+    until(lambda: hook.dropped == 1)
     assert len(server.got) == _TRIES
     hook.add({"message_id": "2-0"})
-    _until(lambda: hook.sent == 1)
+    until(lambda: hook.sent == 1)
     assert [document["dead_letters"][0]["message_id"] for document in server.got] == ["1-0"] * _TRIES + ["2-0"] * 2
     [told] = [record.facts for record in caplog.records if record.getMessage() == "webhook_failed"]  # type: ignore[attr-defined]
     assert told == {"url": f"http://127.0.0.1:{server.server_port}/...", "letters": 1, "why": "it answered 500"}
@@ -155,7 +148,7 @@ def test_no_redirect_is_followed(server: Server, start: Callable[..., Webhook]) 
     server.answer, server.location = (lambda number: 307), f"http://127.0.0.1:{server.server_port}/elsewhere"
     hook = start(server.url)
     hook.add({"message_id": "1-0"})
-    _until(lambda: hook.dropped == 1)
+    until(lambda: hook.dropped == 1)
     assert set(server.paths) == {"/hook?key=secret"}
 
 
@@ -163,7 +156,7 @@ def test_no_redirect_is_followed(server: Server, start: Callable[..., Webhook]) 
 def test_nobody_there_is_no_trouble(start: Callable[..., Webhook], url: str, caplog: pytest.LogCaptureFixture) -> None:
     hook = start(url)
     hook.add({"message_id": "1-0"})
-    _until(lambda: hook.dropped == 1)
+    until(lambda: hook.dropped == 1)
     assert hook.trouble is None
     assert "secret" not in str([getattr(record, "facts", {}) for record in caplog.records])
 

@@ -75,3 +75,11 @@ def test_days_of_load_leave_memory_flat_and_nothing_that_was_needed_is_cut(tmp_p
     assert (run["lost"], run["doubled"], run["out_of_order"], run["declared_losses"]) == (0, 0, 0, 0)
     kept = [row["sources"] for row in run["samples"] if row["day"] > 4]
     assert 0 < max(kept) < run["messages"] / 2, "a day and a half of five, and a part of a node"
+
+
+@pytest.mark.slow
+def test_a_system_that_has_nothing_to_do_asks_redis_rarely(tmp_path: Path) -> None:
+    """Where Redis is billed by command, that is what it costs. Two masters and two consumers, counted for long enough
+    that what they do every ten or fifteen seconds counts as often as it should."""
+    (run,) = _bench("idle", "--seconds", "30")["runs"]
+    assert run["commands_per_second"] <= 7.0, run["commands"]

@@ -1,5 +1,5 @@
 -- elect: become the leader of a stream, or take a new epoch as its leader.
--- KEYS: 1 leader, 2 counters
+-- KEYS: 1 leader, 2 counters, 3 changed, by which standbys hear of it (none, where nobody reads one)
 -- ARGV: 1 url of this master, 2 lease in ms, 3 the epoch to succeed ("" = only if there is no leader)
 -- Returns: {"ELECTED", epoch} or {"HELD", "<epoch> <url>"}
 -- Why Lua: read, compare, number and write are one step; two masters, or one master's delayed call, must never both
@@ -14,4 +14,5 @@ end
 at_full_memory(KEYS[2])
 local epoch = next_number(KEYS[2], 'epoch')
 redis.call('SET', KEYS[1], epoch .. ' ' .. ARGV[1], 'PX', ARGV[2])
+if KEYS[3] then redis.pcall('XADD', KEYS[3], 'MAXLEN', '~', '10000', '*', 'leader', epoch) end
 return {'ELECTED', epoch}

@@ -10,11 +10,12 @@
 --- @include leads util group bodies
 --- @numbers count 4
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
+local page = redis.call('HSCAN', KEYS[3], ARGV[3], 'COUNT', ARGV[4])
+if #page[2] == 0 then return {'OK', page[1], {}} end
 local delivered = group_facts(KEYS[1], ARGV[1])['last-delivered-id']
 local taken = string.match(redis.call('GET', KEYS[4]) or '', '^%d+%-%d+')
 if taken and is_above(delivered, taken) then delivered = taken end
 local function may_come(id) return is_above(id, delivered) and (not has_room() or body_of(KEYS[1], id)) end
-local page = redis.call('HSCAN', KEYS[3], ARGV[3], 'COUNT', ARGV[4])
 local gone = {}
 for at = 1, #page[2], 2 do
   local field = page[2][at]
