@@ -153,7 +153,7 @@ FREED_FIRST = mutant(
     "tickets of the dead are freed before they are taken back",
     LuaEdit(
         "free_tickets",
-        "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then return {'PENDING'} end",
+        "if #redis.call('XPENDING', stream, group, '-', '+', 1, ARGV[3]) > 0 then return {'PENDING'} end",
         "",
     ),
     CodeEdit(
