@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ import usher as public
 from tests.commands import usher as here
 from usher import cli
 from usher.common.base.errors import SettingsError, StartRefused
+from usher.common.runtime.own_command import usher_command
 from usher.deploy.local.supervision import Supervision, environment
 from usher.deploy.local.up import Relay
 
@@ -405,3 +407,16 @@ def test_shared_options_are_refused_where_nothing_reads_them() -> None:
         assert done.exit_code == 2 and "No such option '--group'" in done.output
     assert cli._hoisted(["send", "--", "--group", "g"], {"--group"}) == ["send", "--", "--group", "g"]
     assert cli._hoisted(["send", "--group"], {"--group"}) == ["--group", "send"]
+
+
+@pytest.mark.parametrize("words", ["audit", "report", "status", "doctor", "dead list", "trim"])
+def test_sigterm_ends_a_command_with_a_line_as_ctrl_c_does(words: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environ = {**os.environ, "USHER_REDIS_URL": f"redis://127.0.0.1:{silent.getsockname()[1]}/0"}
+        asked = usher_command(*words.split())
+        with subprocess.Popen(asked, env=environ, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+            silent.settimeout(30)
+            with silent.accept()[0]:
+                running.terminate()
+                _, said = running.communicate(timeout=30)
+        assert (running.returncode, said.strip()) == (130, "usher: interrupted")
