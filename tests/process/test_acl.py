@@ -369,6 +369,8 @@ _BEYOND_THEIR_KEYS = {
     "auditor": ["EVAL return(1) 0", f"SET {KEYS.leader} x", f"HSET {KEYS.tickets} a b", f"HSET {KEYS.rules} a b"],
 }
 _SET_POSITION = "XGROUP SETID ticket_stream concurrency_stream_group $"
+_OF_THE_GROUP = ("XRANGE ticket_stream - +", "XACK ticket_stream g 1-1", f"HGETALL {KEYS.tickets}")
+_CHANGES = ("XADD ticket_stream * a b", "XACK ticket_stream g 1-1", "XTRIM ticket_stream MAXLEN 0")
 _OF_OTHERS = {
     "consumer": [
         _SET_POSITION,
@@ -390,34 +392,10 @@ _OF_OTHERS = {
         ),
         "CLIENT SETNAME x",
     ],
-    "sender": [
-        _SET_POSITION,
-        "XRANGE ticket_stream - +",
-        "XACK ticket_stream g 1-1",
-        f"HGETALL {KEYS.tickets}",
-        f"XADD {KEYS.dead} * a b",
-    ],
-    "streamer": [
-        _SET_POSITION,
-        "XRANGE ticket_stream - +",
-        "XACK ticket_stream g 1-1",
-        f"SET {KEYS.leader} x",
-        f"HGETALL {KEYS.tickets}",
-    ],
-    "reader": [
-        _SET_POSITION,
-        "XADD ticket_stream * a b",
-        "XACK ticket_stream g 1-1",
-        f"HGETALL {KEYS.tickets}",
-        "XTRIM ticket_stream MAXLEN 0",
-    ],
-    "auditor": [
-        _SET_POSITION,
-        "XADD ticket_stream * a b",
-        "XACK ticket_stream g 1-1",
-        f"DEL {KEYS.tickets}",
-        "XTRIM ticket_stream MAXLEN 0",
-    ],
+    "sender": [_SET_POSITION, *_OF_THE_GROUP, f"XADD {KEYS.dead} * a b"],
+    "streamer": [_SET_POSITION, *_OF_THE_GROUP, f"SET {KEYS.leader} x"],
+    "reader": [_SET_POSITION, *_CHANGES, f"HGETALL {KEYS.tickets}"],
+    "auditor": [_SET_POSITION, *_CHANGES, f"DEL {KEYS.tickets}"],
     "master": [
         "SET {ticket_stream}:streamer-outbox x",
         "SET {ticket_stream}:other:leader x",
