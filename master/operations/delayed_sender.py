@@ -126,8 +126,8 @@ class DelayedMessages(Service):
             before, told_s = self._unsent.get(why, (0, -math.inf))
             count = before + len(ones)
             if now_s() - told_s >= _AGAIN_S / 2:
-                facts = {"count": count, "first": from_rank(rank(ones[0].member)), "why": why, "again_in_s": _AGAIN_S}
-                event(log, "delayed_messages_not_sent", level=logging.ERROR, **facts)
+                facts: dict[str, Any] = {"count": count, "first": from_rank(rank(ones[0].member)), "why": why}
+                event(log, "delayed_messages_not_sent", level=logging.ERROR, again_in_s=_AGAIN_S, **facts)
                 count, told_s = 0, now_s()
             self._unsent[why] = (count, told_s)
 
