@@ -350,13 +350,8 @@ def _tell(message: Message, problem: BaseException, text: ErrorText, decision: T
     facts: dict[str, Any] = {**message.facts(), "error": text.error[:500]}
     if isinstance(problem, ProcessEnded):
         facts |= {"failures": message.failures, "crashes": message.crashes}
-        event(
-            log,
-            "handler_stuck" if problem.is_stuck else "handler_crashed",
-            level=logging.ERROR,
-            trace=text.traceback,
-            **facts,
-        )
+        is_stuck, trace = problem.is_stuck, text.traceback
+        event(log, "handler_stuck" if is_stuck else "handler_crashed", level=logging.ERROR, trace=trace, **facts)
     if isinstance(decision, Bury):
         trace = "" if isinstance(problem, ProcessEnded) else text.traceback
         event(log, "message_given_up", level=logging.ERROR, trace=trace, reason=decision.reason, **facts)
