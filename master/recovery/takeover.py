@@ -130,16 +130,10 @@ def _ensure_group(
     if again.first_time:
         event(log, "group_created", stream=keys.stream, group=keys.group)
         return False
-    event(
-        log,
-        "group_lost",
-        level=logging.ERROR,
-        stream=keys.stream,
-        group=keys.group,
-        restarted_at=again.start,
-        may_repeat=format_id_range(again.repeat),
-        lost=format_id_range(again.lost),
-    )
+    facts: dict[str, Any] = {"stream": keys.stream, "group": keys.group, "restarted_at": again.start}
+    facts |= {"may_repeat": format_id_range(again.repeat), "lost": format_id_range(again.lost)}
+    facts |= {} if span else {"unread": "what was not read yet is gone with the stream"}
+    event(log, "group_lost", level=logging.ERROR, **facts)
     return False
 
 

@@ -124,6 +124,20 @@ def test_a_note_that_its_writer_sent_late_changes_nothing_of_its_successors(stag
 # ---- records that are older than the stream ----
 
 
+def test_what_was_not_read_of_a_stream_that_is_gone_is_told_as_lost(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    m, _ = leader(stage), stage.consumer("a")
+    stage.send(T)
+    m.settle()
+    note_position(m)
+    stage.send(T)
+    stage.link.call("DEL", stage.keys.stream)
+    settle(m)
+    [told] = [vars(record)["facts"] for record in caplog.records if record.message == "group_lost"]
+    assert told["unread"] == "what was not read yet is gone with the stream"
+
+
 def test_a_returned_ticket_whose_entries_are_gone_does_not_make_everything_repeat(stage: Stage) -> None:
     """The stream was deleted and its producers went on: that record is below all that there is."""
     m, a = leader(stage), stage.consumer("a")
