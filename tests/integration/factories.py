@@ -31,14 +31,7 @@ from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Given, Lett
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.membership.registration import Membership
-from usher.master.policy.board.plans import (
-    NOBODY,
-    NOTHING,
-    HandOverPlan,
-    HandOverReply,
-    TargetPlan,
-    TicketPlan,
-)
+from usher.master.policy.board.plans import NOBODY, NOTHING, HandOverPlan, HandOverReply, TargetPlan, TicketPlan
 
 LEASE_MS = 60_000
 FIELD = "ticket_id"

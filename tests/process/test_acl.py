@@ -381,17 +381,7 @@ _OF_OTHERS = {
         f"HRANDFIELD {KEYS.errors} -9",  # or as many times as it says
         "XREVRANGE ticket_stream + -",
     ],
-    "producer": [
-        *(
-            _SET_POSITION,
-            "XRANGE ticket_stream - +",
-            "XACK ticket_stream g 1-1",
-            "EVAL x 0",
-            "INFO",
-            f"XADD {KEYS.dead} * a b",
-        ),
-        "CLIENT SETNAME x",
-    ],
+    "producer": [_SET_POSITION, *_OF_THE_GROUP, "EVAL x 0", "INFO", f"XADD {KEYS.dead} * a b", "CLIENT SETNAME x"],
     "sender": [_SET_POSITION, *_OF_THE_GROUP, f"XADD {KEYS.dead} * a b"],
     "streamer": [_SET_POSITION, *_OF_THE_GROUP, f"SET {KEYS.leader} x"],
     "reader": [_SET_POSITION, *_CHANGES, f"HGETALL {KEYS.tickets}"],
