@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 
@@ -64,14 +65,8 @@ class Orders:
         steps = {"retry": self._retry, "give_up": self._give_up, "cancel": self._cancel}
         step = steps.get(order.what)
         is_done = step is not None and step(order)
-        event(
-            log,
-            "order_obeyed" if is_done else "order_without_effect",
-            level=logging.WARNING,
-            ticket=order.ticket.decode(),
-            id=order.id,
-            what=order.what,
-        )
+        facts: dict[str, Any] = {"ticket": order.ticket.decode(), "id": order.id, "what": order.what}
+        event(log, "order_obeyed" if is_done else "order_without_effect", level=logging.WARNING, **facts)
 
     def _retry(self, order: Order) -> bool:
         self._executor.outages.ask(order.ticket)

@@ -212,7 +212,7 @@ class Executor:
         if not is_used_up(message.known, self.policy.max_attempts):
             return False
         decision = unended(message.known)
-        facts = {**message.facts(), "error": decision.error}
+        facts: dict[str, Any] = {**message.facts(), "error": decision.error}
         event(log, "message_given_up", level=logging.ERROR, reason=decision.reason, **facts)
         self.bury(lane, message, decision)
         return True

@@ -97,6 +97,11 @@ def _statuses(error: Any) -> Iterator[int]:
         yield response["ResponseMetadata"]["HTTPStatusCode"]
 
 
+def _is_new(message: Message) -> bool:
+    """Return whether a message began within a second of its sending: what waited while an outage lasted did not."""
+    return message.start_us // 1000 - int(message.stream_id.partition(b"-")[0]) < 1000
+
+
 class Wait(NamedTuple):
     """Until when a message waits, and whether here. ``tickets`` fail alike since ``since_s``. ``is_news``: people are
     to be told."""
@@ -344,7 +349,8 @@ class Outages:
         if was_alike:
             self._of.pop(message.ticket, None)
             outage.failing.clear()
-        outage.others_s = outage.others_s if was_alike or message.ticket in outage.going else now_s
+        is_other = not was_alike and (outage.is_on or _is_new(message))
+        outage.others_s = now_s if is_other else outage.others_s
         outage.probe = b"" if outage.probe == message.ticket else outage.probe
         is_forgotten = now_s >= outage.last_s + _FORGOTTEN_S
         outage.trying.discard(message.ticket)

@@ -24,7 +24,7 @@ Unlookable = type("Unlookable", (Exception,), {"response": property(lambda self:
 
 def message(ticket: str, attempt: int = 1) -> Message:
     made = Message(ticket.encode(), b"1-0", 7, [b"tenant", ticket[:1].encode()], LEASE)
-    made.attempt = attempt
+    made.attempt, made.start_us = attempt, (attempt - 1) * 9_000_000
     return made
 
 
@@ -141,8 +141,8 @@ def test_what_goes_on_keeps_few_slots_until_all_of_it_is_done_and_rests_where_ot
     [more] = outages.done(message("b1"), 10.651)
     assert more.first == [(b"a2", 0)]
     assert outages.done(message("a1", 2), 11.6)[0].first == [(b"a3", 0)]
-    [more] = outages.done(message("a2", 2), 11.7)  # nothing of others was done for a second
-    assert len(more.first) == 7 and outages.done(message("a3", 2), 11.71) == []
+    [more] = outages.done(message("a0", 2), 11.7)  # nothing of others was done for a second: it had waited, too
+    assert len(more.first) == 6 and outages.done(message("a3", 2), 11.71) == []
 
 
 def test_where_all_of_a_tenant_fail_few_others_of_it_are_tried() -> None:
