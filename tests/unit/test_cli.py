@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -413,10 +414,8 @@ def test_shared_options_are_refused_where_nothing_reads_them() -> None:
 def test_sigterm_ends_a_command_with_a_line_as_ctrl_c_does(words: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environ = {**os.environ, "USHER_REDIS_URL": f"redis://127.0.0.1:{silent.getsockname()[1]}/0"}
-        asked = usher_command(*words.split())
-        with subprocess.Popen(asked, env=environ, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
-            silent.settimeout(30)
-            with silent.accept()[0]:
-                running.terminate()
-                _, said = running.communicate(timeout=30)
+        given: dict[str, Any] = {"env": environ, "cwd": tmp_path, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(usher_command(*words.split()), **given) as running, silent.accept()[0]:
+            running.terminate()
+            _, said = running.communicate(timeout=30)
         assert (running.returncode, said.strip()) == (130, "usher: interrupted")
