@@ -361,13 +361,6 @@ def _answer_redis(trouble: RedisTrouble) -> Response:
 
 def _answer_bug(_bug: Exception) -> Response:
     problem = Problem(500)
-    event(
-        log,
-        "request_failed",
-        level=logging.ERROR,
-        exc_info=True,
-        request_id=problem.request_id,
-        method=request.method,
-        endpoint=request.endpoint,
-    )
+    asked: dict[str, Any] = {"method": request.method, "endpoint": request.endpoint}
+    event(log, "request_failed", level=logging.ERROR, exc_info=True, request_id=problem.request_id, **asked)
     return answer_problem(problem)

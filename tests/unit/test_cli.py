@@ -88,10 +88,8 @@ def test_the_shell_completes_as_the_help_says(line: str, offered: set[str], caps
 @pytest.mark.parametrize(
     "words",
     [
-        ("nope",),
-        ("send", "--nope"),
-        ("send",),
-        ("send", "--csv", "x"),
+        *(("nope",), ("send", "--nope"), ("send",), ("send", "--csv", "x")),
+        *(("audit", "--every", "nan"), ("report", "--every", "nan")),
         ("send", "--simulate", "1", "--ticket", "2"),
         ("send", "a=b"),
     ],
