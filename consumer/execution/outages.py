@@ -164,7 +164,7 @@ class Outages:
         self.probes = 0
         #: When it is over, so many tickets go on at a time, others when half of them have nothing left here: a quarter
         #: of the slots, so that others wait behind few; all slots where nothing of others was done for a second.
-        self.go_on = 16
+        self.go_on, self.slots = 16, 64
         self._wondered_s = 0.0
         self._asked: set[bytes] = set()  # tickets that an operator wants to be tried now
 
@@ -317,7 +317,7 @@ class Outages:
             outage.going.clear()
             outage.first_s = math.inf
         is_alone = now_s >= outage.others_s + _SILENCE_S
-        most = self.go_on * (4 if is_alone else 1)
+        most = max(self.go_on, self.slots) if is_alone else self.go_on
         if (going := len(outage.going)) > most // 2:
             outage.busy_s = now_s
             return more
