@@ -174,8 +174,7 @@ class Incarnation:
         self.executor.pace = TicketPace(rate) if (rate := handler.options.rate) else None
         self.executor.away, self.executor.unnoted = handler.options.away, self.acker.unnoted
         outages = self.acker.outages = self.executor.outages
-        outages.kinds_of = kinds_of(settings.marks, handler.kind_of)
-        outages.go_on, outages.slots = max(2, slots // 4), slots
+        outages.kinds_of, outages.slots = kinds_of(settings.marks, handler.kind_of), slots
         call_in_children(self.executor.end_in_child)
         self.reader = self._make_reader(settings, wires, keys, on_lost)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)

@@ -162,11 +162,15 @@ class Outages:
         self._of: dict[bytes, Outage] = {}  # by ticket
         self._rng, self._lock = random.Random(), threading.Lock()
         self.probes = 0
-        #: When it is over, so many tickets go on at a time, others when half of them have nothing left here: a quarter
-        #: of the slots, so that others wait behind few; all slots where nothing of others was done for a second.
-        self.go_on, self.slots = 16, 64
+        self.slots = 64
         self._wondered_s = 0.0
         self._asked: set[bytes] = set()  # tickets that an operator wants to be tried now
+
+    @property
+    def go_on(self) -> int:
+        """Number of tickets that go on at a time when it is over, others when half of them have nothing left here: few,
+        so that others wait behind few; as many as there are slots where nothing of others was done for a second."""
+        return max(2, self.slots // 4)
 
     @property
     def waiting(self) -> int:

@@ -104,7 +104,7 @@ def test_one_at_a_time_is_tried_and_all_go_on_when_one_of_them_is_done() -> None
 
 def test_very_many_wait_in_redis_and_go_on_a_few_at_a_time() -> None:
     outages, names = Outages(), [f"a{number}" for number in range(1000)]
-    outages.go_on, outages.slots = 4, 16
+    outages.slots = 16
     waits = [outages.failed(message(name), SIGN, DECLARED, 10.0) for name in names]
     here = [wait for wait in waits if wait is not None and wait.is_here]
     assert outages.known[SIGN].waiting == {}  # none has left yet
@@ -128,7 +128,7 @@ def test_very_many_wait_in_redis_and_go_on_a_few_at_a_time() -> None:
 
 def test_what_goes_on_keeps_few_slots_until_all_of_it_is_done_and_rests_where_others_work() -> None:
     outages, names = Outages(), [f"a{number}" for number in range(100)]
-    outages.go_on, outages.slots = 2, 8
+    outages.slots = 8
     for name in names:
         wait = outages.failed(message(name), SIGN, DECLARED, 10.0)
         assert wait is not None and outages.waits(message(name), wait)
