@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import OwnershipLost, ReplyUnknown
@@ -332,9 +332,8 @@ class Acker(Service):
         self.on_progress()
         if answer.stale:
             self.stale += len(answer.stale)
-            event(
-                log, "acknowledgements_stale", level=logging.WARNING, tickets=len(answer.stale), first=answer.stale[0]
-            )
+            facts: dict[str, Any] = {"tickets": len(answer.stale), "first": answer.stale[0]}
+            event(log, "acknowledgements_stale", level=logging.WARNING, **facts)
             with self._lanes.lock:
                 for ticket in answer.stale:
                     self._lanes.board.forget(ticket, fences[ticket])

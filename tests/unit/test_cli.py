@@ -341,20 +341,7 @@ def test_the_help_of_every_command_needs_no_extra() -> None:
 
 def test_commands_that_look_and_act_do_not_carry_a_web_server() -> None:
     """A fifth of the time that they take to start."""
-    names = (
-        "status",
-        "tickets",
-        "consumers",
-        "dead",
-        "delayed",
-        "pause",
-        "rules",
-        "actions",
-        "rehearse",
-        "log",
-        "trim",
-        "send",
-    )
+    names = (*cli.PARTS["Look"], *cli.PARTS["Act"], "delayed", "rehearse", "send")
     modules = [cli.COMMANDS[name].target.partition(":")[0] for name in names]
     code = f"import sys, {', '.join(modules)}; sys.exit(str({{'flask', 'gunicorn'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -370,18 +357,10 @@ def test_a_program_that_nobody_gave_a_webhook_does_not_carry_requests(program: s
 
 def test_a_full_disk_behind_the_output_is_told_in_one_line() -> None:
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "usher", "--help"],
-            cwd=ROOT,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-            timeout=60,
-        )
-    assert (done.returncode, done.stderr) == (
-        2,
-        b"usher: the disk on which it writes, or to which its output goes, is full\n",
-    )
+        command = [sys.executable, "-m", "usher", "--help"]
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False, timeout=60)
+    told = b"usher: the disk on which it writes, or to which its output goes, is full\n"
+    assert (done.returncode, done.stderr) == (2, told)
 
 
 @pytest.mark.parametrize(
