@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 
@@ -64,14 +65,8 @@ class Orders:
         steps = {"retry": self._retry, "give_up": self._give_up, "cancel": self._cancel}
         step = steps.get(order.what)
         is_done = step is not None and step(order)
-        event(
-            log,
-            "order_obeyed" if is_done else "order_without_effect",
-            level=logging.WARNING,
-            ticket=order.ticket.decode(),
-            id=order.id,
-            what=order.what,
-        )
+        facts: dict[str, Any] = {"ticket": order.ticket.decode(), "id": order.id, "what": order.what}
+        event(log, "order_obeyed" if is_done else "order_without_effect", level=logging.WARNING, **facts)
 
     def _retry(self, order: Order) -> bool:
         self._executor.outages.ask(order.ticket)
@@ -179,7 +174,7 @@ class Incarnation:
         self.executor.pace = TicketPace(rate) if (rate := handler.options.rate) else None
         self.executor.away, self.executor.unnoted = handler.options.away, self.acker.unnoted
         outages = self.acker.outages = self.executor.outages
-        outages.kinds_of, outages.go_on = kinds_of(settings.marks, handler.kind_of), max(2, slots // 4)
+        outages.kinds_of, outages.slots = kinds_of(settings.marks, handler.kind_of), slots
         call_in_children(self.executor.end_in_child)
         self.reader = self._make_reader(settings, wires, keys, on_lost)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)

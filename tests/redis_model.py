@@ -309,7 +309,9 @@ class RedisModel:
         there = self.unfinished(ticket) if ticket in self.index else []
         record = self.index.pop(ticket, None)
         head, ids = b" ".join(told.split()[:2]), told.split()[2:]
-        if record is not None and (":" not in record.owner or not set(there) <= set(ids) or (told and head != record.head)):
+        if record is not None and (
+            ":" not in record.owner or not set(there) <= set(ids) or (told and head != record.head)
+        ):
             self.broken.append(f"{told!r} in place of {record} of {ticket!r}, of which {there} are not over")
         if told and record is not None:
             self.index[ticket] = Record(record.owner, record.fence, ids)

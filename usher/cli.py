@@ -2,7 +2,7 @@
 
 So ``usher send`` never imports the master. Exit codes of every command: 0
 fine, 1 it ran and found a problem, 2 it could not start, could not go on (any error that nobody expected) or was called
-wrongly, 130 Ctrl-C.
+wrongly, 130 Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import sys
 _EARLY: tuple[int, ...] = ()
 if os.getpid() == 1:
     _EARLY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-elif sys.argv[0].endswith(("/usher", "usher/__main__.py")) and signal.getsignal(2) is signal.default_int_handler:
-    _EARLY = (signal.SIGINT,)
+elif sys.argv[0].endswith(("/usher", "usher/__main__.py")):
+    _OF_PYTHON = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    _EARLY = tuple(number for number, own in _OF_PYTHON.items() if signal.getsignal(number) is own)
 for _number in _EARLY:
     signal.signal(_number, lambda number, _frame: os._exit(128 + number))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -216,7 +215,7 @@ def _waiting(link: Link, stream: str) -> Callable[[], None]:
 def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before: Callable[[], None]) -> int:
     """Send everything, each batch after ``before``; return the exit code: 0 all accepted, 1 not all, 130 stopped by a
     signal, whichever it was: what was accepted is told."""
-    former, started = signal.signal(signal.SIGTERM, signal.default_int_handler), time.monotonic()
+    started = time.monotonic()
     last_id, trouble, code = b"", "", 0
     try:
         with progress(is_counted=False) as show:
@@ -228,8 +227,6 @@ def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before
         trouble, code = str(problem), 1
     except KeyboardInterrupt:
         trouble, code = "stopped by a signal", 130
-    finally:
-        signal.signal(signal.SIGTERM, former)
     _print_sent(sender, time.monotonic() - started, last_id, trouble, as_json)
     return code
 

@@ -62,12 +62,6 @@ def answer_problem(problem: Problem) -> Response:
         document["detail"] = problem.detail
     response = answer({**document, **problem.facts, "request_id": problem.request_id}, problem.status, problem.headers)
     response.content_type = "application/problem+json"
-    event(
-        log,
-        "request_refused",
-        level=logging.DEBUG,
-        status=int(problem.status),
-        title=problem.title,
-        request_id=problem.request_id,
-    )
+    facts: dict[str, Any] = {"title": problem.title, "request_id": problem.request_id}
+    event(log, "request_refused", level=logging.DEBUG, status=int(problem.status), **facts)
     return response

@@ -73,13 +73,8 @@ class ServerTls:
                     event(log, "certificate_reloaded", file=str(self.cert))
                 except SettingsError as unfit:
                     self._files.failed()
-                    event(
-                        log,
-                        "certificate_unusable",
-                        level=logging.ERROR,
-                        why=str(unfit),
-                        means="the former certificate stays in use",
-                    )
+                    means = "the former certificate stays in use"
+                    event(log, "certificate_unusable", level=logging.ERROR, why=str(unfit), means=means)
             return self._context
 
     def _load(self) -> ssl.SSLContext:
@@ -121,13 +116,8 @@ class ClientTls:
                     if self._context is None:
                         raise
                     self._files.failed()
-                    event(
-                        log,
-                        "ca_certificates_unusable",
-                        level=logging.ERROR,
-                        why=str(unfit),
-                        means="the former ones stay in use",
-                    )
+                    means = "the former ones stay in use"
+                    event(log, "ca_certificates_unusable", level=logging.ERROR, why=str(unfit), means=means)
             return self._context
 
     def _load(self) -> ssl.SSLContext:

@@ -259,12 +259,8 @@ class CommitNotifier:
             # A pooler: another client would get our notifications, and psycopg would keep them there for ever.
             self._is_deaf = True
             self.close()
-            event(
-                log,
-                "commit_notifications_unavailable",
-                level=logging.WARNING,
-                why="a connection pooler is in between, so commits are not notified but polled for",
-            )
+            why = "a connection pooler is in between, so commits are not notified but polled for"
+            event(log, "commit_notifications_unavailable", level=logging.WARNING, why=why)
             return
         connection.execute(
             "SELECT pg_advisory_unlock_all()"

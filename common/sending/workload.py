@@ -25,6 +25,8 @@ from usher.common.protocol.message import LONGEST_TICKET, check_ticket
 
 #: Longest value that Redis takes (proto-max-bulk-len). Python's own limit is 128 KiB.
 _LONGEST_CELL = 512 * 1024 * 1024
+#: What databases and pandas write for a value that is not there: no ticket of all rows without one.
+_NULLS = frozenset(("\\N", "NULL", "null", "None", "nan", "NaN", "NaT", "<NA>"))
 _GZIP_MAGIC = b"\x1f\x8b"
 #: Possible next states, and their likelihood (out of 10). A closed incident can be opened again: hot tickets never end.
 _NEXT_STATES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
@@ -167,6 +169,8 @@ class CsvSource:
             yield NewMessage(ticket, {header[index]: row[index] for index in others})
 
     def _check_ticket(self, ticket: str) -> None:
+        if ticket in _NULLS:
+            raise self._wrong(f"column {self._key!r} is {ticket}, which is no key: leave the row out, or give it one")
         raw = ticket.encode("utf-8", "surrogateescape")
         try:
             check_ticket(raw)

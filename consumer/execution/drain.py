@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import OwnershipLost, RedisTrouble, ServerChanged
@@ -82,14 +83,8 @@ class Drain:
                 break
             time.sleep(_LOOK_S)
         drained = Drained(clean, self._given_back, self._lanes.running)
-        event(
-            log,
-            "consumer_drained",
-            clean=clean,
-            given_back=drained.given_back,
-            still_running=drained.running,
-            trouble=trouble or "none",
-        )
+        facts: dict[str, Any] = {"given_back": drained.given_back, "still_running": drained.running}
+        event(log, "consumer_drained", clean=clean, trouble=trouble or "none", **facts)
         say_goodbye()
         return drained
 

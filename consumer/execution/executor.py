@@ -212,14 +212,8 @@ class Executor:
         if not is_used_up(message.known, self.policy.max_attempts):
             return False
         decision = unended(message.known)
-        event(
-            log,
-            "message_given_up",
-            level=logging.ERROR,
-            reason=decision.reason,
-            **message.facts(),
-            error=decision.error,
-        )
+        facts: dict[str, Any] = {**message.facts(), "error": decision.error}
+        event(log, "message_given_up", level=logging.ERROR, reason=decision.reason, **facts)
         self.bury(lane, message, decision)
         return True
 
@@ -249,9 +243,7 @@ class Executor:
         self.failed += 1
         problem = readable(problem)
         self.outages.ended(message.ticket)
-        name, at = (
-            (type_name(problem), raised_at(problem)) if text is None else (text.error_type, own_line(text.traceback))
-        )
+        name, at = (text.error_type, own_line(text.traceback)) if text else (type_name(problem), raised_at(problem))
         wait = self._outage(message, problem, (name, at))
         if text is None:
             text = ErrorText(format_error(problem), name, "" if wait and not wait.is_news else traced(problem))
@@ -358,13 +350,8 @@ def _tell(message: Message, problem: BaseException, text: ErrorText, decision: T
     facts: dict[str, Any] = {**message.facts(), "error": text.error[:500]}
     if isinstance(problem, ProcessEnded):
         facts |= {"failures": message.failures, "crashes": message.crashes}
-        event(
-            log,
-            "handler_stuck" if problem.is_stuck else "handler_crashed",
-            level=logging.ERROR,
-            trace=text.traceback,
-            **facts,
-        )
+        is_stuck, trace = problem.is_stuck, text.traceback
+        event(log, "handler_stuck" if is_stuck else "handler_crashed", level=logging.ERROR, trace=trace, **facts)
     if isinstance(decision, Bury):
         trace = "" if isinstance(problem, ProcessEnded) else text.traceback
         event(log, "message_given_up", level=logging.ERROR, trace=trace, reason=decision.reason, **facts)

@@ -43,8 +43,8 @@ _TRIED_S = 0.05
 _HERE, _ELSEWHERE_S, _FEW, _MOST_TIMES = 10, (30.0, 60.0), 2_500, 5.0
 #: Seconds after which those that go on are not waited for: another consumer may have done them.
 _GONE_S = 1.0
-#: Where others were done meanwhile, those that go on rest for as long as a few of them have worked, at most so long:
-#: handlers are short then, and what they wait for is the processor.
+#: Where others were done in the last second, those that go on rest for as long as a few of them have worked, at most so
+#: long: handlers are short then, and what they wait for is the processor.
 _LONGEST_REST_S = 0.25
 #: Most tickets of an outage, and kinds of errors, that are remembered; and seconds for which errors that are none are.
 _MOST, _MOST_SIGNS, _MOST_KINDS, _FORGOTTEN_S = 100_000, 100, 1000, 120.0
@@ -79,11 +79,8 @@ def tells_of_connection(raised: BaseException) -> bool:
             if any(_WORDS.search(base.__name__) for base in type(one).__mro__) or _STATUSES & {*_statuses(one)}:
                 return True
             if len(errors) < _MOST_ERRORS:
-                more = (
-                    *getattr(one, "exceptions", ()),
-                    one.__cause__ or (not one.__suppress_context__ and one.__context__),
-                )
-                errors += filter(None, more)
+                context = not one.__suppress_context__ and one.__context__
+                errors += filter(None, (*getattr(one, "exceptions", ()), one.__cause__ or context))
     except Exception:  # of a class of the handler's own, which cannot be looked at
         pass
     return False
@@ -98,6 +95,11 @@ def _statuses(error: Any) -> Iterator[int]:
         yield from (status for status in found if isinstance(status, int))
     if isinstance(response, dict):  # of botocore
         yield response["ResponseMetadata"]["HTTPStatusCode"]
+
+
+def _is_new(message: Message) -> bool:
+    """Return whether a message began within a second of its sending: what waited while an outage lasted did not."""
+    return message.start_us // 1000 - int(message.stream_id.partition(b"-")[0]) < 1000
 
 
 class Wait(NamedTuple):
@@ -138,9 +140,9 @@ class Outage:
         self.probed_s, self.slot_s, self.told_s, self.probes = 0.0, 0.0, 0.0, 0
         self.tried_s, self.trying = 0.0, set[bytes]()
         self.heard_s = -math.inf  # when as many failed so at all consumers
-        #: Of those that go on: whether others were done meanwhile; when the first message of the last few of them was
-        #: done, and until when more than half of these had more.
-        self.is_shared, self.first_s, self.busy_s = False, math.inf, 0.0
+        #: Of those that go on: when the first message of the last few of them was done, and until when more than half
+        #: of these had more.
+        self.first_s, self.busy_s = math.inf, 0.0
         self.least = _ALIKE  # tickets of a kind of which nothing is done
 
     def fails(self, kind: object, now_s: float) -> bool:
@@ -160,11 +162,15 @@ class Outages:
         self._of: dict[bytes, Outage] = {}  # by ticket
         self._rng, self._lock = random.Random(), threading.Lock()
         self.probes = 0
-        #: When it is over, so many tickets go on at a time, others when half of them have nothing left here: a quarter
-        #: of the slots, so that others wait behind few.
-        self.go_on = 16
+        self.slots = 64
         self._wondered_s = 0.0
         self._asked: set[bytes] = set()  # tickets that an operator wants to be tried now
+
+    @property
+    def go_on(self) -> int:
+        """Number of tickets that go on at a time when it is over, others when half of them have nothing left here: few,
+        so that others wait behind few; as many as there are slots where nothing of others was done for a second."""
+        return max(2, self.slots // 4)
 
     @property
     def waiting(self) -> int:
@@ -314,14 +320,16 @@ class Outages:
         if is_first:
             outage.going.clear()
             outage.first_s = math.inf
-        if (going := len(outage.going)) > self.go_on // 2:
+        is_alone = now_s >= outage.others_s + _SILENCE_S
+        most = max(self.go_on, self.slots) if is_alone else self.go_on
+        if (going := len(outage.going)) > most // 2:
             outage.busy_s = now_s
             return more
         rest_s = min(_LONGEST_REST_S, outage.busy_s - outage.first_s)
-        if outage.is_shared and now_s < outage.busy_s + rest_s:
+        if not is_alone and now_s < outage.busy_s + rest_s:
             return more
         outage.first_s = math.inf
-        while len(more) < self.go_on - going and outage.waiting:
+        while len(more) < most - going and outage.waiting:
             ticket, (fence, due_s) = outage.waiting.popitem(last=False)
             if due_s > now_s:  # else it went on by itself, perhaps at another consumer
                 more.append((ticket, fence))
@@ -345,7 +353,8 @@ class Outages:
         if was_alike:
             self._of.pop(message.ticket, None)
             outage.failing.clear()
-        outage.others_s = outage.others_s if was_alike else now_s
+        is_other = not was_alike and (outage.is_on or _is_new(message))
+        outage.others_s = now_s if is_other else outage.others_s
         outage.probe = b"" if outage.probe == message.ticket else outage.probe
         is_forgotten = now_s >= outage.last_s + _FORGOTTEN_S
         outage.trying.discard(message.ticket)
@@ -373,6 +382,5 @@ class Outages:
             del self.known[outage.sign]
         elif is_old:
             self.known[outage.sign] = after = Outage(outage.sign, now_s)
-            after.waiting, after.going = outage.waiting, outage.going
-            after.is_shared = now_s < outage.others_s + _OTHERS_S
+            after.waiting, after.going, after.others_s = outage.waiting, outage.going, outage.others_s
         return on if first or on.lasted_s is not None else None

@@ -40,6 +40,7 @@ def type_name(raised: BaseException) -> str:
     return type(raised).__name__[:_LONGEST_NAME].encode("utf-8", "backslashreplace").decode()
 
 
+@functools.lru_cache(64)  # where very many fail alike
 def own_line(trace: str) -> str:
     """Return file and line of the innermost call of the handler's own code in a traceback, or in the stack of a thread;
     "" without one. Own is what belongs neither to Usher nor to Python, nor to an installed library, unless the handler

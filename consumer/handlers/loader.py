@@ -128,13 +128,9 @@ def check_ran(result: object) -> None:
 def _tell_of_future() -> None:
     """Warn of a returned future, once in a process. Its work runs, so the message is done; but its outcome, a failure
     or an end of the process, is lost."""
-    event(
-        log,
-        "handler_returned_future",
-        level=logging.WARNING,
-        what="the message counts as done at once, and its ticket's next one starts, whatever becomes of the future",
-        way_out="let the handler do the work itself (USHER_CONCURRENCY), or wait: return future.result()",
-    )
+    what = "the message counts as done at once, and its ticket's next one starts, whatever becomes of the future"
+    way_out = "let the handler do the work itself (USHER_CONCURRENCY), or wait: return future.result()"
+    event(log, "handler_returned_future", level=logging.WARNING, what=what, way_out=way_out)
 
 
 def _check_runs(spec: str, target: Callable[..., Any]) -> None:

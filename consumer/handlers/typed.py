@@ -9,6 +9,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, is_typeddict
 
 from usher.common.base.callables import unawaitable_reason
@@ -135,9 +136,13 @@ def _reader(asked: Any, body: str | Callable[[bytes], Any]) -> Reader:
             adapter.rebuild(raise_errors=True)
     except (PydanticUserError, NameError, TypeError) as problem:
         raise HandlerUnusable(f"pydantic cannot check {asked!r}: {str(problem).splitlines()[0]}") from None
-    make = _maker(adapter, body)
+    make, compiles = _maker(adapter, body), False
+    with suppress(PydanticUserError):  # of a type that no schema of JSON describes
+        compiles = "'regex'" in str(adapter.json_schema())
 
     def read(message: Any) -> Any:
+        if compiles and message.size > _SMALL:
+            raise Invalid(f"with a pattern (re.Pattern), a message has at most {_SMALL:,} bytes: it would be compiled")
         try:
             return make(message)
         except ValidationError as wrong:

@@ -21,7 +21,7 @@ from usher.common.base.clock import now_s
 from usher.common.outbox.rows import as_json
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.message import Key, ticket_key
+from usher.common.protocol.message import Key, key_bytes, ticket_key
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
@@ -72,7 +72,9 @@ def message(
     """
     flat = [b"ticket_id", ticket_key(ticket_id)]
     for name, value in {**(fields or {}), **more}.items():
-        flat += (name.encode(), encoded(value))
+        flat += (key_bytes("the name of a field", name), encoded(value))
+    if b"ticket_id" in flat[2::2]:
+        raise ValueError("the field 'ticket_id' names the ticket: give it as ticket_id")
     lease = OwnLease(math.inf if mine else 0.0, now_s())
     made = message_type(stream, is_gathered=False, is_rehearsal=rehearsal)(
         flat[1], id.encode(), fence, flat, lease, Attempts(attempt, attempt - 1, 0, 0)
@@ -87,12 +89,10 @@ def encoded(value: Any) -> bytes:
     >>> encoded("a"), encoded(1.5), encoded({"n": 1}), encoded(True)
     (b'a', b'1.5', b'{"n":1}', b'true')
     """
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape")
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return str(value).encode() if is_number else as_json("a field", value)
+    if isinstance(value, (str, bytes, int)) and not isinstance(value, bool):
+        return key_bytes("a field", value)
+    is_number = isinstance(value, float) and math.isfinite(value)
+    return str(float(value)).encode() if is_number else as_json("a field", value)
 
 
 #: Most turns of the leader in which nothing is left to do, and most calls of one ``run``: beyond them something goes

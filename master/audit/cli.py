@@ -21,6 +21,7 @@ import click
 import orjson
 from rich.console import Console
 
+from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused
 from usher.common.base.text import label
 from usher.common.protocol.keys import Keys
@@ -102,7 +103,7 @@ _MEMORY = click.option(
 @_ENGINE
 @click.option(
     "--every",
-    type=click.FloatRange(0.1, 43_200),
+    type=Number(0.1, 43_200),
     metavar="MINUTES",
     help="Do it again and again until stopped; `audit --every 5 prove` sooner, too, when the run log fills up.",
 )
@@ -365,7 +366,7 @@ def reconcile(
 @click.option("--days", type=click.IntRange(1), default=30, show_default=True, help="How many days, up to today.")
 @click.option("--top", type=click.IntRange(1, 1000), default=20, show_default=True, help="Names shown of each kind.")
 @_TO
-@click.option("--every", type=click.FloatRange(1, 43_200), metavar="MINUTES", help="Again and again until stopped.")
+@click.option("--every", type=Number(1, 43_200), metavar="MINUTES", help="Again and again until stopped.")
 @_STREAMS
 @_ENGINE
 @_MEMORY

@@ -157,7 +157,7 @@ class Due(NamedTuple):
 class DueLook(NamedTuple):
     """Delayed messages that are due. ``until``: the last id of ``LogKeys.delayed`` that was put in order. ``wait_ms``:
     until the next is due, if nothing new comes; None: none waits. ``unreadable``: id of those that became dead letters,
-    and why."""
+    and why; b"": somebody deleted it."""
 
     until: bytes
     wait_ms: int | None

@@ -106,11 +106,15 @@ class DelayedMessages(Service):
         self.sent += sum(isinstance(new_id, bytes) and new_id != b"" for _, new_id in told)
         self._tell(refused)
 
-    def _tell_unreadable(self, unreadable: Sequence[tuple[bytes, bytes]]) -> None:
-        first, why = unreadable[0]
-        facts: dict[str, Any] = {"count": len(unreadable), "reason": UNREADABLE_DUE, "first": first, "why": why}
-        event(log, "messages_rejected", level=logging.ERROR, **facts)
-        self._on_rejected([Rejected(one, b"", UNREADABLE_DUE) for one, _ in unreadable])
+    def _tell_unreadable(self, told: Sequence[tuple[bytes, bytes]]) -> None:
+        if gone := [one for one, why in told if not why]:
+            first = from_rank(rank(gone[0]))
+            event(log, "delayed_messages_deleted", level=logging.WARNING, count=len(gone), first=first)
+        if unreadable := [(one, why) for one, why in told if why]:
+            first, why = unreadable[0]
+            facts: dict[str, Any] = {"count": len(unreadable), "reason": UNREADABLE_DUE, "first": first, "why": why}
+            event(log, "messages_rejected", level=logging.ERROR, **facts)
+            self._on_rejected([Rejected(one, b"", UNREADABLE_DUE) for one, _ in unreadable])
 
     def _tell(self, refused: Sequence[tuple[Due, str]]) -> None:
         """Log each reason once per retry interval, with the count since the last line: a mistake is made a thousand
@@ -122,16 +126,8 @@ class DelayedMessages(Service):
             before, told_s = self._unsent.get(why, (0, -math.inf))
             count = before + len(ones)
             if now_s() - told_s >= _AGAIN_S / 2:
-                first = from_rank(rank(ones[0].member))
-                event(
-                    log,
-                    "delayed_messages_not_sent",
-                    level=logging.ERROR,
-                    count=count,
-                    first=first,
-                    why=why,
-                    again_in_s=_AGAIN_S,
-                )
+                facts: dict[str, Any] = {"count": count, "first": from_rank(rank(ones[0].member)), "why": why}
+                event(log, "delayed_messages_not_sent", level=logging.ERROR, again_in_s=_AGAIN_S, **facts)
                 count, told_s = 0, now_s()
             self._unsent[why] = (count, told_s)
 

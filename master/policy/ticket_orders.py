@@ -4,7 +4,7 @@ Pure.
 =========  ============================================================================================================
 order      effect
 =========  ============================================================================================================
-retry      the message, which waits for its next attempt, is due at once
+retry      the message, which waits for its next attempt, or for an operator though it has no letter, is due at once
 give_up    it becomes a dead letter in its turn, and the ticket goes on: at once if it waits where it is, when its run
            has failed if it runs, when a consumer gets it if nobody has it. A run that succeeds is a success.
 cancel     its run is ended as a run past its deadline is: with its process, unless it has one of its own; that counts
@@ -18,7 +18,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from usher.common.protocol.owner_words import is_given_back, is_waiting
+from usher.common.protocol.owner_words import HALTED, is_given_back, is_waiting
 from usher.common.protocol.stream_id import rank
 from usher.common.protocol.ticket_states import TicketState
 
@@ -55,6 +55,8 @@ def plan_order(order: TicketOrder, record: Any, told: Mapping[str, Any]) -> Plan
             return _refuse(order, told)
         does = "is due now" if order is TicketOrder.RETRY else _NEXT_LETTER
         return PlannedOrder("", f"{head.decode()} {does}", head, believed)
+    if order is TicketOrder.RETRY and record.owner == HALTED and told["dead_letter"] is None:
+        return PlannedOrder("", f"{head.decode()}, whose dead letter is not found, runs again", head, believed)
     return _refuse(order, told)
 
 

@@ -119,7 +119,8 @@ def _ensure_group(
             steps.begin()  # no turn of another leader reads from the group that is made now
         saved, taken = stream.saved_position(), link.call("GET", keys.taken)
         known = None if taken is None else taken.partition(b" ")[0]
-        again = restart(reached(saved, memory), stream.span(), saved is not None, known)
+        span = stream.span()
+        again = restart(reached(saved, memory), span, saved is not None, known)
     if not again.first_time:
         _end_all(link, stream, keys, steps, made_progress)
         steps.losses.declare(DeclaredLoss("group_lost", again.repeat, again.lost))
@@ -127,16 +128,10 @@ def _ensure_group(
     if again.first_time:
         event(log, "group_created", stream=keys.stream, group=keys.group)
         return False
-    event(
-        log,
-        "group_lost",
-        level=logging.ERROR,
-        stream=keys.stream,
-        group=keys.group,
-        restarted_at=again.start,
-        may_repeat=format_id_range(again.repeat),
-        lost=format_id_range(again.lost),
-    )
+    facts: dict[str, Any] = {"stream": keys.stream, "group": keys.group, "restarted_at": again.start}
+    facts |= {"may_repeat": format_id_range(again.repeat), "lost": format_id_range(again.lost)}
+    facts |= {} if span else {"unread": "what was not read yet is gone with the stream"}
+    event(log, "group_lost", level=logging.ERROR, **facts)
     return False
 
 

@@ -13,7 +13,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstrain
 from typing_extensions import TypedDict
 
 from usher.common.base.log import event
-from usher.common.http.app import Problem, answer, parse_json, read_body, read_json, read_model, unprocessable
+from usher.common.http.app import Problem, answer, parse_json, read_body, read_json, read_query, unprocessable
 from usher.common.http.auth import caller, must_be_for
 from usher.common.http.credentials import Role
 from usher.common.http.fields import Fitting, PageLimit, TicketId
@@ -239,7 +239,7 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
     @api.get("/tickets")
     @tells("A page of tickets in processing, or one by its id.", {200: Tickets}, query=_TicketsQuery)
     def tickets() -> Response:
-        asked = read_model(_TicketsQuery, request.args.to_dict())
+        asked = read_query(_TicketsQuery)
         if asked.id is not None:
             found = desk.ticket(asked.id)
             return answer(seen({"tickets": told([] if found is None else [found]), "cursor": None}))
@@ -280,7 +280,7 @@ def _add_events(api: Blueprint, desk: Desk) -> None:
         query=_FollowedTicket,
     )
     def follow_by_query() -> Response:
-        return _followed(desk, read_model(_FollowedTicket, request.args.to_dict()).id)
+        return _followed(desk, read_query(_FollowedTicket).id)
 
 
 def _followed(desk: Desk, asked: str) -> Response:

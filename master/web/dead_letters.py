@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from flask import Blueprint, Response, g, request
+from flask import Blueprint, Response, g
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from usher.common.http.app import Problem, answer, read_json, read_model
+from usher.common.http.app import Problem, answer, read_json, read_query
 from usher.common.http.credentials import Role
 from usher.common.http.fields import OneLine, PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
@@ -96,7 +96,7 @@ def letter_routes(letters: DeadLetters, action_log: ActionLog, fields: MessageFi
     @api.get("")
     @tells("A page of dead letters, oldest first.", {200: Letters}, query=LetterQuery)
     def list_letters() -> Response:
-        asked = read_model(LetterQuery, request.args.to_dict())
+        asked = read_query(LetterQuery)
         page = letters.page(asked.meant(), _bytes(asked.cursor), min(asked.limit, _MOST_ON_A_PAGE))
         rows = [letter.row() for letter in page.letters]
         rows = rows if fields is None else with_fields(fields.add_to_letters, rows)

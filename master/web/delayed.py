@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from flask import Blueprint, Response, g, request
+from flask import Blueprint, Response, g
 from pydantic import BaseModel, ConfigDict, Field
 
-from usher.common.http.app import answer, read_json, read_model, unprocessable
+from usher.common.http.app import answer, read_json, read_query, unprocessable
 from usher.common.http.credentials import Role
 from usher.common.http.fields import OneLine, PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
@@ -61,7 +61,7 @@ def delayed_routes(delayed: DelayedView, action_log: ActionLog) -> Blueprint:
     @api.get("")
     @tells("A page of delayed messages, the earliest first.", {200: DelayedList}, query=_DelayedQuery)
     def list_delayed() -> Response:
-        asked = read_model(_DelayedQuery, request.args.to_dict())
+        asked = read_query(_DelayedQuery)
         try:
             page = delayed.page(asked.cursor, min(asked.limit, _MOST_ON_A_PAGE), asked.ticket or "", _FIND_S)
         except ValueError as wrong:

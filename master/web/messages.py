@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 from flask import Blueprint, Response, request
 from pydantic import BaseModel, ConfigDict, Field
 
-from usher.common.http.app import Problem, answer, read_model, unprocessable
+from usher.common.http.app import Problem, answer, read_query, unprocessable
 from usher.common.http.credentials import Role
 from usher.common.http.fields import PageLimit, StreamId
 from usher.common.http.openapi import tells
@@ -56,7 +56,7 @@ def message_routes(parts: Parts) -> Blueprint:
         role=Role.OPERATOR,
     )
     def find() -> Response:
-        asked = read_model(_FindQuery, request.args.to_dict())
+        asked = read_query(_FindQuery)
         most = min(asked.limit, _MOST_ON_A_PAGE)
         found = find_messages(parts.fields, asked.field, query_bytes("value"), asked.cursor, most)
         document = {"messages": found.rows, "looked_at": found.looked_at, "of": found.number}
@@ -70,7 +70,7 @@ def message_routes(parts: Parts) -> Blueprint:
         problems={404: "unknown_message"},
     )
     def show(message_id: str) -> Response:
-        cursor = read_model(_MessageQuery, request.args.to_dict()).cursor
+        cursor = read_query(_MessageQuery).cursor
         return answer(seen(_document(message_id, message_facts(parts, message_id, cursor))))
 
     return api

@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from usher.common.http.app import Problem, answer, read_json, read_model, unprocessable
+from usher.common.http.app import Problem, answer, read_json, read_query, unprocessable
 from usher.common.http.fields import OneLine, PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
 from usher.common.protocol.message import LONGEST_TICKET
@@ -116,7 +116,7 @@ def operation_routes(parts: Parts) -> Blueprint:
         query=TicketQuery,
     )
     def explain_by_query() -> Response:
-        return answer(seen(parts.explainer.explain(read_model(TicketQuery, request.args.to_dict()).id).document()))
+        return answer(seen(parts.explainer.explain(read_query(TicketQuery).id).document()))
 
     @api.get("/rules")
     @tells("The live rules.", {200: Rules})
@@ -138,7 +138,7 @@ def operation_routes(parts: Parts) -> Blueprint:
     @api.delete("/rules/<rule_id>")
     @tells("Lift a rule.", {200: RuleChange}, query=_Why, problems={404: "unknown_rule"})
     def lift_rule(rule_id: str) -> Response:
-        by = by_caller(read_model(_Why, request.args.to_dict()).reason)
+        by = by_caller(read_query(_Why).reason)
         if not _RULE_ID.fullmatch(rule_id) or (changed := parts.rules.lift(rule_id, by)) is None:
             raise Problem(404, "unknown_rule", "there is no rule with that id")
         return answer(changed.shown())
@@ -146,7 +146,7 @@ def operation_routes(parts: Parts) -> Blueprint:
     @api.get("/actions")
     @tells("Actions of operators, newest first.", {200: Actions}, query=_Page)
     def actions() -> Response:
-        asked = read_model(_Page, request.args.to_dict())
+        asked = read_query(_Page)
         lines, cursor = parts.action_log.page(
             None if asked.cursor is None else asked.cursor.encode(), min(asked.limit, _MOST_ON_A_PAGE)
         )

@@ -32,14 +32,7 @@ from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Given, Lett
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.membership.registration import Membership
-from usher.master.policy.board.plans import (
-    NOBODY,
-    NOTHING,
-    HandOverPlan,
-    HandOverReply,
-    TargetPlan,
-    TicketPlan,
-)
+from usher.master.policy.board.plans import NOBODY, NOTHING, HandOverPlan, HandOverReply, TargetPlan, TicketPlan
 
 LEASE_MS = 60_000
 FIELD = "ticket_id"
@@ -403,7 +396,9 @@ def turn(
     """A turn of a leader that knows what others have changed, and what the owners of tickets have of them."""
     stream = TicketStream(leader._scripts.link, leader._keys)
     going_on = [part for target in planned.targets for part in target.parts if not part.changes_owner]
-    records = dict(zip((one.ticket for one in going_on), stream.records_of([one.ticket for one in going_on]), strict=True))
+    records = dict(
+        zip((one.ticket for one in going_on), stream.records_of([one.ticket for one in going_on]), strict=True)
+    )
     held = {ticket: there.ids for ticket, one in records.items() if (there := stream.in_processing(one)) is not None}
     targets = [
         target._replace(parts=[part._replace(held=part.held or held.get(part.ticket, ())) for part in target.parts])

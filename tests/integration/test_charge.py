@@ -7,9 +7,10 @@ import pytest
 
 from tests.integration.factories import Owner, World
 from tests.integration.memory import full_memory
+from usher.common.base.clock import wall_ms
 from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.attempts import Attempts, decode
-from usher.common.protocol.last_error import NotedError
+from usher.common.protocol.last_error import LastError, NotedError, encode
 from usher.common.redis.replies import pairs
 from usher.master.leader.leader_scripts import LeaderScripts
 
@@ -130,6 +131,9 @@ def test_the_last_error_is_kept_and_stays_when_a_call_brings_none(world: World, 
     owner.steps.charge({b"1-1": Attempts(2, 2)}, errors={b"1-1": NotedError(b"second", b"")})
     owner.steps.charge({b"1-1": Attempts(3, 2)})
     assert pairs(world.link.call("HGETALL", world.keys.errors)) == {b"1-1": b"second"}
+    new = LastError("KeyError: 1", "KeyError", "a.py:1", at_ms=wall_ms())
+    owner.steps.charge({b"1-1": Attempts(3, 2)}, errors={b"1-1": encode(new, "trace")})
+    assert owner.steps.some_errors() == [new]
 
 
 def test_errors_of_very_many_messages_are_kept_without_tracebacks_and_then_not_at_all(

@@ -59,6 +59,17 @@ def test_the_leading_master_sends_when_the_time_has_come_and_hears_of_earlier_on
         assert int(entry_id.partition(b"-")[0]) >= due_ms, "never early"
 
 
+def test_what_somebody_deletes_before_it_is_due_is_told(
+    any_redis_url: str, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = delay(world, b"A", now_ms(world) + 300)
+    with _running(any_redis_url, world, _led(world.elect())):
+        until(lambda: world.link.call("ZCARD", log_keys(world).due) == 1)
+        world.link.call("XDEL", log_keys(world).delayed, gone)
+        until(lambda: "delayed_messages_deleted" in caplog.messages)
+    assert [vars(record)["facts"]["first"] for record in caplog.records] == [gone]
+
+
 def test_more_than_a_page_of_them_are_all_put_in_order_before_the_first_is_sent(
     any_redis_url: str, world: World
 ) -> None:

@@ -93,6 +93,20 @@ def test_what_a_halted_ticket_waits_for_goes_back_to_its_place(stage: Stage) -> 
     assert not stage.history.starts
 
 
+def test_what_was_not_read_of_a_stream_that_is_gone_is_told_as_lost(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    m, _ = leader(stage), stage.consumer("a")
+    stage.send(T)
+    m.settle()
+    note_position(m)
+    stage.send(T)
+    stage.link.call("DEL", stage.keys.stream)
+    settle(m)
+    [told] = [vars(record)["facts"] for record in caplog.records if record.message == "group_lost"]
+    assert told["unread"] == "what was not read yet is gone with the stream"
+
+
 # ---- where it begins again ----
 
 

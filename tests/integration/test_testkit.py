@@ -191,6 +191,10 @@ def test_a_message_is_made_for_a_unit_test() -> None:
     )
     assert not other.still_mine()
     assert other.is_rehearsal
+    assert message("42", {b"a": 1, 7: 2}).fields == {"ticket_id": "42", "a": "1", "7": "2"}
+    for wrong in ({None: 1}, {"ticket_id": "43"}):
+        with pytest.raises((TypeError, ValueError), match="the name of a field|names the ticket"):
+            message("42", wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("form", ["def", "async def", "batch"])

@@ -392,6 +392,27 @@ def test_a_halted_message_that_an_operator_gave_up_is_an_ordinary_one_when_it_is
     started(a).succeed()
 
 
+def test_a_halted_ticket_goes_on_by_a_retry_where_somebody_has_deleted_its_letter(
+    stage: Stage, leader: MasterActor, desk: Desk
+) -> None:
+    a = consumer(stage, leader, desk, policy="halt")
+    ids = stage.send(T, b"1-1", b"2-1")
+    leader.settle()
+    a.read()
+    started(a).fail(GiveUp("it cannot be done"))
+    a.flush()
+    leader.settle()
+    assert desk.give(RETRY).outcome == "refused", "its letter is there: redrive it"
+    stage.link.call("XDEL", stage.keys.dead, *stage.world.letter_ids())
+    assert desk.give(RETRY).outcome == "done"
+    leader.settle()
+    a.read()
+    for entry_id in ids:
+        run = started(a)
+        assert run.message.stream_id == entry_id
+        run.succeed()
+
+
 def test_a_run_is_cancelled_while_its_consumer_drains(
     stage: Stage, leader: MasterActor, desk: Desk, tmp_path: Path
 ) -> None:

@@ -316,7 +316,9 @@ class BoardMachine(RuleBasedStateMachine):
             del self.redis.leases[incarnation]
 
     def _draining(self) -> list[tuple[str, bytes]]:
-        held = [(one.owner, ticket) for ticket, one in sorted(self.redis.index.items()) if self.redis.unfinished(ticket)]
+        held = [
+            (one.owner, ticket) for ticket, one in sorted(self.redis.index.items()) if self.redis.unfinished(ticket)
+        ]
         return [(owner, ticket) for owner, ticket in held if self.redis.leases.get(owner) == "draining"]
 
     @precondition(lambda self: self._draining())

@@ -8,9 +8,11 @@ import importlib.util
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -20,6 +22,7 @@ import usher as public
 from tests.commands import usher as here
 from usher import cli
 from usher.common.base.errors import SettingsError, StartRefused
+from usher.common.runtime.own_command import usher_command
 from usher.deploy.local.supervision import Supervision, environment
 from usher.deploy.local.up import Relay
 
@@ -85,10 +88,8 @@ def test_the_shell_completes_as_the_help_says(line: str, offered: set[str], caps
 @pytest.mark.parametrize(
     "words",
     [
-        ("nope",),
-        ("send", "--nope"),
-        ("send",),
-        ("send", "--csv", "x"),
+        *(("nope",), ("send", "--nope"), ("send",), ("send", "--csv", "x")),
+        *(("audit", "--every", "nan"), ("report", "--every", "nan")),
         ("send", "--simulate", "1", "--ticket", "2"),
         ("send", "a=b"),
     ],
@@ -340,20 +341,7 @@ def test_the_help_of_every_command_needs_no_extra() -> None:
 
 def test_commands_that_look_and_act_do_not_carry_a_web_server() -> None:
     """A fifth of the time that they take to start."""
-    names = (
-        "status",
-        "tickets",
-        "consumers",
-        "dead",
-        "delayed",
-        "pause",
-        "rules",
-        "actions",
-        "rehearse",
-        "log",
-        "trim",
-        "send",
-    )
+    names = (*cli.PARTS["Look"], *cli.PARTS["Act"], "delayed", "rehearse", "send")
     modules = [cli.COMMANDS[name].target.partition(":")[0] for name in names]
     code = f"import sys, {', '.join(modules)}; sys.exit(str({{'flask', 'gunicorn'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -369,18 +357,10 @@ def test_a_program_that_nobody_gave_a_webhook_does_not_carry_requests(program: s
 
 def test_a_full_disk_behind_the_output_is_told_in_one_line() -> None:
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "usher", "--help"],
-            cwd=ROOT,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-            timeout=60,
-        )
-    assert (done.returncode, done.stderr) == (
-        2,
-        b"usher: the disk on which it writes, or to which its output goes, is full\n",
-    )
+        command = [sys.executable, "-m", "usher", "--help"]
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False, timeout=60)
+    told = b"usher: the disk on which it writes, or to which its output goes, is full\n"
+    assert (done.returncode, done.stderr) == (2, told)
 
 
 @pytest.mark.parametrize(
@@ -405,3 +385,14 @@ def test_shared_options_are_refused_where_nothing_reads_them() -> None:
         assert done.exit_code == 2 and "No such option '--group'" in done.output
     assert cli._hoisted(["send", "--", "--group", "g"], {"--group"}) == ["send", "--", "--group", "g"]
     assert cli._hoisted(["send", "--group"], {"--group"}) == ["--group", "send"]
+
+
+@pytest.mark.parametrize("words", ["audit", "report", "status", "doctor", "dead list", "trim"])
+def test_sigterm_ends_a_command_with_a_line_as_ctrl_c_does(words: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environ = {**os.environ, "USHER_REDIS_URL": f"redis://127.0.0.1:{silent.getsockname()[1]}/0"}
+        given: dict[str, Any] = {"env": environ, "cwd": tmp_path, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(usher_command(*words.split()), **given) as running, silent.accept()[0]:
+            running.terminate()
+            _, said = running.communicate(timeout=30)
+        assert (running.returncode, said.strip()) == (130, "usher: interrupted")

@@ -24,7 +24,7 @@ Unlookable = type("Unlookable", (Exception,), {"response": property(lambda self:
 
 def message(ticket: str, attempt: int = 1) -> Message:
     made = Message(ticket.encode(), b"1-0", 7, [b"tenant", ticket[:1].encode()], LEASE)
-    made.attempt = attempt
+    made.attempt, made.start_us = attempt, (attempt - 1) * 9_000_000
     return made
 
 
@@ -103,8 +103,8 @@ def test_one_at_a_time_is_tried_and_all_go_on_when_one_of_them_is_done() -> None
 
 
 def test_very_many_wait_in_redis_and_go_on_a_few_at_a_time() -> None:
-    outages = Outages()
-    names = [f"a{number}" for number in range(1000)]
+    outages, names = Outages(), [f"a{number}" for number in range(1000)]
+    outages.slots = 16
     waits = [outages.failed(message(name), SIGN, DECLARED, 10.0) for name in names]
     here = [wait for wait in waits if wait is not None and wait.is_here]
     assert outages.known[SIGN].waiting == {}  # none has left yet
@@ -128,7 +128,7 @@ def test_very_many_wait_in_redis_and_go_on_a_few_at_a_time() -> None:
 
 def test_what_goes_on_keeps_few_slots_until_all_of_it_is_done_and_rests_where_others_work() -> None:
     outages, names = Outages(), [f"a{number}" for number in range(100)]
-    outages.go_on = 2
+    outages.slots = 8
     for name in names:
         wait = outages.failed(message(name), SIGN, DECLARED, 10.0)
         assert wait is not None and outages.waits(message(name), wait)
@@ -140,6 +140,9 @@ def test_what_goes_on_keeps_few_slots_until_all_of_it_is_done_and_rests_where_ot
     assert outages.done(message("a0", 2), 10.64) == outages.done(message("b1"), 10.645) == []  # as long as it worked
     [more] = outages.done(message("b1"), 10.651)
     assert more.first == [(b"a2", 0)]
+    assert outages.done(message("a1", 2), 11.6)[0].first == [(b"a3", 0)]
+    [more] = outages.done(message("a0", 2), 11.7)  # nothing of others was done for a second: it had waited, too
+    assert len(more.first) == 6 and outages.done(message("a3", 2), 11.71) == []
 
 
 def test_where_all_of_a_tenant_fail_few_others_of_it_are_tried() -> None:

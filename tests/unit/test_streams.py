@@ -27,9 +27,7 @@ def test_a_record_names_each_tickets_entries_under_its_fence_or_the_tickets_own(
     wanted, bodies, packed = [], {}, []
     for number, ticket in enumerate(tickets):
         entries = {b"%d-%d" % (number, n): data.draw(_FLAT) for n in range(number % 3 + 1)}
-        packed.append(
-            pack_part(ticket, (b"", b"7")[number % 2], [pack_entry((one, *entries[one])) for one in entries])
-        )
+        packed.append(pack_part(ticket, (b"", b"7")[number % 2], [pack_entry((one, *entries[one])) for one in entries]))
         wanted.append(HandOver(ticket, (9, 7)[number % 2], list(entries)))
         bodies |= {one: flat for one, flat in entries.items() if flat}
     told = b"*%d\r\n%b" % (len(packed), b"".join(packed))

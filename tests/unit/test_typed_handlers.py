@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -150,6 +151,7 @@ class TestValues:
             (set[int | bool], b"[%s]" % b",".join([b'"x"'] * 100_000), "0.int: Input should be a valid integer"),
             (Strict, b"{%s}" % b",".join(b'"%d":1' % at for at in range(100_000)), "100,000 places do not fit"),
             (list[Any], b"[" * 1_000_000, "recursion limit exceeded"),
+            (list[re.Pattern[str]], b'["%s"]' % (b"a|" * 1_000_000), "at most 4,096 bytes"),
         ],
     )
     def test_a_message_that_is_all_wrong_is_refused_for_its_first_faults(

@@ -89,6 +89,7 @@ class TestCsv:
             ("number,t\nI1,a,b\n", r":2: has 3 columns, the header has 2"),
             ('number,t\nI1,"a\n', r":2: is not CSV"),
             (b"number,t\n\xff,a\n", r":2: column 'number' is not UTF-8"),
+            ("number,t\nNULL,a\n", r":2: column 'number' is NULL, which is no key"),
             ("number,t\n" + "x" * 257 + ",a\n", r":2: column 'number' has 257 bytes"),
             (gzip.compress(b"number,t\n" + b"I1,a\n" * 50_000, mtime=0)[:-60], r":\d+: cannot be unpacked"),
         ],

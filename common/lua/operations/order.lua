@@ -1,6 +1,7 @@
--- order: an operator's order about the first unfinished message of a ticket: retry (it starts at once), give_up
---        (whoever has the ticket next, or has it now and does not run the message, makes a dead letter of it) or cancel
---        (what runs of it is ended).
+-- order: an operator's order about the first unfinished message of a ticket: retry (it starts at once; where its ticket
+--        is halted, the caller has found no letter of it, and nothing else lets it go on), give_up (whoever has the
+--        ticket next, or has it now and does not run the message, makes a dead letter of it) or cancel (what runs of it
+--        is ended).
 -- KEYS: 1 stream, 2 tickets, 3 attempts, 4 changed, 5 actions, 6 lease of the owner, 7 inbox of the owner; without an
 --       owner there are no 6 and 7
 -- ARGV: 1 group, 2 retry | give_up | cancel, 3 ticket, 4 the head of its record as the caller read it ("" = no record),
@@ -25,9 +26,11 @@ local owner, fence, ids
 if record then owner, fence, ids = read_record(record) end
 if record and not owner or (owner and owner .. ' ' .. fence or '') ~= ARGV[4] then return 'MOVED' end
 local has_owner = KEYS[6] ~= nil
-if owner and not (has_owner or is_given_back(owner)) then return 'MOVED' end
+local is_halted = owner == 'halted' and what == 'retry'
+if owner and not (has_owner or is_given_back(owner) or is_halted) then return 'MOVED' end
+local whose = (has_owner or is_halted) and owner or 'master'
 local function is_pending(one)
-  return #redis.call('XPENDING', KEYS[1], ARGV[1], one, one, 1, has_owner and owner or 'master') == 1
+  return #redis.call('XPENDING', KEYS[1], ARGV[1], one, one, 1, whose) == 1
 end
 local is_named = not ids
 for _, one in ipairs(split_ids(ids or '')) do
@@ -45,7 +48,8 @@ if what == 'give_up' then
 end
 if has_owner then
   redis.call('XADD', KEYS[7], '*', 'order', what, 'ticket', ticket, 'id', id)
-elseif owner and due_ms_of(owner) then
+elseif owner and due_ms_of(owner) or is_halted then
+  if is_halted then redis.call('XCLAIM', KEYS[1], ARGV[1], 'master', '0', id, 'JUSTID') end
   write_record(KEYS[2], ticket, 'returned', fence, ids)
   tell_leader(KEYS[4], ticket)
 end

@@ -3,9 +3,9 @@
 -- ARGV: 1 epoch, 2 most entries, 3 ticket field
 -- Returns: {"FENCED"} or {"OK", the last id of `delayed` that is in `due`, ms until the next one is due ("0" also when
 --          there is more to put in order; "-1": none waits), {id, why, ... of those whose due_ms is no time: they are
---          dead letters now}, then of each that is due, the earliest first: its member of `due`, and its field `stream`
---          or ""}. Fewer than asked for when these are large, and none while there is more to put in order: it may be
---          due earlier.
+--          dead letters now; why is "" for those that somebody deleted before they were due}, then of each that is due,
+--          the earliest first: its member of `due`, and its field `stream` or ""}. Fewer than asked for when these are
+--          large, and none while there is more to put in order: it may be due earlier.
 -- Why Lua: entry and place in `due`, or its letter, are of one moment, and so is the time: Redis' clock, under any
 --          leader. A lost reply costs nothing but a log line.
 -- Memory: refused when full
@@ -82,6 +82,8 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT
   local fields = body_of(KEYS[1], member)
   if not fields then
     redis.call('ZREM', KEYS[2], member) -- deleted by hand
+    unreadable[#unreadable + 1] = member
+    unreadable[#unreadable + 1] = ''
   else
     reply[#reply + 1] = member
     reply[#reply + 1] = field_value(fields, 'stream') or ''

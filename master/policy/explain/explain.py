@@ -338,6 +338,7 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
     commands = (
         ("runs it again, then what is behind it", f"usher dead redrive --all --ticket {ticket}"),
         ("goes on without it", f"usher dead drop --all --ticket {ticket}"),
+        *((("runs it again where that letter is gone", f"usher tickets retry {ticket}"),) if letter is None else ()),
     )
     if facts.leader is None:
         reasons.append(_no_leader())
