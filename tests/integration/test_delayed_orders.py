@@ -13,7 +13,8 @@ import pytest
 from tests.integration.delays import FUTURE, PAST, delay, left, log_keys, now_ms, send_due, sent
 from tests.integration.factories import World
 from tests.integration.memory import full_memory
-from tests.integration.test_delayed_service import _led, _running, _until
+from tests.integration.routers import until
+from tests.integration.test_delayed_service import _led, _running
 from tests.proxy import Proxy
 from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.redis.client import CommandRefused, Link
@@ -56,7 +57,7 @@ def test_more_than_one_call_takes_keep_their_order_too(world: World, view: Delay
     leader.due_delayed(10)
     due_ms = now_ms(world) + 1
     assert Counter(_words(view.move(ids, due_ms))) == {"moved": count}
-    _until(lambda: now_ms(world) > due_ms + 1)
+    until(lambda: now_ms(world) > due_ms + 1)
     send_due(world, leader)
     assert sent(world) == [b"%d" % number for number in reversed(range(count))]
 
@@ -82,7 +83,7 @@ def test_a_moved_message_is_due_at_its_new_time_and_not_at_the_former_one(world:
     leader.due_delayed(10)
     [*_, due_ms] = (now_ms(world) + 60_000,)
     assert _words(view.move([early, late], due_ms)) == ["moved", "moved"]
-    _until(lambda: now_ms(world) > int(early.partition("-")[0]) + 60)
+    until(lambda: now_ms(world) > int(early.partition("-")[0]) + 60)
     look = leader.due_delayed(10)
     assert (look.due, sent(world)) == ([], [])
     assert look.wait_ms is not None and 50_000 < look.wait_ms <= 60_000
@@ -189,7 +190,7 @@ def test_beside_the_sender_each_is_sent_once_and_what_is_told_is_true(
             told.update({one.id: one.word for one in own.change(what, some[at : at + 10], _LATER)})
 
     with _running(any_redis_url, world, _led(leader)):
-        _until(lambda: left(world) < 990)  # some are too late
+        until(lambda: left(world) < 990)  # some are too late
         operators = [
             threading.Thread(target=operate, args=(what, ids[number::4][::-1]))
             for number, what in enumerate(("send_delayed_now", "move_delayed", "drop_delayed"))
@@ -199,7 +200,7 @@ def test_beside_the_sender_each_is_sent_once_and_what_is_told_is_true(
         for one in operators:
             one.join()
         moved = sum(told[one] == "moved" for one in ids[1::4])
-        _until(lambda: left(world) == moved)
+        until(lambda: left(world) == moved)
     came = Counter(sent(world))
     assert set(came.values()) == {1}, "none is doubled"
     for number, entry_id in enumerate(ids):
@@ -219,7 +220,7 @@ def test_replies_that_get_lost_neither_lose_nor_double_what_is_sent_now(
         Proxy(any_redis_url, lambda chunk: chunk if next(replies) % 17 else None) as proxy,
         _running(any_redis_url, world, _led(leader)),
     ):
-        _until(lambda: world.link.call("ZCARD", log_keys(world).due) == 60)
+        until(lambda: world.link.call("ZCARD", log_keys(world).due) == 60)
         own = DelayedView(Link(proxy.url, "test:operator"), world.keys, "ticket_id")
         for at in range(0, 60, 5):
             for _ in range(10):
@@ -231,7 +232,7 @@ def test_replies_that_get_lost_neither_lose_nor_double_what_is_sent_now(
                 assert set(words) <= {"moved", "gone"}
                 break
         ActionLog(world.link, world.keys).note(OperatorAction(By("otto", "http"), "send_delayed_now", "60"), "moved")
-        _until(lambda: left(world) == 0)
+        until(lambda: left(world) == 0)
     assert Counter(sent(world)) == {b"%d" % number: 1 for number in range(60)}
     assert lost, "no reply was lost"
 
@@ -243,23 +244,23 @@ def test_the_leader_hears_at_once_of_what_is_to_be_sent_now(
     monkeypatch.setattr("usher.master.operations.delayed_sender._BLOCK_S", 60.0)
     entry_id = delay(world, b"A", FUTURE).decode()
     with _running(any_redis_url, world, _led(world.elect())):
-        _until(lambda: b"cmd=xread" in world.link.call("CLIENT", "LIST"))
+        until(lambda: b"cmd=xread" in world.link.call("CLIENT", "LIST"))
         assert _words(view.move([entry_id], None)) == ["moved"]
         ActionLog(world.link, world.keys).note(OperatorAction(By("otto", "http"), "send_delayed_now", "it"), "moved 1")
-        _until(lambda: sent(world) == [b"A"])
+        until(lambda: sent(world) == [b"A"])
         for ticket in (b"B", b"C"):  # and of what comes as before
             delay(world, ticket, PAST)
-            _until(lambda: left(world) == 0)
+            until(lambda: left(world) == 0)
 
 
 def test_an_action_log_that_cannot_be_read_keeps_nobody_from_sending(any_redis_url: str, world: World) -> None:
     world.link.call("SET", world.keys.actions, "spoilt")
     with _running(any_redis_url, world, _led(world.elect())) as service:
         delay(world, b"A", PAST)
-        _until(lambda: sent(world) == [b"A"])
-        _until(lambda: b"cmd=xread" in world.link.call("CLIENT", "LIST"))
+        until(lambda: sent(world) == [b"A"])
+        until(lambda: b"cmd=xread" in world.link.call("CLIENT", "LIST"))
         delay(world, b"B", PAST)
-        _until(lambda: sent(world) == [b"A", b"B"])
+        until(lambda: sent(world) == [b"A", b"B"])
         assert service.trouble is None
 
 

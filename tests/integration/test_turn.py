@@ -1,4 +1,4 @@
-"""The leader's turn, with append.lua and note_cut.lua: who owns an entry, who owns its ticket and what the owner will run change together, and only if
+"""The leader's turn, with note_cut.lua: who owns an entry, who owns its ticket and what the owner will run change together, and only if
 nobody has changed what the plan rests on."""
 
 from __future__ import annotations
