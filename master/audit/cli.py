@@ -94,8 +94,7 @@ _MEMORY = click.option(
     help="""Audit the pending lists and the run log of a running system: in this process, or with Spark on this machine
     or on a cluster.
 
-    `usher audit checks` lists the checks. Exit code 0: nothing found, 1: findings, 2: the audit could not be done. The
-    page with plots lies in USHER_AUDIT_DIR.""",
+    `usher audit checks` lists the checks. Exit code 0: nothing found, 1: findings, 2: the audit could not be done.""",
 )
 @JSON
 @_STREAMS
@@ -118,7 +117,7 @@ def audit(flags: dict[str, Any], as_json: bool, every: float | None, **chosen: A
     context.obj = settings
     if context.invoked_subcommand is None:
         report = _audited(reachable(settings))
-        _show(settings.folder / "audit.html", report, as_json)
+        _show(report, as_json)
         sys.exit(1 if report.found else 0)
 
 
@@ -134,20 +133,13 @@ def reachable(settings: AuditChoices | None = None) -> AuditChoices:
     return settings.model_copy(update={"redis_url": url})
 
 
-def _show(page: Path, report: AuditReport, as_json: bool, more: dict[str, Any] | None = None) -> None:
-    """Write the page, and print the report. ``more``: what its document has beside it, instead of where the page is."""
-    from usher.master.audit.report import document, print_audit_report, render, write_page
+def _show(report: AuditReport, as_json: bool) -> None:
+    from usher.master.audit.report import document, print_audit_report
 
-    written: Path | None = page
-    try:
-        write_page(page, render(report))
-    except OSError as failed:
-        written = None
-        click.echo(f"usher: the page could not be written: {failed}", err=True)
     if as_json:
-        print_json(document(report) | (more or {"page": written and str(written)}))
+        print_json(document(report))
     else:
-        print_audit_report(report, written)
+        print_audit_report(report)
 
 
 def _audited(settings: AuditChoices) -> AuditReport:
@@ -300,7 +292,7 @@ def _prove(settings: AuditChoices, place: Path, again: bool, as_json: bool) -> b
     told = {"figures": {"executions": sum(one.executions for one in proven)}, "checks": PROVES}
     told["proven"] = tuple(one.sentence() for one in proven)
     report = AuditReport.of(settings, started_ns, found, unproven, **told)
-    _show(settings.folder / "proof.html", report, as_json, {"archive": str(place), "new": True})
+    _show(report, as_json)
     for one in () if again else proofs:
         one.commit()
     return not report.found and not any(one.holes for one in proven)

@@ -68,7 +68,7 @@ class AuditRun:
         self._readers: dict[str, tuple[BulkReader, Keys]] = {}
         self._reading_s = 0.0
         self._open: list[str] = []  # what could not be proven
-        self._figures: list[tuple[Any, ...]] = []
+        self._figures: dict[tuple[str, str], int] = {}
         self._known: dict[str, dict[str, Any]] = {}
 
     def run(self) -> AuditReport:
@@ -132,8 +132,7 @@ class AuditRun:
         self._read_again()
         for (check, stream), (count, examples) in engine.found(CHECKS).items():
             self._suspect(check, stream, count, examples)
-        figures = engine.rows(findings.text("figures"))
-        self._figures = sorted(figures, key=lambda row: (row[0], -(row[3] or 0), *row[1:3]))
+        self._figures = {(figure, stream): value for figure, stream, value in engine.rows(findings.text("figures"))}
         names = ("stream", "handled_ms", "ahead_ms", "floor_ms")
         self._known = {
             row[0]: dict(zip(names, row, strict=True)) for row in engine.rows(f"SELECT {', '.join(names)} FROM known")
@@ -215,7 +214,7 @@ class AuditRun:
                 # Every example holds: then count all suspects, of which there are too many to ask for each.
                 count = suspects if len(examples) == findings.LOOKED_AT else len(examples)
             held.append(AuditFinding(CHECKS[name], stream, count, suspects, tuple(examples)))
-        return [dataclasses.replace(one, examples=one.examples[: findings.SHOWN]) for one in findings.fold(held)]
+        return [dataclasses.replace(one, examples=one.examples[: findings.SHOWN]) for one in held if one.count]
 
     def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
         link, keys = self._readers[stream]
@@ -238,32 +237,20 @@ class AuditRun:
     def _report(
         self, started_ns: int, streams: Mapping[str, AuditedStream], found: Sequence[AuditFinding]
     ) -> AuditReport:
-        def of(figure: str) -> list[tuple[str, str, int]]:
-            return [(stream, label, int(value or 0)) for name, stream, label, value in self._figures if name == figure]
-
         sentences, facts = list(self._open), streams.values()
         for stream, one in streams.items():
-            counts = {name: value for name, of_stream, _, value in self._figures if of_stream == stream}
-            sentences += unproven(one, self._known[stream], counts)
+            sentences += unproven(one, self._known[stream], self._figures)
         sentences += [
             f"{one.stream}: of {one.suspects:,} suspects of {one.check.name} the first {findings.LOOKED_AT:,} were"
             " looked at again"
             for one in found
             if one.suspects > findings.LOOKED_AT and one.check.name in snapshot.LOOKED_AGAIN
         ]
-        ages = {label: count for _, label, count in of("age")}
-        plots: dict[str, Any] = {
-            "owners": of("owner"),
-            "tickets": of("ticket"),
-            "ages": [ages.get(str(n), 0) for n in range(7)],
-        }
         figures = {
             "entries": sum(one.length for one in facts),
-            "pending": sum(count for _, _, count in plots["owners"]),
-            **{name: sum(n for *_, n in of(name)) for name in ("tickets_pending", "oldest_age_ms", "executions")},
+            **{name: value for (name, stream), value in self._figures.items() if not stream},
             "dead_letters": sum(one.dead_letters for one in facts),
-            "run_records": sum(one.run_records for one in facts),
             "reading_seconds": round(self._reading_s, 3),
             "engine": self._engine.name,
         }
-        return AuditReport.of(self._plan, started_ns, found, sentences, figures=figures, plots=plots)
+        return AuditReport.of(self._plan, started_ns, found, sentences, figures=figures)

@@ -290,7 +290,7 @@ class Proof:
         names = ("handled_ms", "known_ms", "ahead_ms", "floor_ms")
         self._known = dict(zip(names, engine.rows(f"SELECT {', '.join(names)} FROM known")[0], strict=True))
         counted = [one for one in findings.text("figures").split("\nUNION ALL") if " FROM odd " in one]
-        self._counts = {name: count for name, *_, count in engine.rows("\nUNION ALL".join(counted))}
+        self._counts = {(name, stream): count for name, stream, count in engine.rows("\nUNION ALL".join(counted))}
         moved = self._confirm(engine.found(OF_ENTRIES))
         engine.view("ended", "SELECT stream, id FROM runs_new WHERE outcome IN ('done', 'gave_up')")
         engine.keep(
@@ -364,7 +364,7 @@ class Proof:
             for check, examples in by_check.items()
             for count in [len(examples) + unnamed.get(check, 0)]
         ]
-        return findings.fold(found), list(standing.values())
+        return tuple(found), list(standing.values())
 
     def _unproven(self, facts: AuditedStream, unjudged: int) -> Iterator[tuple[bool, str]]:
         stream = facts.stream

@@ -116,15 +116,15 @@ class AuditedStream(NamedTuple):
                 yield {"stream": self.stream, "at_ms": loss.ms, "first_nth": nth(first), "last_nth": nth(last)}
 
 
-def unproven(facts: AuditedStream, known: Mapping[str, Any], counts: Mapping[str, float]) -> list[str]:
+def unproven(facts: AuditedStream, known: Mapping[str, Any], counts: Mapping[tuple[str, str], int]) -> list[str]:
     """Return what cannot be said of this stream, each in one sentence. ``known``: its row of the table of that name;
-    ``counts``: figure -> entries."""
+    ``counts``: (figure, stream) -> entries."""
     handled_ms, first, run_first = known["handled_ms"], facts.first, facts.run_first
     cut_ms = facts.base_ms if run_first is not None else -1
     gone = "its entries" if first is None else f"the entries before {first.decode()}"
     deleted = facts.max_deleted if first and facts.max_deleted and rank(facts.max_deleted) > rank(first) else b""
     since = "none ever was" if handled_ms is None else f"that was added at {handled_ms} ms"
-    many = {name: int(counts.get(name) or 0) for name in _COUNTED}
+    many = {name: counts.get((name, facts.stream), 0) for name in _COUNTED}
     told = {
         "the run log is empty, so nothing can be said of past executions: order, overlaps, losses"
         " (USHER_RUN_LOG_LENGTH)": run_first is None and facts.last_delivered != ZERO,

@@ -192,20 +192,15 @@ def test_the_command_says_the_span_and_costs_nothing_when_nothing_is_new(
     assert usher("audit", "prove", "--json") == 1
     told = orjson.loads(capsys.readouterr().out)
     assert [(one["check"], [e["id"] for e in one["examples"]]) for one in told["findings"]] == [("lost", ["3-1"])]
-    # A hole, which the run that finds it is killed before it has told it all; and the page cannot be written.
+    # A hole, which the run that finds it is killed before it has told it all.
     link.call("DEL", seeder.keys.runs)
     seeder.ran("c1:1", ("2-1", "a", 5, 200, 300), record="1700000000009-0")
-    page = Path(settings["USHER_AUDIT_DIR"]) / "proof.html"
-    page.unlink(missing_ok=True)
-    page.mkdir()
     with monkeypatch.context() as patched:
         patched.setattr("usher.master.audit.proof.Proof.commit", die)
         assert usher("audit", "prove") == 2
     capsys.readouterr()
     assert usher("audit", "prove") == 1
-    told_late = capsys.readouterr()
-    assert "the page could not be written" in told_late.err
-    shown = " ".join(told_late.out.split())
+    shown = " ".join(capsys.readouterr().out.split())
     assert "runs from 1700000000000-1 to before 1700000000009-0 may be missing" in shown
     assert "so entries added before it are not judged" in shown
     assert "executions: 1, of them new: 1; findings in all: 2" in shown, "of the span behind the hole"

@@ -7,16 +7,18 @@ WITH placed AS (
          max(ended_us) OVER before AS ended_before, max(end_least) OVER before AS end_least_before,
          max(CASE WHEN outcome = 'done' THEN nth END) OVER before AS nth_before,
          max(CASE WHEN outcome = 'done' THEN rec END) OVER before AS rec_before,
+         max(CASE WHEN outcome = 'done' THEN rec END) OVER lower AS rec_lower,
          max(CASE WHEN outcome = 'done' THEN start_us END) OVER records AS start_recorded, max(nth) OVER own AS nth_begun
     FROM timed WHERE ticket <> ''
-  WINDOW turn AS (PARTITION BY stream, ticket ORDER BY fence, start_us, ended_us, nth, rec),
+  WINDOW lower AS (PARTITION BY stream, ticket ORDER BY fence RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
+         turn AS (PARTITION BY stream, ticket ORDER BY fence, start_us, ended_us, nth, rec),
          own AS (PARTITION BY stream, ticket, fence ORDER BY start_us, ended_us, nth, rec
                  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
          records AS (PARTITION BY stream, ticket, fence ORDER BY rec, n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
          before AS (PARTITION BY stream, ticket ORDER BY fence, start_us, ended_us, nth, rec
                     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
 SELECT stream, ticket FROM placed
- WHERE nth <= nth_before OR nth < nth_begun OR (outcome = 'done' AND rec < rec_before) OR (end_us <> 0 AND end_us < start_us)
+ WHERE nth <= nth_before OR nth < nth_begun OR (outcome = 'done' AND rec < rec_before) OR rec < rec_lower OR (end_us <> 0 AND end_us < start_us)
     OR (fence = fence_before AND consumer <> consumer_before) OR (outcome = 'done' AND start_us < start_recorded)
     OR ((start_us < ended_before OR start_most < end_least_before)
         AND NOT (fence = fence_before AND start_us = start_before AND ended_us = ended_last))

@@ -76,7 +76,7 @@ def failed_and_acknowledged_by_hand(s: Seeder, link: Link) -> None:
     s.ran("c1:1", (*DONE, "failed"))
 
 
-@fault(lost="6-1")
+@fault(lost="6-1", index_without_pending="6-1")
 def deleted_with_its_consumer(s: Seeder, link: Link) -> None:
     s.ran("c1:1", DONE)
     link.call("XGROUP", "DELCONSUMER", s.keys.stream, s.keys.group, "c1:1")

@@ -138,6 +138,16 @@ def a_former_owners_success_behind_what_its_successor_did(s: Seeder, link: Link)
     s.ran("c1:1", DONE, record="9001-1")
 
 
+@fault(stale_counted="5-1")
+def a_former_owners_success_behind_what_its_successor_failed_at(s: Seeder, link: Link) -> None:
+    s.add(("7-1", "a"))
+    s.read()
+    s.over("7-1")
+    s.ran("c2:2", ("7-1", "a", 4 * _S, 4_500_000, 4_600_000, "failed"), record="9000-1")
+    s.ran("c1:1", DONE, record="9001-1")
+    s.ran("c2:2", ("7-1", "a", 4 * _S, 4_700_000, 4_800_000), record="9002-1")
+
+
 @fault(stale_counted="7-1")
 def a_former_owners_success_without_a_ticket_that_counted(s: Seeder, link: Link) -> None:
     _one_without_a_ticket(s, link)

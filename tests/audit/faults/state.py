@@ -46,7 +46,7 @@ def indexed_as_given_back_and_owned(s: Seeder, link: Link) -> None:
     s.index("b", "returned 5 6-1")
 
 
-@fault(ticket_owned_twice="6-1")
+@fault(ticket_owned_twice="6-1", owners_differ="8-1")
 def a_ticket_of_two_owners(s: Seeder, link: Link) -> None:
     s.live("c2:2")
     one_more_is_owned(s, "c2:2")
