@@ -119,9 +119,7 @@ def _commit(data: DataSet, rows: pa.Table, last: str, begin_ms: int) -> None:
     before = data.last()
     number, after = (before.number + 1, before.last) if before else (1, ZERO.decode())
     made = Commit(number, after, last, len(rows))
-    place = data.staging(made) / time.strftime("date=%Y-%m-%d", time.gmtime(begin_ms / 1000))
-    place.mkdir(parents=True)
-    pq.write_table(rows, place / "part-0.parquet")
+    pq.write_table(rows, data.place(made, time.strftime("date=%Y-%m-%d", time.gmtime(begin_ms / 1000))))
     data.commit(made)
 
 

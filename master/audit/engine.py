@@ -123,11 +123,9 @@ class Engine:
         self._make("TABLE", name, "SELECT * FROM given_rows")
         self._sql.unregister("given_rows")
 
-    def write(self, select: str, folder: Path) -> None:
-        """Write a Parquet file into ``folder``, which this process sees, wherever the rows are."""
-        folder.mkdir(parents=True, exist_ok=True)
-        place = quoted([str(folder / "part-0.parquet")])
-        self._sql.execute(f"COPY ({select}) TO {place} (FORMAT parquet, COMPRESSION zstd)")
+    def write(self, select: str, file: Path) -> None:
+        """Write a Parquet file, which this process sees, wherever the rows are."""
+        self._sql.execute(f"COPY ({select}) TO {quoted([str(file)])} (FORMAT parquet, COMPRESSION zstd)")
 
     def expect(self, name: str, rows: int | None) -> None:
         if rows is None:
@@ -220,10 +218,8 @@ class SparkEngine(Engine):
 
         self._put(name, self.spark.createDataFrame(rows, from_arrow_schema(rows.schema)), not len(rows))
 
-    def write(self, select: str, folder: Path) -> None:
-        rows = self._do(select).toArrow()
-        folder.mkdir(parents=True, exist_ok=True)
-        pq.write_table(rows, folder / "part-0.parquet")
+    def write(self, select: str, file: Path) -> None:
+        pq.write_table(self._do(select).toArrow(), file)
 
 
 def first_cause(failed: Exception) -> str:

@@ -385,14 +385,14 @@ class Proof:
         if before is not None:
             made = replace(made, number=before.number + 1)
             made = replace(made, first=1) if is_whole else replace(made, after=before.last)
-        staging = self._proofs.staging(made)
         moved = "(SELECT stream, ticket FROM runs_new UNION SELECT stream, ticket FROM doubtful) r"
         is_new = "" if is_whole else f" SEMI JOIN {moved} USING (stream, ticket)"
         self._engine.arrow("found", few(_FOUND, standing))
-        self._engine.write(f"SELECT {', '.join(CARRIED.names)} FROM carried_now{is_new}", staging / "carry")
-        self._engine.write(f"SELECT {', '.join(_OPEN.names)} FROM is_open", staging / "open")
-        self._engine.write("SELECT * FROM clocks_now", staging / "clocks")
-        self._engine.write("SELECT * FROM found", staging / "found")
+        parts = {"carry": f"SELECT {', '.join(CARRIED.names)} FROM carried_now{is_new}"}
+        parts |= {"open": f"SELECT {', '.join(_OPEN.names)} FROM is_open"}
+        parts |= {"clocks": "SELECT * FROM clocks_now", "found": "SELECT * FROM found"}
+        for part, select in parts.items():
+            self._engine.write(select, self._proofs.place(made, part))
         for name, new in (("runs", self._new_runs), ("entries", self._new_entries)):
             former = before.facts[name] if before else (0, ZERO.decode())
             facts[name] = (new[-1].number, new[-1].last) if new else former
@@ -403,17 +403,13 @@ class Proof:
     def commit(self) -> None:
         """Commit what a run has found, once that is told, and note in Redis what is proven."""
         wanted, made = self._staged
-        self._proofs.commit(wanted)
+        self._proofs.commit(wanted, "carry/")
         history = {"since_ms": made.since_ms, "executions": made.total, "before": made.before}
         told: list[str | int | bytes] = ["history", orjson.dumps(history | {"unproven": said(made.unproven)})]
         if self._before:  # the first run proves all that is archived: its duration says nothing of the next ones
             told += ["proven_took_ms", wall_ms() - self._began_ms]
         with self._link:
             note(self._link, self._keys, made.since_ms, made.until_ms, *told)
-        for former in self._proofs.chain()[:-1]:  # only their carries are read any more
-            for file in former.files:
-                if not file.startswith("carry/"):
-                    self._proofs.place(former, file).unlink(missing_ok=True)
 
 
 def _about(row: Mapping[str, Any]) -> tuple[str, str, str, str]:

@@ -202,10 +202,10 @@ def _reported(
         measure(engine, settings, place, folder, since_us)
         slots = {one: with_link(settings, one, _slots) for one in settings.streams}
         for name in _FILES:
-            engine.write(f"SELECT * FROM {name}", folder / name)
+            engine.write(f"SELECT * FROM {name}", folder / f"{name}.parquet")
             target = settings.folder / "report" / f"{name}.parquet"
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (folder / name / "part-0.parquet").replace(target)
+            (folder / f"{name}.parquet").replace(target)
         return document(engine, slots, top, date.today())
 
 

@@ -113,10 +113,10 @@ def test_run_by_run_each_finding_is_told_whatever_is_killed_in_between(
             raise Killed
         return recover(data)
 
-    def not_the_proof_itself(data: DataSet, wanted: Commit) -> Commit:
+    def not_the_proof_itself(data: DataSet, wanted: Commit, stays: str = "") -> Commit:
         if data.folder.parent.name == "proof":
             raise Killed
-        return commit(data, wanted)
+        return commit(data, wanted, stays)
 
     monkeypatch.setattr("usher.master.audit.findings.SHOWN", 10_000)
     for n, _ in enumerate(played(link, range(20), 1, set_clocks=False)):
@@ -302,7 +302,7 @@ def test_what_waits_before_anything_has_run_is_judged_once_something_has(
     seeder.add(("4-1", "d"))
     in_the_way = tmp_path / "stream-s" / "proof" / f"group={GROUP}" / "_commits.json.new"
     in_the_way.mkdir(parents=True)
-    with pytest.raises(StartRefused, match="the next run tells the same once more: .*_commits.json.new"):
+    with pytest.raises(StartRefused, match="the proof was not finished; run it again: .*_commits.json.new"):
         prove(local, redis_url, tmp_path)
     in_the_way.rmdir()
     assert prove(local, redis_url, tmp_path).since_ms is None
