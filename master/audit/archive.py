@@ -61,7 +61,7 @@ _COMPARED = """\
 SELECT r.* FROM r SEMI JOIN (
   SELECT ticket, unnest([max_by(id, nth) FILTER (WHERE outcome = 'done'), max_by(id, nth), max_by(id, fence),
                          max_by(id, greatest(start_us, end_us))]) AS id
-    FROM r WHERE ticket <> '' AND id IS NOT NULL GROUP BY ticket) k ON k.ticket = r.ticket AND k.id = r.id"""
+    FROM r WHERE id IS NOT NULL GROUP BY ticket) k ON k.ticket = r.ticket AND k.id = r.id"""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ def schema_of(texts: str, numbers: str = "", **others: pa.DataType) -> pa.Schema
 PENDING = schema_of("stream id consumer ticket", "ms seq nth idle_ms deliveries age_ms", in_stream=pa.bool_())
 #: ``fields``: of one name the first, other bytes than UTF-8 replaced; ``raw``: names and values as they are, or null.
 STREAM = schema_of("stream id ticket", "ms seq nth", fields=_FIELDS, raw=pa.list_(_BYTES))
-#: ``record``: its id in the run log, ``rec`` that as one number, ``n`` the place in it; ``id`` null: it cannot be read.
+#: ``ticket``: a message without one is a ticket of its own, under a name that is no text; ``record``: its id in the
+#: run log, ``rec`` that as one number, ``n`` the place in it; ``id`` null: it cannot be read.
 RUNS = schema_of(
     "stream record consumer ticket id outcome handler tenant",
     "record_ms rec n ms seq nth fence attempt start_us end_us priority",
@@ -338,6 +339,7 @@ def _columns_of(record: bytes) -> list[list[Any]]:
     given = orjson.loads(record)
     count = len(given["ids"])
     columns = [given[name] for name in ("tickets", "ids", "fences", "attempts", "start_us", "end_us")]
+    columns[0] = [ticket or f"\ufffd{one}" for ticket, one in zip(columns[0], columns[1], strict=True)]
     columns = [[given["consumer"]] * count, *columns, given.get("outcomes") or ["done"] * count]
     tenants, handler = given.get("tenants"), given.get("handler")
     about = [

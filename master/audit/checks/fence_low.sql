@@ -5,6 +5,6 @@
 SELECT t.stream, t.id, t.ticket, t.owner, concat('fencing token ', t.fence, '; it ran under ', r.fence) AS detail
   FROM (SELECT stream, ticket, min(id) AS id, min(owner) AS owner, min(fence) AS fence FROM tickets
          WHERE id IS NOT NULL AND contains(owner, ':') GROUP BY stream, ticket) t
-  JOIN (SELECT stream, ticket, max(fence) AS fence FROM runs WHERE ticket <> '' GROUP BY stream, ticket) r
+  JOIN (SELECT stream, ticket, max(fence) AS fence FROM runs WHERE id IS NOT NULL GROUP BY stream, ticket) r
     ON r.stream = t.stream AND r.ticket = t.ticket
  WHERE t.fence < r.fence AND NOT contains(t.ticket, '�')

@@ -5,7 +5,7 @@
 SELECT stream, id, ticket, consumer AS owner, concat(ran, '; ', other, ' ran until ', at_utc(ended_before)) AS detail
   FROM (SELECT *, max(ended_us) OVER before AS ended_before, max_by(id, ended_us) OVER before AS other,
                lag(start_us) OVER turn = start_us AND lag(ended_us) OVER turn = ended_us AS is_same_call
-          FROM suspects WHERE ticket <> ''
+          FROM suspects
         WINDOW turn AS (PARTITION BY stream, ticket, consumer ORDER BY start_us, ended_us, nth, rec),
                before AS (PARTITION BY stream, ticket, consumer ORDER BY start_us, ended_us, nth, rec
                           ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) s

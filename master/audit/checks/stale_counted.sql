@@ -13,7 +13,7 @@ others AS (
   UNION ALL
   SELECT d.*, o.fence, o.consumer, o.id, o.start_us
     FROM done d JOIN (SELECT stream, ticket, fence, consumer, min(rec) AS rec, min_by(id, rec) AS id, min_by(start_us, rec) AS start_us
-                        FROM suspects WHERE ticket <> '' GROUP BY stream, ticket, fence, consumer) o
+                        FROM suspects GROUP BY stream, ticket, fence, consumer) o
       ON o.stream = d.stream AND o.ticket = d.ticket
    WHERE o.fence > d.fence AND o.rec < d.rec AND d.fence = d.highest)
 SELECT stream, id, ticket, consumer AS owner,

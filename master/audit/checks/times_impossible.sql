@@ -7,6 +7,6 @@ UNION ALL
 SELECT stream, id, ticket, consumer,
        concat(consumer, ': it began behind ', next_id, ' by its consumer''s clock, and was noted before that one')
   FROM (SELECT *, lead(start_us) OVER turn AS next_us, lead(id) OVER turn AS next_id FROM suspects
-         WHERE outcome = 'done' AND ticket <> ''
+         WHERE outcome = 'done'
         WINDOW turn AS (PARTITION BY stream, ticket, consumer, fence ORDER BY rec, n)) s
  WHERE next_us < start_us AND next_id <> id

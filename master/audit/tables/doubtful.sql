@@ -9,7 +9,7 @@ WITH placed AS (
          max(CASE WHEN outcome = 'done' THEN rec END) OVER before AS rec_before,
          max(CASE WHEN outcome = 'done' THEN rec END) OVER lower AS rec_lower,
          max(CASE WHEN outcome = 'done' THEN start_us END) OVER records AS start_recorded, max(nth) OVER own AS nth_begun
-    FROM timed WHERE ticket <> ''
+    FROM timed
   WINDOW lower AS (PARTITION BY stream, ticket ORDER BY fence RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
          turn AS (PARTITION BY stream, ticket ORDER BY fence, start_us, ended_us, nth, rec),
          own AS (PARTITION BY stream, ticket, fence ORDER BY start_us, ended_us, nth, rec
@@ -28,7 +28,7 @@ SELECT t.stream, t.ticket FROM (
   SELECT stream, ticket, min(fence) AS fence, min(start_us) AS start_us, min(start_most) AS start_most, min(rec) AS rec,
          min(nth) AS nth,
          min_by(consumer, fence) AS consumer
-    FROM timed WHERE ticket <> '' GROUP BY stream, ticket) t
+    FROM timed GROUP BY stream, ticket) t
   JOIN carried c ON c.stream = t.stream AND c.ticket = t.ticket
  WHERE t.fence < c.fence OR (t.fence = c.fence AND t.consumer <> c.consumer) OR t.nth <= c.nth OR t.nth < c.begun_nth OR t.start_us < c.ended_us
     OR t.start_most < c.end_least

@@ -1,7 +1,7 @@
 -- Messages of which stream, pending list, run log and dead letters do not say the same: the one large join. A ticket that
 -- is no UTF-8 may read like another one, so nothing is said of it.
 WITH ahead AS (SELECT stream, ticket, max(nth) AS nth, max_by(id, nth) AS id FROM (
-  SELECT stream, ticket, nth, id FROM runs WHERE outcome = 'done' AND ticket <> ''
+  SELECT stream, ticket, nth, id FROM runs WHERE outcome = 'done'
   UNION ALL SELECT stream, ticket, nth, id FROM carried WHERE nth IS NOT NULL) d GROUP BY stream, ticket),
 joined AS (
   SELECT coalesce(e.stream, i.stream) AS stream, coalesce(e.id, i.id) AS id, coalesce(e.ms, i.ms) AS ms,
