@@ -1,9 +1,9 @@
 """The checks of an audit and the words of their findings. Pure.
 
 A check is one file, ``checks/<name>.sql``: its severity (and the section of the runbook, if it is another one than the
-audit's), the table without which it finds nothing, and its words, as comments, then one SELECT of (stream, id, ticket,
-owner, detail), a row for each place where its rule does not hold. Checks without a SELECT are judged where Redis is
-read (``snapshot``). What several checks read is a table of its own, ``tables/*.sql``.
+audit's) and its words, as comments, then one SELECT of (stream, id, ticket, owner, detail), a row for each place where
+its rule does not hold. Checks without a SELECT are judged where Redis is read (``snapshot``). What several checks read
+is a table of its own, ``tables/*.sql``.
 """
 
 from __future__ import annotations
@@ -45,14 +45,12 @@ OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked", "l
 
 class AuditCheck(NamedTuple):
     """``severity``: bad (the promise was broken, or work stands still) or warn (allowed once, but an operator should
-    look); both make the exit code 1. ``section``: of deploy/runbook.md, that goes on where ``repair`` ends; ``source``:
-    a table without which there is nothing to find, or ""; ``repair`` has {id} {ticket} {owner} {prefix} {runs} in it;
-    ``select`` is "" where Python judges."""
+    look); both make the exit code 1. ``section``: of deploy/runbook.md, that goes on where ``repair`` ends; ``repair``
+    has {id} {ticket} {owner} {prefix} {runs} in it; ``select`` is "" where Python judges."""
 
     name: str
     severity: str
     section: str
-    source: str
     rule: str
     means: str
     repair: str
@@ -90,7 +88,7 @@ def table(name: str) -> str:
 
 def _check(name: str) -> AuditCheck:
     told = re.fullmatch(
-        r"-- (bad|warn)(?:, ([\w ]*\w))?(?: \((\w+)\))?\n"
+        r"-- (bad|warn)(?:, ([\w ]*\w))?\n"
         r"-- rule: (.*)\n-- means: (.*)\n-- repair: (.*)\n((?s:.*))",
         text(f"checks/{name}"),
     )

@@ -127,7 +127,7 @@ class AuditRun:
                 self._suspect("cut_unread", one.stream, one.cut_unread, [Example(one.stream, detail=told)])
         engine.derive(
             *("known", "clocks", "timed", "doubtful", "suspects", "late", "twice"),
-            *("ids", "retried", "repeats", "odd", "indexed"),
+            *("ids", "repeats", "odd", "indexed"),
         )
         self._read_again()
         for (check, stream), (count, examples) in engine.found(CHECKS).items():
@@ -142,7 +142,7 @@ class AuditRun:
     def _read(self, before: dict[str, AuditedStream], everything: bool) -> list[GroupMember]:
         """Read Redis in the order in which nothing that moves is told wrongly. Returns the members of the groups."""
         # Of little data this process reads Redis for Spark, too: starting its Python workers costs more.
-        apart = isinstance(self._engine, SparkEngine) and self._engine.hold is None
+        apart = isinstance(self._engine, SparkEngine) and not self._engine.small
         began_s = time.monotonic()
         if apart:
             self._by_workers("entries", "redis_pending", entries="all" if everything else "pending")

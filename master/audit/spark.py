@@ -98,7 +98,7 @@ def spark_engine(
 
 def _engine(spark: Any, small: bool) -> SparkEngine:
     is_far = not spark.sparkContext.master.startswith("local")
-    return SparkEngine(spark, is_far, held if small and not is_far else None)
+    return SparkEngine(spark, is_far, small and not is_far)
 
 
 def _running() -> Any:
@@ -178,7 +178,7 @@ def _started(
                     del environ[name]
         try:
             engine = _engine(spark, small)
-            for name, value in (_PREFERRED | (_SMALL if engine.hold else {})).items():
+            for name, value in (_PREFERRED | (_SMALL if engine.small else {})).items():
                 if not spark.sparkContext.getConf().contains(name):
                     spark.conf.set(name, value)
             yield engine
@@ -290,10 +290,3 @@ def _interrupted_as_ever() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, kept)
-
-
-def held(frame: Any) -> tuple[Any, bool]:
-    """Return what is in a frame, as one in the driver's memory, and whether it is empty. By private names of pyspark,
-    with a test that fails when one goes."""
-    rows, session = frame._jdf.collectAsList(), frame.sparkSession._jsparkSession
-    return session.createDataFrame(rows, frame._jdf.schema()), rows.isEmpty()

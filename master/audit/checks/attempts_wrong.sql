@@ -1,4 +1,4 @@
--- warn (repeats)
+-- warn
 -- rule: Starts of a message are counted one by one.
 -- means: The run log has a start too many or too few: one was not noted, or ran under another one's number.
 -- repair: Did another program change the attempts or the run log? Then this is its trace. If not, please report it.

@@ -1,4 +1,4 @@
--- warn (repeats)
+-- warn
 -- rule: A message that has failed USHER_MAX_ATTEMPTS times becomes a dead letter.
 -- means: It failed more often, and started again.
 -- repair: Has its handler max_attempts of its own? Then this is well; else: have all consumers one USHER_MAX_ATTEMPTS?

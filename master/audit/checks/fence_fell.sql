@@ -1,4 +1,4 @@
--- bad (suspects)
+-- bad
 -- rule: No message of a ticket starts under a lower fencing token after one has started under a higher one.
 -- means: A former owner started a message after its successor had: it was paused at the worst moment, or clocks differ.
 -- repair: A fenced sink has refused its effect. Look for pauses of that process; set the clocks (NTP).

@@ -1,4 +1,4 @@
--- bad (inboxes)
+-- bad
 -- rule: What an inbox hands over is in the record of its ticket, under that fencing token or a later one.
 -- means: The inbox names what its owner was not given: it runs what another one may have, or what nobody was given.
 -- repair: Did another program write to the inbox? Restart that consumer.

@@ -1,4 +1,4 @@
--- bad, No leader (indexed)
+-- bad, No leader
 -- rule: An id in a ticket's record is pending.
 -- means: The index holds a ticket for an entry that is over or was never delivered; its later entries may wait for it.
 -- repair: The leader mends this by itself within seconds (`usher status`: is there one?); if it stays, restart it.

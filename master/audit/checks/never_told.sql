@@ -1,4 +1,4 @@
--- bad (tickets)
+-- bad
 -- rule: What an incarnation owns was handed over in its inbox, as far back as that goes.
 -- means: It owns the entry and was never told: it does not run it, and later entries of the ticket wait.
 -- repair: Restart that consumer: its tickets are handed over anew. Did another program write to index or inbox?

@@ -1,4 +1,4 @@
--- warn (suspects)
+-- warn
 -- rule: An execution ends after it starts, and of one owner's executions the first recorded has not begun last.
 -- means: The consumer's clock was set back meanwhile: proofs by time are weaker around that moment.
 -- repair: Let NTP slew the clock, not step it.

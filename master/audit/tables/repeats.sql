@@ -2,7 +2,8 @@
 -- ends its count, and a new owner may begin anew at 1 behind a start that ended badly.
 WITH starts AS (
   SELECT stream, ticket, id, ms, nth, fence, start_us, attempt, consumer, max(outcome) AS outcome, min(record_ms) AS record_ms
-    FROM runs r SEMI JOIN retried d ON d.stream = r.stream AND d.id = r.id
+    FROM runs r SEMI JOIN (SELECT stream, id FROM ids WHERE starts > 1 OR most > 1) d
+         ON d.stream = r.stream AND d.id = r.id
    GROUP BY stream, ticket, id, ms, nth, fence, start_us, attempt, consumer),
 anew AS (
   SELECT *, CASE WHEN attempt = 1 AND lag(outcome) OVER turn IN ('failed', 'crashed') AND lag(fence) OVER turn < fence
