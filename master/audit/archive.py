@@ -29,14 +29,17 @@ import time
 import urllib.parse
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from usher.common.base.errors import GroupMissing, StartRefused
+from usher.common.base.extras import how_to_install
+from usher.common.base.text import parse_json, pluralize
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.run_log import STALE, RunRecord
 from usher.common.protocol.stream_id import ZERO, after, milliseconds, rank
@@ -44,7 +47,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream
 from usher.master.audit import batches
 from usher.master.audit.batches import BulkReader
-from usher.master.audit.engine import local_engine, refusing
+from usher.master.audit.engine import Engine, few, local_engine, quoted, refusing
 from usher.master.audit.snapshot import facts_of, first_of
 
 #: So many sentences are stored in Redis, of so many characters.
@@ -54,6 +57,8 @@ _HELP = "put it back from a copy, or begin a new archive in another folder (--to
 _KNOWN_BY = frozenset({b"uid", b"usher_from"})
 _TOP = b"18446744073709551615-18446744073709551615"
 _DAY_MS, _LAST_DAY = 86_400_000, 2_932_896  # of the year 9999: a hostile id may lie beyond the calendar
+#: Digits behind the point of a running total; which consumer asks for one, and up to which entry.
+_SCALE, _STATES = 9, batches.schema_of("", "n nth")
 #: Memory of what sorts the rows of a day; the rest goes to disk.
 _FOLD_MIB = 512
 #: Of each ticket all executions of the messages that have what later ones are compared with (tables/carry.sql).
@@ -402,6 +407,95 @@ def _rows(
     if files:
         for batch in ds.dataset([str(file) for file in files]).to_batches(columns=list(names), filter=fits):
             yield from batch.to_pylist()
+
+
+# ---- running totals --------------------------------------------------------------------------------------------------
+
+
+class ConsumerState(NamedTuple):
+    """The state of a log consumer in its tables. ``total`` None: its state has no such number."""
+
+    name: str
+    last_id: str
+    total: Decimal | None
+
+
+def read_states(url: str, stream: str, key: str) -> list[ConsumerState]:
+    """Return every log consumer of a stream. ``key``: the number in its state that is compared. Raises StartRefused."""
+    try:
+        import sqlalchemy as sa
+    except ImportError as missing:
+        raise StartRefused(f"--states-url needs SQLAlchemy: {how_to_install('sql')}") from missing
+    asked = (
+        "SELECT c.name, c.last_id, s.state FROM checkpoints c LEFT JOIN consumer_states s ON s.name = c.name AND"
+        " s.stream = c.stream WHERE c.stream = :stream ORDER BY c.name"
+    )
+    try:
+        with sa.create_engine(url, poolclass=sa.NullPool).connect() as sql:
+            rows = sql.execute(sa.text(asked), {"stream": stream}).all()
+    except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
+        raise StartRefused(f"--states-url cannot be used: {wrong}") from wrong
+    except sa.exc.SQLAlchemyError as failed:
+        raise StartRefused(f"--states-url: {str(failed).splitlines()[0]}") from failed
+    found = []
+    for name, last_id, stored in rows:
+        try:
+            state = stored if isinstance(stored, dict) else parse_json(stored or "{}")
+        except ValueError as odd:
+            raise StartRefused(f"--states-url: the state of {name} in consumer_states is not JSON: {odd}") from odd
+        found.append(ConsumerState(name, last_id, number_of(state.get(key))))
+    return found
+
+
+def number_of(value: Any) -> Decimal | None:
+    try:
+        return None if isinstance(value, bool) else Decimal(str(value)).quantize(Decimal(1).scaleb(-_SCALE))
+    except InvalidOperation:
+        return None
+
+
+def totals_of_archive(
+    engine: Engine, entries: DataSet, value: str, kind: str, states: Sequence[ConsumerState]
+) -> list[tuple[Any, ...]]:
+    """Return (name, total, last id, the total that it has, whether they agree, why nothing can be said) of each:
+    the sum of ``value`` (a field, or ``data.name`` for a number inside the JSON of field ``data``) over every message
+    up to its checkpoint, each uid once. ``kind``: only messages whose field ``object`` is this; "" takes all. Raises
+    StartRefused when the archive is not as it was written."""
+    files, number = entries.complete(ZERO)
+    field, _, inside = value.partition(".")
+    text = f"fields[{quoted([field])}]"
+    raw, bad = (f"json_text({text}, {quoted([inside])})", f"NOT is_json({text})") if inside else (text, "false")
+    where = f"WHERE fields['object'] = {quoted([kind])}" if kind else ""
+    amounts = f"""SELECT id, nth, amount, try_cast(amount AS DECIMAL(38, {_SCALE})) AS number, is_bad FROM (
+        SELECT id, nth, {raw} AS amount, {text} IS NOT NULL AND {bad} AS is_bad,
+               row_number() OVER (PARTITION BY coalesce(nullif(fields['uid'], ''), id) ORDER BY ms, seq) AS place
+          FROM messages {where}) m WHERE place = 1"""
+    unread = """SELECT count(*), min_by(id, nth) FROM amounts WHERE nth <= (SELECT max(nth) FROM states)
+        AND (is_bad OR (amount IS NOT NULL AND number IS NULL))"""
+    with refusing(f"the archive {entries.folder} cannot be read"):
+        engine.files("messages", files, batches.STREAM, number)
+        engine.arrow(
+            "states", few(_STATES, ({"n": n, "nth": batches.nth(s.last_id.encode())} for n, s in enumerate(states)))
+        )
+        engine.view("amounts", amounts)
+        [(wrong, first)] = engine.rows(unread)
+        if wrong:  # they would count as 0
+            raise StartRefused(
+                f"--value: {value} is no number in {pluralize(wrong, 'message')}, the first of them {first}: choose the"
+                " right ones with --object"
+            )
+        of_each = "SELECT s.n, sum(a.number) FROM amounts a JOIN states s ON a.nth <= s.nth GROUP BY s.n"
+        sums = dict(engine.rows(of_each))
+    chain, found = entries.chain(), []
+    for n, state in enumerate(states):
+        below = rank(state.last_id.encode())
+        why = [f"the archive has a gap: {one.gap}" for one in chain if one.gap and rank(one.after.encode()) < below]
+        if rank(chain[-1].last.encode()) < below:
+            why.append(f"the archive ends at {chain[-1].last}, before its checkpoint")
+        total = Decimal(sums.get(n) or 0).quantize(Decimal(1).scaleb(-_SCALE))
+        told = None if why else float(total), state.last_id, None if state.total is None else float(state.total)
+        found.append((state.name, *told, not why and state.total == total, next(iter(why), "")))
+    return found
 
 
 # ---- what is proven --------------------------------------------------------------------------------------------------

@@ -128,12 +128,9 @@ def test_spark_submit_on_two_workers_finds_the_same(
         given = [
             word for name, value in confs.items() for word in ("--conf", f"spark.{name.replace('__', '.')}={value}")
         ]
-        program, submit = (
-            ROOT / "master" / "audit" / "__main__.py",
-            Path(environ["SPARK_HOME"]) / "bin" / "spark-submit",
-        )
+        program, submit = ROOT / "usher" / "__main__.py", Path(environ["SPARK_HOME"]) / "bin" / "spark-submit"
         done = subprocess.run(
-            [submit, "--master", url, "--py-files", zipped, *given, program, *words, "--json"],
+            [submit, "--master", url, "--py-files", zipped, *given, program, "audit", *words, "--json"],
             env=environ | settings,
             cwd=tmp_path,
             capture_output=True,

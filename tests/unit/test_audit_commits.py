@@ -44,7 +44,7 @@ def test_an_archive_has_one_writer(tmp_path: Path) -> None:
 
 
 def test_an_archive_whose_log_cannot_be_read_is_not_complete(tmp_path: Path) -> None:
-    """It was summed as if it were whole, and `usher audit reconcile --apply` wrote these totals."""
+    """It was summed as if it were whole."""
     data = DataSet(tmp_path)
     made = []
     for number in (1, 2, 3):
