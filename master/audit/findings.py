@@ -40,7 +40,7 @@ OF_ENTRIES = (
     "unread_and_run",
 )
 #: Checks of names, leases and inboxes, which the second look makes anew as a whole.
-OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked", "lease_orphan", "unregistered")
+OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "unregistered")
 
 
 class AuditCheck(NamedTuple):

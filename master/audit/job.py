@@ -155,11 +155,6 @@ class AuditRun:
             )
         self._reading_s = time.monotonic() - began_s
         members = self._members()
-        self._open += [
-            f"{stream}: this user of Redis may not SCAN, so inboxes without an owner were not looked for (key_leaked)"
-            for stream, (link, _) in self._readers.items()
-            if not snapshot.may_scan(link)
-        ]
         self._by_us("tickets", batches.TICKETS, batches.tickets)
         self._by_us("attempts", batches.ATTEMPTS, batches.attempts)
         self._by_us("inboxes", batches.INBOXES, batches.inboxes)
@@ -220,13 +215,14 @@ class AuditRun:
         link, keys = self._readers[stream]
         held = set(snapshot.still_there(link, keys, name, examples, self._plan.thresholds))
         if name == "parked_too_long":
-            back, is_known = snapshot.held_back(link, keys, [one for one in examples if one in held], self._plan.marks)
+            back, holds_tenants = snapshot.held_back(link, keys, [one for one in examples if one in held])
             held -= back
-            if held and not is_known:
+            if held and holds_tenants:
                 self._open.append(
-                    f"{stream}: live rules hold tenants back, and which tickets are theirs is not known here"
-                    " (USHER_TENANT_FIELD), so what waits for long may be theirs (parked_too_long)"
+                    f"{stream}: {len(held):,} entries wait for long; live rules hold tenants back, whose they may be"
+                    " (parked_too_long)"
                 )
+                held.clear()
         return [one for one in examples if one in held]
 
     def _members(self) -> list[GroupMember]:

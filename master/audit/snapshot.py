@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.marks import MarkFields
 from usher.common.protocol.mishaps import (
     KEPT,
     DeclaredLoss,
@@ -44,7 +43,6 @@ FACTS = schema_of(
 DECLARED = schema_of("stream", "at_ms first_nth last_nth")
 _COUNTED = ("skipped_order", "before_known", "maybe_damaged", "maybe_dropped")
 _DELETED = b"max-deleted-entry-id"
-_GLOB = re.compile(r"([\\*?\[\]])")
 _BATCH = 200
 _NUMBER = re.compile(r"[0-9]{1,19}")
 #: Seconds for which entries that were cut unread are a finding: nothing more can be found out about them.
@@ -218,49 +216,25 @@ def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
 
 
 def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:
-    """Return every name in the group; and those that left an inbox or a lease, if the user may look for these."""
-    rows = {row[b"name"]: row for row in map(pairs, reader.call("XINFO", "CONSUMERS", keys.stream, keys.group))}
+    """Return every name in the group."""
+    rows = [pairs(row) for row in reader.call("XINFO", "CONSUMERS", keys.stream, keys.group)]
     stored = pairs(reader.call("HGETALL", keys.consumers))
     consumers = {name.decode(errors="replace") for name in stored}
     generation = reader.call("HGET", keys.counters, "generation")
     last = int(generation) if generation and generation.isdigit() else 1 << 63  # a lost counter says nothing
-    # A registered consumer that has not been given an entry yet is not in the group.
-    registered = {_incarnation(*one).encode() for one in stored.items()}
-    names = [*rows, *sorted(_left_over(reader, keys) - {*rows, *registered})]
+    registered = {_incarnation(*one) for one in stored.items()}
     found = []
-    for at in range(0, len(names), _BATCH):
-        part = names[at : at + _BATCH]
-        leases = reader.all_of([("EXISTS", keys.prefix.encode() + b"lease:" + name) for name in part])
-        oldest = reader.all_of([("XPENDING", keys.stream, keys.group, "-", "+", 1, name) for name in part])
-        for name, lives, first in zip(part, map(bool, leases), oldest, strict=True):
-            row, told = rows.get(name, {}), name.decode(errors="replace")
-            numbers = row.get(b"pending", 0), first[0][2] if first else 0, row.get(b"idle", 0)
+    for at in range(0, len(rows), _BATCH):
+        part = rows[at : at + _BATCH]
+        leases = reader.all_of([("EXISTS", keys.prefix.encode() + b"lease:" + row[b"name"]) for row in part])
+        oldest = reader.all_of([("XPENDING", keys.stream, keys.group, "-", "+", 1, row[b"name"]) for row in part])
+        for row, lives, first in zip(part, map(bool, leases), oldest, strict=True):
+            told = row[b"name"].decode(errors="replace")
+            numbers = row[b"pending"], first[0][2] if first else 0, row[b"idle"]
             # Who has a lease and is registered is ours, whatever a counter that was lost or set back says.
-            is_named = was_named(told, last) or (lives and name in registered)
-            found.append(
-                GroupMember(keys.stream, told, *numbers, lives, name in rows, name_of(told) in consumers, is_named)
-            )
+            is_named = was_named(told, last) or (lives and told in registered)
+            found.append(GroupMember(keys.stream, told, *numbers, lives, name_of(told) in consumers, is_named))
     return found
-
-
-def _left_over(reader: BulkReader, keys: Keys) -> set[bytes]:
-    kinds = keys.inbox("").encode(), keys.lease("").encode()
-    mark = keys.unproven("").removeprefix(keys.lease("")).encode()  # beside a lease
-    options = ("MATCH", _GLOB.sub(r"\\\1", keys.prefix) + "*", "COUNT", 5000)
-    found = [one for page in reader.pages(("SCAN",), *options) for one in page] if may_scan(reader) else []
-    names = [(one, kind) for one in found for kind in kinds if one.startswith(kind)]
-    return {one.removeprefix(kind) for one, kind in names if not one.endswith(mark)}
-
-
-def may_scan(link: Link) -> bool:
-    """Return False for the auditor of common/redis/acl.py: SCAN shows every name of the database."""
-    try:
-        link.call("SCAN", 0, "COUNT", 1)
-    except CommandRefused as refused:
-        if "NOPERM" in str(refused):
-            return False
-        raise
-    return True
 
 
 def _incarnation(name: bytes, stored: bytes) -> str:
@@ -330,21 +304,12 @@ def _look(answer: Any) -> SuspectSnapshot:
     return SuspectSnapshot(owner, idle, deliveries, *record, bool(lease), bool(body), failures, other)
 
 
-def held_back(link: Link, keys: Keys, parked: Sequence[Example], marks: MarkFields) -> tuple[set[Example], bool]:
-    """Return the entries that a live rule holds back, for their ticket or its tenant, and whether all such rules could
-    be followed. ``parked``: in the order of their ids; a ticket is of the tenant of its newest message."""
+def held_back(link: Link, keys: Keys, parked: Sequence[Example]) -> tuple[set[Example], bool]:
+    """Return the entries that a live rule for their ticket holds back, and whether rules hold tenants back: then whose
+    the others are is not known here."""
     rules = rulebook(link.call("HGETALL", keys.rules))
-    limited = {name for name, rule in rules.tenant_limits.items() if rule.rate_per_second or rule.concurrency}
-    values, of_tenants = [b""] * len(parked), limited or rules.holds_tenants
-    if of_tenants and (field := marks.names[0]):
-        found = ScriptRunner(link).run_each("read_field", (keys.stream,), [(field, one.id) for one in parked])
-        values = [value or b"" for [value] in found]
-    tenants = {
-        one.ticket: marks.read(one.id.encode(), ticket_name(one), value, b"").tenant
-        for one, value in zip(parked, values, strict=True)
-    }
-    back = {one for one in parked if rules.of(ticket_name(one), tenants[one.ticket]) or tenants[one.ticket] in limited}
-    return back, bool(marks.tenant) or not of_tenants
+    limits_tenants = any(rule.rate_per_second or rule.concurrency for rule in rules.tenant_limits.values())
+    return {one for one in parked if rules.of(ticket_name(one), b"")}, limits_tenants or rules.holds_tenants
 
 
 def is_incarnation(name: str | None) -> bool:
@@ -414,9 +379,9 @@ def still_there(
 
 
 class GroupMember(NamedTuple):
-    """A name in the group, or only an inbox or a lease of one. ``oldest_idle_ms``: the longest idle time of its pending
-    entries, 0 without; ``idle_ms``: its own idle time; ``registered``: its consumer is, as this or another incarnation;
-    ``is_named``: like an incarnation that there may have been."""
+    """A name in the group. ``oldest_idle_ms``: the longest idle time of its pending entries, or 0; ``idle_ms``: its
+    own idle time; ``registered``: its consumer is, as this or another incarnation; ``is_named``: like an incarnation
+    that there may have been."""
 
     stream: str
     name: str
@@ -424,9 +389,8 @@ class GroupMember(NamedTuple):
     oldest_idle_ms: int
     idle_ms: int
     lives: bool
-    in_group: bool = True
-    registered: bool = True
-    is_named: bool = True
+    registered: bool
+    is_named: bool
 
 
 def was_named(name: str, last_generation: int) -> bool:
@@ -448,10 +412,6 @@ def judge_members(members: Iterable[GroupMember], limits: AuditThresholds) -> It
 
 def _judge(member: GroupMember, limits: AuditThresholds) -> tuple[str, int, str] | None:
     held = f"{member.pending:,} pending, the oldest idle for {member.oldest_idle_ms / 1000:.0f} s"
-    if not member.in_group and member.lives:
-        return None if member.registered else ("lease_orphan", 1, "a lease, but neither registered nor in the group")
-    if not member.in_group:
-        return "key_leaked", 1, "an inbox, but neither a lease nor a name in the group"
     if not (is_incarnation(member.name) and member.is_named):
         return ("stranger_owns", member.pending, held) if member.pending else None
     if member.lives:

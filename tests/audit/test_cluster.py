@@ -141,7 +141,7 @@ def test_spark_submit_on_two_workers_finds_the_same(
         documents = [line for line in done.stdout.splitlines() if line.startswith("{")]
         assert done.returncode == code, f"{done.stdout[-3000:]}\n{done.stderr[-4000:]}"
         if code == 2:
-            return {"error": " ".join(done.stderr.split())}
+            return {"error": " ".join(done.stdout.split())}  # spark-submit writes both there
         told: dict[str, Any] = json.loads(documents[0])
         return told
 

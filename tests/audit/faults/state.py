@@ -219,18 +219,6 @@ def a_name_that_was_not_reaped(s: Seeder, link: Link) -> None:
     link.call("XGROUP", "CREATECONSUMER", s.keys.stream, s.keys.group, "gone:9")
 
 
-@fault(key_leaked="nobody:4")
-def an_inbox_of_nobody(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", DONE)
-    s.tell("nobody:4", "a", "5 5-1")
-
-
-@fault(lease_orphan="c7:7")
-def a_lease_of_nobody(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", DONE)
-    link.call("SET", s.keys.lease("c7:7"), "live", "PX", _HOUR_MS)
-
-
 @fault(unregistered="c7:7")
 def a_consumer_that_never_registered(s: Seeder, link: Link) -> None:
     s.ran("c1:1", DONE)
