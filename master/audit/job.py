@@ -127,7 +127,7 @@ class AuditRun:
                 self._suspect("cut_unread", one.stream, one.cut_unread, [Example(one.stream, detail=told)])
         engine.derive(
             *("known", "clocks", "timed", "doubtful", "suspects", "late", "twice"),
-            *("ids", "repeats", "odd", "indexed"),
+            *("ids", "odd", "indexed"),
         )
         self._read_again()
         for (check, stream), (count, examples) in engine.found(CHECKS).items():

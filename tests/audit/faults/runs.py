@@ -247,28 +247,6 @@ def begun_behind_a_later_one_by_its_clock_alone(s: Seeder, link: Link) -> None:
 # ---- attempts --------------------------------------------------------------------------------------------------------
 
 
-@fault(attempts_wrong="5-1")
-def a_start_that_is_left_out(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", ("5-1", "a", 5, 500, 510, "failed", 1), ("5-1", "a", 5, 520, 530, "failed", 3))
-    s.ran("c1:1", ("5-1", "a", 5, 540, 550, "done", 4))
-
-
-@fault(attempts_wrong="5-1")
-def a_first_start_that_is_left_out(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", (*DONE, "done", 2))
-
-
-@fault(attempts_wrong="5-1")
-def a_start_that_is_counted_twice(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", ("5-1", "a", 5, 500, 510, "failed", 1), ("5-1", "a", 5, 520, 550, "done", 1))
-
-
-@fault(failed_often="5-1")
-def more_failures_than_are_allowed(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", *(("5-1", "a", 5, 500 + 5 * n, 504 + 5 * n, "failed") for n in range(LIMITS.attempts + 1)))
-    s.ran("c1:1", ("5-1", "a", 5, 540, 550))
-
-
 @fault()
 def given_up_parked_and_redriven(s: Seeder, link: Link) -> None:
     """Its letter is gone, and it is counted from 1 on again, by an owner that comes after."""
