@@ -31,7 +31,7 @@ FILES = resources.files("usher.master.audit")
 _FILLED = re.compile(r"(?:[\w:]*\{\w+\}[\w*]*)+")
 #: Checks of the run log alone: facts of the past, which need no second look; a proof from the archive makes them, too.
 OF_RUNS = (
-    *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "times_impossible", "run_unreadable"),
+    *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "run_unreadable"),
     *("effect_twice", "repeat_declared", "stale_counted", "clock_wrong"),
 )
 #: Checks of stream and run log together: a proof makes them of entries that were not over.

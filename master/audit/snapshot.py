@@ -326,12 +326,6 @@ def _last_number(example: Example) -> int:
     return int(example.detail.rpartition(" ")[2])
 
 
-def _is_not_given(one: Example, look: SuspectSnapshot) -> bool:
-    is_given = look.owner == one.owner or (look.whose == one.owner and one.id in look.ids)
-    is_there = look.owner is not None or one.detail.startswith("the group has not read it")
-    return look.lives and not is_given and is_there and (look.whose is None or look.fence < _last_number(one))
-
-
 #: Check -> whether a suspect of it is a finding at the moment of the second look. The others are of records that do not
 #: change: what was found once in those is a finding.
 _HOLDS: dict[str, Callable[[Example, SuspectSnapshot, AuditThresholds], bool]] = {
@@ -366,7 +360,6 @@ _HOLDS: dict[str, Callable[[Example, SuspectSnapshot, AuditThresholds], bool]] =
     "done_and_pending": lambda one, look, _: look.owner is not None and look.in_stream,
     "lost": lambda one, look, _: look.owner is None and look.in_stream,
     "fence_low": lambda one, look, _: look.whose is not None and look.fence < _last_number(one),
-    "inbox_differs": lambda one, look, _: _is_not_given(one, look),
 }
 LOOKED_AGAIN = frozenset(_HOLDS)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Checks of executions and of entries that are over: what a proof from the archive is about.
 PROVEN = (
-    *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "times_impossible", "run_unreadable"),
+    *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "run_unreadable"),
     *("effect_twice", "repeat_declared", "stale_counted", "dead_and_done", "lost", "overtaken", "clock_wrong"),
 )
 

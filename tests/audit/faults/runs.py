@@ -229,21 +229,6 @@ def a_clock_within_the_tolerance(s: Seeder, link: Link) -> None:
     s.ran("c3:3", ("5-1", "a", 10 * _S, 9_601_000, 9_602_000), record="10010-1")
 
 
-@fault(times_impossible="5-1")
-def over_before_it_began(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", ("5-1", "a", 5, 600, 550))
-
-
-@fault(times_impossible="5-1")
-def begun_behind_a_later_one_by_its_clock_alone(s: Seeder, link: Link) -> None:
-    """The clock of c1 was set back between the two, which it recorded in their order."""
-    s.add(("7-1", "a"))
-    s.read()
-    s.over("7-1")
-    s.ran("c1:1", ("5-1", "a", 5, 700, 750), record="200-1")
-    s.ran("c1:1", ("7-1", "a", 5, 500, 550), record="201-1")
-
-
 # ---- attempts --------------------------------------------------------------------------------------------------------
 
 

@@ -105,29 +105,6 @@ def owned_and_never_told(s: Seeder, link: Link) -> None:
     link.call("HSET", s.keys.tickets, "b", "c1:1 5 6-1 8-1")
 
 
-@fault(inbox_differs="6-1")
-def told_what_another_one_has(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", DONE)
-    s.live("c2:2")
-    link.call("XGROUP", "CREATECONSUMER", s.keys.stream, s.keys.group, "c2:2")
-    s.tell("c2:2", "b", "9 6-1")
-
-
-@fault(inbox_differs="8-1")
-def told_what_waits_under_master(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", DONE)
-    s.add(("8-1", "z"))
-    s.read()
-    s.tell("c1:1", "z", "9 8-1")
-
-
-@fault(inbox_differs="9-1")
-def told_what_was_not_read(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", DONE)
-    s.add(("9-1", "z"))
-    s.tell("c1:1", "z", "5 9-1")
-
-
 @fault()
 def told_what_it_had(s: Seeder, link: Link) -> None:
     """An inbox is trimmed later: what it names may be over, and be somebody else's by now."""
