@@ -88,6 +88,9 @@ class History:
                 "start_us": start_us,
                 "end_us": end_us,
                 "outcome": pa.repeat("done", count),
+                "handler": pa.repeat("bench:handle", count),
+                "tenant": _joined("tenant", number % 50),
+                "priority": np.zeros(count, np.int64),
             }
         )
         runs = runs.select(batches.RUNS.names).cast(batches.RUNS)

@@ -52,7 +52,7 @@ from usher.master.audit.snapshot import facts_of, first_of
 
 #: So many sentences are stored in Redis, of so many characters.
 _SAID, _LONGEST = 20, 300
-_HELP = "put it back from a copy, or begin a new archive in another folder (--to)"
+_HELP = "put it back from a copy, or begin a new archive in another folder (USHER_AUDIT_DIR)"
 #: What a proof looks for in messages: all that an archive without bodies has of them.
 _KNOWN_BY = frozenset({b"uid", b"usher_from"})
 _TOP = b"18446744073709551615-18446744073709551615"
@@ -296,7 +296,7 @@ class Archive:
             raise StartRefused(
                 f"{self._keys.stream}: its {table} went back: the archive ends at {before.last}, the stream at"
                 f" {last.decode()}. It was deleted, or restored from an older copy: archive it into another folder"
-                f" (--to)"
+                " (USHER_AUDIT_DIR)"
             )
         if rank(last) <= rank(floor):
             self._note(table, floor)

@@ -49,12 +49,6 @@ _RUN = ("stream", "consumer", "ticket", "id", "fence", "attempt", "start_us", "e
 T = TypeVar("T")
 #: Below both, Spark is started for little data.
 _SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 4_000
-_TO = click.option(
-    "--to",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the archive [default: archive in USHER_AUDIT_DIR].",
-)
 _KEEP = click.option(
     "--keep-days",
     type=click.IntRange(1),
@@ -213,13 +207,12 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
     The last archived ids are noted in Redis as the floor of `usher trim --archived-only`. Exit code 1: something was
     cut before it was archived (column gap)."""
 )
-@_TO
 @_KEEP
 @_BODIES
 @JSON
-def archive(folder: Path | None, keep_days: int | None, bodies: bool, as_json: bool) -> None:
+def archive(keep_days: int | None, bodies: bool, as_json: bool) -> None:
     settings = reachable()
-    place, added = _folder(settings, folder), []
+    place, added = settings.archive, []
     from usher.master.audit.archive import Archive, locked
 
     with locked(place), Console(stderr=True).status("archiving"):
@@ -250,14 +243,13 @@ def _tell(
     proven only what was archived before it was cut. Exit code 1: findings, or holes in the proof, that no former run
     has told."""
 )
-@_TO
 @click.option("--all", "again", is_flag=True, help="Prove the whole archive once more, and commit nothing.")
 @_KEEP
 @_BODIES
 @JSON
-def prove(folder: Path | None, again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> None:
+def prove(again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> None:
     settings = reachable().model_copy(update={"keep_days": keep_days, "bodies": bodies})
-    place, is_well = _folder(settings, folder), True
+    place, is_well = settings.archive, True
     from usher.master.audit.archive import locked, nothing_new
 
     is_old = functools.partial(with_link, settings, do=functools.partial(nothing_new, place))
@@ -304,16 +296,15 @@ def _prove(settings: AuditChoices, place: Path, again: bool, as_json: bool) -> b
 )
 @click.option("--object", "kind", default="", help="Only messages with this value in the field object.")
 @click.option("--state-key", default="total", show_default=True, help="The number in a consumer's state.")
-@_TO
 @JSON
-def reconcile(states_url: str, value: str, kind: str, state_key: str, folder: Path | None, as_json: bool) -> None:
+def reconcile(states_url: str, value: str, kind: str, state_key: str, as_json: bool) -> None:
     from usher.master.audit.archive import data_sets, locked, read_states, totals_of_archive
 
     settings: AuditChoices = click.get_current_context().obj
     stream, *others = settings.streams
     if others:
         raise StartRefused("reconcile looks at one stream: set USHER_TICKET_STREAM, or name one by --streams")
-    states, place = read_states(states_url, stream, state_key), _folder(settings, folder)
+    states, place = read_states(states_url, stream, state_key), settings.archive
     data, *_ = data_sets(place, settings.keys(stream))
     with locked(place):
         if data.recover() is None:
@@ -335,22 +326,15 @@ def reconcile(states_url: str, value: str, kind: str, state_key: str, folder: Pa
 )
 @click.option("--days", type=click.IntRange(1), default=30, show_default=True, help="How many days, up to today.")
 @click.option("--top", type=click.IntRange(1, 1000), default=20, show_default=True, help="Names shown of each kind.")
-@_TO
 @_looks
-def report(
-    flags: dict[str, Any], days: int, top: int, folder: Path | None, every: float | None, as_json: bool, **chosen: Any
-) -> None:
+def report(flags: dict[str, Any], days: int, top: int, every: float | None, as_json: bool, **chosen: Any) -> None:
     settings = _chosen(flags, **chosen)
     if every:
         run_every(every * 60)
     settings = reachable(settings)
     from usher.master.audit import workload
 
-    workload.run(settings, os.environ, _folder(settings, folder), days, top, as_json)
-
-
-def _folder(settings: AuditChoices, given: Path | None) -> Path:
-    return (given or settings.folder / "archive").expanduser().absolute()
+    workload.run(settings, os.environ, settings.archive, days, top, as_json)
 
 
 # ---- what executes it ------------------------------------------------------------------------------------------------

@@ -236,7 +236,7 @@ def own_folder(place: Path) -> Iterator[Path]:
     with contextlib.ExitStack() as opened:
         for number in itertools.count(1):
             folder = place / str(number)
-            try:
+            with refusing(f"USHER_AUDIT_DIR: the folder {folder} cannot be used"), contextlib.suppress(BlockingIOError):
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
                 log = opened.enter_context(log_of(folder).open("ab"))
                 fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,10 +244,6 @@ def own_folder(place: Path) -> Iterator[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(mode=0o700)
                 break
-            except BlockingIOError:
-                continue
-            except OSError as unusable:
-                raise StartRefused(f"USHER_AUDIT_DIR: the folder {folder} cannot be used: {unusable}") from unusable
         opened.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
 

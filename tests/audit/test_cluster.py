@@ -164,7 +164,7 @@ def test_spark_submit_on_two_workers_finds_the_same(
     assert found == {("out_of_order", "5-1")}
 
     keys = Keys("two_of_a_ticket_at_once", GROUP)
-    to = ("--to", str(tmp_path / "hidden" / "archive"))
-    refused = submitted("--streams", keys.stream, "prove", *to, code=2, executor__memory="512m")["error"]
+    settings["USHER_AUDIT_DIR"] = str(tmp_path / "hidden")
+    refused = submitted("--streams", keys.stream, "prove", code=2, executor__memory="512m")["error"]
     assert "is its folder shared with all of Spark's executors?" in refused
     assert link.call("HGET", keys.archived, "proven_until_ms") is None, "nothing is proven"
