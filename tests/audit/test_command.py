@@ -152,7 +152,7 @@ def test_what_was_found_is_told_also_when_redis_is_full(
 
 
 @pytest.mark.parametrize("name", ["auditor", "master"])
-def test_the_auditor_of_usher_acl_may_audit_and_what_he_may_not_look_for_is_said(
+def test_the_auditor_of_usher_acl_may_audit_and_report(
     name: str,
     settings: dict[str, str],
     seeder: Seeder,
@@ -171,9 +171,10 @@ def test_the_auditor_of_usher_acl_may_audit_and_what_he_may_not_look_for_is_said
     )
     try:
         assert usher("audit", "--json") == 1
+        told = orjson.loads(capsys.readouterr().out)
+        assert usher("report") == 0
     finally:
         link.call("ACL", "DELUSER", name)
-    told = orjson.loads(capsys.readouterr().out)
     assert [(found["check"], found["count"]) for found in told["findings"]] == [("pending_without_index", 1)], (
         "looked at twice"
     )
