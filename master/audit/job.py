@@ -102,7 +102,7 @@ class AuditRun:
     def _first_look(self, before: dict[str, AuditedStream]) -> dict[str, AuditedStream]:
         engine, limits = self._engine, self._plan.thresholds
         # Without a run log nothing is proven of what is over, so only the pending entries are read.
-        everything = any(one.run_first is not None for one in before.values())
+        everything = any(one.has_runs for one in before.values())
         members = self._read(before, everything)
         now, rows = {}, []
         for stream, (link, keys) in self._readers.items():

@@ -321,7 +321,7 @@ class Proof:
                 yield "kept_ms" not in one.facts, f"{stream}: {one.gap}{more}"
         yield from (("kept_ms" not in one.facts, f"{stream}: {one.gap}") for one in self._new_entries if one.gap)
         # What was cut is told as a gap; entries are judged in the archive, trimmed or not.
-        told = facts._replace(first=ZERO, run_capped=False, run_deleted=None)
+        told = facts._replace(first=ZERO, cut_ms=-1)
         yield from ((False, text) for text in unproven(told, self._known, self._counts))
 
     # ---- commit --------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ _MOST = 2**63 - 1
 #: The table ``facts``: a row for each stream.
 FACTS = schema_of(
     "stream",
-    "began_ms time_ms delivered_ms delivered_nth last_nth first_nth deleted_nth base_ms order_ms drop_ms"
+    "time_ms delivered_ms delivered_nth last_nth first_nth deleted_nth base_ms order_ms drop_ms"
     " handled_before_ms ahead_before_ms",
 )
 DECLARED = schema_of("stream", "at_ms first_nth last_nth")
@@ -52,22 +52,18 @@ _RECENT_S = 86_400
 class AuditedStream(NamedTuple):
     """A ticket stream, its group and its run log at one moment.
 
-    ``run_first``: the first record that is still in the run log, None when it is empty; ``run_capped``: records before
-    it were cut off; ``run_deleted``: the last record that was deleted by its id. ``first``: the first entry that is
-    still in the stream, None when it is empty. ``cut_unread``: how many entries were cut before they were read, within
-    the last day or not counted yet. ``declared``: losses that masters wrote down. ``max_deleted``: the highest entry
-    that was ever deleted by its id; None: not known.
+    ``has_runs``: there are records in the run log, and all after ``cut_ms``, by Redis' clock (-1: it was never cut).
+    ``first``: the first entry that is still in the stream, None when it is empty. ``cut_unread``: how many entries were
+    cut before they were read, within the last day or not counted yet. ``declared``: losses that masters wrote down.
+    ``max_deleted``: the highest entry that was ever deleted by its id; None: not known.
     """
 
     keys: Keys
     time_ms: int
     length: int
     last_delivered: bytes
-    pending: int
-    run_records: int
-    run_first: bytes | None
-    run_capped: bool
-    run_deleted: bytes | None
+    has_runs: bool
+    cut_ms: int
     dead_letters: int
     first: bytes | None
     cut_unread: int
@@ -78,30 +74,18 @@ class AuditedStream(NamedTuple):
     def stream(self) -> str:
         return self.keys.stream
 
-    @property
-    def base_ms(self) -> int:
-        """Return the time, by Redis' clock, since which every record is in the run log; -1: it was never cut."""
-        if self.run_first is None:
-            return self.time_ms
-        cut = [self.run_first] if self.run_capped else []
-        if self.run_deleted is not None and rank(self.run_deleted) > rank(self.run_first):
-            cut.append(self.run_deleted)
-        return min(max((rank(one) >> 64 for one in cut), default=-1), _MOST)
-
     def row(self, before: AuditedStream, *, entries_read: bool, **more: int | None) -> dict[str, Any]:
         """Return the row of the table ``facts``. ``before``: as it was before anything was read; ``entries_read``: all
         entries that the group has read were, not only those that are pending."""
         return {
             "stream": self.stream,
-            "began_ms": before.time_ms,
             "time_ms": self.time_ms,
             "delivered_ms": min(rank(self.last_delivered) >> 64, _MOST),
             "delivered_nth": nth(self.last_delivered),
             "last_nth": nth(before.last_delivered),
             "first_nth": self.first and nth(self.first),
             "deleted_nth": nth(self.max_deleted) if entries_read and self.max_deleted else None,
-            "base_ms": self.base_ms,
-            "order_ms": self.base_ms,
+            **dict.fromkeys(("base_ms", "order_ms"), self.cut_ms if self.has_runs else self.time_ms),
             **more,
         }
 
@@ -117,15 +101,14 @@ class AuditedStream(NamedTuple):
 def unproven(facts: AuditedStream, known: Mapping[str, Any], counts: Mapping[tuple[str, str], int]) -> list[str]:
     """Return what cannot be said of this stream, each in one sentence. ``known``: its row of the table of that name;
     ``counts``: (figure, stream) -> entries."""
-    handled_ms, first, run_first = known["handled_ms"], facts.first, facts.run_first
-    cut_ms = facts.base_ms if run_first is not None else -1
+    handled_ms, first, cut_ms = known["handled_ms"], facts.first, facts.cut_ms
     gone = "its entries" if first is None else f"the entries before {first.decode()}"
     deleted = facts.max_deleted if first and facts.max_deleted and rank(facts.max_deleted) > rank(first) else b""
     since = "none ever was" if handled_ms is None else f"that was added at {handled_ms} ms"
     many = {name: counts.get((name, facts.stream), 0) for name in _COUNTED}
     told = {
         "the run log is empty, so nothing can be said of past executions: order, overlaps, losses"
-        " (USHER_RUN_LOG_LENGTH)": run_first is None and facts.last_delivered != ZERO,
+        " (USHER_RUN_LOG_LENGTH)": not facts.has_runs and facts.last_delivered != ZERO,
         f"records of the run log up to {cut_ms} ms were cut (its cap) or deleted (XDEL), so order, losses and repeats"
         " are proven for entries added after that only (raise USHER_RUN_LOG_LENGTH; usher audit archive)": cut_ms >= 0,
         f"ids are up to {known['ahead_ms']:,} ms ahead of Redis' clock, so that much less is proven (a clock set back?"
@@ -176,10 +159,12 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
         raise KeyForeign(f"{keys.losses} cannot be read: an id in it is none")
     is_recent, time_ms = int(seconds) - mishaps.unread_cut_s < _RECENT_S, int(seconds) * 1000 + int(micros) // 1000
     unread = cut_unread(group, of_stream, counted) + (mishaps.unread_cut if is_recent else 0)
-    about = (keys, time_ms, of_stream[b"length"], group[b"last-delivered-id"], group[b"pending"])
-    log = (runs.get(b"length", 0), first_of(runs), is_capped(runs, run_log_length), runs.get(_DELETED))
-    letters = facts_of(link, keys.dead).get(b"length", 0)
-    return AuditedStream(*about, *log, letters, first_of(of_stream), unread, tuple(declared), of_stream.get(_DELETED))
+    first_run, deleted, letters = first_of(runs), runs.get(_DELETED, ZERO), facts_of(link, keys.dead).get(b"length", 0)
+    cut = [first_run] if first_run and is_capped(runs, run_log_length) else []
+    cut += [deleted] if first_run and rank(deleted) > rank(first_run) else []
+    cut_ms = min(max((rank(one) >> 64 for one in cut), default=-1), _MOST)
+    about = (keys, time_ms, of_stream[b"length"], group[b"last-delivered-id"], first_run is not None, cut_ms, letters)
+    return AuditedStream(*about, first_of(of_stream), unread, tuple(declared), of_stream.get(_DELETED))
 
 
 def foreign_keys(link: Link, keys: Keys) -> list[str]:

@@ -1,7 +1,6 @@
 -- Entries of which pending list and index of tickets do not say the same, one by one. A message without a ticket id is a
 -- ticket of its own, under a name that is no text.
-SELECT coalesce(e.stream, t.stream) AS stream, coalesce(e.id, t.id) AS id, coalesce(e.ticket, t.ticket) AS ticket, e.consumer,
-       t.owner, t.id IS NOT NULL AS is_indexed, e.id IS NOT NULL AS is_pending,
+SELECT coalesce(e.stream, t.stream) AS stream, coalesce(e.id, t.id) AS id, coalesce(e.ticket, t.ticket) AS ticket, e.consumer, t.owner,
        concat(CASE WHEN e.id IS NULL THEN '' ELSE concat('pending for ', e.consumer, ', idle ', e.idle_ms, ' ms, deliveries ',
                                                          e.deliveries) END,
               CASE WHEN t.id IS NULL THEN '' ELSE concat(CASE WHEN e.id IS NULL THEN '' ELSE ', ' END, 'index says ', t.owner) END
