@@ -127,11 +127,11 @@ def reachable(settings: AuditChoices | None = None) -> AuditChoices:
     return settings.model_copy(update={"redis_url": url})
 
 
-def _show(report: AuditReport, as_json: bool) -> None:
+def _show(report: AuditReport, as_json: bool, **more: Any) -> None:
     from usher.master.audit.report import document, print_audit_report
 
     if as_json:
-        print_json(document(report))
+        print_json(document(report) | more)
     else:
         print_audit_report(report)
 
@@ -275,7 +275,7 @@ def _prove(settings: AuditChoices, place: Path, again: bool, as_json: bool) -> b
     told = {"figures": {"executions": sum(one.executions for one in proven)}, "checks": PROVES}
     told["proven"] = tuple(one.sentence() for one in proven)
     report = AuditReport.of(settings, started_ns, found, unproven, **told)
-    _show(report, as_json)
+    _show(report, as_json, archive=str(place), new=True)
     for one in () if again else proofs:
         one.commit()
     return not report.found and not any(one.holes for one in proven)
