@@ -88,6 +88,9 @@ class History:
                 "start_us": start_us,
                 "end_us": end_us,
                 "outcome": pa.repeat("done", count),
+                "handler": pa.repeat("bench:handle", count),
+                "tenant": _joined("tenant", number % 50),
+                "priority": np.zeros(count, np.int64),
             }
         )
         runs = runs.select(batches.RUNS.names).cast(batches.RUNS)
@@ -119,9 +122,7 @@ def _commit(data: DataSet, rows: pa.Table, last: str, begin_ms: int) -> None:
     before = data.last()
     number, after = (before.number + 1, before.last) if before else (1, ZERO.decode())
     made = Commit(number, after, last, len(rows))
-    place = data.staging(made) / time.strftime("date=%Y-%m-%d", time.gmtime(begin_ms / 1000))
-    place.mkdir(parents=True)
-    pq.write_table(rows, place / "part-0.parquet")
+    pq.write_table(rows, data.place(made, time.strftime("date=%Y-%m-%d", time.gmtime(begin_ms / 1000))))
     data.commit(made)
 
 

@@ -210,7 +210,7 @@ _MASTER_SENDS = _words(
 )
 _AUDITOR_READS = _words(
     "type xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers get pttl exists hget hgetall "
-    "hmget hscan hlen"
+    "hmget hscan hlen mget"
 )
 _HEAD = """\
 # Users of Redis for Usher, with the rights that each kind of program needs and no more. Made by

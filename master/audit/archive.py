@@ -5,20 +5,17 @@ After a commit the last id goes to Redis, that of the entries also to the stream
 --archived-only`` may not pass. Nothing is missing between two runs as long as the last archived entry is still in the
 stream: the archive looks for it after the reading, and ``usher trim`` keeps it.
 
+``_commits.json`` of a table says which files it has: a run that is killed before that is renamed into place changes
+nothing, and the next one removes what it has written. One archive has one writer: a lock on the folder.
+
 ::
 
-    <folder>/entries/_staging/<n>/date=2026-11-21/part-....parquet    1. written and synced; readers skip _ names
-    <folder>/entries/_commits.json                                    2. all commits: n is there from its rename on
-    <folder>/entries/date=2026-11-21/<n>-part-....parquet             3. where readers find the rows
-
-A run that was killed before 2. is thrown away by the next one, and behind it finished: each file is renamed once. A
-read between 2. and 3. may lack rows of the last commit, and never has one twice. One archive has one writer: a lock on
-the folder.
+    <folder>/entries/_commits.json                                    all commits, with the digests of their files
+    <folder>/entries/date=2026-11-21/<commit>-part-0.parquet
 
 The commits of each day that is over (and proven, where there is a proof) become one, with one file sorted by ticket; a
 proof's become one each time that it writes a whole carry; with ``keep_days`` the oldest ones become one without rows,
-but for the executions that later ones are compared with (``_carried``). The log with the new commit names the files
-that go, too.
+but for the executions that later ones are compared with (``_carried``).
 """
 
 from __future__ import annotations
@@ -28,19 +25,21 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import time
 import urllib.parse
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from usher.common.base.errors import GroupMissing, StartRefused
+from usher.common.base.extras import how_to_install
+from usher.common.base.text import parse_json, pluralize
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.run_log import STALE, RunRecord
 from usher.common.protocol.stream_id import ZERO, after, milliseconds, rank
@@ -48,16 +47,18 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream
 from usher.master.audit import batches
 from usher.master.audit.batches import BulkReader
-from usher.master.audit.engine import local_engine, refusing
+from usher.master.audit.engine import Engine, few, local_engine, quoted, refusing
 from usher.master.audit.snapshot import facts_of, first_of
 
 #: So many sentences are stored in Redis, of so many characters.
 _SAID, _LONGEST = 20, 300
-_HELP = "put it back from a copy, or begin a new archive in another folder (--to)"
+_HELP = "put it back from a copy, or begin a new archive in another folder (USHER_AUDIT_DIR)"
 #: What a proof looks for in messages: all that an archive without bodies has of them.
 _KNOWN_BY = frozenset({b"uid", b"usher_from"})
 _TOP = b"18446744073709551615-18446744073709551615"
 _DAY_MS, _LAST_DAY = 86_400_000, 2_932_896  # of the year 9999: a hostile id may lie beyond the calendar
+#: Digits behind the point of a running total; which consumer asks for one, and up to which entry.
+_SCALE, _STATES = 9, batches.schema_of("", "n nth")
 #: Memory of what sorts the rows of a day; the rest goes to disk.
 _FOLD_MIB = 512
 #: Of each ticket all executions of the messages that have what later ones are compared with (tables/carry.sql).
@@ -65,13 +66,13 @@ _COMPARED = """\
 SELECT r.* FROM r SEMI JOIN (
   SELECT ticket, unnest([max_by(id, nth) FILTER (WHERE outcome = 'done'), max_by(id, nth), max_by(id, fence),
                          max_by(id, greatest(start_us, end_us))]) AS id
-    FROM r WHERE ticket <> '' AND id IS NOT NULL GROUP BY ticket) k ON k.ticket = r.ticket AND k.id = r.id"""
+    FROM r WHERE id IS NOT NULL GROUP BY ticket) k ON k.ticket = r.ticket AND k.id = r.id"""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """An addition to one table: the rows above ``after`` up to ``last``. ``files``: name in staging -> digest. ``gap``:
-    what may be missing. ``facts``: what else is committed. ``first``: from that number on it takes the place of
+    """An addition to one table: the rows above ``after`` up to ``last``. ``files``: name -> digest. ``gap``: what may
+    be missing. ``facts``: what else is committed. ``first``: from that number on it takes the place of
     commits, None: of none, 0: of all, and not all of their rows are kept."""
 
     number: int
@@ -96,55 +97,52 @@ class DataSet:
     """A table of the archive, for the holder of the archive's lock."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._log, self._staging = folder, folder / "_commits.json", folder / "_staging"
+        self.folder, self._log = folder, folder / "_commits.json"
 
     def chain(self, behind: int = 0) -> list[Commit]:
         """Return the commits behind number ``behind``, in order. Raises StartRefused."""
-        return [one for one in self._read()[0] if one.number > behind]
+        try:
+            commits = [Commit(**one) for one in json.loads(self._log.read_bytes())]
+        except FileNotFoundError as lost:
+            if any(self.folder.rglob("*.parquet")):
+                raise StartRefused(f"the archive's {self._log} is gone, and its files are there; {_HELP}") from lost
+            return []
+        except (OSError, ValueError, TypeError) as unreadable:
+            raise StartRefused(f"the archive's {self._log} cannot be read ({unreadable}); {_HELP}") from unreadable
+        return [one for one in commits if one.number > behind]
 
     def last(self) -> Commit | None:
         chain = self.chain()
         return chain[-1] if chain else None
 
-    def _read(self) -> tuple[list[Commit], list[str]]:
-        """Return all commits, and the files that the last of them took the place of."""
-        try:
-            told = json.loads(self._log.read_bytes())
-            return [Commit(**one) for one in told["commits"]], told["replaced"]
-        except FileNotFoundError as lost:
-            if any(self._staging not in file.parents for file in self.folder.rglob("*.parquet")):
-                raise StartRefused(f"the archive's {self._log} is gone, and its files are there; {_HELP}") from lost
-            return [], []
-        except (OSError, ValueError, TypeError, KeyError) as unreadable:
-            raise StartRefused(f"the archive's {self._log} cannot be read ({unreadable}); {_HELP}") from unreadable
-
     def recover(self) -> Commit | None:
-        """Finish or throw away what a killed run left. Returns the last commit, None before the first."""
-        commits, replaced = self._read()
-        for name in replaced:  # first: readers may lack rows, and see none twice
-            (self.folder / name).unlink(missing_ok=True)
-        for commit in commits:
-            for name in commit.files:
-                staged, place = self.staging(commit) / name, self.place(commit, name)
-                if staged.exists():
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    staged.replace(place)
-                    _sync(place.parent)
-        shutil.rmtree(self._staging, ignore_errors=True)
+        """Remove what a killed run left. Returns the last commit, None before the first."""
+        commits = self.chain()
+        named = {self.folder / name for one in commits for name in one.files}
+        for file in set(self.folder.rglob("[0-9]*-part-0.parquet")) - named:
+            file.unlink()
         return commits[-1] if commits else None
+
+    def _write(self, commits: Sequence[Commit]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        written = self._log.with_name(f"{self._log.name}.new")
+        with written.open("w") as out:
+            json.dump([asdict(one) for one in commits], out)
+            out.flush()
+            os.fsync(out.fileno())
+        written.replace(self._log)
+        _sync(self.folder)
 
     def files(self, commits: Iterable[Commit], under: str = "") -> list[Path]:
         """Raises StartRefused when one is missing, or is not as it was written. ``under``: how their names begin."""
         found = []
-        for commit in commits:
-            for name, digest in commit.files.items():
-                if name.startswith(under):
-                    file = self.place(commit, name)
-                    if not file.exists():
-                        raise StartRefused(f"the archive lacks {file}: {_HELP}")
-                    if _digest(file) != digest:
-                        raise StartRefused(f"{file} is not as it was written: {_HELP}")
-                    found.append(file)
+        for name, digest in [pair for one in commits for pair in one.files.items() if pair[0].startswith(under)]:
+            file = self.folder / name
+            if not file.exists():
+                raise StartRefused(f"the archive lacks {file}: {_HELP}")
+            if _digest(file) != digest:
+                raise StartRefused(f"{file} is not as it was written: {_HELP}")
+            found.append(file)
         return found
 
     def complete(self, bodies_from: bytes | None = None) -> tuple[list[Path], int]:
@@ -159,34 +157,33 @@ class DataSet:
             )
         return self.files(commits), sum(commit.rows for commit in commits)
 
-    def staging(self, commit: Commit) -> Path:
-        return self._staging / commit.name
+    def place(self, commit: Commit, part: str) -> Path:
+        """Return where the rows of this part (a folder) of a commit are to be written."""
+        if not self._log.exists():  # where it is gone later, there are files that it had named
+            self._write([])
+        folder = self.folder / part
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{commit.name}-part-0.parquet"
 
-    def place(self, commit: Commit, name: str) -> Path:
-        staged = Path(name)
-        return self.folder / staged.parent / f"{commit.name}-{staged.name}"
+    def written(self, commit: Commit) -> list[Path]:
+        return sorted(self.folder.rglob(f"{commit.name}-part-0.parquet"))
 
-    def commit(self, wanted: Commit) -> Commit:
-        """Make the staged files part of the table. Raises StartRefused when there are rows, but no file with them."""
-        staged, former = self.staging(wanted), self.chain()
-        files = sorted(staged.rglob("*.parquet"))
+    def commit(self, wanted: Commit, stays: str = "") -> Commit:
+        """Make the written files part of the table. ``stays``: how names of former files begin that stay. Raises
+        StartRefused when there are rows, but no file with them."""
+        files = self.written(wanted)
         if wanted.rows and not files:
-            raise StartRefused(f"{wanted.rows:,} rows were written, but there is no file with them in {staged}")
-        for file in files:  # synced first: after this commit their entries may be trimmed
-            _sync(file)
-        made = replace(wanted, files={str(file.relative_to(staged)): _digest(file) for file in files})
+            raise StartRefused(f"{wanted.rows:,} rows were written, but there is no file with them in {self.folder}")
+        for place in (*files, *{file.parent for file in files}):  # first: then their entries may be trimmed
+            _sync(place)
+        made = replace(wanted, files={str(file.relative_to(self.folder)): _digest(file) for file in files})
         first = made.number if made.first is None else made.first
-        gone = [one for one in former if first <= one.number <= made.number]
-        commits = sorted([made, *(one for one in former if one not in gone)], key=lambda one: one.number)
-        replaced = [str(self.place(one, name).relative_to(self.folder)) for one in gone for name in one.files]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        written = self._log.with_name(f"{self._log.name}.new")
-        with written.open("w") as out:
-            json.dump({"commits": [asdict(one) for one in commits], "replaced": replaced}, out)
-            out.flush()
-            os.fsync(out.fileno())
-        written.replace(self._log)
-        _sync(self.folder)
+        former = [
+            replace(one, files={name: digest for name, digest in one.files.items() if name.startswith(stays)})
+            for one in self.chain()
+            if not first <= one.number <= made.number
+        ]
+        self._write(sorted([made, *former], key=lambda one: one.number))
         self.recover()
         return made
 
@@ -220,15 +217,13 @@ class DataSet:
         kept = {"kept_ms": milliseconds(last.last.encode())} if cut else {}
         made = Commit(last.number, first.after, last.last, rows, cut or first.gap, {}, facts | kept)
         made = replace(made, first=0 if cut else first.number)
-        staged = self.staging(made)
-        self._staging.mkdir(parents=True, exist_ok=True)
-        with local_engine(self._staging, _FOLD_MIB) as engine:
+        with local_engine(self.folder / "_spill", _FOLD_MIB) as engine:
             for place in sorted({"_carried" if cut else file.parent.name for file in files if select}):
                 engine.files("r", [one for one in files if cut or one.parent.name == place], pq.read_schema(files[0]))
-                engine.write(select, staged / place)
-        there = sum(pq.read_metadata(file).num_rows for file in staged.rglob("*.parquet"))
+                engine.write(select, self.place(made, place))
+        there = sum(pq.read_metadata(file).num_rows for file in self.written(made))
         if not cut and there != rows:
-            raise StartRefused(f"of {rows:,} rows that were folded {there:,} are in {staged}: nothing was changed")
+            raise StartRefused(f"of {rows:,} rows that were folded {there:,} were written: nothing was changed")
         self.commit(replace(made, rows=there))
 
 
@@ -301,14 +296,14 @@ class Archive:
             raise StartRefused(
                 f"{self._keys.stream}: its {table} went back: the archive ends at {before.last}, the stream at"
                 f" {last.decode()}. It was deleted, or restored from an older copy: archive it into another folder"
-                f" (--to)"
+                " (USHER_AUDIT_DIR)"
             )
         if rank(last) <= rank(floor):
             self._note(table, floor)
             return Commit(number - 1, floor.decode(), floor.decode(), 0)
         made = Commit(number, floor.decode(), last.decode(), 0, facts={"bodies": self._bodies})
         rows, moment = self._read(table, (after(floor), last))
-        made = replace(made, rows=write_days(rows, moment, data.staging(made)))
+        made = replace(made, rows=write_days(rows, moment, data, made))
         # After the reading: the floor may have been cut meanwhile.
         floor_is_there = floor != ZERO and bool(self._link.call("XRANGE", key, floor, floor))
         gap = _gap(table, floor, facts, facts_of(self._link, key), floor_is_there)
@@ -332,7 +327,7 @@ class Archive:
                 self._link.call("SET", LogKeys(self._keys.stream).archived, last)
 
 
-def write_days(rows: Iterator[pa.RecordBatch], moment: str, folder: Path) -> int:
+def write_days(rows: Iterator[pa.RecordBatch], moment: str, data: DataSet, made: Commit) -> int:
     """Write rows into a file for each day of the column ``moment``, and return how many the files have. Raises
     StartRefused when these are not all that were given."""
     writers: dict[int, pq.ParquetWriter] = {}
@@ -343,14 +338,13 @@ def write_days(rows: Iterator[pa.RecordBatch], moment: str, folder: Path) -> int
             days = pc.min_element_wise(pc.divide(batch[moment], _DAY_MS), _LAST_DAY)
             for day in pc.unique(days).to_pylist():
                 if day not in writers:
-                    place = folder / time.strftime("date=%Y-%m-%d", time.gmtime(day * 86_400))
-                    place.mkdir(parents=True)
-                    writer = pq.ParquetWriter(place / "part-0.parquet", batch.schema, compression="zstd")
+                    place = data.place(made, time.strftime("date=%Y-%m-%d", time.gmtime(day * 86_400)))
+                    writer = pq.ParquetWriter(place, batch.schema, compression="zstd")
                     writers[day] = opened.enter_context(writer)
                 writers[day].write_batch(batch.filter(pc.equal(days, day)))
-    there = sum(pq.read_metadata(file).num_rows for file in folder.rglob("*.parquet"))
+    there = sum(pq.read_metadata(file).num_rows for file in data.written(made))
     if there != given:
-        raise StartRefused(f"of {given:,} rows that were written {there:,} are in {folder}: nothing was archived")
+        raise StartRefused(f"of {given:,} rows {there:,} were written: nothing was archived")
     return there
 
 
@@ -413,6 +407,95 @@ def _rows(
     if files:
         for batch in ds.dataset([str(file) for file in files]).to_batches(columns=list(names), filter=fits):
             yield from batch.to_pylist()
+
+
+# ---- running totals --------------------------------------------------------------------------------------------------
+
+
+class ConsumerState(NamedTuple):
+    """The state of a log consumer in its tables. ``total`` None: its state has no such number."""
+
+    name: str
+    last_id: str
+    total: Decimal | None
+
+
+def read_states(url: str, stream: str, key: str) -> list[ConsumerState]:
+    """Return every log consumer of a stream. ``key``: the number in its state that is compared. Raises StartRefused."""
+    try:
+        import sqlalchemy as sa
+    except ImportError as missing:
+        raise StartRefused(f"--states-url needs SQLAlchemy: {how_to_install('sql')}") from missing
+    asked = (
+        "SELECT c.name, c.last_id, s.state FROM checkpoints c LEFT JOIN consumer_states s ON s.name = c.name AND"
+        " s.stream = c.stream WHERE c.stream = :stream ORDER BY c.name"
+    )
+    try:
+        with sa.create_engine(url, poolclass=sa.NullPool).connect() as sql:
+            rows = sql.execute(sa.text(asked), {"stream": stream}).all()
+    except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
+        raise StartRefused(f"--states-url cannot be used: {wrong}") from wrong
+    except sa.exc.SQLAlchemyError as failed:
+        raise StartRefused(f"--states-url: {str(failed).splitlines()[0]}") from failed
+    found = []
+    for name, last_id, stored in rows:
+        try:
+            state = stored if isinstance(stored, dict) else parse_json(stored or "{}")
+        except ValueError as odd:
+            raise StartRefused(f"--states-url: the state of {name} in consumer_states is not JSON: {odd}") from odd
+        found.append(ConsumerState(name, last_id, number_of(state.get(key))))
+    return found
+
+
+def number_of(value: Any) -> Decimal | None:
+    try:
+        return None if isinstance(value, bool) else Decimal(str(value)).quantize(Decimal(1).scaleb(-_SCALE))
+    except InvalidOperation:
+        return None
+
+
+def totals_of_archive(
+    engine: Engine, entries: DataSet, value: str, kind: str, states: Sequence[ConsumerState]
+) -> list[tuple[Any, ...]]:
+    """Return (name, total, last id, the total that it has, whether they agree, why nothing can be said) of each:
+    the sum of ``value`` (a field, or ``data.name`` for a number inside the JSON of field ``data``) over every message
+    up to its checkpoint, each uid once. ``kind``: only messages whose field ``object`` is this; "" takes all. Raises
+    StartRefused when the archive is not as it was written."""
+    files, number = entries.complete(ZERO)
+    field, _, inside = value.partition(".")
+    text = f"fields[{quoted([field])}]"
+    raw, bad = (f"json_text({text}, {quoted([inside])})", f"NOT is_json({text})") if inside else (text, "false")
+    where = f"WHERE fields['object'] = {quoted([kind])}" if kind else ""
+    amounts = f"""SELECT id, nth, amount, try_cast(amount AS DECIMAL(38, {_SCALE})) AS number, is_bad FROM (
+        SELECT id, nth, {raw} AS amount, {text} IS NOT NULL AND {bad} AS is_bad,
+               row_number() OVER (PARTITION BY coalesce(nullif(fields['uid'], ''), id) ORDER BY ms, seq) AS place
+          FROM messages {where}) m WHERE place = 1"""
+    unread = """SELECT count(*), min_by(id, nth) FROM amounts WHERE nth <= (SELECT max(nth) FROM states)
+        AND (is_bad OR (amount IS NOT NULL AND number IS NULL))"""
+    with refusing(f"the archive {entries.folder} cannot be read"):
+        engine.files("messages", files, batches.STREAM, number)
+        engine.arrow(
+            "states", few(_STATES, ({"n": n, "nth": batches.nth(s.last_id.encode())} for n, s in enumerate(states)))
+        )
+        engine.view("amounts", amounts)
+        [(wrong, first)] = engine.rows(unread)
+        if wrong:  # they would count as 0
+            raise StartRefused(
+                f"--value: {value} is no number in {pluralize(wrong, 'message')}, the first of them {first}: choose the"
+                " right ones with --object"
+            )
+        of_each = "SELECT s.n, sum(a.number) FROM amounts a JOIN states s ON a.nth <= s.nth GROUP BY s.n"
+        sums = dict(engine.rows(of_each))
+    chain, found = entries.chain(), []
+    for n, state in enumerate(states):
+        below = rank(state.last_id.encode())
+        why = [f"the archive has a gap: {one.gap}" for one in chain if one.gap and rank(one.after.encode()) < below]
+        if rank(chain[-1].last.encode()) < below:
+            why.append(f"the archive ends at {chain[-1].last}, before its checkpoint")
+        total = Decimal(sums.get(n) or 0).quantize(Decimal(1).scaleb(-_SCALE))
+        told = None if why else float(total), state.last_id, None if state.total is None else float(state.total)
+        found.append((state.name, *told, not why and state.total == total, next(iter(why), "")))
+    return found
 
 
 # ---- what is proven --------------------------------------------------------------------------------------------------

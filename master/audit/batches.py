@@ -8,6 +8,7 @@ number beyond 2**63-1, which only a hostile producer sends, becomes that.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import re
@@ -55,7 +56,8 @@ def schema_of(texts: str, numbers: str = "", **others: pa.DataType) -> pa.Schema
 PENDING = schema_of("stream id consumer ticket", "ms seq nth idle_ms deliveries age_ms", in_stream=pa.bool_())
 #: ``fields``: of one name the first, other bytes than UTF-8 replaced; ``raw``: names and values as they are, or null.
 STREAM = schema_of("stream id ticket", "ms seq nth", fields=_FIELDS, raw=pa.list_(_BYTES))
-#: ``record``: its id in the run log, ``rec`` that as one number, ``n`` the place in it; ``id`` null: it cannot be read.
+#: ``ticket``: a message without one is a ticket of its own, under a name that is no text; ``record``: its id in the
+#: run log, ``rec`` that as one number, ``n`` the place in it; ``id`` null: it cannot be read.
 RUNS = schema_of(
     "stream record consumer ticket id outcome handler tenant",
     "record_ms rec n ms seq nth fence attempt start_us end_us priority",
@@ -64,7 +66,7 @@ LETTERS = schema_of("stream letter id ticket reason", "ms nth letter_ms")
 #: A row for each id; ``id`` null: the record cannot be read. ``in_order``: the ids of its record are, each once.
 TICKETS = schema_of("stream ticket owner id", "fence nth", in_order=pa.bool_())
 #: ``since``: what was handed over under a higher fencing token is there, null: not known; ``id`` null: no inbox.
-INBOXES = schema_of("stream owner ticket id", "since fence nth")
+INBOXES = schema_of("stream owner id", "since")
 ATTEMPTS = schema_of("stream id", "attempts failures")
 
 
@@ -338,6 +340,7 @@ def _columns_of(record: bytes) -> list[list[Any]]:
     given = orjson.loads(record)
     count = len(given["ids"])
     columns = [given[name] for name in ("tickets", "ids", "fences", "attempts", "start_us", "end_us")]
+    columns[0] = [ticket or f"\ufffd{one}" for ticket, one in zip(columns[0], columns[1], strict=True)]
     columns = [[given["consumer"]] * count, *columns, given.get("outcomes") or ["done"] * count]
     tenants, handler = given.get("tenants"), given.get("handler")
     about = [
@@ -389,27 +392,19 @@ def inboxes(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
     for member in map(pairs, reader.call("XINFO", "CONSUMERS", keys.stream, keys.group)):
         if ":" not in (owner := member[b"name"].decode(errors="replace")):
             continue
-        rows: list[tuple[Any, ...]] = []
+        ids: list[bytes | None] = []
         since: int | None = None
         if reader.call("TYPE", keys.inbox(owner)) != b"stream":
-            rows, since = [(None, None, None)], -1
+            ids, since = [None], -1
         else:
             for page in reader.entries(keys.inbox(owner), b"-", b"+"):
                 for one, fields in page:
                     if fields[0] == b"fence" and fields[1].isdigit() and since is None:
                         since = min(int(fields[1]), _MOST)
-                    rows += _handed_over([one, fields])
-        told = {name: [row[at] for row in rows] for at, name in enumerate(("ticket", "fence", "id"))}
-        place = _places(_texts(told["id"]))
-        yield _batch(INBOXES, len(rows), stream=keys.stream, owner=owner, since=since, **place, **told)
-
-
-def _handed_over(row: list[Any]) -> list[tuple[Any, ...]]:
-    try:
-        parts = [part for record in parse_inbox([[b"", [row]]]) for part in record.parts]
-    except (ValueError, IndexError):  # written by another program; its reader waits at it
-        return []
-    return [(part.ticket, min(part.fence, _MOST), one) for part in parts for one in part.ids]
+                    with contextlib.suppress(ValueError, IndexError):  # of another program; its reader waits at it
+                        told = parse_inbox([[b"", [[one, fields]]]])
+                        ids += [each for record in told for part in record.parts for each in part.ids]
+        yield _batch(INBOXES, len(ids), stream=keys.stream, owner=owner, since=since, id=ids)
 
 
 def attempts(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:

@@ -25,9 +25,8 @@ from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused
 from usher.common.base.text import label
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import ZERO, rank
-from usher.common.redis.client import Link, check_reachable
+from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
@@ -35,7 +34,7 @@ from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import load, options
 from usher.master.audit.findings import CHECKS
 from usher.master.audit.settings import AuditChoices, AuditSettings
-from usher.master.cli.shared import JSON, console, fitted, print_json, table
+from usher.master.cli.shared import JSON, console, print_json, table
 from usher.master.insight.formatting import duration, moment
 
 if TYPE_CHECKING:  # these need an extra, which help and refusals do not
@@ -51,12 +50,6 @@ _RUN = ("stream", "consumer", "ticket", "id", "fence", "attempt", "start_us", "e
 T = TypeVar("T")
 #: Below both, Spark is started for little data.
 _SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 4_000
-_TO = click.option(
-    "--to",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the archive [default: archive in USHER_AUDIT_DIR].",
-)
 _KEEP = click.option(
     "--keep-days",
     type=click.IntRange(1),
@@ -68,26 +61,37 @@ _BODIES = click.option(
     is_flag=True,
     help="Archive what is in the messages, too: replay and reconcile need it [default: ids, times, tickets and uids].",
 )
-_STREAMS = click.option(
-    "--streams",
-    metavar="NAMES",
-    default="",
-    help="Streams to look at in one run, comma separated [default: the one that USHER_TICKET_STREAM works on].",
+_CHOICES: tuple[Any, ...] = (
+    click.option(
+        "--streams", metavar="NAMES", default="", help="Comma separated [default: that of USHER_TICKET_STREAM]."
+    ),
+    click.option(
+        "--engine",
+        type=click.Choice(("auto", "local", "spark")),
+        help="What executes the SQL: spark, local (DuckDB in this process), or auto (USHER_AUDIT_ENGINE).",
+    ),
+    click.option(
+        "--every",
+        type=Number(0.1, 43_200),
+        metavar="MINUTES",
+        help="Do it again and again until stopped; `audit --every 5 prove` sooner, too, when the run log fills up.",
+    ),
+    click.option(
+        "--memory",
+        "memory_mib",
+        type=click.IntRange(512),
+        metavar="MIB",
+        default=1024,
+        show_default=True,
+        help="Memory of what executes the SQL, in MiB (Java's heap); what does not fit goes to disk.",
+    ),
+    JSON,
+    options(AuditSettings),
 )
-_ENGINE = click.option(
-    "--engine",
-    type=click.Choice(("auto", "local", "spark")),
-    help="What executes the SQL: spark, local (DuckDB in this process), or auto (USHER_AUDIT_ENGINE).",
-)
-_MEMORY = click.option(
-    "--memory",
-    "memory_mib",
-    type=click.IntRange(512),
-    metavar="MIB",
-    default=1024,
-    show_default=True,
-    help="Memory of what executes the SQL, in MiB (Java's heap); what does not fit goes to disk.",
-)
+
+
+def _looks(command: Callable[..., None]) -> Callable[..., None]:
+    return functools.reduce(lambda made, option: option(made), reversed(_CHOICES), command)
 
 
 @click.group(
@@ -95,21 +99,10 @@ _MEMORY = click.option(
     help="""Audit the pending lists and the run log of a running system: in this process, or with Spark on this machine
     or on a cluster.
 
-    `usher audit checks` lists the checks. Exit code 0: nothing found, 1: findings, 2: the audit could not be done. The
-    page with plots lies in USHER_AUDIT_DIR.""",
+    `usher audit checks` lists the checks. Exit code 0: nothing found, 1: findings, 2: the audit could not be done.""",
 )
-@JSON
-@_STREAMS
-@_ENGINE
-@click.option(
-    "--every",
-    type=Number(0.1, 43_200),
-    metavar="MINUTES",
-    help="Do it again and again until stopped; `audit --every 5 prove` sooner, too, when the run log fills up.",
-)
-@_MEMORY
 @click.option("--py-files", default="", metavar="ZIP", help="Usher, for Spark's executors on other machines.")
-@options(AuditSettings)
+@_looks
 def audit(flags: dict[str, Any], as_json: bool, every: float | None, **chosen: Any) -> None:
     settings = _chosen(flags, **chosen)
     context = click.get_current_context()
@@ -119,7 +112,7 @@ def audit(flags: dict[str, Any], as_json: bool, every: float | None, **chosen: A
     context.obj = settings
     if context.invoked_subcommand is None:
         report = _audited(reachable(settings))
-        _show(settings.folder / "audit.html", report, as_json)
+        _show(report, as_json)
         sys.exit(1 if report.found else 0)
 
 
@@ -135,20 +128,13 @@ def reachable(settings: AuditChoices | None = None) -> AuditChoices:
     return settings.model_copy(update={"redis_url": url})
 
 
-def _show(page: Path, report: AuditReport, as_json: bool, more: dict[str, Any] | None = None) -> None:
-    """Write the page, and print the report. ``more``: what its document has beside it, instead of where the page is."""
-    from usher.master.audit.report import document, print_audit_report, render, write_page
+def _show(report: AuditReport, as_json: bool, **more: Any) -> None:
+    from usher.master.audit.report import document, print_audit_report
 
-    written: Path | None = page
-    try:
-        write_page(page, render(report))
-    except OSError as failed:
-        written = None
-        click.echo(f"usher: the page could not be written: {failed}", err=True)
     if as_json:
-        print_json(document(report) | (more or {"page": written and str(written)}))
+        print_json(document(report) | more)
     else:
-        print_audit_report(report, written)
+        print_audit_report(report)
 
 
 def _audited(settings: AuditChoices) -> AuditReport:
@@ -203,22 +189,13 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
             for batch in batches.runs(reader, stream, settings.keys(stream).runs):
                 rows = zip(*(batch[name].to_pylist() for name in _RUN), strict=True)
                 found += [row for row in rows if ticket in (None, row[2]) and message in (None, row[3])]
-    if as_json:
-        print_json({"ticket": ticket, "message": message, "runs": [dict(zip(_RUN, row, strict=True)) for row in found]})
-    else:
-        given = {"ticket": ticket, "message": message}
-        console().print(_runs_table(" and ".join(f"{what} {one}" for what, one in given.items() if one), found))
-
-
-def _runs_table(of: str, found: Sequence[Sequence[Any]]) -> Any:
-    today, rows = moment(time.time_ns() // 1_000_000)[:11], []
-    for stream, consumer, _, message_id, fence, attempt, start_us, end_us, outcome in found:
-        took = duration((end_us - start_us) / 1000) if end_us else "its process ended"
-        began = moment(start_us // 1000).removeprefix(today)
-        rows.append((stream, message_id, str(attempt), outcome, began, took, name_of(consumer), str(fence)))
-    columns = ("stream", "message", "attempt", "outcome", "began (UTC)", "took", "consumer", "fence")
-    ids = ("message", "attempt", "outcome", "began (UTC)", "fence")
-    return fitted(f"Executions of {of}", columns, rows, (), ids, extras=("stream", "fence", "consumer"))
+    if not as_json:
+        found = [
+            (*row[:6], moment(row[6] // 1000), duration((row[7] - row[6]) / 1000) if row[7] else "", row[8])
+            for row in found
+        ]
+    names = _RUN if as_json else (*_RUN[:6], "began (UTC)", "took", "outcome")
+    _tell(as_json, {"ticket": ticket, "message": message}, "runs", "Executions", names, found)
 
 
 # ---- archive, proof, running totals ----------------------------------------------------------------------------------
@@ -231,13 +208,12 @@ def _runs_table(of: str, found: Sequence[Sequence[Any]]) -> Any:
     The last archived ids are noted in Redis as the floor of `usher trim --archived-only`. Exit code 1: something was
     cut before it was archived (column gap)."""
 )
-@_TO
 @_KEEP
 @_BODIES
 @JSON
-def archive(folder: Path | None, keep_days: int | None, bodies: bool, as_json: bool) -> None:
+def archive(keep_days: int | None, bodies: bool, as_json: bool) -> None:
     settings = reachable()
-    place, added = _folder(settings, folder), []
+    place, added = settings.archive, []
     from usher.master.audit.archive import Archive, locked
 
     with locked(place), Console(stderr=True).status("archiving"):
@@ -268,14 +244,13 @@ def _tell(
     proven only what was archived before it was cut. Exit code 1: findings, or holes in the proof, that no former run
     has told."""
 )
-@_TO
 @click.option("--all", "again", is_flag=True, help="Prove the whole archive once more, and commit nothing.")
 @_KEEP
 @_BODIES
 @JSON
-def prove(folder: Path | None, again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> None:
+def prove(again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> None:
     settings = reachable().model_copy(update={"keep_days": keep_days, "bodies": bodies})
-    place, is_well = _folder(settings, folder), True
+    place, is_well = settings.archive, True
     from usher.master.audit.archive import locked, nothing_new
 
     is_old = functools.partial(with_link, settings, do=functools.partial(nothing_new, place))
@@ -301,7 +276,7 @@ def _prove(settings: AuditChoices, place: Path, again: bool, as_json: bool) -> b
     told = {"figures": {"executions": sum(one.executions for one in proven)}, "checks": PROVES}
     told["proven"] = tuple(one.sentence() for one in proven)
     report = AuditReport.of(settings, started_ns, found, unproven, **told)
-    _show(settings.folder / "proof.html", report, as_json, {"archive": str(place), "new": True})
+    _show(report, as_json, archive=str(place), new=True)
     for one in () if again else proofs:
         one.commit()
     return not report.found and not any(one.holes for one in proven)
@@ -310,8 +285,7 @@ def _prove(settings: AuditChoices, place: Path, again: bool, as_json: bool) -> b
 @audit.command(
     help="""Compare running totals of log consumers (tables checkpoints and consumer_states) with the archive.
 
-    Shows name, total and last id of each that differs; writes nothing unless --apply is given. Exit code 1: some
-    differ."""
+    Shows name, total and last id of each. Exit code 1: some differ (`LogConsumer.reset` sets a right one)."""
 )
 @click.option(
     "--states-url", required=True, help="SQLAlchemy URL of the database with checkpoints and consumer_states."
@@ -323,36 +297,24 @@ def _prove(settings: AuditChoices, place: Path, again: bool, as_json: bool) -> b
 )
 @click.option("--object", "kind", default="", help="Only messages with this value in the field object.")
 @click.option("--state-key", default="total", show_default=True, help="The number in a consumer's state.")
-@click.option("--apply", "do_apply", is_flag=True, help="Write the correct totals.")
-@_TO
 @JSON
-def reconcile(
-    states_url: str, value: str, kind: str, state_key: str, do_apply: bool, folder: Path | None, as_json: bool
-) -> None:
-    from usher.master.audit import reconcile as reconciler
-    from usher.master.audit.archive import data_sets, locked
+def reconcile(states_url: str, value: str, kind: str, state_key: str, as_json: bool) -> None:
+    from usher.master.audit.archive import data_sets, locked, read_states, totals_of_archive
 
     settings: AuditChoices = click.get_current_context().obj
     stream, *others = settings.streams
     if others:
         raise StartRefused("reconcile looks at one stream: set USHER_TICKET_STREAM, or name one by --streams")
-    states, place = reconciler.read_states(states_url, stream, state_key), _folder(settings, folder)
+    states, place = read_states(states_url, stream, state_key), settings.archive
     data, *_ = data_sets(place, settings.keys(stream))
     with locked(place):
         if data.recover() is None:
             raise StartRefused(f"there is no archive of {stream} in {place}: run `usher audit archive` first")
         with session(settings, "", os.environ, place) as (engine, _):
-            wanted = reconciler.totals_of_archive(engine, data, value, kind, states)
-    rows = []
-    for state, (total, why) in zip(states, wanted, strict=True):
-        agrees, number = not why and state.total == total, reconciler.to_json_number
-        applies = do_apply and not why and not agrees
-        applied = reconciler.apply(states_url, state_key, state, total) if applies else None
-        told = (None if why else number(total), state.last_id, number(state.total), agrees, why)
-        rows.append((state.name, *told, applied))
-    names = ("name", "total", "last_id", "has", "agrees", "why", "applied")
+            rows = totals_of_archive(engine, data, value, kind, states)
+    names = ("name", "total", "last_id", "has", "agrees", "why")
     _tell(as_json, {"stream": stream}, "consumers", "Totals as they should be", names, rows)
-    sys.exit(0 if all(agrees or applied for *_, agrees, _, applied in rows) else 1)
+    sys.exit(0 if all(row[4] for row in rows) else 1)
 
 
 @click.command(
@@ -365,27 +327,15 @@ def reconcile(
 )
 @click.option("--days", type=click.IntRange(1), default=30, show_default=True, help="How many days, up to today.")
 @click.option("--top", type=click.IntRange(1, 1000), default=20, show_default=True, help="Names shown of each kind.")
-@_TO
-@click.option("--every", type=Number(1, 43_200), metavar="MINUTES", help="Again and again until stopped.")
-@_STREAMS
-@_ENGINE
-@_MEMORY
-@JSON
-@options(AuditSettings)
-def report(
-    flags: dict[str, Any], days: int, top: int, folder: Path | None, every: float | None, as_json: bool, **chosen: Any
-) -> None:
+@_looks
+def report(flags: dict[str, Any], days: int, top: int, every: float | None, as_json: bool, **chosen: Any) -> None:
     settings = _chosen(flags, **chosen)
     if every:
         run_every(every * 60)
     settings = reachable(settings)
     from usher.master.audit import workload
 
-    workload.run(settings, os.environ, _folder(settings, folder), days, top, as_json)
-
-
-def _folder(settings: AuditChoices, given: Path | None) -> Path:
-    return (given or settings.folder / "archive").expanduser().absolute()
+    workload.run(settings, os.environ, settings.archive, days, top, as_json)
 
 
 # ---- what executes it ------------------------------------------------------------------------------------------------
@@ -406,7 +356,7 @@ def session(
     from usher.master.audit.engine import local_engine, own_folder
     from usher.master.audit.spark import is_elsewhere, spark_engine
 
-    sizes = [with_link(settings, stream, functools.partial(_amount, settings)) for stream in settings.streams if url]
+    sizes = [with_link(settings, stream, _amount) for stream in settings.streams if url]
     entries, records = (sum(size[at] for size in sizes) for at in (0, 1))
     rows = sum(archived_rows(archive, settings.keys(one)) for one in settings.streams) if archive else 0
     with contextlib.ExitStack() as opened:
@@ -436,15 +386,11 @@ def with_link(settings: AuditChoices, stream: str, do: Callable[[Link, Keys], T]
         return do(link, settings.keys(stream))
 
 
-def _amount(settings: AuditChoices, link: Link, keys: Keys) -> tuple[int, int]:
-    """Return the number of entries and of records to read. Raises StartRefused when a stream or its group does not
-    exist, before Java is started for it."""
-    from usher.master.audit.snapshot import KeyForeign, foreign_keys, stream_facts
-
-    with contextlib.suppress(KeyForeign):  # the audit says what cannot be read
-        if not foreign_keys(link, keys):
-            facts = stream_facts(link, keys, settings.run_log_length)
-            return max(facts.pending, facts.length if facts.run_records else 0), facts.run_records
+def _amount(link: Link, keys: Keys) -> tuple[int, int]:
+    """Return the number of entries and of records to read."""
+    with contextlib.suppress(CommandRefused):  # the audit says what cannot be read
+        entries, records = link.all_of([("XLEN", keys.stream), ("XLEN", keys.runs)])
+        return entries, records
     return 0, 0
 
 
@@ -458,8 +404,6 @@ def run_every(every_s: float, is_early: Callable[[], bool] | None = None) -> Non
     if "--every" in words:
         at = words.index("--every")
         del words[at : at + 2]
-    if words[:1] not in (["audit"], ["report"]):  # of spark-submit
-        words = ["audit", *words]
     until_s = time.monotonic() + (min(every_s, 60.0) if is_early is None else every_s)
     while True:
         while (left_s := until_s - time.monotonic()) > 0 and not (is_early and is_early()):

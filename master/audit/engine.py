@@ -10,7 +10,7 @@ import itertools
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,6 @@ _FUNCTIONS = {
         "CASE WHEN json_valid(x) THEN json_type(x) = 'OBJECT' ELSE false END",
     ),
 }
-#: Checks of one statement: each of Spark's tasks reads the plan of all of them.
-_AT_ONCE = 6
-#: Table -> the one without which it has no rows.
-_READS = {"late": "suspects", "twice": "suspects", "repeats": "retried", "again": "odd"}
 Found = dict[tuple[str, str], tuple[int, list[Example]]]
 
 
@@ -81,10 +77,10 @@ def refusing(what: str) -> Iterator[None]:
 
 
 class Engine:
-    """DuckDB in this process. ``empty``: tables of which it is known that they are."""
+    """DuckDB in this process."""
 
     name = "local"
-    empty: set[str] = set()
+    small = True
 
     def __init__(self, connection: Any) -> None:
         self._sql = connection
@@ -123,11 +119,9 @@ class Engine:
         self._make("TABLE", name, "SELECT * FROM given_rows")
         self._sql.unregister("given_rows")
 
-    def write(self, select: str, folder: Path) -> None:
-        """Write a Parquet file into ``folder``, which this process sees, wherever the rows are."""
-        folder.mkdir(parents=True, exist_ok=True)
-        place = quoted([str(folder / "part-0.parquet")])
-        self._sql.execute(f"COPY ({select}) TO {place} (FORMAT parquet, COMPRESSION zstd)")
+    def write(self, select: str, file: Path) -> None:
+        """Write a Parquet file, which this process sees, wherever the rows are."""
+        self._sql.execute(f"COPY ({select}) TO {quoted([str(file)])} (FORMAT parquet, COMPRESSION zstd)")
 
     def expect(self, name: str, rows: int | None) -> None:
         if rows is None:
@@ -149,24 +143,22 @@ class Engine:
 
     def found(self, names: Iterable[str]) -> Found:
         """Return what these checks find: (check, stream) -> how many, and the first of them."""
-        asked = [one for one in map(CHECKS.__getitem__, names) if one.select and one.source not in self.empty]
-        checks = [_CHECK.format(name=one.name, select=one.select) for one in asked]
+        asked = map(CHECKS.__getitem__, names)
+        checks = [_CHECK.format(name=one.name, select=one.select) for one in asked if one.select]
         found: Found = {}
-        for at in range(0, len(checks), _AT_ONCE):
-            select = _FOUND.format(checks="\nUNION ALL ".join(checks[at : at + _AT_ONCE]))
-            for check, stream, *about, total in self.rows(select):
-                found.setdefault((check, stream), (total, []))[1].append(Example(stream, *about))
+        for check, stream, *about, total in self.rows(_FOUND.format(checks="\nUNION ALL ".join(checks))):
+            found.setdefault((check, stream), (total, []))[1].append(Example(stream, *about))
         return found
 
 
 class SparkEngine(Engine):
-    """``is_far``: executors are on other machines, so they see no file of this one; ``hold``: lets the planner hold
-    all tables, in one part, so that it leaves out what reads an empty one, and nothing is shuffled."""
+    """``is_far``: executors are on other machines, so they see no file of this one; ``small``: all tables fit into this
+    process, and are given to Spark in one part, so that nothing is shuffled."""
 
     name = "spark"
 
-    def __init__(self, spark: Any, is_far: bool = False, hold: Callable[[Any], tuple[Any, bool]] | None = None) -> None:
-        self.spark, self.is_far, self.hold, self.empty = spark, is_far, hold, set()
+    def __init__(self, spark: Any, is_far: bool = False, small: bool = False) -> None:
+        self.spark, self.is_far, self.small = spark, is_far, small
         # It fails on unions of what was checkpointed ("key not found: above_us#53L"), and planning costs less without.
         spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
         self._undefined = dict(_FUNCTIONS)  # each is made when it is used
@@ -178,39 +170,34 @@ class SparkEngine(Engine):
             self.spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {made} RETURN {self._undefined.pop(name)[0]}")
         return self.spark.sql(statement)
 
-    def _put(self, name: str, frame: Any, is_empty: bool = False) -> None:
-        (frame.coalesce(1) if self.hold else frame).createOrReplaceTempView(name)
-        self.empty = self.empty - {name} | ({name} if is_empty else set())
-
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
-        if not files or self.hold or (self.is_far and rows is None):
-            read = (pq.ParquetFile(one).read(schema.names).cast(schema) for one in files)
-            self.arrow(name, pa.concat_tables([schema.empty_table(), *read]))
+        if not files or self.small or (self.is_far and rows is None):
+            tables = (pq.ParquetFile(one).read(schema.names).cast(schema) for one in files)
+            self.arrow(name, pa.concat_tables([schema.empty_table(), *tables]))
             return
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        self._put(
-            name, self.spark.read.schema(from_arrow_schema(schema)).parquet(*(f"file://{file}" for file in files))
-        )
+        read = self.spark.read.schema(from_arrow_schema(schema))
+        read.parquet(*(f"file://{file}" for file in files)).createOrReplaceTempView(name)
         self.expect(name, rows)
 
     def keep(self, name: str, select: str) -> None:
         # A checkpoint, not a cache: the plans of the checks stay short, which costs less than what they read.
         frame = self._do(select)
-        if _READS.get(name) in self.empty:
-            self._put(name, frame.limit(0), True)
+        if self.small:
+            self.arrow(name, frame.toArrow())
         else:
-            self._put(name, *(self.hold(frame) if self.hold else (frame.localCheckpoint(eager=True),)))
+            frame.localCheckpoint(eager=True).createOrReplaceTempView(name)
 
     def read(self, name: str, source: str, options: Mapping[str, str]) -> None:
         from usher.master.audit.source import register
 
         register(self.spark)
         frame = self.spark.read.format(source).options(**options).load()
-        self._put(name, frame.localCheckpoint(eager=True))
+        frame.localCheckpoint(eager=True).createOrReplaceTempView(name)
 
     def view(self, name: str, select: str) -> None:
-        self._put(name, self._do(select))
+        self._do(select).createOrReplaceTempView(name)
 
     def rows(self, select: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in self._do(select).collect()]
@@ -218,12 +205,11 @@ class SparkEngine(Engine):
     def arrow(self, name: str, rows: pa.Table) -> None:
         from pyspark.sql.pandas.types import from_arrow_schema  # Spark Connect infers none of an empty table
 
-        self._put(name, self.spark.createDataFrame(rows, from_arrow_schema(rows.schema)), not len(rows))
+        frame = self.spark.createDataFrame(rows, from_arrow_schema(rows.schema))
+        (frame.coalesce(1) if self.small else frame).createOrReplaceTempView(name)
 
-    def write(self, select: str, folder: Path) -> None:
-        rows = self._do(select).toArrow()
-        folder.mkdir(parents=True, exist_ok=True)
-        pq.write_table(rows, folder / "part-0.parquet")
+    def write(self, select: str, file: Path) -> None:
+        pq.write_table(self._do(select).toArrow(), file)
 
 
 def first_cause(failed: Exception) -> str:
@@ -250,7 +236,7 @@ def own_folder(place: Path) -> Iterator[Path]:
     with contextlib.ExitStack() as opened:
         for number in itertools.count(1):
             folder = place / str(number)
-            try:
+            with refusing(f"USHER_AUDIT_DIR: the folder {folder} cannot be used"), contextlib.suppress(BlockingIOError):
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
                 log = opened.enter_context(log_of(folder).open("ab"))
                 fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -258,10 +244,6 @@ def own_folder(place: Path) -> Iterator[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(mode=0o700)
                 break
-            except BlockingIOError:
-                continue
-            except OSError as unusable:
-                raise StartRefused(f"USHER_AUDIT_DIR: the folder {folder} cannot be used: {unusable}") from unusable
         opened.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
 

@@ -68,7 +68,7 @@ class AuditRun:
         self._readers: dict[str, tuple[BulkReader, Keys]] = {}
         self._reading_s = 0.0
         self._open: list[str] = []  # what could not be proven
-        self._figures: list[tuple[Any, ...]] = []
+        self._figures: dict[tuple[str, str], int] = {}
         self._known: dict[str, dict[str, Any]] = {}
 
     def run(self) -> AuditReport:
@@ -102,7 +102,7 @@ class AuditRun:
     def _first_look(self, before: dict[str, AuditedStream]) -> dict[str, AuditedStream]:
         engine, limits = self._engine, self._plan.thresholds
         # Without a run log nothing is proven of what is over, so only the pending entries are read.
-        everything = any(one.run_first is not None for one in before.values())
+        everything = any(one.has_runs for one in before.values())
         members = self._read(before, everything)
         now, rows = {}, []
         for stream, (link, keys) in self._readers.items():
@@ -127,13 +127,12 @@ class AuditRun:
                 self._suspect("cut_unread", one.stream, one.cut_unread, [Example(one.stream, detail=told)])
         engine.derive(
             *("known", "clocks", "timed", "doubtful", "suspects", "late", "twice"),
-            *("ids", "retried", "repeats", "odd", "indexed"),
+            *("ids", "odd", "indexed"),
         )
         self._read_again()
         for (check, stream), (count, examples) in engine.found(CHECKS).items():
             self._suspect(check, stream, count, examples)
-        figures = engine.rows(findings.text("figures"))
-        self._figures = sorted(figures, key=lambda row: (row[0], -(row[3] or 0), *row[1:3]))
+        self._figures = {(figure, stream): value for figure, stream, value in engine.rows(findings.text("figures"))}
         names = ("stream", "handled_ms", "ahead_ms", "floor_ms")
         self._known = {
             row[0]: dict(zip(names, row, strict=True)) for row in engine.rows(f"SELECT {', '.join(names)} FROM known")
@@ -143,7 +142,7 @@ class AuditRun:
     def _read(self, before: dict[str, AuditedStream], everything: bool) -> list[GroupMember]:
         """Read Redis in the order in which nothing that moves is told wrongly. Returns the members of the groups."""
         # Of little data this process reads Redis for Spark, too: starting its Python workers costs more.
-        apart = isinstance(self._engine, SparkEngine) and self._engine.hold is None
+        apart = isinstance(self._engine, SparkEngine) and not self._engine.small
         began_s = time.monotonic()
         if apart:
             self._by_workers("entries", "redis_pending", entries="all" if everything else "pending")
@@ -156,11 +155,6 @@ class AuditRun:
             )
         self._reading_s = time.monotonic() - began_s
         members = self._members()
-        self._open += [
-            f"{stream}: this user of Redis may not SCAN, so inboxes without an owner were not looked for (key_leaked)"
-            for stream, (link, _) in self._readers.items()
-            if not snapshot.may_scan(link)
-        ]
         self._by_us("tickets", batches.TICKETS, batches.tickets)
         self._by_us("attempts", batches.ATTEMPTS, batches.attempts)
         self._by_us("inboxes", batches.INBOXES, batches.inboxes)
@@ -215,19 +209,20 @@ class AuditRun:
                 # Every example holds: then count all suspects, of which there are too many to ask for each.
                 count = suspects if len(examples) == findings.LOOKED_AT else len(examples)
             held.append(AuditFinding(CHECKS[name], stream, count, suspects, tuple(examples)))
-        return [dataclasses.replace(one, examples=one.examples[: findings.SHOWN]) for one in findings.fold(held)]
+        return [dataclasses.replace(one, examples=one.examples[: findings.SHOWN]) for one in held if one.count]
 
     def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
         link, keys = self._readers[stream]
         held = set(snapshot.still_there(link, keys, name, examples, self._plan.thresholds))
         if name == "parked_too_long":
-            back, is_known = snapshot.held_back(link, keys, [one for one in examples if one in held], self._plan.marks)
+            back, holds_tenants = snapshot.held_back(link, keys, [one for one in examples if one in held])
             held -= back
-            if held and not is_known:
+            if held and holds_tenants:
                 self._open.append(
-                    f"{stream}: live rules hold tenants back, and which tickets are theirs is not known here"
-                    " (USHER_TENANT_FIELD), so what waits for long may be theirs (parked_too_long)"
+                    f"{stream}: {len(held):,} entries wait for long; live rules hold tenants back, whose they may be"
+                    " (parked_too_long)"
                 )
+                held.clear()
         return [one for one in examples if one in held]
 
     def _members(self) -> list[GroupMember]:
@@ -238,32 +233,20 @@ class AuditRun:
     def _report(
         self, started_ns: int, streams: Mapping[str, AuditedStream], found: Sequence[AuditFinding]
     ) -> AuditReport:
-        def of(figure: str) -> list[tuple[str, str, int]]:
-            return [(stream, label, int(value or 0)) for name, stream, label, value in self._figures if name == figure]
-
         sentences, facts = list(self._open), streams.values()
         for stream, one in streams.items():
-            counts = {name: value for name, of_stream, _, value in self._figures if of_stream == stream}
-            sentences += unproven(one, self._known[stream], counts)
+            sentences += unproven(one, self._known[stream], self._figures)
         sentences += [
             f"{one.stream}: of {one.suspects:,} suspects of {one.check.name} the first {findings.LOOKED_AT:,} were"
             " looked at again"
             for one in found
             if one.suspects > findings.LOOKED_AT and one.check.name in snapshot.LOOKED_AGAIN
         ]
-        ages = {label: count for _, label, count in of("age")}
-        plots: dict[str, Any] = {
-            "owners": of("owner"),
-            "tickets": of("ticket"),
-            "ages": [ages.get(str(n), 0) for n in range(7)],
-        }
         figures = {
             "entries": sum(one.length for one in facts),
-            "pending": sum(count for _, _, count in plots["owners"]),
-            **{name: sum(n for *_, n in of(name)) for name in ("tickets_pending", "oldest_age_ms", "executions")},
+            **{name: value for (name, stream), value in self._figures.items() if not stream},
             "dead_letters": sum(one.dead_letters for one in facts),
-            "run_records": sum(one.run_records for one in facts),
             "reading_seconds": round(self._reading_s, 3),
             "engine": self._engine.name,
         }
-        return AuditReport.of(self._plan, started_ns, found, sentences, figures=figures, plots=plots)
+        return AuditReport.of(self._plan, started_ns, found, sentences, figures=figures)

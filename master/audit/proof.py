@@ -7,14 +7,13 @@ carry from before.
         _commits.json       proven behind `after` up to `last`, and the facts
         carry/<n>-part-0    a row per ticket: what later executions of it are compared with (tables/carry.sql)
         clocks/<n>-part-0   how far the clocks of consumers may be off
-        open/<n>-part-0     entries that were not over at the last run, and whether those without a ticket id ``ran``
+        open/<n>-part-0     entries that were not over at the last run
         found/<n>-part-0    all findings of this history, so far
 
 A commit (``commits``) is there as a whole or not at all, and begins where the one before it ends; the archive does not
 change. So a run that was killed is done again with the same rows, and the chain of commits is the proof that nothing
 lies between two runs. What a run has found is told before it is committed: one that is killed in between tells it
-again. A ticket in which anything may be wrong is judged with its whole history, as an audit of everything would; what
-is found there takes the place of what was found in it before.
+again. A ticket in which anything may be wrong is judged with its whole history, as an audit of everything would.
 """
 
 from __future__ import annotations
@@ -44,13 +43,11 @@ from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, unproven
 
 #: Commits whose carries are read together before they are made one.
 _DELTAS = 32
-_OPEN = schema_of("stream id ticket", "ms seq nth", ran=pa.bool_())
-_EXAMPLE = Example._fields
-_FOUND = schema_of(" ".join(("check", *_EXAMPLE)), "run")
-_OPEN_NAMES = ", ".join(f"n.{name}" for name in _OPEN.names if name != "ran")
+_OPEN = schema_of("stream id ticket", "ms seq nth")
+_FOUND = schema_of(" ".join(("check", *Example._fields)))
 #: The checks that a proof makes.
 PROVES = (*OF_RUNS, *OF_ENTRIES)
-#: Of executions: what is judged again as a whole takes the place of what was found before.
+#: Of executions, judged with the whole history of a ticket.
 _OF_TICKETS = tuple(name for name in OF_RUNS if name not in ("clock_wrong", "run_unreadable"))
 
 
@@ -92,7 +89,6 @@ class _Span:
     since_ms: int | None = None
     executions: int = 0
     before: str = ""
-    run: int = 1
 
 
 class Proof:
@@ -106,8 +102,6 @@ class Proof:
         self._entries, self._runs, self._proofs = data_sets(archive, self._keys)
         self._link = BulkReader(near(plan.redis_url, stream))
         self._found: list[tuple[str, int, list[Example]]] = []  # (check, count, the first of them)
-        self._tickets: set[str] = set()  # judged anew, like these messages without one
-        self._alone: set[str] = set()
         self._before: Commit | None = None
         self._known: dict[str, Any] = {}
         self._span = _Span()
@@ -130,10 +124,10 @@ class Proof:
         Archive(self._link.url, keys, field, self._archive, plan.keep_days, plan.bodies).add()
         self._open_archive()
         number, known = (before.number + 1, before.facts) if before else (1, {})
-        executions = self._prove_runs(facts, known, number)
+        executions = self._prove_runs(facts, known)
         delivered = snapshot.stream_facts(self._link, keys, plan.run_log_length)
         unjudged, span = self._prove_entries(facts, delivered, known), self._span
-        fresh, standing = self._fresh(number)
+        fresh, standing = self._fresh()
         sentences = {text: is_hole for is_hole, text in self._unproven(facts, unjudged)}
         about = (keys.stream, span.since_ms, facts.time_ms, span.before, number, span.executions, executions)
         made = Proven(*about, fresh, len(standing), tuple(sentences), sum(sentences.values()))
@@ -168,10 +162,7 @@ class Proof:
             engine.files(f"carried_{name}", self._files_before(f"{name}/"), schema)
         engine.files("carried", self._proofs.files(self._proofs.chain(), "carry/") if before else [], CARRIED)
         engine.arrow("limits", limits_table(self._plan.thresholds))
-        engine.keep(
-            "not_over",
-            f"SELECT {_OPEN_NAMES}, n.ran FROM carried_open n UNION ALL SELECT {_OPEN_NAMES}, false AS ran FROM came n",
-        )
+        engine.keep("not_over", f"SELECT * FROM carried_open UNION ALL SELECT {', '.join(_OPEN.names)} FROM came")
         self._read("letters", batches.LETTERS, batches.letters)
 
     def _archived(self, name: str, data: Any, commits: Sequence[Commit], schema: pa.Schema) -> None:
@@ -186,15 +177,13 @@ class Proof:
 
     # ---- executions ----------------------------------------------------------------------------------------------
 
-    def _prove_runs(self, facts: AuditedStream, known: Mapping[str, Any], number: int) -> int:
+    def _prove_runs(self, facts: AuditedStream, known: Mapping[str, Any]) -> int:
         """Judge the new executions, and return how many there are. A gap among them begins a new span: what is behind
         it is compared with what was before it, but what is in order may have been over in between."""
         engine, floor = self._engine, -1
         span = self._span = _Span(**known["span"]) if self._before else _Span()
-        if self._before and self._kept_ms != known["kept_ms"]:  # what was found in what is gone stands
-            span.run = number
         for gap in [one for one in self._new_runs if one.gap]:
-            span = self._span = _Span(before=gap.gap, run=number)
+            span = self._span = _Span(before=gap.gap)
             self._begins, floor = True, nth(gap.after.encode())
         [(executions, of_span, began_ms)] = engine.rows(
             f"SELECT count(id), count(CASE WHEN rec > {floor} THEN id END),"
@@ -206,46 +195,20 @@ class Proof:
         self._look("runs_new", facts, known)
         engine.derive("doubtful")
         self._found += [(check, *one) for (check, _), one in engine.found(["clock_wrong", "run_unreadable"]).items()]
-        engine.keep(
-            "alone",
-            "SELECT stream, id FROM runs_new WHERE ticket = '' AND id IS NOT NULL GROUP BY stream, id HAVING count(*)"
-            " > 1 UNION SELECT stream, id FROM runs_new ANTI JOIN (SELECT stream, id FROM not_over WHERE NOT ran) o"
-            " USING (stream, id) WHERE ticket = '' AND id IS NOT NULL",
-        )
         engine.keep("carried_now", findings.table("carry"))
         engine.keep("clocks_now", f"SELECT {', '.join(CARRIED_CLOCKS.names)} FROM clocks")
-        engine.keep(
-            "better",
-            "SELECT c.stream, c.consumer FROM clocks c JOIN carried_clocks b ON b.stream = c.stream AND"
-            " b.consumer = c.consumer WHERE c.least_us > b.least_us OR c.most_us < b.most_us",
-        )
-        if any(engine.rows(f"SELECT * FROM {name} LIMIT 1") for name in ("doubtful", "alone", "better")):
+        if engine.rows("SELECT * FROM doubtful LIMIT 1"):
             self._judge_as_a_whole()
         return int(executions)
 
     def _judge_as_a_whole(self) -> None:
-        """Judge what is in doubt; also the tickets of consumers whose clocks are better known than when they were
-        judged: executions that did not surely overlap may do so now."""
         engine = self._engine
         self._archived("history", self._runs, self._chain, batches.RUNS)
-        engine.keep(
-            "doubtful",
-            "SELECT stream, ticket FROM doubtful UNION SELECT stream, ticket FROM history SEMI JOIN better USING"
-            " (stream, consumer) WHERE ticket <> '' AND id IS NOT NULL",
-        )
-        engine.keep(
-            "judged",
-            "SELECT * FROM history SEMI JOIN doubtful USING (stream, ticket) UNION ALL"
-            " SELECT * FROM history SEMI JOIN alone USING (stream, id) WHERE ticket = ''",
-        )
-        self._tickets = {row[0] for row in engine.rows("SELECT ticket FROM doubtful")}
-        self._alone = {row[0] for row in engine.rows("SELECT id FROM alone")}
+        engine.keep("judged", "SELECT * FROM history SEMI JOIN doubtful USING (stream, ticket)")
         engine.view("runs", "SELECT * FROM judged")
         engine.view("carried_clocks", "SELECT * FROM clocks_now")
         engine.derive("clocks", "timed", "suspects", "late", "twice")
         self._found += [(check, *one) for (check, _), one in engine.found(_OF_TICKETS).items()]
-        engine.view("carried", "SELECT * FROM carried_now")
-        engine.keep("carried_now", findings.table("carry"))  # by clocks as they are known now
 
     def _look(
         self, runs: str, facts: AuditedStream, known: Mapping[str, Any], now: AuditedStream | None = None
@@ -268,7 +231,7 @@ class Proof:
         engine.view("runs", f"SELECT * FROM {runs}")
         engine.view(
             "entries",
-            f"SELECT {_OPEN_NAMES}, p.consumer, p.idle_ms, p.deliveries, 0 AS age_ms, true AS in_stream FROM not_over n"
+            "SELECT n.*, p.consumer, p.idle_ms, p.deliveries, 0 AS age_ms, true AS in_stream FROM not_over n"
             " JOIN facts f ON f.stream = n.stream LEFT JOIN pending_now p ON p.stream = n.stream AND p.id = n.id"
             " WHERE n.nth <= f.delivered_nth",
         )
@@ -290,16 +253,14 @@ class Proof:
         names = ("handled_ms", "known_ms", "ahead_ms", "floor_ms")
         self._known = dict(zip(names, engine.rows(f"SELECT {', '.join(names)} FROM known")[0], strict=True))
         counted = [one for one in findings.text("figures").split("\nUNION ALL") if " FROM odd " in one]
-        self._counts = {name: count for name, *_, count in engine.rows("\nUNION ALL".join(counted))}
+        self._counts = {(name, stream): count for name, stream, count in engine.rows("\nUNION ALL".join(counted))}
         moved = self._confirm(engine.found(OF_ENTRIES))
         engine.view("ended", "SELECT stream, id FROM runs_new WHERE outcome IN ('done', 'gave_up')")
         engine.keep(
             "is_open",
-            f"SELECT {_OPEN_NAMES}, n.ran OR r.id IS NOT NULL AS ran, p.consumer FROM not_over n JOIN facts f ON"
-            " f.stream = n.stream LEFT JOIN pending_now p ON p.stream = n.stream AND p.id = n.id LEFT JOIN (SELECT"
-            " DISTINCT stream, id FROM runs_new WHERE ticket = '') r ON r.stream = n.stream AND r.id = n.id ANTI JOIN"
-            " ended e ON e.stream = n.stream AND e.id = n.id WHERE p.consumer IS NOT NULL OR n.nth > f.delivered_nth"
-            f" OR n.id IN ({quoted(moved)})",
+            "SELECT n.* FROM not_over n JOIN facts f ON f.stream = n.stream LEFT JOIN pending_now p ON p.stream ="
+            " n.stream AND p.id = n.id ANTI JOIN ended e ON e.stream = n.stream AND e.id = n.id WHERE p.consumer IS NOT"
+            f" NULL OR n.nth > f.delivered_nth OR n.id IN ({quoted(moved)})",
         )
         if not self._begins:
             return 0
@@ -338,33 +299,19 @@ class Proof:
 
     # ---- findings ------------------------------------------------------------------------------------------------
 
-    def _fresh(self, number: int) -> tuple[tuple[AuditFinding, ...], list[dict[str, Any]]]:
-        """Return what run ``number`` has found, and all that stands after it. Tickets were judged again with what is
-        known since the span began: what stood before that, stands."""
+    def _fresh(self) -> tuple[tuple[AuditFinding, ...], list[dict[str, Any]]]:
+        """Return what was found now and not before, and all that stands: what was proven stays proven."""
         old = [row for file in self._files_before("found/") for row in pq.ParquetFile(file).read().to_pylist()]
-
-        def is_replaced(row: Mapping[str, Any]) -> bool:
-            again = row["ticket"] in self._tickets or (not row["ticket"] and row["id"] in self._alone)
-            return again and row["check"] in _OF_TICKETS and row["run"] >= self._span.run
-
-        standing = {_about(row): row for row in old if not is_replaced(row)}
-        first_run = {_about(row): row["run"] for row in old}
-        unnamed: dict[str, int] = {}
+        standing = {(row["check"], row["stream"], row["id"] or row["owner"], row["ticket"]): row for row in old}
+        fresh = []
         for check, count, examples in self._found:
-            unnamed[check] = unnamed.get(check, 0) + count - len(examples)
-            for one in examples:
-                row = {"check": check, **one._asdict()}
-                standing[_about(row)] = row | {"run": first_run.get(_about(row), number)}
-        by_check: dict[str, list[Example]] = {}
-        for row in standing.values():
-            if row["run"] == number:
-                by_check.setdefault(row["check"], []).append(Example(**{name: row[name] for name in _EXAMPLE}))
-        found = [
-            AuditFinding(CHECKS[check], self._keys.stream, count, count, tuple(examples[: findings.SHOWN]))
-            for check, examples in by_check.items()
-            for count in [len(examples) + unnamed.get(check, 0)]
-        ]
-        return findings.fold(found), list(standing.values())
+            told = {(check, one.stream, one.id or one.owner, one.ticket): one for one in examples}
+            new = [one for about, one in told.items() if about not in standing]
+            standing |= {about: {"check": check, **one._asdict()} for about, one in told.items()}
+            if new:
+                count += len(new) - len(examples)
+                fresh.append(AuditFinding(CHECKS[check], self._keys.stream, count, count, tuple(new[: findings.SHOWN])))
+        return tuple(fresh), list(standing.values())
 
     def _unproven(self, facts: AuditedStream, unjudged: int) -> Iterator[tuple[bool, str]]:
         stream = facts.stream
@@ -374,7 +321,7 @@ class Proof:
                 yield "kept_ms" not in one.facts, f"{stream}: {one.gap}{more}"
         yield from (("kept_ms" not in one.facts, f"{stream}: {one.gap}") for one in self._new_entries if one.gap)
         # What was cut is told as a gap; entries are judged in the archive, trimmed or not.
-        told = facts._replace(first=ZERO, run_capped=False, run_deleted=None)
+        told = facts._replace(first=ZERO, cut_ms=-1)
         yield from ((False, text) for text in unproven(told, self._known, self._counts))
 
     # ---- commit --------------------------------------------------------------------------------------------------
@@ -385,14 +332,14 @@ class Proof:
         if before is not None:
             made = replace(made, number=before.number + 1)
             made = replace(made, first=1) if is_whole else replace(made, after=before.last)
-        staging = self._proofs.staging(made)
         moved = "(SELECT stream, ticket FROM runs_new UNION SELECT stream, ticket FROM doubtful) r"
         is_new = "" if is_whole else f" SEMI JOIN {moved} USING (stream, ticket)"
         self._engine.arrow("found", few(_FOUND, standing))
-        self._engine.write(f"SELECT {', '.join(CARRIED.names)} FROM carried_now{is_new}", staging / "carry")
-        self._engine.write(f"SELECT {', '.join(_OPEN.names)} FROM is_open", staging / "open")
-        self._engine.write("SELECT * FROM clocks_now", staging / "clocks")
-        self._engine.write("SELECT * FROM found", staging / "found")
+        parts = {"carry": f"SELECT {', '.join(CARRIED.names)} FROM carried_now{is_new}"}
+        parts |= {"open": f"SELECT {', '.join(_OPEN.names)} FROM is_open"}
+        parts |= {"clocks": "SELECT * FROM clocks_now", "found": "SELECT * FROM found"}
+        for part, select in parts.items():
+            self._engine.write(select, self._proofs.place(made, part))
         for name, new in (("runs", self._new_runs), ("entries", self._new_entries)):
             former = before.facts[name] if before else (0, ZERO.decode())
             facts[name] = (new[-1].number, new[-1].last) if new else former
@@ -403,18 +350,10 @@ class Proof:
     def commit(self) -> None:
         """Commit what a run has found, once that is told, and note in Redis what is proven."""
         wanted, made = self._staged
-        self._proofs.commit(wanted)
+        self._proofs.commit(wanted, "carry/")
         history = {"since_ms": made.since_ms, "executions": made.total, "before": made.before}
         told: list[str | int | bytes] = ["history", orjson.dumps(history | {"unproven": said(made.unproven)})]
         if self._before:  # the first run proves all that is archived: its duration says nothing of the next ones
             told += ["proven_took_ms", wall_ms() - self._began_ms]
         with self._link:
             note(self._link, self._keys, made.since_ms, made.until_ms, *told)
-        for former in self._proofs.chain()[:-1]:  # only their carries are read any more
-            for file in former.files:
-                if not file.startswith("carry/"):
-                    self._proofs.place(former, file).unlink(missing_ok=True)
-
-
-def _about(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    return row["check"], row["stream"], row["id"] or row["owner"], row["ticket"]

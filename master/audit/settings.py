@@ -58,6 +58,10 @@ class AuditSettings(CommonSettings):
         """Return the audit's folder as an absolute path: Spark takes URIs only."""
         return (Path(self.audit_dir).expanduser() if self.audit_dir else self.state_folder / "audit").absolute()
 
+    @property
+    def archive(self) -> Path:
+        return self.folder / "archive"
+
 
 class AuditChoices(AuditSettings):
     """The settings, and what options of the command choose for this run; ``redis_url`` is the one that was found."""

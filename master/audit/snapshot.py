@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.marks import MarkFields
 from usher.common.protocol.mishaps import (
     KEPT,
     DeclaredLoss,
@@ -38,13 +37,12 @@ _MOST = 2**63 - 1
 #: The table ``facts``: a row for each stream.
 FACTS = schema_of(
     "stream",
-    "began_ms time_ms delivered_ms delivered_nth last_nth first_nth deleted_nth base_ms order_ms drop_ms"
+    "time_ms delivered_ms delivered_nth last_nth first_nth deleted_nth base_ms order_ms drop_ms"
     " handled_before_ms ahead_before_ms",
 )
 DECLARED = schema_of("stream", "at_ms first_nth last_nth")
 _COUNTED = ("skipped_order", "before_known", "maybe_damaged", "maybe_dropped")
 _DELETED = b"max-deleted-entry-id"
-_GLOB = re.compile(r"([\\*?\[\]])")
 _BATCH = 200
 _NUMBER = re.compile(r"[0-9]{1,19}")
 #: Seconds for which entries that were cut unread are a finding: nothing more can be found out about them.
@@ -54,22 +52,18 @@ _RECENT_S = 86_400
 class AuditedStream(NamedTuple):
     """A ticket stream, its group and its run log at one moment.
 
-    ``run_first``: the first record that is still in the run log, None when it is empty; ``run_capped``: records before
-    it were cut off; ``run_deleted``: the last record that was deleted by its id. ``first``: the first entry that is
-    still in the stream, None when it is empty. ``cut_unread``: how many entries were cut before they were read, within
-    the last day or not counted yet. ``declared``: losses that masters wrote down. ``max_deleted``: the highest entry
-    that was ever deleted by its id; None: not known.
+    ``has_runs``: there are records in the run log, and all after ``cut_ms``, by Redis' clock (-1: it was never cut).
+    ``first``: the first entry that is still in the stream, None when it is empty. ``cut_unread``: how many entries were
+    cut before they were read, within the last day or not counted yet. ``declared``: losses that masters wrote down.
+    ``max_deleted``: the highest entry that was ever deleted by its id; None: not known.
     """
 
     keys: Keys
     time_ms: int
     length: int
     last_delivered: bytes
-    pending: int
-    run_records: int
-    run_first: bytes | None
-    run_capped: bool
-    run_deleted: bytes | None
+    has_runs: bool
+    cut_ms: int
     dead_letters: int
     first: bytes | None
     cut_unread: int
@@ -80,30 +74,18 @@ class AuditedStream(NamedTuple):
     def stream(self) -> str:
         return self.keys.stream
 
-    @property
-    def base_ms(self) -> int:
-        """Return the time, by Redis' clock, since which every record is in the run log; -1: it was never cut."""
-        if self.run_first is None:
-            return self.time_ms
-        cut = [self.run_first] if self.run_capped else []
-        if self.run_deleted is not None and rank(self.run_deleted) > rank(self.run_first):
-            cut.append(self.run_deleted)
-        return min(max((rank(one) >> 64 for one in cut), default=-1), _MOST)
-
     def row(self, before: AuditedStream, *, entries_read: bool, **more: int | None) -> dict[str, Any]:
         """Return the row of the table ``facts``. ``before``: as it was before anything was read; ``entries_read``: all
         entries that the group has read were, not only those that are pending."""
         return {
             "stream": self.stream,
-            "began_ms": before.time_ms,
             "time_ms": self.time_ms,
             "delivered_ms": min(rank(self.last_delivered) >> 64, _MOST),
             "delivered_nth": nth(self.last_delivered),
             "last_nth": nth(before.last_delivered),
             "first_nth": self.first and nth(self.first),
             "deleted_nth": nth(self.max_deleted) if entries_read and self.max_deleted else None,
-            "base_ms": self.base_ms,
-            "order_ms": self.base_ms,
+            **dict.fromkeys(("base_ms", "order_ms"), self.cut_ms if self.has_runs else self.time_ms),
             **more,
         }
 
@@ -116,18 +98,17 @@ class AuditedStream(NamedTuple):
                 yield {"stream": self.stream, "at_ms": loss.ms, "first_nth": nth(first), "last_nth": nth(last)}
 
 
-def unproven(facts: AuditedStream, known: Mapping[str, Any], counts: Mapping[str, float]) -> list[str]:
+def unproven(facts: AuditedStream, known: Mapping[str, Any], counts: Mapping[tuple[str, str], int]) -> list[str]:
     """Return what cannot be said of this stream, each in one sentence. ``known``: its row of the table of that name;
-    ``counts``: figure -> entries."""
-    handled_ms, first, run_first = known["handled_ms"], facts.first, facts.run_first
-    cut_ms = facts.base_ms if run_first is not None else -1
+    ``counts``: (figure, stream) -> entries."""
+    handled_ms, first, cut_ms = known["handled_ms"], facts.first, facts.cut_ms
     gone = "its entries" if first is None else f"the entries before {first.decode()}"
     deleted = facts.max_deleted if first and facts.max_deleted and rank(facts.max_deleted) > rank(first) else b""
     since = "none ever was" if handled_ms is None else f"that was added at {handled_ms} ms"
-    many = {name: int(counts.get(name) or 0) for name in _COUNTED}
+    many = {name: counts.get((name, facts.stream), 0) for name in _COUNTED}
     told = {
         "the run log is empty, so nothing can be said of past executions: order, overlaps, losses"
-        " (USHER_RUN_LOG_LENGTH)": run_first is None and facts.last_delivered != ZERO,
+        " (USHER_RUN_LOG_LENGTH)": not facts.has_runs and facts.last_delivered != ZERO,
         f"records of the run log up to {cut_ms} ms were cut (its cap) or deleted (XDEL), so order, losses and repeats"
         " are proven for entries added after that only (raise USHER_RUN_LOG_LENGTH; usher audit archive)": cut_ms >= 0,
         f"ids are up to {known['ahead_ms']:,} ms ahead of Redis' clock, so that much less is proven (a clock set back?"
@@ -178,10 +159,12 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
         raise KeyForeign(f"{keys.losses} cannot be read: an id in it is none")
     is_recent, time_ms = int(seconds) - mishaps.unread_cut_s < _RECENT_S, int(seconds) * 1000 + int(micros) // 1000
     unread = cut_unread(group, of_stream, counted) + (mishaps.unread_cut if is_recent else 0)
-    about = (keys, time_ms, of_stream[b"length"], group[b"last-delivered-id"], group[b"pending"])
-    log = (runs.get(b"length", 0), first_of(runs), is_capped(runs, run_log_length), runs.get(_DELETED))
-    letters = facts_of(link, keys.dead).get(b"length", 0)
-    return AuditedStream(*about, *log, letters, first_of(of_stream), unread, tuple(declared), of_stream.get(_DELETED))
+    first_run, deleted, letters = first_of(runs), runs.get(_DELETED, ZERO), facts_of(link, keys.dead).get(b"length", 0)
+    cut = [first_run] if first_run and is_capped(runs, run_log_length) else []
+    cut += [deleted] if first_run and rank(deleted) > rank(first_run) else []
+    cut_ms = min(max((rank(one) >> 64 for one in cut), default=-1), _MOST)
+    about = (keys, time_ms, of_stream[b"length"], group[b"last-delivered-id"], first_run is not None, cut_ms, letters)
+    return AuditedStream(*about, first_of(of_stream), unread, tuple(declared), of_stream.get(_DELETED))
 
 
 def foreign_keys(link: Link, keys: Keys) -> list[str]:
@@ -218,49 +201,25 @@ def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
 
 
 def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:
-    """Return every name in the group; and those that left an inbox or a lease, if the user may look for these."""
-    rows = {row[b"name"]: row for row in map(pairs, reader.call("XINFO", "CONSUMERS", keys.stream, keys.group))}
+    """Return every name in the group."""
+    rows = [pairs(row) for row in reader.call("XINFO", "CONSUMERS", keys.stream, keys.group)]
     stored = pairs(reader.call("HGETALL", keys.consumers))
     consumers = {name.decode(errors="replace") for name in stored}
     generation = reader.call("HGET", keys.counters, "generation")
     last = int(generation) if generation and generation.isdigit() else 1 << 63  # a lost counter says nothing
-    # A registered consumer that has not been given an entry yet is not in the group.
-    registered = {_incarnation(*one).encode() for one in stored.items()}
-    names = [*rows, *sorted(_left_over(reader, keys) - {*rows, *registered})]
+    registered = {_incarnation(*one) for one in stored.items()}
     found = []
-    for at in range(0, len(names), _BATCH):
-        part = names[at : at + _BATCH]
-        leases = reader.all_of([("EXISTS", keys.prefix.encode() + b"lease:" + name) for name in part])
-        oldest = reader.all_of([("XPENDING", keys.stream, keys.group, "-", "+", 1, name) for name in part])
-        for name, lives, first in zip(part, map(bool, leases), oldest, strict=True):
-            row, told = rows.get(name, {}), name.decode(errors="replace")
-            numbers = row.get(b"pending", 0), first[0][2] if first else 0, row.get(b"idle", 0)
+    for at in range(0, len(rows), _BATCH):
+        part = rows[at : at + _BATCH]
+        leases = reader.all_of([("EXISTS", keys.prefix.encode() + b"lease:" + row[b"name"]) for row in part])
+        oldest = reader.all_of([("XPENDING", keys.stream, keys.group, "-", "+", 1, row[b"name"]) for row in part])
+        for row, lives, first in zip(part, map(bool, leases), oldest, strict=True):
+            told = row[b"name"].decode(errors="replace")
+            numbers = row[b"pending"], first[0][2] if first else 0, row[b"idle"]
             # Who has a lease and is registered is ours, whatever a counter that was lost or set back says.
-            is_named = was_named(told, last) or (lives and name in registered)
-            found.append(
-                GroupMember(keys.stream, told, *numbers, lives, name in rows, name_of(told) in consumers, is_named)
-            )
+            is_named = was_named(told, last) or (lives and told in registered)
+            found.append(GroupMember(keys.stream, told, *numbers, lives, name_of(told) in consumers, is_named))
     return found
-
-
-def _left_over(reader: BulkReader, keys: Keys) -> set[bytes]:
-    kinds = keys.inbox("").encode(), keys.lease("").encode()
-    mark = keys.unproven("").removeprefix(keys.lease("")).encode()  # beside a lease
-    options = ("MATCH", _GLOB.sub(r"\\\1", keys.prefix) + "*", "COUNT", 5000)
-    found = [one for page in reader.pages(("SCAN",), *options) for one in page] if may_scan(reader) else []
-    names = [(one, kind) for one in found for kind in kinds if one.startswith(kind)]
-    return {one.removeprefix(kind) for one, kind in names if not one.endswith(mark)}
-
-
-def may_scan(link: Link) -> bool:
-    """Return False for the auditor of common/redis/acl.py: SCAN shows every name of the database."""
-    try:
-        link.call("SCAN", 0, "COUNT", 1)
-    except CommandRefused as refused:
-        if "NOPERM" in str(refused):
-            return False
-        raise
-    return True
 
 
 def _incarnation(name: bytes, stored: bytes) -> str:
@@ -330,21 +289,12 @@ def _look(answer: Any) -> SuspectSnapshot:
     return SuspectSnapshot(owner, idle, deliveries, *record, bool(lease), bool(body), failures, other)
 
 
-def held_back(link: Link, keys: Keys, parked: Sequence[Example], marks: MarkFields) -> tuple[set[Example], bool]:
-    """Return the entries that a live rule holds back, for their ticket or its tenant, and whether all such rules could
-    be followed. ``parked``: in the order of their ids; a ticket is of the tenant of its newest message."""
+def held_back(link: Link, keys: Keys, parked: Sequence[Example]) -> tuple[set[Example], bool]:
+    """Return the entries that a live rule for their ticket holds back, and whether rules hold tenants back: then whose
+    the others are is not known here."""
     rules = rulebook(link.call("HGETALL", keys.rules))
-    limited = {name for name, rule in rules.tenant_limits.items() if rule.rate_per_second or rule.concurrency}
-    values, of_tenants = [b""] * len(parked), limited or rules.holds_tenants
-    if of_tenants and (field := marks.names[0]):
-        found = ScriptRunner(link).run_each("read_field", (keys.stream,), [(field, one.id) for one in parked])
-        values = [value or b"" for [value] in found]
-    tenants = {
-        one.ticket: marks.read(one.id.encode(), ticket_name(one), value, b"").tenant
-        for one, value in zip(parked, values, strict=True)
-    }
-    back = {one for one in parked if rules.of(ticket_name(one), tenants[one.ticket]) or tenants[one.ticket] in limited}
-    return back, bool(marks.tenant) or not of_tenants
+    limits_tenants = any(rule.rate_per_second or rule.concurrency for rule in rules.tenant_limits.values())
+    return {one for one in parked if rules.of(ticket_name(one), b"")}, limits_tenants or rules.holds_tenants
 
 
 def is_incarnation(name: str | None) -> bool:
@@ -361,19 +311,15 @@ def _last_number(example: Example) -> int:
     return int(example.detail.rpartition(" ")[2])
 
 
-def _is_not_given(one: Example, look: SuspectSnapshot) -> bool:
-    is_given = look.owner == one.owner or (look.whose == one.owner and one.id in look.ids)
-    is_there = look.owner is not None or one.detail.startswith("the group has not read it")
-    return look.lives and not is_given and is_there and (look.whose is None or look.fence < _last_number(one))
-
-
 #: Check -> whether a suspect of it is a finding at the moment of the second look. The others are of records that do not
 #: change: what was found once in those is a finding.
 _HOLDS: dict[str, Callable[[Example, SuspectSnapshot, AuditThresholds], bool]] = {
     "pending_without_index": lambda one, look, _: (
         is_incarnation(look.owner) and look.in_stream and look.readable and one.id not in look.ids
     ),
-    "index_without_pending": lambda one, look, _: look.owner is None and one.id in look.ids,
+    "index_without_pending": lambda one, look, _: (
+        look.owner is None and not is_incarnation(look.whose) and one.id in look.ids
+    ),
     "owners_differ": lambda one, look, _: (
         look.owner is not None and one.id in look.ids and not _agrees(look.owner, look.whose or "")
     ),
@@ -401,7 +347,6 @@ _HOLDS: dict[str, Callable[[Example, SuspectSnapshot, AuditThresholds], bool]] =
     "done_and_pending": lambda one, look, _: look.owner is not None and look.in_stream,
     "lost": lambda one, look, _: look.owner is None and look.in_stream,
     "fence_low": lambda one, look, _: look.whose is not None and look.fence < _last_number(one),
-    "inbox_differs": lambda one, look, _: _is_not_given(one, look),
 }
 LOOKED_AGAIN = frozenset(_HOLDS)
 
@@ -414,9 +359,9 @@ def still_there(
 
 
 class GroupMember(NamedTuple):
-    """A name in the group, or only an inbox or a lease of one. ``oldest_idle_ms``: the longest idle time of its pending
-    entries, 0 without; ``idle_ms``: its own idle time; ``registered``: its consumer is, as this or another incarnation;
-    ``is_named``: like an incarnation that there may have been."""
+    """A name in the group. ``oldest_idle_ms``: the longest idle time of its pending entries, or 0; ``idle_ms``: its
+    own idle time; ``registered``: its consumer is, as this or another incarnation; ``is_named``: like an incarnation
+    that there may have been."""
 
     stream: str
     name: str
@@ -424,9 +369,8 @@ class GroupMember(NamedTuple):
     oldest_idle_ms: int
     idle_ms: int
     lives: bool
-    in_group: bool = True
-    registered: bool = True
-    is_named: bool = True
+    registered: bool
+    is_named: bool
 
 
 def was_named(name: str, last_generation: int) -> bool:
@@ -448,10 +392,6 @@ def judge_members(members: Iterable[GroupMember], limits: AuditThresholds) -> It
 
 def _judge(member: GroupMember, limits: AuditThresholds) -> tuple[str, int, str] | None:
     held = f"{member.pending:,} pending, the oldest idle for {member.oldest_idle_ms / 1000:.0f} s"
-    if not member.in_group and member.lives:
-        return None if member.registered else ("lease_orphan", 1, "a lease, but neither registered nor in the group")
-    if not member.in_group:
-        return "key_leaked", 1, "an inbox, but neither a lease nor a name in the group"
     if not (is_incarnation(member.name) and member.is_named):
         return ("stranger_owns", member.pending, held) if member.pending else None
     if member.lives:

@@ -9,9 +9,8 @@ options, and the filters that are pushed down::
 
 from __future__ import annotations
 
-import bisect
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -42,8 +41,7 @@ _MOST, _LATEST_MS = (1 << 64) - 1, 1 << 52
 #: What one micro-batch reads of a stream, and what is sent at once.
 _MAX_RECORDS, _SENT = 10_000, 500
 #: Entries of a range of the pending list or of a stream; records of a range of the run log.
-PART_ENTRIES, PART_RECORDS = 250_000, 400
-_MOST_PARTS, _MOST_PROBES, _PROBES_A_PART, _PROBE = 256, 256, 4, 10
+PART_ENTRIES, PART_RECORDS, _MOST_PARTS = 100_000, 400, 256
 _ENDS = ("XRANGE", "-", "+"), ("XREVRANGE", "+", "-")
 
 
@@ -107,15 +105,16 @@ class _Reader(_Options, DataSourceReader):
         return (head[0][0], tail[0][0]) if head and tail else None
 
     def parts(self, stream: str, lo: int, hi: int) -> list[InputPartition]:
-        """Return parts of about equal work between two ids."""
+        """Return parts of equal spans of time between two ids; they are many, for traffic comes in bursts."""
         with self.connect(stream) as reader:
             if whole := self.whole(reader, stream) if lo <= hi else None:
                 lo, hi = max(lo, rank(whole[0])), min(hi, rank(whole[1]))
             if not whole or lo > hi:
                 return []
-            number = int(self.options.get("partitions", "0"))
-            spans = cut_up(reader, self.key(stream), lo, hi, self.per_part, number)
-        return [InputPartition((stream, *span)) for span in spans]
+            fits = max(1, min(_MOST_PARTS, -(-reader.call("XLEN", self.key(stream)) // self.per_part)))
+        number = int(self.options.get("partitions", "0")) or fits
+        edges = [*sorted({lo + (hi - lo + 1) * at // number for at in range(number)}), hi + 1]
+        return [InputPartition((stream, _id(first), _id(end - 1))) for first, end in itertools.pairwise(edges)]
 
     def partitions(self) -> list[InputPartition]:
         asked = [one for one in self.plan.streams if self.equal.get("stream", one) == one]
@@ -249,38 +248,6 @@ def register(spark: Any) -> None:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     for one in SOURCES:
         spark.dataSource.register(one)
-
-
-# ---- parts -----------------------------------------------------------------------------------------------------------
-# Streams and pending lists are cut into ranges of ids of about equal work, from a few probes. Ids are times, and
-# traffic comes in bursts: equal spans of time may hold nothing or everything. A probe measures the density of entries
-# behind one point; ranges are cut where the estimated numbers are equal.
-
-
-def cut(weights: Sequence[tuple[int, float]], lowest: int, highest: int, parts: int) -> list[tuple[int, int]]:
-    """Return at most ``parts`` ranges (first, last; both included) that cover lowest..highest without a gap and without
-    touching. ``weights``: where each stretch begins, the first one at ``lowest``, and how many entries it may have.
-
-    >>> cut([(0, 50.0), (50, 10.0), (75, 40.0)], 0, 99, 2)
-    [(0, 49), (50, 99)]
-    """
-    sums = [0.0, *itertools.accumulate(weight for _, weight in weights)]
-    places = [bisect.bisect_left(sums, sums[-1] * part / parts) for part in range(1, parts)]
-    inner = sorted({weights[at][0] for at in places if 0 < at < len(weights)})
-    return list(zip([lowest, *inner], [*(edge - 1 for edge in inner), highest], strict=True))
-
-
-def cut_up(reader: BulkReader, key: str, lo: int, hi: int, per_part: int, number: int) -> list[Span]:
-    """Return ranges of ids (both ends included) that cover lo..hi; ``number``: how many, 0: as many as fit."""
-    number = number or max(1, min(_MOST_PARTS, -(-reader.call("XLEN", key) // per_part)))
-    probes = min(_MOST_PROBES, _PROBES_A_PART * number)
-    places = sorted({lo + (hi - lo + 1) * at // probes for at in range(probes)})
-    weights = []
-    for at, end in itertools.pairwise([*places, hi + 1]):
-        rows = reader.call("XRANGE", key, _id(at), _id(end - 1), "COUNT", _PROBE)
-        reached = end if len(rows) < _PROBE else rank(rows[-1][0]) + 1
-        weights.append((at, len(rows) * (end - at) / (reached - at)))
-    return [(_id(first), _id(last)) for first, last in cut(weights, lo, hi, number)]
 
 
 def _id(value: int) -> bytes:

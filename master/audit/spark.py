@@ -98,7 +98,7 @@ def spark_engine(
 
 def _engine(spark: Any, small: bool) -> SparkEngine:
     is_far = not spark.sparkContext.master.startswith("local")
-    return SparkEngine(spark, is_far, held if small and not is_far else None)
+    return SparkEngine(spark, is_far, small and not is_far)
 
 
 def _running() -> Any:
@@ -163,22 +163,26 @@ def _started(
         options["spark.master"] = master
     none = contextlib.nullcontext(dict[str, str]())
     with _java(settings, folder, spill, environ, small) if is_ours else none as gateway:
-        with _interrupted_as_ever():
-            environ.update(gateway)
-            try:
-                if is_ours and not _has_name():  # Java's login would end with a NullPointerException
-                    SparkContext._ensure_initialized()
-                    users = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation
-                    users.setLoginUser(users.createRemoteUser("usher"))
-                spark = SparkSession.builder.appName("usher audit").config(map=options).getOrCreate()
-            except Exception as failed:  # also py4j's own, whose text is asked of Java, which ends with this block
-                raise StartRefused(f"Spark does not start ({log}): {_first_of_log(log, failed)}") from failed
-            finally:  # what this process starts has another one
-                for name in gateway:
-                    del environ[name]
+        # pyspark's own handler of Ctrl-C asks Java to cancel its jobs, on the very connection that waits for an answer.
+        kept = signal.getsignal(signal.SIGINT)
+        logging.root.addHandler(logging.NullHandler())  # py4j logs an interruption as an error
+        environ.update(gateway)
+        try:
+            if is_ours and not _has_name():  # Java's login would end with a NullPointerException
+                SparkContext._ensure_initialized()
+                users = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation
+                users.setLoginUser(users.createRemoteUser("usher"))
+            spark = SparkSession.builder.appName("usher audit").config(map=options).getOrCreate()
+        except Exception as failed:  # also py4j's own, whose text is asked of Java, which ends with this block
+            raise StartRefused(f"Spark does not start ({log}): {_first_of_log(log, failed)}") from failed
+        finally:  # what this process starts has another gateway
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, kept)
+            for name in gateway:
+                del environ[name]
         try:
             engine = _engine(spark, small)
-            for name, value in (_PREFERRED | (_SMALL if engine.hold else {})).items():
+            for name, value in (_PREFERRED | (_SMALL if engine.small else {})).items():
                 if not spark.sparkContext.getConf().contains(name):
                     spark.conf.set(name, value)
             yield engine
@@ -275,25 +279,3 @@ def _first_of_log(log: Path, failed: Exception) -> str:
         if re.match(r"(?:Exception in thread .*? |Error: |Caused by: )?[\w.$]+(?:Exception|Error)\b", line.strip())
     )
     return next(named, first_cause(failed))[:500]
-
-
-@contextlib.contextmanager
-def _interrupted_as_ever() -> Iterator[None]:
-    """Keep Ctrl-C as it was. pyspark's own handler asks Java to cancel its jobs, on the very connection that waits for
-    an answer: that breaks it, with a page of stacks; to end Java ends its jobs too. And py4j logs an interruption as an
-    error, which is meant for pyspark's shell."""
-    kept = signal.getsignal(signal.SIGINT)
-    if not logging.root.handlers:
-        logging.root.addHandler(logging.NullHandler())
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, kept)
-
-
-def held(frame: Any) -> tuple[Any, bool]:
-    """Return what is in a frame, as one in the driver's memory, and whether it is empty. By private names of pyspark,
-    with a test that fails when one goes."""
-    rows, session = frame._jdf.collectAsList(), frame.sparkSession._jsparkSession
-    return session.createDataFrame(rows, frame._jdf.schema()), rows.isEmpty()

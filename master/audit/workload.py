@@ -3,6 +3,7 @@ tenant, handler and consumer, from the archive and the run log; as one page with
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -10,9 +11,11 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
+import click
+import jinja2
 import pyarrow.parquet as pq
-from rich.console import Console
 
+from usher.common.base.text import escape_control
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import after
 from usher.common.redis.client import Link
@@ -21,9 +24,8 @@ from usher.master.audit.archive import data_sets, locked
 from usher.master.audit.cli import session, with_link
 from usher.master.audit.engine import Engine, refusing
 from usher.master.audit.job import read_redis, readers_of
-from usher.master.audit.report import fill, write_page
 from usher.master.audit.settings import AuditChoices
-from usher.master.cli.shared import print_json, table
+from usher.master.cli.shared import print_json
 from usher.master.insight.formatting import duration
 from usher.master.membership.registry import read_registry
 
@@ -126,7 +128,7 @@ def document(engine: Engine, slots: Mapping[str, int], top: int, today: date) ->
 # ---- page ------------------------------------------------------------------------------------------------------------
 
 
-def plot(title: str, days: Sequence[Mapping[str, Any]], lines: Mapping[str, str], unit: str = "") -> dict[str, Any]:
+def plot(days: Sequence[Mapping[str, Any]], title: str, unit: str, lines: Mapping[str, str]) -> dict[str, Any]:
     """Return a chart of some columns over the days: ``lines``: column -> its name. Positions of an SVG."""
     values = {name: [float(day[column] or 0) for day in days] for column, name in lines.items()}
     most = max((value for line in values.values() for value in line), default=0.0) or 1.0
@@ -145,12 +147,13 @@ def plot(title: str, days: Sequence[Mapping[str, Any]], lines: Mapping[str, str]
 
 def plots(days: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     parts = ("p50", "p95", "p99")
-    return [
-        plot("Executions a day", days, {"executions": "executions", "failed": "failed"}),
-        plot("Wait until the first start", days, {f"wait_{one}_ms": one for one in parts}, "ms"),
-        plot("Time of an execution", days, {f"run_{one}_ms": one for one in parts}, "ms"),
-        plot("Handlers that ran at a time, in the busiest hour", days, {"busiest": "handlers"}),
-    ]
+    charts = (
+        ("Executions a day", "", {"executions": "executions", "failed": "failed"}),
+        ("Wait until the first start", "ms", {f"wait_{one}_ms": one for one in parts}),
+        ("Time of an execution", "ms", {f"run_{one}_ms": one for one in parts}),
+        ("Handlers that ran at a time, in the busiest hour", "", {"busiest": "handlers"}),
+    )
+    return [plot(days, *chart) for chart in charts]
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------
@@ -165,12 +168,30 @@ def run(
     told = _reported(settings, environ, place, since_us, top)
     about = f"{days} days up to {time.strftime('%Y-%m-%d %H:%M', time.gmtime(now_s))} UTC"
     page = settings.folder / "report.html"
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters |= {"ms": duration}
+    template = environment.from_string((findings.FILES / "workload.html").read_text(encoding="utf-8"))
     with refusing("USHER_AUDIT_DIR: the page could not be written"):
-        write_page(page, fill("workload.html", told=told, about=about, plots=plots, dims=DIMENSIONS))
+        (written := page.with_name(f".{page.name}.{os.getpid()}")).write_text(
+            template.render(told=told, about=about, plots=plots, dims=DIMENSIONS), encoding="utf-8"
+        )
+        written.replace(page)
     if as_json:
         print_json(told | {"page": str(page), "tables": str(settings.folder / "report")})
-    else:
-        _print(told, about, page)
+        return
+    for stream in told["streams"]:
+        total = stream["total"]
+        click.echo(f"{escape_control(stream['stream'])}: " + ("nothing was executed in " if not total else "") + about)
+        if total:
+            click.echo(
+                f"{total['executions']:,} executions, {total['failed']:,} failed, {total['retries']:,} retries,"
+                f" {total['letters']:,} dead letters, {total['worker_s'] / 3600:,.1f} worker hours"
+            )
+            for what, name in (("wait until the first start", "wait"), ("time of an execution", "run")):
+                times = (f"{duration(total[f'{name}_{one}_ms'])} {one}" for one in ("p50", "p95", "p99"))
+                click.echo(f"{what}: {', '.join(times)}")
+            click.echo(stream["forecast"])
+    click.echo(f"By tenant, handler, ticket and consumer, with plots: {page}")
 
 
 def _reported(
@@ -181,43 +202,12 @@ def _reported(
         measure(engine, settings, place, folder, since_us)
         slots = {one: with_link(settings, one, _slots) for one in settings.streams}
         for name in _FILES:
-            engine.write(f"SELECT * FROM {name}", folder / name)
+            engine.write(f"SELECT * FROM {name}", folder / f"{name}.parquet")
             target = settings.folder / "report" / f"{name}.parquet"
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (folder / name / "part-0.parquet").replace(target)
+            (folder / f"{name}.parquet").replace(target)
         return document(engine, slots, top, date.today())
 
 
 def _slots(link: Link, keys: Keys) -> int:
     return sum(one.registration.slots for one in read_registry(link, keys).values() if one.alive)
-
-
-def _print(told: Mapping[str, Any], about: str, page: Path) -> None:
-    screen = Console(highlight=False, emoji=False)
-    for stream in told["streams"]:
-        total = stream["total"]
-        if total is None:
-            screen.print(f"{stream['stream']}: nothing was executed in {about}.", markup=False)
-            continue
-        screen.print(f"{stream['stream']}, {about}", style="bold", markup=False)
-        screen.print(
-            f"{total['executions']:,} executions, {total['failed']:,} failed, {total['retries']:,} retries,"
-            f" {total['letters']:,} dead letters, {total['worker_s'] / 3600:,.1f} worker hours"
-        )
-        for what, name in (("wait until the first start", "wait"), ("time of an execution", "run")):
-            times = (f"{duration(total[f'{name}_{one}_ms'])} {one}" for one in ("p50", "p95", "p99"))
-            screen.print(f"{what}: {', '.join(times)}")
-        screen.print(stream["forecast"])
-        for dim in DIMENSIONS:
-            if rows := stream["top"][dim]:
-                screen.print(table(f"By {dim}", _COLUMNS, [_cells(one) for one in rows[:5]], numbers=_COLUMNS[1:]))
-    screen.print(f"Page with plots: {page}", markup=False, soft_wrap=True)
-
-
-_COLUMNS = ("name", "executions", "failed", "retries", "dead letters", "worker s", "wait p95", "run p95")
-
-
-def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
-    counts = (f"{one[name]:,}" for name in ("executions", "failed", "retries", "letters"))
-    times = (duration(one[name]) for name in ("wait_p95_ms", "run_p95_ms"))
-    return (one["name"], *counts, f"{one['worker_s']:,.1f}", *times)

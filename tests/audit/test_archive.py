@@ -35,7 +35,15 @@ def archived(url: str, folder: Path, stream: str = "s", group: str = GROUP) -> d
 
 
 def ids_of(folder: Path, table: str = "entries") -> list[str]:
-    return sorted(ds.dataset(folder / "stream-s" / table, format="parquet").to_table(columns=["id"])["id"].to_pylist())
+    """The ids of the files that the log of commits names, as any reader finds them, but what is carried alone."""
+    place = folder / "stream-s" / table
+    names = [(log.parent / name) for log in place.rglob("_commits.json") for name in committed(log)]
+    files = [str(one) for one in names if one.parent.name != "_carried"]
+    return sorted(ds.dataset(files).to_table(columns=["id"])["id"].to_pylist()) if files else []
+
+
+def committed(log: Path) -> list[str]:
+    return [name for one in orjson.loads(log.read_bytes()) for name in one["files"]]
 
 
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
@@ -73,8 +81,8 @@ def test_killed_at_any_step_there_is_no_gap_and_no_double(
         assert floor <= rank(link.call("GET", LogKeys("s").archived)) == rank(added[-1].encode())
         if not killed:
             break
-    assert day * stride > 50, "so many steps does a run have"
-    assert len(orjson.loads((tmp_path / "stream-s" / "entries" / "_commits.json").read_bytes())["commits"]) <= day + 3
+    assert day * stride > 40, "so many steps does a run have"
+    assert len(orjson.loads((tmp_path / "stream-s" / "entries" / "_commits.json").read_bytes())) <= day + 3
 
 
 def test_it_is_incremental_by_day_and_moves_the_floor(link: Link, redis_url: str, tmp_path: Path) -> None:
@@ -106,15 +114,16 @@ def test_any_reader_of_parquet_sees_the_same_rows(
         patched.setattr("usher.master.audit.archive.DataSet.commit", die)
         archived(redis_url, tmp_path)
     folder = tmp_path / "stream-s" / "entries"
-    assert list(folder.glob("_staging/**/*.parquet"))
+    files = [str(folder / name) for name in committed(folder / "_commits.json")]
+    assert len([*folder.rglob("*.parquet")]) > len(files)
     expected = {
         ("1700000000000-1", "a"),
         ("1700086400000-1", "it's"),
         ("2700000000000-1", "a"),
         ("2700086400000-1", "it's"),
     }
-    rows = duckdb.sql(f"SELECT id, ticket FROM '{folder}/date=*/*.parquet'").fetchall()
-    frame = pandas.read_parquet(folder)
+    rows = duckdb.sql(f"SELECT id, ticket FROM read_parquet({files})").fetchall()
+    frame = pandas.read_parquet(files)
     assert set(rows) == set(zip(frame["id"], frame["ticket"], strict=True)) == expected
     assert len(rows) == len(frame) == 4
 
@@ -243,7 +252,7 @@ def _exit(words: list[str]) -> int:
         return int(ended.code or 0)
 
 
-def test_totals_are_recomputed_up_to_each_checkpoint_and_written_only_when_asked(
+def test_totals_are_recomputed_up_to_each_checkpoint(
     reconcile: Callable[..., tuple[int, dict[str, dict[str, object]]]], tmp_path: Path
 ) -> None:
     states = [
@@ -262,19 +271,6 @@ def test_totals_are_recomputed_up_to_each_checkpoint_and_written_only_when_asked
         "wrong": (60.5, "4-1", False),
         "without": (10, "1-1", False),
     }
-    assert reconcile(*words)[0] == 1, "the dry run wrote nothing"
-    code, found = reconcile(*words, "--apply")
-    assert (code, found["wrong"]["applied"], found["without"]["applied"]) == (0, True, True)
-    code, found = reconcile(*words)
-    assert (code, found["wrong"]["has"], found["without"]["has"]) == (0, 60.5, 10), "also where there was no row"
-    with sqlite3.connect(tmp_path / "s.db") as sql:
-        assert sql.execute("SELECT state FROM consumer_states WHERE name = 'wrong'").fetchone() == (
-            '{"total":60.5,"n":4}',
-        )
-        assert sql.execute("SELECT version FROM checkpoints WHERE name = 'wrong'").fetchone() == (1,), (
-            "a consumer that runs reads its state again"
-        )
-    sql.close()
 
 
 def test_an_archive_without_bodies_has_none_and_who_needs_them_is_refused(
@@ -317,15 +313,9 @@ def test_no_total_is_computed_from_an_archive_with_a_gap_below_the_checkpoint(
     link.call("XADD", "s", "7-1", "ticket_id", "a", "object", "other")
     assert _exit(["audit", "archive", "--bodies", "--json"]) == 0, "the last commit has none"
     capsys.readouterr()
-    code, found = reconcile(*words, "--apply")
-    assert (code, found["before"]["applied"], found["behind"]["applied"]) == (1, True, None)
+    code, found = reconcile(*words)
+    assert (code, found["before"]["total"], found["behind"]["total"]) == (1, 60.5, None)
     assert "the archive has a gap: entries from 4-2 to before 6-1 may be missing" in str(found["behind"]["why"])
-    with sqlite3.connect(tmp_path / "s.db") as sql:
-        assert sql.execute("SELECT state FROM consumer_states ORDER BY name").fetchall() == [
-            ('{"total":60.5}',),
-            ('{"total": 60.5}',),
-        ]
-    sql.close()
 
 
 @pytest.mark.parametrize("data", [b'{"distance": "twelve"}', b"no JSON", b'{"distance": true}'])
@@ -336,7 +326,7 @@ def test_no_total_is_computed_from_a_number_that_cannot_be_read(
     capsys: pytest.CaptureFixture[str],
     data: bytes,
 ) -> None:
-    """It counted as 0, and --apply wrote the wrong total."""
+    """It counted as 0."""
     url = _states(tmp_path / "s.db", ("reads", "9-1", '{"total": 60.5}'))
     words = ["--states-url", url, "--value", "data.distance", "--object", "ride"]
     link.call("XADD", "s", "5-1", "ticket_id", "a", "uid", "w", "object", "ride", "data", data)
@@ -344,7 +334,7 @@ def test_no_total_is_computed_from_a_number_that_cannot_be_read(
     link.call("XADD", "s", "9-1", "ticket_id", "a", "uid", "y", "object", "ride")
     assert _exit(["audit", "archive", "--bodies", "--json"]) == 0
     capsys.readouterr()
-    assert _exit(["audit", "reconcile", "--json", *words, "--apply"]) == 2
+    assert _exit(["audit", "reconcile", "--json", *words]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "data.distance is no number in 1 message, the first of them 5-1" in told
     assert reconcile("--states-url", url, "--value", "data.distance", "--object", "other")[0] == 1, "others are fine"
@@ -396,19 +386,15 @@ def test_no_total_is_computed_from_an_archive_that_is_not_as_it_was_written(
     assert others, "the last commit is looked at by everybody"
     damage(first)
     capsys.readouterr()
-    assert _exit(["audit", "reconcile", "--json", *words, "--apply"]) == code
+    assert _exit(["audit", "reconcile", "--json", *words]) == code
     assert told in " ".join(capsys.readouterr().err.split())
-    with sqlite3.connect(tmp_path / "s.db") as sql:
-        assert sql.execute("SELECT state FROM consumer_states").fetchall() == [('{"total": 12}',)]
-    sql.close()
 
 
 def test_an_archive_that_is_not_there_where_the_checks_run_is_refused(local: Any, tmp_path: Path) -> None:
     from usher.master.audit.batches import schema_of
     from usher.master.audit.engine import refusing
 
-    local.write("SELECT '1-1' AS id", tmp_path)
-    (tmp_path / "part-0.parquet").rename(tmp_path / "some.parquet")
+    local.write("SELECT '1-1' AS id", tmp_path / "some.parquet")
     for file, told in (
         ("some", "has 1 rows of odd, and its commits have 2: is its folder shared"),
         ("gone", "No files"),

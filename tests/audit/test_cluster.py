@@ -128,12 +128,9 @@ def test_spark_submit_on_two_workers_finds_the_same(
         given = [
             word for name, value in confs.items() for word in ("--conf", f"spark.{name.replace('__', '.')}={value}")
         ]
-        program, submit = (
-            ROOT / "master" / "audit" / "__main__.py",
-            Path(environ["SPARK_HOME"]) / "bin" / "spark-submit",
-        )
+        program, submit = ROOT / "usher" / "__main__.py", Path(environ["SPARK_HOME"]) / "bin" / "spark-submit"
         done = subprocess.run(
-            [submit, "--master", url, "--py-files", zipped, *given, program, *words, "--json"],
+            [submit, "--master", url, "--py-files", zipped, *given, program, "audit", *words, "--json"],
             env=environ | settings,
             cwd=tmp_path,
             capture_output=True,
@@ -144,7 +141,7 @@ def test_spark_submit_on_two_workers_finds_the_same(
         documents = [line for line in done.stdout.splitlines() if line.startswith("{")]
         assert done.returncode == code, f"{done.stdout[-3000:]}\n{done.stderr[-4000:]}"
         if code == 2:
-            return {"error": " ".join(done.stderr.split())}
+            return {"error": " ".join(done.stdout.split())}  # spark-submit writes both there
         told: dict[str, Any] = json.loads(documents[0])
         return told
 
@@ -167,7 +164,7 @@ def test_spark_submit_on_two_workers_finds_the_same(
     assert found == {("out_of_order", "5-1")}
 
     keys = Keys("two_of_a_ticket_at_once", GROUP)
-    to = ("--to", str(tmp_path / "hidden" / "archive"))
-    refused = submitted("--streams", keys.stream, "prove", *to, code=2, executor__memory="512m")["error"]
+    settings["USHER_AUDIT_DIR"] = str(tmp_path / "hidden")
+    refused = submitted("--streams", keys.stream, "prove", code=2, executor__memory="512m")["error"]
     assert "is its folder shared with all of Spark's executors?" in refused
     assert link.call("HGET", keys.archived, "proven_until_ms") is None, "nothing is proven"

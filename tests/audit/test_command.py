@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -53,8 +52,6 @@ def test_a_clean_system_is_exit_code_0_and_everything_is_written(
     assert "clean: the promise held" in shown
     stored = orjson.loads(link.call("GET", Keys("ticket_stream", GROUP).audit))
     assert (stored["verdict"], stored["findings"], stored["executions"]) == ("clean", {}, 2)
-    folder = Path(settings["USHER_AUDIT_DIR"])
-    assert "clean: the promise held" in (folder / "audit.html").read_text()
     assert usher("audit", "--json") == 0
     told = orjson.loads(capsys.readouterr().out)
     assert (told["verdict"], told["findings"], told["unproven"]) == ("clean", [], [])
@@ -71,14 +68,8 @@ def test_findings_are_exit_code_1_and_hostile_names_are_shown_literally(
     assert usher("audit") == 1
     shown = capsys.readouterr().out
     assert "Critical pending_without_index ticket_stream: 1" in shown
-    assert "redis-cli XPENDING ticket_stream concurrency_stream_group 3-1 3-1 1" in shown
     assert "\x1b[31m" not in shown
-    page = (Path(settings["USHER_AUDIT_DIR"]) / "audit.html").read_text()
-    assert "<script" not in page
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    assert "{{7*7}}" in page
-    assert not re.search(r'https?://|src=|href="[^#]|@import|url\(', page), "nothing is asked of anybody"
-    assert page.count('<div class="bars">') == 3, "ages, owners, tickets"
+    assert "<script>alert(1)</script>" in shown and "{{7*7}}" in shown
 
 
 def test_what_is_to_be_looked_at_and_done_is_there_for_any_stream(
@@ -104,9 +95,9 @@ def test_what_is_to_be_looked_at_and_done_is_there_for_any_stream(
     assert f"2-1 ticket it's owner c1:1: {ran}" in " ".join(shown.split())
     assert "This is a fault of Usher, or the consumer's clock was set back" in shown
     assert "What then: deploy/runbook.md, Audit" in shown
-    [line] = [line for line in shown.splitlines() if " runs --ticket " in line]
+    [line] = [line for line in shown.splitlines() if " runs --message " in line]
     assert usher(*shlex.split(line)[1:], "--json") == 0
-    assert [run["id"] for run in orjson.loads(capsys.readouterr().out)["runs"]] == ["1-1", "2-1"]
+    assert [run["id"] for run in orjson.loads(capsys.readouterr().out)["runs"]] == ["2-1"]
 
 
 def test_who_did_what_twice_and_when_is_told_with_the_command_that_shows_both(
@@ -161,7 +152,7 @@ def test_what_was_found_is_told_also_when_redis_is_full(
 
 
 @pytest.mark.parametrize("name", ["auditor", "master"])
-def test_the_auditor_of_usher_acl_may_audit_and_what_he_may_not_look_for_is_said(
+def test_the_auditor_of_usher_acl_may_audit_and_report(
     name: str,
     settings: dict[str, str],
     seeder: Seeder,
@@ -180,15 +171,14 @@ def test_the_auditor_of_usher_acl_may_audit_and_what_he_may_not_look_for_is_said
     )
     try:
         assert usher("audit", "--json") == 1
+        told = orjson.loads(capsys.readouterr().out)
+        assert usher("report") == 0
     finally:
         link.call("ACL", "DELUSER", name)
-    told = orjson.loads(capsys.readouterr().out)
     assert [(found["check"], found["count"]) for found in told["findings"]] == [("pending_without_index", 1)], (
         "looked at twice"
     )
-    assert told["unproven"] == [
-        "ticket_stream: this user of Redis may not SCAN, so inboxes without an owner were not looked for (key_leaked)"
-    ]
+    assert told["unproven"] == []
 
 
 def test_what_its_user_may_not_do_is_named(

@@ -14,7 +14,6 @@ from tests.audit.seeding import LIMITS, Seeder
 from tests.audit.test_job import plan
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
-from usher.master.audit.engine import Engine
 from usher.master.audit.findings import CHECKS
 from usher.master.audit.job import AuditRun
 
@@ -59,19 +58,6 @@ def test_a_fault_is_found_and_nothing_else(report: AuditReport, fault: Fault) ->
     examples = {one.check.name: {each.id or each.owner or each.ticket for each in one.examples} for one in found}
     assert examples == fault.expected
     assert {one.check.name: one.count for one in found} == {check: len(ids) for check, ids in fault.expected.items()}
-
-
-@pytest.mark.parametrize("report", ["local"], indirect=True)
-def test_a_check_finds_nothing_without_the_table_that_it_says_it_needs(report: AuditReport, local: Engine) -> None:
-    """Spark is not asked then."""
-    for check in CHECKS.values():
-        if check.source:
-            local.keep("kept", f"SELECT * FROM {check.source}")
-            try:
-                local.keep(check.source, "SELECT * FROM kept WHERE false")
-                assert local.rows(check.select) == [], check.name
-            finally:
-                local.keep(check.source, "SELECT * FROM kept")
 
 
 def test_there_are_62_faults_and_one_for_each_check() -> None:

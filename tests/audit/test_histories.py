@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
-from tests.audit.seeding import CAP, GROUP, LIMITS, Seeder
+from tests.audit.seeding import CAP, LIMITS, Seeder
 from tests.audit.test_job import audit, plan
 from tests.commands import usher
-from tests.integration.factories import Owner, World, hand_over
-from tests.integration.factories import plan as give
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.run_log import encode
 from usher.common.redis.client import Link
 from usher.common.sending.producer import Producer
-from usher.consumer.lifecycle.owner_scripts import AckAnswer
-from usher.consumer.policy.acks import Finished
 from usher.master.audit.findings import FENCES_PER_MS, AuditFinding
 from usher.master.audit.snapshot import last_drop_ms
 from usher.master.operations.action_log import KEPT
@@ -74,64 +67,22 @@ def test_a_dead_letter_that_runs_again_after_the_group_was_set_back_is_not_out_o
     assert told(local, redis_url) == {"out_of_order": {"3-1"}}
 
 
-def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
-    local: Any, link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With the steps of masters and consumers: a's acknowledgement of T is refused beside one that is not. b, who has
-    T, dies before its own, and c handles T long after a's was noted. Nothing was promised to a; what it did is told."""
-    world = World(link)
-    leader, a, b, c = world.elect(), *(world.join(name) for name in "abc")
-    first, second = (b"%d-1" % int(time.time() * 1000 + n) for n in range(2))
-    world.owned(leader, a, b"U", first)
-    [theirs] = world.owned(leader, a, b"T", second)
-
-    def ran(owner: Owner, *each: tuple[bytes, bytes, int]) -> AckAnswer:
-        end_us = time.time_ns() // 1000
-        ended = [Finished(ticket, entry_id, fence, 1, end_us - 10, end_us) for ticket, entry_id, fence in each]
-        return owner.steps.ack(
-            {ticket: [entry_id] for ticket, entry_id, _ in each}, encode(owner.incarnation, ended), 100
-        )
-
-    under = int(world.head(b"T").split()[1])
-    a.steps.drain(60_000)
-    assert world.give_back(a, {b"T": [theirs]}) == []
-    hand_over(leader, give(b, {b"T": [theirs]}, {b"T": world.head(b"T")}))
-    assert ran(a, (b"U", first, 1), (b"T", theirs, under)).stale == [b"T"]
-    world.end_lease(b)
-    time.sleep(1.2 * LIMITS.clocks_ms / 1000)
-    leader.take_back(b.incarnation, 10)
-    hand_over(leader, give(c, {b"T": [theirs]}, {b"T": world.head(b"T")}))
-    assert ran(c, (b"T", theirs, int(world.head(b"T").split()[1]))).stale == []
-    report = audit(local, plan(redis_url, world.keys.stream))
-    assert [(one.check.name, one.examples) for one in report.found if one.check.name != "consumer_leaked"] == []
-    monkeypatch.setenv("USHER_REDIS_URL", redis_url)
-    assert usher("audit", "--group", GROUP, "runs", "--ticket", "T", "--json") == 0
-    runs = [(run["consumer"], run["id"], run["outcome"]) for run in orjson.loads(capsys.readouterr().out)["runs"]]
-    assert runs == [(a.incarnation, second.decode(), "stale"), (c.incarnation, second.decode(), "done")]
-
-
-def test_what_a_rule_for_its_tenant_holds_back_does_not_wait_too_long(
+def test_where_rules_hold_tenants_back_nothing_is_said_to_wait_too_long(
     local: Any, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
-    """The tenant p is paused, l limited; w has but another weight."""
     seeder.over("1-1", "2-1", "3-1", "4-1", "5-1")
     seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 6)))
-    for n, (ticket, tenant) in enumerate((("T", "p"), ("U", "l"), ("V", "w"), ("W", ""), ("X", "w"), ("X", "p")), 6):
-        link.call("XADD", "s", f"{n}-1", "ticket_id", ticket, "whose", tenant)
+    seeder.add(("6-1", "T"), ("7-1", "U"))
     seeder.read()
-    seeder.own("master", *(f"{n}-1" for n in range(6, 12)), idle_ms=2 * LIMITS.parked_ms)
-    seeder.rule(Rule(Target.TENANT, "p", RuleAction.PAUSE))
-    seeder.rule(Rule(Target.TENANT, "l", RuleAction.SLOW, concurrency=1))
+    seeder.own("master", "6-1", "7-1", idle_ms=2 * LIMITS.parked_ms)
     seeder.rule(Rule(Target.TENANT, "w", RuleAction.SLOW, weight=2))
-    known = plan(redis_url, "s", tenant_field="whose")
-    report = audit(local, known)
-    assert [(one.check.name, {each.id for each in one.examples}) for one in report.found] == [
-        ("parked_too_long", {"8-1", "9-1"})
-    ]
-    assert not any("USHER_TENANT_FIELD" in sentence for sentence in report.unproven)
-    report = audit(local, plan(redis_url, "s"))
-    assert [one.count for one in report.found] == [6]
-    assert any("which tickets are theirs is not known here (USHER_TENANT_FIELD)" in one for one in report.unproven)
+    assert told(local, redis_url) == {"parked_too_long": {"6-1", "7-1"}}
+    for rule in (Rule(Target.TENANT, "p", RuleAction.PAUSE), Rule(Target.TENANT, "p", RuleAction.SLOW, concurrency=1)):
+        seeder.rule(rule)
+        report = audit(local, plan(redis_url, "s"))
+        assert report.found == ()
+        assert any("2 entries wait for long; live rules hold tenants back" in one for one in report.unproven)
+        link.call("DEL", seeder.keys.rules)
 
 
 @pytest.mark.parametrize("new", ["c0:9", "c9:9"])
@@ -175,7 +126,7 @@ def test_a_work_stream_may_be_named_by_hand_beside_others(
     seeder.index("a", "c1:1 7 2-1")
     report = audit(local, plan(redis_url, "s", "usher:{g}"))
     assert report.found == ()
-    assert ("usher:{g}", "shop/42", 1) in report.plots["tickets"]
+    assert report.figures["tickets_pending"] == 2
 
 
 def test_what_became_of_a_letter_that_is_no_more_is_no_loss(

@@ -1,5 +1,4 @@
-"""The Spark job against a real Redis: everything that is wrong is found, with the right example, and nothing that is
-allowed."""
+"""The job against a real Redis: what is wrong is found, with the right example, and nothing that is allowed."""
 
 from __future__ import annotations
 

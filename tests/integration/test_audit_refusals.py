@@ -16,7 +16,7 @@ from tests.commands import usher
 from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.audit.reconcile import read_states
+from usher.master.audit.archive import read_states
 
 ROOT = Path(__file__).parents[2]
 GROUP = "concurrency_stream_group"

@@ -295,8 +295,7 @@ def test_messages_come_from_an_archive_when_the_stream_has_them_no_more(
         (runs, pa.Table.from_pylist([run], batches.RUNS)),
     ):
         made = Commit(1, "0-0", "6-1", table.num_rows, facts={"bodies": True})
-        data.staging(made).mkdir(parents=True)
-        pq.write_table(table, data.staging(made) / "part.parquet")
+        pq.write_table(table, data.place(made, "date=1970-01-01"))
         data.commit(made)
     world.link.call("XTRIM", keys.stream, "MAXLEN", 0)
     world.link.call("DEL", keys.runs)

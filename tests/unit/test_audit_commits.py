@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +14,19 @@ _DAY_MS = 86_400_000
 _TICKETS = "ba"
 
 
-def stage(data: DataSet, commit: Commit, *names: str) -> None:
-    for name in names:
-        file = data.staging(commit) / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(name)
-
-
-def visible(folder: Path) -> list[str]:
-    """What a Parquet reader sees: nothing below names that begin with _."""
-    return sorted(
-        file.relative_to(folder).as_posix()
-        for file in folder.rglob("*.parquet")
-        if not file.relative_to(folder).parts[0].startswith("_")
-    )
-
-
-def test_a_commit_makes_all_files_visible_and_is_the_last_one(tmp_path: Path) -> None:
+def test_a_commit_names_its_files_and_is_the_last_one(tmp_path: Path) -> None:
+    """What is not named is left over; what is named otherwise is somebody else's."""
     data = DataSet(tmp_path)
     assert data.recover() is None
     wanted = Commit(1, "0-0", "5-1", 2)
-    stage(data, wanted, "date=1/a.parquet", "date=2/a.parquet", "_SUCCESS")
+    for part in ("date=1", "date=2"):
+        data.place(wanted, part).write_text(part)
     made = data.commit(wanted)
-    assert visible(tmp_path) == ["date=1/00000001-a.parquet", "date=2/00000001-a.parquet"]
+    assert [*made.files] == ["date=1/00000001-part-0.parquet", "date=2/00000001-part-0.parquet"]
+    data.place(replace(wanted, number=2), "date=2").write_text("killed")
+    (tmp_path / "copy.parquet").write_text("of others")
     assert DataSet(tmp_path).recover() == made
+    assert len([*tmp_path.rglob("*.parquet")]) == 3
 
 
 def test_rows_without_a_file_are_never_committed_and_refused_where_they_were(tmp_path: Path) -> None:
@@ -54,14 +44,14 @@ def test_an_archive_has_one_writer(tmp_path: Path) -> None:
 
 
 def test_an_archive_whose_log_cannot_be_read_is_not_complete(tmp_path: Path) -> None:
-    """It was summed as if it were whole, and `usher audit reconcile --apply` wrote these totals."""
+    """It was summed as if it were whole."""
     data = DataSet(tmp_path)
     made = []
     for number in (1, 2, 3):
         wanted = Commit(number, f"{number - 1}-0", f"{number}-0", 1)
-        stage(data, wanted, "date=1/a.parquet")
+        data.place(wanted, "date=1").write_text("x")
         made.append(data.commit(wanted))
-    assert data.complete() == ([data.place(one, "date=1/a.parquet") for one in made], 3)
+    assert data.complete() == ([data.place(one, "date=1") for one in made], 3)
     log = tmp_path / "_commits.json"
     log.write_bytes(log.read_bytes()[:-9])
     with pytest.raises(StartRefused, match="_commits.json cannot be read"):
@@ -78,11 +68,9 @@ def days(data: DataSet, first: int, last: int, gap_at: int = 0) -> None:
         former = data.last()
         gap = "lost" if number == gap_at else ""
         made = Commit(number, former.last if former else "0-0", f"{ms}-0", 2, gap)
-        place = data.staging(made) / f"date={ms // _DAY_MS}"
-        place.mkdir(parents=True)
         times: dict[str, Any] = {name: [number, number] for name in ("nth", "fence", "start_us", "end_us")}
         rows = {"ticket": [*_TICKETS], "id": [f"{number}-{one}" for one in _TICKETS], "outcome": ["done", "done"]}
-        pq.write_table(pa.table(rows | times), place / "part-0.parquet")
+        pq.write_table(pa.table(rows | times), data.place(made, f"date={ms // _DAY_MS}"))
         data.commit(made)
 
 

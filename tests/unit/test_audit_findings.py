@@ -1,18 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from usher.common.protocol.keys import Keys
-from usher.master.audit.findings import CHECKS, AuditFinding, Example, commands, fold, repair
-from usher.master.audit.report import AuditReport, render
-from usher.master.audit.source import cut
+from usher.master.audit.findings import CHECKS, AuditFinding, Example, look, repair
+from usher.master.audit.report import AuditReport
+from usher.master.audit.settings import AuditChoices
 
 KEYS = Keys("s", "g")
 RUNBOOK = (Path(__file__).resolve().parents[2] / "deploy" / "runbook.md").read_text()
@@ -20,27 +16,24 @@ FULL = Example("s", "5-1", "it's", "c1:1", "what was seen")
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_every_check_says_what_how_to_look_and_what_to_do(check: object) -> None:
+def test_every_check_says_what_and_what_to_do(check: object) -> None:
     one = CHECKS[check.name]  # type: ignore[attr-defined]
     assert one.rule.endswith(".")
     assert one.means.endswith(".")
-    lines = commands(one, FULL, KEYS)
-    assert len(lines) == len(one.look) > 0
     assert f"\n## {one.section}\n" in RUNBOOK
-    assert not any("{" in line.replace("{s}", "") for line in [*lines, repair(one, FULL, KEYS)]), (
-        "everything is filled in"
-    )
+    assert "{" not in repair(one, FULL, KEYS).replace("{s}", ""), "everything is filled in"
 
 
 def test_lines_are_quoted_for_a_shell_and_need_what_they_name() -> None:
-    assert commands(CHECKS["index_unreadable"], FULL, KEYS) == ["redis-cli HGET '{s}:g:tickets' 'it'\"'\"'s'"]
-    assert commands(CHECKS["index_unreadable"], Example("s"), KEYS) == []
+    runs = "usher audit --streams s --group g runs"
+    assert look(FULL, KEYS) == f"{runs} --message 5-1"
+    assert look(Example("s", ticket="it's"), KEYS) == f"{runs} --ticket 'it'\"'\"'s'"
+    assert look(Example("s"), KEYS) == ""
 
 
 def test_what_is_to_be_done_is_quoted_for_a_shell_too() -> None:
     odd = Example("s", "5-1", "a b$(rm)", "c 1:1")
     assert "(HDEL '{s}:g:tickets' 'a b$(rm)'):" in repair(CHECKS["index_unreadable"], odd, KEYS)
-    assert repair(CHECKS["key_leaked"], odd, KEYS) == "Delete it: DEL '{s}:g:inbox:c 1:1'."
     assert repair(CHECKS["attempts_leaked"], odd, KEYS) == "Delete the field: HDEL '{s}:g:attempts' 5-1."
 
 
@@ -57,9 +50,9 @@ def test_where_there_was_nothing_nothing_is_said_to_have_held() -> None:
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        ({"key_leaked": 1}, "1 finding"),
-        ({"key_leaked": 1200}, "1,200 findings"),
-        ({"key_leaked": 1, "lost": 2}, "3 findings of 2 kinds; the promise was broken"),
+        ({"unregistered": 1}, "1 finding"),
+        ({"unregistered": 1200}, "1,200 findings"),
+        ({"unregistered": 1, "lost": 2}, "3 findings of 2 kinds; the promise was broken"),
     ],
 )
 def test_the_verdict_says_how_many_were_found_of_how_many_kinds(found: dict[str, int], said: str) -> None:
@@ -69,25 +62,8 @@ def test_the_verdict_says_how_many_were_found_of_how_many_kinds(found: dict[str,
 
 def test_the_worst_comes_first() -> None:
     found = [
-        AuditFinding(CHECKS[name], "s", 1, 1) for name in ("key_leaked", "overlap", "parked_too_long", "owners_differ")
+        AuditFinding(CHECKS[name], "s", 1, 1)
+        for name in ("unregistered", "overlap", "parked_too_long", "owners_differ")
     ]
-    assert [one.check.name for one in fold(found)] == ["overlap", "owners_differ", "key_leaked", "parked_too_long"]
-
-
-@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=300), st.integers(1, 12))
-def test_parts_cover_everything_once_whatever_the_probes_say(weights: list[float], parts: int) -> None:
-    ranges = cut([(10 * n, weight) for n, weight in enumerate(weights)], 0, 10 * len(weights) - 1, parts)
-    assert len(ranges) <= parts
-    assert (ranges[0][0], ranges[-1][1]) == (0, 10 * len(weights) - 1)
-    assert all(earlier[1] + 1 == later[0] for earlier, later in itertools.pairwise(ranges))
-
-
-def test_the_page_of_a_proof_says_nothing_of_what_it_did_not_look_at() -> None:
-    report = AuditReport("run", 0, 1.0, "redis", ("s",), "g", (), (), {"executions": 3})
-    proof = replace(report, proven=("s: proven",), checks=("lost", "overlap"))
-    told = render(proof)
-    assert "2 checks were made" in told
-    assert "executions in the run log</dt><dd>3</dd>" in told
-    for words in ("nothing is pending", "pending entries", "<dd>-</dd>"):
-        assert words not in told
-        assert words in render(replace(report, figures={"executions": 3, "pending": None}))
+    told = AuditReport.of(AuditChoices(), 0, found, (), figures={}).found
+    assert [one.check.name for one in told] == ["overlap", "owners_differ", "parked_too_long", "unregistered"]

@@ -1,4 +1,4 @@
--- warn: attempts pending (attempts)
+-- warn
 -- rule: Attempts are kept for pending entries only.
 -- means: Attempts of an entry that is over: memory that is never freed.
 -- repair: Delete the field: HDEL {prefix}attempts {id}.

@@ -1,4 +1,4 @@
--- bad: stream groups
+-- bad
 -- rule: No entry leaves the stream before the group has read it (counted by Redis 7 or later).
 -- means: Messages were cut before anybody read them (MAXLEN, MINID, XTRIM, XDEL): never handled, and no letter tells.
 -- repair: Have them sent again; take the option out of the producer, and trim with `usher trim` only.

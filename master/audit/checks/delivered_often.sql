@@ -1,4 +1,4 @@
--- warn, Stuck ticket: pending entry attempts
+-- warn, Stuck ticket
 -- rule: An entry is delivered a few times at most.
 -- means: It has changed hands again and again: its handler may kill its consumers.
 -- repair: Look at the message; `usher dead` lists those that were given up.

@@ -1,4 +1,4 @@
--- bad: pending runs (odd)
+-- bad
 -- rule: A message that is done is not pending.
 -- means: It is done, and it will run again: its effect will be there twice, unless its sink knows uids.
 -- repair: The trace of XGROUP SETID by hand, or of a claim with FORCE? Then XACK what is done. If not, please report it.

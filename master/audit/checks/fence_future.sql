@@ -1,4 +1,4 @@
--- bad: record time
+-- bad
 -- rule: A fencing token is not given before its time.
 -- means: The record's fencing token lies in the future: sinks that have seen it refuse all that come after.
 -- repair: Was Redis' clock set back, or the record written by hand? Restart the leader: it gives tokens from above it.

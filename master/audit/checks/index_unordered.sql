@@ -1,4 +1,4 @@
--- bad: record pending (tickets)
+-- bad
 -- rule: The ids in a record are in order, each once.
 -- means: Its owner runs them in the order of the record, which is not that of the stream.
 -- repair: Did others write to the index? Delete the field (HDEL {prefix}tickets {ticket}): the leader indexes it anew.

@@ -1,4 +1,4 @@
--- bad: runs entry (odd)
+-- bad
 -- rule: A message that was given up has a dead letter, or was sent again, or its letter was dropped.
 -- means: It was given up, was never done, and nothing is left of it to be redriven.
 -- repair: Send it again if its effect is missing: usher send. Look for XDEL or DEL of dead letters by others.

@@ -1,4 +1,4 @@
--- bad, No leader: pending record (indexed)
+-- bad, No leader
 -- rule: An entry that an incarnation has pending is in its ticket's record (tickets index).
 -- means: It has an owner, but the master does not know that its ticket is in processing: a later one could overtake it.
 -- repair: The leader mends this by itself within seconds (`usher status`: is there one?); if it stays, restart it.

@@ -1,10 +1,11 @@
--- bad: ticket runs entry (suspects)
+-- bad
 -- rule: A success counts under the fencing token of the last hand-over; a former owner's is refused.
 -- means: A former owner's success counted while another one had its ticket: it is over, its effect maybe there twice.
 -- repair: Did Redis fail over, or was it restored from a copy? Then this may be its trace. If not, please report it.
 -- Before such a success was recorded its ticket was handed over under a higher fencing token: an execution under that was
 -- recorded before, or is of this very message, for a message that is done is not handed over.
-WITH done AS (SELECT s.*, max(fence) OVER (PARTITION BY stream, ticket, id) AS highest FROM suspects s WHERE outcome = 'done'),
+-- Of successes of one message only one that was recorded earlier under a higher token makes it known to be over.
+WITH done AS (SELECT s.*, max(fence) OVER (PARTITION BY stream, ticket, id ORDER BY rec, n) AS highest FROM suspects s WHERE outcome = 'done'),
 others AS (
   SELECT d.*, o.fence AS by_fence, o.consumer AS by_consumer, o.id AS by_id, o.start_us AS by_us
     FROM done d JOIN suspects o ON o.stream = d.stream AND o.ticket = d.ticket AND o.id = d.id
@@ -12,7 +13,7 @@ others AS (
   UNION ALL
   SELECT d.*, o.fence, o.consumer, o.id, o.start_us
     FROM done d JOIN (SELECT stream, ticket, fence, consumer, min(rec) AS rec, min_by(id, rec) AS id, min_by(start_us, rec) AS start_us
-                        FROM suspects WHERE ticket <> '' GROUP BY stream, ticket, fence, consumer) o
+                        FROM suspects GROUP BY stream, ticket, fence, consumer) o
       ON o.stream = d.stream AND o.ticket = d.ticket
    WHERE o.fence > d.fence AND o.rec < d.rec AND d.fence = d.highest)
 SELECT stream, id, ticket, consumer AS owner,

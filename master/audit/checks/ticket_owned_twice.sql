@@ -1,4 +1,4 @@
--- bad: pending record
+-- bad
 -- rule: All entries of a ticket that incarnations have pending belong to one of them.
 -- means: Two incarnations may run this ticket at once.
 -- repair: Stop one of the two consumers; its entries are taken back and handed over in order.

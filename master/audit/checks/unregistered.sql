@@ -1,4 +1,4 @@
--- warn: members
+-- warn
 -- rule: A living incarnation is registered.
 -- means: It has a lease and never registered, so the leader gives it nothing and does not count it.
 -- repair: Restart that consumer. Is another program reading this group?

@@ -1,7 +1,7 @@
 -- What `usher report` counts: executions, and dead letters with what their last execution tells of them. Times in
 -- microseconds; null: not known.
 SELECT stream, CAST(floor(start_us / 86400000000) AS BIGINT) AS day, CAST(floor(start_us / 3600000000) AS BIGINT) AS hour,
-       ticket, tenant, handler, regexp_replace(consumer, ':[0-9]+$', '') AS consumer, outcome, attempt,
+       CASE WHEN ticket <> concat('�', id) THEN ticket END AS ticket, tenant, handler, regexp_replace(consumer, ':[0-9]+$', '') AS consumer, outcome, attempt,
        CASE WHEN attempt = 1 THEN greatest(0, start_us - ms * 1000) END AS wait_us,
        CASE WHEN end_us > 0 THEN greatest(0, end_us - start_us) END AS run_us
   FROM runs WHERE id IS NOT NULL AND start_us >= {since_us}

@@ -1,6 +1,6 @@
 -- What the run log says of each message: the one large sum by message.
-SELECT stream, id, count(*) AS starts, max(attempt) AS most, min(ms) AS ms, min(nth) AS nth, min(ticket) AS ticket, max(ticket) AS other_ticket,
+SELECT stream, id, min(ms) AS ms, min(nth) AS nth,
+       min(replace(ticket, concat('�', id), '')) AS ticket, max(replace(ticket, concat('�', id), '')) AS other_ticket,
        max(CASE WHEN outcome = 'done' THEN 1 ELSE 0 END) = 1 AS done, max(CASE WHEN outcome = 'gave_up' THEN 1 ELSE 0 END) = 1 AS gave_up,
-       max(CASE WHEN outcome = 'done' THEN rec END) AS done_rec, min(consumer) AS consumer, min(outcome) AS outcome,
-       max(record_ms) AS record_ms
+       min(consumer) AS consumer, min(outcome) AS outcome
   FROM timed GROUP BY stream, id

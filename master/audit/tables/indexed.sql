@@ -1,7 +1,6 @@
 -- Entries of which pending list and index of tickets do not say the same, one by one. A message without a ticket id is a
--- ticket of its own, under a name that is no text.
-SELECT coalesce(e.stream, t.stream) AS stream, coalesce(e.id, t.id) AS id, coalesce(e.ticket, t.ticket) AS ticket, e.consumer,
-       t.owner, t.id IS NOT NULL AS is_indexed, e.id IS NOT NULL AS is_pending,
+-- ticket of its own, under a name that is no text. An owner's record names what it was given: some of it may be over.
+SELECT coalesce(e.stream, t.stream) AS stream, coalesce(e.id, t.id) AS id, coalesce(e.ticket, t.ticket) AS ticket, e.consumer, t.owner,
        concat(CASE WHEN e.id IS NULL THEN '' ELSE concat('pending for ', e.consumer, ', idle ', e.idle_ms, ' ms, deliveries ',
                                                          e.deliveries) END,
               CASE WHEN t.id IS NULL THEN '' ELSE concat(CASE WHEN e.id IS NULL THEN '' ELSE ', ' END, 'index says ', t.owner) END
@@ -12,7 +11,7 @@ SELECT coalesce(e.stream, t.stream) AS stream, coalesce(e.id, t.id) AS id, coale
   FROM (SELECT p.*, s.name IS NOT NULL AS is_strange FROM entries p
           LEFT JOIN strangers s ON s.stream = p.stream AND s.name = p.consumer WHERE p.consumer IS NOT NULL) e
   FULL OUTER JOIN (SELECT * FROM tickets WHERE id IS NOT NULL) t ON t.stream = e.stream AND t.id = e.id
- WHERE e.id IS NULL
+ WHERE (e.id IS NULL AND NOT contains(t.owner, ':'))
     OR (NOT e.is_strange AND t.id IS NULL AND contains(e.consumer, ':') AND e.in_stream)
     OR (NOT e.is_strange AND t.id IS NOT NULL
         AND ((t.ticket <> coalesce(e.ticket, concat('�', e.id)) AND contains(e.consumer, ':') AND e.in_stream)

@@ -1,14 +1,13 @@
 -- Messages of which stream, pending list, run log and dead letters do not say the same: the one large join. A ticket that
 -- is no UTF-8 may read like another one, so nothing is said of it.
 WITH ahead AS (SELECT stream, ticket, max(nth) AS nth, max_by(id, nth) AS id FROM (
-  SELECT stream, ticket, nth, id FROM runs WHERE outcome = 'done' AND ticket <> ''
+  SELECT stream, ticket, nth, id FROM runs WHERE outcome = 'done'
   UNION ALL SELECT stream, ticket, nth, id FROM carried WHERE nth IS NOT NULL) d GROUP BY stream, ticket),
 joined AS (
   SELECT coalesce(e.stream, i.stream) AS stream, coalesce(e.id, i.id) AS id, coalesce(e.ms, i.ms) AS ms,
          coalesce(e.nth, i.nth) AS nth, e.ticket AS own, e.consumer AS held_by, coalesce(e.in_stream, false) AS in_stream,
          e.id IS NOT NULL AS was_read, i.id IS NOT NULL AS ran, coalesce(i.done, false) AS done,
-         coalesce(i.gave_up, false) AS gave_up, i.ticket, i.other_ticket, i.consumer, i.outcome, i.record_ms,
-         i.done_rec
+         coalesce(i.gave_up, false) AS gave_up, i.ticket, i.other_ticket, i.consumer, i.outcome
     FROM entries e FULL OUTER JOIN ids i ON i.stream = e.stream AND i.id = e.id)
 SELECT * FROM (
 SELECT b.*, a.id AS passed, k.floor_ms, k.known_ms, k.damaged_ms, k.drop_ms,

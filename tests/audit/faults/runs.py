@@ -138,6 +138,16 @@ def a_former_owners_success_behind_what_its_successor_did(s: Seeder, link: Link)
     s.ran("c1:1", DONE, record="9001-1")
 
 
+@fault(stale_counted="5-1")
+def a_former_owners_success_behind_what_its_successor_failed_at(s: Seeder, link: Link) -> None:
+    s.add(("7-1", "a"))
+    s.read()
+    s.over("7-1")
+    s.ran("c2:2", ("7-1", "a", 4 * _S, 4_500_000, 4_600_000, "failed"), record="9000-1")
+    s.ran("c1:1", DONE, record="9001-1")
+    s.ran("c2:2", ("7-1", "a", 4 * _S, 4_700_000, 4_800_000), record="9002-1")
+
+
 @fault(stale_counted="7-1")
 def a_former_owners_success_without_a_ticket_that_counted(s: Seeder, link: Link) -> None:
     _one_without_a_ticket(s, link)
@@ -219,44 +229,7 @@ def a_clock_within_the_tolerance(s: Seeder, link: Link) -> None:
     s.ran("c3:3", ("5-1", "a", 10 * _S, 9_601_000, 9_602_000), record="10010-1")
 
 
-@fault(times_impossible="5-1")
-def over_before_it_began(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", ("5-1", "a", 5, 600, 550))
-
-
-@fault(times_impossible="5-1")
-def begun_behind_a_later_one_by_its_clock_alone(s: Seeder, link: Link) -> None:
-    """The clock of c1 was set back between the two, which it recorded in their order."""
-    s.add(("7-1", "a"))
-    s.read()
-    s.over("7-1")
-    s.ran("c1:1", ("5-1", "a", 5, 700, 750), record="200-1")
-    s.ran("c1:1", ("7-1", "a", 5, 500, 550), record="201-1")
-
-
 # ---- attempts --------------------------------------------------------------------------------------------------------
-
-
-@fault(attempts_wrong="5-1")
-def a_start_that_is_left_out(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", ("5-1", "a", 5, 500, 510, "failed", 1), ("5-1", "a", 5, 520, 530, "failed", 3))
-    s.ran("c1:1", ("5-1", "a", 5, 540, 550, "done", 4))
-
-
-@fault(attempts_wrong="5-1")
-def a_first_start_that_is_left_out(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", (*DONE, "done", 2))
-
-
-@fault(attempts_wrong="5-1")
-def a_start_that_is_counted_twice(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", ("5-1", "a", 5, 500, 510, "failed", 1), ("5-1", "a", 5, 520, 550, "done", 1))
-
-
-@fault(failed_often="5-1")
-def more_failures_than_are_allowed(s: Seeder, link: Link) -> None:
-    s.ran("c1:1", *(("5-1", "a", 5, 500 + 5 * n, 504 + 5 * n, "failed") for n in range(LIMITS.attempts + 1)))
-    s.ran("c1:1", ("5-1", "a", 5, 540, 550))
 
 
 @fault()

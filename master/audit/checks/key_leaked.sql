@@ -1,4 +1,0 @@
--- warn: inbox lease
--- rule: An inbox lives as long as its incarnation.
--- means: An inbox without an owner: memory that is never freed.
--- repair: Delete it: DEL {prefix}inbox:{owner}.

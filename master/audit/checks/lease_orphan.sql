@@ -1,4 +1,0 @@
--- warn: lease
--- rule: A lease belongs to a consumer that is registered, or has entries pending.
--- means: A lease of nobody: the leader waits for its end.
--- repair: Did another program make the key? It ends by itself, or: DEL {prefix}lease:{owner}.

@@ -1,1 +1,0 @@
-SELECT stream, id FROM ids WHERE starts > 1 OR most > 1
