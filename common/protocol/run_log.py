@@ -17,13 +17,12 @@ import orjson
 
 from usher.common.protocol.marks import NO_FIELDS, MarkFields
 
-DONE, FAILED, RETRY_LATER, GAVE_UP, CRASHED, STALE = "done", "failed", "retry_later", "gave_up", "crashed", "stale"
+DONE, FAILED, RETRY_LATER, GAVE_UP, CRASHED = "done", "failed", "retry_later", "gave_up", "crashed"
 
 
 class RunRecord(NamedTuple):
-    """An execution. ``outcome``: done, failed (its handler raised), retry_later, gave_up, crashed (it ended with its
-    process), stale (its handler returned, and its acknowledgement was refused: another owner had the ticket by then,
-    and handles the message too)."""
+    """An execution. ``outcome``: done, failed (its handler raised), retry_later, gave_up, or crashed (it ended
+    with its process)."""
 
     consumer: str
     ticket: str

@@ -397,8 +397,8 @@ class InboxReader(Service):
         """Return how many records may be read, and the state that blocks the next one, which names a message that is
         about to end here.
 
-        A message that waits in a lane and is named again will be run, and its acknowledgement will count. But if Redis
-        had the acknowledgement first and then lost the group, the message was handed over anew: passed over as one that
+        A message that waits in a lane and is named again will be run, and its acknowledgement will count. But one whose
+        dead letter Redis has, while we ask again, may have been redriven and handed over anew: passed over as one that
         we hold, it would never be run nor acknowledged. So its record waits until we know.
         """
         for number, record in enumerate(records):

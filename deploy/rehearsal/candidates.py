@@ -20,7 +20,7 @@ from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.message import REPLAY_OF, UID_FIELD, check_ticket, first_value, ticket_value
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import DONE as RAN_WELL
-from usher.common.protocol.run_log import STALE, RunRecord
+from usher.common.protocol.run_log import RunRecord
 from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.stream_id import is_id, rank
 from usher.common.redis.client import Arg, Link
@@ -456,7 +456,7 @@ class Candidates:
                     "find_runs", (self._keys.runs,), (orjson.dumps(text), start, _RUNS_AT_ONCE)
                 )
                 for run in (run for record in records for run in reversed(list(decode_runs(record)))):
-                    if run.id.encode() in ids and run.outcome != STALE:  # a stale run was not the last word
+                    if run.id.encode() in ids:
                         found.setdefault(run.id.encode(), run)
                 looked_at += count
                 self._on_page("records of executions looked at", looked_at)

@@ -41,7 +41,7 @@ from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.base.extras import how_to_install
 from usher.common.base.text import parse_json, pluralize
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.run_log import STALE, RunRecord
+from usher.common.protocol.run_log import RunRecord
 from usher.common.protocol.stream_id import ZERO, after, milliseconds, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream
@@ -391,7 +391,7 @@ def last_runs(folder: Path, keys: Keys, ids: Collection[bytes]) -> dict[bytes, R
     if runs.last() is None:
         return {}
     names = ("consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome")
-    wanted = pc.field("id").isin([one.decode() for one in ids]) & (pc.field("outcome") != STALE)
+    wanted = pc.field("id").isin([one.decode() for one in ids])
     found = sorted((RunRecord(**row) for row in _rows(runs, names, wanted)), key=lambda run: (run.fence, run.start_us))
     return {run.id.encode(): run for run in found}
 

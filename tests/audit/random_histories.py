@@ -83,7 +83,7 @@ class _Dice:
             who = owner if chance.random() < 0.97 else choice([*self._clocks])
             start_us = now_us + choice((100, 300, 1500, 700_000))
             end_us = start_us + choice((0, 200, 20_000, 1_500_000, 6_000_000))
-            outcome = choice(("done", "done", "done", "done", "failed", "crashed", "gave_up", "stale"))
+            outcome = choice(("done", "done", "done", "done", "failed", "crashed", "gave_up"))
             noted_ms = (end_us + choice((100, 100, 400, 3_000, 900_000, 4_000_000))) // _MS
             called = ids[at : at + 2] if chance.random() < 0.1 else ids[at : at + 1]  # together, if there are two
             for n, one in enumerate(called):

@@ -91,7 +91,7 @@ class Seeder:
         before = self._starts.get(run[0], 0)
         outcome, attempt = (*run[5:], *("done", before + 1)[max(0, len(run) - 5) :])
         is_counted = outcome in ("failed", "crashed", "retry_later")
-        self._starts[run[0]] = attempt if is_counted else before if outcome == "stale" else 0
+        self._starts[run[0]] = attempt if is_counted else 0
         return int(attempt)
 
     def letter(self, entry_id: str, ticket: str) -> None:

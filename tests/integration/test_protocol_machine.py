@@ -43,7 +43,6 @@ LEADER_STEPS = [
     "read_parked",
     "sweep",
     "reject",
-    "rejoin",
     "HMGET",
 ]
 _SOME = st.integers(0, 30)  # chooses among what is there

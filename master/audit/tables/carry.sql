@@ -4,6 +4,6 @@ SELECT stream, ticket, max(fence) AS fence, max_by(consumer, fence) AS consumer,
        max(ended_us) AS ended_us, max(end_least) AS end_least
   FROM (SELECT stream, ticket, fence, consumer, CASE WHEN outcome = 'done' THEN nth END AS nth,
                CASE WHEN outcome = 'done' THEN id END AS id,
-               CASE WHEN outcome <> 'stale' THEN nth END AS begun_nth, ended_us, end_least FROM timed
+               nth AS begun_nth, ended_us, end_least FROM timed
         UNION ALL SELECT stream, ticket, fence, consumer, nth, id, begun_nth, ended_us, end_least FROM carried) c
  GROUP BY stream, ticket

@@ -11,7 +11,7 @@ WITH placed AS (
          max_by(start_us, CASE WHEN outcome = 'done' THEN nth END) OVER before AS done_start,
          max(CASE WHEN outcome <> 'done' THEN nth END) OVER turn AS begun_nth,
          max_by(id, CASE WHEN outcome <> 'done' THEN nth END) OVER turn AS begun_id
-    FROM suspects WHERE outcome <> 'stale'
+    FROM suspects
   WINDOW own AS (PARTITION BY stream, ticket, id ORDER BY fence, rec, n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
          turn AS (PARTITION BY stream, ticket, consumer, fence ORDER BY start_us, ended_us, nth, rec
                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),

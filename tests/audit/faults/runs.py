@@ -88,13 +88,13 @@ def a_batch_of_a_ticket_in_one_call(s: Seeder, link: Link) -> None:
 def an_overlap_hidden_by_a_clock(s: Seeder, link: Link) -> None:
     """By its own clock, 5 s back, c4 was over 2 s before c1 began; it ran for 3 s beside it."""
     s.ran("c1:1", ("5-1", "a", 21 * _S, 21_001_000, 21_100_000), record="21200-1")
-    s.ran("c4:4", ("5-1", "a", 20 * _S, 15_001_000, 19_000_000, "stale"), record="24010-1")
+    s.ran("c4:4", ("5-1", "a", 20 * _S, 15_001_000, 19_000_000, "failed"), record="24010-1")
 
 
 @fault(owners_overlap="5-1")
 def an_overlap_of_half_a_second(s: Seeder, link: Link) -> None:
     s.ran("c1:1", ("5-1", "a", 21 * _S, 21_001_000, 21_100_000), record="21101-1")
-    s.ran("c4:4", ("5-1", "a", 20 * _S, 20_001_000, 21_500_000, "stale"), record="21502-1")
+    s.ran("c4:4", ("5-1", "a", 20 * _S, 20_001_000, 21_500_000, "failed"), record="21502-1")
 
 
 @fault(owners_overlap="7-1")
@@ -126,7 +126,7 @@ def a_start_under_a_lower_fence(s: Seeder, link: Link) -> None:
 @fault(stale_counted="5-1")
 def a_former_owners_success_that_counted(s: Seeder, link: Link) -> None:
     s.ran("c1:1", DONE, record="9000-1")
-    s.ran("c2:2", ("5-1", "a", 4 * _S, 4_500_000, 4_600_000, "stale"), record="9001-1")
+    s.ran("c2:2", ("5-1", "a", 4 * _S, 4_500_000, 4_600_000, "failed"), record="9001-1")
 
 
 @fault(stale_counted="5-1")

@@ -170,7 +170,6 @@ _ACTIONS = {
     "takeover_completed": "adoptions",
     "consumer_recovered": "recovered",
     "orphaned_entries_found": "strays_found",
-    "acknowledgements_stale": "stale_acks",
     "worker_leaves": "incarnations_ended",
     "report_dropped": "reports_dropped",
     "lease_revoked": "revoked",
@@ -223,9 +222,6 @@ def _count(record: dict[str, Any], counts: Counter[str]) -> None:
     if action == "worker_leaves" and ("had ended" in why or "has ended" in why or "revoked" in why):
         counts["refused"] += 1  # what a stale owner asked of Redis: to renew, to acknowledge
         counts["refused_acks"] += "has ended" in why
-    elif action == "acknowledgements_stale":
-        counts["refused_acks"] += int(record.get("tickets", 1))
-        counts["refused"] += int(record.get("tickets", 1))
     elif action == "consumer_drained":
         counts["drained" if record.get("clean") else "drained_badly"] += 1
         counts["given_back"] += int(record.get("given_back", 0))
