@@ -25,6 +25,7 @@ from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused
 from usher.common.base.text import label
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.endpoints import near
@@ -34,7 +35,7 @@ from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import load, options
 from usher.master.audit.findings import CHECKS
 from usher.master.audit.settings import AuditChoices, AuditSettings
-from usher.master.cli.shared import JSON, console, print_json, table
+from usher.master.cli.shared import JSON, console, fitted, print_json, table
 from usher.master.insight.formatting import duration, moment
 
 if TYPE_CHECKING:  # these need an extra, which help and refusals do not
@@ -189,13 +190,17 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
             for batch in batches.runs(reader, stream, settings.keys(stream).runs):
                 rows = zip(*(batch[name].to_pylist() for name in _RUN), strict=True)
                 found += [row for row in rows if ticket in (None, row[2]) and message in (None, row[3])]
-    if not as_json:
-        found = [
-            (*row[:6], moment(row[6] // 1000), duration((row[7] - row[6]) / 1000) if row[7] else "", row[8])
-            for row in found
-        ]
-    names = _RUN if as_json else (*_RUN[:6], "began (UTC)", "took", "outcome")
-    _tell(as_json, {"ticket": ticket, "message": message}, "runs", "Executions", names, found)
+    if as_json:
+        _tell(True, {"ticket": ticket, "message": message}, "runs", "", _RUN, found)
+        return
+    today, shown = moment(time.time_ns() // 1_000_000)[:11], []
+    for stream, consumer, _, one, fence, attempt, start_us, end_us, outcome in found:
+        took = duration((end_us - start_us) / 1000) if end_us else "its process ended"
+        began = moment(start_us // 1000).removeprefix(today)
+        shown.append((stream, one, str(attempt), outcome, began, took, name_of(consumer), str(fence)))
+    columns = ("stream", "message", "attempt", "outcome", "began (UTC)", "took", "consumer", "fence")
+    whole = ("message", "attempt", "outcome", "began (UTC)", "fence")
+    console().print(fitted("Executions", columns, shown, (), whole, extras=("stream", "fence", "consumer")))
 
 
 # ---- archive, proof, running totals ----------------------------------------------------------------------------------

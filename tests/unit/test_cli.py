@@ -166,15 +166,6 @@ def test_a_command_whose_output_nobody_reads_any_more_ends_without_a_word_and_no
     assert (done.returncode, done.stderr) == (2, b"")
 
 
-def test_the_audit_as_a_job_of_spark_ends_with_2_when_usher_did_not_come_along(tmp_path: Path) -> None:
-    alone = tmp_path / "job.py"
-    alone.write_bytes((ROOT / "master" / "audit" / "__main__.py").read_bytes())
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(alone)], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (done.returncode, "give Usher along (--py-files)" in done.stderr) == (2, True), done.stderr
-
-
 def test_without_redis_and_usher_up_a_command_says_so(tmp_path: Path) -> None:
     done = usher("send", "--simulate", "1", cwd=tmp_path)
     assert done.returncode == 2

@@ -102,7 +102,7 @@ def test_each_role_has_a_user_of_its_own_where_root_finds_them(monkeypatch: pyte
     known = {"usher-redis", "usher-master", "usher-consumer"}
     monkeypatch.setattr(pwd, "getpwnam", lambda name: {one: one for one in known}[name])
     users = [found.get("user") for name, found in sections(planned()).items() if name.startswith("program:")]
-    assert users == ["usher-redis", *["usher-master"] * 2, *["usher-consumer"] * 2, *["usher-master"] * 2], "of audits"
+    assert users == ["usher-redis", *["usher-master"] * 2, *["usher-consumer"] * 2, *["usher-master"] * 3], "of audits"
     known.remove("usher-master")
     assert not planned().users
     assert planned("consumer", environ={**_ELSEWHERE, **_MASTERS}).users == {"consumer": "usher-consumer"}
