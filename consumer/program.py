@@ -332,7 +332,6 @@ class ConsumerProgram:
                 "handled": incarnation.executor.handled,
                 "failed": incarnation.executor.failed,
                 "acknowledged": incarnation.acker.acknowledged,
-                "stale": incarnation.acker.stale,
                 "dead_letters": incarnation.acker.dead_letters,
             }
         return facts

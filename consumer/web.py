@@ -104,7 +104,6 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     text = "Starts of a handler, by outcome: done, failed, retry_later, gave_up."
     yield counters("attempts", text, "outcome", counts.outcomes)
     yield counter("acknowledged_messages", "Messages that Redis has as done.", acker.acknowledged)
-    yield counter("stale_acknowledgements", "Messages given up after another owner had their ticket.", acker.stale)
     text = "Done messages that could be reported to no master; the leader finds them by itself, up to 5 s later."
     yield counter("unreported_messages", text, incarnation.reporter.dropped)
     yield histogram(

@@ -170,7 +170,6 @@ class Acker(Service):
         self.on_progress: Callable[[], None] = lambda: None
         self.counts = HandlerCounters()
         self.acknowledged = 0
-        self.stale = 0
         self.dead_letters = 0
 
     # ---- any thread --------------------------------------------------------------------------------------------------
@@ -394,7 +393,6 @@ class Acker(Service):
 
     def _buried(self, item: GivenUp, letter: Letter, answer: Buried) -> None:
         message = item.message
-        self.stale += answer is Buried.STALE
         with self._lanes.lock:
             if item.policy != SKIP:
                 self._lanes.board.confirm_closed(message.ticket, message.fence)

@@ -348,12 +348,8 @@ class Dispatcher(Service):
             if member.alive and not self._recoverer.has(incarnation) and (known is None or known.accepts != accepts):
                 name, slots = registration.name, registration.slots
                 self.board.join(incarnation, name, slots, registration.capacity, accepts)
-                event(
-                    log,
-                    "consumer_joined" if known is None else "consumer_changed",
-                    consumer=incarnation,
-                    state=member.state,
-                )
+                facts = {"consumer": incarnation, "state": member.state}
+                event(log, "consumer_joined" if known is None else "consumer_changed", **facts)
         gone = [name for name in self.board.consumers if name not in members or not members[name].alive]
         kept = {name: before[name] for name in gone if not self._lose(name) and name in before}
         self._members = members | kept
