@@ -104,6 +104,9 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     text = "Starts of a handler, by outcome: done, failed, retry_later, gave_up."
     yield counters("attempts", text, "outcome", counts.outcomes)
     yield counter("acknowledged_messages", "Messages that Redis has as done.", acker.acknowledged)
+    yield counter(
+        "letters_written", "Messages given up, of which this process wrote the dead letter.", acker.dead_letters
+    )
     text = "Done messages that could be reported to no master; the leader finds them by itself, up to 5 s later."
     yield counter("unreported_messages", text, incarnation.reporter.dropped)
     yield histogram(

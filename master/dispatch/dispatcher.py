@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, ReplyUnknown
@@ -348,7 +348,7 @@ class Dispatcher(Service):
             if member.alive and not self._recoverer.has(incarnation) and (known is None or known.accepts != accepts):
                 name, slots = registration.name, registration.slots
                 self.board.join(incarnation, name, slots, registration.capacity, accepts)
-                facts = {"consumer": incarnation, "state": member.state}
+                facts: dict[str, Any] = {"consumer": incarnation, "state": member.state}
                 event(log, "consumer_joined" if known is None else "consumer_changed", **facts)
         gone = [name for name in self.board.consumers if name not in members or not members[name].alive]
         kept = {name: before[name] for name in gone if not self._lose(name) and name in before}
