@@ -70,6 +70,7 @@ def _add_ticket(app: Flask, look: Callable[[bytes], dict[str, Any] | None]) -> N
     @app.get("/api/tickets/<rest:ticket_id>")
     @needs(Role.ANYBODY)
     def ticket(ticket_id: str) -> Response:
+        # The bytes of the path, as WSGI keeps them: a ticket's name need be no text.
         asked = request.environ["PATH_INFO"].encode("latin-1").removeprefix(_TICKETS)
         return answer(_known(look(asked) if len(asked) <= LONGEST_TICKET else None))
 
@@ -104,9 +105,6 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     text = "Starts of a handler, by outcome: done, failed, retry_later, gave_up."
     yield counters("attempts", text, "outcome", counts.outcomes)
     yield counter("acknowledged_messages", "Messages that Redis has as done.", acker.acknowledged)
-    yield counter(
-        "letters_written", "Messages given up, of which this process wrote the dead letter.", acker.dead_letters
-    )
     text = "Done messages that could be reported to no master; the leader finds them by itself, up to 5 s later."
     yield counter("unreported_messages", text, incarnation.reporter.dropped)
     yield histogram(
