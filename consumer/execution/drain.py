@@ -113,8 +113,6 @@ class Drain:
         # its next owner would count one attempt less.
         if not quiet or not self._acker.is_settled:
             return 0
-        # A second safeguard: Redis still has the ids of ended messages in processing, so it keeps a ticket that is not
-        # whole for the next look.
         now = now_s()
         asked = [
             GiveBack(ticket, fence, ids, ms_until(due_s, now) if due_s is not None else None)

@@ -442,18 +442,18 @@ class Dispatcher(Service):
         assert self._steps is not None
         pending, now = set(self._stream.pending_of(owner)), now_s()
         missing = {name: [one for one in ids if one not in pending] for name, ids in self.board.looked_at(names, now)}
-        ids, there, gone = list(chain.from_iterable(missing.values())), set[bytes](), set[bytes]()
+        ids, there, gone, elsewhere = [*chain.from_iterable(missing.values())], set[bytes](), set[bytes](), set[bytes]()
         stream, group = self._keys.stream, self._keys.group
         for at in range(0, len(ids), _BODIES):
             some = ids[at : at + _BODIES]
             held = self._link.all_of([("XPENDING", stream, group, one, one, 1) for one in some])
             bodies = self._link.all_of([("XRANGE", stream, one, one) for one in some])
             for entry_id, rows, found in zip(some, held, bodies, strict=True):
-                if not rows:
-                    (there if found else gone).add(entry_id)
+                (elsewhere if rows else there if found else gone).add(entry_id)
         self.board.free(owner, [(name, [one for one in ids if one in there]) for name, ids in missing.items()], now)
         if asked := [name for name, ids in missing.items() if not gone.isdisjoint(ids)]:
-            self._steps.recall(owner, self.board.fences(asked))
+            self._doubt(self._steps.recall(owner, self.board.fences(asked)))
+        self._doubt(name for name, ids in missing.items() if not elsewhere.isdisjoint(ids))
 
     # ---- 6: hand-over ------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from usher.master.policy.rules import Rulebook
 #: A search for one ticket's entries: entries per call, and calls; and seconds for all searches of one explanation.
 _PAGE, _PAGES = 200, 25
 _LOOK_S = 0.05
+_OF_HALTED_S = 1.0  # for the letter that a halted ticket waits for: without it, an operator may not let it go on
 #: Clocks that differ by less count as one clock.
 _CLOCKS_AGREE_MS = 1000
 _KINDS = {RETURNED: "returned", HALTED: "halted"}
@@ -237,7 +238,8 @@ class Explainer:
         """Find the letter that a halted ticket waits for, or the newest letter of a ticket of which nothing is left, as
         far as the search goes."""
         if kind == "halted":
-            return {"letter": self._letters.parked_of(ticket, until_s - now_s())}
+            letter, is_all = self._letters.parked_of(ticket, max(_OF_HALTED_S, until_s - now_s()))
+            return {"letter": letter, "letters_are_all": is_all}
         if kind:
             return {}
         page = self._letters.where("ticket", ticket, 1, until_s - now_s())

@@ -170,7 +170,7 @@ class StatusReader:
         row = ticket_row(ticket_id.encode(), value)
         add_ticket_states(self._link, self._keys, [row])
         if row["state"] == TicketState.HALTED:
-            letter = self._letters.parked_of(ticket_id.encode(), _LOOK_S)
+            letter, _ = self._letters.parked_of(ticket_id.encode(), _LOOK_S)
             row |= {} if letter is None else {"dead_letter": letter.row()}
         return row
 

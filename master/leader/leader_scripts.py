@@ -295,7 +295,7 @@ class LeaderScripts:
         for bodies in (new.bodies, *[_NOTHING] * _TRIES):
             packet = self._packet(plan, replace(new, bodies=bodies), index, self._next_fence())
             commands = [*packet.commands, *((read, ("XINFO", "GROUPS", keys.stream)) if count else ())]
-            done, told, is_concerned = self._transaction(plan, commands, asked)
+            done, told, is_concerned = self._transaction(plan, index, commands, asked)
             if done is not None or is_concerned:
                 break
         if done is None:
@@ -380,10 +380,14 @@ class LeaderScripts:
         return max(self._fence + 1, int(self._behind_ms + 1000 * now_s()) * 1024)
 
     def _transaction(
-        self, plan: HandOverPlan, commands: Sequence[Sequence[Arg]], asked: Sequence[Sequence[Arg]]
+        self,
+        plan: HandOverPlan,
+        index: Mapping[bytes, bytes],
+        commands: Sequence[Sequence[Arg]],
+        asked: Sequence[Sequence[Arg]],
     ) -> tuple[Sequence[Any] | None, Sequence[Any], bool]:
         """Return the replies to both. None for the former: nothing happened, since others have noted changes. With them
-        comes whether these concern the plan."""
+        comes whether these concern the plan, or a record in ``index``."""
         self.is_guarded = False  # also when nothing happens: then nobody has looked at the answers behind it
         done, behind = self._scripts.link.transaction(self._connection, commands, [*self._watching, *asked])
         try:
@@ -394,7 +398,7 @@ class LeaderScripts:
             if not noted.is_any:
                 raise ReplyUnknown("a turn was refused in our own epoch, and nobody has noted a change")
             targets = {target.incarnation for target in plan.targets}
-            planned = {part.ticket for target in plan.targets for part in target.parts}
+            planned = {part.ticket for target in plan.targets for part in target.parts} | index.keys()
             return None, [], noted.rules or bool(noted.tickets & planned or noted.consumers & targets)
         if missing := next((one for one in done if isinstance(one, GroupMissing)), None):
             raise missing

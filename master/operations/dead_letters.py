@@ -172,10 +172,11 @@ class DeadLetters:
             end = b"(" + letters[-1].id
         return found
 
-    def parked_of(self, ticket: bytes, within_s: float) -> DeadLetter | None:
-        """Return the letter that one halted ticket waits for, if it is found within ``within_s`` seconds."""
-        letters = self.where("ticket", ticket, _OF_A_TICKET, within_s).letters
-        return next((letter for letter in letters if letter.policy == HALT), None)
+    def parked_of(self, ticket: bytes, within_s: float) -> tuple[DeadLetter | None, bool]:
+        """Return the letter that one halted ticket waits for, if it is found within ``within_s`` seconds; and whether
+        all letters were looked at."""
+        page = self.where("ticket", ticket, _OF_A_TICKET, within_s)
+        return next((letter for letter in page.letters if letter.policy == HALT), None), page.cursor is None
 
     def overtaken(self, first: Mapping[bytes, bytes], within_s: float) -> tuple[int, bool]:
         """Count the tickets of which the stream has messages behind these; False: not all was looked at in time."""

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from usher.common.protocol.owner_words import HALTED, is_given_back, is_waiting
 from usher.common.protocol.stream_id import rank
 from usher.common.protocol.ticket_states import TicketState
+from usher.master.policy.explain.facts import LETTER_UNKNOWN
 
 
 class TicketOrder(enum.Enum):
@@ -55,7 +56,8 @@ def plan_order(order: TicketOrder, record: Any, told: Mapping[str, Any]) -> Plan
             return _refuse(order, told)
         does = "is due now" if order is TicketOrder.RETRY else _NEXT_LETTER
         return PlannedOrder("", f"{head.decode()} {does}", head, believed)
-    if order is TicketOrder.RETRY and record.owner == HALTED and told["dead_letter"] is None:
+    is_unknown = any(reason["code"] == LETTER_UNKNOWN for reason in told["reasons"])
+    if order is TicketOrder.RETRY and record.owner == HALTED and told["dead_letter"] is None and not is_unknown:
         return PlannedOrder("", f"{head.decode()}, whose dead letter is not found, runs again", head, believed)
     return _refuse(order, told)
 

@@ -22,6 +22,8 @@ from usher.consumer.execution.batch_pool import BatchCall, BatchCollector
 from usher.consumer.execution.outages import Outage, Wait
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import BatchOptions
+from usher.consumer.policy.outcome import Bury
+from usher.master.policy.board.tickets import Standing
 
 T, U = b"T", b"U"
 
@@ -93,6 +95,66 @@ def test_an_answer_that_was_true_before_the_ticket_came_back_drops_nothing_of_it
     assert a.acker.dead_letters == 1
     a.work()
     stage.check_done(T, [first, second, *later])
+
+
+def _halting(a: ConsumerActor, run: Run) -> None:
+    """It will be given up, at the next flush, and its ticket halted."""
+    a.acker.policy = "halt"
+    a.executor.bury(run._lane, run.message, Bury("gave_up", ""))
+    a.runs.clear()
+
+
+def test_a_record_that_grew_shorter_is_not_written_over_that_of_a_ticket_which_was_halted_meanwhile(
+    stage: Stage,
+) -> None:
+    """One flush acknowledges the first and halts the second; the report is heard before the note."""
+    leader, a = stage.leader(), stage.consumer("a")
+    _, second, third = [sent for _ in range(3) for sent in stage.send(T)]
+    leader.settle()
+    a.read()
+    a.start().succeed()  # type: ignore[union-attr]
+    _halting(a, _started(a))
+    a.flush()
+    leader.turn(*a.reports())
+    leader.settle()
+    record = stage.world.record(T)
+    assert record is not None
+    assert (record.owner, record.ids) == (b"halted", [second, third])
+    assert leader.board.tickets[T].standing is Standing.HALTED
+    later = stage.send(T)
+    leader.settle()
+    a.read()
+    assert a.start() is None, later
+
+
+def test_the_record_of_a_ticket_that_is_halted_during_a_takeover_stays(stage: Stage) -> None:
+    """Its record was read before, and its owner's pending list after."""
+    leader, a = stage.leader(), stage.consumer("a")
+    [first] = stage.send(T)
+    leader.settle()
+    a.read()
+    _halting(a, _started(a))
+    stage.end_lead()
+    leader.crash()
+    successor = stage.master("m2")
+
+    def meanwhile(step: str) -> None:
+        if step == "XPENDING" and "HSCAN" in successor.link.calls:
+            successor.link.before = lambda step: None
+            a.flush()
+
+    successor.link.before = meanwhile
+    successor.elect()
+    successor.turn()
+    successor.settle()
+    stage.send(T)
+    successor.settle()
+    assert stage.world.pending()[b"halted"] == [first]
+    record = stage.world.record(T)
+    assert record is not None
+    assert record.owner == b"halted"
+    a.read()
+    assert a.start() is None
 
 
 def test_a_failure_is_noted_before_its_ticket_is_given_back(stage: Stage) -> None:

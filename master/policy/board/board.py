@@ -581,8 +581,12 @@ class Board:
 
     def outdated(self, now_s: float) -> dict[bytes, bytes]:
         """Return the records that are not up to date: empty where a ticket is over, and, once a second, those of which
-        something is over, for people and for who leads next."""
-        records = dict.fromkeys(self.over, b"")
+        something is over, for people and for who leads next. Those that others have changed are read first."""
+        records = {
+            one: b""
+            for one in self.over
+            if (known := self.tickets.get(one)) is None or known.standing is not Standing.UNSURE
+        }
         if self._shrunk and now_s >= self._rewritten_s + _REWRITTEN_S:
             for name in [self._shrunk.pop() for _ in range(min(len(self._shrunk), _REWRITTEN))]:
                 ticket = self.tickets.get(name)

@@ -13,7 +13,15 @@ from dataclasses import replace
 from usher.common.base.text import pluralize, time_of_day
 from usher.common.protocol.attempts import NEVER, attempts_told
 from usher.common.protocol.ticket_states import TicketState
-from usher.master.policy.explain.facts import EntryRow, OwnEntry, OwnerFacts, Reason, TicketExplanation, TicketFacts
+from usher.master.policy.explain.facts import (
+    LETTER_UNKNOWN,
+    EntryRow,
+    OwnEntry,
+    OwnerFacts,
+    Reason,
+    TicketExplanation,
+    TicketFacts,
+)
 from usher.master.policy.explain.tried import last_error, told_alike
 from usher.master.policy.rules import Rule, RuleAction, Target
 
@@ -334,11 +342,14 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
         text = f"halted: {_id(first)} became a dead letter {when} ({letter.why})"
     else:
         text = f"halted: {_id(first)} became a dead letter, which is not among the newest ones"
+    is_gone = letter is None and facts.letters_are_all
     reasons = [Reason("halted", f"{text}; the ticket waits for an operator"), *_behind(facts, first)]
+    if letter is None and not is_gone:
+        reasons.append(Reason(LETTER_UNKNOWN, "whether that letter is gone is unknown: not all were searched"))
     commands = (
         ("runs it again, then what is behind it", f"usher dead redrive --all --ticket {ticket}"),
         ("goes on without it", f"usher dead drop --all --ticket {ticket}"),
-        *((("runs it again where that letter is gone", f"usher tickets retry {ticket}"),) if letter is None else ()),
+        *((("runs it again where that letter is gone", f"usher tickets retry {ticket}"),) if is_gone else ()),
     )
     if facts.leader is None:
         reasons.append(_no_leader())
