@@ -858,10 +858,6 @@ class Board:
             tenant,
         )
 
-    def is_hidden(self, name: bytes) -> bool:
-        ticket = self.tickets.get(name)
-        return ticket is not None and ticket.above is not None
-
     def parked_of(self, name: bytes) -> Parked | None:
         """Count what memory has parked of a ticket. It costs next to nothing, so many tickets may be asked about."""
         ticket = self.tickets.get(name)
