@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, NotRequired, TypeVar
 
-from flask import Flask, Request, Response, g, request
+from flask import Flask, Request, Response, current_app, g, make_response, request
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 from werkzeug.exceptions import HTTPException
@@ -353,7 +353,15 @@ def _answer_http(error: HTTPException) -> Response | HTTPException:
     return answer_problem(Problem(error.code, headers=kept))
 
 
-def _answer_redis(trouble: RedisTrouble) -> Response:
+def _answer_redis(trouble: RedisTrouble) -> AnyResponse:
+    if request.method in ("GET", "HEAD") and "is_again" not in g:
+        # Reading twice is harmless, and a connection that was idle while Redis restarted is noticed only by its use.
+        g.is_again = True
+        try:
+            turned_away = current_app.preprocess_request()
+            return make_response(current_app.dispatch_request() if turned_away is None else turned_away)
+        except Exception as failed:
+            return make_response(current_app.handle_user_exception(failed))
     why = _REFUSED.get(trouble.kind, "") if isinstance(trouble, NotNow) else ""
     detail = f"Redis refuses writes: {why}" if why else "Redis does not answer as it should; try again"
     return answer_problem(Problem(503, "redis_unavailable", detail, headers={"Retry-After": "1"}))

@@ -31,7 +31,7 @@ from usher.master.insight.stuck_tickets import MOST, StuckTickets
 from usher.master.membership.registry import STATES
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.plans import Parked
-from usher.master.policy.explain.alarms import BAD, Alarm, alarms
+from usher.master.policy.explain.alarms import OK, alarms
 from usher.master.policy.rates import Sample, is_still, point, rates
 from usher.master.policy.rules import Rulebook, Target
 
@@ -49,8 +49,6 @@ _LOSSES = 10
 #: The most entries counted for the lag where Redis does not know it (before 7.0): while a page is open, and otherwise.
 #: Each one blocks Redis for 2 us.
 _MOST_COUNTED, _MOST_COUNTED_UNSEEN = 20_000, 4_000
-#: Seconds between events of a page when nothing changes: ages grow all the same.
-_SIGN_OF_LIFE_S = 10.0
 #: Tells a page to fetch itself again.
 _CHANGED = b"event: changed\ndata: 1\n\n"
 OVERVIEW, CONSUMERS = "overview", "consumers"
@@ -87,8 +85,8 @@ class LiveOverview(Service):
         self._lock = threading.Lock()  # guards the watchers
         self._fresh = threading.Condition()
         self._looked_s = 0.0
-        self._closely_s = 0.0
-        self._sent: dict[str, tuple[bytes, float]] = {}
+        self._closely_s = self._watched_s = 0.0
+        self._sent: dict[str, bytes] = {}
         self._rows: dict[str, dict[str, Any]] = {}
         self._rules = Rulebook(())
         self._snapshot = _nothing_yet(keys)
@@ -96,17 +94,18 @@ class LiveOverview(Service):
     # -- from other threads
 
     def snapshot(self, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
-        """Return the last snapshot, at most a few seconds old. When Redis does not answer, the snapshot says so. The
-        first one may take longer."""
+        """Return the last snapshot, at most a few seconds old. One that is older, or whose successor failed, is
+        ``stale``, says why, and calls nothing OK. The first one may take longer."""
         self._look()
         with self._fresh:
             if now_s() - self._closely_s > 2 * _IDLE_EVERY_S:
                 self.wake()
                 self._fresh.wait(patience_s if self._closely_s else 4 * patience_s)
-        if self.trouble is None:
+            is_late = now_s() - max(self._closely_s, self._watched_s) > 2 * _IDLE_EVERY_S
+        if self.trouble is None and not is_late:
             return self._snapshot
-        away = Alarm(BAD, "This master cannot ask Redis at the moment; this page shows an earlier state", "").row()
-        return self._snapshot | {"alarms": [away, *self._snapshot["alarms"]]}
+        why = f"Redis does not answer{self.trouble and f' ({self.trouble})' or ''}; this page shows an earlier state"
+        return self._snapshot | {"stale": why, "alarms": [one for one in self._snapshot["alarms"] if one["level"] != OK]}
 
     @property
     def last(self) -> dict[str, Any]:
@@ -140,6 +139,7 @@ class LiveOverview(Service):
 
     def _look(self) -> None:
         if not self._is_watched:
+            self._watched_s = now_s()
             self.wake()
         self._looked_s = now_s()
 
@@ -230,11 +230,10 @@ class LiveOverview(Service):
                 self._tell_of(topic, seen)
 
     def _tell_of(self, topic: str, seen: Any) -> None:
-        digest, now = hashlib.sha256(orjson.dumps(seen)).digest(), now_s()
-        last, sent_s = self._sent.get(topic, (b"", 0.0))
-        if digest == last and now - sent_s < _SIGN_OF_LIFE_S:
+        digest = hashlib.sha256(orjson.dumps(seen)).digest()
+        if digest == self._sent.get(topic):
             return
-        self._sent[topic] = (digest, now)
+        self._sent[topic] = digest
         with self._lock:
             watchers = list(self._watchers[topic])
         for live in watchers:

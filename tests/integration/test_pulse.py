@@ -219,9 +219,12 @@ def test_while_nobody_looks_it_only_keeps_the_history(
     assert look(pulse)["living"] == 1
 
 
-def test_when_redis_is_away_that_is_the_first_thing_to_be_read(
-    pulse: LiveOverview, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_redis_is_away_a_snapshot_is_stale_and_nothing_is_ok(pulse: LiveOverview) -> None:
+    look(pulse)
+    assert "stale" not in pulse.snapshot(0)
+    pulse._closely_s = pulse._watched_s = pulse._closely_s - 10  # it hangs, and no turn has failed yet
+    seen = pulse.snapshot(0)
+    assert ("Redis does not answer" in seen["stale"], "ok" in {one["level"] for one in seen["alarms"]}) == (True, False)
     look(pulse)
     pulse._trouble = "NotNow: away"
-    assert "cannot ask Redis" in pulse.snapshot(0)["alarms"][0]["text"]
+    assert "away" in pulse.snapshot(0)["stale"]
