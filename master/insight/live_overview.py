@@ -104,7 +104,8 @@ class LiveOverview(Service):
             is_late = now_s() - max(self._closely_s, self._watched_s) > 2 * _IDLE_EVERY_S
         if self.trouble is None and not is_late:
             return self._snapshot
-        why = f"Redis does not answer{self.trouble and f' ({self.trouble})' or ''}; this page shows an earlier state"
+        trouble = (self.trouble or "").partition(": ")[2]
+        why = f"Redis does not answer{trouble and f' ({trouble})'}; this page shows an earlier state"
         return self._snapshot | {"stale": why, "alarms": [one for one in self._snapshot["alarms"] if one["level"] != OK]}
 
     @property

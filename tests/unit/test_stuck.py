@@ -58,7 +58,7 @@ def test_a_message_that_failed_is_told_at_once() -> None:
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3)}))
     assert (row["state"], row["put_off"], row["why"]) == ("retrying", True, "asked to be called again later")
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(1, losses=1)}))
-    assert (row["put_off"], row["why"]) == (False, "its consumer was lost with it; retrying")
+    assert (row["put_off"], row["why"], row["owners_lost"]) == (False, "its consumer was lost with it; retrying", 0)
     [row] = rows(
         head(owner=b"c9:1"), seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1), head().id: Attempts(3, 3)})
     )

@@ -113,7 +113,7 @@ def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
         "error": error["told"] if error is not None else "",
         "at": error["at"] if error is not None else "",
         "put_off": attempts.put_off,
-        "owners_lost": max(attempts.crashes, attempts.losses),
+        "owners_lost": attempts.crashes,  # a loss may be an outage of Redis, or a restart: it blames nobody
         **_describe_head(head, seen.states, attempts, seen.rules.of(head.ticket)),
         **_describe_alike(head, told_alike(seen.errors.get(head.id))),
     }
