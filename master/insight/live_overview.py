@@ -106,7 +106,10 @@ class LiveOverview(Service):
             return self._snapshot
         trouble = (self.trouble or "").partition(": ")[2]
         why = f"Redis does not answer{trouble and f' ({trouble})'}; this page shows an earlier state"
-        return self._snapshot | {"stale": why, "alarms": [one for one in self._snapshot["alarms"] if one["level"] != OK]}
+        return self._snapshot | {
+            "stale": why,
+            "alarms": [one for one in self._snapshot["alarms"] if one["level"] != OK],
+        }
 
     @property
     def last(self) -> dict[str, Any]:

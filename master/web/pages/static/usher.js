@@ -47,9 +47,9 @@
   const beat_ms = 3000;
   let late = null, asked = false, asked_ms = Date.now(), fresh_ms = Number(bar.dataset.since) || Date.now(), why = "", source = null;
   const judge = (is_stale) => {
-    bar.hidden = !is_stale;
-    const told = `Not up to date since ${clock(new Date(fresh_ms))}:${two(new Date(fresh_ms).getSeconds())}: ${why || "no answer yet from this master"}`;
+    const told = `Not up to date since ${new Date(fresh_ms).toLocaleTimeString("en-GB")}: ${why || "no answer yet from this master"}`;
     if (is_stale && bar.textContent !== told) bar.textContent = told;
+    bar.hidden = !is_stale;
     document.title = is_stale ? `Not up to date · ${title}` : title;
     if (is_stale || why) say("Not up to date; trying again", true); else if (source) say("Live");
   };
@@ -74,7 +74,6 @@
   // -- the connection: none while the page is hidden
 
   const live = document.body.dataset.live || "";
-  let ticks = 0;
   const open = () => {
     if (!live || source || document.hidden) return;
     source = new EventSource(live);
@@ -89,10 +88,9 @@
   window.addEventListener("pageshow", open);
   setInterval(() => {
     if (document.hidden) return;
-    if (live && Date.now() - asked_ms > beat_ms) soon();
-    if (live && Date.now() - fresh_ms > 2 * beat_ms) judge(true);
-    const again = one("[data-again]");
-    if (again && ++ticks % Number(again.dataset.again) === 0) soon();
+    const again = one("[data-again]"), every_ms = again ? 1000 * again.dataset.again : live ? beat_ms : Infinity;
+    if (Date.now() - asked_ms >= every_ms) soon();
+    if (Date.now() - fresh_ms > 2 * Math.max(every_ms, beat_ms)) judge(true);
   }, 1000);
 
   // -- buttons and keys
