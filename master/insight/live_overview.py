@@ -2,22 +2,18 @@
 
 While a page is open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every
 other second, in one round trip, so that a page finds a history when it opens; more rarely while nothing moves. Open
-pages are told that something has changed, over connections that hold no thread, and fetch themselves again.
+pages ask again every two seconds; that is how they learn in time that there is no news.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
-from usher.common.http.push import LiveStream, LiveStreams
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.mishaps import Mishaps, losses_command, parse_losses
 from usher.common.protocol.mishaps import told as told_of
@@ -49,9 +45,6 @@ _LOSSES = 10
 #: The most entries counted for the lag where Redis does not know it (before 7.0): while a page is open, and otherwise.
 #: Each one blocks Redis for 2 us.
 _MOST_COUNTED, _MOST_COUNTED_UNSEEN = 20_000, 4_000
-#: Tells a page to fetch itself again.
-_CHANGED = b"event: changed\ndata: 1\n\n"
-OVERVIEW, CONSUMERS = "overview", "consumers"
 _BROAD = (Target.STREAM, Target.EVERYTHING)
 
 
@@ -68,7 +61,6 @@ class LiveOverview(Service):
         keys: Keys,
         ticket_field: str,
         lease_ms: int,
-        streams: LiveStreams,
         parked_of: Callable[[bytes], Parked | None],
     ) -> None:
         super().__init__()
@@ -76,17 +68,13 @@ class LiveOverview(Service):
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._lease_ms = lease_ms
-        self._live = streams
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
         self._samples: deque[Sample] = deque(maxlen=5)
         self._told: list[Any] = []  # what Redis said of the stream and its groups at the last look
         self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
-        self._watchers: dict[str, dict[LiveStream, None]] = {OVERVIEW: {}, CONSUMERS: {}}
-        self._lock = threading.Lock()  # guards the watchers
         self._fresh = threading.Condition()
         self._looked_s = 0.0
         self._closely_s = self._watched_s = 0.0
-        self._sent: dict[str, bytes] = {}
         self._rows: dict[str, dict[str, Any]] = {}
         self._rules = Rulebook(())
         self._snapshot = _nothing_yet(keys)
@@ -126,21 +114,6 @@ class LiveOverview(Service):
         is unknown."""
         return list(self._history)
 
-    def follow(self, who: str, topic: str) -> LiveStream:
-        """Begin an answer that says from now on when something is new. Raises Problem."""
-        watchers = self._watchers[topic]
-
-        def leave() -> None:
-            with self._lock:
-                watchers.pop(live, None)
-
-        live = self._live.open(who, leave)
-        with self._lock:
-            watchers[live] = None
-        self._look()
-        live.send(b"retry: 2000\n\n" + _CHANGED)  # something may have changed since the page was made
-        return live
-
     def _look(self) -> None:
         if not self._is_watched:
             self._watched_s = now_s()
@@ -149,7 +122,7 @@ class LiveOverview(Service):
 
     @property
     def _is_watched(self) -> bool:
-        return now_s() - self._looked_s < _LOOKS_FOR_S or any(self._watchers.values())
+        return now_s() - self._looked_s < _LOOKS_FOR_S
 
     # -- the turn
 
@@ -178,7 +151,6 @@ class LiveOverview(Service):
             if watched:
                 self._closely_s = now_s()
             self._fresh.notify_all()
-        self._tell()
         every_s = _EVERY_S if self._is_watched else _STILL_EVERY_S if is_still(self._samples) else _IDLE_EVERY_S
         return max(0.05, every_s - (now_s() - began_s))
 
@@ -224,24 +196,6 @@ class LiveOverview(Service):
         seen["consumers"] = {state: list(states.values()).count(state) for state in STATES}
         seen["living"] = sum(seen["consumers"][state] for state in ("live", "paused", "draining"))
         return states
-
-    # -- events
-
-    def _tell(self) -> None:
-        facts = {name: part for name, part in self._snapshot.items() if name != "time_ms"}
-        for topic, seen in ((OVERVIEW, facts), (CONSUMERS, self._rows)):
-            if self._watchers[topic]:
-                self._tell_of(topic, seen)
-
-    def _tell_of(self, topic: str, seen: Any) -> None:
-        digest = hashlib.sha256(orjson.dumps(seen)).digest()
-        if digest == self._sent.get(topic):
-            return
-        self._sent[topic] = digest
-        with self._lock:
-            watchers = list(self._watchers[topic])
-        for live in watchers:
-            live.send(_CHANGED)
 
 
 def _nothing_yet(keys: Keys) -> dict[str, Any]:
