@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, NotRequired, TypeVar
 
-from flask import Flask, Request, Response, g, request
+from flask import Flask, Request, Response, current_app, g, request
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 from werkzeug.exceptions import HTTPException
@@ -73,6 +73,8 @@ def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str
 
     @app.after_request
     def harden(response: Response) -> Response:
+        if "X-Content-Type-Options" in response.headers:
+            return response  # of a read that was tried again
         response.headers.setdefault("Cache-Control", "no-store")
         response.headers["X-Content-Type-Options"] = "nosniff"
         if doorman.secure:
@@ -353,7 +355,10 @@ def _answer_http(error: HTTPException) -> Response | HTTPException:
     return answer_problem(Problem(error.code, headers=kept))
 
 
-def _answer_redis(trouble: RedisTrouble) -> Response:
+def _answer_redis(trouble: RedisTrouble) -> AnyResponse:
+    if request.method in ("GET", "HEAD") and "is_again" not in g:
+        g.is_again = True  # reading twice is harmless, and only use shows that Redis has ended an idle connection
+        return current_app.full_dispatch_request()
     why = _REFUSED.get(trouble.kind, "") if isinstance(trouble, NotNow) else ""
     detail = f"Redis refuses writes: {why}" if why else "Redis does not answer as it should; try again"
     return answer_problem(Problem(503, "redis_unavailable", detail, headers={"Retry-After": "1"}))

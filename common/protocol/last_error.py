@@ -24,7 +24,8 @@ TRACEBACK = b"t"
 class LastError(NamedTuple):
     """The error of one start. ``error``: type and text. ``at``: file and line of the handler's own frame. ``starts``:
     the number of the start that it ended; ``charged``: how many are charged, of ``most``; ``at_ms``: when it was, by
-    the consumer's clock. ``alike``: so many tickets failed alike since ``since_ms``, and wait uncharged; 0: not so."""
+    the consumer's clock; ``since_ms``: when the message failed first (lua/owner/charge.lua keeps it). ``alike``: so
+    many tickets failed alike since then, and wait uncharged; 0: not so."""
 
     error: str
     error_type: str = ""
@@ -73,7 +74,10 @@ def encode(error: LastError, traceback: str = "") -> NotedError:
     2
     """
     cut = error._replace(
-        error=_cut(error.error, _TEXT), error_type=_cut(error.error_type, _WORD), at=_cut(error.at, _WORD)
+        error=_cut(error.error, _TEXT),
+        error_type=_cut(error.error_type, _WORD),
+        at=_cut(error.at, _WORD),
+        since_ms=error.since_ms or error.at_ms,
     )
     whole = traceback.encode("utf-8", "backslashreplace")
     return NotedError(

@@ -134,7 +134,7 @@ class HttpServices:
             explainer,
             ActionLog(reads, keys),
             TicketHistory(reads, keys, field),
-            LiveOverview(place.link("pulse"), keys, field, place.lease_ms, self._live, dispatcher.parked_of),
+            LiveOverview(place.link("pulse"), keys, field, place.lease_ms, dispatcher.parked_of),
             BulkLetters(letters, status.each, orders.give, rules.set),
             SystemDiagnostics(reads, keys, place.lease_ms, sources, retention, findings(trusted)),
             ChartReader(reads, keys),

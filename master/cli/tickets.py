@@ -419,7 +419,8 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
             click.echo(escape_control(f"  {way}"))
     if not groups:
         given_up = f"; given up: {pluralize(letters, 'dead letter')} (`usher dead list`)" if letters else ""
-        click.echo(f"nothing is stuck{given_up}")
+        calm = "nothing is stuck" if "live" in states.values() else "no consumer is live: nothing more is handled"
+        click.echo(f"{calm}{given_up}")
     elif len(rows) >= MOST:
         click.echo(f"what has not failed is counted among the {MOST} oldest tickets")
 

@@ -2,22 +2,18 @@
 
 While a page is open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every
 other second, in one round trip, so that a page finds a history when it opens; more rarely while nothing moves. Open
-pages are told that something has changed, over connections that hold no thread, and fetch themselves again.
+pages ask again every two seconds; that is how they learn in time that there is no news.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
-from usher.common.http.push import LiveStream, LiveStreams
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.mishaps import Mishaps, losses_command, parse_losses
 from usher.common.protocol.mishaps import told as told_of
@@ -31,7 +27,7 @@ from usher.master.insight.stuck_tickets import MOST, StuckTickets
 from usher.master.membership.registry import STATES
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.plans import Parked
-from usher.master.policy.explain.alarms import BAD, Alarm, alarms
+from usher.master.policy.explain.alarms import OK, alarms
 from usher.master.policy.rates import Sample, is_still, point, rates
 from usher.master.policy.rules import Rulebook, Target
 
@@ -49,11 +45,6 @@ _LOSSES = 10
 #: The most entries counted for the lag where Redis does not know it (before 7.0): while a page is open, and otherwise.
 #: Each one blocks Redis for 2 us.
 _MOST_COUNTED, _MOST_COUNTED_UNSEEN = 20_000, 4_000
-#: Seconds between events of a page when nothing changes: ages grow all the same.
-_SIGN_OF_LIFE_S = 10.0
-#: Tells a page to fetch itself again.
-_CHANGED = b"event: changed\ndata: 1\n\n"
-OVERVIEW, CONSUMERS = "overview", "consumers"
 _BROAD = (Target.STREAM, Target.EVERYTHING)
 
 
@@ -70,7 +61,6 @@ class LiveOverview(Service):
         keys: Keys,
         ticket_field: str,
         lease_ms: int,
-        streams: LiveStreams,
         parked_of: Callable[[bytes], Parked | None],
     ) -> None:
         super().__init__()
@@ -78,17 +68,13 @@ class LiveOverview(Service):
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._lease_ms = lease_ms
-        self._live = streams
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
         self._samples: deque[Sample] = deque(maxlen=5)
         self._told: list[Any] = []  # what Redis said of the stream and its groups at the last look
         self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
-        self._watchers: dict[str, dict[LiveStream, None]] = {OVERVIEW: {}, CONSUMERS: {}}
-        self._lock = threading.Lock()  # guards the watchers
         self._fresh = threading.Condition()
         self._looked_s = 0.0
-        self._closely_s = 0.0
-        self._sent: dict[str, tuple[bytes, float]] = {}
+        self._closely_s = self._watched_s = 0.0
         self._rows: dict[str, dict[str, Any]] = {}
         self._rules = Rulebook(())
         self._snapshot = _nothing_yet(keys)
@@ -96,17 +82,22 @@ class LiveOverview(Service):
     # -- from other threads
 
     def snapshot(self, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
-        """Return the last snapshot, at most a few seconds old. When Redis does not answer, the snapshot says so. The
-        first one may take longer."""
+        """Return the last snapshot, at most a few seconds old. One that is older, or whose successor failed, is
+        ``stale``, says why, and calls nothing OK. The first one may take longer."""
         self._look()
         with self._fresh:
             if now_s() - self._closely_s > 2 * _IDLE_EVERY_S:
                 self.wake()
                 self._fresh.wait(patience_s if self._closely_s else 4 * patience_s)
-        if self.trouble is None:
+            is_late = now_s() - max(self._closely_s, self._watched_s) > 2 * _IDLE_EVERY_S
+        if self.trouble is None and not is_late:
             return self._snapshot
-        away = Alarm(BAD, "This master cannot ask Redis at the moment; this page shows an earlier state", "").row()
-        return self._snapshot | {"alarms": [away, *self._snapshot["alarms"]]}
+        trouble = (self.trouble or "").partition(": ")[2]
+        why = f"Redis does not answer{trouble and f' ({trouble})'}; this page shows an earlier state"
+        return self._snapshot | {
+            "stale": why,
+            "alarms": [one for one in self._snapshot["alarms"] if one["level"] != OK],
+        }
 
     @property
     def last(self) -> dict[str, Any]:
@@ -123,29 +114,15 @@ class LiveOverview(Service):
         is unknown."""
         return list(self._history)
 
-    def follow(self, who: str, topic: str) -> LiveStream:
-        """Begin an answer that says from now on when something is new. Raises Problem."""
-        watchers = self._watchers[topic]
-
-        def leave() -> None:
-            with self._lock:
-                watchers.pop(live, None)
-
-        live = self._live.open(who, leave)
-        with self._lock:
-            watchers[live] = None
-        self._look()
-        live.send(b"retry: 2000\n\n" + _CHANGED)  # something may have changed since the page was made
-        return live
-
     def _look(self) -> None:
         if not self._is_watched:
+            self._watched_s = now_s()
             self.wake()
         self._looked_s = now_s()
 
     @property
     def _is_watched(self) -> bool:
-        return now_s() - self._looked_s < _LOOKS_FOR_S or any(self._watchers.values())
+        return now_s() - self._looked_s < _LOOKS_FOR_S
 
     # -- the turn
 
@@ -174,7 +151,6 @@ class LiveOverview(Service):
             if watched:
                 self._closely_s = now_s()
             self._fresh.notify_all()
-        self._tell()
         every_s = _EVERY_S if self._is_watched else _STILL_EVERY_S if is_still(self._samples) else _IDLE_EVERY_S
         return max(0.05, every_s - (now_s() - began_s))
 
@@ -220,25 +196,6 @@ class LiveOverview(Service):
         seen["consumers"] = {state: list(states.values()).count(state) for state in STATES}
         seen["living"] = sum(seen["consumers"][state] for state in ("live", "paused", "draining"))
         return states
-
-    # -- events
-
-    def _tell(self) -> None:
-        facts = {name: part for name, part in self._snapshot.items() if name != "time_ms"}
-        for topic, seen in ((OVERVIEW, facts), (CONSUMERS, self._rows)):
-            if self._watchers[topic]:
-                self._tell_of(topic, seen)
-
-    def _tell_of(self, topic: str, seen: Any) -> None:
-        digest, now = hashlib.sha256(orjson.dumps(seen)).digest(), now_s()
-        last, sent_s = self._sent.get(topic, (b"", 0.0))
-        if digest == last and now - sent_s < _SIGN_OF_LIFE_S:
-            return
-        self._sent[topic] = (digest, now)
-        with self._lock:
-            watchers = list(self._watchers[topic])
-        for live in watchers:
-            live.send(_CHANGED)
 
 
 def _nothing_yet(keys: Keys) -> dict[str, Any]:

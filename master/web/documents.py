@@ -102,8 +102,8 @@ class LetterRow(TypedDict):
 
 class ErrorRow(TypedDict):
     """The last error of a message. ``told``: its type, and its place in the handler's own code (``at``); ``error``: its
-    text, for operators. ``starts`` and ``charged``: the attempts by then; ``at_ms``: when it was. ``alike``: so many
-    tickets failed alike since ``since_ms``, and wait, uncharged; 0: not so."""
+    text, for operators. ``starts`` and ``charged``: the attempts by then; ``at_ms``: when it was; ``since_ms``: the
+    first failure. ``alike``: so many tickets failed alike since then, and wait, uncharged; 0: not so."""
 
     error: str
     error_type: str

@@ -47,11 +47,11 @@ document.addEventListener('securitypolicyviolation', (event) => reports.push(eve
 class System:
     """What runs, and how messages get in."""
 
-    def __init__(self, crew: Crew, redis_url: str, folder: Path) -> None:
-        self.crew = crew
+    def __init__(self, crew: Crew, server: EmbeddedRedis, folder: Path) -> None:
+        self.crew, self.server = crew, server
         self.url = crew.masters[0]
         self.folder = folder
-        self.link = Link(redis_url, "test:browser")
+        self.link = Link(server.url, "test:browser")
 
     def send(self, ticket: str, count: int = 1, **fields: str) -> list[str]:
         """Ids of ``count`` messages of ``ticket``."""
@@ -85,7 +85,7 @@ def running_system(capacity: int = 2000, **settings: str) -> Iterator[System]:
                 for consumer in ("c1", "c2"):
                     crew.start_consumer(consumer, "asked:handle", PYTHONPATH=str(folder), **more)
                 crew.until(lambda: living_consumers(crew.masters, _API) >= {"c1", "c2"}, 60, "consumers are registered")
-                made = System(crew, server.url, folder)
+                made = System(crew, server, folder)
                 yield made
                 made.link.close()
         left = processes_of(folder)

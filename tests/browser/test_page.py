@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 
@@ -219,20 +221,6 @@ _GAPS = """performance.getEntriesByType('resource').filter(one => one.initiatorT
     .map((at, n, all) => n ? at - all[n - 1] : Infinity)"""
 
 
-def test_a_page_that_cannot_be_renewed_says_so_although_it_is_connected(looking: Looking, system: System) -> None:
-    looking.sign_in(OPERATOR)
-    page = looking.page
-    said = page.locator("#link")
-    said.get_by_text("Live").wait_for()
-    away = lambda route: route.fulfill(status=403) if route.request.resource_type == "fetch" else route.continue_()  # noqa: E731
-    page.route("**/*", away)
-    system.send("INC-23")
-    said.get_by_text("Not up to date; trying again").wait_for()
-    page.unroute("**/*", away)
-    system.send("INC-23")
-    said.get_by_text("Live").wait_for()
-
-
 def test_a_page_that_renews_itself_leaves_alone_what_somebody_does_there(looking: Looking, system: System) -> None:
     (system.folder / "mended").unlink(missing_ok=True)
     system.send("INC-22", 2, do="hang")
@@ -256,6 +244,42 @@ def test_a_page_that_renews_itself_leaves_alone_what_somebody_does_there(looking
     looking.go("/consumers")
     page.get_by_label("Reason").fill("half a sen")
     page.evaluate("window.first = document.querySelector('#consumers time, #consumers tr')")
-    page.wait_for_function("performance.getEntriesByType('resource').some(one => one.initiatorType === 'fetch')")
+    until(lambda: len(page.evaluate(_GAPS)) > 0, 30, "it has asked for itself")
     assert page.get_by_label("Reason").input_value() == "half a sen"
     assert page.evaluate("window.first.isConnected")
+
+
+def test_a_page_without_fresh_news_is_not_green_and_reads_work_at_once_when_redis_is_back(
+    looking: Looking, system: System
+) -> None:
+    looking.sign_in(OPERATOR)
+    page, paths = looking.page, ("/rules", "/dead-letters", "/actions", "/streams", "/tickets", "/")
+    bar = page.locator("#stale")
+    page.locator("#link").get_by_text("Live").wait_for()
+    assert not bar.is_visible()
+    os.kill(system.server.pid, signal.SIGSTOP)
+    try:
+        bar.get_by_text("Not up to date since").wait_for(timeout=12_000)
+        assert page.title().startswith("Not up to date")
+        assert "Nothing is stuck" not in page.locator("main").inner_text()
+        assert "Not up to date" in page.locator("#link").inner_text()
+    finally:
+        os.kill(system.server.pid, signal.SIGCONT)
+    bar.wait_for(state="hidden")
+    assert page.title() == "Overview · Usher"
+
+    os.kill(system.server.pid, signal.SIGKILL)
+    bar.get_by_text("Redis does not answer").wait_for()
+    system.server.stop()
+    system.server.start()
+    bar.wait_for(state="hidden")
+    page.close()  # it asks again and again, and would meet the connection that is gone
+    page.context.clear_cookies()  # so would the look at who has signed out
+    answered = {}
+    for path in paths:
+        system.link.close()
+        system.link.call("CLIENT", "KILL", "TYPE", "normal")  # as a restart does to connections in no use
+        told = page.context.request.get(f"{looking.root}{path}", headers={"Authorization": f"Bearer {OPERATOR}"})
+        answered[path] = told.status
+    assert answered == dict.fromkeys(paths, 200)
+    looking.troubles = [one for one in looking.troubles if "status of 503" not in one]

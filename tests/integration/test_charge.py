@@ -133,7 +133,9 @@ def test_the_last_error_is_kept_and_stays_when_a_call_brings_none(world: World, 
     assert pairs(world.link.call("HGETALL", world.keys.errors)) == {b"1-1": b"second"}
     new = LastError("KeyError: 1", "KeyError", "a.py:1", at_ms=wall_ms())
     owner.steps.charge({b"1-1": Attempts(3, 2)}, errors={b"1-1": encode(new, "trace")})
-    assert owner.steps.some_errors() == [new]
+    later = new._replace(at_ms=new.at_ms + 9000)
+    owner.steps.charge({b"1-1": Attempts(4, 3)}, errors={b"1-1": encode(later, "")})
+    assert owner.steps.some_errors() == [later._replace(since_ms=new.at_ms)], "its first failure does not move"
 
 
 def test_errors_of_very_many_messages_are_kept_without_tracebacks_and_then_not_at_all(

@@ -7,7 +7,6 @@ import pytest
 from tests.integration.factories import FIELD, LEASE_MS, World
 from tests.integration.gathered import Gathered
 from tests.integration.memory import full_memory
-from usher.common.http.push import LiveStreams
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.master.insight.explainer import Explainer
@@ -21,7 +20,7 @@ from usher.master.settings import MasterSettings
 
 
 def _pulse(link: Link, keys: Keys) -> LiveOverview:
-    made = LiveOverview(link, keys, FIELD, LEASE_MS, LiveStreams(10), lambda ticket: None)
+    made = LiveOverview(link, keys, FIELD, LEASE_MS, lambda ticket: None)
     made.snapshot(0)
     made.run_once()
     return made

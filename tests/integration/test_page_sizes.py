@@ -17,7 +17,6 @@ from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.replies import redis_ms
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.insight.live_overview import CONSUMERS
 from usher.master.policy.explain.ticket_groups import SHOWN
 
 _MOST_BYTES = 300_000
@@ -144,13 +143,6 @@ def test_a_thousand_consumers_are_paged_and_found_by_name(site: Site, world: Wor
     assert sorted(name for page in pages for name in page) == [one.name for one in lives]
     assert names_in(site.get("/consumers?name=c099").text, r"c\d{4}") == [f"c099{last}" for last in range(10)]
     assert trips.of(site, "/") <= 2
-    told: list[bytes] = []
-    watcher = type("Watcher", (), {"send": staticmethod(told.append)})()
-    site.pulse._watchers[CONSUMERS][watcher] = None
-    site.pulse._tell()
-    assert [len(one) < 100 for one in told] == [True], (
-        "a page of consumers is told once that it is old, not of them all"
-    )
 
 
 def test_a_hundred_thousand_tickets_are_paged_and_searched(site: Site, world: World, trips: Trips) -> None:

@@ -8,11 +8,9 @@ import pytest
 
 from tests.abuse import check_contract
 from tests.integration.factories import LEASE_MS, World, spent
-from tests.live import lines
 from usher.common.base.clock import wall_ms
-from usher.common.http.push import LiveStreams
 from usher.common.redis.client import Link
-from usher.master.insight.live_overview import CONSUMERS, OVERVIEW, LiveOverview
+from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.stuck_tickets import IndexScan
 from usher.master.policy.board.plans import Parked
 
@@ -20,7 +18,7 @@ from usher.master.policy.board.plans import Parked
 @pytest.fixture
 def pulse(world: World) -> LiveOverview:
     """One that nobody has started: its turns are the test's."""
-    return LiveOverview(world.link, world.keys, "ticket_id", LEASE_MS, LiveStreams(100), lambda ticket: None)
+    return LiveOverview(world.link, world.keys, "ticket_id", LEASE_MS, lambda ticket: None)
 
 
 def look(pulse: LiveOverview) -> dict[str, Any]:
@@ -31,9 +29,7 @@ def look(pulse: LiveOverview) -> dict[str, Any]:
 
 def test_it_can_be_started_and_stopped_as_any_service(world: World) -> None:
     check_contract(
-        lambda: LiveOverview(
-            Link(world.link.url, "pulse"), world.keys, "ticket_id", LEASE_MS, LiveStreams(100), lambda ticket: None
-        )
+        lambda: LiveOverview(Link(world.link.url, "pulse"), world.keys, "ticket_id", LEASE_MS, lambda ticket: None)
     )
 
 
@@ -96,7 +92,7 @@ def test_what_waits_behind_is_what_the_leader_knows_where_redis_was_not_asked_fo
     world.parked(leader, b"P", *[b"%d-1" % number for number in range(2000, 2060)])
     memory = {b"ALL": Parked(70, True), b"PART": Parked(80, False), b"P": None}
     for board, all_, part in ((memory.get, (70, True), (80, False)), (lambda ticket: None, (0, False), (0, False))):
-        seen = look(LiveOverview(world.link, world.keys, "ticket_id", LEASE_MS, LiveStreams(100), board))
+        seen = look(LiveOverview(world.link, world.keys, "ticket_id", LEASE_MS, board))
         told = {row["ticket_id"]: (row["behind"], row["behind_is_exact"]) for row in seen["stuck"]}
         assert told == {"ALL": all_, "PART": part, "P": (49, False)}
 
@@ -170,43 +166,6 @@ def test_the_oldest_is_told_before_the_first_look_at_all_is_over(world: World) -
     world.link.call("HDEL", world.keys.tickets, *newer)
 
 
-class Reader:
-    """Somebody who has a page open."""
-
-    def __init__(self, pulse: LiveOverview, topic: str) -> None:
-        self.lines = lines(pulse.follow("", topic))
-
-    def hear(self) -> None:
-        """Wait until it is told that something has changed."""
-        told = [line for line in iter(self.lines.__next__, b"data: 1") if line]
-        assert told[-1] == b"event: changed"
-        assert set(told[:-1]) <= {b": following", b"retry: 2000"}
-
-
-def test_everybody_who_looks_is_told_that_something_is_new_and_nothing_else(pulse: LiveOverview, world: World) -> None:
-    look(pulse)
-    readers = [Reader(pulse, OVERVIEW) for _ in range(20)]
-    consumers = Reader(pulse, CONSUMERS)
-    for reader in (*readers, consumers):
-        reader.hear()  # something may have changed since its page was made
-    pulse.run_once()
-    for reader in (*readers, consumers):
-        reader.hear()
-    told = dict(pulse._sent)
-    world.join("a")
-    pulse.run_once()
-    for reader in (*readers, consumers):
-        reader.hear()
-    assert (pulse._sent[OVERVIEW], pulse._sent[CONSUMERS]) != (told[OVERVIEW], told[CONSUMERS])
-    told = dict(pulse._sent)
-    pulse.run_once()
-    pulse.run_once()
-    assert pulse._sent[OVERVIEW] == told[OVERVIEW], "nothing is new, so nothing was sent"
-    for reader in (*readers, consumers):
-        reader.lines.close()
-    assert not pulse._watchers[OVERVIEW]
-
-
 def test_while_nobody_looks_it_only_keeps_the_history(
     pulse: LiveOverview, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,9 +178,12 @@ def test_while_nobody_looks_it_only_keeps_the_history(
     assert look(pulse)["living"] == 1
 
 
-def test_when_redis_is_away_that_is_the_first_thing_to_be_read(
-    pulse: LiveOverview, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_redis_is_away_a_snapshot_is_stale_and_nothing_is_ok(pulse: LiveOverview) -> None:
+    look(pulse)
+    assert "stale" not in pulse.snapshot(0)
+    pulse._closely_s = pulse._watched_s = pulse._closely_s - 10  # it hangs, and no turn has failed yet
+    seen = pulse.snapshot(0)
+    assert ("Redis does not answer" in seen["stale"], "ok" in {one["level"] for one in seen["alarms"]}) == (True, False)
     look(pulse)
     pulse._trouble = "NotNow: away"
-    assert "cannot ask Redis" in pulse.snapshot(0)["alarms"][0]["text"]
+    assert "away" in pulse.snapshot(0)["stale"]

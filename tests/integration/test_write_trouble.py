@@ -15,7 +15,6 @@ from tests.integration.memory import full_memory
 from tests.integration.routers import until
 from usher.common.base.errors import NotNow
 from usher.common.doctor.judgements import INFO_COMMANDS, WriteTrouble, write_trouble
-from usher.common.http.push import LiveStreams
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.embedded import EmbeddedRedis
@@ -43,7 +42,7 @@ def seen(link: Link) -> WriteTrouble | None:
 
 
 def alarm_texts(link: Link) -> list[str]:
-    pulse = LiveOverview(link, _KEYS, FIELD, LEASE_MS, LiveStreams(10), lambda ticket: None)
+    pulse = LiveOverview(link, _KEYS, FIELD, LEASE_MS, lambda ticket: None)
     pulse.snapshot(0)
     pulse.run_once()
     return [alarm["text"] for alarm in pulse.last["alarms"]]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.last_error import LastError
 from usher.common.protocol.mishaps import Mishaps
 from usher.common.protocol.owner_words import HALTED, RETURNED
 from usher.master.policy.board.plans import Parked
@@ -55,10 +56,13 @@ def test_a_message_that_failed_is_told_at_once() -> None:
     fails = head(sent_ms=_NOW - 10)
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1)}))
     assert (row["state"], row["attempts"], row["why"]) == ("retrying", 3, "failed 3x; retrying")
+    fails = head(handed_ms=_NOW - 10)
+    known = {"attempts": {fails.id: Attempts(3, 3)}, "errors": {fails.id: LastError("x", since_ms=_NOW - 40_000)}}
+    assert rows(fails, seen=_SEEN._replace(**known))[0]["since_ms"] == _NOW - 40_000, "its first failure"
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3)}))
     assert (row["state"], row["put_off"], row["why"]) == ("retrying", True, "asked to be called again later")
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(1, losses=1)}))
-    assert (row["put_off"], row["why"]) == (False, "its consumer was lost with it; retrying")
+    assert (row["put_off"], row["why"], row["owners_lost"]) == (False, "its consumer was lost with it; retrying", 0)
     [row] = rows(
         head(owner=b"c9:1"), seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1), head().id: Attempts(3, 3)})
     )

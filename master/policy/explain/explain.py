@@ -51,16 +51,14 @@ def _last_error(facts: TicketFacts) -> Iterator[Reason]:
 
 
 def _lost_with_it(facts: TicketFacts) -> Iterator[Reason]:
-    """Tell how many owners in a row ended while they had the ticket's first message: it may be what ends them."""
+    """Tell how many processes in a row ended while they ran the ticket's first message: it may be what ends them. Of an
+    owner that only fell silent nothing is told: Redis may have been away, or somebody restarted it."""
     first = facts.first
     known = facts.attempts.get(first, NEVER)
     if known.crashes:
         owners = "owner was lost while it" if known.crashes == 1 else f"{known.crashes} owners were lost while they"
         does = "it may end or freeze its process, and is tried with less and less beside it"
         yield Reason("owners_lost", f"the last {owners} ran {_id(first)}: {does}")
-    elif known.losses:
-        ended = f"{pluralize(known.losses, 'owner')} in a row ended with {_id(first)}"
-        yield Reason("owners_lost", f"{ended}: it may have run")
 
 
 def _explained(facts: TicketFacts) -> TicketExplanation:

@@ -99,11 +99,12 @@ def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
     attempts = seen.attempts.get(head.id, NEVER)
     parked, known = seen.parked.get(head.ticket, Parked()), tried(attempts, seen.errors.get(head.id))
     error = known["last_error"]
+    first_ms = error["since_ms"] if error is not None else 0  # of the failure; a hand-over is anew with each retry
     return {
         "ticket_id": head.ticket.decode(errors="replace"),
         "head": head.id.decode(errors="replace"),
         "sent_ms": head.sent_ms,
-        "since_ms": since_ms(head, seen.moved_ms.get(head.id, 0), now_ms),
+        "since_ms": min(first_ms or since_ms(head, seen.moved_ms.get(head.id, 0), now_ms), now_ms),
         "behind": behind(head, parked.messages),
         "behind_is_exact": parked.is_exact,
         "attempts": known["attempts"],
@@ -113,7 +114,7 @@ def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
         "error": error["told"] if error is not None else "",
         "at": error["at"] if error is not None else "",
         "put_off": attempts.put_off,
-        "owners_lost": max(attempts.crashes, attempts.losses),
+        "owners_lost": attempts.crashes,  # a loss may be an outage of Redis, or a restart: it blames nobody
         **_describe_head(head, seen.states, attempts, seen.rules.of(head.ticket)),
         **_describe_alike(head, told_alike(seen.errors.get(head.id))),
     }

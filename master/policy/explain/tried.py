@@ -35,5 +35,6 @@ def told_alike(error: LastError | None) -> str:
 def last_error(known: Attempts, error: LastError | None) -> LastError | None:
     """Return the error of the last start. Nothing is noted where a start ended with its process."""
     if known.crashes and (error is None or error.starts < known.starts):
-        return LastError(CUT_OFF, starts=known.starts, charged=known.failures, most=error.most if error else 0)
+        most, first_ms = (error.most, error.since_ms) if error is not None else (0, 0)
+        return LastError(CUT_OFF, starts=known.starts, charged=known.failures, most=most, since_ms=first_ms)
     return error

@@ -8,18 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from flask import Blueprint, Response, g, render_template, request
+from flask import Blueprint, g, render_template, request
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
 from usher.common.http.app import Problem
-from usher.common.http.auth import caller
 from usher.common.http.credentials import Role
 from usher.common.protocol.stream_id import is_id
 from usher.common.redis.client import CommandRefused
 from usher.master.charts.drawing import HEIGHT, WIDTH, draw, kinds, totals, turns
 from usher.master.insight.formatting import ticket_url
-from usher.master.insight.live_overview import CONSUMERS, OVERVIEW
 from usher.master.insight.status import ParkedRows, ticket_row
 from usher.master.operations.bulk_letters import DROP, PAUSE, REDRIVE, BulkJob, DryRun
 from usher.master.operations.dead_letters import LetterPage
@@ -99,7 +97,6 @@ def _add_live(views: Blueprint, parts: Parts) -> None:
             given_up=preview.groups[:_GROUPS_OF_OVERVIEW],
             looked_at=len(newest.letters),
             is_all=newest.cursor is None,
-            live="/live/overview",
         )
 
     @views.get("/consumers")
@@ -113,15 +110,7 @@ def _add_live(views: Blueprint, parts: Parts) -> None:
         ticket_row = fitting[start : start + _CONSUMERS_ON_A_PAGE]
         following = ticket_row[-1]["incarnation"] if start + len(ticket_row) < len(fitting) else None
         facts = {"rows": ticket_row, "total": len(rows), "name": name, "following": following}
-        return render_page("operations/consumers.html", "consumers", live="/live/consumers", **facts)
-
-    @views.get("/live/<topic>")
-    def live(topic: str) -> Response:
-        if topic not in (OVERVIEW, CONSUMERS):
-            raise Problem(404)
-        if request.method == "HEAD":
-            return Response(content_type="text/event-stream")
-        return parts.overview.follow(caller(), topic).response
+        return render_page("operations/consumers.html", "consumers", **facts)
 
 
 class _NewestLetters:

@@ -40,46 +40,57 @@
     while (at) { const gone = at; at = at.nextSibling; gone.remove(); }
   };
   const unhide = (root) => { for (const box of all("[data-all]", root)) box.hidden = false; };
-  const link = one("#link");
-  const say = (text, away) => { if (link) { link.textContent = text; link.classList.toggle("away", Boolean(away)); } };
-  let late = null, asked = false, asked_ms = 0, isOld = false, source = null;
+  const link = one("#link"), bar = one("#stale"), title = document.title.replace("Not up to date · ", "");
+  /* Milliseconds: of a beat, and of the last answer that the server itself called fresh. Silence is not good news: after two beats
+     nothing here says OK, whoever is away. */
+  const beat_ms = 3000, live = document.body.dataset.live || "";
+  const every_ms = () => Number(one("[data-again]")?.dataset.again) * 1000 || (live && beat_ms) || 0;
+  let late = null, asked = false, asked_ms = Date.now(), fresh_ms = Number(bar.dataset.since) || Date.now(), why = bar.dataset.why || "", source = null;
+  const judge = (is_stale) => {
+    const told = `Not up to date since ${new Date(fresh_ms).toLocaleTimeString("en-GB")}: ${why || "no answer from this master"}`;
+    if (is_stale && bar.textContent !== told) bar.textContent = told;
+    bar.hidden = !is_stale;
+    document.title = is_stale ? `Not up to date · ${title}` : title;
+    if (!link) return;
+    link.textContent = is_stale || why ? "Not up to date; trying again" : every_ms() ? "Live" : "";
+    link.classList.toggle("away", Boolean(is_stale || why));
+  };
   const swap = async () => {
     if (asked || document.hidden) return;
     asked = true;
     asked_ms = Date.now();
+    let wrong = "no answer from this master";
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "error" });
-      if (!answer.ok) throw new Error(answer.status);
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (!answer.ok) { wrong = one("main p", fresh)?.textContent || `status ${answer.status}`; throw new Error(wrong); }
       localize(fresh);
       unhide(fresh);
       for (const old of all("[data-swap]")) { const made = fresh.getElementById(old.id); if (made) morph(old, made); }
-      if (isOld) { isOld = false; say(source ? "Live" : ""); }
-    } catch { isOld = true; say("Not up to date; trying again", true); } finally { asked = false; }
+      why = one("#stale", fresh).dataset.why || "";
+      if (!why) fresh_ms = Date.now();
+      judge(why);
+    } catch { why = wrong; judge(!bar.hidden); } finally { asked = false; }
   };
   const soon = () => { if (!late) late = setTimeout(() => { late = null; swap(); }, Math.max(0, asked_ms + 2000 - Date.now())); };
 
   // -- the connection: none while the page is hidden
 
-  const live = document.body.dataset.live || "";
-  let heard = Date.now(), ticks = 0;
   const open = () => {
     if (!live || source || document.hidden) return;
     source = new EventSource(live);
-    source.onopen = () => { heard = Date.now(); if (!isOld) say("Live"); };
-    source.onerror = () => say("Not connected; trying again", true);
-    for (const name of ["changed", "entry", "hand_over", "attempt", "completed", "dead_letter", "state"])
-      source.addEventListener(name, () => { heard = Date.now(); if (!isOld) say("Live"); soon(); });
+    for (const name of ["entry", "hand_over", "attempt", "completed", "dead_letter", "state"])
+      source.addEventListener(name, soon);
   };
   const close = () => { if (source) { source.close(); source = null; } };
-  document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else open(); });
+  document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else { fresh_ms = Date.now(); open(); soon(); } });
   window.addEventListener("pagehide", close);
   window.addEventListener("pageshow", open);
   setInterval(() => {
     if (document.hidden) return;
-    if (source && !live.includes("/events") && Date.now() - heard > 25000) say(`No news for ${Math.round((Date.now() - heard) / 1000)} s`, true);
-    const again = one("[data-again]");
-    if (again && ++ticks % Number(again.dataset.again) === 0) soon();
+    const ms = every_ms();
+    if (ms && Date.now() - asked_ms >= ms) soon();
+    if (ms && Date.now() - fresh_ms > 2 * Math.max(ms, beat_ms)) judge(true);
   }, 1000);
 
   // -- buttons and keys
@@ -112,6 +123,7 @@
   const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   const name = () => { theme.textContent = dark() ? "Light" : "Dark"; theme.setAttribute("aria-label", `Use the ${dark() ? "light" : "dark"} theme`); };
   localize(document);
+  judge(!bar.hidden);
   theme.hidden = false;
   name();
   theme.addEventListener("click", () => {
