@@ -21,7 +21,9 @@ from typing import Any, NamedTuple
 from usher.common.protocol.owner_words import HALTED, is_given_back, is_waiting
 from usher.common.protocol.stream_id import rank
 from usher.common.protocol.ticket_states import TicketState
-from usher.master.policy.explain.facts import LETTER_UNKNOWN
+
+#: Code of a reason of a halted ticket: not all letters were searched for the one that it waits for.
+LETTER_UNKNOWN = "letter_unknown"
 
 
 class TicketOrder(enum.Enum):

@@ -13,17 +13,10 @@ from dataclasses import replace
 from usher.common.base.text import pluralize, time_of_day
 from usher.common.protocol.attempts import NEVER, attempts_told
 from usher.common.protocol.ticket_states import TicketState
-from usher.master.policy.explain.facts import (
-    LETTER_UNKNOWN,
-    EntryRow,
-    OwnEntry,
-    OwnerFacts,
-    Reason,
-    TicketExplanation,
-    TicketFacts,
-)
+from usher.master.policy.explain.facts import EntryRow, OwnEntry, OwnerFacts, Reason, TicketExplanation, TicketFacts
 from usher.master.policy.explain.tried import last_error, told_alike
 from usher.master.policy.rules import Rule, RuleAction, Target
+from usher.master.policy.ticket_orders import LETTER_UNKNOWN
 
 #: Words for a leader's lease plus the time to take over, within which a dead leader has a successor; not for decisions.
 _SOON = "within moments"

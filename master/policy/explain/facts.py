@@ -170,9 +170,6 @@ class Reason:
     text: str
 
 
-LETTER_UNKNOWN = "letter_unknown"  # of a halted ticket: not all letters were searched for the one that it waits for
-
-
 @dataclass(frozen=True)
 class EntryRow:
     """An entry of the ticket. ``behind``: the one it waits for."""
