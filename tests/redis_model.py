@@ -127,7 +127,7 @@ class RedisModel:
         return incarnation in self.leases
 
     def unfinished(self, ticket: bytes) -> list[bytes]:
-        """What the owner in a ticket's record has of it."""
+        """Return the messages that the owner in a ticket's record has of it."""
         record = self.index[ticket]
         return [entry_id for entry_id in record.ids if self.pending.get(entry_id) == record.owner]
 

@@ -18,8 +18,8 @@ from usher.common.redis.client import CommandRefused, Link
 _RECORD = re.compile(rb"[^\s]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})+")
 
 
-#: Pending entries looked at by one command, and more than an owner has.
-_PENDING, _MOST_PENDING = 2000, 100_000
+#: Pending entries looked at by one command.
+_PENDING = 2000
 _ORDER = [b"order", b"ticket", b"id"]
 _GIVEN = [b"fence", b"low", b"high", b"parts"]
 _RECALLED = [b"recall", b"between", b"tickets", b"ids"]
@@ -272,11 +272,10 @@ class TicketStream:
     def group_consumers(self) -> list[GroupConsumer]:
         return group_consumers_of(self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group))
 
-    def pending_of(self, name: str | bytes) -> Iterator[bytes]:
+    def pending_of(self, name: str | bytes, start: bytes = b"-", end: bytes = b"+") -> Iterator[bytes]:
         """Yield the ids that are pending for a name, page by page. Raises GroupMissing."""
-        start = b"-"
         while True:
-            rows = self._link.call("XPENDING", self._keys.stream, self._keys.group, start, "+", _PENDING, name)
+            rows = self._link.call("XPENDING", self._keys.stream, self._keys.group, start, end, _PENDING, name)
             yield from (row[0] for row in rows)
             if len(rows) < _PENDING:
                 return
@@ -287,9 +286,8 @@ class TicketStream:
         if record is None or b":" not in record.owner:
             return record
         first, last = min(record.ids, key=rank), max(record.ids, key=rank)
-        span = (self._keys.stream, self._keys.group, first, last, _MOST_PENDING, record.owner)
         with contextlib.suppress(GroupMissing):
-            pending = {row[0] for row in self._link.call("XPENDING", *span)}
+            pending = set(self.pending_of(record.owner, first, last))
             record = record._replace(ids=[one for one in record.ids if one in pending])
         return record if record.ids else None
 

@@ -91,7 +91,7 @@ class Owner:
 
 
 class State(NamedTuple):
-    """What Redis has of the protocol, without what does not matter to it: of the index what is not over."""
+    """Return what Redis has of the protocol, without what does not matter to it: of the index what is not over."""
 
     pending: dict[bytes, list[bytes]]
     index: dict[bytes, bytes]

@@ -107,7 +107,7 @@ def _halting(a: ConsumerActor, run: Run) -> None:
 def test_a_record_that_grew_shorter_is_not_written_over_that_of_a_ticket_which_was_halted_meanwhile(
     stage: Stage,
 ) -> None:
-    """One flush acknowledges the first and halts the second; the report is heard before the note."""
+    """The leader hears the report of a flush, which halts the ticket as well, before the note of it."""
     leader, a = stage.leader(), stage.consumer("a")
     _, second, third = [sent for _ in range(3) for sent in stage.send(T)]
     leader.settle()

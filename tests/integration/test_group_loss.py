@@ -1,5 +1,5 @@
-"""What a lost group costs, with the real objects of both programs: all consumers begin anew, nothing is lost, and what
-repeats does so in order and as it was told."""
+"""Costs of a lost group, with the real objects of both programs: all consumers begin anew, nothing is lost, and repeats
+come in order and as they were told."""
 
 from __future__ import annotations
 

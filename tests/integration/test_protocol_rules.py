@@ -349,7 +349,7 @@ def _gives_back(stage: Stage, when: str) -> None:
 
 
 def _memory_keeps_what_runs(stage: Stage, m: MasterActor) -> None:
-    """What consumers have is in memory too: freeing a ticket too early is what reports must never do."""
+    """Memory has what consumers have, too: no report may free a ticket too early."""
     for owner, ids in stage.world.pending().items():
         for entry_id in ids if b":" in owner else ():
             [(_, fields)] = stage.link.call("XRANGE", stage.keys.stream, entry_id, entry_id)

@@ -15,7 +15,7 @@ _TICKETS = "ba"
 
 
 def test_a_commit_names_its_files_and_is_the_last_one(tmp_path: Path) -> None:
-    """What is not named is left over; what is named otherwise is somebody else's."""
+    """Files that are not named are left over; those with other names are somebody else's."""
     data = DataSet(tmp_path)
     assert data.recover() is None
     wanted = Commit(1, "0-0", "5-1", 2)
