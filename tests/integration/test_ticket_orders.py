@@ -404,7 +404,8 @@ def test_a_halted_ticket_goes_on_by_a_retry_where_somebody_has_deleted_its_lette
     leader.settle()
     assert desk.give(RETRY).outcome == "refused", "its letter is there: redrive it"
     with monkeypatch.context() as short:
-        short.setattr("usher.master.insight.explainer._OF_HALTED_S", -1.0)
+        for name in ("insight.explainer._OF_HALTED_S", "insight.explainer._LOOK_S"):
+            short.setattr(f"usher.master.{name}", -1.0)
         short.setattr("usher.master.operations.dead_letters._FIND_AT_ONCE", 1)
         stage.link.call("XADD", stage.keys.dead, "*", "usher-id", "9-9", "usher-ticket", "V")
         assert desk.give(RETRY).outcome == "refused", "not all letters were searched"
