@@ -31,6 +31,7 @@ pytest_plugins = (
     "tests.outboxes",
     "tests.valkey",
     "tests.commands",
+    "tests.doors",
     "tests.sharing_out",
 )
 #: ``pytest --hypothesis-profile=long tests/integration/test_protocol_machine.py``: an hour instead of seconds.

@@ -1,11 +1,45 @@
-"""Doormen for tests of applications, and token files for tests of programs."""
+"""Doors for tests of applications: who may come in, the routes, and the page over WSGI."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
+from flask import Flask
+from werkzeug.test import Client, TestResponse
+
+from tests.integration.factories import LEASE_MS, World
+from usher.common.http import app as web
 from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials, Identity, Role, line_of
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.sources import SourceSelection
+from usher.common.redis.client import Link
+from usher.master.charts.keeper import ChartReader
+from usher.master.insight.diagnostics import SystemDiagnostics
+from usher.master.insight.explainer import Explainer
+from usher.master.insight.live_overview import LiveOverview
+from usher.master.insight.stats import StreamStatsReader
+from usher.master.insight.status import StatusReader
+from usher.master.insight.ticket_history import TicketHistory
+from usher.master.messages.fields import MessageFields
+from usher.master.operations.action_log import ActionLog
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.delayed_messages import DelayedView
+from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.ticket_orders import TicketOrders
+from usher.master.verbs.bulk import BulkJobs
+from usher.master.verbs.verbs import Tools
+from usher.master.web.messages import message_routes
+from usher.master.web.operations import operation_routes
+from usher.master.web.pages.site import add_pages
+from usher.master.web.parts import Parts
+from usher.master.web.shelves import shelf_routes
+
+HTML = {"Accept": "text/html,*/*;q=0.8"}
 
 
 def doorman(token: str = "", **others: Identity) -> Doorman:
@@ -20,3 +54,121 @@ def tokens_file(folder: Path, *tokens: tuple[Role, str, str], signed_on: str = "
     file.touch(0o600)
     file.write_text("".join(f"{line_of(*one)}\n" for one in tokens) + signed_on)
     return str(file)
+
+
+def environ_of(world: World) -> dict[str, str]:
+    """The environment of a command on this world."""
+    return {
+        "USHER_REDIS_URL": world.link.url,
+        "USHER_TICKET_STREAM": world.keys.stream,
+        "USHER_GROUP": world.keys.group,
+    }
+
+
+def parts_of(
+    link: Link, keys: Keys, shown: Sequence[str] = (), sources: SourceSelection | None = None, lease_ms: int = LEASE_MS
+) -> Parts:
+    """What operators look at and act with, all on one link."""
+    explainer = Explainer(link, keys, "ticket_id", lease_ms)
+    orders = TicketOrders(link, keys, lambda ticket_id: explainer.explain(ticket_id).document())
+    return Parts(
+        keys,
+        StatusReader(link, keys, sources),
+        StreamStatsReader(link, keys),
+        MessageFields(link, keys, "ticket_id", shown, 10.0),
+        DeadLetters(link, keys),
+        DelayedView(link, keys, "ticket_id"),
+        LiveRules(link, keys),
+        orders,
+        explainer,
+        ActionLog(link, keys),
+        TicketHistory(link, keys, "ticket_id"),
+        LiveOverview(link, keys, "ticket_id", lease_ms, lambda ticket: None),
+        BulkJobs(),
+        SystemDiagnostics(link, keys, lease_ms, sources),
+        ChartReader(link, keys),
+    )
+
+
+def api_of(link: Link, keys: Keys, shown: Sequence[str] = (), **tokens: Identity) -> Flask:
+    """The routes for operators, and nothing else."""
+    parts, app = parts_of(link, keys, shown), web.create_app("test", doorman(**tokens), 4096)
+    for routes in (shelf_routes, operation_routes, message_routes):
+        app.register_blueprint(routes(parts))
+    return app
+
+
+def acting(link: Link, keys: Keys, by: Any, **instead: Any) -> Any:
+    """What verbs act with."""
+    parts = parts_of(link, keys)
+    acts = (parts.letters, parts.delayed, parts.rules, parts.orders, parts.action_log)
+    return Tools(keys, *acts, parts.status.each, by)._replace(**instead)
+
+
+class Site:
+    """The page, with a pulse whose turns are the test's."""
+
+    def __init__(
+        self, world: World, sources: SourceSelection | None = None, shown: Sequence[str] = (), **tokens: Identity
+    ) -> None:
+        parts = parts_of(world.link, world.keys, shown, sources, LEASE_MS)
+        self.pulse, self.bulk = parts.overview, parts.bulk
+        self.app: Flask = web.create_app("test", doorman(**tokens), 4096)
+        add_pages(self.app, parts)
+        self.app.register_blueprint(message_routes(parts))
+        self.client = Client(self.app)
+
+    def look(self) -> None:
+        self.pulse.snapshot(0)
+        self.pulse.run_once()
+
+    def get(self, path: str) -> TestResponse:
+        return self.client.get(path, headers=HTML)
+
+    def post(self, path: str, **form: str | list[str]) -> TestResponse:
+        """As the form of a page does."""
+        token = re.search(r'name="csrf_token" value="([^"]+)"', self.get("/").text)
+        return self.client.post(
+            path,
+            data=form | ({"csrf_token": token[1]} if token else {}),
+            headers=HTML | {"Origin": "http://localhost"},
+        )
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pulse is looked at as it is."""
+    monkeypatch.setattr(LiveOverview, "snapshot", lambda pulse, patience_s=0: pulse.last)
+
+
+@pytest.fixture
+def site(world: World, still: None) -> Site:
+    made = Site(world)
+    made.pulse._looked_s = 1e18  # somebody looks all the time
+    made.pulse.run_once()
+    return made
+
+
+@pytest.fixture
+def guarded(world: World, still: None) -> Site:
+    named = {"look": (Role.VIEWER, "vera"), "act": (Role.OPERATOR, "otto"), "consume": (Role.CONSUMER, "c*")}
+    return Site(world, **{token: Identity(*who) for token, who in named.items()})
+
+
+def busy(world: World) -> list[str]:
+    """Tickets in every state, letters, an audit, a rule; ids of the letters."""
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, b"T", b"1-1", b"2-1")
+    world.parked(leader, b"P", b"3-1")
+    world.owned(leader, a, b"D", b"4-1")
+    world.give_up(a, b"D", "skip")
+    world.owned(leader, a, b"H", b"5-1")
+    world.give_up(a, b"H", "halt", error="ValueError: <b>")
+    world.send(b"unread", b"6-1")
+    summary = b'{"run":"r","started_ms":1,"seconds":2.5,"verdict":"warn","findings":{"stray":3},"unproven":0,"pending":1,"executions":2,"repeated":0}'
+    world.link.call("SET", world.keys.audit, summary)
+    return [letter_id.decode() for letter_id in world.letter_ids()]
+
+
+def sign_in(site: Site, token: str) -> TestResponse:
+    return site.client.post("/login", data={"token": token, "next": "/tickets"}, headers=HTML)

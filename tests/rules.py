@@ -107,6 +107,7 @@ ROOMS = (
         "master/charts",
         "master/insight",
         "master/messages",
+        "master/verbs",
     ),
     *("master/web", "master/web/pages", "master/assembly", "master/cli", "master/streamer"),
     *("master/audit/settings", "master/audit", "master"),

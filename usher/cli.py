@@ -65,7 +65,7 @@ PARTS: dict[str, dict[str, Listed]] = {
     "Send": {
         "send": Listed("usher.common.cli.send:send", "Send messages: from a CSV file, made up, or one."),
         "delayed": Listed(
-            "usher.master.cli.delayed:delayed", "Look at messages that were sent for later; send, move or drop them."
+            "usher.master.cli.shelves:delayed", "Look at messages that were sent for later; send, move or drop them."
         ),
     },
     "Look": {
@@ -83,7 +83,7 @@ PARTS: dict[str, dict[str, Listed]] = {
         "actions": Listed("usher.master.cli.rules:actions", "Show what operators did, and why."),
     },
     "Act": {
-        "dead": Listed("usher.master.cli.dead:dead", "Look at dead letters, redrive them, or drop them."),
+        "dead": Listed("usher.master.cli.shelves:dead", "Look at dead letters, redrive them, or drop them."),
         "pause": Listed("usher.master.cli.rules:pause", "Pause a ticket, a pattern, or everything."),
         "slow": Listed("usher.master.cli.rules:slow", "Slow a ticket, a pattern, or everything down."),
         "resume": Listed("usher.master.cli.rules:resume", "Let what was paused or slowed go on."),

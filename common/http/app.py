@@ -242,10 +242,11 @@ def read_query(kind: type[M]) -> M:
     return read_model(kind, request.args.to_dict())
 
 
-def read_model(kind: type[T], document: object) -> T:
-    """Validate ``document``. Raises Problem 422, which names the wrong fields and never repeats a value."""
+def read_model(kind: type[T], document: object, strict: bool | None = None) -> T:
+    """Validate ``document``; ``strict`` False: numbers may be texts. Raises Problem 422, which names the wrong fields
+    and never repeats a value."""
     try:
-        found: T = _adapter(kind).validate_python(document)
+        found: T = _adapter(kind).validate_python(document, strict=strict)
         return found
     except ValidationError as wrong:
         raise _refusal(wrong, kind) from None

@@ -39,23 +39,23 @@ from usher.deploy.rehearsal.candidates import (
 from usher.deploy.rehearsal.replay import Replay
 from usher.master.cli.log import place
 from usher.master.cli.shared import (
-    OF_LETTERS,
     CommandContext,
     caller,
     configured,
     console,
     print_json,
     table,
-    wanted_of,
     why_option,
 )
+from usher.master.cli.verbs import asks
 from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.letters import LetterFilter, also_for
+from usher.master.verbs.verbs import LetterAsk
 
 _LAST = 100
 _NOTHING_SAID = 2
-_FILTERS = ("reason", "error", "older_than", "younger_than")
+_FILTERS = ("reason", "error", "older_than_s", "younger_than_s")
 _HELP = """Call HANDLER (module:function) with existing messages, and say how each call ends: a dry run. Redis is only
 read: nothing is acknowledged, counted or redriven, no master is needed, and whatever runs goes on.
 
@@ -89,12 +89,6 @@ class RehearseSettings(CommonSettings):
     )
 
 
-def _of_letters(command: Callable[..., Any]) -> Callable[..., Any]:
-    for decorate in reversed(OF_LETTERS):
-        command = decorate(command)
-    return command
-
-
 def _ids(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> list[bytes]:
     for text in given:
         if not is_id(text):
@@ -126,7 +120,7 @@ def _ids(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> 
     help="All that is there of this ticket; with a filter or --all its letters only. Of several streams: STREAM/ID.",
 )
 @click.option("--all", "everything", is_flag=True, help="All dead letters that the filters let through.")
-@_of_letters
+@asks(LetterAsk, _FILTERS)
 @click.option(
     "--last",
     type=click.IntRange(1, 10_000),
@@ -172,7 +166,8 @@ def _wanted_letters(given: dict[str, Any]) -> LetterFilter | None:
         )
     if is_named and (of_ticket or is_filtered or given["last"]):
         raise click.UsageError("--letter and --message name messages; --ticket, --last and filters do not go with them")
-    return wanted_of(given) if is_filtered else None
+    named = {name: given[name] for name in ("ticket", *_FILTERS)}
+    return LetterAsk.model_construct(**named).meant() if is_filtered else None
 
 
 def _searched(

@@ -43,7 +43,6 @@ from usher.master.membership.health_url import HealthHosts
 from usher.master.membership.registration import Membership, NameInUse, RegistrationOver
 from usher.master.messages.fields import MessageFields
 from usher.master.operations.action_log import ActionLog
-from usher.master.operations.bulk_letters import BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import DelayedView
 from usher.master.operations.live_rules import LiveRules
@@ -52,14 +51,14 @@ from usher.master.operations.trimming import retention_of
 from usher.master.policy.backlog import BacklogLimits
 from usher.master.settings import MasterSettings
 from usher.master.sources.services import SourceServices
+from usher.master.verbs.bulk import BulkJobs
+from usher.master.verbs.documents import Lag
 from usher.master.web.api import REGISTER_BODY, routes
-from usher.master.web.dead_letters import letter_routes
-from usher.master.web.delayed import delayed_routes
-from usher.master.web.documents import Lag
 from usher.master.web.messages import message_routes
 from usher.master.web.operations import operation_routes
 from usher.master.web.pages.site import add_pages
 from usher.master.web.parts import Desk, IncarnationFenced, NotLeader, Parts
+from usher.master.web.shelves import shelf_routes
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +134,7 @@ class HttpServices:
             ActionLog(reads, keys),
             TicketHistory(reads, keys, field),
             LiveOverview(place.link("pulse"), keys, field, place.lease_ms, dispatcher.parked_of),
-            BulkLetters(letters, status.each, orders.give, rules.set),
+            BulkJobs(),
             SystemDiagnostics(reads, keys, place.lease_ms, sources, retention, findings(trusted)),
             ChartReader(reads, keys),
             asker.process,
@@ -174,8 +173,7 @@ def create_app(
     app = web.create_app(__name__, doorman, REGISTER_BODY, hosts)
     app.register_blueprint(routes(desk, health_hosts, parts and parts.fields))
     if parts is not None:
-        app.register_blueprint(letter_routes(parts.letters, parts.action_log, parts.fields))
-        app.register_blueprint(delayed_routes(parts.delayed, parts.action_log))
+        app.register_blueprint(shelf_routes(parts))
         app.register_blueprint(operation_routes(parts))
         app.register_blueprint(message_routes(parts))
         _add_lag(app, parts.stats)

@@ -5,7 +5,6 @@ who did what."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -16,24 +15,22 @@ from usher.common.base.durations import Number
 from usher.common.base.text import escape_control
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.master.cli.shared import (
-    OperatorContext,
     ask_leader,
-    caller,
     console,
     consumers_table,
     looks,
     operator_context,
     print_json,
-    print_rule_set_change,
     stacked,
     status_reader,
     table,
     why_option,
 )
+from usher.master.cli.verbs import perform, place_command, verb_tools
 from usher.master.insight.status import StatusReader
-from usher.master.operations.live_rules import LiveRules, TooManyRules
 from usher.master.policy.explain.explain import span
-from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
+from usher.master.policy.rules import Target, rule_id
+from usher.master.verbs.verbs import VERBS, Args, NewRule, OfTarget
 
 _WHY = why_option(" and for explanations of what the tickets wait for")
 
@@ -101,17 +98,14 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
 @why_option()
 @looks
 def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -> None:
-    with operator_context(flags) as at:
-        changes = {chosen: at.rules.lift(chosen, caller(why)) for chosen in dict.fromkeys(ids)}
+    with verb_tools(flags, why) as tools:
+        changes = {one: VERBS["rules lift"].perform(tools, Args(), rule_id=one) for one in dict.fromkeys(ids)}
     if as_json:
-        print_json(
-            {"lifted": {chosen: None if changed is None else changed.shown() for chosen, changed in changes.items()}}
-        )
+        print_json({"lifted": {one: changed.document or None for one, changed in changes.items()}})
     else:
-        for chosen, changed in changes.items():
-            click.echo(f"{chosen}: {'there is no such rule' if changed is None else changed.told}")
-    if None in changes.values():
-        sys.exit(1)
+        for one, changed in changes.items():
+            click.echo(f"{one}: {changed.text}")
+    sys.exit(1 if any(changed.problem for changed in changes.values()) else 0)
 
 
 @click.command(
@@ -125,8 +119,7 @@ def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -
 @_WHY
 @looks
 def pause(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None:
-    target, value = _target(**chosen)
-    _set(flags, Rule(target, value, RuleAction.PAUSE, None, why, caller().who), as_json)
+    _set(flags, {"action": "pause"}, why, as_json, chosen)
 
 
 @click.command(
@@ -155,23 +148,29 @@ def slow(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    target, value = _target(**chosen)
-    if target is not Target.TENANT and (rate is None or concurrency or weight):
+    if _target(**chosen)[0] is not Target.TENANT and (rate is None or concurrency or weight):
         raise click.UsageError("give --rate; --concurrency and --weight are for a --tenant")
     if not (rate or concurrency or weight):
         raise click.UsageError("give --rate, --concurrency or --weight")
-    rule = Rule(target, value, RuleAction.SLOW, rate, why, caller().who, concurrency=concurrency, weight=weight)
-    _set(flags, rule, as_json)
+    limits = {"rate_per_second": rate, "concurrency": concurrency, "weight": weight}
+    _set(flags, {"action": "slow"} | limits, why, as_json, chosen)
 
 
-def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
-    with operator_context(flags) as at:
-        try:
-            print_rule_set_change(at.rules.set(rule, caller(rule.reason)), as_json)
-        except TooManyRules as full:
-            raise click.ClickException(str(full)) from full
-        if not as_json:
-            _tell_others(at, rule.target, rule.value)
+def _set(flags: dict[str, Any], rule: dict[str, Any], why: str, as_json: bool, chosen: dict[str, Any]) -> None:
+    target, value = _target(**chosen)  # may be no UTF-8, which no model takes
+    args = NewRule.model_construct(target=target.value, value=value, reason=why, **rule)
+    sys.exit(_performed(flags, "rules set", args, as_json))
+
+
+def _performed(flags: dict[str, Any], name: str, args: Any, as_json: bool) -> int:
+    with verb_tools(flags, args.reason) as tools:
+        code = perform(tools, name, args, as_json)
+        if args.target == Target.TICKET.value and not as_json:
+            for rule in tools.rules.read().all_of(args.value.encode("utf-8", "surrogateescape")):
+                if rule.id != rule_id(Target.TICKET, args.value):
+                    told = f"another rule fits it too: it is {rule.told()}; `usher rules lift {rule.id}`"
+                    click.echo(escape_control(told))
+    return code
 
 
 @click.command(
@@ -185,27 +184,8 @@ def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
 @looks
 def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None:
     target, value = _target(**chosen)
-    with operator_context(flags) as at:
-        changed = at.rules.lift(rule_id(target, value), caller(why), "resume")
-        if changed is not None:
-            print_rule_set_change(changed, as_json)
-        elif as_json:
-            print_json(None)
-        else:
-            click.echo(escape_control(f"there is no rule for {target.value} {value}".rstrip()))
-        if not as_json:
-            _tell_others(at, target, value)
-    if changed is None:
-        sys.exit(1)
-
-
-def _tell_others(at: OperatorContext, target: Target, value: str) -> None:
-    if target is Target.TICKET:
-        for rule in at.rules.read().all_of(value.encode("utf-8", "surrogateescape")):
-            if rule.id != rule_id(target, value):
-                click.echo(
-                    escape_control(f"another rule fits it too: it is {rule.told()}; `usher rules lift {rule.id}`")
-                )
+    args = OfTarget.model_construct(target=target.value, value=value, reason=why)
+    sys.exit(_performed(flags, "resume", args, as_json))
 
 
 @click.command(help="Show the actions of operators, the newest first: when, who, what, on what, why, and the outcome.")
@@ -292,46 +272,5 @@ def _print_consumer(row: dict[str, Any]) -> None:
     console().print(table(title, columns, running, numbers=("attempt", "runs for"), ids=("message",)))
 
 
-@consumers.command(
-    "drain",
-    help=(
-        "Hand nothing more to a consumer: it finishes its messages, and new ones go to others. This holds for the"
-        " name, also after a restart, until `usher consumers resume`. Exit code 1 when no consumer of that name is"
-        " registered."
-    ),
-)
-@click.argument("name")
-@why_option()
-@looks
-def drain_consumer(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
-    _change_consumer(flags, name, why, as_json, LiveRules.drain, f"no consumer {name!r} is registered")
-
-
-@consumers.command(
-    "resume",
-    help=(
-        "Hand work again to a consumer that an operator has drained. A consumer that shuts down goes on with that."
-        " Exit code 1 when it was not drained."
-    ),
-)
-@click.argument("name")
-@why_option()
-@looks
-def resume_consumer(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
-    nobody = f"consumer {name!r} was not drained by an operator"
-    _change_consumer(flags, name, why, as_json, LiveRules.resume, nobody)
-
-
-def _change_consumer(
-    flags: dict[str, Any], name: str, why: str, as_json: bool, step: Callable[..., Any], nobody: str
-) -> None:
-    with operator_context(flags) as at:
-        try:
-            changed = step(at.rules, name, caller(why))
-        except TooManyRules as full:
-            raise click.ClickException(str(full)) from full
-    if changed is not None:
-        print_rule_set_change(changed, as_json)
-        return
-    click.echo("null" if as_json else nobody)
-    sys.exit(1)
+for _name in ("consumers drain", "consumers resume"):
+    consumers.add_command(place_command(VERBS[_name]))

@@ -19,8 +19,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from usher.common.base.clock import wall_ms
-from usher.common.base.durations import Duration
 from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
 from usher.common.base.text import escape_control, json_line, label
 from usher.common.doctor.source_status import SourcesReader
@@ -33,9 +31,7 @@ from usher.master.insight.explainer import Explainer
 from usher.master.insight.status import StatusReader
 from usher.master.messages.fields import MessageFields
 from usher.master.operations.action_log import ActionLog, By
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.operations.live_rules import LiveRules, RuleSetChange
-from usher.master.policy.letters import LetterFilter
+from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.rules import LONGEST_REASON
 
 #: A width, in characters, at which nothing is folded.
@@ -135,12 +131,6 @@ def shown_texts(row: dict[str, Any], names: Sequence[str]) -> list[str]:
     """Return the cells of a row's chosen fields; "-" for one that its message lacks."""
     shown = row.get("shown_fields")
     return ["not read" if shown is None else "-" if shown[name] is None else shown[name] for name in names]
-
-
-@contextlib.contextmanager
-def letters_of(flags: dict[str, Any]) -> Iterator[DeadLetters]:
-    with configured(flags, "dead") as found:
-        yield DeadLetters(found.link, found.keys, found.settings.work_ticket_field)
 
 
 def print_json(document: Any) -> None:
@@ -290,54 +280,10 @@ def console() -> Console:
 _CONNECT_S, _READ_S = 1.0, 5.0
 
 
-class Age(Duration):
-    name = "age"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return int(super().convert(value, param, ctx) * 1000)
-
-
-#: The filters by text and by time of a letter.
-OF_LETTERS = (
-    click.option(
-        "--reason",
-        default="",
-        metavar="TEXT",
-        help="Only those given up for a reason that contains this; not your own reason.",
-    ),
-    click.option("--error", default="", metavar="TEXT", help="Only those whose error, or its type, contains this."),
-    click.option(
-        "--older-than", type=Age(), metavar="AGE", help="Only those written longer ago than this: 90s, 10m, 2h, 3d."
-    ),
-    click.option("--younger-than", type=Age(), metavar="AGE", help="Only those written less long ago than this."),
-)
-_REASON, _ERROR, _OLDER, _YOUNGER = OF_LETTERS
-filters = stacked(
-    click.option("--ticket", metavar="ID", help="Only those of this ticket."),
-    _REASON,
-    _ERROR,
-    click.option(
-        "--policy", default="", type=click.Choice(["", "halt", "skip"]), help="Only those written under this policy."
-    ),
-    click.option("--id", "message_id", metavar="ID", help="Only the one with this id, or of the message with this id."),
-    _OLDER,
-    _YOUNGER,
-)
-
-
-def wanted_of(given: dict[str, Any]) -> LetterFilter:
-    now_ms = wall_ms()
-    ticket, letter_id = (
-        None if given.get(name) is None else given[name].encode("utf-8", "surrogateescape")
-        for name in ("ticket", "message_id")
-    )
-    younger, older = (None if given[name] is None else now_ms - given[name] for name in ("younger_than", "older_than"))
-    return LetterFilter(ticket, given["reason"], given["error"], letter_id, younger, older, given.get("policy", ""))
-
-
-def why_option(more: str = "") -> Callable[[Any], Any]:
+def why_option(more: str = "", has_filter: bool = False) -> Callable[[Any], Any]:
     """Return the option for an operator's reason. ``--reason`` means the same, except where it filters dead letters."""
-    return click.option("--why", "--reason", "why", default="", metavar="TEXT", help=f"Why, for the action log{more}.")
+    flags = ("--why", "why") if has_filter else ("--why", "--reason", "why")
+    return click.option(*flags, default="", metavar="TEXT", help=f"Why, for the action log{more}.")
 
 
 class OperatorContext(NamedTuple):
@@ -402,10 +348,3 @@ def caller(why: str = "") -> By:
     except (KeyError, OSError):  # a user without a name, as in some containers
         who = f"uid {os.getuid()}"
     return By(who, "cli", why)
-
-
-def print_rule_set_change(changed: RuleSetChange, as_json: bool) -> None:
-    if as_json:
-        print_json(changed.shown())
-    else:
-        click.echo(changed.told)

@@ -8,8 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,10 +29,6 @@ from usher.common.redis.locate import find_local_instance
 from usher.common.redis.replies import TicketStream
 from usher.common.runtime.settings import CommonSettings, load, options
 from usher.master.cli.shared import (
-    YES,
-    OperatorContext,
-    ask_leader,
-    caller,
     configured,
     confirm,
     console,
@@ -44,23 +39,21 @@ from usher.master.cli.shared import (
     session,
     shown_heads,
     shown_texts,
-    stacked,
     status_reader,
     table,
     tickets_table,
     unblock_hint,
-    why_option,
 )
+from usher.master.cli.verbs import asked_of, asks, explained, perform, shelf_command
 from usher.master.insight.status import LOOKED_AT, StatusReader
 from usher.master.insight.stuck_tickets import MOST, StuckTickets
 from usher.master.membership.registry import read_registry, state_of
-from usher.master.operations.action_log import By, counted
 from usher.master.operations.live_rules import read_rules
-from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.policy.explain.facts import Reason
-from usher.master.policy.ticket_filter import LISTED, ORDERS, TicketFilter, parse_states
+from usher.master.policy.ticket_filter import ORDERS, TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.settings import OutboxUrl
+from usher.master.verbs.verbs import TICKETS, VERBS, NewOrder, TicketAsk, Tools
 
 
 @click.group(help="Look at tickets in processing, and order what becomes of their first messages.")
@@ -68,42 +61,16 @@ def tickets() -> None:
     pass
 
 
-class StatesType(click.ParamType):
-    name = "states"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[str]:
-        try:
-            return value if isinstance(value, frozenset) else parse_states(value)
-        except ValueError as wrong:
-            self.fail(str(wrong), param, ctx)
-
-
-_filters = stacked(
-    click.option(
-        "--state", "states", type=StatesType(), default="", metavar="STATES", help=f"Only these: {', '.join(LISTED)}."
-    ),
-    click.option("--consumer", default="", metavar="NAME", help="Only those that this consumer has."),
-    click.option("--error", default="", metavar="TEXT", help="Only those whose last error has this."),
-)
-
-
 @tickets.command("list", help="List tickets in processing, and those that wait.")
-@_filters
+@asks(TicketAsk)
 @click.option("--sort", type=click.Choice(list(ORDERS)), help="Look at all, and list the first in this order.")
 @click.option(
     "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most tickets listed."
 )
 @looks
-def list_tickets(
-    flags: dict[str, Any],
-    states: frozenset[str],
-    consumer: str,
-    error: str,
-    sort: str | None,
-    limit: int,
-    as_json: bool,
-) -> None:
-    wanted = TicketFilter(states, consumer, error)
+def list_tickets(flags: dict[str, Any], sort: str | None, limit: int, as_json: bool, **given: Any) -> None:
+    asked = asked_of(TicketAsk, given)
+    wanted = asked.meant()
     with configured(flags, "status") as at:
         reader = StatusReader(at.link, at.keys, at.settings.sources, at.settings.work_ticket_field)
         if sort is None and wanted == TicketFilter():
@@ -119,9 +86,7 @@ def list_tickets(
     for line in filter(None, map(unblock_hint, rows)):
         click.echo(line)
     if not rows:
-        click.echo(
-            "  none: everything that was read is done" if wanted == TicketFilter() else f"  none: {wanted.told()}"
-        )
+        click.echo(f"  none: {asked.told('everything that was read is done')}")
     elif len(rows) >= limit and more:
         click.echo(f"  the first {len(rows):,}; --limit shows more")
     elif more:
@@ -168,8 +133,6 @@ def show_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
 
 _MOST_SHOWN = 20
 _ERROR_LINES = 10
-#: Most tickets that one order is given about.
-_MOST_AT_ONCE = 10_000
 
 
 class ExplainTicketSettings(CommonSettings):
@@ -190,7 +153,7 @@ class ExplainTicketSettings(CommonSettings):
 def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
     outbox_url = load(ExplainTicketSettings, os.environ, flags).outbox_url
     with operator_context(flags) as at:
-        document = _explained(at, ticket_id)
+        document = explained(at, ticket_id)
     if outbox_url:
         document = with_outbox(document, *_rows_of(outbox_url, ticket_id))
     if as_json:
@@ -237,102 +200,19 @@ def _print_error(document: dict[str, Any]) -> None:
         click.echo(escape_control(f"    {line}"))
 
 
-def _explained(at: OperatorContext, ticket_id: str) -> dict[str, Any]:
-    asked = quote(ticket_id.encode("utf-8", "surrogateescape"), safe="")
-    return ask_leader(at, f"/api/explain?id={asked}") or at.explainer.explain(ticket_id).document()
+def _order(order: TicketOrder) -> Callable[[Tools, str, dict[str, Any]], int]:
+    """Return the command's way with one ticket: what it would do is said first."""
 
+    def give(tools: Tools, ticket_id: str, given: dict[str, Any]) -> int:
+        args, as_json = NewOrder.model_construct(ticket_id=ticket_id, order=order.value), given["as_json"]
+        planned = VERBS["tickets order"].perform(tools, args.model_copy(update={"preview": True}))
+        if planned.problem or given["preview"]:
+            args = args.model_copy(update={"preview": True})
+        elif order is not TicketOrder.RETRY:  # which harms nothing
+            confirm(f"{planned.document['note']}: go on?", given["yes"], as_json)
+        return perform(tools, "tickets order", args, as_json)
 
-_ORDERS = {
-    TicketOrder.RETRY: ("retry", "Start a ticket's first message now, instead of waiting for its next attempt."),
-    TicketOrder.GIVE_UP: (
-        "give-up",
-        "Make a dead letter of a ticket's first unfinished message, in its turn; the ticket goes on with the next one,"
-        " under any dead letter policy. A message that runs is given up when its run has failed.",
-    ),
-    TicketOrder.CANCEL: (
-        "cancel",
-        "End the run of a ticket's message, as that of one past its deadline is ended: with its process, unless it has"
-        " one of its own. It counts as a crash, and what else runs there is cut off and runs again.",
-    ),
-}
-
-
-def _add_order(order: TicketOrder) -> None:
-    name, text = _ORDERS[order]
-
-    @tickets.command(name, help=f"{text} Exit code 1 when this makes no sense now. Without TICKET_ID: of all that fit.")
-    @click.argument("ticket_id", required=False)
-    @_filters
-    @click.option("--preview", is_flag=True, help="Only say what it would do.")
-    @YES
-    @why_option()
-    @looks
-    def give(
-        flags: dict[str, Any],
-        ticket_id: str | None,
-        states: frozenset[str],
-        consumer: str,
-        error: str,
-        preview: bool,
-        yes: bool,
-        why: str,
-        as_json: bool,
-    ) -> None:
-        by, wanted = caller(why), TicketFilter(states, consumer, error)
-        if (ticket_id is None) == (wanted == TicketFilter()):
-            raise click.UsageError("give a ticket, or filters: --state, --consumer, --error")
-        given = _OrderAsked(order, by, preview, yes, as_json)
-        with operator_context(flags) as at:
-            code = _give_one(at, ticket_id, given) if ticket_id is not None else _give_all(at, wanted, given)
-        sys.exit(code)
-
-
-class _OrderAsked(NamedTuple):
-    order: TicketOrder
-    by: By
-    is_preview: bool
-    yes: bool
-    as_json: bool
-
-
-def _give_one(at: OperatorContext, ticket_id: str, given: _OrderAsked) -> int:
-    orders = TicketOrders(at.link, at.keys, lambda asked: _explained(at, asked))
-    result = orders.preview(given.order, ticket_id)
-    if result.outcome == "planned" and not given.is_preview:
-        if given.order is not TicketOrder.RETRY:  # which harms nothing
-            confirm(f"{result.note}: go on?", given.yes, given.as_json)
-        result = orders.give(given.order, ticket_id, given.by)
-    if given.as_json:
-        print_json(result.shown())
-    else:
-        click.echo(escape_control(f"{result.outcome}: {result.note}"))
-    return 1 if result.outcome == "refused" else 0
-
-
-def _give_all(at: OperatorContext, wanted: TicketFilter, given: _OrderAsked) -> int:
-    """Give an order about every ticket that fits; one that cannot be given for a ticket is told, and stops no other."""
-    reader = StatusReader(at.link, at.keys, at.settings.sources, at.settings.work_ticket_field)
-    found = reader.find(wanted, "age", _MOST_AT_ONCE)
-    rows = list({row["ticket_id"]: row for row in found.rows}.values())  # one whose record changes may come twice
-    if not given.as_json:
-        console().print(tickets_table(rows[:_MOST_SHOWN], f"{pluralize(found.number, 'ticket')}: {wanted.told()}"))
-    outcomes: Counter[str] = Counter()
-    if rows and not given.is_preview:
-        name = given.order.value.replace("_", " ")
-        question = f"{name} the first message of {pluralize(len(rows), 'ticket')}: go on?"
-        confirm(question, given.yes, given.as_json)
-        orders = TicketOrders(at.link, at.keys, lambda asked: _explained(at, asked))
-        for row in rows:
-            head = row["message_ids"][0] if row.get("message_ids") else ""
-            result = orders.give(given.order, row["ticket_id"], given.by, head)
-            outcomes[result.outcome] += 1
-            if result.outcome == "refused" and not given.as_json:
-                click.echo(escape_control(f"  {row['ticket_id']}: {result.note}"))
-    if given.as_json:
-        print_json({"matched": found.number, "outcomes": dict(outcomes)})
-    else:
-        click.echo(f"  {counted(outcomes.elements()) or 'nothing was done'}")
-    return 0 if rows and not outcomes["refused"] else 1
+    return give
 
 
 #: States of a ticket that has nothing anywhere else: the outbox has the word.
@@ -578,7 +458,7 @@ def _when(ms: float) -> str:
     return at.strftime("%H:%M:%S" if at.date() == datetime.now().date() else "%Y-%m-%d %H:%M:%S")
 
 
-for _order in TicketOrder:
-    _add_order(_order)
-tickets.add_command(follow_ticket)
-tickets.add_command(explain_ticket)
+for _one in TicketOrder:
+    tickets.add_command(shelf_command(TICKETS.verbs[_one.value.replace("_", "-")], one=_order(_one)))
+for _command in (shelf_command(TICKETS.verbs["pause"]), follow_ticket, explain_ticket):
+    tickets.add_command(_command)

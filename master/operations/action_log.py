@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
-from usher.common.base.text import pluralize
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import milliseconds, rank
 from usher.common.redis.client import CommandRefused, Link
@@ -52,11 +51,6 @@ class OperatorAction:
 
 def counted(words: Iterable[str]) -> str:
     return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common()) or "nothing"
-
-
-def chosen_letters(ids: Sequence[bytes]) -> str:
-    """Describe the letters that an action was done to: ``3 dead letters, from 5-1``."""
-    return pluralize(len(ids), "dead letter") + (f", from {ids[0].decode()}" if ids else "")
 
 
 class ActionLog:

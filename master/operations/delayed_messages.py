@@ -31,15 +31,6 @@ _YEAR_MS = 365 * 86_400_000
 #: What an operator does, as the action log calls it. They differ from the words for dead letters, by which the audit
 #: knows what it cannot prove (master/audit/checks/letters.py).
 SEND_NOW, MOVE, DROP = "send_delayed_now", "move_delayed", "drop_delayed"
-#: The outcomes that a step may tell of a message, in words for people.
-MEANS = {
-    "moved": "due at the new time",
-    "dropped": "thrown away",
-    "gone": "left alone: not waiting any more, because it was sent or dropped before",
-    "held": "left alone: no leader has put it in order yet; ask again in a moment",
-    "unknown": "left alone: no delayed message has had this id",
-}
-DONE = frozenset(("moved", "dropped"))
 
 
 class Waiting(NamedTuple):
@@ -82,7 +73,7 @@ class DelayedPage(NamedTuple):
 
 
 class DelayedResult(NamedTuple):
-    """Outcome for a message that was chosen: one of the words of ``MEANS``."""
+    """Outcome for a message that was chosen: moved, dropped, gone, held, unknown."""
 
     id: str
     word: str
@@ -193,14 +184,17 @@ class DelayedView:
                     entry = EntryView(from_rank(rank(member)), found[0][1])
                     yield Delayed(entry.id, int(float(score)), shown, entry.fields)
 
-    def ids(self, ticket: str | None = None) -> Iterator[str]:
-        """Yield the ids of all messages that wait, including those that are not in order yet."""
+    def last_id(self) -> bytes:
+        newest = self._link.call("XREVRANGE", self._log.delayed, "+", "-", "COUNT", 1)
+        return bytes(newest[0][0]) if newest else ZERO
+
+    def every(self, ticket: str | None = None) -> Iterator[tuple[str, str]]:
+        """Yield id and ticket of all messages that wait, including those that are not in order yet."""
         start = "-"
         while True:
             page = self._link.call("XRANGE", self._log.delayed, start, "+", "COUNT", _PAGE)
-            yield from (
-                entry_id.decode() for entry_id, flat in page if ticket is None or self._ticket_of(flat) == ticket
-            )
+            named = ((entry_id.decode(), self._ticket_of(flat)) for entry_id, flat in page)
+            yield from ((entry_id, of) for entry_id, of in named if ticket in (None, of))
             if len(page) < _PAGE:
                 return  # above the highest possible id there is no range
             start = f"({page[-1][0].decode()}"
@@ -234,10 +228,6 @@ class DelayedView:
     def drop(self, ids: Sequence[str]) -> Iterator[DelayedResult]:
         for at in range(0, len(ids), AT_ONCE):
             yield from self._run("drop_delayed", ids[at : at + AT_ONCE])
-
-    def change(self, what: str, ids: Sequence[str], due_ms: int | None) -> Iterator[DelayedResult]:
-        """Do ``what`` to these messages: ``SEND_NOW``, ``MOVE`` to that time, ``DROP``."""
-        return self.drop(ids) if what == DROP else self.move(ids, due_ms if what == MOVE else None)
 
     def _run(self, step: str, ids: Sequence[str], *first: str | int) -> list[DelayedResult]:
         log = self._log

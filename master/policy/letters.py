@@ -17,6 +17,8 @@ HALT = "halt"
 _PLACED = re.compile(r".+ in .+:[0-9]+")
 #: Most groups that are named one by one.
 _SHOWN = 5
+#: Most tickets of which a preview keeps the first message.
+_MOST_TICKETS = 10_000
 
 
 @dataclass(frozen=True)
@@ -219,13 +221,17 @@ class Preview:
         self._counts: Counter[tuple[str, str, str, str]] = Counter()
         self.count = 0
         self.adds = 0  # that a redrive adds to the end of the stream: no ticket waits for them
+        self.first: dict[bytes, bytes] = {}  # of their tickets, as far as they are counted: its first letter's message
 
     def add(self, letters: Iterable[Any]) -> None:
         """``letters``: letters, or tickets, with a ``group`` and a ``policy``."""
         for letter in letters:
             self._counts[letter.group] += 1
             self.count += 1
-            self.adds += letter.policy != HALT
+            if letter.policy != HALT:
+                self.adds += 1
+                if len(self.first) < _MOST_TICKETS or letter.ticket in self.first:
+                    self.first.setdefault(letter.ticket, letter.message_id)
 
     @property
     def groups(self) -> list[Group]:

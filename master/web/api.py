@@ -30,9 +30,8 @@ from usher.common.protocol.registration import (
 from usher.common.runtime.settings import checked_by
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.messages.fields import MessageFields
-from usher.master.operations.action_log import By
 from usher.master.policy.explain.ticket_events import parse_position
-from usher.master.web.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
+from usher.master.verbs.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
 from usher.master.web.parts import AckItem, AckReport, Desk
 from usher.master.web.seen import seen, with_fields
 
@@ -352,12 +351,6 @@ def _fits(ticket_id: str) -> bool:
 
 def _unfit(field: str, problem: str) -> Problem:
     return unprocessable([{"field": field, "problem": problem}])
-
-
-def by_caller(why: str = "") -> By:
-    """Return the sender of this request: the authenticated credential, as the guard of the application has put it into
-    ``flask.g.who``."""
-    return By(str(g.get("who", "operator")), "http", why)
 
 
 def read_ticket_id(behind: bytes = b"", at: bytes = _TICKETS_PATH) -> str:

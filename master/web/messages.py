@@ -16,10 +16,10 @@ from usher.common.http.fields import PageLimit, StreamId
 from usher.common.http.openapi import tells
 from usher.common.protocol.message import LONGEST_NAME, check_field_name
 from usher.master.messages.fields import LONGEST_VALUE, ROWS, FoundMessages, MessageFields
-from usher.master.web.delayed import shown
-from usher.master.web.documents import Found, MessageShown
+from usher.master.verbs.documents import Found, MessageShown
 from usher.master.web.parts import Parts
 from usher.master.web.seen import seen, sees_texts
+from usher.master.web.shelves import shown
 
 _MOST_ON_A_PAGE = 200
 #: Seconds that the search for its dead letter may take.

@@ -27,11 +27,11 @@ from usher.master.leader.elector import Lead
 from usher.master.membership.registration import Membership, RegistrationResult
 from usher.master.messages.fields import MessageFields
 from usher.master.operations.action_log import ActionLog
-from usher.master.operations.bulk_letters import BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import DelayedView
 from usher.master.operations.live_rules import LiveRules
 from usher.master.operations.ticket_orders import TicketOrders
+from usher.master.verbs.bulk import BulkJobs
 
 #: Seconds that a report waits for the dispatcher's next turn; then it is answered "not leader" and comes again.
 _ANSWER_S = 2.0
@@ -168,7 +168,7 @@ class Parts(NamedTuple):
     action_log: ActionLog
     history: TicketHistory
     overview: LiveOverview
-    bulk: BulkLetters
+    bulk: BulkJobs
     diagnostics: SystemDiagnostics
     charts: ChartReader
     ask_process: Callable[[str], dict[str, Any] | None] = lambda health_url: None

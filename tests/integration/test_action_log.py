@@ -12,17 +12,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.doors import doorman
+from tests.doors import Site, api_of, environ_of
 from tests.integration.factories import World
-from tests.integration.test_page import Site, site  # noqa: F401
 from usher.common.base.errors import NotNow
-from usher.common.http import app as web
 from usher.common.http.credentials import Identity, Role
-from usher.master.cli.dead import dead
+from usher.master.cli.shelves import dead
 from usher.master.operations.action_log import ActionLog
-from usher.master.operations.bulk_letters import DONE
 from usher.master.operations.dead_letters import AT_ONCE, DeadLetters
-from usher.master.web.dead_letters import letter_routes
+from usher.master.verbs.bulk import DONE
 
 _WAYS = pytest.mark.parametrize(("what", "word"), [("redrive", "added"), ("drop", "dropped")])
 
@@ -46,9 +43,7 @@ def letters(world: World) -> Callable[[int], list[str]]:
 
 @pytest.fixture
 def api(world: World) -> Iterator[Any]:
-    app = web.create_app(__name__, doorman(otto=Identity(Role.OPERATOR, "otto")), 4096)
-    app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys), ActionLog(world.link, world.keys)))
-    client = app.test_client()
+    client = api_of(world.link, world.keys, otto=Identity(Role.OPERATOR, "otto")).test_client()
     yield lambda what, **body: client.post(
         f"/api/dead-letters/{what}", json=body, headers={"Authorization": "Bearer otto"}
     )
@@ -62,11 +57,7 @@ def lines(world: World) -> list[tuple[str, ...]]:
 
 
 def usher_dead(world: World, *words: str) -> Any:
-    environ = {
-        "USHER_REDIS_URL": world.link.url,
-        "USHER_TICKET_STREAM": world.keys.stream,
-        "USHER_GROUP": world.keys.group,
-    }
+    environ = environ_of(world)
     return CliRunner().invoke(dead, [*words], env=environ)
 
 
@@ -89,13 +80,13 @@ def test_by_command(world: World, letters: Callable[[int], list[str]], what: str
     assert usher_dead(world, what, ids[0], "--yes", "--why", "it is mended").exit_code == 0
     assert usher_dead(world, what, "--all", "--error", "ValueError", "--yes", "--why", "all of them").exit_code == 0
     assert lines(world) == [
-        (me, "cli", what, "2 dead letters of a filter", "all of them", f"{word} 2"),
+        (me, "cli", what, f"2 dead letters, from {ids[1]}: error ValueError", "all of them", f"{word} 2"),
         (me, "cli", what, f"1 dead letter, from {ids[0]}", "it is mended", f"{word} 1"),
     ]
 
 
 @_WAYS
-def test_by_the_page(site: Site, world: World, letters: Callable[[int], list[str]], what: str, word: str) -> None:  # noqa: F811
+def test_by_the_page(site: Site, world: World, letters: Callable[[int], list[str]], what: str, word: str) -> None:
     ids = letters(3)
     assert site.post(f"/dead-letters/{what}", id=ids[0], why="it is mended").status_code == 303
     asked = {"what": what, "error": "ValueError", "until": "9999999999999-0", "count": "2", "why": "all of them"}
@@ -104,8 +95,8 @@ def test_by_the_page(site: Site, world: World, letters: Callable[[int], list[str
     while job.state != DONE:
         site.bulk.run_once()
     assert lines(world) == [
-        ("anybody", "http", what, "dead letters: with the error ValueError", "all of them", f"{word} 2"),
-        ("anybody", "http", what, "dead letters: with the error ValueError", "all of them", "begun"),
+        ("anybody", "http", what, "dead letters: error ValueError", "all of them", f"{word} 2"),
+        ("anybody", "http", what, "dead letters: error ValueError", "all of them", "begun"),
         ("anybody", "http", what, f"1 dead letter, from {ids[0]}", "it is mended", f"{word} 1"),
     ]
 

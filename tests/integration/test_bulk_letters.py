@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.abuse import check_contract
+from tests.doors import acting
 from tests.integration.factories import World
 from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import CommandRefused
 from usher.master.operations.action_log import ActionLog, By
-from usher.master.operations.bulk_letters import DONE, DROP, REDRIVE, STOPPED, BulkJob, BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules, RuleSetChange
 from usher.master.operations.ticket_orders import OrderResult
@@ -21,9 +22,10 @@ from usher.master.policy.letters import LetterFilter
 from usher.master.policy.rules import Rule, alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
+from usher.master.verbs.bulk import DONE, STOPPED, BulkJob, BulkJobs
+from usher.master.verbs.verbs import LETTERS, TICKETS, DryRun, Shelf
 
-#: No orders about tickets: how they are found, orders given, and rules set.
-_NO_TICKETS: Any = (lambda wanted: iter(()), None, None)
+REDRIVE, DROP = "redrive", "drop"
 
 
 @pytest.fixture
@@ -36,22 +38,34 @@ def letters(world: World) -> int:
     return 250
 
 
-@pytest.fixture
-def bulk(world: World) -> Iterator[BulkLetters]:
-    yield BulkLetters(DeadLetters(world.link, world.keys), *_NO_TICKETS)
-
-
 _ME, _RETRYING = By("me", "http", "why"), TicketFilter(frozenset({"retrying"}))
-_LATER_MS = 10**13
 
 
-def begun(bulk: BulkLetters, what: str, wanted: LetterFilter | TicketFilter, by: By = _ME) -> BulkJob:
+class Bulk(BulkJobs):
+    """Jobs, and what their verbs act with."""
+
+    def __init__(self, world: World, shelf: Shelf = LETTERS, **instead: Any) -> None:
+        super().__init__()
+        self.shelf, self.tools = shelf, acting(world.link, world.keys, _ME, **instead)
+
+    def dry_run(self, wanted: Any, within_s: float = 10.0) -> DryRun:
+        return self.shelf.dry_run(self.tools, wanted, within_s)
+
+    def start(self, what: str, wanted: Any, found: DryRun) -> BulkJob:
+        return self.begin(self.shelf.verbs[what], self.tools, wanted, "told", found.until, found.preview.count)
+
+
+@pytest.fixture
+def bulk(world: World) -> Iterator[Bulk]:
+    yield Bulk(world)
+
+
+def begun(bulk: Bulk, what: str, wanted: Any) -> BulkJob:
     """A job as it begins after its dry run."""
-    found = bulk.dry_run(wanted, _LATER_MS)
-    return bulk.begin(what, wanted, "told", by, found.until, found.preview.count)
+    return bulk.start(what, wanted, bulk.dry_run(wanted))
 
 
-def turn_until(bulk: BulkLetters, job: BulkJob, state: str) -> None:
+def turn_until(bulk: Bulk, job: BulkJob, state: str) -> None:
     for _ in range(100):
         if job.state == state:
             return
@@ -60,27 +74,24 @@ def turn_until(bulk: BulkLetters, job: BulkJob, state: str) -> None:
 
 
 def test_it_can_be_started_and_stopped_as_any_service(world: World) -> None:
-    check_contract(lambda: BulkLetters(DeadLetters(world.link, world.keys), *_NO_TICKETS))
+    check_contract(BulkJobs)
 
 
-def test_a_dry_run_counts_and_what_comes_after_it_is_left_alone(
-    bulk: BulkLetters, world: World, letters: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_counts_and_what_comes_after_it_is_left_alone(bulk: Bulk, world: World, letters: int) -> None:
     wanted = LetterFilter(error="E0")
     with world.unchanged():
-        found = bulk.dry_run(wanted, _LATER_MS)
+        found = bulk.dry_run(wanted)
     assert (found.preview.count, found.preview.groups[0].count, found.is_all) == (125, 125, True)
     late = ("usher-id", "9-9", "usher-ticket", "new", "usher-error", "E0: x", "usher-fields", "0")
     world.link.call("XADD", world.keys.dead, "*", *late)
-    job = bulk.begin(REDRIVE, wanted, "told", _ME, found.until, found.preview.count)
+    job = bulk.start(REDRIVE, wanted, found)
     turn_until(bulk, job, DONE)
     assert (job.done, dict(job.outcomes), job.failures) == (125, {"added": 125}, [])
     assert len(world.letter_ids()) == letters - 125 + 1
-    monkeypatch.setattr("usher.master.operations.bulk_letters._COUNT_S", -1.0)
-    assert not bulk.dry_run(LetterFilter(), _LATER_MS).is_all
+    assert not bulk.dry_run(LetterFilter(), -1.0).is_all
 
 
-def test_it_stops_between_two_pages_and_says_what_was_done(bulk: BulkLetters, world: World, letters: int) -> None:
+def test_it_stops_between_two_pages_and_says_what_was_done(bulk: Bulk, world: World, letters: int) -> None:
     job = begun(bulk, DROP, LetterFilter())
     bulk.run_once()
     bulk.stop_job(job)
@@ -90,17 +101,17 @@ def test_it_stops_between_two_pages_and_says_what_was_done(bulk: BulkLetters, wo
     assert len(world.letter_ids()) == letters - 100
 
 
-def test_letters_that_somebody_else_took_are_named(bulk: BulkLetters, world: World, letters: int) -> None:
+def test_letters_that_somebody_else_took_are_named(bulk: Bulk, world: World, letters: int) -> None:
     job = begun(bulk, DROP, LetterFilter())
     gone, letters_of = world.letter_ids()[0], DeadLetters(world.link, world.keys)
-    real = bulk._letters.drop
+    real = bulk.tools.letters.drop
 
     def late(ids: list[bytes]) -> object:
         if gone in ids:
             letters_of.drop([gone])
         return real(ids)
 
-    bulk._letters.drop = late  # type: ignore[method-assign,assignment]
+    bulk.tools.letters.drop = late  # type: ignore[method-assign,assignment]
     turn_until(bulk, job, DONE)
     assert job.failures == [(gone.decode(), "gone")]
     assert job.done == letters
@@ -108,10 +119,10 @@ def test_letters_that_somebody_else_took_are_named(bulk: BulkLetters, world: Wor
 
 @pytest.mark.parametrize("is_done", [True, False])
 def test_letters_whose_reply_was_lost_are_not_left_behind(
-    bulk: BulkLetters, world: World, letters: int, is_done: bool
+    bulk: Bulk, world: World, letters: int, is_done: bool
 ) -> None:
     job = begun(bulk, DROP, LetterFilter())
-    real, lost = bulk._letters.drop, list[int]()
+    real, lost = bulk.tools.letters.drop, list[int]()
 
     def lossy(ids: list[bytes]) -> object:
         if lost:
@@ -119,7 +130,7 @@ def test_letters_whose_reply_was_lost_are_not_left_behind(
         lost.append(len(real(ids)) if is_done else len(ids))
         raise ReplyUnknown("the connection broke")
 
-    bulk._letters.drop = lossy  # type: ignore[method-assign,assignment]
+    bulk.tools.letters.drop = lossy  # type: ignore[method-assign,assignment]
     with pytest.raises(ReplyUnknown):
         bulk.run_once()
     turn_until(bulk, job, DONE)
@@ -127,28 +138,28 @@ def test_letters_whose_reply_was_lost_are_not_left_behind(
     assert job.done == (letters - lost[0] if is_done else letters)
 
 
-def test_a_job_that_runs_is_not_forgotten_for_new_ones(bulk: BulkLetters, world: World, letters: int) -> None:
+def test_a_job_that_runs_is_not_forgotten_for_new_ones(bulk: Bulk, world: World, letters: int) -> None:
     job = begun(bulk, DROP, LetterFilter())
     others = [begun(bulk, DROP, LetterFilter(error="none")) for _ in range(30)]
     assert bulk.job(job.id) is job
     assert (bulk.jobs[0], bulk.job(others[-1].id), bulk.job("unknown")) == (others[-1], others[-1], None)
 
 
-def test_a_job_that_fails_again_and_again_holds_up_no_other(bulk: BulkLetters, world: World, letters: int) -> None:
+def test_a_job_that_fails_again_and_again_holds_up_no_other(bulk: Bulk, world: World, letters: int) -> None:
     failing = begun(bulk, REDRIVE, LetterFilter(error="E0"))
-    real = bulk._letters.redrive
+    real = bulk.tools.letters.redrive
 
     def refused(ids: list[bytes]) -> object:
         raise CommandRefused("Redis: WRONGTYPE")
 
-    bulk._letters.redrive = refused  # type: ignore[method-assign,assignment]
+    bulk.tools.letters.redrive = refused  # type: ignore[method-assign,assignment]
     job = begun(bulk, DROP, LetterFilter(error="E1"))
     for _ in range(3):
         with contextlib.suppress(CommandRefused):
             bulk.run_once()
     turn_until(bulk, job, DONE)
     assert job.done == 125
-    bulk._letters.redrive = real  # type: ignore[method-assign]
+    bulk.tools.letters.redrive = real  # type: ignore[method-assign]
     turn_until(bulk, failing, DONE)
     assert failing.done == 125
 
@@ -166,36 +177,37 @@ def test_an_order_is_about_messages_from_before_the_dry_run_each_ticket_once(wor
             raise ReplyUnknown("lost")
         return OrderResult(ticket_id, order.value, "asked", "")
 
-    bulk = BulkLetters(DeadLetters(world.link, world.keys), lambda wanted: iter(pages), give, None)  # type: ignore[arg-type]
-    found = bulk.dry_run(_RETRYING, 4)
+    bulk = Bulk(world, TICKETS, find=lambda wanted: iter(pages), orders=SimpleNamespace(give=give))
+    found = bulk.dry_run(_RETRYING)
     assert found.preview.count == 2
-    pages[:] = [[row("T1", "5-0"), row("T2", "2-0")], [row("T2", "2-0"), row("T2", "3-0")]]
-    job = bulk.begin("give_up", _RETRYING, "retrying", _ME, found.until, 2)
+    later = str(10**15)
+    pages[:] = [[row("T1", f"{later}-0"), row("T2", "2-0")], [row("T2", "2-0"), row("T2", "3-0")]]
+    job = bulk.start("give-up", _RETRYING, found)
     with pytest.raises(ReplyUnknown):
         bulk.run_once()
     turn_until(bulk, job, DONE)
     assert given == [("T2", "2-0"), ("T2", "2-0")]
 
 
-def rule_setter(world: World, tickets: list[str]) -> tuple[LiveRules, BulkLetters]:
-    """Bulk actions that find these tickets."""
-    rules = LiveRules(world.link, world.keys)
+def pausing(world: World, tickets: list[str], **instead: Any) -> Bulk:
+    """Jobs that find these tickets."""
 
     def found(wanted: TicketFilter) -> Iterator[list[dict[str, Any]]]:
         yield [{"ticket_id": one, "state": "retrying", "message_ids": ["1-0"]} for one in tickets]
 
-    return rules, BulkLetters(DeadLetters(world.link, world.keys), found, None, rules.set)  # type: ignore[arg-type]
+    return Bulk(world, TICKETS, find=found, **instead)
 
 
 def test_a_rule_is_set_for_each_ticket(world: World) -> None:
     tickets = ["T1", "T\udcff", "T3"]
-    rules, bulk = rule_setter(world, tickets)
-    job = begun(bulk, "pause", _RETRYING, By("ann", "http", "mended soon"))
+    bulk = pausing(world, tickets)
+    rules = bulk.tools.rules
+    job = begun(bulk, "pause", _RETRYING)
     assert not rules.read().rules
     turn_until(bulk, job, DONE)
     book = rules.read()
     assert {(one.value, one.action.value, one.reason, one.who) for one in book.rules} == {
-        (ticket, "pause", "mended soon", "ann") for ticket in tickets[:3]
+        (ticket, "pause", "why", "me") for ticket in tickets[:3]
     }
     assert [len(some) for some in alike(book.rules)] == [3]
     assert (dict(job.outcomes), job.failures) == ({"set": 3}, [])
@@ -206,19 +218,20 @@ def test_where_there_is_no_room_for_more_rules_it_stops_and_says_so(
 ) -> None:
     monkeypatch.setattr("usher.master.operations.live_rules.MOST_RULES", 2)
     tickets = ["T1", "T2", "T3", "T4", "T5"]
-    rules, bulk = rule_setter(world, tickets)
+    bulk = pausing(world, tickets)
+    rules = bulk.tools.rules
     job = begun(bulk, "pause", _RETRYING)
     tickets.remove("T1")
     turn_until(bulk, job, STOPPED)
-    assert (job.outcomes["set"], job.done, len(rules.read().rules)) == (2, 3, 2)
+    assert (dict(job.outcomes), job.done, len(rules.read().rules)) == ({"set": 2, "no_room": 1}, 3, 2)
     [(ticket, why)] = job.failures
     assert (ticket, "lift some" in why) == ("T4", True)
     newest = ActionLog(world.link, world.keys).page(None, 1)[0][0]
-    assert (newest["what"], newest["on"], newest["outcome"]) == ("pause", "tickets: told", "set 2")
+    assert (newest["what"], newest["on"], newest["outcome"]) == ("pause", "tickets: told", "set 2, no_room 1")
 
 
 def test_a_rule_whose_reply_was_lost_is_there_once_and_the_others_are_set_too(world: World) -> None:
-    rules, _ = rule_setter(world, [])
+    rules = LiveRules(world.link, world.keys)
     tried: list[str] = []
 
     def set_rule(rule: Rule, by: By) -> RuleSetChange:
@@ -228,8 +241,7 @@ def test_a_rule_whose_reply_was_lost_is_there_once_and_the_others_are_set_too(wo
             raise ReplyUnknown("lost")
         return changed
 
-    rows = [{"ticket_id": one, "state": "retrying", "message_ids": ["1-0"]} for one in ("T1", "T2", "T3")]
-    bulk = BulkLetters(DeadLetters(world.link, world.keys), lambda wanted: iter([rows]), None, set_rule)  # type: ignore[arg-type]
+    bulk = pausing(world, ["T1", "T2", "T3"], rules=SimpleNamespace(set=set_rule))
     job = begun(bulk, "pause", _RETRYING)
     with pytest.raises(ReplyUnknown):
         bulk.run_once()

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from rich.text import Text
 
+from tests.doors import environ_of
 from tests.integration.factories import World, with_user
 from tests.rules import ROOT
 from usher.cli import run, usher
@@ -33,9 +34,7 @@ _ID = b"1795461475818-0"
 
 def shown(world: World, *words: str, columns: str | None = "80") -> Any:
     environ = {
-        "USHER_REDIS_URL": world.link.url,
-        "USHER_TICKET_STREAM": world.keys.stream,
-        "USHER_GROUP": world.keys.group,
+        **environ_of(world),
         "COLUMNS": columns,
     }
     return CliRunner().invoke(usher, [*words], env=environ)
@@ -72,9 +71,7 @@ def test_an_output_that_is_not_utf8_is_no_traceback(world: World) -> None:
     letters(world, "Käse-☃".encode())
     environ = {
         "PATH": os.environ["PATH"],
-        "USHER_REDIS_URL": world.link.url,
-        "USHER_TICKET_STREAM": world.keys.stream,
-        "USHER_GROUP": world.keys.group,
+        **environ_of(world),
         "COLUMNS": "200",
         "PYTHONIOENCODING": "ascii",
     }

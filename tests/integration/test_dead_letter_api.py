@@ -9,17 +9,13 @@ from typing import Any
 import pytest
 from werkzeug.test import Client, TestResponse
 
-from tests.doors import doorman
+from tests.doors import api_of
 from tests.integration.factories import World
 from tests.integration.memory import full_memory
-from usher.common.http import app as web
 from usher.common.http.credentials import Identity, Role
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.consumer.lifecycle.owner_scripts import Buried
-from usher.master.operations.action_log import ActionLog
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.web.dead_letters import letter_routes
 
 _PATH = "/api/dead-letters"
 T = b"T"
@@ -27,9 +23,7 @@ T = b"T"
 
 @pytest.fixture
 def client(world: World) -> Iterator[Client]:
-    app = web.create_app(__name__, doorman(), 4096)
-    app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys), ActionLog(world.link, world.keys)))
-    yield app.test_client()
+    yield api_of(world.link, world.keys).test_client()
 
 
 @pytest.fixture
@@ -58,7 +52,7 @@ def test_letters_come_in_pages_without_the_fields_of_their_messages(client: Clie
     assert rest["cursor"] is None
     assert rest["dead_letters"][-1] | {"id": "", "owner": "", "written_ms": 0, "fence": 0} == {
         "id": "", "message_id": "7-1", "ticket_id": "T", "reason": "gave_up", "error": "ValueError: x", "error_type": "ValueError", "at": "", "attempts": 3,
-        "owner": "", "first_ms": 1, "last_ms": 2, "written_ms": 0, "policy": "halt", "fence": 0, "fields": 2, "cut": False,
+        "owner": "", "first_ms": 1, "last_ms": 2, "written_ms": 0, "policy": "halt", "fence": 0, "fields": 2, "cut": False, "shown_fields": {},
     }  # fmt: skip
 
 
@@ -87,10 +81,8 @@ def test_one_letter_has_everything(client: Client, letters: list[str]) -> None:
 
 
 def test_what_its_message_says_is_for_operators_and_not_for_viewers(world: World, letters: list[str]) -> None:
-    app = web.create_app(
-        __name__, doorman(look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto")), 4096
-    )
-    app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys), ActionLog(world.link, world.keys)))
+    who = {"look": Identity(Role.VIEWER, "vera"), "act": Identity(Role.OPERATOR, "otto")}
+    app = api_of(world.link, world.keys, **who)
     seen = {}
     for token in ("look", "act"):
         heads = {"Authorization": f"Bearer {token}"}
@@ -162,10 +154,7 @@ def test_a_body_that_cannot_be_used_changes_nothing(
 
 
 def test_a_redis_that_is_away_is_503() -> None:
-    app = web.create_app(__name__, doorman(), 4096)
-    link, keys = Link("redis://127.0.0.1:1/0", "nobody"), Keys("s", "g")
-    app.register_blueprint(letter_routes(DeadLetters(link, keys), ActionLog(link, keys)))
-    client = app.test_client()
+    client = api_of(Link("redis://127.0.0.1:1/0", "nobody"), Keys("s", "g")).test_client()
     for answered in (
         client.get(_PATH),
         client.get(f"{_PATH}/1-1"),

@@ -112,18 +112,21 @@ def test_messages_are_dropped_by_id_or_by_ticket_and_the_action_log_says_so(run:
     [of_c] = [row["id"] for row in rows if row["ticket_id"] == "C"]
     code, said = run("delayed", "drop", of_c, "1-1", "--yes", "--reason", "not wanted")
     assert code == 1
-    assert said.splitlines() == [
-        "1 delayed message dropped",
-        "  1 left alone: not waiting any more, because it was sent or dropped before",
+    assert said.splitlines()[-2:] == [
+        "1 dropped: thrown away",
+        "1 gone: left alone: not waiting any more, because it was sent or dropped before",
     ]
-    assert _document(run, "delayed", "drop", "--all", "--ticket", "A", "--yes") == {"dropped": 2, "gone": 0}
+    assert _document(run, "delayed", "drop", "--all", "--ticket", "A", "--yes")["outcomes"] == {"dropped": 2}
     assert [row["ticket_id"] for row in _document(run, "delayed", "list")["messages"]] == ["B"]
     lines, _ = ActionLog(link, KEYS).page(None, 10)
     assert [(line["what"], line["on"], line["why"], line["outcome"]) for line in lines] == [
-        ("drop_delayed", "delayed messages of A", "", "dropped 2"),
-        ("drop_delayed", f"delayed messages {of_c}, 1-1", "not wanted", "dropped 1, gone 1"),
+        ("drop_delayed", f"2 delayed messages, from {rows[0]['id']}: ticket A", "", "dropped 2"),
+        ("drop_delayed", f"2 delayed messages, from {of_c}", "not wanted", "dropped 1, gone 1"),
     ]
-    assert run("delayed", "drop", "--all", "--ticket", "nobody", "--yes") == (0, "0 delayed messages dropped\n")
+    assert run("delayed", "drop", "--all", "--ticket", "nobody", "--yes") == (
+        0,
+        "no delayed message matches: ticket nobody\n",
+    )
 
 
 def test_where_streams_are_gathered_the_ticket_is_that_of_the_producer(
@@ -139,7 +142,7 @@ def test_where_streams_are_gathered_the_ticket_is_that_of_the_producer(
     world.elect().due_delayed(10)
     [row] = _document(run, "delayed", "list", "--ticket", "A")["messages"]
     assert row["ticket_id"] == "A"
-    assert _document(run, "delayed", "drop", "--all", "--ticket", "A", "--yes")["dropped"] == 1
+    assert _document(run, "delayed", "drop", "--all", "--ticket", "A", "--yes")["outcomes"] == {"dropped": 1}
 
 
 @pytest.mark.parametrize(
@@ -181,8 +184,8 @@ def test_all_are_dropped_also_those_that_no_leader_has_looked_at(run: Run, link:
     _put_in_order(link)
     for ticket in ("A", "B"):
         run("send", "--ticket", ticket, "text=x", "--after", "1h")
-    assert run("delayed", "drop", "--all", "--ticket", "A", "--yes") == (0, "2 delayed messages dropped\n")
-    assert run("delayed", "drop", "--all", "--yes") == (0, "1 delayed message dropped\n")
+    for words, number in ((("--ticket", "A"), 2), ((), 1)):
+        assert _document(run, "delayed", "drop", "--all", *words, "--yes")["outcomes"] == {"dropped": number}
     assert link.call("XLEN", LogKeys("ticket_stream").delayed) == 0
 
 
@@ -266,26 +269,32 @@ def test_messages_are_sent_now_and_moved_and_the_action_log_says_so(run: Run, li
     leader = world.elect()
     leader.due_delayed(100)
     [first, _, of_b] = [row["id"] for row in _document(run, "delayed", "list")["messages"]]
-    assert _document(run, "delayed", "move", of_b, "--at", "2030-01-01T00:00:00+00:00", "--yes") == {"moved": 1}
+
+    def done(*words: str) -> dict[str, int]:
+        outcomes: dict[str, int] = _document(run, "delayed", *words, "--yes")["outcomes"]
+        return outcomes
+
+    assert done("move", of_b, "--at", "2030-01-01T00:00:00+00:00") == {"moved": 1}
     assert _document(run, "delayed", "list", "--ticket", "B")["messages"][0]["due_ms"] == 1_893_456_000_000
     code, said = run("delayed", "send", first, "99999999999999-1", "--yes", "--why", "they wait for it")
     assert code == 1
-    assert said.splitlines() == [
-        "1 delayed message to be sent now",
-        "  1 left alone: no delayed message has had this id",
+    assert said.splitlines()[-2:] == [
+        "1 moved: due at the new time",
+        "1 unknown: left alone: no delayed message has had this id",
     ]
     send_due(world, leader)
     assert sent(world) == [b"A"]
-    assert _document(run, "delayed", "send", "--all", "--ticket", "A", "--yes") == {"moved": 1}
-    assert _document(run, "delayed", "move", "--all", "--after", "2h", "--yes") == {"moved": 2}
+    assert done("send", "--all", "--ticket", "A") == {"moved": 1}
+    assert done("move", "--all", "--after", "2h") == {"moved": 2}
     lines, _ = ActionLog(link, KEYS).page(None, 10)
-    assert [(line["what"], line["on"].partition(" to ")[0], line["why"], line["outcome"]) for line in lines] == [
-        ("move_delayed", "delayed messages", "", "moved 2"),
-        ("send_delayed_now", "delayed messages of A", "", "moved 1"),
-        ("send_delayed_now", f"delayed messages {first}, 99999999999999-1", "they wait for it", "moved 1, unknown 1"),
-        ("move_delayed", f"delayed messages {of_b}", "", "moved 1"),
+    assert [(line["what"], line["why"], line["outcome"]) for line in lines] == [
+        ("move_delayed", "", "moved 2"),
+        ("send_delayed_now", "", "moved 1"),
+        ("send_delayed_now", "they wait for it", "moved 1, unknown 1"),
+        ("move_delayed", "", "moved 1"),
     ]
-    assert lines[3]["on"].endswith(" to 2030-01-01 00:00:00.000 UTC")
+    assert lines[1]["on"].endswith(": ticket A")
+    assert lines[3]["on"] == f"1 delayed message, from {of_b}, to 2030-01-01T00:00:00+00:00"
 
 
 @pytest.mark.parametrize(

@@ -187,13 +187,15 @@ def test_beside_the_sender_each_is_sent_once_and_what_is_told_is_true(
     def operate(what: str, some: list[str]) -> None:
         own = DelayedView(Link(any_redis_url, "test:operator"), world.keys, "ticket_id")
         for at in range(0, len(some), 10):
-            told.update({one.id: one.word for one in own.change(what, some[at : at + 10], _LATER)})
+            ids = some[at : at + 10]
+            done = own.drop(ids) if what == "drop" else own.move(ids, _LATER if what == "move" else None)
+            told.update({one.id: one.word for one in done})
 
     with _running(any_redis_url, world, _led(leader)):
         until(lambda: left(world) < 990)  # some are too late
         operators = [
             threading.Thread(target=operate, args=(what, ids[number::4][::-1]))
-            for number, what in enumerate(("send_delayed_now", "move_delayed", "drop_delayed"))
+            for number, what in enumerate(("send", "move", "drop"))
         ]
         for one in operators:
             one.start()

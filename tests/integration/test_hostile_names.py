@@ -4,7 +4,6 @@ any id."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -13,20 +12,12 @@ from click.testing import CliRunner
 from werkzeug.test import Client
 
 from tests.browser.test_hostile_texts import CORPUS
-from tests.doors import doorman
-from tests.integration.factories import LEASE_MS, World
+from tests.doors import api_of, environ_of
+from tests.integration.factories import World
 from usher.cli import usher
-from usher.common.http import app as web
-from usher.master.insight.explainer import Explainer
-from usher.master.insight.status import StatusReader
 from usher.master.membership.health_url import parse_hosts
 from usher.master.operations.action_log import ActionLog
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.operations.live_rules import LiveRules
-from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.web.api import routes
-from usher.master.web.dead_letters import letter_routes
-from usher.master.web.operations import operation_routes
 
 _CONTROL = (
     "a\r\nSet-Cookie: x=1",
@@ -50,17 +41,8 @@ class _Unused:
 
 @pytest.fixture
 def client(world: World) -> Client:
-    link, keys = world.link, world.keys
-    explainer, log = Explainer(link, keys, "ticket_id", LEASE_MS), ActionLog(link, keys)
-    orders = TicketOrders(link, keys, lambda ticket_id: explainer.explain(ticket_id).document())
-    status = StatusReader(link, keys)
-    parts: Any = SimpleNamespace(
-        keys=keys, rules=LiveRules(link, keys), action_log=log, explainer=explainer, orders=orders, status=status
-    )
-    app = web.create_app(__name__, doorman(), 4096)
+    app = api_of(world.link, world.keys)
     app.register_blueprint(routes(_Unused(), parse_hosts("127.0.0.1")))  # type: ignore[arg-type]
-    app.register_blueprint(letter_routes(DeadLetters(link, keys), log))
-    app.register_blueprint(operation_routes(parts))
     return app.test_client()
 
 
@@ -157,11 +139,7 @@ def test_a_ticket_may_be_called_anything_and_comes_back_as_it_is(client: Client,
     ids=lambda words: " ".join(words[:2]),
 )
 def test_commands_refuse_such_texts_too(world: World, words: tuple[str, ...]) -> None:
-    environ = {
-        "USHER_REDIS_URL": world.link.url,
-        "USHER_TICKET_STREAM": world.keys.stream,
-        "USHER_GROUP": world.keys.group,
-    }
+    environ = environ_of(world)
     for text in _CONTROL:
         if "\0" not in text:  # no command line can have it
             done = CliRunner().invoke(usher, [*words, text], env=environ)

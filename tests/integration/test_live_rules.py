@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.doors import environ_of
 from tests.integration.factories import FIELD, World, hand_over, plan
 from tests.integration.test_scripts_at_full_memory import _full
 from usher.common.protocol.marks import MarkFields
@@ -106,11 +107,7 @@ class TestChange:
         with world.unchanged(), pytest.raises(TooManyRules):
             pause(rules, b"C")
         world.join("a")
-        environ = {
-            "USHER_REDIS_URL": world.link.url,
-            "USHER_TICKET_STREAM": world.keys.stream,
-            "USHER_GROUP": world.keys.group,
-        }
+        environ = environ_of(world)
         told = CliRunner().invoke(consumers, ["drain", "a"], env=environ)
         assert (told.exit_code, "lift some" in told.output) == (1, True)
         assert pause(rules, b"B").outcome == "replaced"

@@ -5,27 +5,20 @@ from __future__ import annotations
 
 import json
 import re
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from werkzeug.test import TestResponse
 
-from tests.doors import doorman
+from tests.doors import Site, api_of
 from tests.integration.factories import World, fetch, hand_over, plan
 from tests.integration.test_commands_shown import shown
-from tests.integration.test_page import Site
-from usher.common.http import app as web
 from usher.common.http.credentials import Identity, Role
 from usher.common.protocol.message import SHOWN_BYTES
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.messages import fields as message_fields
 from usher.master.messages.fields import LONGEST_VALUE, FoundMessages, MessageFields
-from usher.master.operations.action_log import ActionLog
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.web.dead_letters import letter_routes
-from usher.master.web.messages import message_routes
 
 _NAMES = ("order", "payload.customer.id")
 _PAYLOAD = b'{"customer": {"id": 42}}'
@@ -227,13 +220,8 @@ def test_the_page_says_how_far_a_search_came_and_goes_on(filled: World, monkeypa
 
 
 def test_programs_search_too_if_they_may(filled: World) -> None:
-    fields = reader(filled, "order")
     look, act = Identity(Role.VIEWER, "vera"), Identity(Role.OPERATOR, "otto")
-    app = web.create_app(__name__, doorman(look=look, act=act), 4096)
-    app.register_blueprint(message_routes(SimpleNamespace(fields=fields)))  # type: ignore[arg-type]
-    app.register_blueprint(
-        letter_routes(DeadLetters(filled.link, filled.keys), ActionLog(filled.link, filled.keys), fields)
-    )
+    app = api_of(filled.link, filled.keys, ("order",), look=look, act=act)
 
     def get(who: str, path: str) -> TestResponse:
         return app.test_client().get(path, headers={"Authorization": f"Bearer {who}"})

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from tests.doors import Site, busy, sign_in
 from tests.integration.delays import FUTURE, delay, now_ms, send_due
 from tests.integration.factories import World
-from tests.integration.test_page import Site, busy, guarded, sign_in, site  # noqa: F401
 from usher.common.protocol.last_error import LastError, encode
 from usher.master.operations.dead_letters import DeadLetters
-from usher.master.web.documents import MessageShown
+from usher.master.verbs.documents import MessageShown
 
 _RUN = (
     '{"consumer":"a:7","ids":["%s","9-9"],"tickets":["T","U"],"fences":[88,89],"attempts":[2,1],'
@@ -27,7 +27,7 @@ def _text(page: str) -> str:
     return re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", page.partition("<main")[2].partition("<footer")[0]))
 
 
-def test_a_running_message_has_its_state_owner_and_fields(site: Site, world: World) -> None:  # noqa: F811
+def test_a_running_message_has_its_state_owner_and_fields(site: Site, world: World) -> None:
     busy(world)
     page = site.get("/messages/1-1").text
     told = _text(page)
@@ -38,7 +38,7 @@ def test_a_running_message_has_its_state_owner_and_fields(site: Site, world: Wor
     assert '<dt>Waits behind</dt><dd><a class="id" href="/messages/1-1">' in behind
 
 
-def test_its_executions_are_told_from_when_it_was_sent(site: Site, world: World) -> None:  # noqa: F811
+def test_its_executions_are_told_from_when_it_was_sent(site: Site, world: World) -> None:
     busy(world)
     for number in range(60):  # more than one look of the script takes
         world.link.call("XADD", world.keys.runs, f"{number + 1}-1", "batch", _RUN % f"7-{number}")
@@ -54,7 +54,7 @@ def test_its_executions_are_told_from_when_it_was_sent(site: Site, world: World)
     assert "What it said is not known any more" in _text(site.get("/messages/7-3").text)
 
 
-def test_a_run_log_that_was_cut_says_so(site: Site, world: World) -> None:  # noqa: F811
+def test_a_run_log_that_was_cut_says_so(site: Site, world: World) -> None:
     busy(world)
     world.link.call("XADD", world.keys.runs, "1700000000000-0", "batch", _RUN % "other")
     told = _text(site.get("/messages/1-1").text)
@@ -64,10 +64,7 @@ def test_a_run_log_that_was_cut_says_so(site: Site, world: World) -> None:  # no
     )
 
 
-def test_its_error_is_told_with_its_line_and_for_operators_with_text_and_traceback(
-    guarded: Site,  # noqa: F811
-    world: World,
-) -> None:
+def test_its_error_is_told_with_its_line_and_for_operators_with_text_and_traceback(guarded: Site, world: World) -> None:
     busy(world)
     noted = encode(LastError("KeyError: <bob>", "KeyError", "shop/orders.py:41", 3, 2, 5, 1_700_000_000_000), "T" * 99)
     world.link.call("HSET", world.keys.attempts, "2-1", "3 2 0 0")
@@ -83,7 +80,7 @@ def test_its_error_is_told_with_its_line_and_for_operators_with_text_and_traceba
     assert "bob" not in told and "TTTT" not in told and "body of" not in told
 
 
-def test_a_dead_message_has_its_letter_and_a_redriven_one_its_origin(site: Site, world: World) -> None:  # noqa: F811
+def test_a_dead_message_has_its_letter_and_a_redriven_one_its_origin(site: Site, world: World) -> None:
     letters = busy(world)
     page = site.get("/messages/4-1").text
     assert f'<a class="id" href="/dead-letters/{letters[0]}">' in page and "Was given up" in page
@@ -94,14 +91,14 @@ def test_a_dead_message_has_its_letter_and_a_redriven_one_its_origin(site: Site,
     assert 'Redriven from</dt><dd><a class="id" href="/messages/4-1">' in site.get(f"/messages/{new_id}").text
 
 
-def test_a_replay_names_its_original(site: Site, world: World) -> None:  # noqa: F811
+def test_a_replay_names_its_original(site: Site, world: World) -> None:
     busy(world)
     again = world.link.call("XADD", world.keys.stream, "*", "ticket_id", "T", "uid", "x@fix", "usher_replay_of", "1-1")
     assert 'Replay of</dt><dd><a class="id" href="/messages/1-1">' in site.get(f"/messages/{again.decode()}").text
     assert f"/messages/{again.decode()}" in site.get("/messages/1-1").text
 
 
-def test_a_delayed_message_says_when_it_is_due_and_a_sent_one_when_it_was(site: Site, world: World) -> None:  # noqa: F811
+def test_a_delayed_message_says_when_it_is_due_and_a_sent_one_when_it_was(site: Site, world: World) -> None:
     leader = world.elect()
     entry_id = delay(world, b"D", FUTURE, "text", "<i>").decode()
     leader.due_delayed(10)
@@ -115,7 +112,7 @@ def test_a_delayed_message_says_when_it_is_due_and_a_sent_one_when_it_was(site: 
 # -- the same over HTTP
 
 
-def _told(site: Site, message_id: str, token: str = "", query: str = "") -> dict[str, Any]:  # noqa: F811
+def _told(site: Site, message_id: str, token: str = "", query: str = "") -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     answered = site.client.get(f"/api/messages/{message_id}{query}", headers=headers)
     assert answered.status_code == 200, answered.text
@@ -123,7 +120,7 @@ def _told(site: Site, message_id: str, token: str = "", query: str = "") -> dict
     return dict(TypeAdapter(MessageShown).validate_python(told))
 
 
-def test_programs_are_told_what_the_page_shows(site: Site, world: World) -> None:  # noqa: F811
+def test_programs_are_told_what_the_page_shows(site: Site, world: World) -> None:
     letters = busy(world)
     world.link.call("XADD", world.keys.runs, "*", "batch", _RUN % "1-1")
     told = _told(site, "1-1")
@@ -141,7 +138,7 @@ def test_programs_are_told_what_the_page_shows(site: Site, world: World) -> None
     assert _told(site, "6-1")["state"] == "unread"
 
 
-def test_each_state_of_a_message_has_a_word(site: Site, world: World) -> None:  # noqa: F811
+def test_each_state_of_a_message_has_a_word(site: Site, world: World) -> None:
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, b"T", b"1-1")
     a.steps.ack([b"1-1"], b"{}", 10)
@@ -159,7 +156,7 @@ def test_each_state_of_a_message_has_a_word(site: Site, world: World) -> None:  
     assert site.client.get("/api/messages/1-1?other=x").status_code == 422
 
 
-def test_what_is_pending_and_trimmed_has_the_state_of_what_is_pending(site: Site, world: World) -> None:  # noqa: F811
+def test_what_is_pending_and_trimmed_has_the_state_of_what_is_pending(site: Site, world: World) -> None:
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, b"T", b"1-1")
     world.parked(leader, b"P", b"3-1")
@@ -171,7 +168,7 @@ def test_what_is_pending_and_trimmed_has_the_state_of_what_is_pending(site: Site
     assert site.client.get("/api/messages/1-1").status_code == 404, "nothing is left of it"
 
 
-def test_a_message_without_a_ticket_id_has_a_state(site: Site, world: World) -> None:  # noqa: F811
+def test_a_message_without_a_ticket_id_has_a_state(site: Site, world: World) -> None:
     world.elect()
     world.add(b"1-1", "body", "no ticket")
     assert _told(site, "1-1")["state"] == "unread"
@@ -182,7 +179,7 @@ def test_a_message_without_a_ticket_id_has_a_state(site: Site, world: World) -> 
     assert _told(site, "1-1")["state"] == "over"
 
 
-def test_a_message_far_behind_in_its_ticket_has_a_state(site: Site, world: World) -> None:  # noqa: F811
+def test_a_message_far_behind_in_its_ticket_has_a_state(site: Site, world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = [b"%d-1" % (number + 1) for number in range(1200)]
     world.owned(leader, a, b"T", ids[0])
@@ -194,9 +191,7 @@ def test_a_message_far_behind_in_its_ticket_has_a_state(site: Site, world: World
 
 
 def test_a_search_in_the_run_log_goes_on_at_its_cursor(
-    site: Site,  # noqa: F811
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy(world)
     monkeypatch.setattr("usher.master.insight.ticket_history._RUNS_AT_ONCE", 1)
@@ -208,10 +203,7 @@ def test_a_search_in_the_run_log_goes_on_at_its_cursor(
     assert len(_told(site, "1-1", query="?cursor=1-1")["executions"]) == 1
 
 
-def test_viewers_are_told_neither_what_a_message_says_nor_what_its_error_says(
-    guarded: Site,  # noqa: F811
-    world: World,
-) -> None:
+def test_viewers_are_told_neither_what_a_message_says_nor_what_its_error_says(guarded: Site, world: World) -> None:
     letters = busy(world)
     noted = encode(LastError("KeyError: <bob>", "KeyError", "shop/orders.py:41", 3, 2, 5, 1_700_000_000_000), "T" * 99)
     world.link.call("HSET", world.keys.attempts, "2-1", "3 2 0 0")

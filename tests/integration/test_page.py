@@ -5,38 +5,14 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Sequence
 
 import click
 import pytest
-from flask import Flask
-from werkzeug.test import Client, TestResponse
 
-from tests.doors import doorman
-from tests.integration.factories import LEASE_MS, World
+from tests.doors import Site, busy, sign_in
+from tests.integration.factories import World
 from usher.cli import usher
-from usher.common.http import app as web
 from usher.common.http.auth import Guesses
-from usher.common.http.credentials import Identity, Role
-from usher.common.http.push import LiveStreams
-from usher.common.protocol.sources import SourceSelection
-from usher.master.charts.keeper import ChartReader
-from usher.master.insight.diagnostics import SystemDiagnostics
-from usher.master.insight.explainer import Explainer
-from usher.master.insight.live_overview import LiveOverview
-from usher.master.insight.stats import StreamStatsReader
-from usher.master.insight.status import StatusReader
-from usher.master.insight.ticket_history import TicketHistory
-from usher.master.messages.fields import MessageFields
-from usher.master.operations.action_log import ActionLog
-from usher.master.operations.bulk_letters import BulkLetters
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.operations.delayed_messages import DelayedView
-from usher.master.operations.live_rules import LiveRules
-from usher.master.operations.ticket_orders import TicketOrders
-from usher.master.web.messages import message_routes
-from usher.master.web.pages.site import add_pages
-from usher.master.web.parts import Parts
 
 _PAGES = (
     "/",
@@ -51,114 +27,21 @@ _PAGES = (
     "/rules",
     "/actions",
 )
-_HTML = {"Accept": "text/html,*/*;q=0.8"}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
     " form-action 'self'; "
 )
 
 
-class Site:
-    """The page, with a pulse whose turns are the test's."""
-
-    def __init__(
-        self, world: World, sources: SourceSelection | None = None, shown: Sequence[str] = (), **tokens: Identity
-    ) -> None:
-        link, keys = world.link, world.keys
-        self.live = LiveStreams(10)
-        self.pulse = LiveOverview(link, keys, "ticket_id", LEASE_MS, lambda ticket: None)
-        status, letters, rules = StatusReader(link, keys, sources), DeadLetters(link, keys), LiveRules(link, keys)
-        explainer = Explainer(link, keys, "ticket_id", LEASE_MS)
-        orders = TicketOrders(link, keys, lambda ticket_id: explainer.explain(ticket_id).document())
-        self.bulk = BulkLetters(letters, status.each, orders.give, rules.set)
-        parts = Parts(
-            keys,
-            status,
-            StreamStatsReader(link, keys),
-            MessageFields(link, keys, "ticket_id", shown, 10.0),
-            letters,
-            DelayedView(link, keys, "ticket_id"),
-            rules,
-            orders,
-            explainer,
-            ActionLog(link, keys),
-            TicketHistory(link, keys, "ticket_id"),
-            self.pulse,
-            self.bulk,
-            SystemDiagnostics(link, keys, LEASE_MS, sources),
-            ChartReader(link, keys),
-        )
-        self.app: Flask = web.create_app("test", doorman(**tokens), 4096)
-        add_pages(self.app, parts)
-        self.app.register_blueprint(message_routes(parts))
-        self.client = Client(self.app)
-
-    def look(self) -> None:
-        self.pulse.snapshot(0)
-        self.pulse.run_once()
-
-    def get(self, path: str) -> TestResponse:
-        return self.client.get(path, headers=_HTML)
-
-    def post(self, path: str, **form: str | list[str]) -> TestResponse:
-        """As the form of a page does."""
-        token = re.search(r'name="csrf_token" value="([^"]+)"', self.get("/").text)
-        return self.client.post(
-            path,
-            data=form | ({"csrf_token": token[1]} if token else {}),
-            headers=_HTML | {"Origin": "http://localhost"},
-        )
-
-
-@pytest.fixture
-def site(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(
-        "usher.master.insight.live_overview.LiveOverview.snapshot", lambda pulse, patience_s=0: pulse.last
-    )
-    made = Site(world)
-    made.pulse._looked_s = 1e18  # somebody looks all the time
-    made.pulse.run_once()
-    yield made
-
-
-@pytest.fixture
-def guarded(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(
-        "usher.master.insight.live_overview.LiveOverview.snapshot", lambda pulse, patience_s=0: pulse.last
-    )
-    made = Site(
-        world,
-        look=Identity(Role.VIEWER, "vera"),
-        act=Identity(Role.OPERATOR, "otto"),
-        consume=Identity(Role.CONSUMER, "c*"),
-    )
-    yield made
-
-
-def busy(world: World) -> list[str]:
-    """Tickets in every state, letters, an audit, a rule; ids of the letters."""
-    leader, a = world.elect(), world.join("a")
-    world.owned(leader, a, b"T", b"1-1", b"2-1")
-    world.parked(leader, b"P", b"3-1")
-    world.owned(leader, a, b"D", b"4-1")
-    world.give_up(a, b"D", "skip")
-    world.owned(leader, a, b"H", b"5-1")
-    world.give_up(a, b"H", "halt", error="ValueError: <b>")
-    world.send(b"unread", b"6-1")
-    summary = b'{"run":"r","started_ms":1,"seconds":2.5,"verdict":"warn","findings":{"stray":3},"unproven":0,"pending":1,"executions":2,"repeated":0}'
-    world.link.call("SET", world.keys.audit, summary)
-    return [letter_id.decode() for letter_id in world.letter_ids()]
-
-
 def test_a_look_that_was_cut_short_says_so(site: Site, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     busy(world)
     assert "no dead letter has this id<" in site.get("/tickets?q=9-9").text
-    assert "No dead letter is of ticket none <a" in site.get("/dead-letters?ticket=none").text
+    assert "No dead letter fits: ticket none <a" in site.get("/dead-letters?ticket=none").text
     monkeypatch.setattr("usher.master.web.pages.views._LOOK_S", -1.0)
     monkeypatch.setattr("usher.master.operations.dead_letters._FIND_AT_ONCE", 1)
     monkeypatch.setattr("usher.master.operations.dead_letters.PAGE", 1)
     assert "no dead letter among those searched has this id<" in site.get("/tickets?q=9-9").text
-    assert "No dead letter among those searched is of ticket none <a" in site.get("/dead-letters?ticket=none").text
+    assert "No dead letter among those searched fits: ticket none <a" in site.get("/dead-letters?ticket=none").text
 
 
 @pytest.mark.parametrize("path", _PAGES)
@@ -385,10 +268,6 @@ def test_guesses_at_the_log_in_are_limited_by_address_and_stop_nobody_who_was_in
     assert (unheard.status_code, unheard.mimetype) == (429, "text/html")
     assert "too many wrong tokens" in unheard.text
     assert sign_in(guarded, "look").status_code == 303
-
-
-def sign_in(site: Site, token: str) -> TestResponse:
-    return site.client.post("/login", data={"token": token, "next": "/tickets"}, headers=_HTML)
 
 
 def test_strangers_are_shown_the_way_in(guarded: Site) -> None:

@@ -7,8 +7,8 @@ import re
 import pytest
 from werkzeug.test import TestResponse
 
+from tests.doors import Site, busy
 from tests.integration.factories import World
-from tests.integration.test_page import Site, busy, site  # noqa: F401
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.rules import Rule, RuleAction, Target, dump, rule_id
 
@@ -16,25 +16,25 @@ from usher.master.policy.rules import Rule, RuleAction, Target, dump, rule_id
 @pytest.mark.parametrize(
     ("path", "told", "all_of_them"),
     [
-        ("/tickets?state=halted&error=Key%3CError", "No ticket in processing fits: halted; Key&lt;Error", "/tickets"),
-        ("/tickets?consumer=nobody", "No ticket in processing fits: on nobody", "/tickets"),
+        (
+            "/tickets?state=halted&error=Key%3CError",
+            "No ticket in processing fits: state halted, error Key&lt;Error",
+            "/tickets",
+        ),
+        ("/tickets?consumer=nobody", "No ticket in processing fits: consumer nobody", "/tickets"),
         (
             "/tickets?q=kind%3Dnone%3C",
             "No message that is unfinished or dead has kind = none&lt;: looked at 7 of 7",
             "/tickets",
         ),
         ("/tickets?q=nowhere", "No ticket in processing has this in its id: nowhere", "/tickets"),
-        ("/dead-letters?reason=x&error=y", "No dead letter is with the reason x, with the error y", "/dead-letters"),
+        ("/dead-letters?reason=x&error=y", "No dead letter fits: reason x, error y", "/dead-letters"),
         ("/consumers?name=nobody", "No consumer has this in its name: nobody", "/consumers"),
         ("/delayed?ticket=none", "No delayed message is of ticket none", "/delayed"),
     ],
 )
 def test_what_finds_nothing_says_what_was_looked_for_and_where_all_is(
-    site: Site,  # noqa: F811
-    world: World,
-    path: str,
-    told: str,
-    all_of_them: str,
+    site: Site, world: World, path: str, told: str, all_of_them: str
 ) -> None:
     busy(world)
     page = site.get(path).text
@@ -42,16 +42,14 @@ def test_what_finds_nothing_says_what_was_looked_for_and_where_all_is(
     assert "None" not in re.sub("<[^>]*>", "", page.partition("<main")[2])
 
 
-def confirmed(site: Site, path: str, preview: str, **more: str) -> TestResponse:  # noqa: F811
+def confirmed(site: Site, path: str, preview: str, **more: str) -> TestResponse:
     """Send the form of a preview."""
     [form] = re.findall(rf'<form method="post" action="{path}".*?</form>', preview, re.DOTALL)
     return site.post(path, **(dict(re.findall(r'type="hidden" name="([^"]+)" value="([^"]*)"', form)) | more))
 
 
 def test_a_filter_that_did_not_come_through_all_tickets_says_so(
-    site: Site,  # noqa: F811
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy(world)
     monkeypatch.setattr("usher.master.web.pages.views._FIND_S", -1.0)
@@ -61,10 +59,7 @@ def test_a_filter_that_did_not_come_through_all_tickets_says_so(
     )
 
 
-def test_what_was_given_up_is_on_the_overview_by_error_two_clicks_from_running_again(
-    site: Site,  # noqa: F811
-    world: World,
-) -> None:
+def test_what_was_given_up_is_on_the_overview_by_error_two_clicks_from_running_again(site: Site, world: World) -> None:
     leader, a = world.elect(), world.join("a")
     for number in range(3):
         world.owned(leader, a, b"S%d" % number, b"%d-1" % (number + 1))
@@ -85,9 +80,7 @@ def test_what_was_given_up_is_on_the_overview_by_error_two_clicks_from_running_a
 
 
 def test_the_overview_says_how_many_letters_it_looked_at_and_reads_them_once_for_all_browsers(
-    site: Site,  # noqa: F811
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("usher.master.web.pages.views._COUNTED_ON_OVERVIEW", 1)
     monkeypatch.setattr("usher.master.web.pages.views._LETTERS_KEPT_S", 600.0)
@@ -105,9 +98,7 @@ def test_the_overview_says_how_many_letters_it_looked_at_and_reads_them_once_for
 
 
 def test_tickets_of_a_filter_are_paused_after_a_preview_and_all_resumed_at_once(
-    site: Site,  # noqa: F811
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader, a = world.elect(), world.join("a")
     for number in range(3):
@@ -117,7 +108,7 @@ def test_tickets_of_a_filter_are_paused_after_a_preview_and_all_resumed_at_once(
     assert 'value="retry"' not in listed, "nothing of these can be retried"
     monkeypatch.setattr("usher.master.web.pages.views.MOST_RULES", 2)
     preview = site.post("/tickets/bulk", dry="1", what="pause", state="handed_over").text
-    assert all(text in preview for text in ("Pause all 3", "until their rules are lifted", "room for 2 more rules"))
+    assert all(text in preview for text in ("Pause all 3", "until it is lifted", "room for 2 more rules"))
     assert "None:" in site.get("/rules").text
     assert confirmed(site, "/tickets/bulk", preview, why="the shop is closed").status_code == 303
     while site.bulk.jobs[0].state == "running":
@@ -136,8 +127,7 @@ def test_tickets_of_a_filter_are_paused_after_a_preview_and_all_resumed_at_once(
 
 
 def test_a_thousand_rules_are_lifted_at_once_and_those_of_another_day_are_no_part_of_them(
-    site: Site,  # noqa: F811
-    world: World,
+    site: Site, world: World
 ) -> None:
     for number in range(1000):
         rule = Rule(Target.TICKET, f"T{number}", RuleAction.PAUSE, who="ann")

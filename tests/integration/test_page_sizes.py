@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.doors import Site
 from tests.integration.factories import NO_LOCK, World
-from tests.integration.test_page import Site
 from usher.common.protocol.keys import LogKeys
 from usher.common.protocol.registration import Registration
 from usher.common.protocol.sources import SourceSelection

@@ -9,9 +9,9 @@ from urllib.parse import quote
 import pytest
 
 from tests.browser.test_hostile_texts import CORPUS
+from tests.doors import Site
 from tests.hands import ticket_url, visible
 from tests.integration.factories import World, fetch
-from tests.integration.test_page import Site, site  # noqa: F401
 
 _ALIEN_TAGS = {"img", "script", "iframe", "style", "object", "base", "meta", "link"}
 
@@ -51,7 +51,7 @@ def read(page: str) -> _Reader:
 
 
 @pytest.fixture
-def hostile(world: World, site: Site) -> Iterator[Site]:  # noqa: F811
+def hostile(world: World, site: Site) -> Iterator[Site]:
     leader, a = world.elect(), world.join("a")
     for at, text in enumerate(CORPUS):
         ticket = text.encode()
@@ -98,7 +98,7 @@ def test_texts_of_others_are_never_markup(hostile: Site, world: World) -> None:
         "/x/",
     ],
 )
-def test_texts_of_queries_are_never_markup(site: Site, path: str) -> None:  # noqa: F811
+def test_texts_of_queries_are_never_markup(site: Site, path: str) -> None:
     for text in (*CORPUS, "x" * 10_000):
         answered = site.get(path + quote(text, safe=""))
         assert answered.status_code < 500

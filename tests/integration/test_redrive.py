@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
+from tests.doors import environ_of
 from tests.integration.factories import Owner, World, bury, fetch, hand_over, plan
 from usher.cli import usher
 from usher.common.base.errors import NotNow, OwnershipLost
@@ -50,11 +51,7 @@ def test_a_redrive_says_which_groups_get_the_message_again(world: World, letters
     for name in ("shipping", "audit"):
         world.link.call("XGROUP", "CREATE", world.keys.stream, name, "$")
     assert letters.other_groups() == ["audit", "shipping"]
-    environ = {
-        "USHER_REDIS_URL": world.link.url,
-        "USHER_TICKET_STREAM": world.keys.stream,
-        "USHER_GROUP": world.keys.group,
-    }
+    environ = environ_of(world)
     told = CliRunner().invoke(usher, ["dead", "redrive", "--all", "--yes"], env=environ)
     assert "1 will be new messages: a new message is one for every group of the stream: audit and shipping" in (
         told.output

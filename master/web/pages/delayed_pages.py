@@ -23,29 +23,20 @@ from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import is_id, rank
 from usher.common.sending.producer import LATEST_MS
 from usher.master.insight.formatting import moment, number, visible
-from usher.master.operations.action_log import OperatorAction
-from usher.master.operations.delayed_messages import (
-    DONE,
-    DROP,
-    MEANS,
-    MOVE,
-    SEND_NOW,
-    DelayedRow,
-    DelayedView,
-    chosen_delayed,
-)
-from usher.master.web.api import by_caller
-from usher.master.web.delayed import checked_due, shown
+from usher.master.operations.delayed_messages import DROP, MOVE, SEND_NOW, DelayedRow, DelayedView, check_due
+from usher.master.verbs.verbs import DELAYED, MovedDelayed
+from usher.master.web.operations import performed
 from usher.master.web.pages.forms import read_why, refused
 from usher.master.web.pages.views import render_page
 from usher.master.web.parts import Parts
+from usher.master.web.shelves import shown
 
 #: Messages on a page, chosen by hand, shown by a preview, and changed by one action on all that match.
 _ROWS, _MOST_CHOSEN, _PREVIEWED, _MOST_AT_A_TIME = 100, 200, 50, 5_000
 #: Seconds that a search for all that match may take.
 _FIND_S = 1.0
 _NOT_FOUND = "None was found in the time for a search: look further, and choose by hand"
-_WHAT = {SEND_NOW: "Send now", MOVE: "Move", DROP: "Drop"}
+_WHAT = {verb.noted: verb for verb in DELAYED.verbs.values()}
 _ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,2}")
 #: The zone of a form that means the master's own.
 LOCAL = "local"
@@ -87,20 +78,25 @@ def add_delayed_actions(actions: Blueprint, parts: Parts, go: Callable[[str, str
     def run_delayed() -> AnyResponse | str:
         until, is_dry = parts.delayed.ordered_until(), bool(request.form.get("dry"))
         what, choice = _asked(parts.delayed)
-        due_ms = checked_due(parts.delayed, _asked_moment() if is_dry else _number("due_ms")) if what == MOVE else None
+        due_ms = _checked_due(parts.delayed, _asked_moment() if is_dry else _number("due_ms")) if what == MOVE else None
         if is_dry:
             rows = [shown(row) for row in choice.rows[:_PREVIEWED]]
-            facts: dict[str, Any] = {"what": what, "verb": _WHAT[what], "due_ms": due_ms, "choice": choice._asdict()}
+            facts: dict[str, Any] = {"what": what, "verb": _WHAT[what].label, "due_ms": due_ms}
+            facts["choice"] = choice._asdict()
             facts |= {"gone": len(choice.ids) - len(choice.rows), "of": _of(choice.rows), "rows": rows, "until": until}
             return render_page("operations/delayed.html", "delayed", is_dry=True, count=len(choice.rows), **facts)
         back = "/delayed" + (f"?{urlencode({'ticket': choice.ticket})}" if choice.ticket else "")
         if not choice.ids:
             return go(back, "Nothing was chosen, or what was chosen is gone" if choice.is_all else _NOT_FOUND)
-        on = chosen_delayed(len(choice.ids), choice.ids[0], due_ms)
-        on += f", of ticket {choice.ticket}" if choice.ticket else ", of all" if choice.is_of_filter else ""
-        action = OperatorAction(by_caller(read_why()), what, on)
-        results = parts.action_log.carry_out(action, parts.delayed.change(what, choice.ids, due_ms))
-        return go(back, _told(what, due_ms, [one.word for one in results], choice.is_all))
+        chosen: dict[str, Any] = {
+            "ids": choice.ids,
+            "reason": read_why(),
+            "due_ms": due_ms or 0,
+        }  # more ids than a body may name
+        args = MovedDelayed.model_construct(**chosen)
+        outcome = performed(parts, _WHAT[what], args)
+        words = [one["outcome"] for one in outcome.document["results"]]
+        return go(back, _told(what, due_ms, words, choice.is_all))
 
 
 def _asked(delayed: DelayedView) -> tuple[str, _Choice]:
@@ -152,14 +148,24 @@ def _of(rows: Sequence[DelayedRow]) -> str:
 
 
 def _told(what: str, due_ms: int | None, words: Sequence[str], is_all: bool) -> str:
-    done = sum(word in DONE for word in words)
+    done = sum(word in DELAYED.good for word in words)
     told = {SEND_NOW: "to be sent now", MOVE: f"moved to {moment(due_ms)} UTC", DROP: "dropped"}[what]
     said = [f"{pluralize(done, 'message')} {told}"]
-    said += [f"{words.count(word):,} {means}" for word, means in MEANS.items() if word not in DONE and word in words]
+    left = [word for word in DELAYED.means if word not in DELAYED.good and word in words]
+    said += [f"{words.count(word):,} {DELAYED.means[word]}" for word in left]
     return "; ".join(said + ([] if is_all else ["more match: ask again for the rest"]))
 
 
 # -- times
+
+
+def _checked_due(delayed: DelayedView, due_ms: int) -> int:
+    """Return a time to which messages may be moved now, by Redis' clock. Raises Problem 422, with a sentence."""
+    try:
+        check_due(due_ms, delayed.now_ms())
+    except ValueError as refused:
+        raise _wrong(str(refused)) from None
+    return due_ms
 
 
 def _asked_moment() -> int:

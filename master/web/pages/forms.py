@@ -7,55 +7,31 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from flask import request
 
-from usher.common.base.text import label
 from usher.common.http.app import Problem, read_model
-from usher.master.policy.letters import LetterFilter
 from usher.master.policy.rules import LONGEST_REASON
-from usher.master.policy.ticket_filter import ORDERS, TicketFilter, parse_states
-from usher.master.web.dead_letters import LetterQuery
-from usher.master.web.seen import sees_texts
+from usher.master.policy.ticket_filter import ORDERS
+from usher.master.verbs.verbs import Ask
 
 #: Choices of ``younger_than_s``.
 AGES = (("", "any age"), ("900", "15 min"), ("3600", "1 h"), ("21600", "6 h"), ("86400", "1 d"), ("604800", "7 d"))
-_OF_LETTERS = {
-    "ticket": "of ticket {}",
-    "reason": "with the reason {}",
-    "error": "with the error {}",
-    "policy": "under the policy {}",
-    "younger_than_s": "younger than {} s",
-    "older_than_s": "older than {} s",
-}
-_OF_TICKETS = ("state", "consumer", "error", "sort")
-_LONGEST, _FLASHES = 400, 200
+_FLASHES = 200
+T = TypeVar("T", bound=Ask)
 
 
-def asked_filter(given: Mapping[str, str]) -> tuple[dict[str, str], LetterFilter]:
-    """Return the texts as they were asked for, and the filter they mean. Raises Problem 422."""
-    asked = {name: given.get(name, "") for name in _OF_LETTERS}
-    return asked, read_model(LetterQuery, {name: value for name, value in asked.items() if value}).meant()
+def asked_of(ask: type[T], given: Mapping[str, str]) -> T:
+    """Return the filter that a query or a form asks for. Raises Problem 422."""
+    return read_model(ask, {name: text for name in ask.model_fields if (text := given.get(name, ""))}, False)
 
 
-def in_words(asked: Mapping[str, str]) -> str:
-    told = [
-        _OF_LETTERS[name].format(label(value) if name == "policy" else value) for name, value in asked.items() if value
-    ]
-    return ", ".join(told) or "all dead letters"
-
-
-def asked_tickets(given: Mapping[str, str]) -> tuple[dict[str, str], TicketFilter]:
-    """Return the texts as they were asked for, and the filter they mean. Raises Problem 422."""
-    asked = {name: given.get(name, "").strip() for name in _OF_TICKETS}
-    if asked["sort"] not in ("", *ORDERS) or max(map(len, asked.values())) > _LONGEST:
-        raise refused(f"sort is one of {', '.join(ORDERS)}, and no filter is longer than {_LONGEST}")
-    try:
-        return asked, TicketFilter(parse_states(asked["state"]), asked["consumer"], asked["error"], sees_texts())
-    except ValueError as wrong:
-        raise refused(str(wrong)) from None
+def asked_sort(given: Mapping[str, str]) -> str:
+    if (sort := given.get("sort", "")) not in ("", *ORDERS):
+        raise refused(f"sort is one of {', '.join(ORDERS)}")
+    return sort
 
 
 def group_url(group: Mapping[str, Any]) -> str:

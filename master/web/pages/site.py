@@ -35,7 +35,7 @@ _NAV = (
     ("charts", "/charts", "Charts"),
     ("tickets", "/tickets", "Tickets"),
     ("consumers", "/consumers", "Consumers"),
-    ("letters", "/dead-letters", "Dead letters"),
+    ("dead-letters", "/dead-letters", "Dead letters"),
     ("delayed", "/delayed", "Delayed"),
     ("rules", "/rules", "Rules"),
     ("streams", "/streams", "Streams"),
@@ -168,7 +168,11 @@ def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:
 def _counts(seen: dict[str, Any]) -> dict[str, str]:
     stuck, most = len(seen.get("stuck", ())), seen.get("stuck_most", -1)
     letters, rules = seen.get("dead_letters"), seen.get("rules")
-    told = {"overview": f"{stuck}{'+' if stuck == most else ''}", "letters": number(letters), "rules": number(rules)}
+    told = {
+        "overview": f"{stuck}{'+' if stuck == most else ''}",
+        "dead-letters": number(letters),
+        "rules": number(rules),
+    }
     return {name: text for name, text in told.items() if text not in ("0", "-")}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -19,15 +18,15 @@ from usher.common.redis.client import CommandRefused
 from usher.master.charts.drawing import HEIGHT, WIDTH, draw, kinds, totals, turns
 from usher.master.insight.formatting import ticket_url
 from usher.master.insight.status import ParkedRows, ticket_row
-from usher.master.operations.bulk_letters import DROP, PAUSE, REDRIVE, BulkJob, DryRun
 from usher.master.operations.dead_letters import LetterPage
 from usher.master.policy.charts import BY_CONSUMER, BY_SOURCE, NAMES, SPANS
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
 from usher.master.policy.rules import MOST_RULES, Target, alike
-from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.verbs.bulk import BulkJob
+from usher.master.verbs.verbs import DryRun, LetterAsk, TicketAsk, Verb
 from usher.master.web.api import read_ticket_id
 from usher.master.web.messages import find_messages, message_facts, query_bytes
-from usher.master.web.pages.forms import AGES, asked_filter, asked_tickets, in_words, refused
+from usher.master.web.pages.forms import AGES, asked_of, asked_sort, refused
 from usher.master.web.parts import Parts
 from usher.master.web.seen import seen, sees_texts, with_fields
 
@@ -147,9 +146,9 @@ def _add_tickets(views: Blueprint, parts: Parts) -> None:
             raise refused("the cursor is not one from a page")
         if asked:
             return _search(parts, asked, cursor, _by_field(parts))
-        given, wanted = asked_tickets(request.args)
-        if wanted != TicketFilter() or given["sort"]:
-            return _filtered(parts, given, wanted)
+        given, sort = asked_of(TicketAsk, request.args), asked_sort(request.args)
+        if given.given or sort:
+            return _filtered(parts, given, sort)
         page = parts.status.tickets(cursor, _ROWS)
         # They are not in the index, so they come first.
         parked = parts.status.parked(_ROWS) if cursor == "0" else ParkedRows([], True)
@@ -161,7 +160,7 @@ def _add_tickets(views: Blueprint, parts: Parts) -> None:
             cursor=page["cursor"],
             q="",
             more_parked=not parked.is_all,
-            given=given,
+            given=given.model_dump() | {"sort": sort},
         )
 
     @views.get("/tickets/<rest:ticket_id>")
@@ -181,10 +180,11 @@ def _add_messages(views: Blueprint, parts: Parts) -> None:
         return render_page("tickets/message.html", "tickets", message_id=message_id, **facts)
 
 
-def _filtered(parts: Parts, given: dict[str, str], wanted: TicketFilter) -> str:
-    found = parts.status.find(wanted, given["sort"] or "age", _ROWS, _FIND_S)
+def _filtered(parts: Parts, asked: TicketAsk, sort: str) -> str:
+    found = parts.status.find(asked.meant(sees_texts()), sort or "age", _ROWS, _FIND_S)
     facts = {"rows": _told(parts, found.rows), "number": found.number, "is_all": found.is_all}
-    return render_page("tickets/tickets.html", "tickets", q="", given=given, told=wanted.told(), **facts)
+    facts |= {"given": asked.model_dump() | {"sort": sort}, "told": asked.told("all tickets")}
+    return render_page("tickets/tickets.html", "tickets", q="", **facts)
 
 
 def _by_field(parts: Parts) -> dict[str, Any]:
@@ -276,7 +276,8 @@ def _ms(entry_id: str) -> int:
 def _add_letters(views: Blueprint, parts: Parts) -> None:
     @views.get("/dead-letters")
     def letters() -> str:
-        asked, wanted = asked_filter(request.args)
+        asked = asked_of(LetterAsk, request.args)
+        wanted, given = asked.meant(sees_texts()), asked.given
         cursor = request.args.get("before") or None
         if cursor is not None and not STREAM_ID.fullmatch(cursor):
             raise refused("before is not the id of a letter")
@@ -289,20 +290,17 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
             "groups": preview.groups[:_GROUPS],
             "counted": preview.count,
             "counted_all": found.cursor is None,
-            "asked": asked,
-            "is_filtered": any(asked.values()),
-            "told": in_words(asked),
+            "asked": given,
+            "told": asked.told(""),
             "ages": AGES,
             "jobs": parts.bulk.jobs[:5],
             "here": request.full_path.rstrip("?"),
             "also": also_for(parts.letters.other_groups()),
         }
-        following = page_cursor and "/dead-letters?" + urlencode(
-            {**{k: v for k, v in asked.items() if v}, "before": page_cursor.decode()}
-        )
+        following = page_cursor and "/dead-letters?" + urlencode({**given, "before": page_cursor.decode()})
         return render_page(
             "letters/letters.html",
-            "letters",
+            "dead-letters",
             rows=with_fields(parts.fields.add_to_letters, [one.row() for one in rows]),
             next_page=following,
             **facts,
@@ -318,13 +316,12 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
         told = found[0].whole(found[1])
         fields = told["message_fields"] if g.role.may(Role.OPERATOR) else []
         also = also_for(parts.letters.other_groups())
-        return render_page("letters/letter.html", "letters", letter=told, fields=fields, also=also)
+        return render_page("letters/letter.html", "dead-letters", letter=told, fields=fields, also=also)
 
     @views.get("/dead-letters/jobs/<job_id>")
     def job(job_id: str) -> str:
         found = bulk_job(parts, job_id)
-        page = "tickets" if found.is_of_tickets else "letters"
-        return render_page("letters/job.html", page, job=found, what=found.what, of_tickets=found.is_of_tickets)
+        return render_page("letters/job.html", found.shelf.path[1:], job=found, verb=found.verb, shelf=found.shelf)
 
 
 def bulk_job(parts: Parts, job_id: str) -> BulkJob:
@@ -335,13 +332,13 @@ def bulk_job(parts: Parts, job_id: str) -> BulkJob:
     return job
 
 
-def preview_page(parts: Parts, what: str, found: DryRun, told: str, asked: Mapping[str, str]) -> str:
-    of_tickets = what not in (REDRIVE, DROP)
-    room = MOST_RULES - len(parts.rules.read().rules) if what == PAUSE else None
-    facts = {"what": what, "told": told, "asked": asked, "of_tickets": of_tickets, "room": room}
+def preview_page(parts: Parts, verb: Verb, found: DryRun, told: str, asked: dict[str, Any]) -> str:
+    assert verb.shelf is not None
+    room = MOST_RULES - len(parts.rules.read().rules) if verb.word == "pause" else None
+    facts: dict[str, Any] = {"verb": verb, "shelf": verb.shelf, "told": told, "asked": asked, "room": room}
     facts |= {"count": found.preview.count, "groups": found.preview.groups[:50], "is_all": found.is_all}
     facts |= {"until": found.until.decode(), "also": also_for(parts.letters.other_groups())}
-    return render_page("letters/job.html", "tickets" if of_tickets else "letters", **facts)
+    return render_page("letters/job.html", verb.shelf.path[1:], **facts)
 
 
 # -- charts

@@ -220,19 +220,22 @@ class WholeLetter(LetterRow):
     message_fields: list[list[str]] | None
 
 
-class LetterOutcome(TypedDict):
-    """A letter's outcome. ``outcome``: resumed, added, released, dropped; or gone, cut, held, when nothing was done.
-    ``message_id``: the id of the message made from it."""
+class ItemOutcome(TypedDict):
+    """What came of an item. Of a letter: resumed, added (``message_id`` is the message made from it), released,
+    dropped; or gone, cut, held. Of a delayed message: moved (also of what is to be sent now), dropped; or gone (sent or
+    dropped before), held (no leader has put it in order yet), unknown (no delayed message has had this id). After the
+    last three of each nothing was done."""
 
     id: str
     outcome: str
     message_id: NotRequired[str]
 
 
-class LetterOutcomes(TypedDict):
-    """``other_groups``: those of the stream that handle what was added too."""
+class Outcomes(TypedDict):
+    """``cursor``: where the letters go on that a filter fits; ``other_groups``: those of the stream that handle what
+    was added too."""
 
-    results: list[LetterOutcome]
+    results: list[ItemOutcome]
     cursor: str | None
     other_groups: list[str]
 
@@ -396,16 +399,3 @@ class DelayedList(TypedDict):
     waiting: int
     unsorted: int
     time_ms: int
-
-
-class DelayedOutcome(TypedDict):
-    """A message's outcome. ``outcome``: moved (also of what is to be sent now) or dropped; or gone (sent or dropped
-    before), held (no leader has put it in order yet) or unknown (no delayed message has had this id), when nothing was
-    done."""
-
-    id: str
-    outcome: str
-
-
-class DelayedOutcomes(TypedDict):
-    results: list[DelayedOutcome]

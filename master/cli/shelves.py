@@ -1,0 +1,222 @@
+"""Define ``usher dead`` and ``usher delayed``: the shelves of messages that were given up, and of those that wait for
+their time. What is done with them are verbs (``usher.master.verbs``)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from usher.common.base.clock import wall_ms
+from usher.common.base.durations import Duration, Moment, moment_text
+from usher.common.base.text import json_safe, label, pluralize
+from usher.common.protocol.stream_id import is_id
+from usher.master.cli.shared import (
+    configured,
+    console,
+    fields_of,
+    fitted,
+    looks,
+    print_json,
+    shown_heads,
+    shown_texts,
+    stacked,
+    table,
+)
+from usher.master.cli.verbs import asked_of, asks, shelf_command
+from usher.master.insight.formatting import moment
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.delayed_messages import Delayed, DelayedView, check_due
+from usher.master.policy.explain.explain import span
+from usher.master.policy.letters import DeadLetter
+from usher.master.verbs.verbs import DELAYED, LETTERS, MovedDelayed, Tools
+
+_FIELDS_SHOWN = 60
+
+
+@click.group(
+    help="Look at dead letters, redrive them, or drop them. A dead letter is a message that was given up, with the"
+    " reason."
+)
+def dead() -> None:
+    pass
+
+
+@dead.command("list", help="List dead letters, the oldest first.")
+@asks(LETTERS.ask)
+@click.option(
+    "--limit", type=click.IntRange(min=1, max=100_000), default=50, show_default=True, help="Most letters listed."
+)
+@looks
+def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any) -> None:
+    found: list[DeadLetter] = []
+    with configured(flags, "dead") as at:
+        letters, more = DeadLetters(at.link, at.keys), False
+        for page in letters.all(asked_of(LETTERS.ask, given).meant(), letters.last_id()):
+            found += page
+            more = len(found) > limit
+            if more:
+                break
+        found = found[:limit]
+        rows = fields_of(at).add_to_letters([letter.row() for letter in found])
+    if as_json:
+        print_json({"dead_letters": rows, "more": more})
+        return
+    console().print(_table(found, [shown_texts(row, at.settings.shown_names) for row in rows], at.settings.shown_names))
+    if more:
+        click.echo(f"  more than {limit:,}: give --limit, or a filter")
+    elif not found:
+        click.echo("  none")
+
+
+def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Sequence[str]) -> Any:
+    now_ms = wall_ms()
+    rows = [
+        (
+            letter.id.decode(errors="replace"),
+            letter.ticket.decode(errors="replace"),
+            *chosen,
+            letter.message_id.decode(errors="replace"),
+            (f"{letter.reason}: {letter.error[:80]}" if letter.error else letter.reason)
+            + (f" in {letter.at}" if letter.at else ""),
+            letter.attempts,
+            label(letter.policy),
+            span(now_ms - letter.written_ms),
+        )
+        for letter, chosen in zip(letters, shown, strict=True)
+    ]
+    columns, whole_ones = (
+        ("letter", "ticket", *shown_heads(names), "message", "reason", "attempts", "policy", "age"),
+        ("letter", "message", "attempts", "policy", "age"),
+    )
+    return fitted(
+        "Dead letters", columns, rows, ("attempts", "age"), whole_ones, extras=("message", "attempts", "policy", "age")
+    )
+
+
+@dead.command(
+    "show",
+    help="Show one dead letter with its traceback and its message's fields. Exit code 1 when there is no such letter.",
+)
+@click.argument("letter_id", metavar="LETTER")
+@looks
+def show_letter(flags: dict[str, Any], letter_id: str, as_json: bool) -> None:
+    if not is_id(letter_id):
+        raise click.UsageError(f"{letter_id!r} is not the id of a letter: see `usher dead list`")
+    with configured(flags, "dead") as at:
+        found = DeadLetters(at.link, at.keys).get(letter_id.encode())
+    if found is None:
+        click.echo("null" if as_json else f"there is no dead letter {letter_id}", err=not as_json)
+        sys.exit(1)
+    document = found[0].whole(found[1])
+    if as_json:
+        print_json(document)
+        return
+    fields, trace = document.pop("message_fields"), document.pop("traceback")
+    screen = console()
+    screen.print(table("Dead letter", ("", ""), _for_people(found[0])))
+    screen.print(table("Fields of the message", ("name", "value"), [(name, value[:1000]) for name, value in fields]))
+    if trace:
+        click.echo("".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in trace))
+
+
+def _for_people(letter: DeadLetter) -> list[tuple[str, str]]:
+    row = letter.row()
+    named = {"fields": f"{letter.fields}{', some of them cut or missing' if letter.cut else ''}"}
+    told = {
+        name: named.get(name, str(value or ""))
+        for name, value in row.items()
+        if name != "cut" and not name.endswith("_ms")
+    }
+    times = {"first tried": letter.first_ms, "last tried": letter.last_ms, "given up": letter.written_ms}
+    told |= {name: f"{moment(ms)} UTC" for name, ms in times.items() if ms}
+    return [(name.replace("_", " "), value) for name, value in told.items() if value]
+
+
+for _verb in LETTERS.verbs.values():
+    dead.add_command(shelf_command(_verb))
+
+
+@click.group(
+    help=(
+        "Show, send now, move or drop delayed messages. Sent for later (`usher send --after 10m`, or an XADD to"
+        " {STREAM}:delayed with the field due_ms), they enter the stream when they are due, and get their place in the"
+        " order of their ticket then."
+    )
+)
+def delayed() -> None:
+    pass
+
+
+@delayed.command("list", help="Show the messages that wait, the earliest first.")
+@click.option("--ticket", metavar="ID", help="Only those of this ticket.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most lines shown.")
+@looks
+def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json: bool) -> None:
+    with configured(flags, "delayed") as (settings, link, keys):
+        view = DelayedView(link, keys, settings.ticket_field)
+        rows = [one for one, _ in zip(view.all(ticket), range(limit), strict=False)]
+        waiting, unsorted = view.waiting(), view.unsorted()
+    now_ms = wall_ms()
+    if as_json:
+        print_json(
+            {
+                "waiting": waiting.messages,
+                "first_ms": waiting.first_ms,
+                "time_ms": now_ms,
+                "messages": [_delayed_document(one) for one in rows],
+            }
+        )
+        return
+    field = settings.ticket_field
+    lines = [
+        (one.id, moment_text(one.due_ms, "seconds"), _left(one.due_ms - now_ms), one.ticket, _short(one.fields, field))
+        for one in rows
+    ]
+    console().print(
+        table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due"))
+    )
+    click.echo("  none" if not rows else f"  {len(rows):,} of {waiting.messages:,}")
+    if unsorted:
+        click.echo(f"  {pluralize(unsorted, 'message')} more, which no leader has looked at yet")
+
+
+_when = stacked(
+    click.option("--after", type=Duration(), metavar="AGE", help="So long from now: 90s, 10m, 2h, 3d."),
+    click.option(
+        "--at", type=Moment(), metavar="TIME", help="At 2026-11-21T10:00 (local time) or 2026-11-21T10:00+00:00 (UTC)."
+    ),
+)
+
+
+def _moved(tools: Tools, given: dict[str, Any]) -> Any:
+    after, at = given["after"], given["at"]
+    if (after is None) == (at is None):
+        raise click.UsageError("say when they are due: give one of --after and --at")
+    due_ms = at if at is not None else tools.delayed.now_ms() + int(after * 1000)
+    try:
+        check_due(due_ms, tools.delayed.now_ms())
+    except ValueError as refused:
+        raise click.UsageError(str(refused)) from None
+    return MovedDelayed.model_construct(ids=[], due_ms=due_ms)
+
+
+def _delayed_document(one: Delayed) -> dict[str, Any]:
+    safe = {json_safe(name): json_safe(value) for name, value in one.fields.items()}
+    return {"id": one.id, "due_ms": one.due_ms, "ticket_id": json_safe(one.ticket), "fields": safe}
+
+
+def _short(fields: dict[str, str], ticket_field: str) -> str:
+    text = " ".join(f"{name}={value}" for name, value in fields.items() if name not in (ticket_field, "due_ms"))
+    return text if len(text) <= _FIELDS_SHOWN else text[: _FIELDS_SHOWN - 1] + "…"
+
+
+def _left(milliseconds: int) -> str:
+    return span(milliseconds) if milliseconds > 0 else "now"
+
+
+delayed.add_command(shelf_command(DELAYED.verbs["send"]))
+delayed.add_command(shelf_command(DELAYED.verbs["move"], _when, _moved))
+delayed.add_command(shelf_command(DELAYED.verbs["drop"]))

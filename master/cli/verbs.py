@@ -1,0 +1,275 @@
+"""Make the commands of verbs (``usher.master.verbs``). That of a shelf's verb chooses by ids or filters, shows what
+would be touched, asks, does it, and counts what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, get_args, get_origin
+from urllib.parse import quote
+
+import click
+
+from usher.common.base.durations import Duration
+from usher.common.base.errors import ReplyUnknown
+from usher.common.base.text import escape_control, label, pluralize
+from usher.common.cli.progress import progress
+from usher.common.protocol.stream_id import is_id
+from usher.master.cli.shared import (
+    YES,
+    OperatorContext,
+    ask_leader,
+    caller,
+    confirm,
+    console,
+    looks,
+    operator_context,
+    print_json,
+    stacked,
+    table,
+    why_option,
+)
+from usher.master.insight.status import StatusReader
+from usher.master.operations.action_log import FAILED, OperatorAction, counted
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.delayed_messages import DelayedView
+from usher.master.operations.live_rules import TooManyRules
+from usher.master.operations.ticket_orders import TicketOrders
+from usher.master.policy.letters import Preview
+from usher.master.verbs.verbs import NO_ROOM, TICKETS, VERBS, Args, Ask, Item, Shelf, Tools, Unfit, Verb
+
+_TRIES = 5
+#: Rows of a preview, and sentences about what was refused.
+_SHOWN = 20
+
+
+def explained(at: OperatorContext, ticket_id: str) -> dict[str, Any]:
+    asked = quote(ticket_id.encode("utf-8", "surrogateescape"), safe="")
+    return ask_leader(at, f"/api/explain?id={asked}") or at.explainer.explain(ticket_id).document()
+
+
+@contextlib.contextmanager
+def verb_tools(flags: dict[str, Any], why: str) -> Iterator[Tools]:
+    by = caller(why)
+    with operator_context(flags) as at:
+        link, keys, settings = at.link, at.keys, at.settings
+        letters = DeadLetters(link, keys, settings.work_ticket_field)
+        delayed = DelayedView(link, keys, settings.ticket_field)
+        orders = TicketOrders(link, keys, lambda asked: explained(at, asked))
+        status = StatusReader(link, keys, settings.sources, settings.work_ticket_field)
+        yield Tools(keys, letters, delayed, at.rules, orders, at.actions, status.each, by)
+
+
+def perform(tools: Tools, name: str, args: Args, as_json: bool, /, **places: str) -> int:
+    """Do a verb about one thing, and print its outcome; return the exit code."""
+    try:
+        outcome = VERBS[name].perform(tools, args, **places)
+    except (TooManyRules, Unfit) as refused:
+        raise click.ClickException(str(refused)) from refused
+    if as_json:
+        print_json(outcome.document or None)
+    else:
+        click.echo(escape_control(outcome.text))
+    return 1 if outcome.problem else 0
+
+
+def asks(ask: type[Ask], only: Sequence[str] = ()) -> Callable[[Any], Any]:
+    """Return the options of a filter, or of some of its fields."""
+    return stacked(*(_option(name, info) for name, info in ask.model_fields.items() if not only or name in only))
+
+
+def _option(name: str, info: Any) -> Callable[[Any], Any]:
+    kind: Any = click.STRING
+    metavar = {"ticket": "ID", "id": "ID", "consumer": "NAME", "state": "STATES"}.get(name, "TEXT")
+    if get_origin(info.annotation) is Literal:
+        kind, metavar = click.Choice(get_args(info.annotation)), ""
+    elif name.endswith("_s"):
+        kind, metavar = Duration(), "AGE"
+    flag = f"--{name.removesuffix('_s').replace('_', '-')}"
+    return click.option(flag, name, type=kind, default=info.default, metavar=metavar or None, help=info.description)
+
+
+def asked_of(ask: type[Ask], given: dict[str, Any]) -> Any:
+    """Return the filter that options ask for. A ticket id may be any bytes, so no model reads it."""
+    return ask.model_construct(**{name: given.pop(name) for name in ask.model_fields})
+
+
+def place_command(verb: Verb) -> click.Command:
+    """Return the command of a verb about one thing."""
+
+    @looks
+    @why_option()
+    def act(flags: dict[str, Any], why: str, as_json: bool, **places: str) -> None:
+        with verb_tools(flags, why) as tools:
+            code = perform(tools, verb.name, verb.args(reason=why), as_json, **places)
+        sys.exit(code)
+
+    for name in verb.places:
+        act = click.argument(name)(act)
+    return click.command(verb.word, help=f"{verb.help} Exit code 1 when that changes nothing.")(act)
+
+
+def shelf_command(
+    verb: Verb,
+    extra: Callable[[Any], Any] = lambda command: command,
+    args_of: Callable[[Tools, dict[str, Any]], Args] = lambda tools, given: Args(),
+    one: Callable[[Tools, str, dict[str, Any]], int] | None = None,
+) -> click.Command:
+    """Return the command of a verb of a shelf. ``extra``: options of its own, and ``args_of`` what they say; ``one``:
+    does it to a single one, if that is said otherwise."""
+    shelf = verb.shelf
+    assert shelf is not None
+    noun = shelf.noun.rpartition(" ")[2]
+
+    @click.argument("ids", nargs=-1, metavar=f"[{noun.upper()}]...")
+    @click.option("--all", "everything", is_flag=True, help="All that match the filters; without a filter, all.")
+    @asks(shelf.ask)
+    @extra
+    @click.option("--preview", is_flag=True, help="Only say what it would do.")
+    @YES
+    @why_option(has_filter="reason" in shelf.ask.model_fields)
+    @looks
+    def act(flags: dict[str, Any], ids: tuple[str, ...], everything: bool, why: str, **given: Any) -> None:
+        asked = asked_of(shelf.ask, given)
+        _check_choice(shelf, verb, ids, everything, asked)
+        if given["as_json"] and not (given["yes"] or given["preview"] or (one and ids)):
+            raise click.UsageError("--json does not ask: pass --yes too")
+        with verb_tools(flags, why) as tools:
+            if one is not None and len(ids) == 1:
+                code = one(tools, ids[0], given)
+            else:
+                code = _act(tools, verb, shelf, list(dict.fromkeys(ids)), asked, args_of, given)
+        sys.exit(code)
+
+    code = "Exit code 1 when some were left as they are, 0 when nothing matches."
+    return click.command(verb.word, help=f"{verb.help} {code}")(act)
+
+
+def _check_choice(shelf: Shelf, verb: Verb, ids: Sequence[str], everything: bool, asked: Ask) -> None:
+    group = verb.name.partition(" ")[0]
+    try:
+        shelf.meant(asked, True)
+    except ValueError as wrong:
+        raise click.UsageError(str(wrong)) from None
+    if ids and (everything or asked.given):
+        raise click.UsageError("filters go with --all, not with ids; give your reason as --why")
+    if not (ids or everything or (asked.given and shelf is TICKETS)):
+        flags = ", ".join(f"--{name.removesuffix('_s').replace('_', '-')}" for name in shelf.ask.model_fields)
+        raise click.UsageError(f"give ids (`usher {group} list`), or --all, with filters or without: {flags}")
+    if wrong_id := next((one for one in ids if shelf is not TICKETS and not is_id(one)), None):
+        noun = shelf.noun.rpartition(" ")[2]
+        looks_like = f"it looks like 1526919030474-55, see `usher {group} list`"
+        raise click.UsageError(f"{wrong_id!r} is not the id of a {noun}: {looks_like}")
+
+
+def _act(
+    tools: Tools,
+    verb: Verb,
+    shelf: Shelf,
+    ids: list[str],
+    asked: Ask,
+    args_of: Callable[[Tools, dict[str, Any]], Args],
+    given: dict[str, Any],
+) -> int:
+    args_of(tools, given)  # wrong ones end it here
+    told, as_json = asked.told(""), given["as_json"]
+    pages: Iterator[Sequence[Any]]
+    if ids:
+        preview, pages = Preview(), iter([[Item(one.encode("utf-8", "surrogateescape")) for one in ids]])
+        preview.add(shelf.named(tools, ids))
+    else:
+        wanted = shelf.meant(asked, True)
+        found = shelf.dry_run(tools, wanted, math.inf)
+        preview, pages = found.preview, shelf.pages(tools, wanted, found.until)
+    nothing = f"no {shelf.noun} matches: {told}" if told else f"there are no {shelf.noun}s"
+    if not as_json:
+        _show_preview(tools, verb, shelf, preview, "" if ids else nothing)
+    done = _Done(verb, shelf, "" if ids else told)
+    if not given["preview"] and (ids or preview.count):
+        if preview.count:
+            confirm(f"{verb.label.lower()}: {pluralize(preview.count, shelf.noun)}?", given["yes"], as_json)
+        done.carry_out(tools, args_of(tools, given), pages, preview.count)  # anew: the answer may have taken long
+    if as_json:
+        groups = [vars(one) for one in preview.groups]
+        document = {"matched": preview.count, "outcomes": dict(done.words), "groups": groups}
+        others = shelf.others(tools, verb.word) if done.words["added"] else []
+        print_json(document | {"leader_url": tools.letters.leader_url or None, "other_groups": others})
+        return done.code
+    for line in (*done.notes, *shelf.sentences(done.words.elements())):
+        click.echo(escape_control(line))
+    if done.words and verb.word == "redrive" and not tools.letters.leader_url:
+        click.echo("no master leads at the moment: nothing moves before one does")
+    return done.code
+
+
+def _show_preview(tools: Tools, verb: Verb, shelf: Shelf, preview: Preview, nothing: str) -> None:
+    if not preview.count:
+        click.echo(escape_control(nothing), nl=bool(nothing))
+        return
+    title, nouns = f"{pluralize(preview.count, shelf.noun)} to {verb.word.replace('-', ' ')}", f"{shelf.noun}s"
+    rows = [(one.count, label(one.reason), one.told, label(one.policy)) for one in preview.groups[:_SHOWN]]
+    heads = (nouns, shelf.grouped, "error", "policy")
+    kept = [at for at in range(len(heads)) if any(row[at] for row in rows)]
+    cells = [[row[at] for at in kept] for row in rows]
+    console().print(table(title, [heads[at] for at in kept], cells, numbers=(nouns,)))
+    for line in shelf.warns(tools, verb.word, preview):
+        click.echo(line, err=True)
+
+
+class _Done:
+    """What a command did: how often each outcome came, and what was refused. ``told``: its filter, for people."""
+
+    def __init__(self, verb: Verb, shelf: Shelf, told: str) -> None:
+        self.words, self.notes, self._verb, self._shelf, self._told = Counter[str](), list[str](), verb, shelf, told
+        self._code, self._ids = 0, list[bytes]()
+
+    @property
+    def code(self) -> int:
+        return self._code or (1 if any(word not in self._shelf.good for word in self.words) else 0)
+
+    def carry_out(self, tools: Tools, args: Args, pages: Iterator[Sequence[Any]], number: int) -> None:
+        ended = FAILED
+        try:
+            with progress() as show:
+                for batch in (page[at : at + self._shelf.at_once] for page in pages for at in self._starts(page)):
+                    self._take(_carried_out(self._verb, tools, batch, args))
+                    show(self._verb.word, self.words.total(), number)
+                    if self.words[NO_ROOM]:
+                        break
+            ended = ""
+        except KeyboardInterrupt:
+            self._code, ended = 130, ""
+        finally:
+            if self._verb.noted and (self.words or ended):
+                on = self._shelf.on(self._ids, args) + (f": {self._told}" if self._told else "")
+                action = OperatorAction(tools.by, self._verb.noted, on)
+                tools.action_log.note(action, counted(self.words.elements()) + ended)
+
+    def _starts(self, page: Sequence[Any]) -> range:
+        return range(0, len(page), self._shelf.at_once)
+
+    def _take(self, results: list[tuple[Any, str]]) -> None:
+        for result, word in results:
+            self.words[word] += 1
+            found = result.id if isinstance(result.id, bytes) else result.id.encode()
+            self._ids.append(found)
+            if word not in self._shelf.good and (note := getattr(result, "note", "")) and len(self.notes) < _SHOWN:
+                self.notes.append(f"  {found.decode('utf-8', 'surrogateescape')}: {note}")
+
+
+def _carried_out(verb: Verb, tools: Tools, items: Sequence[Any], args: Args) -> list[tuple[Any, str]]:
+    """Return the results of one batch, and their words. When the answer is lost, the same is asked again: what is gone
+    then was done before."""
+    for number in range(_TRIES):
+        try:
+            results = list(verb.run(tools, items, args))
+            return [(one, "done" if number and one.word == "gone" else one.word) for one in results]
+        except ReplyUnknown:
+            if number == _TRIES - 1:
+                raise
+            time.sleep(0.2 * 2**number)
+    raise AssertionError("not reached")

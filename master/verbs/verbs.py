@@ -1,0 +1,669 @@
+"""The registry of verbs. A verb is a function of what it acts with and of what was asked, ``(Tools, Args) -> Outcome``:
+its route below ``/api``, its command, its form, its check of arguments and its entry in the OpenAPI document and the
+reference are made of it.
+
+A verb of a shelf (dead letters, delayed messages, tickets) is about many things: a function ``(Tools, items, Args)``
+that yields what came of each. Choosing by ids or by a filter, preview, confirmation, bulk job, action log and the
+counts of outcomes are those of every shelf.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.errors import UsherError
+from usher.common.base.text import pluralize
+from usher.common.http.fields import OneLine, StreamId, TicketId
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.last_error import error_name
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.protocol.registration import NAME
+from usher.common.protocol.stream_id import rank
+from usher.common.sending.producer import LATEST_MS
+from usher.master.operations.action_log import ActionLog, By, OperatorAction, counted
+from usher.master.operations.dead_letters import AT_ONCE, DeadLetters
+from usher.master.operations.delayed_messages import DROP, MOVE, SEND_NOW, DelayedView, check_due, chosen_delayed
+from usher.master.operations.live_rules import LiveRules, RuleSetChange, TooManyRules
+from usher.master.operations.ticket_orders import TicketOrders
+from usher.master.policy.explain.explain import span
+from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
+from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Target, rule_id
+from usher.master.policy.ticket_filter import LISTED, TicketFilter, parse_states
+from usher.master.policy.ticket_orders import TicketOrder
+from usher.master.verbs.documents import ConsumerRuleChange, OrderAnswer, Outcomes, RuleChange
+
+#: An outcome after which there is room for none of the other items either.
+NO_ROOM = "no_room"
+Reason = Annotated[OneLine, Field(max_length=LONGEST_REASON, description="Why, for the action log.")]
+
+
+_MOST_IDS = 500
+#: Seconds for which later messages of redriven letters are looked for.
+_LOOK_S = 2.0
+_OVERTAKEN = (
+    "went on without them, and would get them behind later messages; `usher replay --ticket TICKET --since TIME` runs"
+    " the messages of one again in their order, these too: then drop its letters"
+)
+
+VERBS: dict[str, Verb] = {}
+_Run = TypeVar("_Run", bound=Callable[..., Any])
+
+
+class Tools(NamedTuple):
+    """What verbs act with, for one caller. ``find`` yields the rows of the tickets that fit, page by page."""
+
+    keys: Keys
+    letters: DeadLetters
+    delayed: DelayedView
+    rules: LiveRules
+    orders: TicketOrders
+    action_log: ActionLog
+    find: Callable[[TicketFilter], Iterator[list[dict[str, Any]]]]
+    by: By
+
+
+class Args(BaseModel):
+    """What a verb is asked for. An unknown field is refused: a misspelt one would be left out in silence."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    reason: Reason = ""
+
+
+class Ask(BaseModel):
+    """A filter of a shelf, as queries, forms and options ask for it."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return {name: value for name in type(self).model_fields if (value := getattr(self, name)) not in (None, "")}
+
+    def told(self, everything: str) -> str:
+        named = {name: span(int(one * 1000)) if name.endswith("_s") else one for name, one in self.given.items()}
+        parts = (f"{name.removesuffix('_s').replace('_', ' ')} {one}" for name, one in named.items())
+        return ", ".join(parts) or everything
+
+
+class Unfit(UsherError):
+    """What was asked for cannot be: ``field`` is wrong."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(problem)
+        self.field = field
+
+
+class Outcome(NamedTuple):
+    """What came of a verb: a document for programs, a sentence for people. ``problem``: the title of what kept it from
+    being done, "" if it was; ``status``: as HTTP says it."""
+
+    document: Mapping[str, Any]
+    text: str
+    status: int = 200
+    problem: str = ""
+
+
+class Item(NamedTuple):
+    """Something on a shelf. ``group``: what it has in common with others: state, reason or ticket; error; policy;
+    place. ``head``: the first unfinished message of a ticket."""
+
+    id: bytes
+    group: tuple[str, str, str, str] = ("", "", "", "")
+    head: str = ""
+    policy: str = HALT
+
+
+class DryRun(NamedTuple):
+    """What a verb of a shelf would touch. ``until``: an id above which nothing is meant; ``is_all``: there was time to
+    count all."""
+
+    preview: Preview
+    until: bytes
+    is_all: bool
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """A list of things that are filtered, previewed and acted on. ``path``: of its page, and below ``/api`` (``answer``
+    None: not there); ``command``: the group of its commands. ``means``:
+    what outcomes mean; of those in ``good`` something was done. ``grouped``: what a preview counts them by.
+
+    ``meant``: the filter that is asked for, with whether its caller sees the texts of errors; ``until``: an id above
+    which there is nothing yet; ``pages``: yields the items up to there that fit; ``named``: yields what is there of
+    these ids; ``on``: describes, for the action log, what a verb was done to; ``chosen``: returns the items that
+    arguments choose, and where to go on; ``others``: names the other groups that get what a verb adds to the stream;
+    ``warns``: tells what will follow."""
+
+    noun: str
+    command: str
+    path: str
+    ask: type[Ask]
+    args: type[Args]
+    means: Mapping[str, str]
+    good: frozenset[str]
+    meant: Callable[[Any, bool], Any]
+    until: Callable[[Tools], bytes]
+    pages: Callable[[Tools, Any, bytes], Iterator[Sequence[Any]]]
+    named: Callable[[Tools, Sequence[str]], Iterator[Any]]
+    on: Callable[[Sequence[bytes], Any], str]
+    chosen: Callable[[Tools, Any], tuple[Sequence[Any], str | None]]
+    answer: Any = Outcomes
+    grouped: str = "reason"
+    at_once: int = AT_ONCE
+    others: Callable[[Tools, str], list[str]] = lambda tools, word: []
+    warns: Callable[[Tools, str, Preview], list[str]] = lambda tools, word, preview: []
+    verbs: dict[str, Verb] = field(default_factory=dict)
+
+    def verb(
+        self,
+        word: str,
+        label: str,
+        noted: str | None = None,
+        *,
+        is_harmful: bool = True,
+        args: type[Args] | None = None,
+    ) -> Callable[[_Run], _Run]:
+        """Decorate a function ``(tools, items, args)`` so that it is a verb of this shelf (see ``Verb``)."""
+
+        def add(run: _Run) -> _Run:
+            route = f"POST {self.path}/{word}" if self.answer else ""
+            noted_as, name = word if noted is None else noted, f"{self.command} {word}"
+            made = Verb(name, run, args or self.args, route, {200: self.answer}, {}, label, noted_as, self, is_harmful)
+            self.verbs[word] = VERBS[name] = made
+            return run
+
+        return add
+
+    def dry_run(self, tools: Tools, wanted: Any, within_s: float) -> DryRun:
+        until, ends_s = self.until(tools), now_s() + within_s
+        preview, seen = Preview(), set[bytes]()
+        for page in self.pages(tools, wanted, until):
+            preview.add(item for item in page if item.id not in seen)  # a ticket may come twice
+            seen.update(item.id for item in page)
+            if now_s() > ends_s:
+                return DryRun(preview, until, False)
+        return DryRun(preview, until, True)
+
+    def sentences(self, words: Iterable[str]) -> list[str]:
+        return [f"{number:,} {word}: {self.means.get(word, word)}" for word, number in Counter(words).most_common()]
+
+
+@dataclass(frozen=True)
+class Verb:
+    """``name``: its command; ``route``: method and path below ``/api``, "" for none; ``answers`` and ``problems``
+    (beyond those of every route): what it answers there. ``noted``: what the action log calls it, "" where its step
+    writes its line itself. ``is_harmful``: its button is red."""
+
+    name: str
+    run: Callable[..., Any]
+    args: type[Args]
+    route: str
+    answers: Mapping[int, Any]
+    problems: Mapping[int, str]
+    label: str = ""
+    noted: str = ""
+    shelf: Shelf | None = None
+    is_harmful: bool = False
+
+    @property
+    def form(self) -> str:
+        """Where the page's form goes; "" for none."""
+        if not self.route.startswith("POST"):
+            return ""
+        return f"{self.shelf.path}/{self.word}" if self.shelf else f"/{self.name.replace(' ', '/')}"
+
+    @property
+    def word(self) -> str:
+        return self.name.rpartition(" ")[2]
+
+    @property
+    def help(self) -> str:
+        return " ".join((inspect.getdoc(self.run) or "").split())
+
+    @property
+    def places(self) -> list[str]:
+        """What is named in the path, and on the command line, beside the arguments."""
+        return [] if self.shelf else [*inspect.signature(self.run).parameters][2:]
+
+    def perform(self, tools: Tools, args: Any, /, **places: str) -> Outcome:
+        """Do it. Raises Unfit, TooManyRules, and what ``Link.call`` raises, with what was done by then noted."""
+        if self.shelf is None:
+            outcome: Outcome = self.run(tools, args, **places)
+            return outcome
+        items, cursor = self.shelf.chosen(tools, args)
+        others = self.shelf.others(tools, self.word)  # before: an error here must not hide what was done
+        results = self.act(tools, args, items)
+        words = [one.word for one in results]
+        others = others if "added" in words else []
+        document = {"results": [shown(one) for one in results], "cursor": cursor, "other_groups": others}
+        return Outcome(document, "; ".join(filter(None, (f"{self.label}: {counted(words)}", also_for(others)))))
+
+    def act(self, tools: Tools, args: Any, items: Sequence[Any]) -> list[Any]:
+        assert self.shelf is not None
+        steps = self.run(tools, items, args)
+        if not self.noted:
+            return list(steps)
+        action = OperatorAction(tools.by, self.noted, self.shelf.on([item.id for item in items], args))
+        return tools.action_log.carry_out(action, steps)
+
+
+def verb(
+    name: str,
+    route: str,
+    args: type[Args],
+    answers: Mapping[int, Any] | None = None,
+    problems: Mapping[int, str] | None = None,
+) -> Callable[[_Run], _Run]:
+    """Decorate a function ``(tools, args, *places)`` so that it is a verb (see ``Verb``)."""
+
+    def add(run: _Run) -> _Run:
+        VERBS[name] = Verb(name, run, args, route, answers or {}, problems or {})
+        return run
+
+    return add
+
+
+def shown(result: Any) -> dict[str, Any]:
+    """Return the result of a step for programs."""
+    found = result.id.decode() if isinstance(result.id, bytes) else result.id
+    made = getattr(result, "message_id", b"")
+    return {"id": found, "outcome": result.word} | ({"message_id": made.decode()} if made else {})
+
+
+# -- dead letters
+
+_Age = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
+
+
+class LetterAsk(Ask):
+    """A filter for dead letters."""
+
+    ticket: TicketId | None = Field(None, description="Only those of this ticket.")
+    reason: str = Field("", max_length=200, description="Only those given up for a reason that contains this.")
+    error: str = Field("", max_length=200, description="Only those whose error, or its type, contains this.")
+    id: StreamId | None = Field(None, description="Only the one with this id, or of the message with this id.")
+    older_than_s: _Age | None = Field(None, description="Only those written longer ago than this: 90s, 10m, 2h, 3d.")
+    younger_than_s: _Age | None = Field(None, description="Only those written less long ago than this.")
+    policy: Literal["", "skip", "halt"] = Field("", description="Only those written under this policy.")
+
+    def meant(self, sees_texts: bool = True) -> LetterFilter:
+        now_ms = wall_ms()
+        ticket, letter_id = (
+            None if text is None else text.encode("utf-8", "surrogateescape") for text in (self.ticket, self.id)
+        )
+        younger, older = (
+            None if age_s is None else now_ms - int(age_s * 1000) for age_s in (self.younger_than_s, self.older_than_s)
+        )
+        return LetterFilter(ticket, self.reason, self.error, letter_id, younger, older, self.policy, sees_texts)
+
+
+_ONE_OF = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("ids", "filter")]
+
+
+class ChosenLetters(Args, json_schema_extra={"oneOf": _ONE_OF}):
+    """Dead letters by their ids, or a page of those that a filter fits."""
+
+    ids: list[StreamId] | None = Field(None, min_length=1, max_length=_MOST_IDS)
+    filter: LetterAsk | None = None
+    limit: int = Field(AT_ONCE, ge=1, le=_MOST_IDS)
+    cursor: StreamId | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> ChosenLetters:
+        if (self.ids is None) == (self.filter is None):
+            raise ValueError("give either ids or filter")
+        return self
+
+
+def _chosen_letters(tools: Tools, args: ChosenLetters) -> tuple[Sequence[Any], str | None]:
+    if args.filter is None:
+        return _items(args.ids or ())
+    # A message that is redriven and given up again meanwhile is not met: its new letter is above this last id.
+    after = None if args.cursor is None else args.cursor.encode()
+    page = tools.letters.page(args.filter.meant(), after, args.limit, tools.letters.last_id())
+    return page.letters, None if page.cursor is None else page.cursor.decode()
+
+
+def _items(ids: Sequence[str]) -> tuple[list[Item], None]:
+    return [Item(one.encode()) for one in dict.fromkeys(ids)], None
+
+
+def _letter_warnings(tools: Tools, word: str, preview: Preview) -> list[str]:
+    if word != "redrive" or not preview.adds:
+        return []
+    told = (
+        [f"{preview.adds:,} will be new messages: {also}"] if (also := also_for(tools.letters.other_groups())) else []
+    )
+    overtaken, is_all = tools.letters.overtaken(preview.first, _LOOK_S)
+    many = f"{'' if is_all else 'at least '}{pluralize(overtaken, 'ticket')} {_OVERTAKEN}"
+    return [*told, *([many] if overtaken else [])]
+
+
+LETTERS = Shelf(
+    noun="dead letter",
+    command="dead",
+    path="/dead-letters",
+    ask=LetterAsk,
+    args=ChosenLetters,
+    means={
+        "resumed": "their tickets waited for them and go on, in the order of the stream",
+        "added": "new messages at the end of the stream, behind the later ones of their tickets; with their uid",
+        "released": "thrown away; the tickets that waited for them go on without them",
+        "dropped": "thrown away",
+        "done": "done, but the answer was lost on the way",
+        "gone": "not found",
+        "cut": "not done: some of their fields were too large to keep, and their entries are gone from the stream",
+        "held": "not done: their tickets have an owner at the moment; try again",
+    },
+    good=frozenset(("resumed", "added", "released", "dropped", "done")),
+    meant=lambda ask, sees_texts: ask.meant(sees_texts),
+    until=lambda tools: tools.letters.last_id(),
+    pages=lambda tools, wanted, until: tools.letters.all(wanted, until),
+    named=lambda tools, ids: (found[0] for one in ids if (found := tools.letters.get(one.encode())) is not None),
+    on=lambda ids, args: pluralize(len(ids), "dead letter") + (f", from {ids[0].decode()}" if ids else ""),
+    chosen=_chosen_letters,
+    others=lambda tools, word: tools.letters.other_groups() if word == "redrive" else [],
+    warns=_letter_warnings,
+)
+
+
+@LETTERS.verb("redrive", "Redrive", is_harmful=False)
+def redrive(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+    """Turn dead letters into messages again; their attempts begin anew. A halted ticket goes on with the very message
+    it waited for, then with its later ones. All other messages go to the end of the stream, where every group of the
+    stream gets them, also one that has handled them."""
+    return tools.letters.change("redrive", [item.id for item in items])
+
+
+@LETTERS.verb("drop", "Drop")
+def drop(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+    """Throw dead letters away for good. A halted ticket goes on without the message it waited for."""
+    return tools.letters.change("drop", [item.id for item in items])
+
+
+# -- delayed messages
+
+
+class DelayedAsk(Ask):
+    """A filter for delayed messages."""
+
+    ticket: TicketId | None = Field(None, description="Only those of this ticket.")
+
+
+class ChosenDelayed(Args):
+    """Ids of delayed messages."""
+
+    ids: list[StreamId] = Field(min_length=1, max_length=_MOST_IDS)
+
+
+class MovedDelayed(ChosenDelayed):
+    """Ids of delayed messages, and their new time."""
+
+    due_ms: int = Field(ge=0, lt=LATEST_MS)
+
+
+def _delayed_pages(tools: Tools, ticket: str | None, until: bytes) -> Iterator[Sequence[Any]]:
+    yield [
+        Item(one.encode(), (of, "", "", ""))
+        for one, of in tools.delayed.every(ticket)
+        if rank(one.encode()) <= rank(until)
+    ]
+
+
+DELAYED = Shelf(
+    noun="delayed message",
+    command="delayed",
+    path="/delayed",
+    ask=DelayedAsk,
+    args=ChosenDelayed,
+    means={
+        "moved": "due at the new time",
+        "dropped": "thrown away",
+        "gone": "left alone: not waiting any more, because it was sent or dropped before",
+        "held": "left alone: no leader has put it in order yet; ask again in a moment",
+        "unknown": "left alone: no delayed message has had this id",
+    },
+    good=frozenset(("moved", "dropped")),
+    grouped="ticket",
+    at_once=1_000_000,  # all of them, which keeps their order
+    meant=lambda ask, sees_texts: ask.ticket,
+    until=lambda tools: tools.delayed.last_id(),
+    pages=_delayed_pages,
+    named=lambda tools, ids: (Item(row.id.encode(), (row.ticket_id, "", "", "")) for row in tools.delayed.chosen(ids)),
+    on=lambda ids, args: chosen_delayed(len(ids), ids[0].decode() if ids else "", getattr(args, "due_ms", 0) or None),
+    chosen=lambda tools, args: _items(args.ids),
+)
+
+
+@DELAYED.verb("send", "Send now", SEND_NOW)
+def send_now(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+    """Send delayed messages now: the leading master adds them to their stream at once, in the order of their times."""
+    return tools.delayed.move([item.id.decode() for item in items], None)
+
+
+@DELAYED.verb("move", "Move", MOVE, args=MovedDelayed)
+def move(tools: Tools, items: Sequence[Any], args: MovedDelayed) -> Iterator[Any]:
+    """Move delayed messages to another time, at most ten years ahead: they come into their stream then, and not
+    before."""
+    try:
+        check_due(args.due_ms, tools.delayed.now_ms())
+    except ValueError as refused:
+        raise Unfit("due_ms", str(refused)) from None
+    return tools.delayed.move([item.id.decode() for item in items], args.due_ms)
+
+
+@DELAYED.verb("drop", "Drop", DROP)
+def drop_delayed(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+    """Throw delayed messages away before they are sent, for every group of the stream."""
+    return tools.delayed.drop([item.id.decode() for item in items])
+
+
+# -- tickets
+
+
+class TicketAsk(Ask):
+    """A filter for tickets in processing."""
+
+    state: str = Field("", max_length=400, description=f"Only these: {', '.join(LISTED)}.")
+    consumer: str = Field("", max_length=400, description="Only those that this consumer has.")
+    error: str = Field("", max_length=400, description="Only those whose last error has this.")
+
+    @field_validator("state")
+    @classmethod
+    def _states(cls, text: str) -> str:
+        parse_states(text)
+        return text
+
+    def meant(self, sees_texts: bool = True) -> TicketFilter:
+        return TicketFilter(parse_states(self.state), self.consumer, self.error, sees_texts)
+
+
+class OrderedTicket(NamedTuple):
+    """What came of a verb for a ticket; ``note`` says why it was refused."""
+
+    id: bytes
+    word: str
+    note: str = ""
+
+
+def _ticket_item(row: dict[str, Any]) -> Item:
+    error = row.get("last_error") or {}
+    name = error_name(error.get("error_type", ""), error.get("error", ""))
+    group, head = (row["state"], name, "", error.get("at", "")), (row.get("message_ids") or [""])[0]
+    return Item(row["ticket_id"].encode("utf-8", "surrogateescape"), group, head)
+
+
+def _ticket_pages(tools: Tools, wanted: TicketFilter, until: bytes) -> Iterator[Sequence[Any]]:
+    for page in tools.find(wanted):
+        items = map(_ticket_item, page)
+        yield [item for item in items if not item.head or rank(item.head.encode()) <= rank(until)]
+
+
+TICKETS = Shelf(
+    noun="ticket",
+    command="tickets",
+    path="/tickets",
+    ask=TicketAsk,
+    args=Args,
+    answer=None,
+    means={"refused": "nothing was done", NO_ROOM: "nothing was done: there are as many rules as there may be"},
+    grouped="state",
+    good=frozenset(("asked", "done", "set", "replaced")),
+    meant=lambda ask, sees_texts: ask.meant(sees_texts),
+    until=lambda tools: b"%d-0" % tools.delayed.now_ms(),
+    pages=_ticket_pages,
+    named=lambda tools, ids: (Item(one.encode("utf-8", "surrogateescape")) for one in ids),
+    on=lambda ids, args: pluralize(len(ids), "ticket"),
+    chosen=lambda tools, args: ((), None),
+)
+
+
+def _ordered(tools: Tools, items: Sequence[Any], order: TicketOrder) -> Iterator[OrderedTicket]:
+    for item in items:
+        result = tools.orders.give(order, item.id.decode("utf-8", "surrogateescape"), tools.by, item.head)
+        yield OrderedTicket(item.id, result.outcome, result.note)
+
+
+@TICKETS.verb("retry", "Retry now", "", is_harmful=False)
+def retry(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+    """Start a ticket's first message now, instead of waiting for its next attempt."""
+    return _ordered(tools, items, TicketOrder.RETRY)
+
+
+@TICKETS.verb("give-up", "Give up", "")
+def give_up(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+    """Make a dead letter of a ticket's first unfinished message, in its turn; the ticket goes on with the next one,
+    under any dead letter policy. A message that runs is given up when its run has failed."""
+    return _ordered(tools, items, TicketOrder.GIVE_UP)
+
+
+@TICKETS.verb("cancel", "Cancel", "")
+def cancel(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+    """End the run of a ticket's message, as that of one past its deadline is ended: with its process, unless it has one
+    of its own. It counts as a crash, and what else runs there is cut off and runs again."""
+    return _ordered(tools, items, TicketOrder.CANCEL)
+
+
+@TICKETS.verb("pause", "Pause", "", is_harmful=False)
+def pause(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+    """Pause each of these tickets by a rule of its own, until it is lifted. What a consumer already has goes on."""
+    by = tools.by
+    for item in items:
+        name = item.id.decode("utf-8", "surrogateescape")
+        rule = Rule(Target.TICKET, name, RuleAction.PAUSE, reason=by.why, who=by.who)
+        try:
+            yield OrderedTicket(item.id, tools.rules.set(rule, by).outcome)
+        except TooManyRules as full:
+            yield OrderedTicket(item.id, NO_ROOM, str(full))
+            return
+
+
+class NewOrder(Args):
+    """An order about the first unfinished message of a ticket."""
+
+    ticket_id: TicketId
+    order: Literal["retry", "give_up", "cancel"]
+    preview: bool = False
+
+
+@verb("tickets order", "POST /orders", NewOrder, {200: OrderAnswer}, {409: "order_refused"})
+def order(tools: Tools, args: NewOrder) -> Outcome:
+    """Order something about the first unfinished message of a ticket: retry (due now), give_up (it becomes a dead
+    letter, in order) or cancel (its run is ended). With preview nothing happens."""
+    about = (TicketOrder(args.order), args.ticket_id)
+    result = tools.orders.preview(*about) if args.preview else tools.orders.give(*about, tools.by)
+    refused = result.outcome == "refused"
+    return Outcome(
+        result.shown(), f"{result.outcome}: {result.note}", 409 if refused else 200, "order_refused" * refused
+    )
+
+
+# -- rules
+
+
+class OfTarget(Args):
+    """What a rule is for."""
+
+    target: Literal["ticket", "pattern", "tenant", "stream", "everything", "consumer"]
+    value: str = ""
+
+
+class NewRule(OfTarget):
+    """A rule for a target: pause it, or slow it down."""
+
+    action: Literal["pause", "slow"]
+    rate_per_second: Annotated[float, Field(ge=0.001, le=1_000_000, allow_inf_nan=False)] | None = None
+    concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    weight: Annotated[int, Field(ge=1, le=1000)] | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> NewRule:
+        of_tenant = self.concurrency is not None or self.weight is not None
+        if of_tenant and (self.target, self.action) != ("tenant", "slow"):
+            raise ValueError("concurrency and weight are for a tenant that is slowed")
+        if (self.action == "slow") != (of_tenant or self.rate_per_second is not None):
+            raise ValueError("give rate_per_second with slow, and only then")
+        if (self.target == "everything") != (self.value == ""):
+            raise ValueError("give value, except with the target everything")
+        if len(self.value.encode("utf-8", "surrogatepass")) > LONGEST_TICKET:
+            raise ValueError(f"value must be text of at most {LONGEST_TICKET} bytes")
+        if self.target == "consumer" and (self.action != "pause" or not NAME.fullmatch(self.value)):
+            raise ValueError("a consumer can only be paused, and its name is 1 to 64 of A-Z a-z 0-9 . _ -")
+        return self
+
+
+def _changed(changed: RuleSetChange | None, problem: str, text: str, name: str = "") -> Outcome:
+    if changed is None:
+        return Outcome({}, text, 404, problem)
+    return Outcome(({"name": name} if name else {}) | changed.shown(), changed.told)
+
+
+@verb("rules set", "POST /rules", NewRule, {201: RuleChange, 200: RuleChange}, {409: "too_many_rules"})
+def set_rule(tools: Tools, args: NewRule) -> Outcome:
+    """Set a rule: 201 new, 200 in place of the former one for that target."""
+    if args.target == "stream" and args.value != tools.keys.stream:
+        raise Unfit("value", "must be the stream of this master")
+    named = (Target(args.target), args.value, RuleAction(args.action), args.rate_per_second, args.reason, tools.by.who)
+    changed = tools.rules.set(Rule(*named, concurrency=args.concurrency, weight=args.weight), tools.by)
+    return _changed(changed, "", "")._replace(status=201 if changed.outcome == "set" else 200)
+
+
+@verb("rules lift", "DELETE /rules/<rule_id>", Args, {200: RuleChange}, {404: "unknown_rule"})
+def lift(tools: Tools, args: Args, rule_id: str) -> Outcome:
+    """Lift a rule."""
+    return _changed(tools.rules.lift(rule_id, tools.by), "unknown_rule", "there is no such rule")
+
+
+@verb("resume", "", OfTarget)
+def resume(tools: Tools, args: OfTarget) -> Outcome:
+    """Lift the rule of a target: its tickets go on, in the order of the stream."""
+    named = (Target(args.target), args.value)
+    changed = tools.rules.lift(rule_id(*named), tools.by, "resume")
+    return _changed(changed, "unknown_rule", f"there is no rule for {args.target} {args.value}".rstrip())
+
+
+_DRAINED = {404: "unknown_consumer", 409: "too_many_rules"}
+
+
+@verb("consumers drain", "POST /consumers/<name>/drain", Args, {200: ConsumerRuleChange}, _DRAINED)
+def drain(tools: Tools, args: Args, name: str) -> Outcome:
+    """Hand nothing more to a consumer: it finishes its messages, and new ones go to others. This holds for the name,
+    also after a restart, until `usher consumers resume`."""
+    return _changed(
+        tools.rules.drain(name, tools.by), "unknown_consumer", "no consumer of that name is registered", name
+    )
+
+
+@verb("consumers resume", "POST /consumers/<name>/resume", Args, {200: ConsumerRuleChange}, {404: "not_drained"})
+def resume_consumer(tools: Tools, args: Args, name: str) -> Outcome:
+    """Hand work again to a consumer that an operator has drained. A consumer that shuts down goes on with that."""
+    return _changed(
+        tools.rules.resume(name, tools.by), "not_drained", "no consumer of that name was drained by an operator", name
+    )
