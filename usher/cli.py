@@ -31,7 +31,7 @@ import io
 import itertools
 import select
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -143,7 +143,8 @@ class LazyGroup(click.Group):
         """Return the options for all commands, which are made when they are needed: the modules take a while."""
         if not self._shared:
             settings = _imported("usher.common.runtime.settings")
-            made = settings.flags_of(settings.CommonSettings, settings.CommonSettings.model_fields)
+            json = click.Option(["--json"], is_flag=True, help="Print JSON: one document, or one in each line.")
+            made = [json, *settings.flags_of(settings.CommonSettings, settings.CommonSettings.model_fields)]
             self._shared = {option.opts[0]: option for option in made}
             self.params += made
         return self._shared
@@ -219,37 +220,40 @@ def _imported(name: str) -> ModuleType:
         gc.enable()
 
 
-_SHARED = "Options for Redis, the streams, TLS and the log: `usher --help`; they may stand here, too."
+_SHARED = "Options for {}: `usher --help`; they may stand here, too."
 
 
 def _finish(command: click.Command, *, given: bool = False) -> None:
-    """Have a command that reads settings say where the shared options are, and any other refuse them. ``given``: its
-    group reads them."""
+    """Have a command say which of the shared options it reads, and refuse the others. ``given``: its group reads
+    settings."""
     reads = given or getattr(command.callback, "reads_settings", False)
+    takes_json = hasattr(command.callback, "takes_json") or any(one.name == "as_json" for one in command.params)
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             _finish(inner, given=reads)
-    elif reads:
-        command.epilog = command.epilog or _SHARED
-    else:
-        called = command.invoke
+        return
+    named = ["JSON"] * takes_json + ["Redis, the streams, TLS and the log"] * reads
+    if named:
+        command.epilog = command.epilog or _SHARED.format(", ".join(named))
+    called = command.invoke
 
-        def refuse(ctx: click.Context) -> Any:
-            for field in ctx.find_root().obj or ():
+    def refuse(ctx: click.Context) -> Any:
+        for field in ctx.find_root().obj or ():
+            if not (takes_json if field == "json" else reads):
                 raise click.NoSuchOption(f"--{field.replace('_', '-')}", ctx=ctx)
-            return called(ctx)
+        return called(ctx)
 
-        command.invoke = refuse  # type: ignore[method-assign]
+    command.invoke = refuse  # type: ignore[method-assign]
 
 
-def _hoisted(words: Sequence[str], shared: Collection[str]) -> list[str]:
+def _hoisted(words: Sequence[str], shared: Mapping[str, click.Option]) -> list[str]:
     """Return the words of a command line with the options of ``usher`` in front, wherever they stood."""
     front, rest, left = list[str](), list[str](), iter(words)
     for word in left:
         if word == "--":
             rest += [word, *left]
-        elif word.partition("=")[0] in shared:
-            front += [word] if "=" in word else [word, *itertools.islice(left, 1)]
+        elif (option := shared.get(word.partition("=")[0])) is not None:
+            front += [word] if "=" in word or option.is_flag else [word, *itertools.islice(left, 1)]
         else:
             rest.append(word)
     return [*front, *rest]
@@ -283,7 +287,7 @@ def usher(ctx: click.Context, **given: Any) -> None:
     Settings come from the environment (USHER_*), or from the options below and those of each command. The options below
     may stand before a command or behind it. Try `usher demo` first.
     """
-    ctx.obj = {field: value for field, value in given.items() if value is not None}
+    ctx.obj = {field: value for field, value in given.items() if value not in (None, False)}
 
 
 def run(argv: Sequence[str] | None = None, group: click.Group | None = None, name: str = "usher") -> int:

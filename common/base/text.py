@@ -39,6 +39,24 @@ def time_of_day(at_ms: int) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d} UTC"
 
 
+def span(milliseconds: int) -> str:
+    """Format a length of time for people.
+
+    >>> span(41_300), span(400), span(200_000), span(7_500_000), span(-5)
+    ('41 s', '0.4 s', '3 min 20 s', '2 h 5 min', '0 s')
+    """
+    seconds = max(0, milliseconds) / 1000
+    if seconds < 10:
+        return f"{seconds:.1f}".rstrip("0").rstrip(".") + " s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 1:
+        return f"{rest} s"
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"
+
+
 def json_safe(text: str) -> str:
     """Spell out the bytes of ``text`` that are not UTF-8 (surrogates): JSON cannot hold them.
 

@@ -16,7 +16,7 @@ from usher.common.redis.acl import acl_file, scripts_for_others
 from usher.common.redis.client import Link
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.scripts import ScriptRunner
-from usher.common.runtime.settings import CommonSettings, load, options
+from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 
 
 @click.command(
@@ -68,7 +68,7 @@ def token() -> None:
 )
 @click.argument("role", type=click.Choice([role.value for role in FILE_ROLES]))
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@takes_json
 def new(role: str, name: str, as_json: bool) -> None:
     """Make a token. NAME: the name in the action log; of a consumer its name, or the beginning of its name and a
     `*`."""

@@ -21,7 +21,7 @@ from usher.common.doctor.judgements import DoctorFacts, DoctorFinding, DoctorSev
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.redis.locate import resolve_redis_url
-from usher.common.runtime.settings import CommonSettings, load, options
+from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 
 _STYLES = {
     DoctorSeverity.OK: "green",
@@ -43,7 +43,7 @@ _ENDS = {
         " be asked."
     )
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@takes_json
 @options(CommonSettings)
 def doctor(flags: dict[str, Any], as_json: bool) -> None:
     settings = load(CommonSettings, os.environ, flags)

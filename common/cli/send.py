@@ -19,7 +19,7 @@ from usher.common.cli.progress import progress
 from usher.common.protocol.message import DUE_FIELD, FOR_FIELD
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
-from usher.common.runtime.settings import CommonSettings, load, options
+from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.sending.pipelined import RecognisedSender, Sender, SendingStopped, batches, paced
 from usher.common.sending.producer import LATEST_MS, LimitSign, Producer
 from usher.common.sending.workload import CsvSource, NewMessage, WorkloadUnusable, incidents, numbered
@@ -72,7 +72,7 @@ _LOOK_S = 0.5
     metavar="TIME",
     help="Delay it until a time such as 2026-11-21T10:00, local unless it says otherwise.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
+@takes_json
 @click.argument("fields", nargs=-1, metavar="[FIELD=VALUE]...")
 @options(CommonSettings)
 def send(flags: dict[str, Any], **given: Any) -> None:

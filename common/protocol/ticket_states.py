@@ -18,6 +18,7 @@ class TicketState(enum.StrEnum):
     PARKED_IN_OUTBOX = "parked_in_outbox"  # the same, and its first row was refused
     DELAYED = "delayed"  # its messages are added to the stream later
     UNREAD = "unread"  # in the stream, and not read by the leader yet
+    QUEUED = "queued"  # read, and others are handled meanwhile: it waits for its turn
     WAITING = "waiting"  # read, and no consumer has it
     PAUSED = "paused"  # a rule holds it
     HANDED_OVER = "handed_over"  # a consumer has it

@@ -387,6 +387,18 @@ def options(cls: type[CommonSettings]) -> Callable[[Callable[..., Any]], Callabl
     return decorate
 
 
+def takes_json(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command that can print JSON: it gets ``as_json``, whether ``--json`` was given, an option of
+    ``usher``."""
+
+    @functools.wraps(command)
+    def gather(**given: Any) -> Any:
+        return command(as_json=bool((click.get_current_context().find_root().obj or {}).get("json")), **given)
+
+    gather.takes_json = True  # type: ignore[attr-defined]
+    return gather
+
+
 def flags_of(cls: type[CommonSettings], fields: Iterable[str]) -> list[click.Option]:
     """Return a ``--flag`` per field. All are texts, whatever the metavar says: ``load`` checks them, together with
     those of the environment."""

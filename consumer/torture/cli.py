@@ -26,6 +26,7 @@ from usher.common.base.text import escape_control, json_line
 from usher.common.cli.progress import progress
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.runtime.own_command import usher_command
+from usher.common.runtime.settings import takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.consumer.torture.child import TortureRequest
 from usher.consumer.torture.findings import ScenarioResult, format_effect, summary
@@ -137,7 +138,7 @@ Exit code 0: safe. 1: not safe. 2: nothing can be said, and why.
     show_default=True,
     help="Longest that one call may take.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@takes_json
 def torture(
     handler: str, effect: str, setup: str, fields: tuple[str, ...], stops: int, handler_seconds: float, as_json: bool
 ) -> None:

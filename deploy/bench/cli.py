@@ -41,7 +41,14 @@ VOLATILE = click.option(
     is_flag=True,
     help="Without append-only file. Default: appendonly yes, appendfsync everysec, as shipped.",
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+#: Its commands are those of `python -m benchmarks`, too, which has no option for all.
+JSON = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    hidden=True,
+    callback=lambda ctx, _parameter, value: value or "json" in (ctx.find_root().obj or ()),
+)
 
 
 @click.group(

@@ -26,7 +26,7 @@ from usher.common.base.text import json_line
 from usher.common.cli.progress import progress
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.runtime.settings import load
+from usher.common.runtime.settings import load, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.common.sending.pipelined import Sender, batches
 from usher.common.sending.workload import CsvSource, NewMessage, incidents
@@ -77,7 +77,7 @@ _WATCH_EVERY_S = 1.0
     help="Half-way, kill -9 one consumer's process; repeats are then allowed, losses and disorder are not.",
 )
 @click.option("--keep", is_flag=True, help="Keep the temporary folder with logs and records.")
-@click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON document.")
+@takes_json
 def demo(
     csv_path: str | None,
     key: str | None,

@@ -22,7 +22,7 @@ from usher.common.base.text import escape_control, pluralize
 from usher.common.cli.progress import progress
 from usher.common.protocol.stream_id import is_id
 from usher.common.redis.client import CommandRefused
-from usher.common.runtime.settings import CommonSettings, load, options
+from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.consumer.isolation.process import NOT_RUN, CallResult, HandlerProcess, ProcessSpec
 from usher.deploy.rehearsal.candidates import (
@@ -128,7 +128,7 @@ def _ids(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> 
     help=f"Of a ticket, or of letters that fit, the newest N. [default: {_LAST}]",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; needs --yes.")
+@takes_json
 @options(RehearseSettings)
 def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **given: Any) -> None:
     module, colon, name = handler.partition(":")
@@ -353,7 +353,7 @@ _LATEST = b"18446744073709551615"
 @why_option("; needed unless nothing is added")
 @click.option("--preview", is_flag=True, help="Only say what would be replayed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; needs --yes or --preview.")
+@takes_json
 @options(RehearseSettings)
 def replay(flags: dict[str, Any], into: str | None, why: str, preview: bool, yes: bool, **given: Any) -> None:
     by, is_shown = caller(why), not given["as_json"]

@@ -23,7 +23,6 @@ from usher.common.http.push import LiveStreams
 from usher.common.http.serve import Liveness, url_of
 from usher.common.observability.metrics import Metrics
 from usher.common.redis.client import SharedLink
-from usher.common.router.router import StreamRouter
 from usher.common.runtime.service import Service, stalled
 from usher.master.assembly.access import findings, hosts_of, make_doorman, sign_on
 from usher.master.assembly.context import MasterContext
@@ -85,7 +84,7 @@ class HttpServices:
         settings, link, keys, lead = place.settings, place.link, place.keys, leading.lead
         self._live = self._kept(LiveStreams())
         field = settings.work_ticket_field
-        self._feed = TicketFeed(link("feed"), keys, field, self._live, self._make_router)
+        self._feed = TicketFeed(link("feed"), keys, field, self._live)
         self._reads = self._kept(SharedLink(place.redis_url, "master:reads"))
         credentials = Credentials(settings.api_token, settings.tokens_file)
         doorman, trusted = make_doorman(settings, credentials), sign_on(settings, credentials)
@@ -116,9 +115,10 @@ class HttpServices:
             DeadLetters(reads, keys),
             LiveRules(reads, keys),
         )
-        explainer = Explainer(
-            reads, keys, field, place.lease_ms, asker, dispatcher.glance, status.sources, settings.by_stream
-        )
+        of_leader = dispatcher.parked_of, dispatcher.waiting_by_tenant if settings.tenant_field else dict
+        overview = LiveOverview(place.link("pulse"), keys, field, place.lease_ms, *of_leader)
+        asks = (asker, dispatcher.glance, status.sources, settings.by_stream, lambda: overview.queue)
+        explainer = Explainer(reads, keys, field, place.lease_ms, *asks)
         orders = TicketOrders(reads, keys, lambda ticket_id: explainer.explain(ticket_id).document())
         retention = retention_of(settings, work_stream=sources is not None)
         return Parts(
@@ -133,18 +133,12 @@ class HttpServices:
             explainer,
             ActionLog(reads, keys),
             TicketHistory(reads, keys, field),
-            LiveOverview(place.link("pulse"), keys, field, place.lease_ms, dispatcher.parked_of),
+            overview,
             BulkJobs(),
             SystemDiagnostics(reads, keys, place.lease_ms, sources, retention, findings(trusted)),
             ChartReader(reads, keys),
             asker.process,
         )
-
-    def _make_router(self) -> StreamRouter:
-        keys = self._place.keys
-        # A stream whose name is its own hash tag shares the prefix of its other keys.
-        prefixes = [keys.stream] if keys.prefix.startswith(keys.stream) else [keys.stream, keys.runs, keys.dead]
-        return StreamRouter(self._place.redis_url, name="master", prefixes=prefixes)
 
     def _kept(self, part: _Part) -> _Part:
         self._closing.callback(part.close)

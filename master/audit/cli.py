@@ -32,10 +32,10 @@ from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
 from usher.common.runtime.own_command import usher_command
-from usher.common.runtime.settings import load, options
+from usher.common.runtime.settings import load, options, takes_json
 from usher.master.audit.findings import CHECKS
 from usher.master.audit.settings import AuditChoices, AuditSettings
-from usher.master.cli.shared import JSON, console, fitted, print_json, table
+from usher.master.cli.shared import console, fitted, print_json, table
 from usher.master.insight.formatting import duration, moment
 
 if TYPE_CHECKING:  # these need an extra, which help and refusals do not
@@ -86,7 +86,7 @@ _CHOICES: tuple[Any, ...] = (
         show_default=True,
         help="Memory of what executes the SQL, in MiB (Java's heap); what does not fit goes to disk.",
     ),
-    JSON,
+    takes_json,
     options(AuditSettings),
 )
 
@@ -161,7 +161,7 @@ def _store(told: bytes, link: Link, keys: Keys) -> None:
 @audit.command(
     help="List the checks of an audit: each one's name, its rule, and what it means when the rule does not hold."
 )
-@JSON
+@takes_json
 def checks(as_json: bool) -> None:
     rows = [(one.name, one.severity, one.rule, one.means) for one in CHECKS.values()]
     names = ("finding", "severity", "rule", "means")
@@ -176,7 +176,7 @@ def checks(as_json: bool) -> None:
 )
 @click.option("--ticket", help="The ticket's id.")
 @click.option("--message", help="The message's id (its place in the stream).")
-@JSON
+@takes_json
 def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
     from usher.master.audit import batches
     from usher.master.audit.batches import BulkReader
@@ -215,7 +215,7 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
 )
 @_KEEP
 @_BODIES
-@JSON
+@takes_json
 def archive(keep_days: int | None, bodies: bool, as_json: bool) -> None:
     settings = reachable()
     place, added = settings.archive, []
@@ -252,7 +252,7 @@ def _tell(
 @click.option("--all", "again", is_flag=True, help="Prove the whole archive once more, and commit nothing.")
 @_KEEP
 @_BODIES
-@JSON
+@takes_json
 def prove(again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> None:
     settings = reachable().model_copy(update={"keep_days": keep_days, "bodies": bodies})
     place, is_well = settings.archive, True
@@ -302,7 +302,7 @@ def _prove(settings: AuditChoices, place: Path, again: bool, as_json: bool) -> b
 )
 @click.option("--object", "kind", default="", help="Only messages with this value in the field object.")
 @click.option("--state-key", default="total", show_default=True, help="The number in a consumer's state.")
-@JSON
+@takes_json
 def reconcile(states_url: str, value: str, kind: str, state_key: str, as_json: bool) -> None:
     from usher.master.audit.archive import data_sets, locked, read_states, totals_of_archive
 

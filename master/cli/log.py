@@ -18,7 +18,7 @@ from usher.common.protocol.message import UID_FIELD, as_mapping, check_field_nam
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import Link
 from usher.common.redis.replies import Entry
-from usher.common.runtime.settings import CommonSettings, options
+from usher.common.runtime.settings import CommonSettings, options, takes_json
 from usher.common.sending.producer import SECONDS
 from usher.master.cli.shared import (
     configured,
@@ -54,7 +54,7 @@ _SHOWN = 160
 @click.option("--ticket", metavar="ID", help="Only messages of this ticket.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="End after so many messages.")
 @click.option("--follow", is_flag=True, help="Then wait for new ones; Ctrl-C ends it.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@takes_json
 @options(CommonSettings)
 def log(
     flags: dict[str, Any], stream: str | None, limit: int | None, as_json: bool, follow: bool, **given: str | None

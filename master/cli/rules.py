@@ -12,7 +12,7 @@ import click
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.durations import Number
-from usher.common.base.text import escape_control
+from usher.common.base.text import escape_control, span
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.master.cli.shared import (
     ask_leader,
@@ -28,7 +28,6 @@ from usher.master.cli.shared import (
 )
 from usher.master.cli.verbs import perform, place_command, verb_tools
 from usher.master.insight.status import StatusReader
-from usher.master.policy.explain.explain import span
 from usher.master.policy.rules import Target, rule_id
 from usher.master.verbs.verbs import VERBS, Args, NewRule, OfTarget
 

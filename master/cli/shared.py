@@ -26,24 +26,22 @@ from usher.common.protocol.attempts import attempts_told
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
-from usher.common.runtime.settings import CommonSettings, load, options
+from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.master.insight.explainer import Explainer
 from usher.master.insight.status import StatusReader
 from usher.master.messages.fields import MessageFields
 from usher.master.operations.action_log import ActionLog, By
 from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.rules import LONGEST_REASON
+from usher.master.policy.states import BAD, STATES, WARN
 
 #: A width, in characters, at which nothing is folded.
 _UNFOLDED = 10_000
 #: Characters of a folded column in which a text can still be read.
 _READABLE = 28
 #: Colours of the states of consumers and tickets.
-_YELLOW, _RED = (
-    ("draining", "paused", "put_off", "returned", "retrying"),
-    ("revoked", "lost", "halted", "unreadable", "recovering"),
-)
-_STYLES = {"live": "green"} | dict.fromkeys(_YELLOW, "yellow") | dict.fromkeys(_RED, "red")
+_STYLES = {"live": "green", "draining": "yellow", "revoked": "red", "lost": "red"}
+_STYLES |= {state.name: {BAD: "red", WARN: "yellow"}.get(state.severity, "") for state in STATES}
 
 
 def stacked(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -55,10 +53,9 @@ def stacked(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 YES = click.option("--yes", is_flag=True, help="Do not ask.")
 #: Of a command that shows something, and reads the settings of all.
-looks = stacked(JSON, options(CommonSettings))
+looks = stacked(takes_json, options(CommonSettings))
 
 
 def confirm(question: str, yes: bool, as_json: bool) -> None:

@@ -11,7 +11,7 @@ import click
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.durations import Duration, Moment, moment_text
-from usher.common.base.text import json_safe, label, pluralize
+from usher.common.base.text import json_safe, label, pluralize, span
 from usher.common.protocol.stream_id import is_id
 from usher.master.cli.shared import (
     configured,
@@ -29,7 +29,6 @@ from usher.master.cli.verbs import asked_of, asks, shelf_command
 from usher.master.insight.formatting import moment
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import Delayed, DelayedView, check_due
-from usher.master.policy.explain.explain import span
 from usher.master.policy.letters import DeadLetter
 from usher.master.verbs.verbs import DELAYED, LETTERS, MovedDelayed, Tools
 

@@ -12,12 +12,12 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 
 from usher.common.base.durations import Number, moment_text
+from usher.common.base.text import span
 from usher.common.redis.locate import find_local_instance
-from usher.common.runtime.settings import CommonSettings, options
+from usher.common.runtime.settings import CommonSettings, options, takes_json
 from usher.master.cli.shared import configured, console, consumers_table, print_json, table, tickets_table
 from usher.master.insight.status import StatusReader
-from usher.master.policy.explain.explain import span
-from usher.master.policy.rates import Sample, rates
+from usher.master.policy.rates import rates, sample_of
 
 _TICKETS_SHOWN = 12
 _TROUBLES_SHOWN = 5
@@ -31,7 +31,7 @@ it is 0, and `missing_consumers` names them."""
 
 
 @click.command(help=_HELP)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and end.")
+@takes_json
 @click.option(
     "--once", is_flag=True, help="Print the table once and end (the default when the output is not a terminal)."
 )
@@ -82,9 +82,9 @@ def look(reader: StatusReader, before: dict[str, Any] | None, settings: CommonSe
     """
     logs, starting_since_ms = _logs_of_up(settings)
     overview = reader.overview()
-    overview["done"] = max(0, _sample(overview).done or overview["entries"] - overview["lag"] - overview["pending"])
+    overview["done"] = max(0, sample_of(overview).done or overview["entries"] - overview["lag"] - overview["pending"])
     page = reader.tickets("0", _TICKETS_SHOWN)
-    sent, done = rates([_sample(one) for one in (before, overview) if one is not None])
+    sent, done = rates([sample_of(one) for one in (before, overview) if one is not None])
     per_second = {"sent_per_second": sent, "done_per_second": done}
     overview["sources"] = reader.sources()
     consumers = reader.consumers()
@@ -94,11 +94,6 @@ def look(reader: StatusReader, before: dict[str, Any] | None, settings: CommonSe
     tickets = page["tickets"][:_TICKETS_SHOWN]
     parked = reader.parked(_TICKETS_SHOWN).rows if overview["parked"] else []
     return overview | per_second | {"consumers": consumers, "tickets_in_processing": tickets, "tickets_parked": parked}
-
-
-def _sample(seen: dict[str, Any]) -> Sample:
-    lag = seen["lag"] if seen["lag_is_exact"] else None
-    return Sample(seen["time_ms"], seen["entries"], lag, seen["pending"], seen["read"])
 
 
 def drawn(seen: dict[str, Any]) -> RenderableType:

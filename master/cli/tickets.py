@@ -27,7 +27,8 @@ from usher.common.protocol.keys import MASTER
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.locate import find_local_instance
 from usher.common.redis.replies import TicketStream
-from usher.common.runtime.settings import CommonSettings, load, options
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.master.cli.shared import (
     configured,
     confirm,
@@ -45,11 +46,14 @@ from usher.master.cli.shared import (
     unblock_hint,
 )
 from usher.master.cli.verbs import asked_of, asks, explained, perform, shelf_command
+from usher.master.insight.lag import stream_sums
 from usher.master.insight.status import LOOKED_AT, StatusReader
 from usher.master.insight.stuck_tickets import MOST, StuckTickets
 from usher.master.membership.registry import read_registry, state_of
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.explain.facts import Reason
+from usher.master.policy.rates import rates, sample_of
+from usher.master.policy.states import BY_NAME, Queue
 from usher.master.policy.ticket_filter import ORDERS, TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.settings import OutboxUrl
@@ -148,7 +152,7 @@ class ExplainTicketSettings(CommonSettings):
     ),
 )
 @click.argument("ticket_id")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@takes_json
 @options(ExplainTicketSettings)
 def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
     outbox_url = load(ExplainTicketSettings, os.environ, flags).outbox_url
@@ -276,10 +280,13 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
         members = read_registry(at.link, at.keys)
         states = {incarnation: state_of(member, rules) for incarnation, member in members.items()}
         group = {consumer.name: consumer.pending for consumer in TicketStream(at.link, at.keys).group_consumers()}
+        before = stream_sums(at.link, ScriptRunner(at.link), at.keys, 0)
         found.advance(math.inf, True, states, rules, wall_ms())
         found.rows(group.get(MASTER, 0), states, rules, wall_ms())
         time.sleep(_BETWEEN_S)
-        rows = found.rows(group.get(MASTER, 0), states, rules, wall_ms())
+        now = stream_sums(at.link, ScriptRunner(at.link), at.keys, 0)
+        queue = Queue.of(now | {"done_per_second": rates([sample_of(before), sample_of(now)])[1]})
+        rows = found.rows(group.get(MASTER, 0), states, rules, wall_ms(), queue)
         groups = fields_of(at).add_to_groups(found.groups(rows))
         letters = at.link.call("XLEN", at.keys.dead)
     names = at.settings.shown_names
@@ -306,14 +313,17 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
 
 
 def _ways(group: dict[str, Any]) -> list[str]:
+    known = BY_NAME[group["state"]].ways if group["state"] in BY_NAME else ()
+    if "slow" in known:
+        return ["usher slow --tenant NAME --rate N   # a tenant that floods; or start more consumers"]
     if not (group["error"] or not group["text"]):
         return []
     error = f" --error {shlex.quote(group['error'])}" if group["error"] else ""
     ways = [f"usher tickets list --state {group['state']}{error}"]
-    if group["state"] == "halted" and error:
+    if "redrive" in known and error:
         ways.append(f"usher dead redrive --all{error} --policy halt   # runs them again, after the fix")
-    elif group["state"] == "retrying":
-        ways.append(f"usher tickets retry --state retrying{error}   # now, after the fix")
+    elif "retry" in known:
+        ways.append(f"usher tickets retry --state {group['state']}{error}   # now, after the fix")
     return ways
 
 
@@ -348,7 +358,7 @@ class ServerSentEvent(NamedTuple):
     default="",
     help="Id of an event: begin with the events after it. 0: begin with everything that is still there.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document per event and line.")
+@takes_json
 @options(FollowSettings)
 def follow_ticket(flags: dict[str, Any], ticket_id: str, position: str, as_json: bool) -> None:
     settings = load(FollowSettings, os.environ, flags)

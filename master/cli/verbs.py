@@ -40,7 +40,7 @@ from usher.master.operations.delayed_messages import DelayedView
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.policy.letters import Preview
-from usher.master.verbs.verbs import NO_ROOM, TICKETS, VERBS, Args, Ask, Item, Shelf, Tools, Unfit, Verb
+from usher.master.verbs.verbs import NO_ROOM, TICKETS, VERBS, Args, Ask, Item, Shelf, Tools, Unfit, Verb, id_of
 
 _TRIES = 5
 #: Rows of a preview, and sentences about what was refused.
@@ -255,7 +255,7 @@ class _Done:
     def _take(self, results: list[tuple[Any, str]]) -> None:
         for result, word in results:
             self.words[word] += 1
-            found = result.id if isinstance(result.id, bytes) else result.id.encode()
+            found = id_of(result)
             self._ids.append(found)
             if word not in self._shelf.good and (note := getattr(result, "note", "")) and len(self.notes) < _SHOWN:
                 self.notes.append(f"  {found.decode('utf-8', 'surrogateescape')}: {note}")

@@ -16,7 +16,7 @@ from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.last_error import TRACEBACK
 from usher.common.protocol.last_error import decode as decode_error
-from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of
+from usher.common.protocol.owner_words import due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import CommandRefused, Link
@@ -39,6 +39,7 @@ from usher.master.policy.explain.facts import (
     TicketFacts,
 )
 from usher.master.policy.rules import Rulebook
+from usher.master.policy.states import Queue, kind_of
 
 #: A search for one ticket's entries: entries per call, and calls; and seconds for all searches of one explanation.
 _PAGE, _PAGES = 200, 25
@@ -46,7 +47,6 @@ _LOOK_S = 0.05
 _OF_HALTED_S = 1.0  # for the letter that a halted ticket waits for: without it, an operator may not let it go on
 #: Clocks that differ by less count as one clock.
 _CLOCKS_AGREE_MS = 1000
-_KINDS = {RETURNED: "returned", HALTED: "halted"}
 
 #: Asks the owner at this health URL what it does with a ticket; None: no answer.
 AskOwner = Callable[[str, str], OwnerTold | None]
@@ -65,9 +65,10 @@ class Explainer:
         board: Callable[[bytes], BoardFacts | None] = lambda ticket: None,
         sources: Callable[[], dict[str, Any] | None] = lambda: None,
         by_stream: bool = False,
+        queue: Callable[[], Queue | None] = lambda: None,
     ) -> None:
         """Keep the parts. ``sources``: the progress of gathering (``StatusReader.sources``); ``by_stream``: tickets of
-        several streams are called STREAM/ID."""
+        several streams are called STREAM/ID; ``queue``: what waits for its turn, if that is known."""
         self._link = link
         self._keys = keys
         self._scripts = ScriptRunner(link)
@@ -79,6 +80,7 @@ class Explainer:
         self._board = board
         self._sources = sources
         self._by_stream = by_stream
+        self._queue = queue
 
     def explain(self, ticket_id: str) -> TicketExplanation:
         ticket = ticket_id.encode("utf-8", "surrogateescape")
@@ -94,7 +96,8 @@ class Explainer:
                 "by_stream": self._by_stream,
             }
         board, now_ms = self._board(ticket), wall_ms()
-        return explain(TicketFacts(ticket_id, now_ms, told=told, board=board, lease_ms=self._lease_ms, **found))
+        found |= {"told": told, "board": board, "lease_ms": self._lease_ms, "queue": self._queue()}
+        return explain(TicketFacts(ticket_id, now_ms, **found))
 
     def leader_url(self) -> str:
         held = self._link.call("GET", self._keys.leader)
@@ -254,8 +257,7 @@ def _record(value: Any) -> tuple[str, TicketRecord | None, int]:
         record = parse_record(value)
     except ValueError:
         return "unreadable", None, 0
-    record, due_ms = record._replace(ids=sorted(record.ids, key=rank)), due_ms_of(record.owner)
-    return _KINDS.get(record.owner, "owned") if due_ms is None else "put_off", record, due_ms or 0
+    return kind_of(record.owner), record._replace(ids=sorted(record.ids, key=rank)), due_ms_of(record.owner) or 0
 
 
 def _leader(held: Any) -> LeaderFacts | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from usher.common.base.clock import now_s, wall_ms
@@ -28,8 +28,9 @@ from usher.master.membership.registry import STATES
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.alarms import OK, alarms
-from usher.master.policy.rates import Sample, is_still, point, rates
+from usher.master.policy.rates import Sample, is_still, point, rates, sample_of
 from usher.master.policy.rules import Rulebook, Target
+from usher.master.policy.states import Queue
 
 #: Seconds between two looks: while a page is open, while none is, and while nothing moves either; and how long a page
 #: counts as open after it was asked for.
@@ -49,8 +50,8 @@ _BROAD = (Target.STREAM, Target.EVERYTHING)
 
 
 class LiveOverview(Service):
-    """The service behind the live pages. ``parked_of``: how much this master has parked of a ticket in memory, when it
-    leads."""
+    """The service behind the live pages. ``parked_of``, ``by_tenant``: how much this master has parked of a ticket, and
+    how many messages of each tenant are unfinished, in memory, when it leads."""
 
     name = "pulse"
     stalls_after_s = 3 * _STILL_EVERY_S
@@ -62,12 +63,15 @@ class LiveOverview(Service):
         ticket_field: str,
         lease_ms: int,
         parked_of: Callable[[bytes], Parked | None],
+        by_tenant: Callable[[], Mapping[bytes, int]] = dict,
     ) -> None:
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._lease_ms = lease_ms
+        self._by_tenant = by_tenant
+        self.queue: Queue | None = None
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
         self._samples: deque[Sample] = deque(maxlen=5)
         self._told: list[Any] = []  # what Redis said of the stream and its groups at the last look
@@ -131,6 +135,8 @@ class LiveOverview(Service):
         if not watched and self._stands_still():
             return _STILL_EVERY_S
         seen = self._take_sample(_MOST_COUNTED if watched else _MOST_COUNTED_UNSEEN)
+        self.queue = Queue.of(seen, self._by_tenant() if seen["parked"] else {})
+        seen["queue"] = self.queue and self.queue._asdict() | {"text": self.queue.text}
         if watched:
             states = self._look_at_consumers(seen)
             has_troubles = bool(seen["retrying"] or seen["errors"])
@@ -143,7 +149,7 @@ class LiveOverview(Service):
             seen["memory_share"] = None if share is None else round(share, 2)
             seen["write_trouble"] = None if trouble is None else trouble._asdict()
             parked = self._by_name.get(MASTER, 0)
-            rows = self._tickets.rows(parked, states, self._rules, seen["time_ms"])
+            rows = self._tickets.rows(parked, states, self._rules, seen["time_ms"], self.queue)
             seen["stuck"], seen["stuck_most"], seen["groups"] = rows, MOST, self._tickets.groups(rows)
             seen["alarms"] = [alarm.row() for alarm in alarms(seen)]
         with self._fresh:
@@ -161,7 +167,7 @@ class LiveOverview(Service):
         stream = self._keys.stream
         if self._link.pipeline([("XLEN", stream), ("XINFO", "GROUPS", stream)]) != self._told:
             return False
-        now_ms, seen = wall_ms(), self._snapshot
+        now_ms, seen, self.queue = wall_ms(), self._snapshot, None
         self._samples.append(self._samples[-1]._replace(time_ms=now_ms))
         self._history.append(point(now_ms, *rates(list(self._samples)), seen["lag"], seen["oldest_ms"]))
         return True
@@ -170,8 +176,9 @@ class LiveOverview(Service):
         seen = stream_sums(self._link, self._scripts, self._keys, most_counted)
         del seen["rules"], seen["behind"]
         self._by_name, self._told = seen.pop("by_name"), seen.pop("told")
-        lag, lowest = seen["lag"] if seen["lag_is_exact"] else None, seen.pop("oldest")
-        self._samples.append(Sample(seen["time_ms"], seen["entries"], lag, seen["pending"], seen.pop("read")))
+        lowest = seen.pop("oldest")
+        self._samples.append(sample_of(seen))
+        del seen["read"]
         sent, done = rates(list(self._samples))
         oldest_ms = milliseconds(lowest) if lowest else None
         self._history.append(point(seen["time_ms"], sent, done, seen["lag"], oldest_ms))

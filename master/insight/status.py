@@ -20,7 +20,7 @@ from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.mishaps import losses_command, parse_losses, told
-from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of
+from usher.common.protocol.owner_words import due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.ticket_states import TicketState
@@ -31,8 +31,8 @@ from usher.master.insight.lag import stream_sums
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
-from usher.master.policy.explain.tried import tried
-from usher.master.policy.rules import Rule, RuleAction, Rulebook
+from usher.master.policy.rules import Rulebook
+from usher.master.policy.states import Seen, kind_of, ticket_state, told_alike, tried
 from usher.master.policy.ticket_filter import ORDERS, TicketFilter
 
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
@@ -245,21 +245,11 @@ def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
         record: TicketRecord = parse_record(value)
     except ValueError:
         return row | {"state": TicketState.UNREADABLE}
-    ids = [entry_id.decode() for entry_id in record.ids]
-    if record.owner == RETURNED:
-        return row | {"state": TicketState.RETURNED, "fence": record.fence, "message_ids": ids}
-    if (due_ms := due_ms_of(record.owner)) is not None:
-        return row | {"state": TicketState.PUT_OFF, "due_ms": due_ms, "fence": record.fence, "message_ids": ids}
-    if record.owner == HALTED:
-        return row | {"state": TicketState.HALTED, "fence": record.fence, "message_ids": ids}
-    owner = record.owner.decode(errors="replace")
-    return row | {
-        "state": TicketState.HANDED_OVER,
-        "consumer_name": name_of(owner),
-        "owner": owner,
-        "fence": record.fence,
-        "message_ids": ids,
-    }
+    kind, owner, due_ms = kind_of(record.owner), record.owner.decode(errors="replace"), due_ms_of(record.owner)
+    row |= {"state": ticket_state(Seen(kind)).name, "fence": record.fence}
+    row |= {"message_ids": [entry_id.decode() for entry_id in record.ids]}
+    row |= {"due_ms": due_ms} if due_ms is not None else {}
+    return row | ({"consumer_name": name_of(owner), "owner": owner} if kind == "owned" else {})
 
 
 def add_ticket_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) -> None:
@@ -281,19 +271,22 @@ def add_ticket_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) ->
             ]
         )
         alive = {owner for owner, there in zip(owners, leases, strict=True) if there}
+        is_held = any(row["state"] == TicketState.RETURNED for row in heads.values())
+        book = read_rules(link, keys) if is_held else Rulebook()
         for row, value, error in zip(heads.values(), noted, errors, strict=True):
-            known = NEVER if value is None else decode(value)
-            row |= tried(known, decode_error(error))
-            if row["state"] == TicketState.HANDED_OVER and row["owner"] not in alive:
-                row["state"] = TicketState.RECOVERING
-            elif (row["state"] == TicketState.HANDED_OVER and known != NEVER) or (
-                row["state"] == TicketState.PUT_OFF and known.failures
-            ):
-                row["state"] = TicketState.RETRYING
-    if returned := [row for row in rows if row["state"] == TicketState.RETURNED]:
-        book = read_rules(link, keys)
-        for row in returned:
-            row |= _held(book.of(row["ticket_id"].encode("utf-8", "surrogateescape")), TicketState.RETURNED)
+            known, last = NEVER if value is None else decode(value), decode_error(error)
+            kind = "owned" if "owner" in row else str(row["state"])
+            rule = (
+                book.of(row["ticket_id"].encode("utf-8", "surrogateescape")) if kind == TicketState.RETURNED else None
+            )
+            lease = "lost" if kind == "owned" and row["owner"] not in alive else "live"
+            row |= tried(known, last)
+            row |= _stated(Seen(kind, lease, known, row.get("due_ms", 0), rule, told_alike(last)))
+
+
+def _stated(seen: Seen) -> dict[str, str]:
+    state = ticket_state(seen)
+    return {"state": state.name, "why": state.why(seen)} if state.name == TicketState.PAUSED else {"state": state.name}
 
 
 def parked_rows(link: Link, scripts: ScriptRunner, keys: Keys, ticket_field: str, most: int) -> ParkedRows:
@@ -311,15 +304,7 @@ def parked_rows(link: Link, scripts: ScriptRunner, keys: Keys, ticket_field: str
     alone = [ticket for ticket, record in zip(ids, records, strict=True) if record is None]
     book = read_rules(link, keys)
     rows = [
-        {"ticket_id": one.decode(errors="replace"), "message_ids": ids[one], **_held(book.of(one), TicketState.WAITING)}
+        {"ticket_id": one.decode(errors="replace"), "message_ids": ids[one], **_stated(Seen(rule=book.of(one)))}
         for one in alone[:most]
     ]
     return ParkedRows(rows, bool(is_all) and len(alone) <= most)
-
-
-def _held(rule: Rule | None, where: TicketState) -> dict[str, str]:
-    return (
-        {"state": TicketState.PAUSED, "why": rule.told()}
-        if rule is not None and rule.action is RuleAction.PAUSE
-        else {"state": where}
-    )

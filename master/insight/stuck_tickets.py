@@ -19,6 +19,7 @@ from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.stuck import (
     Head,
     StuckContext,
+    TicketGroups,
     describe,
     named_under_master,
     oldest,
@@ -26,8 +27,8 @@ from usher.master.policy.explain.stuck import (
     since_ms,
     stuck_rows,
 )
-from usher.master.policy.explain.ticket_groups import TicketGroups
 from usher.master.policy.rules import Rulebook
+from usher.master.policy.states import Queue
 
 #: Rows of the oldest tickets.
 MOST = 50
@@ -192,12 +193,15 @@ class StuckTickets:
                 self._counting, self._counted = TicketGroups(), self._counting
                 self._naming, self._named = 0, self._naming
 
-    def rows(self, under_master: int, states: Mapping[str, str], rules: Rulebook, now_ms: int) -> list[dict[str, Any]]:
+    def rows(
+        self, under_master: int, states: Mapping[str, str], rules: Rulebook, now_ms: int, queue: Queue | None = None
+    ) -> list[dict[str, Any]]:
         """Return the oldest tickets that are stuck, as they are now. ``under_master``: how many entries are pending
-        there."""
+        there; ``queue``: what of them only waits for its turn."""
         self._under_master = under_master
         heads = self._scan.heads(now_ms, under_master)
         seen = self._context(heads, states, rules, *self._noted(heads))
+        seen = seen._replace(queue=queue.text if queue is not None else "")
         return list(map(_shown, stuck_rows(heads, seen, now_ms, MOST)))
 
     def groups(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

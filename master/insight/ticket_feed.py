@@ -1,18 +1,17 @@
 """Live subscriptions to tickets: one feed per master serves all followers, from Redis alone, so a standby can do it
 too.
 
-Three streams (ticket stream, run log, dead letters) are read once for all, by a stream router that runs while there are
-followers; the index is looked at a few times a second for the followed tickets. A follower that comes back with a
-position first gets the events it has missed.
+Three streams (ticket stream, run log, dead letters) are read on once for all, and the index is looked at for the
+followed tickets, a few times a second while there are followers. A follower that comes back with a position first gets
+the events it has missed.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from usher.common.base.clock import now_s, wall_ms
@@ -24,7 +23,6 @@ from usher.common.protocol.sources import SCOPED_TICKET_FIELD
 from usher.common.protocol.stream_id import ZERO, milliseconds, rank, sequence
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import Entry, pairs
-from usher.common.router.router import StreamRouter, Subscription
 from usher.common.runtime.service import Service
 from usher.master.insight.status import ticket_row
 from usher.master.operations.live_rules import read_rules
@@ -48,9 +46,8 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.2
 #: Seconds between two positions sent to a follower, so that it need not go back far, and to test its connection.
 _POSITION_S = 10.0
-_PAGE = 500
-#: Unprocessed entries above which the router reads no more.
-_BACKLOG = 20_000
+#: Entries of a page; and the pages of a stream that one turn reads.
+_PAGE, _PAGES = 500, 8
 #: Bytes on their way to a follower, above which it gets no more of what it has missed: far below the bound at which it
 #: counts as not reading.
 _ENOUGH_BYTES = 65_536
@@ -105,29 +102,20 @@ class RuleWatch:
         self._known.pop(ticket, None)
 
 
-Posted = tuple[str, Any, Any]
-
-
 class TicketFeed(Service):
     """The service behind ``/events``. All its fields below the mailbox belong to its thread."""
 
     name = "feed"
 
-    def __init__(
-        self, link: Link, keys: Keys, ticket_field: str, streams: LiveStreams, make_router: Callable[[], StreamRouter]
-    ) -> None:
+    def __init__(self, link: Link, keys: Keys, ticket_field: str, streams: LiveStreams) -> None:
         super().__init__()
         self._link = link
         self._keys = keys
         self._streams = (keys.stream, keys.runs, keys.dead)
         self._field = ticket_field.encode()
         self._live = streams
-        self._make_router = make_router
-        self._mailbox: deque[Posted] = deque()
-        self._router: StreamRouter | None = None
-        self._subscriptions: list[Subscription] = []
-        self._heads: list[bytes] = []
-        self._backlog = 0
+        self._mailbox: deque[tuple[str, Follower]] = deque()
+        self._heads: list[bytes] = []  # of each stream the last entry that was read; none while nobody follows
         self._followers: dict[bytes, dict[Follower, None]] = {}
         self._behind: deque[Follower] = deque()
         self._seen: dict[bytes, TicketSnapshot] = {}
@@ -142,26 +130,17 @@ class TicketFeed(Service):
         """Begin an answer with the events of ``ticket`` from now on, and first those missed since ``position``. Raises
         Problem."""
         follower = Follower(ticket, position, with_fields)
-        follower.live = self._live.open(
-            who, lambda: self._post("left", follower, None), lambda: self._written(follower)
-        )
-        self._post("came", follower, None)
+        follower.live = self._live.open(who, lambda: self._post("left", follower), lambda: self._written(follower))
+        self._post("came", follower)
         return follower.live
 
     def _written(self, follower: Follower) -> None:
         if follower.waits:
             self.wake()
 
-    def _post(self, what: str, one: Any, other: Any) -> None:
-        self._mailbox.append((what, one, other))
+    def _post(self, what: str, follower: Follower) -> None:
+        self._mailbox.append((what, follower))
         self.wake()
-
-    def _came_in(self, source: int, subscription: Subscription, entries: Sequence[Entry]) -> None:
-        """Take entries from the router. Runs on the router's thread."""
-        self._backlog += len(entries)
-        if self._backlog > _BACKLOG:
-            subscription.pause()
-        self._post("entries", (source, subscription), entries)
 
     # -- the turn
 
@@ -171,9 +150,9 @@ class TicketFeed(Service):
         if not self._followers:
             self._rest()
             return _EMPTY_S
-        if self._router is None:
-            self._begin()
-        more = [self._catch_up(self._behind.popleft()) for _ in range(len(self._behind))]
+        self._heads = self._heads or [self._last_id(key) for key in self._streams]
+        more = [self._read_on(source) for source in range(len(self._streams))]
+        more += [self._catch_up(self._behind.popleft()) for _ in range(len(self._behind))]
         now = now_s()
         if now >= self._look_at_s:
             self._look_at_s = now + _LOOK_S
@@ -181,23 +160,11 @@ class TicketFeed(Service):
         if now >= self._positions_at_s:
             self._positions_at_s = now + _POSITION_S
             self._tell_positions()
-            self._begin_anew_if_deaf()
         return 0.0 if any(more) else _LOOK_S
 
     def on_end(self) -> None:
         self._rest()
         self._link.close()
-
-    def _begin(self) -> None:
-        heads = [self._last_id(key) for key in self._streams]
-        router = self._make_router()
-        router.start()
-        self._subscriptions = [
-            router.subscribe(key, head, on_entries=functools.partial(self._came_in, source))
-            for source, (key, head) in enumerate(zip(self._streams, heads, strict=True))
-        ]
-        self._router, self._heads, self._backlog = router, heads, 0
-        event(log, "live_feed_started", level=logging.DEBUG, mode=router.mode.value)
 
     def _last_id(self, key: str) -> bytes:
         try:
@@ -207,47 +174,34 @@ class TicketFeed(Service):
         return bytes(facts[b"last-generated-id"])
 
     def _rest(self) -> None:
-        router, self._router = self._router, None
-        if router is not None:
-            router.stop()
-            self._subscriptions = []
-            self._seen.clear()
-            self._values.clear()
-            event(log, "live_feed_stopped", level=logging.DEBUG)
+        self._heads = []
+        self._seen.clear()
+        self._values.clear()
 
-    def _begin_anew_if_deaf(self) -> None:
-        """Restart the router after a stream that Redis once refused to read (it was another type for a moment, or a
-        right was missing) and that is not read any more. Followers have to come back, and then get what they missed."""
-        ended = next((one for one in self._subscriptions if one.end is not None), None)
-        if ended is None or ended.end is None:
-            return
-        stream, why = ended.key.decode(errors="replace"), f"{ended.end.value} ({ended.detail})"
-        event(log, "live_feed_interrupted", level=logging.WARNING, stream=stream, why=why)
-        for followers in self._followers.values():
-            for follower in followers:
-                assert follower.live is not None
-                follower.live.close()
-        self._rest()
+    def _read_on(self, source: int) -> bool:
+        """Read what came into a stream. Return True when there is more to be read at once."""
+        for _ in range(_PAGES):
+            _, page = self._page(source, self._heads[source])
+            self._dispatch(source, page)
+            if len(page) < _PAGE:
+                return False
+        return True
 
     # -- its parts
 
-    def _read(self, what: str, one: Any, other: Any) -> None:
-        if what == "entries":
-            source, subscription = one
-            if self._subscriptions and self._subscriptions[source] is subscription:  # not of a router that was stopped
-                self._dispatch(source, other)
-        elif what == "came":
+    def _read(self, what: str, one: Follower) -> None:
+        if what == "came":
             self._join(one)
-        else:
-            if one in self._behind:
-                self._behind.remove(one)
-            followers = self._followers.get(one.ticket, {})
-            followers.pop(one, None)
-            if not followers:
-                self._followers.pop(one.ticket, None)
-                self._seen.pop(one.ticket, None)
-                self._values.pop(one.ticket, None)
-                self._rules.forget(one.ticket)
+            return
+        if one in self._behind:
+            self._behind.remove(one)
+        followers = self._followers.get(one.ticket, {})
+        followers.pop(one, None)
+        if not followers:
+            self._followers.pop(one.ticket, None)
+            self._seen.pop(one.ticket, None)
+            self._values.pop(one.ticket, None)
+            self._rules.forget(one.ticket)
 
     def _dispatch(self, source: int, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -260,11 +214,6 @@ class TicketFeed(Service):
                 for follower in self._followers[ticket]:
                     if source not in follower.behind:
                         self._send(follower, mine)
-        self._backlog -= len(entries)
-        if self._backlog < _BACKLOG // 2:
-            for subscription in self._subscriptions:
-                if subscription.held:
-                    subscription.resume()
 
     def _events(self, source: int, entry: Entry, wanted: Any) -> list[Event]:
         try:

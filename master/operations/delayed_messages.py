@@ -124,9 +124,6 @@ class DelayedView:
         count, known = self._link.all_of([("XLEN", self._log.delayed), ("ZCARD", self._log.due)])
         return max(0, count - known)
 
-    def ordered_until(self) -> str:
-        return (self._link.call("GET", self._log.due_until) or b"").decode()
-
     def now_ms(self) -> int:
         return redis_ms(self._link)
 

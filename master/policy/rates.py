@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 
 class Sample(NamedTuple):
@@ -26,6 +26,12 @@ class Sample(NamedTuple):
         if self.read is not None:
             return self.read - self.pending
         return None if self.lag is None else self.entries - self.lag - self.pending
+
+
+def sample_of(seen: Mapping[str, Any]) -> Sample:
+    """Return the counts of ``stream_sums``."""
+    lag = seen["lag"] if seen["lag_is_exact"] else None
+    return Sample(seen["time_ms"], seen["entries"], lag, seen["pending"], seen["read"])
 
 
 def rates(samples: Sequence[Sample]) -> tuple[float | None, float | None]:

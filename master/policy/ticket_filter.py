@@ -6,23 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from usher.common.base.text import label
 from usher.common.protocol.last_error import error_name
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.letters import has_error
-
-#: The states that a list can tell: whether a handler runs is asked of no consumer.
-LISTED = (
-    TicketState.HALTED,
-    TicketState.RETRYING,
-    TicketState.RECOVERING,
-    TicketState.HANDED_OVER,
-    TicketState.WAITING,
-    TicketState.PAUSED,
-    TicketState.RETURNED,
-    TicketState.PUT_OFF,
-    TicketState.UNREADABLE,
-)
+from usher.master.policy.states import LISTED
 
 
 @dataclass(frozen=True)
@@ -51,10 +38,6 @@ class TicketFilter:
     @property
     def wants_waiting(self) -> bool:
         return not self.consumer and (not self.states or bool(self.states & {TicketState.WAITING, TicketState.PAUSED}))
-
-    def told(self) -> str:
-        parts = (", ".join(map(label, sorted(self.states))), f"on {self.consumer}" if self.consumer else "", self.error)
-        return "; ".join(filter(None, parts)) or "all tickets"
 
 
 def parse_states(text: str) -> frozenset[str]:

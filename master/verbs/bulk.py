@@ -21,7 +21,7 @@ from usher.common.base.clock import wall_ms
 from usher.common.base.log import event
 from usher.common.runtime.service import Service
 from usher.master.operations.action_log import OperatorAction, counted
-from usher.master.verbs.verbs import NO_ROOM, Args, Shelf, Tools, Verb
+from usher.master.verbs.verbs import NO_ROOM, Args, Shelf, Tools, Verb, id_of
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class BulkJob:
     verb: Verb
     shelf: Shelf
     tools: Tools
+    args: Args
     wanted: Any
     told: str
     until: bytes
@@ -59,7 +60,11 @@ class BulkJob:
 
     @property
     def what(self) -> str:
-        return self.verb.word.replace("-", "_")
+        return self.verb.noted or self.verb.word.replace("-", "_")
+
+    @property
+    def sentence(self) -> str:
+        return self.verb.sentence(self.args, list(self.outcomes.elements()))
 
     def note(self, outcome: str, what: str = "") -> None:
         action = OperatorAction(self.tools.by, what or self.what, f"{self.shelf.noun}s: {self.told}")
@@ -87,9 +92,9 @@ class BulkJobs(Service):
     def job(self, job_id: str) -> BulkJob | None:
         return next((one for one in self.jobs if one.id == job_id), None)
 
-    def begin(self, verb: Verb, tools: Tools, wanted: Any, told: str, until: bytes, count: int) -> BulkJob:
+    def begin(self, verb: Verb, tools: Tools, args: Args, wanted: Any, told: str, until: bytes, count: int) -> BulkJob:
         assert verb.shelf is not None
-        job = BulkJob(verb, verb.shelf, tools, wanted, told, until, count)
+        job = BulkJob(verb, verb.shelf, tools, args, wanted, told, until, count)
         with self._lock:
             forgotten = next((one for one in self._jobs if one.is_over), None)
             if len(self._jobs) >= _REMEMBERED and forgotten is not None:
@@ -128,14 +133,14 @@ class BulkJobs(Service):
     def _change(self, job: BulkJob, page: Sequence[Any]) -> None:
         items = [item for item in {item.id: item for item in page}.values() if item.id not in job.touched]
         for at in range(0, len(items), job.shelf.at_once):
-            for result in job.verb.run(job.tools, items[at : at + job.shelf.at_once], Args()):
+            for result in job.verb.run(job.tools, items[at : at + job.shelf.at_once], job.args):
                 self.made_progress()
-                job.touched.add(result.id)
+                job.touched.add(id_of(result))
                 job.outcomes[result.word] += 1
                 job.done += 1
                 if result.word not in job.shelf.good and len(job.failures) < _NAMED:
                     why = getattr(result, "note", "") or result.word
-                    job.failures.append((result.id.decode(errors="replace"), why))
+                    job.failures.append((id_of(result).decode(errors="replace"), why))
                 if result.word == NO_ROOM:
                     self.stop_job(job)
                     self._note(job)

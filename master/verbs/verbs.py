@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import UsherError
-from usher.common.base.text import pluralize
+from usher.common.base.text import pluralize, span
 from usher.common.http.fields import OneLine, StreamId, TicketId
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import error_name
@@ -27,15 +27,16 @@ from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.registration import NAME
 from usher.common.protocol.stream_id import rank
 from usher.common.sending.producer import LATEST_MS
+from usher.master.insight.formatting import moment
 from usher.master.operations.action_log import ActionLog, By, OperatorAction, counted
 from usher.master.operations.dead_letters import AT_ONCE, DeadLetters
 from usher.master.operations.delayed_messages import DROP, MOVE, SEND_NOW, DelayedView, check_due, chosen_delayed
 from usher.master.operations.live_rules import LiveRules, RuleSetChange, TooManyRules
 from usher.master.operations.ticket_orders import TicketOrders
-from usher.master.policy.explain.explain import span
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
 from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Target, rule_id
-from usher.master.policy.ticket_filter import LISTED, TicketFilter, parse_states
+from usher.master.policy.states import LISTED
+from usher.master.policy.ticket_filter import TicketFilter, parse_states
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.verbs.documents import ConsumerRuleChange, OrderAnswer, Outcomes, RuleChange
 
@@ -169,13 +170,16 @@ class Shelf:
         *,
         is_harmful: bool = True,
         args: type[Args] | None = None,
+        will: str = "",
+        did: str = "",
     ) -> Callable[[_Run], _Run]:
         """Decorate a function ``(tools, items, args)`` so that it is a verb of this shelf (see ``Verb``)."""
 
         def add(run: _Run) -> _Run:
             route = f"POST {self.path}/{word}" if self.answer else ""
             noted_as, name = word if noted is None else noted, f"{self.command} {word}"
-            made = Verb(name, run, args or self.args, route, {200: self.answer}, {}, label, noted_as, self, is_harmful)
+            said = (label, noted_as, self, is_harmful, will, did)
+            made = Verb(name, run, args or self.args, route, {200: self.answer}, {}, *said)
             self.verbs[word] = VERBS[name] = made
             return run
 
@@ -199,7 +203,8 @@ class Shelf:
 class Verb:
     """``name``: its command; ``route``: method and path below ``/api``, "" for none; ``answers`` and ``problems``
     (beyond those of every route): what it answers there. ``noted``: what the action log calls it, "" where its step
-    writes its line itself. ``is_harmful``: its button is red."""
+    writes its line itself. ``is_harmful``: its button is red. ``will`` and ``did``: what happens to the items, for
+    people."""
 
     name: str
     run: Callable[..., Any]
@@ -211,6 +216,8 @@ class Verb:
     noted: str = ""
     shelf: Shelf | None = None
     is_harmful: bool = False
+    will: str = ""
+    did: str = ""
 
     @property
     def form(self) -> str:
@@ -243,7 +250,16 @@ class Verb:
         words = [one.word for one in results]
         others = others if "added" in words else []
         document = {"results": [shown(one) for one in results], "cursor": cursor, "other_groups": others}
-        return Outcome(document, "; ".join(filter(None, (f"{self.label}: {counted(words)}", also_for(others)))))
+        return Outcome(document, "; ".join(filter(None, (self.sentence(args, words), also_for(others)))))
+
+    def sentence(self, args: Any, words: Sequence[str]) -> str:
+        """Tell people what came of it."""
+        if self.shelf is None or not self.did:
+            return f"{self.label}: {counted(words)}"
+        done, noun = sum(word in self.shelf.good for word in words), self.shelf.noun.rpartition(" ")[2]
+        left = Counter(word for word in words if word not in self.shelf.good)
+        told = [f"{pluralize(done, noun)} {self.did.format(when=moment(getattr(args, 'due_ms', 0)) + ' UTC')}"]
+        return "; ".join(told + [f"{number:,} {self.shelf.means[word]}" for word, number in left.items()])
 
     def act(self, tools: Tools, args: Any, items: Sequence[Any]) -> list[Any]:
         assert self.shelf is not None
@@ -270,9 +286,13 @@ def verb(
     return add
 
 
+def id_of(result: Any) -> bytes:
+    return result.id if isinstance(result.id, bytes) else str(result.id).encode()
+
+
 def shown(result: Any) -> dict[str, Any]:
     """Return the result of a step for programs."""
-    found = result.id.decode() if isinstance(result.id, bytes) else result.id
+    found = id_of(result).decode()
     made = getattr(result, "message_id", b"")
     return {"id": found, "outcome": result.word} | ({"message_id": made.decode()} if made else {})
 
@@ -442,13 +462,13 @@ DELAYED = Shelf(
 )
 
 
-@DELAYED.verb("send", "Send now", SEND_NOW)
+@DELAYED.verb("send", "Send now", SEND_NOW, is_harmful=False, will="sent now", did="to be sent now")
 def send_now(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
     """Send delayed messages now: the leading master adds them to their stream at once, in the order of their times."""
     return tools.delayed.move([item.id.decode() for item in items], None)
 
 
-@DELAYED.verb("move", "Move", MOVE, args=MovedDelayed)
+@DELAYED.verb("move", "Move", MOVE, is_harmful=False, args=MovedDelayed, will="due at", did="moved to {when}")
 def move(tools: Tools, items: Sequence[Any], args: MovedDelayed) -> Iterator[Any]:
     """Move delayed messages to another time, at most ten years ahead: they come into their stream then, and not
     before."""
@@ -459,7 +479,7 @@ def move(tools: Tools, items: Sequence[Any], args: MovedDelayed) -> Iterator[Any
     return tools.delayed.move([item.id.decode() for item in items], args.due_ms)
 
 
-@DELAYED.verb("drop", "Drop", DROP)
+@DELAYED.verb("drop", "Drop", DROP, will="thrown away", did="dropped")
 def drop_delayed(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
     """Throw delayed messages away before they are sent, for every group of the stream."""
     return tools.delayed.drop([item.id.decode() for item in items])
@@ -531,7 +551,7 @@ def _ordered(tools: Tools, items: Sequence[Any], order: TicketOrder) -> Iterator
         yield OrderedTicket(item.id, result.outcome, result.note)
 
 
-@TICKETS.verb("retry", "Retry now", "", is_harmful=False)
+@TICKETS.verb("retry", "Retry", "", is_harmful=False)
 def retry(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
     """Start a ticket's first message now, instead of waiting for its next attempt."""
     return _ordered(tools, items, TicketOrder.RETRY)
@@ -619,10 +639,10 @@ class NewRule(OfTarget):
         return self
 
 
-def _changed(changed: RuleSetChange | None, problem: str, text: str, name: str = "") -> Outcome:
+def _changed(changed: RuleSetChange | None, problem: str, text: str, name: str = "", says: str = "") -> Outcome:
     if changed is None:
         return Outcome({}, text, 404, problem)
-    return Outcome(({"name": name} if name else {}) | changed.shown(), changed.told)
+    return Outcome(({"name": name} if name else {}) | changed.shown(), says or changed.told)
 
 
 @verb("rules set", "POST /rules", NewRule, {201: RuleChange, 200: RuleChange}, {409: "too_many_rules"})
@@ -656,14 +676,14 @@ _DRAINED = {404: "unknown_consumer", 409: "too_many_rules"}
 def drain(tools: Tools, args: Args, name: str) -> Outcome:
     """Hand nothing more to a consumer: it finishes its messages, and new ones go to others. This holds for the name,
     also after a restart, until `usher consumers resume`."""
-    return _changed(
-        tools.rules.drain(name, tools.by), "unknown_consumer", "no consumer of that name is registered", name
-    )
+    changed = tools.rules.drain(name, tools.by)
+    held = pluralize(changed.handed_over, "message") if changed is not None else ""
+    says = f"{name} is drained: it is handed nothing more and finishes its messages ({held})"
+    return _changed(changed, "unknown_consumer", "no consumer of that name is registered", name, says)
 
 
 @verb("consumers resume", "POST /consumers/<name>/resume", Args, {200: ConsumerRuleChange}, {404: "not_drained"})
 def resume_consumer(tools: Tools, args: Args, name: str) -> Outcome:
     """Hand work again to a consumer that an operator has drained. A consumer that shuts down goes on with that."""
-    return _changed(
-        tools.rules.resume(name, tools.by), "not_drained", "no consumer of that name was drained by an operator", name
-    )
+    nobody = "no consumer of that name was drained by an operator"
+    return _changed(tools.rules.resume(name, tools.by), "not_drained", nobody, name, f"{name} gets work again")

@@ -23,7 +23,7 @@ from usher.master.policy.rules import Rule, alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.verbs.bulk import DONE, STOPPED, BulkJob, BulkJobs
-from usher.master.verbs.verbs import LETTERS, TICKETS, DryRun, Shelf
+from usher.master.verbs.verbs import LETTERS, TICKETS, Args, DryRun, Shelf
 
 REDRIVE, DROP = "redrive", "drop"
 
@@ -52,7 +52,7 @@ class Bulk(BulkJobs):
         return self.shelf.dry_run(self.tools, wanted, within_s)
 
     def start(self, what: str, wanted: Any, found: DryRun) -> BulkJob:
-        return self.begin(self.shelf.verbs[what], self.tools, wanted, "told", found.until, found.preview.count)
+        return self.begin(self.shelf.verbs[what], self.tools, Args(), wanted, "told", found.until, found.preview.count)
 
 
 @pytest.fixture

@@ -33,21 +33,22 @@ def three(world: World) -> tuple[LeaderScripts, list[str]]:
 def _form(page: str) -> dict[str, list[str]]:
     """Hidden fields of the form that a preview shows, but the token."""
     found: dict[str, list[str]] = {}
-    [form] = re.findall(r'<form method="post" action="/delayed/run".*?</form>', page, re.DOTALL)
+    [form] = re.findall(r'<form method="post" action="/delayed/bulk".*?</form>', page, re.DOTALL)
     for name, value in re.findall(r'type="hidden" name="([^"]+)" value="([^"]*)"', form):
         found.setdefault(name, []).append(html.unescape(value))
     return {name: values for name, values in found.items() if name != "csrf_token"}
 
 
 def _run(site: Site, page: str, why: str = "") -> str:
-    """Confirm a preview; what the list says then."""
-    answered = site.post("/delayed/run", **{**_form(page), "why": why})  # type: ignore[arg-type]
+    """Confirm a preview; what is said then."""
+    answered = site.post("/delayed/bulk", **{**_form(page), "why": why})  # type: ignore[arg-type]
     assert answered.status_code == 303, answered.text
+    site.bulk.run_once()
     return site.get(answered.headers["Location"]).text
 
 
 def _said(page: str) -> str:
-    [said] = re.findall(r'<p class="said" role="status">(.*?)</p>', page)
+    [said] = re.findall(r'<p class="(?:said" role="status|summary)">(.*?)</p>', page)
     return html.unescape(said)
 
 
@@ -69,7 +70,7 @@ def test_chosen_messages_are_sent_now_after_a_preview(
 ) -> None:
     leader, ids = three
     with world.unchanged():
-        page = site.post("/delayed/run", dry="1", what="send_delayed_now", id=[ids[2], ids[0]]).text  # type: ignore[arg-type]
+        page = site.post("/delayed/bulk", dry="1", what="send", id=[ids[2], ids[0]]).text  # type: ignore[arg-type]
         assert "2 messages of ticket A will be sent now" in page
     assert _said(_run(site, page, "they wait")) == "2 messages to be sent now"
     send_due(world, leader)
@@ -77,17 +78,17 @@ def test_chosen_messages_are_sent_now_after_a_preview(
     [line] = ActionLog(world.link, world.keys).page(None, 10)[0]
     assert (line["what"], line["why"], line["outcome"]) == ("send_delayed_now", "they wait", "moved 2")
     assert line["on"] == f"2 delayed messages, from {ids[2]}"
-    again = site.post("/delayed/run", **_form(page))  # type: ignore[arg-type]
+    again = site.post("/delayed/bulk", **_form(page))  # type: ignore[arg-type]
     assert "2 left alone: not waiting any more" in _said(site.get(again.headers["Location"]).text)
     assert (sent(world), left(world)) == ([b"A", b"A"], 1), "once"
-    assert "None of them waits any more" in site.post("/delayed/run", dry="1", what="drop_delayed", id=ids[0]).text
+    assert "None of them waits any more" in site.post("/delayed/bulk", dry="1", what="drop", id=ids[0]).text
 
 
 def test_one_that_is_sent_between_preview_and_answer_is_told(
     site: Site, world: World, three: tuple[LeaderScripts, list[str]]
 ) -> None:
     leader, ids = three
-    page = site.post("/delayed/run", dry="1", what="drop_delayed", id=ids).text  # type: ignore[arg-type]
+    page = site.post("/delayed/bulk", dry="1", what="drop", id=ids).text  # type: ignore[arg-type]
     list(DelayedView(world.link, world.keys, "ticket_id").move(ids[:1], None))
     send_due(world, leader)
     assert _said(_run(site, page)).startswith("2 messages dropped; 1 left alone: not waiting any more")
@@ -107,7 +108,7 @@ def test_one_that_is_sent_between_preview_and_answer_is_told(
 def test_a_time_is_of_the_zone_that_is_named(
     site: Site, world: World, three: tuple[LeaderScripts, list[str]], at: str, zone: str, due_ms: int
 ) -> None:
-    page = site.post("/delayed/run", dry="1", what="move_delayed", id=three[1][1], at=at, zone=zone).text
+    page = site.post("/delayed/bulk", dry="1", what="move", id=three[1][1], at=at, zone=zone).text
     assert _form(page)["due_ms"] == [str(due_ms)]
     assert "1 message of ticket B will be due at" in page
     assert "1 message moved to 20" in _said(_run(site, page))
@@ -132,7 +133,7 @@ def test_a_time_that_cannot_be_is_refused_with_a_sentence(
     site: Site, world: World, three: tuple[LeaderScripts, list[str]], at: str, zone: str, told: str
 ) -> None:
     with world.unchanged():
-        answered = site.post("/delayed/run", dry="1", what="move_delayed", id=three[1][1], at=at, zone=zone)
+        answered = site.post("/delayed/bulk", dry="1", what="move", id=three[1][1], at=at, zone=zone)
     assert answered.status_code == 422
     assert told in answered.text
 
@@ -141,7 +142,7 @@ def test_a_preview_that_is_confirmed_too_late_moves_nothing(
     site: Site, world: World, three: tuple[LeaderScripts, list[str]]
 ) -> None:
     with world.unchanged():
-        answered = site.post("/delayed/run", what="move_delayed", id=three[1][0], due_ms=str(now_ms(world) - 1))
+        answered = site.post("/delayed/bulk", what="move", id=three[1][0], due_ms=str(now_ms(world) - 1))
     assert (answered.status_code, "that time is over" in answered.text) == (422, True)
 
 
@@ -149,7 +150,7 @@ def test_all_of_a_ticket_are_dropped_but_what_came_after_the_preview(
     site: Site, world: World, three: tuple[LeaderScripts, list[str]]
 ) -> None:
     leader, ids = three
-    page = site.post("/delayed/run", dry="1", what="drop_delayed", all="1", ticket="A").text
+    page = site.post("/delayed/bulk", dry="1", what="drop", all="1", ticket="A").text
     assert "2 messages of ticket A will be thrown away" in page
     later = delay(world, b"A", FUTURE).decode()
     leader.due_delayed(10)
@@ -158,34 +159,10 @@ def test_all_of_a_ticket_are_dropped_but_what_came_after_the_preview(
     assert [row.id for row in rows] == [later, ids[1]]
 
 
-def test_of_very_many_the_first_are_changed_and_the_rest_is_told(
-    site: Site, world: World, three: tuple[LeaderScripts, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("usher.master.web.pages.delayed_pages._MOST_AT_A_TIME", 2)
-    page = site.post("/delayed/run", dry="1", what="drop_delayed", all="1").text
-    assert "2 messages of tickets A, B will be thrown away" in page
-    assert "More match" in page
-    assert "more match: ask again" in _said(_run(site, page))
-    assert left(world) == 1
-
-
-def test_so_many_that_the_rest_would_come_before_them_are_not_moved(
-    site: Site, world: World, three: tuple[LeaderScripts, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("usher.master.web.pages.delayed_pages._MOST_AT_A_TIME", 2)
-    with world.unchanged():
-        for more in ({"dry": "1", "at": "2099-01-01T00:00", "zone": "UTC"}, {"due_ms": "4070908800000"}):
-            answer = site.post("/delayed/run", what="move_delayed", all="1", **more)
-            assert answer.status_code == 422
-            assert "more match than can be moved at once" in answer.text
-
-
-@pytest.mark.parametrize(
-    "form", [{"what": "send_delayed_now"}, {"what": "x", "id": "1-1"}, {"what": "drop_delayed", "id": "x"}]
-)
+@pytest.mark.parametrize("form", [{"what": "send"}, {"what": "x", "id": "1-1"}, {"what": "drop", "id": "x"}])
 def test_a_form_without_a_choice_is_refused(site: Site, form: dict[str, str]) -> None:
     for dry in ("1", ""):
-        assert site.post("/delayed/run", dry=dry, **form).status_code == 422
+        assert site.post("/delayed/bulk", dry=dry, **form).status_code == 422
 
 
 def test_viewers_see_when_but_not_what_and_can_do_nothing(
@@ -194,10 +171,10 @@ def test_viewers_see_when_but_not_what_and_can_do_nothing(
     sign_in(guarded, "look")
     page = guarded.get("/delayed").text
     assert three[1][0] in page
-    assert "&lt;i&gt;" not in page and "checkbox" not in page and "/delayed/run" not in page
+    assert "&lt;i&gt;" not in page and "checkbox" not in page and "/delayed/bulk" not in page
     with world.unchanged():
         for dry in ("1", ""):
-            assert guarded.post("/delayed/run", dry=dry, what="drop_delayed", id=three[1][0]).status_code == 403
+            assert guarded.post("/delayed/bulk", dry=dry, what="drop", id=three[1][0]).status_code == 403
 
 
 # ---- the routes ----

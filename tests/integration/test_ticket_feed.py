@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -17,6 +16,8 @@ from tests.integration.factories import FIELD, World
 from tests.integration.gathered import Gathered
 from tests.integration.routers import PATIENCE_S, until
 from tests.live import lines
+from tests.proxy import Proxy
+from usher.common.base.errors import RedisTrouble, ReplyUnknown
 from usher.common.http import app as web
 from usher.common.http.credentials import Identity, Role
 from usher.common.http.push import LiveStream, LiveStreams
@@ -24,7 +25,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.run_log import encode
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD
 from usher.common.redis.client import Link
-from usher.common.router.router import StreamRouter
+from usher.common.redis.embedded import free_port
 from usher.master.insight import ticket_feed
 from usher.master.insight.ticket_feed import TicketFeed
 from usher.master.membership.health_url import parse_hosts
@@ -48,7 +49,7 @@ class Done:
 
 @contextlib.contextmanager
 def feeding(link: Link, keys: Keys, field: str) -> Iterator[TicketFeed]:
-    made = TicketFeed(Link(link.url, "feed"), keys, field, LiveStreams(10), lambda: StreamRouter(link.url))
+    made = TicketFeed(Link(link.url, "feed"), keys, field, LiveStreams(10))
     made.start()
     yield made
     made.stop()
@@ -162,21 +163,17 @@ def test_a_gap_is_told_once_however_much_was_missed_elsewhere(
     assert [one["time_ms"] for one in found] == sorted(one["time_ms"] for one in found)
 
 
-def test_a_stream_that_could_not_be_read_for_a_moment_is_followed_again(
-    feed: TicketFeed, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ticket_feed, "_POSITION_S", 0.1)
+def test_a_stream_that_could_not_be_read_for_a_moment_is_followed_again(feed: TicketFeed, world: World) -> None:
     fill(world, 1)
     live = feed.follow("", _T, None, with_fields=True)
     with contextlib.closing(lines(live)) as told_lines:
-        position = next(line for line in told_lines if line.startswith(b"id: "))
+        assert next_event(told_lines)["state"] == "idle"
         world.link.call("RENAME", world.keys.stream, "kept")
         world.link.call("SET", world.keys.stream, "no stream")
-        until(lambda: any(one.end is not None for one in feed._subscriptions))
+        time.sleep(3 * ticket_feed._LOOK_S)
         world.link.call("RENAME", "kept", world.keys.stream)
-        world.link.call("XADD", world.keys.stream, "*", FIELD, _T)
-        assert len(list(itertools.islice(told_lines, 100))) < 100, "it is closed, so that who follows comes back"
-    assert told(feed, position.decode().split()[1], 1)[0]["event"] == "entry"
+        world.link.call("XADD", world.keys.stream, "2000-1", FIELD, _T)
+        assert next_event(told_lines)["message_id"] == "2000-1"
 
 
 def test_a_stream_of_which_nothing_is_left_is_a_gap_for_who_had_not_all_of_it_and_for_nobody_else(
@@ -241,12 +238,13 @@ def test_who_was_told_more_by_another_master_has_missed_nothing(feed: TicketFeed
     with contextlib.closing(lines(live)) as told_lines:
         while b"event: state" not in next(told_lines):
             pass
-        feed._subscriptions[0].pause()  # as with many entries that wait to be looked at
+        real, held = feed._read_on, [0]  # as with many entries that wait to be looked at
+        feed._read_on = lambda source: source not in held and real(source)  # type: ignore[method-assign]
         fill(world, 3)
         others = feed.follow("", _T, parse_position("1010-1_1026-0_0-0"), with_fields=True)
         until(lambda: _T in feed._followers and feed._heads[1] == b"1026-0")
         time.sleep(3 * ticket_feed._LOOK_S)
-        feed._subscriptions[0].resume()
+        held.clear()
         until(lambda: feed._heads[0] == b"1020-2")
         world.link.call("XADD", world.keys.stream, b"1030-1", FIELD, _T)
         found = read(others, 3)
@@ -288,3 +286,51 @@ def test_a_ticket_that_is_paused_is_told_so_and_when_that_ends(feed: TicketFeed,
 
 def next_event(told_lines: Iterator[bytes]) -> dict[str, Any]:
     return next(orjson.loads(line.partition(b": ")[2]) for line in told_lines if line.startswith(b"data: "))
+
+
+# -- answers that get lost
+
+_KEYS = Keys("tickets", "usher")
+
+
+def test_the_state_of_an_idle_ticket_is_told_though_a_reply_about_another_one_got_lost(redis_url: str) -> None:
+    """The records were read and the attempts were not: what was read has to be told by the next look all the same."""
+    lost = []
+
+    def lose_once(chunk: bytes) -> bytes | None:
+        if b"3 3 0 0" in chunk and not lost:
+            lost.append(chunk)
+            return None
+        return chunk
+
+    direct = Link(redis_url, "test")
+    direct.call("HSET", _KEYS.tickets, "busy", "worker:1 5 1-1")
+    direct.call("HSET", _KEYS.attempts, "1-1", "3 3 0 0")
+    with contextlib.ExitStack() as stack, Proxy(redis_url, lose_once) as proxy:
+        feed = TicketFeed(Link(proxy.url, "test:feed"), _KEYS, "ticket_id", LiveStreams(10))
+        stack.callback(feed.on_end)
+        followed = [feed.follow("", ticket, None, with_fields=True) for ticket in (b"busy", b"idle")]
+        with pytest.raises(ReplyUnknown):
+            feed.run_once()
+        assert lost
+
+        def all_are_greeted() -> bool:
+            feed.run_once()
+            return all(any(b"event: state" in one for one in live._waiting) for live in followed)
+
+        until(all_are_greeted)
+    direct.close()
+
+
+def test_those_who_came_and_left_while_redis_was_away_are_not_remembered() -> None:
+    """They come again every few seconds, for as long as that lasts."""
+    nowhere = f"redis://127.0.0.1:{free_port()}/0"
+    feed = TicketFeed(Link(nowhere, "test:feed"), _KEYS, "ticket_id", LiveStreams(10))
+    with contextlib.ExitStack() as stack:
+        stack.callback(feed.on_end)
+        feed.follow("", b"stays", [b"1-1"] * 3, with_fields=True)
+        for _ in range(5):
+            feed.follow("", b"leaves", [b"1-1"] * 3, with_fields=True).response.close()
+            with pytest.raises(RedisTrouble):
+                feed.run_once()
+        assert (list(feed._followers), len(feed._behind), len(feed._mailbox)) == ([b"stays"], 1, 0)

@@ -54,8 +54,8 @@ def test_a_verb_costs_a_few_lines(world: World, touch: None, request: pytest.Fix
     page.bulk.run_once()
     page.bulk.run_once()
     environ = environ_of(world)
-    for words in (["--all", "--preview", "--json"], [letters[0], "--yes", "--why", "by command", "--json"]):
-        done = CliRunner().invoke(shelf_command(VERBS["dead touch"]), words, env=environ)
+    for words in (["--all", "--preview"], [letters[0], "--yes", "--why", "by command"]):
+        done = CliRunner().invoke(shelf_command(VERBS["dead touch"]), words, env=environ, obj={"json": True})
         assert json.loads(done.output)["outcomes"] == ({} if "--all" in words else {"done": 1})
     lines = ActionLog(world.link, world.keys).page(None, 10)[0]
     assert [(line["why"], line["what"], line["outcome"]) for line in reversed(lines)] == [

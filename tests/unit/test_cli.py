@@ -374,8 +374,11 @@ def test_shared_options_are_refused_where_nothing_reads_them() -> None:
     for words in (["token", "new", "viewer", "a", "--group", "g"], ["--group", "g", "token", "new", "viewer", "a"]):
         done = CliRunner().invoke(cli.usher, words)
         assert done.exit_code == 2 and "No such option '--group'" in done.output
-    assert cli._hoisted(["send", "--", "--group", "g"], {"--group"}) == ["send", "--", "--group", "g"]
-    assert cli._hoisted(["send", "--group"], {"--group"}) == ["--group", "send"]
+    assert "No such option '--json'" in CliRunner().invoke(cli.usher, ["up", "--json"]).output
+    shared = cli.usher.share()  # type: ignore[attr-defined]
+    assert cli._hoisted(["send", "--", "--group", "g"], shared) == ["send", "--", "--group", "g"]
+    assert cli._hoisted(["send", "--group"], shared) == ["--group", "send"]
+    assert cli._hoisted(["send", "--json", "a=b"], shared) == ["--json", "send", "a=b"]
 
 
 @pytest.mark.parametrize("words", ["audit", "report", "status", "doctor", "dead list", "trim"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from itertools import product, starmap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +14,23 @@ from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.mishaps import Mishaps
 from usher.common.protocol.owner_words import HALTED, RETURNED
+from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.alarms import alarms
-from usher.master.policy.explain.stuck import STUCK_MS, Head, StuckContext, behind, oldest, stuck_rows
+from usher.master.policy.explain.stuck import (
+    SHOWN,
+    STUCK_MS,
+    Head,
+    StuckContext,
+    TicketGroups,
+    behind,
+    describe,
+    oldest,
+    stuck_rows,
+)
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
+from usher.master.policy.states import LISTED, ROWS, STATES, Queue, Seen, ticket_state
+from usher.master.policy.ticket_filter import parse_states
 
 _NOW = 1_000_000_000
 _SEEN = StuckContext({}, {"c1:1": "live", "c2:1": "draining", "c3:1": "revoked"}, {}, {})
@@ -177,6 +193,12 @@ def test_consumers_are_behind_when_much_is_unread_and_has_been_for_long(
     assert (level, text.startswith("The consumers are behind")) == (("warn", True) if is_behind else ("ok", False))
 
 
+def test_a_flood_is_told_as_a_queue_with_where_to_slow_its_tenant() -> None:
+    flood = {"queue": {"tenant": "a&b", "text": "behind 310"}, "stuck": [stuck(state="queued")] * 49}
+    [alarm] = alarms(snapshot(**flood))
+    assert alarm == ("warn", "Tickets wait for their turn, behind 310", "/rules?tenant=a%26b")
+
+
 def test_of_more_than_are_looked_at_it_is_said_that_there_may_be_more() -> None:
     for state, says in (
         ("handed_over", "2 tickets or more are stuck"),
@@ -236,3 +258,131 @@ def test_what_somebody_did_to_the_stream_by_hand_is_told_for_a_day(ago_s: int, i
     cut = told(mishaps=Mishaps(1001, at)._asdict())
     assert (cut == [("bad", "Cut from the stream before they were read, and lost: 1,001 messages")]) == is_told
     assert is_told or cut[0][0] == "ok"
+
+
+# -- groups, and the table of states
+
+_THEN = 1_790_000_100_000
+_KEY_ERROR = LastError("KeyError: 'x'", "KeyError", "shop/orders.py:41", 3, 3, 3, _THEN - 50_000)
+
+
+def _row(number: int, owner: bytes, error: LastError | None, behind: int = 0, attempts: Attempts | None = None) -> Any:
+    head = Head(b"T%d" % number, owner, 0, b"%d-0" % (_THEN - 100_000 + number), 1 + behind)
+    seen = StuckContext(
+        {} if attempts is None else {head.id: attempts},
+        {"c3:1": "live"},
+        {},
+        {head.ticket: Parked(0, True)},
+        errors={} if error is None else {head.id: error},
+    )
+    return describe(head, seen, _THEN) | {"shown": f"T{number}"}
+
+
+def test_what_is_the_same_is_one_line_with_all_that_waits() -> None:
+    groups = TicketGroups()
+    for number in range(40):
+        groups.add(_row(number, b"halted", _KEY_ERROR, behind=4))
+    groups.add(_row(50, b"c3:1", _KEY_ERROR, attempts=Attempts(1, 1)))
+    groups.add(_row(51, b"halted", _KEY_ERROR._replace(at="shop/orders.py:4")))
+    halted, other, retrying = groups.merged([])
+    assert (halted["tickets"], halted["messages"], len(halted["rows"])) == (40, 200, SHOWN)
+    assert re.fullmatch(
+        r"40 tickets halted: KeyError in shop/orders\.py:41, since \d\d:\d\d:\d\d UTC, in all 200 messages wait",
+        halted["told"],
+    )
+    assert other["told"].startswith("Ticket T51 halted: KeyError in shop/orders.py:4, since")
+    assert retrying["told"].startswith("Ticket T50 retrying: KeyError in shop/orders.py:41")
+
+
+def test_rows_of_counted_groups_are_not_counted_twice_and_others_get_groups_of_their_own() -> None:
+    groups = TicketGroups()
+    groups.add(_row(1, b"halted", _KEY_ERROR))
+    fresh = [_row(1, b"halted", _KEY_ERROR), _row(2, b"c3:1", None), _row(3, b"c3:1", None), _row(4, b"", None)]
+    told = [(one["state"], one["text"], one["tickets"]) for one in groups.merged(fresh)]
+    assert told == [
+        ("halted", "KeyError in shop/orders.py:41", 1),
+        ("waiting", "waits: no consumer has it", 1),
+        ("handed_over", "on c3", 2),
+    ]
+
+
+def test_a_group_of_which_only_what_failed_was_counted_has_all_of_its_rows() -> None:
+    groups = TicketGroups()
+    groups.add(_row(0, b"c3:1", None))
+    [on_c3] = groups.merged([_row(number, b"c3:1", None) for number in range(40)])
+    assert (on_c3["tickets"], on_c3["messages"]) == (40, 40)
+
+
+def test_what_is_known_of_some_tickets_alone_is_told_as_the_least() -> None:
+    counted = TicketGroups()
+    counted.add(_row(1, b"halted", _KEY_ERROR))
+    rows = [_row(number, b"c3:1", _KEY_ERROR, attempts=Attempts(1, 1)) for number in range(2, 6)]
+    for are_all, says in ((True, "4 tickets retrying"), (False, "at least 4 tickets retrying")):
+        halted, retrying = counted.merged(rows, rows_are_all=are_all)
+        assert retrying["told"].startswith(says)
+        assert (retrying["tickets_are_all"], halted["tickets_are_all"]) == (are_all, True)
+    assert "in all at least 4 messages wait" in retrying["told"]
+
+
+def test_of_very_many_errors_the_further_ones_are_counted() -> None:
+    groups = TicketGroups()
+    for number in range(500):
+        groups.add(_row(number, b"halted", _KEY_ERROR._replace(at=f"shop/orders.py:{number}")))
+    merged = groups.merged([])
+    assert sum(group["tickets"] for group in merged) == 500
+    assert merged[-1]["told"].startswith("300 tickets further: further errors, more than 200 in all")
+
+
+def test_an_error_that_nobody_noted_is_a_group_too() -> None:
+    groups = TicketGroups()
+    groups.add(_row(1, b"c3:1", None, attempts=Attempts(2, 2)))
+    groups.add(_row(2, b"c3:1", None, attempts=Attempts(1, 1)))
+    [group] = groups.merged([])
+    assert (group["state"], group["text"], group["tickets"]) == ("retrying", "", 2)
+    assert group["told"].startswith("2 tickets retrying: their errors are not known, since")
+
+
+def test_states_that_no_list_can_tell_are_refused() -> None:
+    assert parse_states("halted,retrying") == {TicketState.HALTED, TicketState.RETRYING}
+    with pytest.raises(ValueError, match="'running' is no state that a list can tell"):
+        parse_states("halted,running")
+
+
+def test_the_docs_tell_every_state() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
+    table = "| state | the ticket |\n| --- | --- |\n"
+    table += "".join(f"| {state.name} | {state.meaning} |\n" for state in STATES)
+    assert f"\n{table}\nA message" in text, f"put this there:\n{table}"
+
+
+def test_the_table_has_every_state_and_every_row_has_words() -> None:
+    assert {state.name for state in STATES} == set(TicketState)
+    kinds, rule = (
+        ("", "owned", "returned", "put_off", "halted", "unreadable"),
+        Rule(Target.TICKET, "T", RuleAction.PAUSE),
+    )
+    known, rules, texts = (Attempts(), Attempts(2, 1)), (None, rule), ("", "others")
+    found = {
+        ticket_state(seen): seen
+        for seen in starmap(Seen, product(kinds, ("live", "lost"), known, (5_000,), rules, texts, texts))
+    }
+    assert set(found) == set(ROWS) and all(row.why(seen) for row, seen in found.items())
+    assert {row.name for row in ROWS} == set(LISTED)
+
+
+def test_what_waits_while_others_are_handled_is_queued_and_not_stuck() -> None:
+    moves = {"leader_url": "http://m", "done_per_second": 140.0, "parked": 4_210}
+    queue = Queue.of(moves, {b"noisy": 3_900, b"b": 2})
+    assert queue is not None
+    assert (
+        queue.text
+        == "behind 4,210 waiting messages, of which 3,900 are of tenant noisy: about 30 s at 140.0 per second"
+    )
+    for stands in ({"done_per_second": 0.0}, {"leader_url": None}, {"parked": 0}, {"done_per_second": None}):
+        assert Queue.of(moves | stands) is None
+    head = Head(b"T", b"", 0, b"%d-0" % (_THEN - 100_000), 1)
+    row = describe(head, StuckContext({}, {}, {}, {}, queue=queue.text), _THEN)
+    assert (row["state"], row["why"]) == ("queued", queue.text)
+    groups = TicketGroups()
+    [group] = groups.merged([row | {"shown": "T"}, row | {"shown": "U"}])
+    assert group["told"].startswith("2 tickets queued: for their turn, since")

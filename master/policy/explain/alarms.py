@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from usher.common.base.text import pluralize
 from usher.common.doctor.judgements import NEARLY_FULL
@@ -18,8 +19,9 @@ _LOST = 2
 _RECENT_S = 86_400
 #: Declared losses of the group itself; of others there are alarms anyway.
 _OF_GROUP = ("group_lost", "set_back")
-#: What an operator has stopped, or a dead letter, has alarms of its own; of further groups the states are not known.
-_NOT_STILL = ("halted", "paused", "further")
+#: What an operator has stopped, or a dead letter, or what waits for its turn, has alarms of its own; of further groups
+#: the states are not known.
+_NOT_STILL = ("halted", "paused", "queued", "further")
 BAD, WARN, OK = "bad", "warn", "ok"
 _WORDS = {BAD: "Critical", WARN: "Warning", OK: "OK"}
 
@@ -137,6 +139,11 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
 
 
 def _of_flow(seen: Mapping[str, Any]) -> list[Alarm]:
+    queue = seen.get("queue")
+    if queue and any(row["state"] == "queued" for row in seen["stuck"]):
+        text = f"Tickets wait for their turn, {queue['text']}"
+        href = "/rules?" + urlencode({"tenant": queue["tenant"]}) if queue["tenant"] else "/consumers"
+        return [Alarm(WARN, text, href)]
     # of what is pending; also None without a group, where the number of unread entries is unknown
     oldest_ms = seen["oldest_ms"]
     if seen["lag"] >= _LAG and oldest_ms and seen["time_ms"] - oldest_ms >= _OLD_MS:

@@ -10,18 +10,19 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from usher.common.base.text import pluralize, time_of_day
+from usher.common.base.text import pluralize, span, time_of_day
 from usher.common.protocol.attempts import NEVER, attempts_told
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.explain.facts import EntryRow, OwnEntry, OwnerFacts, Reason, TicketExplanation, TicketFacts
-from usher.master.policy.explain.tried import last_error, told_alike
 from usher.master.policy.rules import Rule, RuleAction, Target
+from usher.master.policy.states import BY_NAME, last_error, told_alike
 from usher.master.policy.ticket_orders import LETTER_UNKNOWN
 
+#: Codes of what a ticket waits for while others are handled.
+_QUEUES = ("waits_for_turn", "consumers_full", "waiting_limit")
 #: Words for a leader's lease plus the time to take over, within which a dead leader has a successor; not for decisions.
 _SOON = "within moments"
-#: States that end with a write to Redis, and not with a handler, a time, or an operator's action.
-_NEED_WRITES = frozenset(map(TicketState, ("unread", "waiting", "returned", "put_off", "recovering")))
+_MOMENTS_S = 2.0
 
 
 def explain(facts: TicketFacts) -> TicketExplanation:
@@ -30,7 +31,7 @@ def explain(facts: TicketFacts) -> TicketExplanation:
     found = _explained(facts)
     first, *others = found.reasons
     found = replace(found, reasons=(first, *_last_error(facts), *_lost_with_it(facts), *others))
-    if not facts.refuses_writes or found.state not in _NEED_WRITES:
+    if not facts.refuses_writes or not BY_NAME[TicketState(found.state)].needs_writes:
         return found
     refused = Reason("redis_refuses_writes", f"the ticket does not move: {facts.refuses_writes}")
     return replace(found, reasons=(refused, *found.reasons), waits_for="Redis to take writes again", until_ms=0)
@@ -228,6 +229,8 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
     is_held = where != TicketState.UNREAD or (rule is not None and rule.target in (Target.STREAM, Target.EVERYTHING))
     obstacle, waits_for, until_ms = _obstacle(facts, rule, what, where)
     state = TicketState.PAUSED if obstacle.code == "rule_pause" and is_held else where
+    if where == TicketState.WAITING and obstacle.code in _QUEUES and facts.queue is not None:
+        state = TicketState.QUEUED
     reasons = [obstacle, *_place(facts, what, where), *_behind(facts, first)]
     if rule is not None and not obstacle.code.startswith("rule_"):
         reasons.append(Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}"))
@@ -300,8 +303,10 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
 
 
 def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] | None:
+    queue = facts.queue if facts.queue is not None and facts.queue.seconds > _MOMENTS_S else None
+    behind = f"; {queue.text}" if queue is not None else ""
     if facts.board is not None and facts.board.turn:
-        text = f"{what} waits for its turn: {facts.board.turn}"
+        text = f"{what} waits for its turn: {facts.board.turn}{behind}"
         return Reason("waits_for_turn", text), "its turn", facts.board.due_ms
     if where == TicketState.UNREAD and facts.board is not None and facts.board.is_full:
         text = f"{what} is not read yet: so many messages wait already that the leader reads no more"
@@ -310,8 +315,11 @@ def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] 
         text = (
             f"{what} waits for room: the"
             f" {pluralize(facts.crowd.live, 'consumer that takes work is full', 'consumers that take work are full')}"
+            f"{behind}"
         )
         return Reason("consumers_full", text), "room on a consumer", 0
+    if queue is not None and where != TicketState.UNREAD and facts.board is None:
+        return Reason("waits_for_turn", f"{what} waits for its turn {queue.text}"), "its turn", 0
     return None
 
 
@@ -505,24 +513,6 @@ def _since_fence(facts: TicketFacts) -> str:
 
 def _ago(facts: TicketFacts, at_ms: int) -> str:
     return f"{span(facts.now_ms - at_ms)} ago" if at_ms > 0 else "at an unknown time"
-
-
-def span(milliseconds: int) -> str:
-    """Format a length of time for people.
-
-    >>> span(41_300), span(400), span(200_000), span(7_500_000), span(-5)
-    ('41 s', '0.4 s', '3 min 20 s', '2 h 5 min', '0 s')
-    """
-    seconds = max(0, milliseconds) / 1000
-    if seconds < 10:
-        return f"{seconds:.1f}".rstrip("0").rstrip(".") + " s"
-    minutes, rest = divmod(int(seconds), 60)
-    if minutes < 1:
-        return f"{rest} s"
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"
 
 
 def _id(entry_id: bytes) -> str:

@@ -29,9 +29,9 @@ from typing import Any
 from usher.common.protocol.attempts import NEVER, Attempts
 from usher.common.protocol.last_error import LastError
 from usher.master.policy.board.plans import BoardFacts
-from usher.master.policy.explain.tried import tried
 from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Rule
+from usher.master.policy.states import Queue, tried
 
 #: Most entries that a document names.
 MOST_SHOWN = 200
@@ -135,6 +135,7 @@ class TicketFacts:
     delayed: int = 0  # messages that wait for their time, when nothing else of the ticket is there
     delayed_is_exact: bool = True
     due_ms: int = 0  # when the first of them is due, or the ticket that was put off
+    queue: Queue | None = None  # what waits for its turn
 
     @property
     def first(self) -> bytes:

@@ -1,23 +1,23 @@
-"""Stuck tickets: those that are stuck or retrying, described for people. Pure: facts of the index in, rows for pages
-out."""
+"""Stuck tickets: those that are stuck or retrying, described for people; those in the same trouble (same state, same
+error) are one group. Pure: facts of the index in, rows for pages out."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from usher.common.base.text import time_of_day
+from usher.common.base.text import label, pluralize, time_of_day
 from usher.common.protocol.attempts import NEVER, Attempts, attempts_told
 from usher.common.protocol.last_error import LastError
-from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of, is_given_back
+from usher.common.protocol.owner_words import HALTED, due_ms_of, is_given_back
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import milliseconds, rank
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.board.plans import Parked
-from usher.master.policy.explain.tried import told_alike, tried
-from usher.master.policy.rules import Rule, RuleAction, Rulebook
+from usher.master.policy.rules import Rulebook
+from usher.master.policy.states import LISTED, Seen, kind_of, ticket_state, told_alike, tried
 
 #: A head that has stood still for less, in ms, is not shown: at full speed there is always an oldest one.
 STUCK_MS = 5_000
@@ -43,7 +43,7 @@ class Head(NamedTuple):
 
 class StuckContext(NamedTuple):
     """Further facts: attempts by message, consumers' states by incarnation, when a head was seen to move, parked
-    messages by ticket, live rules, last errors by message."""
+    messages by ticket, live rules, last errors by message; behind what tickets wait for their turn (``Seen.queue``)."""
 
     attempts: Mapping[bytes, Attempts]
     states: Mapping[str, str]
@@ -51,6 +51,7 @@ class StuckContext(NamedTuple):
     parked: Mapping[bytes, Parked]
     rules: Rulebook = Rulebook()
     errors: Mapping[bytes, LastError] = MappingProxyType({})
+    queue: str = ""
 
 
 def parse_head(ticket: bytes, value: bytes) -> Head | None:
@@ -96,7 +97,11 @@ def stuck_rows(heads: Iterable[Head], seen: StuckContext, now_ms: int, most: int
 
 
 def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
-    attempts = seen.attempts.get(head.id, NEVER)
+    attempts, owner = seen.attempts.get(head.id, NEVER), head.owner.decode(errors="replace")
+    alike, due_ms = told_alike(seen.errors.get(head.id)), due_ms_of(head.owner) or 0
+    lease, rule = seen.states.get(owner, "lost"), seen.rules.of(head.ticket)
+    facts = Seen(kind_of(head.owner), lease, attempts, due_ms, rule, alike, seen.queue if rule is None else "")
+    state = ticket_state(facts)
     parked, known = seen.parked.get(head.ticket, Parked()), tried(attempts, seen.errors.get(head.id))
     error = known["last_error"]
     first_ms = error["since_ms"] if error is not None else 0  # of the failure; a hand-over is anew with each retry
@@ -113,17 +118,13 @@ def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
         else "",
         "error": error["told"] if error is not None else "",
         "at": error["at"] if error is not None else "",
-        "put_off": attempts.put_off,
+        "put_off": attempts.put_off and not alike,
         "owners_lost": attempts.crashes,  # a loss may be an outage of Redis, or a restart: it blames nobody
-        **_describe_head(head, seen.states, attempts, seen.rules.of(head.ticket)),
-        **_describe_alike(head, told_alike(seen.errors.get(head.id))),
+        "alike": bool(alike) and state.name is TicketState.RETRYING,
+        "state": state.name,
+        "why": state.why(facts),
+        "consumer": name_of(owner) if facts.kind == "owned" else "",
     }
-
-
-def _describe_alike(head: Head, told: str) -> dict[str, Any]:
-    if not told or head.owner in (b"", HALTED, RETURNED):
-        return {"alike": False}
-    return {"alike": True, "state": TicketState.RETRYING, "why": told, "put_off": False}
 
 
 def behind(head: Head, parked: int) -> int:
@@ -140,43 +141,110 @@ def named_under_master(head: Head) -> int:
     return head.size if not head.owner or is_given_back(head.owner) else 0
 
 
-def _describe_head(head: Head, states: Mapping[str, str], attempts: Attempts, rule: Rule | None) -> dict[str, str]:
-    if not head.owner:
-        if rule is not None and rule.action is RuleAction.PAUSE:
-            return {"state": TicketState.PAUSED, "consumer": "", "why": rule.told()}
-        return {
-            "state": TicketState.WAITING,
-            "consumer": "",
-            "why": "waits: no consumer has it" + (f"; {rule.told()}" if rule is not None else ""),
-        }
-    if head.owner == HALTED:
-        told = "halted by a dead letter; waits for a redrive or a drop"
-        return {"state": TicketState.HALTED, "consumer": "", "why": told}
-    if head.owner == RETURNED:
-        return {"state": TicketState.RETURNED, "consumer": "", "why": "given back at a drain; waits for a new owner"}
-    if (due_ms := due_ms_of(head.owner)) is not None:
-        if attempts.failures:
-            told = f"failed {attempts.failures}x; tried again at {time_of_day(due_ms)}"
-            return {"state": TicketState.RETRYING, "consumer": "", "why": told}
-        told = f"waits until {time_of_day(due_ms)}, asked for by its handler"
-        return {"state": TicketState.PUT_OFF, "consumer": "", "why": told}
-    owner = head.owner.decode(errors="replace")
-    state = states.get(owner, "lost")
-    why = {
-        "live": "handed over and not done yet",
-        "paused": "its consumer was drained by an operator; it finishes what it has",
-        "draining": "its consumer drains",
-        "revoked": "its consumer did not answer; taken back when the lease ends",
-        "lost": "its consumer is lost; it is being taken back",
-    }
-    told = _tried(attempts) if attempts.starts and state in ("live", "paused") else why.get(state, state)
-    tried_before = TicketState.RETRYING if attempts.starts else TicketState.HANDED_OVER
-    doing = TicketState.RECOVERING if state == "lost" else tried_before
-    return {"state": doing, "consumer": name_of(owner), "why": told}
+# -- groups
+
+#: Rows that a group shows; the others are counted.
+SHOWN = 20
+#: Most groups; tickets of further ones are counted as "others".
+_MOST = 200
+GroupKey = tuple[str, str]
+#: The group of what is in none of the named ones.
+_FURTHER = {"state": "further", "error": "", "at": "", "tickets_are_all": True, "messages_are_all": False, "rows": []}
 
 
-def _tried(attempts: Attempts) -> str:
-    if attempts.put_off:
-        return "asked to be called again later"
-    failed = attempts.failures + attempts.crashes
-    return f"failed {failed}x; retrying" if failed else "its consumer was lost with it; retrying"
+def key_of(row: Mapping[str, Any]) -> GroupKey:
+    state = row["state"]
+    if row["error"]:
+        return state, row["error"]
+    if state in (TicketState.HALTED, TicketState.RETRYING):
+        return state, ""
+    if state == TicketState.QUEUED:  # whose text changes all the time
+        return state, "for their turn"
+    return state, f"on {row['consumer']}" if row["consumer"] else row["why"]
+
+
+class TicketGroups:
+    """Groups, as their tickets are added one by one. Only a bounded number of rows is kept."""
+
+    def __init__(self) -> None:
+        self._groups: dict[GroupKey, dict[str, Any]] = {}
+        self.others = 0
+
+    def add(self, row: dict[str, Any]) -> None:
+        key = key_of(row)
+        group = self._groups.get(key)
+        if group is None:
+            if len(self._groups) >= _MOST:
+                self.others += 1
+                return
+            names = {"state": key[0], "text": key[1], "error": row["error"], "at": row["at"], "alike": False}
+            group = {**names, "tickets": 0, "messages": 0, "messages_are_all": True, "since_ms": row["since_ms"]}
+            self._groups[key] = group | {"rows": []}
+            group = self._groups[key]
+        group["tickets"] += 1
+        group["alike"] = group["alike"] or row.get("alike", False)
+        group["messages"] += 1 + row["behind"]
+        group["messages_are_all"] = group["messages_are_all"] and row["behind_is_exact"]
+        group["since_ms"] = min(group["since_ms"], row["since_ms"])
+        if len(group["rows"]) < SHOWN:
+            group["rows"].append(row)
+
+    def merged(
+        self, rows: Iterable[dict[str, Any]], has_all: bool = False, rows_are_all: bool = True
+    ) -> list[dict[str, Any]]:
+        """Return all groups, those that need somebody first; of ``rows``, what is in none of the groups counted here
+        is counted too, and what is in one takes the place of the rows kept. ``has_all``: no message waits that the
+        records do not name; ``rows_are_all``: no ticket is stuck that is neither counted here nor a row."""
+        more, fresh = TicketGroups(), dict[GroupKey, list[dict[str, Any]]]()
+        for row in rows:
+            key = key_of(row)
+            if key in self._groups:
+                fresh.setdefault(key, []).append(row)
+            else:
+                more.add(row)
+        known = [
+            _larger(group, fresh.get(key, []))
+            | {"messages_are_all": has_all or group["messages_are_all"], "rows": fresh.get(key, group["rows"])[:SHOWN]}
+            | {"tickets_are_all": True}
+            for key, group in self._groups.items()
+        ]
+        if others := self.others + more.others:
+            text = f"further errors, more than {_MOST} in all"
+            since_ms = min(group["since_ms"] for group in known)
+            known.append(dict(_FURTHER, text=text, tickets=others, messages=others, since_ms=since_ms))
+        others_known = [
+            group | {"tickets_are_all": rows_are_all, "messages_are_all": rows_are_all and group["messages_are_all"]}
+            for group in more._groups.values()
+        ]
+        both = [group | {"told": told(group), "what": what(group)} for group in (*known, *others_known)]
+        ranks = {state: at for at, state in enumerate(LISTED)}  # what needs somebody comes first
+        return sorted(both, key=lambda one: (ranks.get(one["state"], len(ranks)), -one["tickets"], one["text"]))
+
+
+def _larger(group: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if len(rows) <= group["tickets"]:
+        return group
+    messages, since_ms = sum(1 + row["behind"] for row in rows), min(row["since_ms"] for row in rows)
+    return group | {"tickets": len(rows), "messages": max(messages, group["messages"]), "since_ms": since_ms}
+
+
+def told(group: Mapping[str, Any]) -> str:
+    """Say in one line what the tickets of a group have in common.
+
+    >>> told({"state": "halted", "text": "KeyError in shop.py:4", "tickets": 40, "messages": 212,
+    ...     "tickets_are_all": True, "messages_are_all": True, "since_ms": 1790000000000, "rows": []})
+    '40 tickets halted: KeyError in shop.py:4, since 14:13:20 UTC, in all 212 messages wait'
+    """
+    tickets = group["tickets"]
+    if tickets == 1 and group["rows"] and group["tickets_are_all"]:
+        return f"Ticket {group['rows'][0]['shown']} {what(group)}"
+    return f"{'' if group['tickets_are_all'] else 'at least '}{pluralize(tickets, 'ticket')} {what(group)}"
+
+
+def what(group: Mapping[str, Any]) -> str:
+    is_unknown = not group["text"] and group["state"] in (TicketState.HALTED, TicketState.RETRYING)
+    why = f": {group['text']}" if group["text"] else ": their errors are not known" if is_unknown else ""
+    messages, more = group["messages"], "" if group["messages_are_all"] else "at least "
+    wait = f"{more}{pluralize(messages, 'message waits', 'messages wait')}"
+    how = "waiting, uncharged, for a try that succeeds" if group.get("alike") else label(group["state"])
+    return f"{how}{why}, since {time_of_day(group['since_ms'])}, in all {wait}"

@@ -19,7 +19,8 @@ from usher.common.protocol.message import as_mapping, first_value, ticket_value
 from usher.common.protocol.run_log import decode
 from usher.common.protocol.stream_id import ZERO, is_id, milliseconds
 from usher.common.protocol.ticket_states import TicketState
-from usher.master.policy.rules import Rule, RuleAction
+from usher.master.policy.rules import Rule
+from usher.master.policy.states import Seen, ticket_state
 
 #: The streams that events come from, in the order of their places in a position.
 SOURCES = ("entries", "runs", "dead")
@@ -138,7 +139,8 @@ def ruled(row: dict[str, Any], rule: Rule | None) -> dict[str, Any]:
     rule is shown also when none waits."""
     if rule is None:
         return row
-    is_held = rule.action is RuleAction.PAUSE and row["state"] in (TicketState.IDLE, TicketState.RETURNED)
+    kind = {TicketState.IDLE: "", TicketState.RETURNED: "returned"}.get(row["state"], "owned")
+    is_held = ticket_state(Seen(kind, rule=rule)).name is TicketState.PAUSED
     return row | ({"state": TicketState.PAUSED} if is_held else {}) | {"rule": rule.told()}
 
 

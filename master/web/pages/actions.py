@@ -14,13 +14,15 @@ from werkzeug.wrappers import Response as AnyResponse
 from usher.common.http.app import read_model
 from usher.common.http.auth import local_path, needs
 from usher.common.http.credentials import Role
+from usher.common.protocol.stream_id import is_id
 from usher.master.insight.formatting import ticket_url
 from usher.master.operations.action_log import OperatorAction, counted
+from usher.master.operations.delayed_messages import check_due
+from usher.master.policy.letters import Preview
 from usher.master.policy.rules import Rule, alike
-from usher.master.verbs.verbs import LETTERS, TICKETS, VERBS, Shelf, Verb
+from usher.master.verbs.verbs import DELAYED, LETTERS, TICKETS, VERBS, DryRun, MovedDelayed, Shelf, Verb
 from usher.master.web.operations import performed, tools_of
-from usher.master.web.pages.delayed_pages import add_delayed_actions
-from usher.master.web.pages.forms import FlashMessages, asked_of, read_form_text, read_why, refused
+from usher.master.web.pages.forms import FlashMessages, asked_moment, asked_of, read_form_text, read_why, refused
 from usher.master.web.pages.views import STREAM_ID, bulk_job, preview_page
 from usher.master.web.parts import Parts
 from usher.master.web.seen import sees_texts
@@ -43,10 +45,9 @@ def action_routes(parts: Parts, notes: FlashMessages) -> Blueprint:
     for verb in VERBS.values():
         if verb.form:
             _add_form(actions, parts, go, verb)
-    for shelf in (LETTERS, TICKETS):
-        _add_bulk(actions, parts, shelf)
+    for shelf in (LETTERS, DELAYED, TICKETS):
+        _add_bulk(actions, parts, go, shelf)
     _add_others(actions, parts, go)
-    add_delayed_actions(actions, parts, go)
     return actions
 
 
@@ -57,7 +58,7 @@ def _add_form(actions: Blueprint, parts: Parts, go: Go, verb: Verb) -> None:
         given: dict[str, Any] = {name: form[name] for name in verb.args.model_fields if form.get(name)}
         given["reason"] = read_why()
         if verb.shelf is not None:
-            given["ids"] = [one for one in dict.fromkeys(form.getlist("id")) if STREAM_ID.fullmatch(one)][:_MOST_CHOSEN]
+            given["ids"] = _chosen_ids()
         if given.get("target") in ("stream", "everything"):
             given["value"] = parts.keys.stream * (given["target"] == "stream")
         back = form.get("back") or (verb.shelf.path if verb.shelf else verb.form.rpartition("/")[0])
@@ -71,27 +72,54 @@ def _add_form(actions: Blueprint, parts: Parts, go: Go, verb: Verb) -> None:
     actions.add_url_rule(verb.form, verb.name.replace(" ", "_"), act, methods=["POST"])
 
 
-def _add_bulk(actions: Blueprint, parts: Parts, shelf: Shelf) -> None:
+def _add_bulk(actions: Blueprint, parts: Parts, go: Go, shelf: Shelf) -> None:
     @needs(Role.OPERATOR)
     def bulk() -> AnyResponse | str:
-        """Say what a bulk job would touch (``dry``), or begin it. The form of the preview says again what was asked."""
-        form, what = request.form, request.form.get("what", "").replace("_", "-")
-        asked = asked_of(shelf.ask, form)
-        if what not in shelf.verbs:
+        """Say what a verb would touch (``dry``), or do it: to those that are chosen at once, to all that fit by a job.
+        The form of the preview says again what was asked."""
+        form, verb = request.form, shelf.verbs.get(request.form.get("what", "").replace("_", "-"))
+        if verb is None:
             raise refused(f"the field what must be one of {', '.join(shelf.verbs)}")
+        asked, ids = asked_of(shelf.ask, form), _chosen_ids()
         if shelf is TICKETS and not asked.given:
             raise refused("give a state, a consumer or an error")
-        wanted, told, verb = shelf.meant(asked, sees_texts()), asked.told(f"all {shelf.noun}s"), shelf.verbs[what]
+        if shelf is DELAYED and not (ids or form.get("all")):
+            raise refused("nothing was chosen: go back, and choose messages in the first column")
+        wanted, told = shelf.meant(asked, sees_texts()), asked.told(f"all {shelf.noun}s")
+        more: dict[str, Any] = {"due_ms": _due_ms(parts)} if verb.args is MovedDelayed else {}
         if form.get("dry"):
-            found = shelf.dry_run(tools_of(parts), wanted, _COUNT_S)
-            return preview_page(parts, verb, found, told, asked.given)
+            named, tools = Preview(), tools_of(parts)
+            named.add(shelf.named(tools, ids))
+            found = DryRun(named, b"", True) if ids else shelf.dry_run(tools, wanted, _COUNT_S)
+            again = [("id", one) for one in ids] or [("all", "1"), *asked.given.items()]
+            return preview_page(parts, verb, found, told, [*again, *more.items()])
+        why = read_why()
+        if ids:
+            outcome = performed(parts, verb, verb.args(ids=ids, reason=why, **more))  # type: ignore[call-arg]
+            return go(shelf.path, outcome.text)
         until, count = form.get("until", ""), form.get("count", "")
         if not STREAM_ID.fullmatch(until) or not re.fullmatch("[0-9]{1,12}", count):
             raise refused("see the preview first")
-        job = parts.bulk.begin(verb, tools_of(parts, read_why()), wanted, told, until.encode(), int(count))
+        args = verb.args.model_construct(**more)
+        job = parts.bulk.begin(verb, tools_of(parts, why), args, wanted, told, until.encode(), int(count))
         return redirect(f"/dead-letters/jobs/{job.id}", 303)
 
     actions.add_url_rule(f"{shelf.path}/bulk", f"bulk_{shelf.path[1:]}", bulk, methods=["POST"])
+
+
+def _chosen_ids() -> list[str]:
+    return [one for one in dict.fromkeys(request.form.getlist("id")) if is_id(one)][:_MOST_CHOSEN]
+
+
+def _due_ms(parts: Parts) -> int:
+    """Return the time to which messages are to be moved. Raises Problem 422, with a sentence."""
+    given = request.form.get("due_ms", "")
+    due_ms = int(given) if given.isascii() and given.isdigit() and len(given) < 19 else asked_moment()
+    try:
+        check_due(due_ms, parts.delayed.now_ms())
+    except ValueError as wrong:
+        raise refused(str(wrong)) from None
+    return due_ms
 
 
 def _add_others(actions: Blueprint, parts: Parts, go: Go) -> None:

@@ -3,8 +3,11 @@ messages about what was done."""
 
 from __future__ import annotations
 
+import datetime
+import re
 import secrets
 import threading
+import zoneinfo
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -12,6 +15,7 @@ from urllib.parse import urlencode
 
 from flask import request
 
+from usher.common.base.durations import moment_ms
 from usher.common.http.app import Problem, read_model
 from usher.master.policy.rules import LONGEST_REASON
 from usher.master.policy.ticket_filter import ORDERS
@@ -20,6 +24,9 @@ from usher.master.verbs.verbs import Ask
 #: Choices of ``younger_than_s``.
 AGES = (("", "any age"), ("900", "15 min"), ("3600", "1 h"), ("21600", "6 h"), ("86400", "1 d"), ("604800", "7 d"))
 _FLASHES = 200
+_ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,2}")
+#: The zone of a form that means the master's own.
+LOCAL = "local"
 T = TypeVar("T", bound=Ask)
 
 
@@ -77,3 +84,33 @@ class FlashMessages:
     def get(self, name: str) -> str:
         with self._lock:
             return self._texts.get(name, "")
+
+
+# -- times
+
+
+def asked_moment() -> int:
+    """Return the time that a form gives, in its zone. Raises Problem 422, with a sentence."""
+    text, zone = request.form.get("at", "").strip(), request.form.get("zone", "")
+    if not text:
+        raise refused("say when they are to be sent: give a time beside the button")
+    try:
+        return moment_ms(text, None if zone == LOCAL else lambda: _zone(zone))
+    except ValueError as wrong:
+        raise refused(str(wrong).replace("write e.g.", "write the time as")) from None
+
+
+def _zone(name: str) -> datetime.tzinfo:
+    if name == "UTC":
+        return datetime.UTC
+    try:
+        if not _ZONE.fullmatch(name):
+            raise ValueError
+        return zoneinfo.ZoneInfo(name)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        raise refused("this master does not know the zone of the time: choose UTC") from None
+
+
+def local_zone() -> str:
+    here = datetime.datetime.now().astimezone()
+    return f"{here:%Z} (now UTC{here:%:z})" if here.utcoffset() else ""

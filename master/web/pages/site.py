@@ -17,9 +17,9 @@ from usher.common.http.auth import CSRF_FIELD, Doorman, csrf_token, doorman, loc
 from usher.common.http.credentials import Role
 from usher.common.protocol.attempts import attempts_told
 from usher.master.insight.formatting import FILTERS, message_url, number, spark, ticket_url
-from usher.master.policy.ticket_filter import LISTED, ORDERS
+from usher.master.policy.states import BY_NAME, LISTED
+from usher.master.policy.ticket_filter import ORDERS
 from usher.master.web.pages.actions import action_routes
-from usher.master.web.pages.delayed_pages import delayed_views
 from usher.master.web.pages.forms import FlashMessages, group_url
 from usher.master.web.pages.views import view_routes
 from usher.master.web.parts import Parts
@@ -53,7 +53,6 @@ def add_pages(app: Flask, parts: Parts) -> None:
     _add_files(site, files)
     _add_login(site)
     site.register_blueprint(view_routes(parts))
-    site.register_blueprint(delayed_views(parts))
     site.register_blueprint(action_routes(parts, notes))
     app.register_blueprint(site)
     guard: Doorman = app.extensions["usher_doorman"]
@@ -67,7 +66,9 @@ def add_pages(app: Flask, parts: Parts) -> None:
         spark_points=spark,
         message_url=message_url,
     )
-    app.jinja_env.globals.update(attempts_told=attempts_told, group_url=group_url, listed_states=LISTED, orders=ORDERS)
+    app.jinja_env.globals.update(
+        attempts_told=attempts_told, group_url=group_url, states=BY_NAME, listed_states=LISTED, orders=ORDERS
+    )
     app.jinja_env.globals["root"] = LocalProxy(lambda: request.script_root)
     app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True

@@ -23,12 +23,13 @@ from usher.master.policy.charts import BY_CONSUMER, BY_SOURCE, NAMES, SPANS
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
 from usher.master.policy.rules import MOST_RULES, Target, alike
 from usher.master.verbs.bulk import BulkJob
-from usher.master.verbs.verbs import DryRun, LetterAsk, TicketAsk, Verb
+from usher.master.verbs.verbs import DelayedAsk, DryRun, LetterAsk, TicketAsk, Verb
 from usher.master.web.api import read_ticket_id
 from usher.master.web.messages import find_messages, message_facts, query_bytes
-from usher.master.web.pages.forms import AGES, asked_of, asked_sort, refused
+from usher.master.web.pages.forms import AGES, asked_of, asked_sort, local_zone, refused
 from usher.master.web.parts import Parts
 from usher.master.web.seen import seen, sees_texts, with_fields
+from usher.master.web.shelves import shown
 
 _SCAN_CURSOR = re.compile(r"[0-9]{1,20}")
 STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
@@ -69,6 +70,7 @@ def view_routes(parts: Parts) -> Blueprint:
     _add_tickets(views, parts)
     _add_messages(views, parts)
     _add_letters(views, parts)
+    _add_delayed(views, parts)
     _add_charts(views, parts)
     _add_system(views, parts)
     return views
@@ -332,13 +334,35 @@ def bulk_job(parts: Parts, job_id: str) -> BulkJob:
     return job
 
 
-def preview_page(parts: Parts, verb: Verb, found: DryRun, told: str, asked: dict[str, Any]) -> str:
+def preview_page(parts: Parts, verb: Verb, found: DryRun, told: str, hidden: list[tuple[str, Any]]) -> str:
+    """``hidden``: what the form of the preview says again."""
     assert verb.shelf is not None
     room = MOST_RULES - len(parts.rules.read().rules) if verb.word == "pause" else None
-    facts: dict[str, Any] = {"verb": verb, "shelf": verb.shelf, "told": told, "asked": asked, "room": room}
+    facts: dict[str, Any] = {"verb": verb, "shelf": verb.shelf, "told": told, "hidden": hidden, "room": room}
     facts |= {"count": found.preview.count, "groups": found.preview.groups[:50], "is_all": found.is_all}
     facts |= {"until": found.until.decode(), "also": also_for(parts.letters.other_groups())}
+    facts |= {"due_ms": dict(hidden).get("due_ms")}
     return render_page("letters/job.html", verb.shelf.path[1:], **facts)
+
+
+# -- delayed messages
+
+
+def _add_delayed(views: Blueprint, parts: Parts) -> None:
+    @views.get("/delayed")
+    def delayed() -> str:
+        asked, after = asked_of(DelayedAsk, request.args), request.args.get("after") or None
+        try:
+            page = parts.delayed.page(after, _ROWS, asked.ticket or "", _FIND_S)
+        except ValueError:
+            raise refused("after is not one from a page") from None
+        following = page.cursor and "?" + urlencode({**asked.given, "after": page.cursor})
+        facts: dict[str, Any] = {"rows": [shown(row) for row in page.rows], "following": following}
+        facts |= {"waiting": parts.delayed.waiting().messages, "unsorted": parts.delayed.unsorted()}
+        facts |= {"local_zone": local_zone(), "has_streams": any(row.stream for row in page.rows)}
+        return render_page(
+            "operations/delayed.html", "delayed", asked=asked.ticket or "", is_first=after is None, **facts
+        )
 
 
 # -- charts
@@ -407,6 +431,7 @@ def _add_system(views: Blueprint, parts: Parts) -> None:
             "rules",
             alike=[[rule.shown() for rule in some] for some in alike(parts.rules.read().rules)],
             stream=parts.keys.stream,
+            tenant=request.args.get("tenant", "")[:_LONGEST_ID],
         )
 
     @views.get("/actions")
