@@ -39,22 +39,25 @@ def time_of_day(at_ms: int) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d} UTC"
 
 
-def span(milliseconds: int) -> str:
-    """Format a length of time for people.
+def span(ms: float | None) -> str:
+    """Format a length of time for people, in at most two units; a dash for an unknown one.
 
-    >>> span(41_300), span(400), span(200_000), span(7_500_000), span(-5)
-    ('41 s', '0.4 s', '3 min 20 s', '2 h 5 min', '0 s')
+    >>> span(40), span(2500), span(9000), span(75_000), span(7_200_000), span(2 * 86_400_000), span(None)
+    ('40 ms', '2.5 s', '9 s', '1 min 15 s', '2 h', '2 d', '-')
     """
-    seconds = max(0, milliseconds) / 1000
+    if ms is None:
+        return "-"
+    seconds = max(0.0, ms) / 1000
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 10:
-        return f"{seconds:.1f}".rstrip("0").rstrip(".") + " s"
-    minutes, rest = divmod(int(seconds), 60)
-    if minutes < 1:
-        return f"{rest} s"
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
+    whole = int(seconds)
+    for size, unit, smaller, name in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit} {rest} {name}" if rest else f"{whole // size} {unit}"
+    return f"{whole} s"
 
 
 def json_safe(text: str) -> str:

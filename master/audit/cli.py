@@ -23,7 +23,7 @@ from rich.console import Console
 
 from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused
-from usher.common.base.text import label
+from usher.common.base.text import label, span
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import ZERO, rank
@@ -36,7 +36,7 @@ from usher.common.runtime.settings import load, options, takes_json
 from usher.master.audit.findings import CHECKS
 from usher.master.audit.settings import AuditChoices, AuditSettings
 from usher.master.cli.shared import console, fitted, print_json, table
-from usher.master.insight.formatting import duration, moment
+from usher.master.insight.formatting import moment
 
 if TYPE_CHECKING:  # these need an extra, which help and refusals do not
     from usher.master.audit.engine import Engine
@@ -195,7 +195,7 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
         return
     today, shown = moment(time.time_ns() // 1_000_000)[:11], []
     for stream, consumer, _, one, fence, attempt, start_us, end_us, outcome in found:
-        took = duration((end_us - start_us) / 1000) if end_us else "its process ended"
+        took = span((end_us - start_us) / 1000) if end_us else "its process ended"
         began = moment(start_us // 1000).removeprefix(today)
         shown.append((stream, one, str(attempt), outcome, began, took, name_of(consumer), str(fence)))
     columns = ("stream", "message", "attempt", "outcome", "began (UTC)", "took", "consumer", "fence")

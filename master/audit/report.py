@@ -12,12 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from usher.common.base.log import redacted
-from usher.common.base.text import escape_control, label
+from usher.common.base.text import escape_control, label, span
 from usher.common.protocol.keys import Keys
 from usher.master.audit.archive import said
 from usher.master.audit.findings import CHECKS, AuditFinding, look, repair
 from usher.master.audit.settings import AuditChoices
-from usher.master.insight.formatting import duration
 
 #: The most names of streams in a summary.
 _LISTED = 100
@@ -140,7 +139,7 @@ def print_audit_report(report: AuditReport) -> None:
             screen.print(f"  {_safe(sentence)}")
     screen.print()
     for name, value in report.figures.items():
-        shown = duration(value) if name.endswith("_ms") else f"{value:,}" if isinstance(value, int) else str(value)
+        shown = span(value) if name.endswith("_ms") else f"{value:,}" if isinstance(value, int) else str(value)
         screen.print(f"{name.removesuffix('_ms').replace('_', ' '):<30}{shown:>12}")
     screen.print(f"\n{len(report.checks)} checks in {report.seconds:.1f} s.")
 

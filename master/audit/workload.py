@@ -15,7 +15,7 @@ import click
 import jinja2
 import pyarrow.parquet as pq
 
-from usher.common.base.text import escape_control
+from usher.common.base.text import escape_control, span
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import after
 from usher.common.redis.client import Link
@@ -26,7 +26,6 @@ from usher.master.audit.engine import Engine, refusing
 from usher.master.audit.job import read_redis, readers_of
 from usher.master.audit.settings import AuditChoices
 from usher.master.cli.shared import print_json
-from usher.master.insight.formatting import duration
 from usher.master.membership.registry import read_registry
 
 #: Dimensions, in the order in which people ask for them, and the tables that Parquet files are made of.
@@ -135,7 +134,7 @@ def plot(days: Sequence[Mapping[str, Any]], title: str, unit: str, lines: Mappin
     step = _WIDTH / max(1, len(days) - 1)
 
     def told(value: float) -> str:
-        return duration(value) if unit == "ms" else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+        return span(value) if unit == "ms" else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
     def dot(name: str, n: int, value: float) -> tuple[float, float, str]:
         height = 5 + _HEIGHT * (1 - value / most)
@@ -169,7 +168,7 @@ def run(
     about = f"{days} days up to {time.strftime('%Y-%m-%d %H:%M', time.gmtime(now_s))} UTC"
     page = settings.folder / "report.html"
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= {"ms": duration}
+    environment.filters |= {"ms": span}
     template = environment.from_string((findings.FILES / "workload.html").read_text(encoding="utf-8"))
     with refusing("USHER_AUDIT_DIR: the page could not be written"):
         (written := page.with_name(f".{page.name}.{os.getpid()}")).write_text(
@@ -188,7 +187,7 @@ def run(
                 f" {total['letters']:,} dead letters, {total['worker_s'] / 3600:,.1f} worker hours"
             )
             for what, name in (("wait until the first start", "wait"), ("time of an execution", "run")):
-                times = (f"{duration(total[f'{name}_{one}_ms'])} {one}" for one in ("p50", "p95", "p99"))
+                times = (f"{span(total[f'{name}_{one}_ms'])} {one}" for one in ("p50", "p95", "p99"))
                 click.echo(f"{what}: {', '.join(times)}")
             click.echo(stream["forecast"])
     click.echo(f"By tenant, handler, ticket and consumer, with plots: {page}")

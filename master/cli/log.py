@@ -23,7 +23,6 @@ from usher.common.sending.producer import SECONDS
 from usher.master.cli.shared import (
     configured,
     console,
-    fields_reader,
     looks,
     print_json,
     shown_heads,
@@ -167,7 +166,8 @@ def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
         raise click.UsageError(str(wrong)) from None
     if not equals:
         raise click.UsageError(f"{what!r} has no value: give FIELD=VALUE, such as kind=paid")
-    with fields_reader(flags) as reader:
+    with configured(flags, "fields") as at:
+        reader = at.fields
         found = _found(reader, field, os.fsencode(value), limit)
     if as_json:
         rows = [row | {"ticket_id": row["ticket_id"] and json_safe(row["ticket_id"])} for row in found.rows]

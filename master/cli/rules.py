@@ -15,19 +15,16 @@ from usher.common.base.durations import Number
 from usher.common.base.text import escape_control, span
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.master.cli.shared import (
-    ask_leader,
+    configured,
     console,
     consumers_table,
     looks,
-    operator_context,
     print_json,
     stacked,
-    status_reader,
     table,
     why_option,
 )
-from usher.master.cli.verbs import perform, place_command, verb_tools
-from usher.master.insight.status import StatusReader
+from usher.master.cli.verbs import perform, place_command
 from usher.master.policy.rules import Target, rule_id
 from usher.master.verbs.verbs import VERBS, Args, NewRule, OfTarget
 
@@ -71,7 +68,7 @@ def rules(context: click.Context) -> None:
 @rules.command("list", help="List the live rules.")
 @looks
 def list_rules(flags: dict[str, Any], as_json: bool) -> None:
-    with operator_context(flags) as at:
+    with configured(flags, "operator") as at:
         book = at.rules.read()
     if as_json:
         print_json({"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)})
@@ -97,7 +94,8 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
 @why_option()
 @looks
 def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -> None:
-    with verb_tools(flags, why) as tools:
+    with configured(flags, "operator") as at:
+        tools = at.tools(why)
         changes = {one: VERBS["rules lift"].perform(tools, Args(), rule_id=one) for one in dict.fromkeys(ids)}
     if as_json:
         print_json({"lifted": {one: changed.document or None for one, changed in changes.items()}})
@@ -162,7 +160,8 @@ def _set(flags: dict[str, Any], rule: dict[str, Any], why: str, as_json: bool, c
 
 
 def _performed(flags: dict[str, Any], name: str, args: Any, as_json: bool) -> int:
-    with verb_tools(flags, args.reason) as tools:
+    with configured(flags, "operator") as at:
+        tools = at.tools(args.reason)
         code = perform(tools, name, args, as_json)
         if args.target == Target.TICKET.value and not as_json:
             for rule in tools.rules.read().all_of(args.value.encode("utf-8", "surrogateescape")):
@@ -193,7 +192,7 @@ def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> Non
 )
 @looks
 def actions(flags: dict[str, Any], limit: int, as_json: bool) -> None:
-    with operator_context(flags) as at:
+    with configured(flags, "operator") as at:
         lines, cursor = at.actions.page(None, limit)
     if as_json:
         print_json({"actions": lines, "more": cursor is not None})
@@ -213,8 +212,8 @@ def consumers() -> None:
 @consumers.command("list", help="List the consumers, their states and the messages they hold.")
 @looks
 def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
-    with status_reader(flags) as reader:
-        rows = reader.consumers()
+    with configured(flags, "status") as at:
+        rows = at.status.consumers()
     if as_json:
         print_json({"consumers": rows})
         return
@@ -233,10 +232,9 @@ def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
 @click.argument("name")
 @looks
 def show_consumer(flags: dict[str, Any], name: str, as_json: bool) -> None:
-    with operator_context(flags) as at:
-        told = ask_leader(at, f"/api/consumers/{quote(name, safe='')}/process")
-        reader = StatusReader(at.link, at.keys)
-        rows = told["consumers"] if told is not None else [one for one in reader.consumers() if one["name"] == name]
+    with configured(flags, "operator") as at:
+        told = at.ask_leader(f"/api/consumers/{quote(name, safe='')}/process")
+        rows = told["consumers"] if told is not None else [one for one in at.status.consumers() if one["name"] == name]
     if as_json:
         print_json({"consumers": rows})
     else:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import click
 import requests
@@ -21,7 +22,6 @@ from rich.text import Text
 
 from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
 from usher.common.base.text import escape_control, json_line, label
-from usher.common.doctor.source_status import SourcesReader
 from usher.common.protocol.attempts import attempts_told
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link, check_reachable
@@ -31,9 +31,13 @@ from usher.master.insight.explainer import Explainer
 from usher.master.insight.status import StatusReader
 from usher.master.messages.fields import MessageFields
 from usher.master.operations.action_log import ActionLog, By
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.delayed_messages import DelayedView
 from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.policy.rules import LONGEST_REASON
 from usher.master.policy.states import BAD, STATES, WARN
+from usher.master.verbs.verbs import Tools
 
 #: A width, in characters, at which nothing is folded.
 _UNFOLDED = 10_000
@@ -72,12 +76,69 @@ def confirm(question: str, yes: bool, as_json: bool) -> None:
 
 
 class CommandContext(NamedTuple):
-    """The context of a command: a link to the configured Redis, and the keys of the configured stream, which is the
-    work stream of several."""
+    """The context of a command: a link to the configured Redis, the keys of the configured stream, which is the work
+    stream of several, and what reads and acts there. One thread uses it."""
 
     settings: CommonSettings
     link: Link
     keys: Keys
+
+    @property
+    def status(self) -> StatusReader:
+        return StatusReader(self.link, self.keys, self.settings.sources, self.settings.work_ticket_field)
+
+    @property
+    def fields(self) -> MessageFields:
+        settings = self.settings
+        return MessageFields(self.link, self.keys, settings.work_ticket_field, settings.shown_names, math.inf)
+
+    @property
+    def letters(self) -> DeadLetters:
+        return DeadLetters(self.link, self.keys, self.settings.work_ticket_field)
+
+    @property
+    def delayed(self) -> DelayedView:
+        return DelayedView(self.link, self.keys, self.settings.ticket_field)
+
+    @property
+    def rules(self) -> LiveRules:
+        return LiveRules(self.link, self.keys)
+
+    @property
+    def actions(self) -> ActionLog:
+        return ActionLog(self.link, self.keys)
+
+    @property
+    def explainer(self) -> Explainer:
+        settings = self.settings
+        lease_ms, field = int(settings.lease_seconds * 1000), settings.work_ticket_field
+        gathering = self.status.sources
+        return Explainer(self.link, self.keys, field, lease_ms, sources=gathering, by_stream=settings.by_stream)
+
+    def explained(self, ticket_id: str) -> dict[str, Any]:
+        """Return the leader's explanation of a ticket, which knows more; ours, from Redis alone, where it is silent."""
+        asked = quote(ticket_id.encode("utf-8", "surrogateescape"), safe="")
+        return self.ask_leader(f"/api/explain?id={asked}") or self.explainer.explain(ticket_id).document()
+
+    def ask_leader(self, path: str) -> dict[str, Any] | None:
+        """Return the leader's answer to a GET; None when there is no leader, or it does not answer with a document."""
+        url, token = self.explainer.leader_url(), self.settings.api_token
+        if not url:
+            return None
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            with session(self.settings.tls_ca) as asking:
+                answered = asking.get(url + path, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)
+                document = answered.json() if answered.status_code == 200 else None
+        except (requests.RequestException, ValueError):
+            return None
+        return document if isinstance(document, dict) else None
+
+    def tools(self, why: str) -> Tools:
+        """Return what verbs act with, for who runs this command."""
+        orders = TicketOrders(self.link, self.keys, self.explained)
+        acting = (self.letters, self.delayed, self.rules, orders, self.actions)
+        return Tools(self.keys, *acting, self.status.each, caller(why))
 
 
 @contextlib.contextmanager
@@ -101,23 +162,6 @@ def configured(flags: dict[str, Any], role: str, timeout_s: float = 5.0) -> Iter
         raise StartRefused(f"{setting}: {trouble}") from trouble
     finally:
         link.close()
-
-
-@contextlib.contextmanager
-def status_reader(flags: dict[str, Any]) -> Iterator[StatusReader]:
-    with configured(flags, "status") as found:
-        yield StatusReader(found.link, found.keys, found.settings.sources, found.settings.work_ticket_field)
-
-
-@contextlib.contextmanager
-def fields_reader(flags: dict[str, Any]) -> Iterator[MessageFields]:
-    with configured(flags, "fields") as found:
-        yield fields_of(found)
-
-
-def fields_of(context: CommandContext) -> MessageFields:
-    settings = context.settings
-    return MessageFields(context.link, context.keys, settings.work_ticket_field, settings.shown_names, math.inf)
 
 
 def shown_heads(names: Sequence[str]) -> list[str]:
@@ -283,29 +327,6 @@ def why_option(more: str = "", has_filter: bool = False) -> Callable[[Any], Any]
     return click.option(*flags, default="", metavar="TEXT", help=f"Why, for the action log{more}.")
 
 
-class OperatorContext(NamedTuple):
-    """The configured stream, as an operator's command works on it. ``link`` is shared by all: one thread uses them."""
-
-    settings: CommonSettings
-    rules: LiveRules
-    actions: ActionLog
-    explainer: Explainer
-    link: Link
-    keys: Keys
-
-
-@contextlib.contextmanager
-def operator_context(flags: dict[str, Any]) -> Iterator[OperatorContext]:
-    with configured(flags, "operator") as (settings, link, keys):
-        reader = None if settings.sources is None else SourcesReader(link, keys, settings.sources)
-        gathering = (lambda: None) if reader is None else reader.overview
-        lease_ms = int(settings.lease_seconds * 1000)
-        explainer = Explainer(
-            link, keys, settings.work_ticket_field, lease_ms, sources=gathering, by_stream=settings.by_stream
-        )
-        yield OperatorContext(settings, LiveRules(link, keys), ActionLog(link, keys), explainer, link, keys)
-
-
 def session(ca: Path | None) -> requests.Session:
     """Return an HTTP session for masters. ``ca``: a file of certificates that are trusted instead of the system's.
     Raises StartRefused when there is no such file."""
@@ -316,21 +337,6 @@ def session(ca: Path | None) -> requests.Session:
             raise StartRefused(f"USHER_TLS_CA: there is no {ca}")
         made.verify = str(ca.expanduser())
     return made
-
-
-def ask_leader(at: OperatorContext, path: str) -> dict[str, Any] | None:
-    """Return the leader's answer to a GET; None when there is no leader, or it does not answer with a document."""
-    url = at.explainer.leader_url()
-    if not url:
-        return None
-    headers = {"Authorization": f"Bearer {at.settings.api_token}"} if at.settings.api_token else {}
-    try:
-        with session(at.settings.tls_ca) as asking:
-            answered = asking.get(url + path, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)
-            document = answered.json() if answered.status_code == 200 else None
-    except (requests.RequestException, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
 
 
 def caller(why: str = "") -> By:

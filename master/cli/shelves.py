@@ -16,7 +16,6 @@ from usher.common.protocol.stream_id import is_id
 from usher.master.cli.shared import (
     configured,
     console,
-    fields_of,
     fitted,
     looks,
     print_json,
@@ -27,8 +26,7 @@ from usher.master.cli.shared import (
 )
 from usher.master.cli.verbs import asked_of, asks, shelf_command
 from usher.master.insight.formatting import moment
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.operations.delayed_messages import Delayed, DelayedView, check_due
+from usher.master.operations.delayed_messages import Delayed, check_due
 from usher.master.policy.letters import DeadLetter
 from usher.master.verbs.verbs import DELAYED, LETTERS, MovedDelayed, Tools
 
@@ -52,14 +50,14 @@ def dead() -> None:
 def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any) -> None:
     found: list[DeadLetter] = []
     with configured(flags, "dead") as at:
-        letters, more = DeadLetters(at.link, at.keys), False
+        letters, more = at.letters, False
         for page in letters.all(asked_of(LETTERS.ask, given).meant(), letters.last_id()):
             found += page
             more = len(found) > limit
             if more:
                 break
         found = found[:limit]
-        rows = fields_of(at).add_to_letters([letter.row() for letter in found])
+        rows = at.fields.add_to_letters([letter.row() for letter in found])
     if as_json:
         print_json({"dead_letters": rows, "more": more})
         return
@@ -105,7 +103,7 @@ def show_letter(flags: dict[str, Any], letter_id: str, as_json: bool) -> None:
     if not is_id(letter_id):
         raise click.UsageError(f"{letter_id!r} is not the id of a letter: see `usher dead list`")
     with configured(flags, "dead") as at:
-        found = DeadLetters(at.link, at.keys).get(letter_id.encode())
+        found = at.letters.get(letter_id.encode())
     if found is None:
         click.echo("null" if as_json else f"there is no dead letter {letter_id}", err=not as_json)
         sys.exit(1)
@@ -154,8 +152,8 @@ def delayed() -> None:
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most lines shown.")
 @looks
 def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json: bool) -> None:
-    with configured(flags, "delayed") as (settings, link, keys):
-        view = DelayedView(link, keys, settings.ticket_field)
+    with configured(flags, "delayed") as at:
+        view = at.delayed
         rows = [one for one, _ in zip(view.all(ticket), range(limit), strict=False)]
         waiting, unsorted = view.waiting(), view.unsorted()
     now_ms = wall_ms()
@@ -169,7 +167,7 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
             }
         )
         return
-    field = settings.ticket_field
+    field = at.settings.ticket_field
     lines = [
         (one.id, moment_text(one.due_ms, "seconds"), _left(one.due_ms - now_ms), one.ticket, _short(one.fields, field))
         for one in rows

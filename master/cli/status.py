@@ -41,7 +41,7 @@ it is 0, and `missing_consumers` names them."""
 @options(CommonSettings)
 def status(flags: dict[str, Any], as_json: bool, once: bool, every: float) -> None:
     with configured(flags, "status") as found:
-        reader = StatusReader(found.link, found.keys, found.settings.sources, found.settings.work_ticket_field)
+        reader = found.status
         seen = look(reader, None, found.settings)
         screen = console()
         if as_json:

@@ -23,34 +23,28 @@ from usher.common.base.clock import wall_ms
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.text import escape_control, json_line, label, pluralize
 from usher.common.outbox.rows import TicketRows
-from usher.common.protocol.keys import MASTER
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.locate import find_local_instance
-from usher.common.redis.replies import TicketStream
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.master.cli.shared import (
     configured,
     confirm,
     console,
-    fields_of,
     looks,
-    operator_context,
     print_json,
     session,
     shown_heads,
     shown_texts,
-    status_reader,
     table,
     tickets_table,
     unblock_hint,
 )
-from usher.master.cli.verbs import asked_of, asks, explained, perform, shelf_command
+from usher.master.cli.verbs import asked_of, asks, perform, shelf_command
 from usher.master.insight.lag import stream_sums
 from usher.master.insight.status import LOOKED_AT, StatusReader
 from usher.master.insight.stuck_tickets import MOST, StuckTickets
 from usher.master.membership.registry import read_registry, state_of
-from usher.master.operations.live_rules import read_rules
 from usher.master.policy.explain.facts import Reason
 from usher.master.policy.rates import rates, sample_of
 from usher.master.policy.states import BY_NAME, Queue
@@ -76,13 +70,13 @@ def list_tickets(flags: dict[str, Any], sort: str | None, limit: int, as_json: b
     asked = asked_of(TicketAsk, given)
     wanted = asked.meant()
     with configured(flags, "status") as at:
-        reader = StatusReader(at.link, at.keys, at.settings.sources, at.settings.work_ticket_field)
+        reader = at.status
         if sort is None and wanted == TicketFilter():
             rows, more = _first(reader, limit)
         else:
             found = reader.find(wanted, sort or "age", limit)
             rows, more = reader.explained(found.rows), found.number > len(found.rows) or not found.is_all
-        rows, shown = fields_of(at).add_to_tickets(rows), at.settings.shown_names
+        rows, shown = at.fields.add_to_tickets(rows), at.settings.shown_names
     if as_json:
         print_json({"tickets": rows, "more": more})
         return
@@ -116,8 +110,8 @@ def _first(reader: StatusReader, limit: int) -> tuple[list[dict[str, Any]], bool
 @click.argument("ticket_id")
 @looks
 def show_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
-    with status_reader(flags) as reader:
-        found = reader.ticket(ticket_id)
+    with configured(flags, "status") as at:
+        found = at.status.ticket(ticket_id)
     if as_json:
         print_json(found)
     elif found is None:
@@ -156,8 +150,8 @@ class ExplainTicketSettings(CommonSettings):
 @options(ExplainTicketSettings)
 def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
     outbox_url = load(ExplainTicketSettings, os.environ, flags).outbox_url
-    with operator_context(flags) as at:
-        document = explained(at, ticket_id)
+    with configured(flags, "operator") as at:
+        document = at.explained(ticket_id)
     if outbox_url:
         document = with_outbox(document, *_rows_of(outbox_url, ticket_id))
     if as_json:
@@ -276,19 +270,17 @@ _EXAMPLES = 3
 def stuck(flags: dict[str, Any], as_json: bool) -> None:
     with configured(flags, "stuck") as at:
         found = StuckTickets(at.link, at.keys, at.settings.work_ticket_field)
-        rules = read_rules(at.link, at.keys)
-        members = read_registry(at.link, at.keys)
-        states = {incarnation: state_of(member, rules) for incarnation, member in members.items()}
-        group = {consumer.name: consumer.pending for consumer in TicketStream(at.link, at.keys).group_consumers()}
-        before = stream_sums(at.link, ScriptRunner(at.link), at.keys, 0)
+        rules, scripts = at.rules.read(), ScriptRunner(at.link)
+        states = {one: state_of(member, rules) for one, member in read_registry(at.link, at.keys).items()}
+        before = stream_sums(at.link, scripts, at.keys, 0)
         found.advance(math.inf, True, states, rules, wall_ms())
-        found.rows(group.get(MASTER, 0), states, rules, wall_ms())
+        found.rows(before["parked"], states, rules, wall_ms())
         time.sleep(_BETWEEN_S)
-        now = stream_sums(at.link, ScriptRunner(at.link), at.keys, 0)
+        now = stream_sums(at.link, scripts, at.keys, 0)
         queue = Queue.of(now | {"done_per_second": rates([sample_of(before), sample_of(now)])[1]})
-        rows = found.rows(group.get(MASTER, 0), states, rules, wall_ms(), queue)
-        groups = fields_of(at).add_to_groups(found.groups(rows))
-        letters = at.link.call("XLEN", at.keys.dead)
+        rows = found.rows(now["parked"], states, rules, wall_ms(), queue)
+        groups = at.fields.add_to_groups(found.groups(rows))
+        letters = now["dead_letters"]
     names = at.settings.shown_names
     if as_json:
         print_json({"groups": groups, "more": len(rows) >= MOST})

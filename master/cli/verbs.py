@@ -3,14 +3,12 @@ would be touched, asks, does it, and counts what came of it."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
-from urllib.parse import quote
 
 import click
 
@@ -21,47 +19,24 @@ from usher.common.cli.progress import progress
 from usher.common.protocol.stream_id import is_id
 from usher.master.cli.shared import (
     YES,
-    OperatorContext,
-    ask_leader,
     caller,
+    configured,
     confirm,
     console,
     looks,
-    operator_context,
     print_json,
     stacked,
     table,
     why_option,
 )
-from usher.master.insight.status import StatusReader
 from usher.master.operations.action_log import FAILED, OperatorAction, counted
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.operations.delayed_messages import DelayedView
 from usher.master.operations.live_rules import TooManyRules
-from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.policy.letters import Preview
 from usher.master.verbs.verbs import NO_ROOM, TICKETS, VERBS, Args, Ask, Item, Shelf, Tools, Unfit, Verb, id_of
 
 _TRIES = 5
 #: Rows of a preview, and sentences about what was refused.
 _SHOWN = 20
-
-
-def explained(at: OperatorContext, ticket_id: str) -> dict[str, Any]:
-    asked = quote(ticket_id.encode("utf-8", "surrogateescape"), safe="")
-    return ask_leader(at, f"/api/explain?id={asked}") or at.explainer.explain(ticket_id).document()
-
-
-@contextlib.contextmanager
-def verb_tools(flags: dict[str, Any], why: str) -> Iterator[Tools]:
-    by = caller(why)
-    with operator_context(flags) as at:
-        link, keys, settings = at.link, at.keys, at.settings
-        letters = DeadLetters(link, keys, settings.work_ticket_field)
-        delayed = DelayedView(link, keys, settings.ticket_field)
-        orders = TicketOrders(link, keys, lambda asked: explained(at, asked))
-        status = StatusReader(link, keys, settings.sources, settings.work_ticket_field)
-        yield Tools(keys, letters, delayed, at.rules, orders, at.actions, status.each, by)
 
 
 def perform(tools: Tools, name: str, args: Args, as_json: bool, /, **places: str) -> int:
@@ -104,8 +79,8 @@ def place_command(verb: Verb) -> click.Command:
     @looks
     @why_option()
     def act(flags: dict[str, Any], why: str, as_json: bool, **places: str) -> None:
-        with verb_tools(flags, why) as tools:
-            code = perform(tools, verb.name, verb.args(reason=why), as_json, **places)
+        with configured(flags, "operator") as at:
+            code = perform(at.tools(why), verb.name, verb.args(reason=why), as_json, **places)
         sys.exit(code)
 
     for name in verb.places:
@@ -138,7 +113,9 @@ def shelf_command(
         _check_choice(shelf, verb, ids, everything, asked)
         if given["as_json"] and not (given["yes"] or given["preview"] or (one and ids)):
             raise click.UsageError("--json does not ask: pass --yes too")
-        with verb_tools(flags, why) as tools:
+        caller(why)  # a reason that the log does not take ends it here
+        with configured(flags, "operator") as at:
+            tools = at.tools(why)
             if one is not None and len(ids) == 1:
                 code = one(tools, ids[0], given)
             else:

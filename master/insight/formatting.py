@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from usher.common.base.text import escape_control, label
+from usher.common.base.text import escape_control, label, span
 
 #: Characters of a text on a page, unless the whole text is asked for.
 _MOST = 2_000
@@ -35,27 +35,6 @@ def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if isinstance(value, int) or value >= 100 or value == int(value) else f"{value:,.1f}"
-
-
-def duration(ms: float | None) -> str:
-    """Return a length of time in at most two units.
-
-    >>> duration(40), duration(2500), duration(75_000), duration(3_700_000), duration(2 * 86_400_000), duration(None)
-    ('40 ms', '2.5 s', '1 min 15 s', '1 h 1 min', '2 d', '-')
-    """
-    if ms is None:
-        return "-"
-    seconds = max(0.0, ms) / 1000
-    if seconds < 1:
-        return f"{max(0.0, ms):.0f} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    for size, unit, smaller, name in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // smaller
-            return f"{whole // size} {unit} {rest} {name}" if rest else f"{whole // size} {unit}"
-    return f"{whole} s"
 
 
 def moment(ms: int | None) -> str:
@@ -111,7 +90,7 @@ FILTERS = {
     "label": label,
     "visible": visible,
     "number": number,
-    "duration": duration,
+    "duration": span,
     "moment": moment,
     "machine_moment": machine_moment,
 }

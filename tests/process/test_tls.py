@@ -21,7 +21,7 @@ from usher.common.http.tls import ServerTls
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.deploy.local.plan import quiet_port
-from usher.master.cli.shared import ask_leader, operator_context
+from usher.master.cli.shared import configured
 
 pytestmark = pytest.mark.process
 
@@ -106,14 +106,14 @@ def test_the_leader_is_asked_over_https_what_a_ticket_waits_for(
     _, url, link = running
     monkeypatch.setenv("USHER_API_TOKEN", _TOKEN)
     for ca, answers in ((str(papers.ca), True), (None, False)):
-        with operator_context({"redis_url": link.url, "tls_ca": ca}) as at:
+        with configured({"redis_url": link.url, "tls_ca": ca}, "test") as at:
             assert at.explainer.leader_url() == url
-            assert (ask_leader(at, "/api/explain?id=42") is not None) == answers
+            assert (at.ask_leader("/api/explain?id=42") is not None) == answers
     with (
-        operator_context({"redis_url": link.url, "tls_ca": "/nowhere/ca.pem"}) as at,
+        configured({"redis_url": link.url, "tls_ca": "/nowhere/ca.pem"}, "test") as at,
         pytest.raises(StartRefused, match="USHER_TLS_CA: there is no"),
     ):
-        ask_leader(at, "/api/explain?id=42")
+        at.ask_leader("/api/explain?id=42")
 
 
 def test_what_speaks_no_tls_is_closed_and_what_is_silent_holds_nobody_up(

@@ -163,7 +163,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
             "waiting",
             "rule_slow",
         ),
-        "12-0 waits 0.5 s more: the ticket is slowed to 2/s by alice: maintenance (rule 71f1, everything)",
+        "12-0 waits 500 ms more: the ticket is slowed to 2/s by alice: maintenance (rule 71f1, everything)",
     ),
     "parked, the leader is in doubt": (
         *(ticket(parked=(A,), board=BoardFacts("unsure", 1, True)), "waiting", "leader_unsure"),
@@ -219,7 +219,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
             "halted",
         ),
         (
-            "halted: 12-0 became a dead letter 2 h 0 min ago after 5 attempts (attempts_exhausted: OSError); the ticket"
+            "halted: 12-0 became a dead letter 2 h ago after 5 attempts (attempts_exhausted: OSError); the ticket"
             " waits for an operator"
         ),
     ),
