@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,21 +19,8 @@ from usher.common.http.credentials import Credentials, Identity, Role, line_of
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
-from usher.master.charts.keeper import ChartReader
 from usher.master.insight.diagnostics import SystemDiagnostics
-from usher.master.insight.explainer import Explainer
 from usher.master.insight.live_overview import LiveOverview
-from usher.master.insight.stats import StreamStatsReader
-from usher.master.insight.status import StatusReader
-from usher.master.insight.ticket_history import TicketHistory
-from usher.master.messages.fields import MessageFields
-from usher.master.operations.action_log import ActionLog
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.operations.delayed_messages import DelayedView
-from usher.master.operations.live_rules import LiveRules
-from usher.master.operations.ticket_orders import TicketOrders
-from usher.master.verbs.bulk import BulkJobs
-from usher.master.verbs.verbs import Tools
 from usher.master.web.messages import message_routes
 from usher.master.web.operations import operation_routes
 from usher.master.web.pages.site import add_pages
@@ -69,25 +57,11 @@ def parts_of(
     link: Link, keys: Keys, shown: Sequence[str] = (), sources: SourceSelection | None = None, lease_ms: int = LEASE_MS
 ) -> Parts:
     """What operators look at and act with, all on one link."""
-    explainer = Explainer(link, keys, "ticket_id", lease_ms)
-    orders = TicketOrders(link, keys, lambda ticket_id: explainer.explain(ticket_id).document())
-    return Parts(
-        keys,
-        StatusReader(link, keys, sources),
-        StreamStatsReader(link, keys),
-        MessageFields(link, keys, "ticket_id", shown, 10.0),
-        DeadLetters(link, keys),
-        DelayedView(link, keys, "ticket_id"),
-        LiveRules(link, keys),
-        orders,
-        explainer,
-        ActionLog(link, keys),
-        TicketHistory(link, keys, "ticket_id"),
-        LiveOverview(link, keys, "ticket_id", lease_ms, lambda ticket: None),
-        BulkJobs(),
-        SystemDiagnostics(link, keys, lease_ms, sources),
-        ChartReader(link, keys),
-    )
+    facts: Any = {"work_ticket_field": "ticket_id", "ticket_field": "ticket_id", "by_stream": False, "sources": sources}
+    settings = SimpleNamespace(**facts, shown_names=shown, lease_seconds=lease_ms / 1000)
+    overview = LiveOverview(link, keys, "ticket_id", lease_ms, lambda ticket: None)
+    diagnostics = SystemDiagnostics(link, keys, lease_ms, sources)
+    return Parts(settings, link, keys, 10.0, overview=overview, diagnostics=diagnostics)
 
 
 def api_of(link: Link, keys: Keys, shown: Sequence[str] = (), **tokens: Identity) -> Flask:
@@ -100,9 +74,7 @@ def api_of(link: Link, keys: Keys, shown: Sequence[str] = (), **tokens: Identity
 
 def acting(link: Link, keys: Keys, by: Any, **instead: Any) -> Any:
     """What verbs act with."""
-    parts = parts_of(link, keys)
-    acts = (parts.letters, parts.delayed, parts.rules, parts.orders, parts.action_log)
-    return Tools(keys, *acts, parts.status.each, by)._replace(**instead)
+    return parts_of(link, keys).tools(by)._replace(**instead)
 
 
 class Site:

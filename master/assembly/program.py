@@ -27,30 +27,20 @@ from usher.common.runtime.service import Service, stalled
 from usher.master.assembly.access import findings, hosts_of, make_doorman, sign_on
 from usher.master.assembly.context import MasterContext
 from usher.master.assembly.leader_services import LeaderServices
-from usher.master.charts.keeper import ChartReader
 from usher.master.insight.diagnostics import SystemDiagnostics
-from usher.master.insight.explainer import Explainer
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics
 from usher.master.insight.stats import BacklogWatch, StreamStatsReader, lag_document
-from usher.master.insight.status import StatusReader
 from usher.master.insight.ticket_feed import TicketFeed
-from usher.master.insight.ticket_history import TicketHistory
 from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.consumer_http import OwnerQuestion
 from usher.master.membership.health_url import HealthHosts
 from usher.master.membership.registration import Membership, NameInUse, RegistrationOver
-from usher.master.messages.fields import MessageFields
-from usher.master.operations.action_log import ActionLog
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.operations.delayed_messages import DelayedView
-from usher.master.operations.live_rules import LiveRules
-from usher.master.operations.ticket_orders import TicketOrders
+from usher.master.messages.fields import FIELDS_S
 from usher.master.operations.trimming import retention_of
 from usher.master.policy.backlog import BacklogLimits
 from usher.master.settings import MasterSettings
 from usher.master.sources.services import SourceServices
-from usher.master.verbs.bulk import BulkJobs
 from usher.master.verbs.documents import Lag
 from usher.master.web.api import REGISTER_BODY, routes
 from usher.master.web.messages import message_routes
@@ -108,37 +98,14 @@ class HttpServices:
 
     def _make_parts(self, reads: SharedLink, trusted: str) -> Parts:
         place, settings, keys = self._place, self._place.settings, self._place.keys
-        field, sources, dispatcher = settings.work_ticket_field, settings.sources, self._leading.dispatcher
+        dispatcher, sources = self._leading.dispatcher, settings.sources
         asker = self._kept(OwnerQuestion(place.hosts, settings.tls_ca))
-        status, letters, rules = (
-            StatusReader(reads, keys, sources, field),
-            DeadLetters(reads, keys),
-            LiveRules(reads, keys),
-        )
         of_leader = dispatcher.parked_of, dispatcher.waiting_by_tenant if settings.tenant_field else dict
-        overview = LiveOverview(place.link("pulse"), keys, field, place.lease_ms, *of_leader)
-        asks = (asker, dispatcher.glance, status.sources, settings.by_stream, lambda: overview.queue)
-        explainer = Explainer(reads, keys, field, place.lease_ms, *asks)
-        orders = TicketOrders(reads, keys, lambda ticket_id: explainer.explain(ticket_id).document())
+        overview = LiveOverview(place.link("pulse"), keys, settings.work_ticket_field, place.lease_ms, *of_leader)
         retention = retention_of(settings, work_stream=sources is not None)
-        return Parts(
-            keys,
-            status,
-            StreamStatsReader(reads, keys, status.sources),
-            MessageFields(reads, keys, field, settings.shown_names),
-            letters,
-            DelayedView(reads, keys, settings.ticket_field, settings.by_stream),
-            rules,
-            orders,
-            explainer,
-            ActionLog(reads, keys),
-            TicketHistory(reads, keys, field),
-            overview,
-            BulkJobs(),
-            SystemDiagnostics(reads, keys, place.lease_ms, sources, retention, findings(trusted)),
-            ChartReader(reads, keys),
-            asker.process,
-        )
+        diagnostics = SystemDiagnostics(reads, keys, place.lease_ms, sources, retention, findings(trusted))
+        of_view = (settings, reads, keys, FIELDS_S, asker, dispatcher.glance, lambda: overview.queue)
+        return Parts(*of_view, overview=overview, diagnostics=diagnostics, ask_process=asker.process)
 
     def _kept(self, part: _Part) -> _Part:
         self._closing.callback(part.close)
@@ -165,7 +132,7 @@ def create_app(
     addressed, empty for any.
     """
     app = web.create_app(__name__, doorman, REGISTER_BODY, hosts)
-    app.register_blueprint(routes(desk, health_hosts, parts and parts.fields))
+    app.register_blueprint(routes(desk, health_hosts, parts.fields if parts is not None else None))
     if parts is not None:
         app.register_blueprint(shelf_routes(parts))
         app.register_blueprint(operation_routes(parts))

@@ -67,11 +67,14 @@ def log(
     end = "+" if given["until"] is None else place(given["until"], now_ms)
     wanted = None if given["ticket"] is None else given["ticket"].encode("utf-8", "surrogateescape")
     shown = 0
-    with configured(flags, "log", timeout_s=30.0) as (settings, link, _), contextlib.suppress(KeyboardInterrupt):
-        for entry in _entries(link, settings.work_stream, start, end, follow):
-            if wanted is not None and ticket_value(entry.fields or [], settings.work_ticket_field.encode()) != wanted:
+    with configured(flags, "log", timeout_s=30.0) as at, contextlib.suppress(KeyboardInterrupt):
+        for entry in _entries(at.link, at.keys.stream, start, end, follow):
+            if (
+                wanted is not None
+                and ticket_value(entry.fields or [], at.settings.work_ticket_field.encode()) != wanted
+            ):
                 continue
-            click.echo(_line(entry, settings.work_ticket_field, as_json))
+            click.echo(_line(entry, at.settings.work_ticket_field, as_json))
             shown += 1
             if limit is not None and shown >= limit:
                 return

@@ -15,6 +15,7 @@ from usher.common.base.durations import Number
 from usher.common.base.text import escape_control, span
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.master.cli.shared import (
+    caller,
     configured,
     console,
     consumers_table,
@@ -95,7 +96,7 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
 @looks
 def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -> None:
     with configured(flags, "operator") as at:
-        tools = at.tools(why)
+        tools = at.tools(caller(why))
         changes = {one: VERBS["rules lift"].perform(tools, Args(), rule_id=one) for one in dict.fromkeys(ids)}
     if as_json:
         print_json({"lifted": {one: changed.document or None for one, changed in changes.items()}})
@@ -161,7 +162,7 @@ def _set(flags: dict[str, Any], rule: dict[str, Any], why: str, as_json: bool, c
 
 def _performed(flags: dict[str, Any], name: str, args: Any, as_json: bool) -> int:
     with configured(flags, "operator") as at:
-        tools = at.tools(args.reason)
+        tools = at.tools(caller(args.reason))
         code = perform(tools, name, args, as_json)
         if args.target == Target.TICKET.value and not as_json:
             for rule in tools.rules.read().all_of(args.value.encode("utf-8", "surrogateescape")):
@@ -193,7 +194,7 @@ def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> Non
 @looks
 def actions(flags: dict[str, Any], limit: int, as_json: bool) -> None:
     with configured(flags, "operator") as at:
-        lines, cursor = at.actions.page(None, limit)
+        lines, cursor = at.action_log.page(None, limit)
     if as_json:
         print_json({"actions": lines, "more": cursor is not None})
         return

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import math
 import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import click
@@ -27,17 +26,10 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
-from usher.master.insight.explainer import Explainer
-from usher.master.insight.status import StatusReader
-from usher.master.messages.fields import MessageFields
-from usher.master.operations.action_log import ActionLog, By
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.operations.delayed_messages import DelayedView
-from usher.master.operations.live_rules import LiveRules
-from usher.master.operations.ticket_orders import TicketOrders
+from usher.master.operations.action_log import By
 from usher.master.policy.rules import LONGEST_REASON
 from usher.master.policy.states import BAD, STATES, WARN
-from usher.master.verbs.verbs import Tools
+from usher.master.verbs.view import View
 
 #: A width, in characters, at which nothing is folded.
 _UNFOLDED = 10_000
@@ -75,50 +67,13 @@ def confirm(question: str, yes: bool, as_json: bool) -> None:
         sys.exit(1)
 
 
-class CommandContext(NamedTuple):
-    """The context of a command: a link to the configured Redis, the keys of the configured stream, which is the work
-    stream of several, and what reads and acts there. One thread uses it."""
-
-    settings: CommonSettings
-    link: Link
-    keys: Keys
-
-    @property
-    def status(self) -> StatusReader:
-        return StatusReader(self.link, self.keys, self.settings.sources, self.settings.work_ticket_field)
-
-    @property
-    def fields(self) -> MessageFields:
-        settings = self.settings
-        return MessageFields(self.link, self.keys, settings.work_ticket_field, settings.shown_names, math.inf)
-
-    @property
-    def letters(self) -> DeadLetters:
-        return DeadLetters(self.link, self.keys, self.settings.work_ticket_field)
-
-    @property
-    def delayed(self) -> DelayedView:
-        return DelayedView(self.link, self.keys, self.settings.ticket_field)
-
-    @property
-    def rules(self) -> LiveRules:
-        return LiveRules(self.link, self.keys)
-
-    @property
-    def actions(self) -> ActionLog:
-        return ActionLog(self.link, self.keys)
-
-    @property
-    def explainer(self) -> Explainer:
-        settings = self.settings
-        lease_ms, field = int(settings.lease_seconds * 1000), settings.work_ticket_field
-        gathering = self.status.sources
-        return Explainer(self.link, self.keys, field, lease_ms, sources=gathering, by_stream=settings.by_stream)
+class CommandContext(View):
+    """The view of a command: of the configured stream, which is the work stream of several."""
 
     def explained(self, ticket_id: str) -> dict[str, Any]:
         """Return the leader's explanation of a ticket, which knows more; ours, from Redis alone, where it is silent."""
         asked = quote(ticket_id.encode("utf-8", "surrogateescape"), safe="")
-        return self.ask_leader(f"/api/explain?id={asked}") or self.explainer.explain(ticket_id).document()
+        return self.ask_leader(f"/api/explain?id={asked}") or super().explained(ticket_id)
 
     def ask_leader(self, path: str) -> dict[str, Any] | None:
         """Return the leader's answer to a GET; None when there is no leader, or it does not answer with a document."""
@@ -133,12 +88,6 @@ class CommandContext(NamedTuple):
         except (requests.RequestException, ValueError):
             return None
         return document if isinstance(document, dict) else None
-
-    def tools(self, why: str) -> Tools:
-        """Return what verbs act with, for who runs this command."""
-        orders = TicketOrders(self.link, self.keys, self.explained)
-        acting = (self.letters, self.delayed, self.rules, orders, self.actions)
-        return Tools(self.keys, *acting, self.status.each, caller(why))
 
 
 @contextlib.contextmanager

@@ -52,8 +52,9 @@ from usher.master.policy.trim import Cut, Nothing, Refused, RetentionFacts, Rete
 def trim(
     flags: dict[str, Any], apply: bool, archived_only: bool, keep_s: float | None, as_json: bool, **forget: Any
 ) -> None:
-    with configured(flags, "trim", timeout_s=30.0) as (settings, link, _):
-        trimming = Trimming(link, Keys(settings.one_stream, settings.group))
+    with configured(flags, "trim", timeout_s=30.0) as at:
+        settings = at.settings
+        trimming = Trimming(at.link, Keys(settings.one_stream, settings.group))
         if any(forget.values()):
             sys.exit(_forget(trimming, **forget))
         facts = trimming.facts()

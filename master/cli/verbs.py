@@ -80,7 +80,7 @@ def place_command(verb: Verb) -> click.Command:
     @why_option()
     def act(flags: dict[str, Any], why: str, as_json: bool, **places: str) -> None:
         with configured(flags, "operator") as at:
-            code = perform(at.tools(why), verb.name, verb.args(reason=why), as_json, **places)
+            code = perform(at.tools(caller(why)), verb.name, verb.args(reason=why), as_json, **places)
         sys.exit(code)
 
     for name in verb.places:
@@ -113,9 +113,9 @@ def shelf_command(
         _check_choice(shelf, verb, ids, everything, asked)
         if given["as_json"] and not (given["yes"] or given["preview"] or (one and ids)):
             raise click.UsageError("--json does not ask: pass --yes too")
-        caller(why)  # a reason that the log does not take ends it here
+        by = caller(why)
         with configured(flags, "operator") as at:
-            tools = at.tools(why)
+            tools = at.tools(by)
             if one is not None and len(ids) == 1:
                 code = one(tools, ids[0], given)
             else:

@@ -19,7 +19,7 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.lag import lag_of
 
 #: Seconds that reading a list, or a search, may take for one answer; and messages read by one call.
-_WITHIN_S, _READ_AT_ONCE = 0.2, 200
+FIELDS_S, _READ_AT_ONCE = 0.2, 200
 #: Of a search: entries looked at by one call, and for one answer; and the most entries counted for the lag where Redis
 #: does not know it.
 _FIND_AT_ONCE, _MOST_LOOKED_AT, _MOST_COUNTED = 200, 20_000, 4_000
@@ -66,7 +66,7 @@ class MessageFields:
     ``within_s``: what takes longer is not read, and said to be left."""
 
     def __init__(
-        self, link: Link, keys: Keys, ticket_field: str, names: Sequence[str] = (), within_s: float = _WITHIN_S
+        self, link: Link, keys: Keys, ticket_field: str, names: Sequence[str] = (), within_s: float = FIELDS_S
     ) -> None:
         self._link = link
         self._scripts = ScriptRunner(link)

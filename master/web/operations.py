@@ -119,6 +119,4 @@ def performed(parts: Parts, verb: Verb, args: Args, /, **places: str) -> Outcome
 def tools_of(parts: Parts, reason: str = "") -> Tools:
     """Return what verbs act with for the sender of this request: the authenticated credential, as the guard of the
     application has put it into ``flask.g.who``."""
-    by = By(str(g.get("who", "operator")), "http", reason)
-    acting = (parts.letters, parts.delayed, parts.rules, parts.orders, parts.action_log)
-    return Tools(parts.keys, *acting, parts.status.each, by)
+    return parts.tools(By(str(g.get("who", "operator")), "http", reason))

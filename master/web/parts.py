@@ -5,33 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import UsherError
-from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import Registration
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.runtime.service import Health, Service, judge
-from usher.master.charts.keeper import ChartReader
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
 from usher.master.insight.diagnostics import SystemDiagnostics
-from usher.master.insight.explainer import Explainer
 from usher.master.insight.live_overview import LiveOverview
-from usher.master.insight.stats import StreamStatsReader
 from usher.master.insight.status import StatusReader
 from usher.master.insight.ticket_feed import TicketFeed
-from usher.master.insight.ticket_history import TicketHistory
 from usher.master.leader.elector import Lead
 from usher.master.membership.registration import Membership, RegistrationResult
-from usher.master.messages.fields import MessageFields
-from usher.master.operations.action_log import ActionLog
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.operations.delayed_messages import DelayedView
-from usher.master.operations.live_rules import LiveRules
-from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.verbs.bulk import BulkJobs
+from usher.master.verbs.view import View
 
 #: Seconds that a report waits for the dispatcher's next turn; then it is answered "not leader" and comes again.
 _ANSWER_S = 2.0
@@ -153,22 +143,16 @@ class Desk:
         return {"role": role, "leader": role == "leader", "leader_url": self.leader_url, "epoch": self._lead.epoch}
 
 
-class Parts(NamedTuple):
+class Parts(View):
     """What operators look at and act with. ``ask_process``: asks the consumer with a health URL what it runs."""
 
-    keys: Keys
-    status: StatusReader
-    stats: StreamStatsReader
-    fields: MessageFields
-    letters: DeadLetters
-    delayed: DelayedView
-    rules: LiveRules
-    orders: TicketOrders
-    explainer: Explainer
-    action_log: ActionLog
-    history: TicketHistory
-    overview: LiveOverview
-    bulk: BulkJobs
-    diagnostics: SystemDiagnostics
-    charts: ChartReader
-    ask_process: Callable[[str], dict[str, Any] | None] = lambda health_url: None
+    def __init__(
+        self,
+        *of_view: Any,
+        overview: LiveOverview,
+        diagnostics: SystemDiagnostics,
+        ask_process: Callable[[str], dict[str, Any] | None] = lambda health_url: None,
+    ) -> None:
+        super().__init__(*of_view)
+        self.overview, self.diagnostics, self.ask_process = overview, diagnostics, ask_process
+        self.bulk = BulkJobs()

@@ -1,0 +1,65 @@
+"""A view of one ticket stream: all that looks at it, and acts on it, over one link. Commands have one, and a master has
+one for its routes and pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.common.runtime.settings import CommonSettings
+from usher.master.charts.keeper import ChartReader
+from usher.master.insight.explainer import AskOwner, Explainer
+from usher.master.insight.stats import StreamStatsReader
+from usher.master.insight.status import StatusReader
+from usher.master.insight.ticket_history import TicketHistory
+from usher.master.messages.fields import MessageFields
+from usher.master.operations.action_log import ActionLog, By
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.delayed_messages import DelayedView
+from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.ticket_orders import TicketOrders
+from usher.master.policy.board.plans import BoardFacts
+from usher.master.policy.states import Queue
+from usher.master.verbs.verbs import Tools
+
+
+class View:
+    """``within_s``: the time for fields of messages; ``ask_owner``, ``board``, ``queue``: see ``Explainer``. Safe for
+    many threads if the link is."""
+
+    def __init__(
+        self,
+        settings: CommonSettings,
+        link: Link,
+        keys: Keys,
+        within_s: float = math.inf,
+        ask_owner: AskOwner = lambda health_url, ticket_id: None,
+        board: Callable[[bytes], BoardFacts | None] = lambda ticket: None,
+        queue: Callable[[], Queue | None] = lambda: None,
+    ) -> None:
+        self.settings, self.link, self.keys = settings, link, keys
+        field, lease_ms = settings.work_ticket_field, int(settings.lease_seconds * 1000)
+        self.status = StatusReader(link, keys, settings.sources, field)
+        self.stats = StreamStatsReader(link, keys, self.status.sources)
+        self.fields = MessageFields(link, keys, field, settings.shown_names, within_s)
+        self.letters = DeadLetters(link, keys, field)
+        self.delayed = DelayedView(link, keys, settings.ticket_field, settings.by_stream)
+        self.rules = LiveRules(link, keys)
+        self.action_log = ActionLog(link, keys)
+        self.history = TicketHistory(link, keys, field)
+        self.charts = ChartReader(link, keys)
+        known = (ask_owner, board, self.status.sources, settings.by_stream, queue)
+        self.explainer = Explainer(link, keys, field, lease_ms, *known)
+        self.orders = TicketOrders(link, keys, self.explained)
+
+    def explained(self, ticket_id: str) -> dict[str, Any]:
+        """Return the explanation of a ticket, as a document."""
+        return self.explainer.explain(ticket_id).document()
+
+    def tools(self, by: By) -> Tools:
+        """Return what verbs act with, for their caller."""
+        acting = (self.letters, self.delayed, self.rules, self.orders, self.action_log)
+        return Tools(self.keys, *acting, self.status.each, by)
