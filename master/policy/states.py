@@ -50,7 +50,7 @@ class Queue(NamedTuple):
         if not (moves and seen["parked"]):
             return None
         name, most = max(by_tenant.items(), key=lambda one: one[1], default=(b"", 0))
-        named = (name.decode(errors="replace"), most) if name else ("", 0)
+        named = (name.decode(errors="replace"), min(most, seen["parked"])) if name else ("", 0)
         return cls(seen["parked"], seen["done_per_second"], *named)
 
     @property

@@ -149,8 +149,8 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
             " of tenant noisy: about 31 s at 10.0 per second"
         ),
     ),
-    "parked, asked on a standby": (
-        *(ticket(parked=(A,), queue=Queue(310, 10.0)), "queued", "waits_for_turn"),
+    "parked, in a queue": (
+        *(ticket(parked=(A,), queue=Queue(310, 10.0), board=BoardFacts("open", 1, True)), "queued", "waits_for_turn"),
         "12-0 waits for its turn behind 310 waiting messages: about 31 s at 10.0 per second",
     ),
     "parked, paused": (

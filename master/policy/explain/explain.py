@@ -318,7 +318,7 @@ def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] 
             f"{behind}"
         )
         return Reason("consumers_full", text), "room on a consumer", 0
-    if queue is not None and where != TicketState.UNREAD and facts.board is None:
+    if queue is not None and where != TicketState.UNREAD:
         return Reason("waits_for_turn", f"{what} waits for its turn {queue.text}"), "its turn", 0
     return None
 

@@ -167,7 +167,7 @@ def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:
 
 
 def _counts(seen: dict[str, Any]) -> dict[str, str]:
-    stuck, most = len(seen.get("stuck", ())), seen.get("stuck_most", -1)
+    stuck, most = sum(row["state"] != "queued" for row in seen.get("stuck", ())), seen.get("stuck_most", -1)
     letters, rules = seen.get("dead_letters"), seen.get("rules")
     told = {
         "overview": f"{stuck}{'+' if stuck == most else ''}",
