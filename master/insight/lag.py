@@ -92,6 +92,7 @@ def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dic
         "halted": by_name.get(HALTED, 0),
         "by_name": by_name,
         "oldest": bytes(lowest) if lowest else None,
+        "delivered": None if group is None else group[b"last-delivered-id"],
         "tickets": tickets,
         "retrying": retrying,
         "errors": errors,

@@ -174,7 +174,7 @@ class LiveOverview(Service):
 
     def _take_sample(self, most_counted: int) -> dict[str, Any]:
         seen = stream_sums(self._link, self._scripts, self._keys, most_counted)
-        del seen["rules"], seen["behind"]
+        del seen["rules"], seen["behind"], seen["delivered"]
         self._by_name, self._told = seen.pop("by_name"), seen.pop("told")
         lowest = seen.pop("oldest")
         self._samples.append(sample_of(seen))

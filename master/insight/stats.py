@@ -1,7 +1,6 @@
 """StreamStats: the few numbers that describe a ticket stream, for /metrics and for autoscalers.
 
-Read from Redis alone, in two round trips (before Redis 7.0 the lag is counted in some more), and kept for a moment, so
-that the cost does not depend on how many ask.
+Read from Redis alone, in a few round trips, and kept for a moment, so that the cost does not depend on how many ask.
 """
 
 from __future__ import annotations
@@ -18,18 +17,15 @@ from usher.common.base.errors import NotNow
 from usher.common.base.log import event
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
-from usher.common.protocol.mishaps import Mishaps, mishaps_command, parse_mishaps
-from usher.common.protocol.registration import Registration, parse
+from usher.common.protocol.mishaps import Mishaps
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
-from usher.common.redis.replies import group_of, leases_command, pairs, parse_leases
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
-from usher.master.insight.lag import lag_of
+from usher.master.insight.lag import stream_sums
+from usher.master.insight.status import consumer_rows
 from usher.master.leader.elector import Lead
-from usher.master.membership.registry import RegisteredConsumer, state_of
-from usher.master.operations.delayed_messages import waiting_commands, waiting_of
-from usher.master.operations.live_rules import rulebook
+from usher.master.operations.live_rules import read_rules
 from usher.master.policy.backlog import BacklogLimits
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 
@@ -121,62 +117,41 @@ class StreamStatsReader:
 
     def _read(self) -> StreamStats:
         keys, link = self._keys, self._link
-        commands = [
-            ("XLEN", keys.stream),
-            ("HLEN", keys.tickets),
-            ("HLEN", keys.attempts),
-            ("XLEN", keys.dead),
-            ("EXISTS", keys.leader),
-            ("TIME",),
-            ("HGETALL", keys.consumers),
-            ("XINFO", "GROUPS", keys.stream),
-            ("XPENDING", keys.stream, keys.group),
-            ("HGETALL", keys.rules),
-            mishaps_command(keys),
-            ("HGET", keys.position, "takeable"),
-            ("GET", keys.taken),
-            *waiting_commands(keys),
-        ]
-        *counts, moment, stored, groups, pending, ruled, mishaps, takeable, taken, late, first = link.pipeline(commands)
-        for reply in (*counts, moment, stored, ruled):
-            if isinstance(reply, Exception):
-                raise reply
-        entries, tickets, tried_before, dead, led = counts
-        group, summary = group_of(groups, keys.group, taken), None if isinstance(pending, Exception) else pending
-        by_owner = {name: int(count) for name, count in (summary[3] or ())} if summary else {}
-        registered = _registered(stored)
-        leases = [leases_command(keys, list(registered))] if registered else []
-        above = b"(" + (group[b"last-delivered-id"] if group else b"0-0")
-        replies = link.pipeline([*INFO_COMMANDS, ("XRANGE", keys.stream, above, "+", "COUNT", 1), *leases])
-        told, (unread, *states) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
+        seen, rules = stream_sums(link, self._scripts, keys, _MOST_COUNTED), read_rules(link, keys)
+        above = b"(" + (seen["delivered"] or b"0-0")
+        asked = [("TIME",), ("HGET", keys.position, "takeable"), ("XRANGE", keys.stream, above, "+", "COUNT", 1)]
+        replies = link.pipeline([*INFO_COMMANDS, *asked])
+        told, (moment, takeable, unread) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
+        if isinstance(moment, Exception):
+            raise moment
         new = [entry[0] for entry in unread] if isinstance(unread, list) else []
-        oldest = [*new, summary[1]] if summary and summary[0] else new
-        rules, trouble = rulebook(ruled), write_trouble(*told)
+        oldest, by_owner = [*new, seen["oldest"]] if seen["oldest"] else new, seen["by_name"]
         unheld = self._unheld(new, by_owner, rules) if HALTED in by_owner or any(map(_holds, rules.rules)) else oldest
-        lag = lag_of(self._scripts, keys.stream, group, entries, _MOST_COUNTED)
-        sources = self._sources() or {"lag": 0, "lag_is_exact": True}
+        held = {name.decode(errors="replace"): count for name, count in by_owner.items()}
+        rows = [row for row in consumer_rows(link, keys, rules, held) if "slots" in row]
+        loads = {row["name"]: ConsumerStats(*(row[name] for name in ConsumerStats.__annotations__)) for row in rows}
+        sources, trouble = self._sources() or {"lag": 0, "lag_is_exact": True}, write_trouble(*told)
         now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000
-        delayed = waiting_of(late, first)
-        late_s = 0.0 if delayed.first_ms is None else max(0.0, (now_ms - delayed.first_ms) / 1000)
+        delayed, first_ms = seen["delayed"].values()
         return StreamStats(
-            entries,
-            min(lag.entries, entries) + sources["lag"],  # those that were cut unread count until the next is read
-            lag.is_exact and sources["lag_is_exact"],
-            summary[0] if summary else 0,
-            by_owner.get(MASTER, 0),
-            by_owner.get(HALTED, 0),
-            tickets,
-            tried_before,
-            dead,
+            seen["entries"],
+            min(seen["lag"], seen["entries"]) + sources["lag"],  # what was cut unread counts until the next is read
+            seen["lag_is_exact"] and sources["lag_is_exact"],
+            seen["pending"],
+            seen["parked"],
+            seen["halted"],
+            seen["tickets"],
+            seen["retrying"],
+            seen["dead_letters"],
             _age_s(oldest, now_ms),
-            bool(led),
-            _loads(registered, states[0] if states else (), rules, by_owner),
-            delayed.messages,
-            late_s,
+            seen["epoch"] is not None,
+            loads,
+            delayed,
+            0.0 if first_ms is None else max(0.0, (now_ms - first_ms) / 1000),
             _age_s(unheld, now_ms),
             trouble is not None and trouble.is_certain,
             memory_share(*told),
-            parse_mishaps(mishaps),
+            Mishaps(**seen["mishaps"]),
             int(takeable) if isinstance(takeable, bytes) else None,
         )
 
@@ -193,30 +168,6 @@ class StreamStatsReader:
 
 def _holds(rule: Rule) -> bool:
     return rule.target is not Target.CONSUMER and rule.action in (RuleAction.PAUSE, RuleAction.SLOW)
-
-
-def _registered(stored: Any) -> dict[str, Registration]:
-    """Return all registered consumers, by incarnation, in the order of their names; registrations that cannot be read
-    are left out (the registry logs them)."""
-    found = []
-    for name, value in pairs(stored).items():
-        try:
-            found.append(parse(name, value))
-        except ValueError:
-            continue
-    return {one.incarnation: one for one in sorted(found, key=lambda one: one.name)}
-
-
-def _loads(
-    registered: dict[str, Registration], leases: Any, rules: Rulebook, by_owner: dict[bytes, int]
-) -> dict[str, ConsumerStats]:
-    if isinstance(leases, Exception):
-        raise leases
-    loads = {}
-    for (incarnation, one), lease in zip(registered.items(), parse_leases(leases), strict=True):
-        state = state_of(RegisteredConsumer(one, lease), rules)
-        loads[one.name] = ConsumerStats(state, by_owner.get(incarnation.encode(), 0), one.slots, one.capacity)
-    return loads
 
 
 def _age_s(ids: list[bytes], now_ms: int) -> float:
