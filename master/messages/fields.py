@@ -14,9 +14,8 @@ from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import ZERO, is_id, rank
 from usher.common.protocol.ticket_states import BY_OWNER, TicketState
 from usher.common.redis.client import Link
-from usher.common.redis.replies import group_of
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.insight.lag import lag_of
+from usher.master.insight.lag import stream_sums
 
 #: Seconds that reading a list, or a search, may take for one answer; and messages read by one call.
 FIELDS_S, _READ_AT_ONCE = 0.2, 200
@@ -137,14 +136,8 @@ class MessageFields:
     def _bounds(self) -> tuple[bytes | None, int, bool]:
         """Return the last id that the group was given (None: there is no group), and how many entries there are to look
         at, with whether that is exact."""
-        keys = self._keys
-        groups, pending = self._link.pipeline([("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)])
-        length, dead, taken = self._link.all_of([("XLEN", keys.stream), ("XLEN", keys.dead), ("GET", keys.taken)])
-        group = group_of(groups, keys.group, taken)
-        lag = lag_of(self._scripts, keys.stream, group, length, _MOST_COUNTED)
-        waiting = 0 if isinstance(pending, Exception) else int(pending[0])
-        delivered = None if group is None else bytes(group[b"last-delivered-id"])
-        return delivered, waiting + lag.entries + dead, lag.is_exact
+        seen = stream_sums(self._link, self._scripts, self._keys, _MOST_COUNTED)
+        return seen["delivered"], seen["pending"] + seen["lag"] + seen["dead_letters"], seen["lag_is_exact"]
 
     def _look(
         self, field: str, value: bytes, place: _SearchPosition, has_group: bool
