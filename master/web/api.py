@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 #: The most bytes of a body. 64 KiB would not hold 500 messages of 500 tickets with ids of 256 bytes; this holds 1000.
 REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
-#: The most messages of one redesk.
+#: The most messages of one report.
 MOST_MESSAGES = 1000
 _LONGEST_TICKET_ID = 256
 _LARGEST_FENCE = 2**63 - 1

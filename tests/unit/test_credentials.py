@@ -205,7 +205,7 @@ def test_without_a_token_only_this_machines_names_are_answered(given: dict[str, 
 
 
 def test_the_command_prints_a_token_and_its_line(tmp_path: Path) -> None:
-    done = CliRunner().invoke(token, ["new", "consumer", "shop-*", "--json"])
+    done = CliRunner().invoke(usher, ["token", "new", "consumer", "shop-*", "--json"])
     made = json.loads(done.output)
     known = Credentials("", _file(tmp_path, made["line"]))
     assert _find(known, made["token"]) == Identity(Role.CONSUMER, "shop-*")
