@@ -531,22 +531,22 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
             [group, '{"ids":["1-1","2-1"]}', 100, "", "1-1", "2-1"],
         ),
         "dead_letter": (
-            [stream, lease, KEYS.tickets, KEYS.dead, KEYS.attempts, KEYS.changed, KEYS.errors],
-            [group, me, "U", "3-1", "gave_up", "", 1, 1, 2, 9, "", "", "skip", "", "", room],
+            [stream, lease, KEYS.tickets, KEYS.dead, KEYS.attempts, KEYS.changed, KEYS.errors, KEYS.letters],
+            [group, me, "U", "3-1", "gave_up", "", 1, 1, 2, 9, "", "", "skip", "", "", "", room],
         ),
         "charge": (
-            [stream, lease, KEYS.attempts, KEYS.runs, KEYS.errors],
-            [group, me, "r", 9, "1-1", "1 1 0 0", "", ""],
+            [stream, lease, KEYS.attempts, KEYS.runs, KEYS.errors, KEYS.failures],
+            [group, me, "r", 9, 1, "1-1", "1 1 0 0", "", "", ""],
         ),
         "drain": ([lease], [60_000]),
         "give_back": (
-            [stream, lease, KEYS.tickets, KEYS.dead, KEYS.changed, KEYS.attempts],
+            [stream, lease, KEYS.tickets, KEYS.dead, KEYS.changed, KEYS.attempts, KEYS.letters],
             [group, me, "U", "9", "3-1", 10, room],
         ),
         "deregister": ([stream, lease, KEYS.inbox(me), KEYS.consumers], [group, me, "c", "none"]),
         "note_crash": (
-            [stream, KEYS.attempts, KEYS.runs, KEYS.noted(me)],
-            [group, me, "r", 9, 1000, "1-1", 2, 1, 1, 0],
+            [stream, KEYS.attempts, KEYS.runs, KEYS.noted(me), KEYS.errors, KEYS.failures],
+            [group, me, "r", 9, 1000, "1-1", 2, 1, 1, 0, ""],
         ),
     }
     look: dict[str, tuple[list[str], list[str | int]]] = {
@@ -555,7 +555,7 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
         "find_runs": ([KEYS.runs], ["T", "+", 100, room]),
         "look_again": ([stream, KEYS.tickets, lease, KEYS.attempts], [group, "1-1", "T", "2-1"]),
         "read_field": ([stream], ["ticket_id", "1-1", "2-1", room]),
-        "read_letters": ([KEYS.dead], ["-", "+", 100, "", room]),
+        "read_letters": ([KEYS.dead, KEYS.letters], ["-", "+", 100, "", "", room]),
     }
     sign = uid_key(stream, b"x").decode()
     return {

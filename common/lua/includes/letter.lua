@@ -1,11 +1,11 @@
 -- Write a dead letter: what happened, under names that begin with "usher-", then the original fields unchanged. The
 -- last of our names is "usher-fields", the number of original fields that follow: a producer may use our names too.
 -- `fields` is the flat list of the entry, or nil when its body is gone. `more` may have: policy (skip, halt),
--- fence, error_type, traceback, at (file and line); and cut, true for an entry that is too large: the letter then keeps
--- its first 100 fields, and of each name and value 1,024 bytes.
+-- fence, error_type, traceback, at (file and line), handler, history (common/protocol/last_error.py); and cut, true for
+-- an entry that is too large: the letter then keeps its first 100 fields, and of each name and value 1,024 bytes.
 -- Returns true when the letter has all of the fields.
 -- Bury first, then acknowledge: Redis does not roll a script back, and a letter that cannot be written must not cost
--- the message.
+-- the message. Needs index, included before.
 local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_ms, last_ms, fields, more)
   fields, more = fields or {}, more or {}
   local letter = {
@@ -28,23 +28,22 @@ local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_
   if kept < #fields then say('usher-fields-cut', (#fields - kept) / 2) end
   if shortened > 0 then say('usher-values-cut', shortened) end
   if kept < #fields or shortened > 0 then say('usher-bytes', bytes) end
-  if more.at and more.at ~= '' then say('usher-at', more.at) end
+  for _, name in ipairs({'at', 'handler', 'history'}) do
+    if (more[name] or '') ~= '' then say('usher-' .. name, more[name]) end
+  end
   say('usher-fields', kept / 2)
   local head = #letter
   for at = 1, kept do letter[head + at] = shortened > 0 and string.sub(fields[at], 1, 1024) or fields[at] end
   redis.call('XDEL', dead_key, '0-0') -- deletes nothing: a write that needs no memory goes first (see at_full_memory)
-  redis.call('XADD', dead_key, '*', unpack(letter))
+  local named = {}
+  for at = 1, head, 2 do named[letter[at]] = letter[at + 1] end
+  index_letter(redis.call('XADD', dead_key, '*', unpack(letter)), named)
   return kept == #fields and shortened == 0
 end
 
--- Return true when one of the newest letters is that of this entry.
-local letters_of_ids
-local function has_letter(dead_key, id)
-  if not letters_of_ids then
-    letters_of_ids = {}
-    each_entry('XREVRANGE', dead_key, '+', '-', 200, function(_, letter) letters_of_ids[letter[2]] = true end)
-  end
-  return letters_of_ids[id]
+local function has_letter(id)
+  local begin = members_of('m', id)
+  return count_letters('[' .. begin, '(' .. begin .. '~') > 0
 end
 
 local function now_ms()

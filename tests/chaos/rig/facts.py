@@ -28,6 +28,8 @@ STAYING = (
     "counters",
     "attempts",
     "noted:errors",
+    "noted:failed",
+    "letters",
     "position",
     "dead",
     "runs",
