@@ -168,7 +168,7 @@ def test_a_program_has_the_scripts_that_its_code_runs(name: str, files: list[str
     texts = {file.relative_to(_ROOT).as_posix(): file.read_text() for pattern in files for file in _ROOT.glob(pattern)}
     used = {script for text in texts.values() for script in _RUN.findall(text)}
     # Chosen at run time, or run for it elsewhere.
-    used |= {"register", "find_runs", "look_at_sources"} if name == "master" else set()
+    used |= {"register", "find_entries", "find_runs", "look_at_sources"} if name == "master" else set()
     with_sources = {program.name: program for program in programs("usher:{g}", "g", ("orders", "t:*"))}
     assert used == set(with_sources[name].scripts)
 

@@ -6,7 +6,7 @@
 -- Why Lua: a letter that comes or goes meanwhile is counted once. Until the end the numbers differ, which is told; and
 --          should it not come to the end, the next leader finds that.
 -- Memory: works when full
---- @include leads index bodies
+--- @include leads index bodies letter
 --- @numbers count 3
 if not leads(KEYS[2], ARGV[1]) then return {'FENCED'} end
 local number = redis.call('XLEN', KEYS[1])
