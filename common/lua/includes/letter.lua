@@ -8,8 +8,8 @@ local function told_of(head)
   end
   local parts = {head['usher-reason'], name, head['usher-policy'], head['usher-at'], head['usher-handler']}
   for at = 1, 5 do
-    local text = string.gsub(string.sub(parts[at] or '', 1, 200), '%c', ' ')
-    parts[at] = at <= 2 and string.gsub(text, '%d%d%d%d+', '#') or text
+    parts[at] = string.gsub(string.sub(parts[at] or '', 1, 200), '%c', ' ')
+    if at <= 2 then parts[at] = string.gsub(parts[at], '%d%d%d%d+', '#') end
   end
   return table.concat(parts, '\n')
 end
@@ -23,10 +23,11 @@ end
 
 local function index_letter(id, head)
   local group, told, at, ticket, message = members_of_letter(id, head)
-  local known = redis.pcall('ZSCORE', letters_key, 'd' .. group .. ' ' .. told)
-  if not known and count_letters('[d', '(e') >= MOST_GROUPS then group, told = OTHERS, '' end
-  local named = 'd' .. group .. ' ' .. told
-  redis.pcall('ZADD', letters_key, 0, ticket, 0, message, 0, 'g' .. group .. ' ' .. at, 0, named)
+  if not redis.pcall('ZSCORE', letters_key, 'd' .. group .. ' ' .. told) then
+    if count_letters('[d', '(e') >= MOST_GROUPS then group, told = OTHERS, '' end
+    redis.pcall('ZADD', letters_key, 0, 'd' .. group .. ' ' .. told)
+  end
+  redis.pcall('ZADD', letters_key, 0, ticket, 0, message, 0, 'g' .. group .. ' ' .. at)
 end
 
 -- Delete a letter, and what the index has of it.
