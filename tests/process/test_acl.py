@@ -129,17 +129,8 @@ _RUN = re.compile(r'\b_?(?:run|run_each|try_each|try_on_each)\(\s*"([a-z_]+)"')
 
 #: The rooms of a master's program.
 _LEADS = (
-    "assembly",
-    "dispatch",
-    "insight",
-    "leader",
-    "membership",
-    "messages",
-    "operations",
-    "recovery",
-    "sources",
-    "web",
-)
+    "assembly", "dispatch", "insight", "leader", "membership", "messages", "operations", "recovery", "sources", "web",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,7 @@ end
 local function remove_letter(dead_key, id, head)
   redis.call('XDEL', dead_key, id)
   local group, told, at, ticket, message = members_of_letter(id, head)
-  local own, other = 'g' .. group .. ' ' .. at, 'g' .. OTHERS .. ' ' .. at
-  redis.pcall('ZREM', letters_key, ticket, message, own, other)
+  redis.pcall('ZREM', letters_key, ticket, message, 'g' .. group .. ' ' .. at, 'g' .. OTHERS .. ' ' .. at)
   if of_group(group) == 0 then redis.pcall('ZREM', letters_key, 'd' .. group .. ' ' .. told) end
   if of_group(OTHERS) == 0 then redis.pcall('ZREM', letters_key, 'd' .. OTHERS .. ' ') end
 end
