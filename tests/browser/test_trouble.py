@@ -54,7 +54,7 @@ def test_what_fails_shows_its_attempts_as_bars_though_the_run_log_has_moved_on(
     system.link.call("DEL", KEYS.runs)
     looking.sign_in(OPERATOR)
     looking.go("/tickets/INC-78")
-    bars = looking.page.locator("#attempts svg.bar")
+    bars = looking.page.locator("#attempts svg.gantt")
     assert bars.count() >= 2
     assert bars.first.locator("rect.failed").count() == 1
     row = looking.page.locator("#attempts tbody tr").first.inner_text()
