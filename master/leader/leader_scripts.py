@@ -499,7 +499,7 @@ class LeaderScripts:
         keys = self._keys
         start = b"-" if after is None else b"(" + after
         _, last, found, gone = self._run(
-            "read_parked", (keys.stream, keys.leader, keys.dead), (start, count, *self._parse_arguments)
+            "read_parked", (keys.stream, keys.leader, keys.dead, keys.letters), (start, count, *self._parse_arguments)
         )
         return ParkedPage(last or None, _found(found), gone)
 
@@ -518,20 +518,13 @@ class LeaderScripts:
         bodies are large."""
         keys = self._keys
         args = [part for entry in entries for part in entry]
-        return int(self._run("reject", (keys.stream, keys.leader, keys.dead), args)[1])
+        return int(self._run("reject", (keys.stream, keys.leader, keys.dead, keys.letters), args)[1])
 
     def take_back(self, incarnation: str, count: int) -> TakenPage:
         """Bring one page of a dead incarnation's entries to ``master``."""
         keys = self._keys
-        script_keys = (
-            keys.stream,
-            keys.leader,
-            keys.lease(incarnation),
-            keys.dead,
-            keys.attempts,
-            keys.noted(incarnation),
-            keys.inbox(incarnation),
-        )
+        own = (keys.noted(incarnation), keys.inbox(incarnation))
+        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.dead, keys.attempts, *own, keys.letters)
         reply = self._run("take_back", script_keys, (incarnation, count, *self._parse_arguments))
         if reply[0] == b"ALIVE":
             return TakenPage(True, 0, [], [])
@@ -542,7 +535,7 @@ class LeaderScripts:
         """Free the records of a dead incarnation's tickets, each with what memory has of it as unfinished. Return None
         when it still has entries."""
         keys = self._keys
-        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead)
+        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead, keys.letters)
         freed, left = Freed([], []), [part for ticket, ids in tickets for part in (ticket, b" ".join(ids))]
         while True:
             state, *reply = self._run("free_tickets", script_keys, (incarnation, *left))
@@ -562,6 +555,7 @@ class LeaderScripts:
         alone, and those above ``highest``."""
         keys = self._keys
         script_keys = [keys.stream, keys.leader, keys.dead, keys.tickets, keys.taken, *map(keys.lease, known)]
+        script_keys.append(keys.letters)
         args = (min_idle_ms, cursor, count, *self._parse_arguments, highest, *known)
         _, cursor, flat, gone = self._run("sweep", script_keys, args)
         return Swept(cursor, list(zip(_found(flat, 3), flat[2::3], strict=True)), gone)
@@ -584,8 +578,8 @@ class LeaderScripts:
 
     def due_delayed(self, most: int) -> DueLook:
         """Put delayed messages in the order of their times. Return up to ``most`` that are due."""
-        log = LogKeys(self._keys.stream)
-        script_keys = (log.delayed, log.due, log.due_until, self._keys.leader, self._keys.dead)
+        log, keys = LogKeys(self._keys.stream), self._keys
+        script_keys = (log.delayed, log.due, log.due_until, keys.leader, keys.dead, keys.letters)
         _, until, wait_ms, told, *flat = self._unfenced(
             self._scripts.run("due_delayed", script_keys, (str(self.epoch), most, self._parse_arguments[0]))
         )
@@ -611,15 +605,8 @@ class LeaderScripts:
 
     def reap(self, incarnation: str, name: str, stored: bytes) -> bool:
         keys = self._keys
-        script_keys = (
-            keys.stream,
-            keys.leader,
-            keys.lease(incarnation),
-            keys.inbox(incarnation),
-            keys.consumers,
-            keys.noted(incarnation),
-            keys.unproven(incarnation),
-        )
+        own = (keys.noted(incarnation), keys.unproven(incarnation))
+        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.inbox(incarnation), keys.consumers, *own)
         return bool(self._run("reap", script_keys, (incarnation, name, stored)) == b"OK")
 
     def forget_attempts(self, noted: str, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
@@ -630,6 +617,12 @@ class LeaderScripts:
             "forget_attempts", (keys.stream, keys.leader, noted, keys.taken), (cursor, count)
         )
         return following, list(gone)
+
+    def recount_letters(self, place: bytes, count: int) -> bytes:
+        """Mend the index of the dead letters from ``place``, b"" at first, as far as it is wrong; return where to go
+        on, b"" at the end."""
+        keys = (self._keys.dead, self._keys.leader, self._keys.letters)
+        return bytes(self._unfenced(self._scripts.run("recount_letters", keys, (str(self.epoch), place, count)))[1])
 
     def _run(self, step: str, keys: Sequence[str], args: Iterable[Any]) -> Any:
         return self._unfenced(self._scripts.run(step, keys, (self._keys.group, str(self.epoch), *args)))

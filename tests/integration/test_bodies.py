@@ -235,21 +235,9 @@ def test_the_inbox_is_trimmed_when_nothing_comes_any_more(play: Play) -> None:
 # ---- messages ----
 
 _ODD = (
-    b"nul\0\xff",
-    b"\0\n\r\n",
-    b"",
-    b"",
-    b"body",
-    b"1",
-    b"body",
-    b"2",
-    b"fence",
-    b"9",
-    b"ids",
-    b"1-1 2-2",
-    b"uid",
+    b"nul\0\xff", b"\0\n\r\n", b"", b"", b"body", b"1", b"body", b"2", b"fence", b"9", b"ids", b"1-1 2-2", b"uid",
     b"u-1",
-)
+)  # fmt: skip
 
 
 def test_a_message_has_all_that_was_sent_and_its_attempts(play: Play) -> None:

@@ -24,12 +24,7 @@ from usher.common.redis.replies import TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Given, Letter, OwnerScripts
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
-from usher.master.leader.leader_scripts import (
-    Freed,
-    LeaderScripts,
-    ParkedPage,
-    TakenPage,
-)
+from usher.master.leader.leader_scripts import Freed, LeaderScripts, ParkedPage, TakenPage
 from usher.master.operations.action_log import By
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules

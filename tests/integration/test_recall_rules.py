@@ -325,12 +325,7 @@ def _comes_back(stage: Stage, leader: Any, consumer: ConsumerActor) -> None:
     _hand_over(stage, leader, consumer, *record.ids)
 
 
-@rule(
-    mutant(
-        "a wait is a give-back like any other",
-        LuaEdit("give_back", "if after == '' or", "if after or"),
-    )
-)
+@rule(mutant("a wait is a give-back like any other", LuaEdit("give_back", "if after == '' or", "if after or")))
 def test_w1_a_message_that_is_to_wait_leaves_with_its_time_and_its_ticket(stage: Stage) -> None:
     leader, a, b = _stage_of(stage, b"1-1", b"2-1")
     _started(a).fail(_LATER)
