@@ -1,5 +1,5 @@
 """Execute the SQL of the checks: Spark, or DuckDB in this process. The text is the same; what differs is here: how a
-table is made of files, how one is kept, and three functions that the two write differently.
+table is made of files, how one is kept, and a function that DuckDB writes differently.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from usher.common.base.extras import how_to_install
 from usher.common.redis.client import CommandRefused
 from usher.master.audit.findings import CHECKS, LOOKED_AT, Example, table
 
-_LAST_US = 253_402_300_799_999_999  # of the year 9999
 _COLUMNS = "check_name, stream, id, ticket, owner, detail"
 _NUMBERED = ", ".join(f"try_cast(split_part(id, '-', {part}) AS BIGINT)" for part in (1, 2))
 #: The findings of several checks: of each check and stream how many, and the first by name.
@@ -36,23 +36,8 @@ _CHECK = """\
 SELECT '{name}' AS check_name, stream, coalesce(id, '') AS id, coalesce(ticket, '') AS ticket,
        coalesce(owner, '') AS owner, coalesce(detail, '') AS detail FROM (
 {select}) c"""
-#: Functions of the checks: as Spark writes them, and DuckDB.
-_FUNCTIONS = {
-    "at_utc(us)": (
-        f"CASE WHEN us BETWEEN 0 AND {_LAST_US} THEN date_format(timestamp_micros(us), 'yyyy-MM-dd HH:mm:ss.SSSSSS')"
-        " ELSE CAST(us AS STRING) END",
-        f"CASE WHEN us BETWEEN 0 AND {_LAST_US} THEN strftime(make_timestamp(us), '%Y-%m-%d %H:%M:%S.%f')"
-        " ELSE CAST(us AS VARCHAR) END",
-    ),
-    "json_text(x, name)": (
-        "get_json_object(x, concat('$.', name))",
-        "CASE WHEN json_valid(x) THEN json_extract_string(x, concat('$.', name)) END",
-    ),
-    "is_json(x)": (
-        "from_json(x, 'map<string,string>') IS NOT NULL",
-        "CASE WHEN json_valid(x) THEN json_type(x) = 'OBJECT' ELSE false END",
-    ),
-}
+#: What stands before a moment in a detail, and where the microseconds of a calendar end.
+_MOMENT, _LAST_US = re.compile("\x01(-?[0-9]+)"), 253_402_300_799_999_999
 Found = dict[tuple[str, str], tuple[int, list[Example]]]
 
 
@@ -85,8 +70,10 @@ class Engine:
     def __init__(self, connection: Any) -> None:
         self._sql = connection
         self._kinds: dict[str, str] = {}
-        for name, (_, body) in _FUNCTIONS.items():
-            self._sql.execute(f"CREATE MACRO {name} AS {body}")
+        as_spark = (
+            "CREATE MACRO get_json_object(x, path) AS CASE WHEN json_valid(x) THEN json_extract_string(x, path) END"
+        )
+        connection.execute(as_spark)
 
     def _make(self, kind: str, name: str, select: str) -> None:
         if (before := self._kinds.get(name)) not in (None, kind):
@@ -143,12 +130,17 @@ class Engine:
 
     def found(self, names: Iterable[str]) -> Found:
         """Return what these checks find: (check, stream) -> how many, and the first of them."""
-        asked = map(CHECKS.__getitem__, names)
-        checks = [_CHECK.format(name=one.name, select=one.select) for one in asked if one.select]
+        checks = "\nUNION ALL ".join(_CHECK.format(name=name, select=CHECKS[name].select) for name in names)
         found: Found = {}
-        for check, stream, *about, total in self.rows(_FOUND.format(checks="\nUNION ALL ".join(checks))):
-            found.setdefault((check, stream), (total, []))[1].append(Example(stream, *about))
+        for check, *about, detail, total in self.rows(_FOUND.format(checks=checks)):
+            example = Example._make((*about, _MOMENT.sub(_at_utc, detail)))
+            found.setdefault((check, example.stream), (total, []))[1].append(example)
         return found
+
+
+def _at_utc(found: re.Match[str]) -> str:
+    us = int(found[1])
+    return f"{datetime.fromtimestamp(0, UTC) + timedelta(microseconds=us):%F %T.%f}" if 0 <= us <= _LAST_US else str(us)
 
 
 class SparkEngine(Engine):
@@ -161,14 +153,6 @@ class SparkEngine(Engine):
         self.spark, self.is_far, self.small = spark, is_far, small
         # It fails on unions of what was checkpointed ("key not found: above_us#53L"), and planning costs less without.
         spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
-        self._undefined = dict(_FUNCTIONS)  # each is made when it is used
-
-    def _do(self, statement: str) -> Any:
-        for name in [one for one in self._undefined if one.partition("(")[0] in statement]:
-            typed = re.sub(r"\b(x|name)\b", r"\1 STRING", name).replace("us", "us BIGINT")
-            made = f"{typed} RETURNS {'BOOLEAN' if name == 'is_json(x)' else 'STRING'}"
-            self.spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {made} RETURN {self._undefined.pop(name)[0]}")
-        return self.spark.sql(statement)
 
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
         if not files or self.small or (self.is_far and rows is None):
@@ -183,7 +167,7 @@ class SparkEngine(Engine):
 
     def keep(self, name: str, select: str) -> None:
         # A checkpoint, not a cache: the plans of the checks stay short, which costs less than what they read.
-        frame = self._do(select)
+        frame = self.spark.sql(select)
         if self.small:
             self.arrow(name, frame.toArrow())
         else:
@@ -197,10 +181,10 @@ class SparkEngine(Engine):
         frame.localCheckpoint(eager=True).createOrReplaceTempView(name)
 
     def view(self, name: str, select: str) -> None:
-        self._do(select).createOrReplaceTempView(name)
+        self.spark.sql(select).createOrReplaceTempView(name)
 
     def rows(self, select: str) -> list[tuple[Any, ...]]:
-        return [tuple(row) for row in self._do(select).collect()]
+        return [tuple(row) for row in self.spark.sql(select).collect()]
 
     def arrow(self, name: str, rows: pa.Table) -> None:
         from pyspark.sql.pandas.types import from_arrow_schema  # Spark Connect infers none of an empty table
@@ -209,36 +193,29 @@ class SparkEngine(Engine):
         (frame.coalesce(1) if self.small else frame).createOrReplaceTempView(name)
 
     def write(self, select: str, file: Path) -> None:
-        pq.write_table(self._do(select).toArrow(), file)
+        pq.write_table(self.spark.sql(select).toArrow(), file)
 
 
 def first_cause(failed: Exception) -> str:
     """Return the first cause, as its last line of that kind; py4j's own first line only names the call."""
-    try:
-        lines = str(failed).strip().splitlines() or [type(failed).__name__]
-    except Exception:  # py4j asks Java for the text, which may have ended
-        lines = [type(failed).__name__]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return (causes or [line.removeprefix(": ") for line in lines[1:2] if line.startswith(": ")] or lines)[
-        -1 if causes else 0
-    ][:500]
-
-
-def log_of(folder: Path) -> Path:
-    """Return where lies what Java and Spark have said of a run with this folder."""
-    return folder.with_suffix(".log")
+    lines = [type(failed).__name__]
+    with contextlib.suppress(Exception):  # py4j asks Java for the text, which may have ended
+        lines = str(failed).strip().splitlines() or lines
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    told = causes[-1:] or [line for line in lines[1:2] if line.startswith(": ")] or lines
+    return told[0].removeprefix("Caused by").removeprefix(": ")[:500]
 
 
 @contextlib.contextmanager
 def own_folder(place: Path) -> Iterator[Path]:
     """Yield a folder of this run's own: the first ``1``, ``2`` ... in ``place`` that no other run has, without what a
-    killed one has left. Raises StartRefused."""
+    killed one has left; what Java and Spark say of it lies beside it. Raises StartRefused."""
     with contextlib.ExitStack() as opened:
         for number in itertools.count(1):
             folder = place / str(number)
             with refusing(f"USHER_AUDIT_DIR: the folder {folder} cannot be used"), contextlib.suppress(BlockingIOError):
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
-                log = opened.enter_context(log_of(folder).open("ab"))
+                log = opened.enter_context(folder.with_suffix(".log").open("ab"))
                 fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 log.truncate(0)
                 shutil.rmtree(folder, ignore_errors=True)

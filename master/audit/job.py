@@ -7,11 +7,9 @@ between is a suspect, and the second look asks for each of those at one moment (
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,10 +22,10 @@ from usher.master.audit.engine import Engine, Found, SparkEngine, few, refusing
 from usher.master.audit.findings import CHECKS, AuditFinding, Example
 from usher.master.audit.report import AuditReport
 from usher.master.audit.settings import AuditChoices, AuditThresholds
-from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, GroupMember, unproven
+from usher.master.audit.snapshot import DECLARED, FACTS, MEMBERS, AuditedStream, unproven
 
-_NAMES = schema_of("stream name")
-_LIMITS = schema_of("", "owner_idle_ms parked_ms deliveries attempts half_us")
+_FOREIGN = schema_of("stream detail")
+_LIMITS = schema_of("", "owner_idle_ms parked_ms deliveries attempts half_us reaped_ms")
 #: What a proof carries of a ticket: nothing, in an audit.
 CARRIED = schema_of("stream ticket consumer id", "fence nth begun_nth ended_us end_least")
 CARRIED_CLOCKS = schema_of("stream consumer", "above_us below_us least_us most_us")
@@ -69,22 +67,17 @@ class AuditRun:
         self._reading_s = 0.0
         self._open: list[str] = []  # what could not be proven
         self._figures: dict[tuple[str, str], int] = {}
-        self._known: dict[str, dict[str, Any]] = {}
 
     def run(self) -> AuditReport:
         """Raises StartRefused when it cannot be completed."""
         started_ns = time.time_ns()
         with refusing("the audit was not finished, so it proves nothing"), readers_of(self._plan) as self._readers:
-            before = self._leave_out_odd_ones()
-            now = self._first_look(before) if before else {}
+            now = self._first_look()
             return self._report(started_ns, now, self._second_look())
 
-    def _suspect(self, check: str, stream: str, count: int, examples: Sequence[Example]) -> None:
-        before, known = self.suspects.get((check, stream), (0, []))
-        self.suspects[check, stream] = before + count, [*known, *examples]
-
-    def _leave_out_odd_ones(self) -> dict[str, AuditedStream]:
-        facts = {}
+    def _facts(self) -> dict[str, AuditedStream]:
+        """Return the facts of each stream, and leave those out that another program wrote to."""
+        facts, foreign = {}, []
         for stream, (link, keys) in list(self._readers.items()):
             told = snapshot.foreign_keys(link, keys)
             try:
@@ -93,68 +86,53 @@ class AuditRun:
             except snapshot.KeyForeign as odd:
                 told = [str(odd)]
             if told:
-                self._suspect("key_foreign", stream, len(told), [Example(stream, detail=one) for one in told])
+                foreign += [{"stream": stream, "detail": one} for one in told]
                 del self._readers[stream]
+        self._engine.arrow("foreign_keys", few(_FOREIGN, foreign))
         return facts
 
-    # ---- first look ----------------------------------------------------------------------------------------------
-
-    def _first_look(self, before: dict[str, AuditedStream]) -> dict[str, AuditedStream]:
-        engine, limits = self._engine, self._plan.thresholds
+    def _first_look(self) -> list[AuditedStream]:
+        engine, plan = self._engine, self._plan
+        before = self._facts()
         # Without a run log nothing is proven of what is over, so only the pending entries are read.
         everything = any(one.has_runs for one in before.values())
-        members = self._read(before, everything)
-        now, rows = {}, []
+        self._read(everything)
+        now, rows = [], []
         for stream, (link, keys) in self._readers.items():
-            now[stream] = snapshot.stream_facts(link, keys, self._plan.run_log_length)
+            now.append(snapshot.stream_facts(link, keys, plan.run_log_length))
             drop_ms = snapshot.last_drop_ms(link, keys)
-            rows.append(now[stream].row(before[stream], entries_read=everything, drop_ms=drop_ms))
+            rows.append(now[-1].row(before[stream], entries_read=everything, drop_ms=drop_ms))
         engine.arrow("facts", few(FACTS, rows))
-        engine.arrow("declared", few(DECLARED, (row for one in now.values() for row in one.declared_rows())))
+        engine.arrow("declared", few(DECLARED, (row for one in now for row in one.declared_rows())))
         engine.arrow("carried", CARRIED.empty_table())
         engine.arrow("carried_clocks", CARRIED_CLOCKS.empty_table())
-        engine.arrow("limits", limits_table(limits))
-        judged = list(snapshot.judge_members(members, limits))
-        for check, count, example in judged:
-            self._suspect(check, example.stream, count, [example])
-        dead = [one for check, _, one in judged if check in ("owner_dead", "stranger_owns")]
-        engine.arrow("dead", few(_NAMES, ({"stream": one.stream, "name": one.owner} for one in dead)))
-        strange = (one for one in members if not one.is_named and one.name not in findings.RESERVED)
-        engine.arrow("strangers", few(_NAMES, ({"stream": one.stream, "name": one.name} for one in strange)))
-        for one in now.values():
-            if one.cut_unread:
-                told = next((loss.describe() for loss in one.declared if loss.kind == "unread_cut"), "")
-                self._suspect("cut_unread", one.stream, one.cut_unread, [Example(one.stream, detail=told)])
+        engine.arrow("limits", limits_table(plan.thresholds))
         engine.derive(
             *("known", "clocks", "timed", "doubtful", "suspects", "late", "twice"),
             *("ids", "odd", "indexed"),
         )
         self._read_again()
-        for (check, stream), (count, examples) in engine.found(CHECKS).items():
-            self._suspect(check, stream, count, examples)
+        self.suspects = engine.found(CHECKS)
         self._figures = {(figure, stream): value for figure, stream, value in engine.rows(findings.text("figures"))}
-        names = ("stream", "handled_ms", "ahead_ms", "floor_ms")
-        self._known = {
-            row[0]: dict(zip(names, row, strict=True)) for row in engine.rows(f"SELECT {', '.join(names)} FROM known")
-        }
+        known = {row[0]: row for row in engine.rows("SELECT stream, handled_ms, ahead_ms FROM known")}
+        self._open = [text for one in now for text in unproven(one, known[one.stream], self._figures)]
         return now
 
-    def _read(self, before: dict[str, AuditedStream], everything: bool) -> list[GroupMember]:
-        """Read Redis in the order in which nothing that moves is told wrongly. Returns the members of the groups."""
+    def _read(self, everything: bool) -> None:
+        """Read Redis in the order in which nothing that moves is told wrongly."""
         # Of little data this process reads Redis for Spark, too: starting its Python workers costs more.
-        apart = isinstance(self._engine, SparkEngine) and not self._engine.small
-        began_s = time.monotonic()
+        apart = isinstance(self._engine, SparkEngine) and not self._engine.small and bool(self._readers)
+        field, began_s = self._plan.field, time.monotonic()
         if apart:
             self._by_workers("entries", "redis_pending", entries="all" if everything else "pending")
         else:
-            field = self._plan.field
             self._by_us(
                 "entries",
                 batches.PENDING,
                 lambda link, keys: batches.pending(link, keys, field(keys.stream), everything),
             )
         self._reading_s = time.monotonic() - began_s
-        members = self._members()
+        self._by_us("members", MEMBERS, snapshot.members)
         self._by_us("tickets", batches.TICKETS, batches.tickets)
         self._by_us("attempts", batches.ATTEMPTS, batches.attempts)
         self._by_us("inboxes", batches.INBOXES, batches.inboxes)
@@ -163,7 +141,6 @@ class AuditRun:
         else:
             self._by_us("runs", batches.RUNS, lambda link, keys: batches.runs(link, keys.stream, keys.runs))
         self._by_us("letters", batches.LETTERS, batches.letters)
-        return members
 
     def _by_us(self, name: str, schema: pa.Schema, read: Reading) -> None:
         read_redis(self._engine, self._readers, self._folder / f"{name}.parquet", schema, read)
@@ -187,66 +164,53 @@ class AuditRun:
         self._by_us("messages", batches.STREAM, read)
         self._engine.derive("again")
 
-    # ---- second look ---------------------------------------------------------------------------------------------
-
     def _second_look(self) -> list[AuditFinding]:
-        found, limits = self.suspects, self._plan.thresholds
+        found = self.suspects
         if found:
             time.sleep(findings.SETTLE_S)
-        members = self._members() if any(name in findings.OF_MEMBERS for name, _ in found) else []
-        again = {
-            (check, one.stream, one.owner): (count, one)
-            for check, count, one in snapshot.judge_members(members, limits)
-        }
+        of_members = {name for name, _ in found if name in findings.OF_MEMBERS}
+        if of_members:
+            self._by_us("members", MEMBERS, snapshot.members)
+        again = self._engine.found(of_members) if of_members else {}
         held = []
-        for (name, stream), (count, examples) in found.items():
-            suspects = count
+        for (name, stream), (suspects, examples) in found.items():
+            count = suspects
             if name in findings.OF_MEMBERS:
-                still = [again[name, stream, one.owner] for one in examples if (name, stream, one.owner) in again]
-                count, examples = sum(number for number, _ in still), [one for _, one in still]
+                owners = {one.owner for one in examples}
+                examples = [one for one in again.get((name, stream), (0, []))[1] if one.owner in owners]
+                count = len(examples)
             elif name in snapshot.LOOKED_AGAIN:
                 examples = self._confirmed(name, stream, examples)
                 # Every example holds: then count all suspects, of which there are too many to ask for each.
                 count = suspects if len(examples) == findings.LOOKED_AT else len(examples)
-            held.append(AuditFinding(CHECKS[name], stream, count, suspects, tuple(examples)))
-        return [dataclasses.replace(one, examples=one.examples[: findings.SHOWN]) for one in held if one.count]
+                if suspects > findings.LOOKED_AT and count:
+                    self._open.append(
+                        f"{stream}: of {suspects:,} suspects of {name} the first {findings.LOOKED_AT:,} were looked at"
+                        " again"
+                    )
+            held.append(AuditFinding(CHECKS[name], stream, count, suspects, tuple(examples[: findings.SHOWN])))
+        return [one for one in held if one.count]
 
     def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
         link, keys = self._readers[stream]
-        held = set(snapshot.still_there(link, keys, name, examples, self._plan.thresholds))
+        held = snapshot.still_there(link, keys, name, examples, self._plan.thresholds)
         if name == "parked_too_long":
-            back, holds_tenants = snapshot.held_back(link, keys, [one for one in examples if one in held])
-            held -= back
+            back, holds_tenants = snapshot.held_back(link, keys, held)
+            held = [one for one in held if one not in back]
             if held and holds_tenants:
                 self._open.append(
                     f"{stream}: {len(held):,} entries wait for long; live rules hold tenants back, whose they may be"
                     " (parked_too_long)"
                 )
-                held.clear()
-        return [one for one in examples if one in held]
+                return []
+        return held
 
-    def _members(self) -> list[GroupMember]:
-        return [one for reader, keys in self._readers.values() for one in snapshot.members(reader, keys)]
-
-    # ---- report --------------------------------------------------------------------------------------------------
-
-    def _report(
-        self, started_ns: int, streams: Mapping[str, AuditedStream], found: Sequence[AuditFinding]
-    ) -> AuditReport:
-        sentences, facts = list(self._open), streams.values()
-        for stream, one in streams.items():
-            sentences += unproven(one, self._known[stream], self._figures)
-        sentences += [
-            f"{one.stream}: of {one.suspects:,} suspects of {one.check.name} the first {findings.LOOKED_AT:,} were"
-            " looked at again"
-            for one in found
-            if one.suspects > findings.LOOKED_AT and one.check.name in snapshot.LOOKED_AGAIN
-        ]
+    def _report(self, started_ns: int, streams: Sequence[AuditedStream], found: Sequence[AuditFinding]) -> AuditReport:
         figures = {
-            "entries": sum(one.length for one in facts),
+            "entries": sum(one.length for one in streams),
             **{name: value for (name, stream), value in self._figures.items() if not stream},
-            "dead_letters": sum(one.dead_letters for one in facts),
+            "dead_letters": sum(one.dead_letters for one in streams),
             "reading_seconds": round(self._reading_s, 3),
             "engine": self._engine.name,
         }
-        return AuditReport.of(self._plan, started_ns, found, sentences, figures=figures)
+        return AuditReport.of(self._plan, started_ns, found, self._open, figures=figures)

@@ -75,21 +75,20 @@ def document(report: AuditReport) -> dict[str, Any]:
 
 
 def _found(report: AuditReport, one: AuditFinding) -> dict[str, Any]:
-    check, keys = one.check, Keys(one.stream, report.group)
+    name, severity, section, rule, means, *_ = one.check
+    keys = Keys(one.stream, report.group)
     examples = [
-        each._asdict() | {"look": look(each, keys), "repair": repair(check, each, keys)} for each in one.examples
+        each._asdict() | {"look": look(each, keys), "repair": repair(one.check, each, keys)} for each in one.examples
     ]
-    words = {"severity": check.severity, "rule": check.rule, "means": check.means, "runbook": check.section}
-    counts = {"stream": one.stream, "count": one.count, "suspects": one.suspects, "examples": examples}
-    return {"check": check.name} | words | counts
+    words = {"check": name, "severity": severity, "rule": rule, "means": means, "runbook": section}
+    return words | {"stream": one.stream, "count": one.count, "suspects": one.suspects, "examples": examples}
 
 
 def summary(report: AuditReport, stream: str) -> dict[str, Any]:
     """Return the summary that is stored in Redis for pages and metrics: small, whatever was found. What was found is of
     this stream, with the first example of each check; the figures are of the whole run."""
     found = [one for one in report.found if one.stream == stream]
-    mine = replace(report, found=tuple(found))
-    severities = {
+    counts = {
         severity: sum(one.count for one in found if one.check.severity == severity) for severity in ("bad", "warn")
     }
     return {
@@ -97,17 +96,15 @@ def summary(report: AuditReport, stream: str) -> dict[str, Any]:
         "started_ms": report.started_ms,
         "seconds": report.seconds,
         "streams": list(report.streams[:_LISTED]),
-        "verdict": mine.verdict,
+        "verdict": replace(report, found=tuple(found)).verdict,
         "findings": {one.check.name: one.count for one in found},
-        "severities": severities,
+        "severities": counts,
         "examples": [_found(report, replace(one, examples=one.examples[:1])) for one in found],
         "unproven": len(report.unproven),
         "unproven_said": said(report.unproven),
         **{name: report.figures.get(name) for name in ("pending", "executions", "oldest_age_ms", "tickets_pending")},
     }
 
-
-# ---- terminal --------------------------------------------------------------------------------------------------------
 
 _STYLES = {"clean": "bold green", "warn": "bold yellow", "bad": "bold red"}
 _SHOWN_EXAMPLES = 2

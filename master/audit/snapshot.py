@@ -5,10 +5,14 @@ agree, so a disagreement there is a finding, and mere movement is not.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.protocol.attempts import decode
@@ -22,12 +26,12 @@ from usher.common.protocol.mishaps import (
     parse_mishaps,
 )
 from usher.common.protocol.owner_words import is_given_back
-from usher.common.protocol.registration import NAME, name_of, parse
+from usher.common.protocol.registration import NAME, parse
 from usher.common.protocol.stream_id import ZERO, is_id, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.audit.batches import BulkReader, is_ascending, nth, schema_of
+from usher.master.audit.batches import BulkReader, nth, schema_of
 from usher.master.audit.findings import RESERVED, Example
 from usher.master.audit.settings import AuditThresholds
 from usher.master.operations.action_log import KEPT as ACTIONS_KEPT
@@ -36,9 +40,14 @@ from usher.master.operations.live_rules import rulebook
 _MOST = 2**63 - 1
 #: The table ``facts``: a row for each stream.
 FACTS = schema_of(
-    "stream",
+    "stream cut_told",
     "time_ms delivered_ms delivered_nth last_nth first_nth deleted_nth base_ms order_ms drop_ms"
-    " handled_before_ms ahead_before_ms",
+    " handled_before_ms ahead_before_ms cut_unread",
+)
+#: The names in the groups, but for reserved ones. ``oldest_idle_ms``: of the first pending entry, or 0; ``registered``:
+#: its consumer is, as this or another incarnation; ``is_ours``: an incarnation may have had that name.
+MEMBERS = schema_of(
+    "stream name", "pending oldest_idle_ms idle_ms", **dict.fromkeys(("lives", "registered", "is_ours"), pa.bool_())
 )
 DECLARED = schema_of("stream", "at_ms first_nth last_nth")
 _COUNTED = ("skipped_order", "before_known", "maybe_damaged", "maybe_dropped")
@@ -86,6 +95,8 @@ class AuditedStream(NamedTuple):
             "first_nth": self.first and nth(self.first),
             "deleted_nth": nth(self.max_deleted) if entries_read and self.max_deleted else None,
             **dict.fromkeys(("base_ms", "order_ms"), self.cut_ms if self.has_runs else self.time_ms),
+            "cut_unread": self.cut_unread,
+            "cut_told": next((": " + loss.describe() for loss in self.declared if loss.kind == "unread_cut"), ""),
             **more,
         }
 
@@ -98,10 +109,10 @@ class AuditedStream(NamedTuple):
                 yield {"stream": self.stream, "at_ms": loss.ms, "first_nth": nth(first), "last_nth": nth(last)}
 
 
-def unproven(facts: AuditedStream, known: Mapping[str, Any], counts: Mapping[tuple[str, str], int]) -> list[str]:
-    """Return what cannot be said of this stream, each in one sentence. ``known``: its row of the table of that name;
-    ``counts``: (figure, stream) -> entries."""
-    handled_ms, first, cut_ms = known["handled_ms"], facts.first, facts.cut_ms
+def unproven(facts: AuditedStream, known: Sequence[Any], counts: Mapping[tuple[str, str], int]) -> list[str]:
+    """Return what cannot be said of this stream, each in one sentence. ``known``: stream, handled_ms, ahead_ms of the
+    table of that name; ``counts``: (figure, stream) -> entries."""
+    (_, handled_ms, ahead_ms, *_), first, cut_ms = known, facts.first, facts.cut_ms
     gone = "its entries" if first is None else f"the entries before {first.decode()}"
     deleted = facts.max_deleted if first and facts.max_deleted and rank(facts.max_deleted) > rank(first) else b""
     since = "none ever was" if handled_ms is None else f"that was added at {handled_ms} ms"
@@ -111,8 +122,8 @@ def unproven(facts: AuditedStream, known: Mapping[str, Any], counts: Mapping[tup
         " (USHER_RUN_LOG_LENGTH)": not facts.has_runs and facts.last_delivered != ZERO,
         f"records of the run log up to {cut_ms} ms were cut (its cap) or deleted (XDEL), so order, losses and repeats"
         " are proven for entries added after that only (raise USHER_RUN_LOG_LENGTH; usher audit archive)": cut_ms >= 0,
-        f"ids are up to {known['ahead_ms']:,} ms ahead of Redis' clock, so that much less is proven (a clock set back?"
-        " own ids?)": known["ahead_ms"] and cut_ms >= 0,
+        f"ids are up to {ahead_ms:,} ms ahead of Redis' clock, so that much less is proven (a clock set back?"
+        " own ids?)": ahead_ms and cut_ms >= 0,
         f"{gone} are not in it any more (trimmed or deleted); whether all of them were handled was not looked at": (
             handled_ms is not None and (first is None or handled_ms < rank(first) >> 64)
         ),
@@ -200,33 +211,30 @@ def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
         raise
 
 
-def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:
-    """Return every name in the group."""
+def members(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
     rows = [pairs(row) for row in reader.call("XINFO", "CONSUMERS", keys.stream, keys.group)]
+    rows = [row for row in rows if row[b"name"].decode(errors="replace") not in RESERVED]
     stored = pairs(reader.call("HGETALL", keys.consumers))
     consumers = {name.decode(errors="replace") for name in stored}
     generation = reader.call("HGET", keys.counters, "generation")
     last = int(generation) if generation and generation.isdigit() else 1 << 63  # a lost counter says nothing
-    registered = {_incarnation(*one) for one in stored.items()}
-    found = []
+    registered = set()
+    for one in stored.items():
+        with contextlib.suppress(ValueError):  # also of bytes that are no text
+            registered.add(parse(*one).incarnation)
     for at in range(0, len(rows), _BATCH):
-        part = rows[at : at + _BATCH]
+        part, found = rows[at : at + _BATCH], []
         leases = reader.all_of([("EXISTS", keys.prefix.encode() + b"lease:" + row[b"name"]) for row in part])
         oldest = reader.all_of([("XPENDING", keys.stream, keys.group, "-", "+", 1, row[b"name"]) for row in part])
         for row, lives, first in zip(part, map(bool, leases), oldest, strict=True):
-            told = row[b"name"].decode(errors="replace")
-            numbers = row[b"pending"], first[0][2] if first else 0, row[b"idle"]
+            name = row[b"name"].decode(errors="replace")
             # Who has a lease and is registered is ours, whatever a counter that was lost or set back says.
-            is_named = was_named(told, last) or (lives and told in registered)
-            found.append(GroupMember(keys.stream, told, *numbers, lives, name_of(told) in consumers, is_named))
-    return found
-
-
-def _incarnation(name: bytes, stored: bytes) -> str:
-    try:
-        return parse(name, stored).incarnation
-    except (ValueError, UnicodeDecodeError):
-        return ""
+            consumer, _, number = name.rpartition(":")
+            was_named = NAME.fullmatch(consumer) and _NUMBER.fullmatch(number) and int(number) <= last
+            is_ours = bool(was_named) or (lives and name in registered)
+            numbers = row[b"pending"], first[0][2] if first else 0, row[b"idle"]
+            found.append((keys.stream, name, *numbers, lives, consumer in consumers, is_ours))
+        yield pa.RecordBatch.from_pylist([dict(zip(MEMBERS.names, one, strict=True)) for one in found], MEMBERS)
 
 
 class SuspectSnapshot(NamedTuple):
@@ -256,37 +264,31 @@ def looks(link: Link, keys: Keys, name: str, suspects: Iterable[Example]) -> Ite
         names = (keys.stream, keys.tickets, keys.lease(owner), keys.attempts)
         for at in range(0, len(examples), _BATCH):
             part = examples[at : at + _BATCH]
-            asked = [(keys.group, one.id or ZERO, ticket_name(one), _other(name, one)) for one in part]
+            others = [one.detail.partition(" ")[0] if name == "ticket_owned_twice" else ZERO for one in part]
+            asked = [
+                (keys.group, one.id or ZERO, ticket_name(one), other) for one, other in zip(part, others, strict=True)
+            ]
             yield from zip(part, map(_look, scripts.run_each("look_again", names, asked)), strict=True)
-
-
-def _other(name: str, example: Example) -> bytes | str:
-    return example.detail.partition(" ")[0] if name == "ticket_owned_twice" else ZERO
 
 
 def ticket_name(example: Example) -> bytes:
     """Return the ticket's field in the index. A message without a ticket id is a ticket of its own, under a name that
     is not text."""
-    return (
-        b"\xff" + example.id.encode()
-        if not example.ticket or example.ticket == "\ufffd" + example.id
-        else example.ticket.encode()
-    )
+    is_own = not example.ticket or example.ticket == "\ufffd" + example.id
+    return b"\xff" + example.id.encode() if is_own else example.ticket.encode()
 
 
 def _look(answer: Any) -> SuspectSnapshot:
     owner, idle, deliveries, stored, lease, body, attempts, other = answer
-    whose, ids, fence, readable = None, tuple[str, ...](), 0, True
-    if stored is not None:
-        try:
-            parsed = parse_record(stored)
-            whose, ids, fence = parsed.owner.decode(), tuple(one.decode() for one in parsed.ids), parsed.fence
-        except ValueError:
-            readable = False
+    record: Any = (None, (), 0, stored is None)
+    with contextlib.suppress(ValueError):
+        if stored is not None:
+            whose, fence, ids = parse_record(stored)
+            record = (whose.decode(), tuple(one.decode() for one in ids), fence, True)
     owner, other = (None if one is None else one.decode(errors="replace") for one in (owner, other))
     failures = None if attempts is None else decode(attempts).failures
-    record = (whose, ids, fence, readable)
-    return SuspectSnapshot(owner, idle, deliveries, *record, bool(lease), bool(body), failures, other)
+    told = (owner, idle, deliveries, *record, bool(lease), bool(body), failures, other)
+    return SuspectSnapshot._make(told)
 
 
 def held_back(link: Link, keys: Keys, parked: Sequence[Example]) -> tuple[set[Example], bool]:
@@ -305,10 +307,6 @@ def _agrees(owner: str, recorded: str) -> bool:
     if recorded == "halted":
         return owner in RESERVED
     return owner == ("master" if is_given_back(recorded.encode()) else recorded)
-
-
-def _last_number(example: Example) -> int:
-    return int(example.detail.rpartition(" ")[2])
 
 
 #: Check -> whether a suspect of it is a finding at the moment of the second look. The others are of records that do not
@@ -339,14 +337,15 @@ _HOLDS: dict[str, Callable[[Example, SuspectSnapshot, AuditThresholds], bool]] =
     "attempts_leaked": lambda one, look, _: look.owner is None and look.attempts is not None,
     "dead_and_pending": lambda one, look, _: look.owner not in (None, "halted"),
     "indexed_twice": lambda one, look, _: one.id in look.ids,
-    "index_unordered": lambda one, look, _: (
-        is_incarnation(look.whose) and not is_ascending([*map(str.encode, look.ids)])
+    "index_unordered": lambda _, look, __: (
+        is_incarnation(look.whose)
+        and any(rank(two.encode()) <= rank(one.encode()) for one, two in itertools.pairwise(look.ids))
     ),
     "never_told": lambda one, look, _: look.lives and look.owner == one.owner == look.whose and one.id in look.ids,
     "overtaken": lambda one, look, _: look.owner is not None and look.in_stream,
     "done_and_pending": lambda one, look, _: look.owner is not None and look.in_stream,
     "lost": lambda one, look, _: look.owner is None and look.in_stream,
-    "fence_low": lambda one, look, _: look.whose is not None and look.fence < _last_number(one),
+    "fence_low": lambda one, look, _: look.whose is not None and look.fence < int(one.detail.rpartition(" ")[2]),
 }
 LOOKED_AGAIN = frozenset(_HOLDS)
 
@@ -356,51 +355,6 @@ def still_there(
 ) -> list[Example]:
     """Return the suspects of the first look that are findings at the moment of a second one."""
     return [one for one, look in looks(link, keys, name, examples) if _HOLDS[name](one, look, limits)]
-
-
-class GroupMember(NamedTuple):
-    """A name in the group. ``oldest_idle_ms``: the longest idle time of its pending entries, or 0; ``idle_ms``: its
-    own idle time; ``registered``: its consumer is, as this or another incarnation; ``is_named``: like an incarnation
-    that there may have been."""
-
-    stream: str
-    name: str
-    pending: int
-    oldest_idle_ms: int
-    idle_ms: int
-    lives: bool
-    registered: bool
-    is_named: bool
-
-
-def was_named(name: str, last_generation: int) -> bool:
-    """Return True when there may have been an incarnation of this name: generations are counted for all consumers.
-
-    >>> was_named("c1:7", 9), was_named("c1:10", 9), was_named("celery@host:worker", 9)
-    (True, False, False)
-    """
-    consumer, _, generation = name.rpartition(":")
-    return bool(NAME.fullmatch(consumer)) and bool(_NUMBER.fullmatch(generation)) and int(generation) <= last_generation
-
-
-def judge_members(members: Iterable[GroupMember], limits: AuditThresholds) -> Iterator[tuple[str, int, Example]]:
-    for member in members:
-        if member.name not in RESERVED and (found := _judge(member, limits)):
-            check, count, detail = found
-            yield check, count, Example(member.stream, owner=member.name, detail=detail)
-
-
-def _judge(member: GroupMember, limits: AuditThresholds) -> tuple[str, int, str] | None:
-    held = f"{member.pending:,} pending, the oldest idle for {member.oldest_idle_ms / 1000:.0f} s"
-    if not (is_incarnation(member.name) and member.is_named):
-        return ("stranger_owns", member.pending, held) if member.pending else None
-    if member.lives:
-        return None if member.registered else ("unregistered", 1, held)
-    if member.pending:
-        return ("owner_dead", member.pending, held) if member.oldest_idle_ms > limits.owner_idle_ms else None
-    if member.idle_ms > limits.reaped_ms:
-        return "consumer_leaked", 1, f"no lease, idle for {member.idle_ms / 1000:.0f} s"
-    return None
 
 
 def last_drop_ms(link: Link, keys: Keys) -> int:

@@ -27,12 +27,18 @@ from typing import Any
 
 from usher.common.base.errors import StartRefused
 from usher.common.base.extras import how_to_install
-from usher.master.audit.engine import SparkEngine, first_cause, log_of
+from usher.master.audit.engine import SparkEngine, first_cause
 from usher.master.audit.settings import LOCAL, AuditChoices
 
 #: Set by spark-submit: it has started Java.
 _GATEWAY, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 HOW_TO_INSTALL = how_to_install("spark")
+_QUIET = {
+    "spark.log.level": "OFF",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.catalogImplementation": "in-memory",
+}
 #: What we would have, unless spark-defaults or spark-submit --conf say otherwise.
 _PREFERRED = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
@@ -54,21 +60,17 @@ _FLAGS = {
 }
 _MAKES_CACHE = "-XX:AOTCacheOutput"
 #: What adds folders to the class path: Java takes no cache where one of them is not empty.
-_OF_CLASSES = {"SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH"}
-
-
+_OF_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
+#: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions).
+_OPENED = (
+    *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util"),
+    *("java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref", "sun.nio.ch", "sun.nio.cs"),
+    "sun.util.calendar",
+)
 _ALLOWED = (
     *("-XX:+IgnoreUnrecognizedVMOptions", "-Xlog:disable", "-XX:-UsePerfData"),
     *("--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"),
-)
-#: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions).
-_OPENED = tuple(
-    f"--add-opens=java.base/{name}=ALL-UNNAMED"
-    for name in (
-        *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util"),
-        *("java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref", "sun.nio.ch", "sun.nio.cs"),
-        "sun.util.calendar",
-    )
+    *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED),
 )
 
 
@@ -80,16 +82,24 @@ def spark_engine(
     folder of this run's own (``own_folder``); ``environ``: the environment of this process, which the JVM and the
     Python workers inherit; ``small``: little data is expected. Raises StartRefused."""
     try:
-        import pyspark  # noqa: F401
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
     except ImportError as missing:
         raise StartRefused(
             f"the audit needs {missing.name or 'PySpark'}, which is not installed: {HOW_TO_INSTALL}"
         ) from missing
-    running = _running()
+    master, running = settings.audit_spark_master, _running()
     if running is not None:
         yield _engine(running, small)
-    elif settings.audit_spark_master.startswith("sc://"):
-        with _connected(settings.audit_spark_master) as spark:
+    elif master.startswith("sc://"):
+        try:
+            spark: Any = SparkSession.builder.config(map=_PREFERRED).remote(master).getOrCreate()
+        except ImportError as missing:
+            raise StartRefused(f"Spark Connect needs {missing.name}: {HOW_TO_INSTALL}") from missing
+        except (PySparkException, OSError) as failed:
+            raise StartRefused(f"Spark does not answer at {master}: {first_cause(failed)}") from failed
+        with contextlib.ExitStack() as opened:
+            opened.callback(spark.stop)
             yield SparkEngine(spark, is_far=True)
     else:
         with _started(settings, spill, environ, small) as engine:
@@ -107,29 +117,8 @@ def _running() -> Any:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    try:
+    with contextlib.suppress(PySparkException):
         return SparkSession.active()
-    except PySparkException:
-        return None
-
-
-@contextlib.contextmanager
-def _connected(master: str) -> Iterator[Any]:
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
-
-    try:
-        spark = SparkSession.builder.remote(master).getOrCreate()
-        for name, value in _PREFERRED.items():
-            spark.conf.set(name, value)
-    except ImportError as missing:
-        raise StartRefused(f"Spark Connect needs {missing.name}: {HOW_TO_INSTALL}") from missing
-    except (PySparkException, OSError) as failed:
-        raise StartRefused(f"Spark does not answer at {master}: {first_cause(failed)}") from failed
-    try:
-        yield spark
-    finally:
-        spark.stop()
 
 
 def is_elsewhere(master: str, environ: Mapping[str, str]) -> bool:
@@ -146,23 +135,16 @@ def _started(
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    folder, log, master = settings.folder / "spark", log_of(spill), settings.audit_spark_master
-    small, is_ours = small and master.startswith("local"), _GATEWAY not in environ
+    folder, log, master = settings.folder / "spark", spill.with_suffix(".log"), settings.audit_spark_master
+    is_local, is_ours = master.startswith("local"), _GATEWAY not in environ
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    options = {
-        "spark.log.level": "OFF",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.local.dir": str(spill),
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.sql.catalogImplementation": "in-memory",
-    }
-    if is_ours and master.startswith("local"):
+    options = _QUIET | {"spark.local.dir": str(spill), "spark.sql.warehouse.dir": str(folder / "warehouse")}
+    if is_ours and is_local:
         options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     if is_ours or master != LOCAL:  # else spark-submit's holds, which a builder's would take precedence over
         options["spark.master"] = master
-    none = contextlib.nullcontext(dict[str, str]())
-    with _java(settings, folder, spill, environ, small) if is_ours else none as gateway:
+    with contextlib.ExitStack() as opened:
+        gateway = opened.enter_context(_java(settings, folder, spill, environ, small and is_local)) if is_ours else {}
         # pyspark's own handler of Ctrl-C asks Java to cancel its jobs, on the very connection that waits for an answer.
         kept = signal.getsignal(signal.SIGINT)
         logging.root.addHandler(logging.NullHandler())  # py4j logs an interruption as an error
@@ -207,12 +189,12 @@ def _java(
     import pyspark
 
     program, told, master = _java_of(environ), spill / "gateway", settings.audit_spark_master
-    has_cache = small and not _OF_CLASSES & environ.keys()
+    has_cache = small and environ.keys().isdisjoint(("SPARK_HOME", *_OF_CLASSES))
     home = environ.setdefault("SPARK_HOME", str(pyspark.__path__[0]))
     # Without the library of machine learning: each session begins by making its functions, with Scala's reflection.
     jars = [str(one) for one in sorted(Path(home, "jars").glob("*.jar")) if not one.name.startswith("spark-mllib")]
-    places = [environ.get("SPARK_CONF_DIR", f"{home}/conf"), *jars]
-    places += [environ[one] for one in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH") if one in environ]
+    conf, *others = (environ.get(one, "") for one in _OF_CLASSES)
+    places = [conf or f"{home}/conf", *jars, *filter(None, others)]
     known = zlib.crc32(f"{program.resolve()} {program.stat().st_mtime} {pyspark.__version__} {places}".encode())
     cache = folder / f"classes-{known:08x}.aot"
     made = cache.with_suffix(f".{os.getpid()}")
@@ -225,9 +207,9 @@ def _java(
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     files = ("--py-files", settings.py_files) if settings.py_files else ()
     main = ("org.apache.spark.deploy.SparkSubmit", "--master", master, *files, "pyspark-shell")
-    with (log_of(spill)).open("ab") as log:
+    with spill.with_suffix(".log").open("ab") as log:
         process = subprocess.Popen(
-            [program, *flags, *_ALLOWED, *_OPENED, "-cp", ":".join(places), *main],
+            [program, *flags, *_ALLOWED, "-cp", ":".join(places), *main],
             env={**environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"},
             stdin=subprocess.PIPE,  # Java ends with us
             stdout=log,
@@ -237,7 +219,7 @@ def _java(
     try:
         while not told.exists():
             if process.poll() is not None:
-                why = _first_of_log(log_of(spill), Exception("Java ended"))
+                why = _first_of_log(Path(log.name), Exception("Java ended"))
                 raise StartRefused(f"Spark does not start ({log.name}): {why}")
             time.sleep(0.02)
         port, length = struct.unpack(">ii", told.read_bytes()[:8])

@@ -3,10 +3,9 @@ tenant, handler and consumer, from the archive and the run log; as one page with
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ from usher.master.membership.registry import read_registry
 DIMENSIONS = ("tenant", "handler", "ticket", "consumer")
 _FILES = ("days", "hours")
 _DAY_US = 86_400_000_000
-_WIDTH, _HEIGHT = 640.0, 120.0
 #: Days from which a trend is told, and days beyond which a forecast says nothing.
 _LEAST_DAYS, _FAR_DAYS = 3, 730
 
@@ -125,57 +123,27 @@ def document(engine: Engine, slots: Mapping[str, int], top: int, today: date) ->
     return {"streams": told}
 
 
-# ---- page ------------------------------------------------------------------------------------------------------------
-
-
-def plot(days: Sequence[Mapping[str, Any]], title: str, unit: str, lines: Mapping[str, str]) -> dict[str, Any]:
-    """Return a chart of some columns over the days: ``lines``: column -> its name. Positions of an SVG."""
-    values = {name: [float(day[column] or 0) for day in days] for column, name in lines.items()}
-    most = max((value for line in values.values() for value in line), default=0.0) or 1.0
-    step = _WIDTH / max(1, len(days) - 1)
-
-    def told(value: float) -> str:
-        return duration(value) if unit == "ms" else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
-
-    def dot(name: str, n: int, value: float) -> tuple[float, float, str]:
-        height = 5 + _HEIGHT * (1 - value / most)
-        return round(step * n, 1), round(height, 1), f"{days[n]['day']}: {told(value)} {name}"
-
-    made = [(name, [dot(name, n, value) for n, value in enumerate(line)]) for name, line in values.items()]
-    return {"title": title, "lines": made, "highest": told(most)}
-
-
-def plots(days: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    parts = ("p50", "p95", "p99")
-    charts = (
-        ("Executions a day", "", {"executions": "executions", "failed": "failed"}),
-        ("Wait until the first start", "ms", {f"wait_{one}_ms": one for one in parts}),
-        ("Time of an execution", "ms", {f"run_{one}_ms": one for one in parts}),
-        ("Handlers that ran at a time, in the busiest hour", "", {"busiest": "handlers"}),
-    )
-    return [plot(days, *chart) for chart in charts]
-
-
-# ---- a run -----------------------------------------------------------------------------------------------------------
-
-
 def run(
     settings: AuditChoices, environ: MutableMapping[str, str], place: Path, days: int, top: int, as_json: bool
 ) -> None:
     """Make page and tables of the last days, and print what they tell. ``place``: the archive. Raises StartRefused."""
-    now_s = time.time()
+    now_s, page = time.time(), settings.folder / "report.html"
     since_us = (int(now_s * 1e6) // _DAY_US - days + 1) * _DAY_US
-    told = _reported(settings, environ, place, since_us, top)
     about = f"{days} days up to {time.strftime('%Y-%m-%d %H:%M', time.gmtime(now_s))} UTC"
-    page = settings.folder / "report.html"
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= {"ms": duration}
-    template = environment.from_string((findings.FILES / "workload.html").read_text(encoding="utf-8"))
-    with refusing("USHER_AUDIT_DIR: the page could not be written"):
-        (written := page.with_name(f".{page.name}.{os.getpid()}")).write_text(
-            template.render(told=told, about=about, plots=plots, dims=DIMENSIONS), encoding="utf-8"
-        )
-        written.replace(page)
+    done = refusing("the report was not made")
+    with done, locked(place), session(settings, settings.redis_url, environ, place) as (engine, folder):
+        measure(engine, settings, place, folder, since_us)
+        slots = {one: with_link(settings, one, _slots) for one in settings.streams}
+        (settings.folder / "report").mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in _FILES:
+            engine.write(f"SELECT * FROM {name}", folder / name)
+            (folder / name).replace(settings.folder / "report" / f"{name}.parquet")
+        told = document(engine, slots, top, date.today())
+        environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+        environment.filters["ms"] = duration
+        template = environment.from_string((findings.FILES / "workload.html").read_text(encoding="utf-8"))
+        (folder / page.name).write_text(template.render(told=told, about=about, dims=DIMENSIONS), encoding="utf-8")
+        (folder / page.name).replace(page)
     if as_json:
         print_json(told | {"page": str(page), "tables": str(settings.folder / "report")})
         return
@@ -192,21 +160,6 @@ def run(
                 click.echo(f"{what}: {', '.join(times)}")
             click.echo(stream["forecast"])
     click.echo(f"By tenant, handler, ticket and consumer, with plots: {page}")
-
-
-def _reported(
-    settings: AuditChoices, environ: MutableMapping[str, str], place: Path, since_us: int, top: int
-) -> dict[str, Any]:
-    done = refusing("the report was not made")
-    with done, locked(place), session(settings, settings.redis_url, environ, place) as (engine, folder):
-        measure(engine, settings, place, folder, since_us)
-        slots = {one: with_link(settings, one, _slots) for one in settings.streams}
-        for name in _FILES:
-            engine.write(f"SELECT * FROM {name}", folder / f"{name}.parquet")
-            target = settings.folder / "report" / f"{name}.parquet"
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (folder / f"{name}.parquet").replace(target)
-        return document(engine, slots, top, date.today())
 
 
 def _slots(link: Link, keys: Keys) -> int:
