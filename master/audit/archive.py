@@ -44,11 +44,10 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.run_log import RunRecord
 from usher.common.protocol.stream_id import ZERO, after, milliseconds, rank
 from usher.common.redis.client import Link
-from usher.common.redis.replies import TicketStream
+from usher.common.redis.replies import TicketStream, redis_ms
 from usher.master.audit import batches
-from usher.master.audit.batches import BulkReader
+from usher.master.audit.batches import BulkReader, facts_of, first_of
 from usher.master.audit.engine import Engine, few, local_engine, quoted, refusing
-from usher.master.audit.snapshot import facts_of, first_of
 
 #: So many sentences are stored in Redis, of so many characters.
 _SAID, _LONGEST = 20, 300
@@ -478,11 +477,10 @@ def nothing_new(folder: Path, link: Link, keys: Keys) -> bool:
     """Return True when nothing has happened since the last run, and note that it is proven until now. Raises
     StartRefused. Without a group there is something to tell, by the proof."""
     *_, proofs = data_sets(folder, keys)
-    seconds, micros = link.call("TIME")
     last = proofs.last()
     with contextlib.suppress(GroupMissing):
         if last is not None and last.facts["seen"] == seen(link, keys):
-            note(link, keys, last.facts["span"]["since_ms"], int(seconds) * 1000 + int(micros) // 1000)
+            note(link, keys, last.facts["span"]["since_ms"], redis_ms(link))
             return True
     return False
 

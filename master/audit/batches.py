@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -23,7 +23,7 @@ from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.message import LONGEST_TICKET, UNREADABLE_DUE, ticket_value
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import Link
+from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import group_of, pairs, parse_inbox
 
 #: Entries of a page of the pending list: with fewer, round trips count; with more, memory (10 MB a page).
@@ -134,6 +134,21 @@ class BulkReader(Link):
         while cursor != b"0":
             cursor, found = self.call(*command, cursor or b"0", "COUNT", _SCANNED)
             yield found
+
+
+def first_of(facts: Mapping[bytes, Any]) -> bytes | None:
+    entry = facts.get(b"first-entry")
+    return entry[0] if entry else None
+
+
+def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
+    """Return what XINFO STREAM says, {} where there is no such key."""
+    try:
+        return pairs(link.call("XINFO", "STREAM", stream))
+    except CommandRefused as refused:
+        if "no such key" in str(refused):
+            return {}
+        raise
 
 
 def _batch(schema: pa.Schema, count: int, **columns: Any) -> pa.RecordBatch:

@@ -340,8 +340,7 @@ def session(
     """Yield the engine of the settings, and a folder. ``url`` and ``archive``: what is to be read; ``local``: where the
     settings leave it open, this process; ``environ``: see ``spark_engine``. Raises StartRefused."""
     from usher.master.audit.archive import archived_rows
-    from usher.master.audit.engine import local_engine, own_folder
-    from usher.master.audit.spark import is_elsewhere, spark_engine
+    from usher.master.audit.engine import is_elsewhere, local_engine, own_folder, spark_engine
 
     sizes = [with_link(settings, stream, _amount) for stream in settings.streams if url]
     entries, records = (sum(size[at] for size in sizes) for at in (0, 1))

@@ -1,8 +1,8 @@
 """The checks of an audit and the words of their findings. Pure.
 
 A check is one file, ``checks/<name>.sql``: its severity (and the section of the runbook, if it is another one than the
-audit's) and its words, as comments, then one SELECT of (stream, id, ticket, owner, detail), a row for each place where
-its rule does not hold. What several checks read is a table of its own, ``tables/*.sql``.
+audit's), its rule and its words, as comments, then one SELECT of (stream, id, ticket, owner, detail), a row for each
+place where its rule does not hold. What several checks read is a table of its own, ``tables/*.sql``.
 """
 
 from __future__ import annotations
@@ -88,8 +88,7 @@ def table(name: str) -> str:
 
 def _check(name: str) -> AuditCheck:
     told = re.fullmatch(
-        r"-- (bad|warn)(?:, ([\w ]*\w))?\n"
-        r"-- rule: (.*)\n-- means: (.*)\n-- repair: (.*)\n((?s:.*))",
+        r"-- (bad|warn)(?:, ([\w ]*\w))?: (.*)\n-- means: (.*)\n-- repair: (.*)\n((?s:.*))",
         text(f"checks/{name}"),
     )
     assert told is not None, name

@@ -1,34 +1,374 @@
 """Run one audit: read, judge, look again, report.
 
 The order of reading is what makes it hold on a running system (``usher.master.audit``): everything that moved in
-between is a suspect, and the second look asks for each of those at one moment (``snapshot``).
+between is a suspect, and the second look asks for each of those at one moment: for pending entry, index record, lease
+and body in one script. Between two scripts of Usher all of them agree, so a disagreement there is a finding, and mere
+movement is not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from usher.common.base.errors import GroupMissing, StartRefused
+from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.mishaps import (
+    KEPT,
+    DeclaredLoss,
+    losses_command,
+    mishaps_command,
+    parse_losses,
+    parse_mishaps,
+)
+from usher.common.protocol.owner_words import is_given_back
+from usher.common.protocol.registration import NAME, parse
+from usher.common.protocol.stream_id import ZERO, is_id, rank
+from usher.common.redis.client import Link
 from usher.common.redis.endpoints import near
-from usher.master.audit import batches, findings, snapshot
-from usher.master.audit.batches import BulkReader, schema_of
+from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_record, redis_ms
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.audit import batches, findings
+from usher.master.audit.batches import BulkReader, facts_of, first_of, nth, schema_of
 from usher.master.audit.engine import Engine, Found, SparkEngine, few, refusing
-from usher.master.audit.findings import CHECKS, AuditFinding, Example
+from usher.master.audit.findings import CHECKS, RESERVED, AuditFinding, Example
 from usher.master.audit.report import AuditReport
 from usher.master.audit.settings import AuditChoices, AuditThresholds
-from usher.master.audit.snapshot import DECLARED, FACTS, MEMBERS, AuditedStream, unproven
+from usher.master.operations.action_log import KEPT as ACTIONS_KEPT
+from usher.master.operations.live_rules import rulebook
 
+_MOST = 2**63 - 1
+#: The table ``facts``: a row for each stream.
+FACTS = schema_of(
+    "stream cut_told",
+    "time_ms delivered_ms delivered_nth last_nth first_nth deleted_nth base_ms order_ms drop_ms"
+    " handled_before_ms ahead_before_ms cut_unread",
+)
+#: The names in the groups, but for reserved ones. ``oldest_idle_ms``: of the first pending entry, or 0; ``registered``:
+#: its consumer is, as this or another incarnation; ``is_ours``: an incarnation may have had that name.
+MEMBERS = schema_of(
+    "stream name", "pending oldest_idle_ms idle_ms", **dict.fromkeys(("lives", "registered", "is_ours"), pa.bool_())
+)
+DECLARED = schema_of("stream", "at_ms first_nth last_nth")
+_COUNTED = ("skipped_order", "before_known", "maybe_damaged", "maybe_dropped")
+_DELETED = b"max-deleted-entry-id"
+_BATCH = 200
+_NUMBER = re.compile(r"[0-9]{1,19}")
+#: Seconds for which entries that were cut unread are a finding: nothing more can be found out about them.
+_RECENT_S = 86_400
 _FOREIGN = schema_of("stream detail")
 _LIMITS = schema_of("", "owner_idle_ms parked_ms deliveries attempts half_us reaped_ms")
 #: What a proof carries of a ticket: nothing, in an audit.
 CARRIED = schema_of("stream ticket consumer id", "fence nth begun_nth ended_us end_least")
 CARRIED_CLOCKS = schema_of("stream consumer", "above_us below_us least_us most_us")
+
+
+class AuditedStream(NamedTuple):
+    """A ticket stream, its group and its run log at one moment.
+
+    ``has_runs``: there are records in the run log, and all after ``cut_ms``, by Redis' clock (-1: it was never cut).
+    ``first``: the first entry that is still in the stream, None when it is empty. ``cut_unread``: how many entries were
+    cut before they were read, within the last day or not counted yet. ``declared``: losses that masters wrote down.
+    ``max_deleted``: the highest entry that was ever deleted by its id; None: not known.
+    """
+
+    keys: Keys
+    time_ms: int
+    length: int
+    last_delivered: bytes
+    has_runs: bool
+    cut_ms: int
+    dead_letters: int
+    first: bytes | None
+    cut_unread: int
+    declared: tuple[DeclaredLoss, ...]
+    max_deleted: bytes | None
+
+    @property
+    def stream(self) -> str:
+        return self.keys.stream
+
+    def row(self, before: AuditedStream, *, entries_read: bool, **more: int | None) -> dict[str, Any]:
+        """Return the row of the table ``facts``. ``before``: as it was before anything was read; ``entries_read``: all
+        entries that the group has read were, not only those that are pending."""
+        return {
+            "stream": self.stream,
+            "time_ms": self.time_ms,
+            "delivered_ms": min(rank(self.last_delivered) >> 64, _MOST),
+            "delivered_nth": nth(self.last_delivered),
+            "last_nth": nth(before.last_delivered),
+            "first_nth": self.first and nth(self.first),
+            "deleted_nth": nth(self.max_deleted) if entries_read and self.max_deleted else None,
+            **dict.fromkeys(("base_ms", "order_ms"), self.cut_ms if self.has_runs else self.time_ms),
+            "cut_unread": self.cut_unread,
+            "cut_told": next((": " + loss.describe() for loss in self.declared if loss.kind == "unread_cut"), ""),
+            **more,
+        }
+
+    def declared_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of the table ``declared``: what masters declared to come again. What was taken out of the
+        pending list had not succeeded."""
+        for loss in self.declared:
+            if loss.repeats is not None and loss.kind != "taken_out":
+                first, last = loss.repeats
+                yield {"stream": self.stream, "at_ms": loss.ms, "first_nth": nth(first), "last_nth": nth(last)}
+
+
+def unproven(facts: AuditedStream, known: Sequence[Any], counts: Mapping[tuple[str, str], int]) -> list[str]:
+    """Return what cannot be said of this stream, each in one sentence. ``known``: stream, handled_ms, ahead_ms of the
+    table of that name; ``counts``: (figure, stream) -> entries."""
+    (_, handled_ms, ahead_ms, *_), first, cut_ms = known, facts.first, facts.cut_ms
+    gone = "its entries" if first is None else f"the entries before {first.decode()}"
+    deleted = facts.max_deleted if first and facts.max_deleted and rank(facts.max_deleted) > rank(first) else b""
+    since = "none ever was" if handled_ms is None else f"that was added at {handled_ms} ms"
+    many = {name: counts.get((name, facts.stream), 0) for name in _COUNTED}
+    told = {
+        "the run log is empty, so nothing can be said of past executions: order, overlaps, losses"
+        " (USHER_RUN_LOG_LENGTH)": not facts.has_runs and facts.last_delivered != ZERO,
+        f"records of the run log up to {cut_ms} ms were cut (its cap) or deleted (XDEL), so order, losses and repeats"
+        " are proven for entries added after that only (raise USHER_RUN_LOG_LENGTH; usher audit archive)": cut_ms >= 0,
+        f"ids are up to {ahead_ms:,} ms ahead of Redis' clock, so that much less is proven (a clock set back?"
+        " own ids?)": ahead_ms and cut_ms >= 0,
+        f"{gone} are not in it any more (trimmed or deleted); whether all of them were handled was not looked at": (
+            handled_ms is not None and (first is None or handled_ms < rank(first) >> 64)
+        ),
+        f"entries were deleted inside it, the last one {deleted.decode()} (XDEL); whether they were handled was not"
+        " looked at": deleted,
+        f"{many['skipped_order']:,} executions may be repeats of ones that were cut off the run log; their order is not"
+        " judged": many["skipped_order"],
+        f"{many['before_known']:,} entries are not later than the first one that was handled ({since}): the group may"
+        " be younger": many["before_known"],
+        f"nothing says that {many['maybe_damaged']:,} entries were handled; they may be in a record of the run log that"
+        " cannot be read (run_unreadable)": many["maybe_damaged"],
+        f"nothing says that {many['maybe_dropped']:,} entries were handled; dead letters were dropped since they were"
+        " added, or may have been before the action log begins (usher actions), and theirs may be among them": (
+            many["maybe_dropped"]
+        ),
+    }
+    return [f"{facts.stream}: {text}" for text, holds in told.items() if holds]
+
+
+class KeyForeign(StartRefused):
+    """A key of a stream that another program wrote to."""
+
+
+def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
+    """Raises StartRefused when the stream or its group does not exist, KeyForeign, and what Link.call raises."""
+    time_ms = redis_ms(link)
+    try:
+        group = TicketStream(link, keys).group_facts()
+    except GroupMissing as missing:
+        raise StartRefused(
+            f"USHER_TICKET_STREAM, USHER_GROUP: {missing}. There is nothing to audit: is this the Redis, the stream and"
+            " the group of your masters?"
+        ) from missing
+    runs, of_stream = facts_of(link, keys.runs), facts_of(link, keys.stream)
+    counted = link.call("HGET", keys.counters, f"cut_at {keys.stream}")
+    try:
+        mishaps = parse_mishaps(link.call(*mishaps_command(keys)))
+    except ValueError as odd:
+        raise KeyForeign(f"{keys.counters} cannot be read: {odd}") from odd
+    declared = parse_losses(*link.all_of([losses_command(keys, KEPT)]))
+    ids = [one for loss in declared for span in (loss.repeats, loss.lost) if span for one in span]
+    if not all(is_id(one.decode(errors="replace")) for one in ids):
+        raise KeyForeign(f"{keys.losses} cannot be read: an id in it is none")
+    is_recent = time_ms // 1000 - mishaps.unread_cut_s < _RECENT_S
+    unread = cut_unread(group, of_stream, counted) + (mishaps.unread_cut if is_recent else 0)
+    first_run, deleted, letters = first_of(runs), runs.get(_DELETED, ZERO), facts_of(link, keys.dead).get(b"length", 0)
+    cut = [first_run] if first_run and is_capped(runs, run_log_length) else []
+    cut += [deleted] if first_run and rank(deleted) > rank(first_run) else []
+    cut_ms = min(max((rank(one) >> 64 for one in cut), default=-1), _MOST)
+    about = (keys, time_ms, of_stream[b"length"], group[b"last-delivered-id"], first_run is not None, cut_ms, letters)
+    return AuditedStream(*about, first_of(of_stream), unread, tuple(declared), of_stream.get(_DELETED))
+
+
+def foreign_keys(link: Link, keys: Keys) -> list[str]:
+    kinds = dict.fromkeys((keys.tickets, keys.consumers, keys.counters, keys.attempts, keys.rules), b"hash")
+    kinds |= dict.fromkeys((keys.dead, keys.runs, keys.actions, keys.losses), b"stream")
+    found = link.all_of([("TYPE", name) for name in kinds])
+    return [
+        f"{name} is a {kind.decode()}, not a {own.decode()}"
+        for (name, own), kind in zip(kinds.items(), found, strict=True)
+        if kind not in (own, b"none")
+    ]
+
+
+def is_capped(log: Mapping[bytes, Any], cap: int) -> bool:
+    """Return True when records were cut off a log. Redis counts them since 7.0; before that a log that is shorter than
+    its cap has never been cut."""
+    length = log.get(b"length", 0)
+    return bool(log[b"entries-added"] > length if b"entries-added" in log else length >= cap > 0)
+
+
+def members(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
+    rows = [pairs(row) for row in reader.call("XINFO", "CONSUMERS", keys.stream, keys.group)]
+    rows = [row for row in rows if row[b"name"].decode(errors="replace") not in RESERVED]
+    stored = pairs(reader.call("HGETALL", keys.consumers))
+    consumers = {name.decode(errors="replace") for name in stored}
+    generation = reader.call("HGET", keys.counters, "generation")
+    last = int(generation) if generation and generation.isdigit() else 1 << 63  # a lost counter says nothing
+    registered = set()
+    for one in stored.items():
+        with contextlib.suppress(ValueError):  # also of bytes that are no text
+            registered.add(parse(*one).incarnation)
+    for at in range(0, len(rows), _BATCH):
+        part, found = rows[at : at + _BATCH], []
+        leases = reader.all_of([("EXISTS", keys.prefix.encode() + b"lease:" + row[b"name"]) for row in part])
+        oldest = reader.all_of([("XPENDING", keys.stream, keys.group, "-", "+", 1, row[b"name"]) for row in part])
+        for row, lives, first in zip(part, map(bool, leases), oldest, strict=True):
+            name = row[b"name"].decode(errors="replace")
+            # Who has a lease and is registered is ours, whatever a counter that was lost or set back says.
+            consumer, _, number = name.rpartition(":")
+            was_named = NAME.fullmatch(consumer) and _NUMBER.fullmatch(number) and int(number) <= last
+            is_ours = bool(was_named) or (lives and name in registered)
+            numbers = row[b"pending"], first[0][2] if first else 0, row[b"idle"]
+            found.append((keys.stream, name, *numbers, lives, consumer in consumers, is_ours))
+        yield pa.RecordBatch.from_pylist([dict(zip(MEMBERS.names, one, strict=True)) for one in found], MEMBERS)
+
+
+class SuspectSnapshot(NamedTuple):
+    """The state of a suspect at one moment. ``owner`` None: not pending. ``whose`` (None: no record), ``ids`` and
+    ``fence``: of its ticket's record; ``attempts``: that count; ``other_owner``: of what it is compared with."""
+
+    owner: str | None
+    idle_ms: int
+    deliveries: int
+    whose: str | None
+    ids: tuple[str, ...]
+    fence: int
+    readable: bool
+    lives: bool
+    in_stream: bool
+    attempts: int | None
+    other_owner: str | None
+
+
+def looks(link: Link, keys: Keys, name: str, suspects: Iterable[Example]) -> Iterator[tuple[Example, SuspectSnapshot]]:
+    """Yield the second look at each suspect of a check, atomic per suspect; those of one owner together."""
+    scripts = ScriptRunner(link)
+    by_owner: dict[str, list[Example]] = defaultdict(list)
+    for example in suspects:
+        by_owner[example.owner].append(example)
+    for owner, examples in by_owner.items():
+        names = (keys.stream, keys.tickets, keys.lease(owner), keys.attempts)
+        for at in range(0, len(examples), _BATCH):
+            part = examples[at : at + _BATCH]
+            others = [one.detail.partition(" ")[0] if name == "ticket_owned_twice" else ZERO for one in part]
+            asked = [
+                (keys.group, one.id or ZERO, ticket_name(one), other) for one, other in zip(part, others, strict=True)
+            ]
+            yield from zip(part, map(_look, scripts.run_each("look_again", names, asked)), strict=True)
+
+
+def ticket_name(example: Example) -> bytes:
+    """Return the ticket's field in the index. A message without a ticket id is a ticket of its own, under a name that
+    is not text."""
+    is_own = not example.ticket or example.ticket == "\ufffd" + example.id
+    return b"\xff" + example.id.encode() if is_own else example.ticket.encode()
+
+
+def _look(answer: Any) -> SuspectSnapshot:
+    owner, idle, deliveries, stored, lease, body, attempts, other = answer
+    record: Any = (None, (), 0, stored is None)
+    with contextlib.suppress(ValueError):
+        if stored is not None:
+            whose, fence, ids = parse_record(stored)
+            record = (whose.decode(), tuple(one.decode() for one in ids), fence, True)
+    owner, other = (None if one is None else one.decode(errors="replace") for one in (owner, other))
+    failures = None if attempts is None else decode(attempts).failures
+    told = (owner, idle, deliveries, *record, bool(lease), bool(body), failures, other)
+    return SuspectSnapshot._make(told)
+
+
+def held_back(link: Link, keys: Keys, parked: Sequence[Example]) -> tuple[set[Example], bool]:
+    """Return the entries that a live rule for their ticket holds back, and whether rules hold tenants back: then whose
+    the others are is not known here."""
+    rules = rulebook(link.call("HGETALL", keys.rules))
+    limits_tenants = any(rule.rate_per_second or rule.concurrency for rule in rules.tenant_limits.values())
+    return {one for one in parked if rules.of(ticket_name(one), b"")}, limits_tenants or rules.holds_tenants
+
+
+def is_incarnation(name: str | None) -> bool:
+    return name is not None and ":" in name
+
+
+def _agrees(owner: str, recorded: str) -> bool:
+    if recorded == "halted":
+        return owner in RESERVED
+    return owner == ("master" if is_given_back(recorded.encode()) else recorded)
+
+
+#: Check -> whether a suspect of it is a finding at the moment of the second look. The others are of records that do not
+#: change: what was found once in those is a finding.
+_HOLDS: dict[str, Callable[[Example, SuspectSnapshot, AuditThresholds], bool]] = {
+    "pending_without_index": lambda one, look, _: (
+        is_incarnation(look.owner) and look.in_stream and look.readable and one.id not in look.ids
+    ),
+    "index_without_pending": lambda one, look, _: (
+        look.owner is None and not is_incarnation(look.whose) and one.id in look.ids
+    ),
+    "owners_differ": lambda one, look, _: (
+        look.owner is not None and one.id in look.ids and not _agrees(look.owner, look.whose or "")
+    ),
+    "index_unreadable": lambda one, look, _: not look.readable,
+    "ticket_owned_twice": lambda one, look, _: (
+        is_incarnation(look.owner) and is_incarnation(look.other_owner) and look.other_owner != look.owner
+    ),
+    "idle_too_long": lambda one, look, most: (
+        look.owner == one.owner and look.lives and look.idle_ms > most.owner_idle_ms
+    ),
+    "parked_too_long": lambda one, look, most: (
+        look.owner in RESERVED and look.whose is None and look.idle_ms > most.parked_ms
+    ),
+    "body_gone": lambda one, look, _: look.owner is not None and not look.in_stream,
+    "delivered_often": lambda one, look, most: look.owner is not None and look.deliveries > most.deliveries,
+    "attempts_many": lambda one, look, most: look.owner is not None and (look.attempts or 0) > most.attempts,
+    "attempts_leaked": lambda one, look, _: look.owner is None and look.attempts is not None,
+    "dead_and_pending": lambda one, look, _: look.owner not in (None, "halted"),
+    "indexed_twice": lambda one, look, _: one.id in look.ids,
+    "index_unordered": lambda _, look, __: (
+        is_incarnation(look.whose)
+        and any(rank(two.encode()) <= rank(one.encode()) for one, two in itertools.pairwise(look.ids))
+    ),
+    "never_told": lambda one, look, _: look.lives and look.owner == one.owner == look.whose and one.id in look.ids,
+    "overtaken": lambda one, look, _: look.owner is not None and look.in_stream,
+    "done_and_pending": lambda one, look, _: look.owner is not None and look.in_stream,
+    "lost": lambda one, look, _: look.owner is None and look.in_stream,
+    "fence_low": lambda one, look, _: look.whose is not None and look.fence < int(one.detail.rpartition(" ")[2]),
+}
+LOOKED_AGAIN = frozenset(_HOLDS)
+
+
+def still_there(
+    link: Link, keys: Keys, name: str, examples: Sequence[Example], limits: AuditThresholds
+) -> list[Example]:
+    """Return the suspects of the first look that are findings at the moment of a second one."""
+    return [one for one, look in looks(link, keys, name, examples) if _HOLDS[name](one, look, limits)]
+
+
+def last_drop_ms(link: Link, keys: Keys) -> int:
+    """Return when a dead letter was last dropped; if the action log was cut and has no drop, when it begins: there may
+    have been one before. -1: never."""
+    end, first_ms = b"+", -1
+    while True:
+        rows = link.call("XREVRANGE", keys.actions, end, "-", "COUNT", 500)
+        for line, flat in rows:
+            first_ms = int(line.partition(b"-")[0])
+            if pairs(flat).get(b"what") == b"drop":
+                return first_ms
+        if len(rows) < 500:
+            return first_ms if is_capped(facts_of(link, keys.actions), ACTIONS_KEPT) else -1
+        end = b"(" + rows[-1][0]
 
 
 def limits_table(limits: AuditThresholds) -> pa.Table:
@@ -79,11 +419,11 @@ class AuditRun:
         """Return the facts of each stream, and leave those out that another program wrote to."""
         facts, foreign = {}, []
         for stream, (link, keys) in list(self._readers.items()):
-            told = snapshot.foreign_keys(link, keys)
+            told = foreign_keys(link, keys)
             try:
                 if not told:
-                    facts[stream] = snapshot.stream_facts(link, keys, self._plan.run_log_length)
-            except snapshot.KeyForeign as odd:
+                    facts[stream] = stream_facts(link, keys, self._plan.run_log_length)
+            except KeyForeign as odd:
                 told = [str(odd)]
             if told:
                 foreign += [{"stream": stream, "detail": one} for one in told]
@@ -99,8 +439,8 @@ class AuditRun:
         self._read(everything)
         now, rows = [], []
         for stream, (link, keys) in self._readers.items():
-            now.append(snapshot.stream_facts(link, keys, plan.run_log_length))
-            drop_ms = snapshot.last_drop_ms(link, keys)
+            now.append(stream_facts(link, keys, plan.run_log_length))
+            drop_ms = last_drop_ms(link, keys)
             rows.append(now[-1].row(before[stream], entries_read=everything, drop_ms=drop_ms))
         engine.arrow("facts", few(FACTS, rows))
         engine.arrow("declared", few(DECLARED, (row for one in now for row in one.declared_rows())))
@@ -132,7 +472,7 @@ class AuditRun:
                 lambda link, keys: batches.pending(link, keys, field(keys.stream), everything),
             )
         self._reading_s = time.monotonic() - began_s
-        self._by_us("members", MEMBERS, snapshot.members)
+        self._by_us("members", MEMBERS, members)
         self._by_us("tickets", batches.TICKETS, batches.tickets)
         self._by_us("attempts", batches.ATTEMPTS, batches.attempts)
         self._by_us("inboxes", batches.INBOXES, batches.inboxes)
@@ -170,7 +510,7 @@ class AuditRun:
             time.sleep(findings.SETTLE_S)
         of_members = {name for name, _ in found if name in findings.OF_MEMBERS}
         if of_members:
-            self._by_us("members", MEMBERS, snapshot.members)
+            self._by_us("members", MEMBERS, members)
         again = self._engine.found(of_members) if of_members else {}
         held = []
         for (name, stream), (suspects, examples) in found.items():
@@ -179,7 +519,7 @@ class AuditRun:
                 owners = {one.owner for one in examples}
                 examples = [one for one in again.get((name, stream), (0, []))[1] if one.owner in owners]
                 count = len(examples)
-            elif name in snapshot.LOOKED_AGAIN:
+            elif name in LOOKED_AGAIN:
                 examples = self._confirmed(name, stream, examples)
                 # Every example holds: then count all suspects, of which there are too many to ask for each.
                 count = suspects if len(examples) == findings.LOOKED_AT else len(examples)
@@ -193,9 +533,9 @@ class AuditRun:
 
     def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
         link, keys = self._readers[stream]
-        held = snapshot.still_there(link, keys, name, examples, self._plan.thresholds)
+        held = still_there(link, keys, name, examples, self._plan.thresholds)
         if name == "parked_too_long":
-            back, holds_tenants = snapshot.held_back(link, keys, held)
+            back, holds_tenants = held_back(link, keys, held)
             held = [one for one in held if one not in back]
             if held and holds_tenants:
                 self._open.append(

@@ -32,14 +32,23 @@ from usher.common.base.clock import wall_ms
 from usher.common.base.errors import StartRefused
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.endpoints import near
-from usher.master.audit import archive, batches, findings, snapshot
+from usher.master.audit import archive, batches, findings, job
 from usher.master.audit.archive import Commit, data_sets, note, said, seen
 from usher.master.audit.batches import BulkReader, nth, schema_of
 from usher.master.audit.engine import Engine, few, quoted, refusing
 from usher.master.audit.findings import CHECKS, OF_ENTRIES, OF_RUNS, AuditFinding, Example
-from usher.master.audit.job import CARRIED, CARRIED_CLOCKS, Reading, limits_table, read_redis
+from usher.master.audit.job import (
+    CARRIED,
+    CARRIED_CLOCKS,
+    DECLARED,
+    FACTS,
+    AuditedStream,
+    Reading,
+    limits_table,
+    read_redis,
+    unproven,
+)
 from usher.master.audit.settings import AuditChoices
-from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, unproven
 
 #: Commits whose carries are read together before they are made one.
 _DELTAS = 32
@@ -124,7 +133,7 @@ class Proof:
             return self._made
 
     def _facts(self) -> AuditedStream:
-        return snapshot.stream_facts(self._link, self._keys, self._plan.run_log_length)
+        return job.stream_facts(self._link, self._keys, self._plan.run_log_length)
 
     def _last_proof(self) -> Commit | None:
         last = self._proofs.recover()
@@ -207,7 +216,7 @@ class Proof:
             entries_read=False,
             base_ms=since if self._begins else -1,
             order_ms=max(since if span["before"] else -1, self._kept_ms),
-            drop_ms=snapshot.last_drop_ms(self._link, self._keys),
+            drop_ms=job.last_drop_ms(self._link, self._keys),
             handled_before_ms=self._was.get("first_known"),
             ahead_before_ms=self._was.get("ahead_ms"),
         )
@@ -266,11 +275,11 @@ class Proof:
         for (name, _), (count, examples) in found.items():
             held = examples
             if name == "lost":  # what is may be trimmed meanwhile: it was in the archive
-                looks = list(snapshot.looks(self._link, keys, name, examples))
+                looks = list(job.looks(self._link, keys, name, examples))
                 held = [one for one, look in looks if look.owner is None]
                 moved = [one.id for one, look in looks if look.owner is not None]
             elif name in ("overtaken", "dead_and_pending"):
-                held = snapshot.still_there(self._link, keys, name, examples, limits)
+                held = job.still_there(self._link, keys, name, examples, limits)
             if held:
                 self._found.append((name, count if len(held) == len(examples) else len(held), held))
         return moved

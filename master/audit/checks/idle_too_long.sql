@@ -1,5 +1,4 @@
--- bad, Nothing moves
--- rule: An entry of a living incarnation is never idle for longer than one lease: its renewal touches it.
+-- bad, Nothing moves: An entry of a living incarnation is never idle for longer than one lease: its renewal touches it.
 -- means: The lease is extended, the entry not touched: the renewal cannot see it, or others extend the lease.
 -- repair: Restart that consumer; its tickets go to others.
 SELECT e.stream, e.id, e.ticket, e.consumer AS owner,

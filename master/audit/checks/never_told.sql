@@ -1,5 +1,4 @@
--- bad
--- rule: What an incarnation owns was handed over in its inbox, as far back as that goes.
+-- bad: What an incarnation owns was handed over in its inbox, as far back as that goes.
 -- means: It owns the entry and was never told: it does not run it, and later entries of the ticket wait.
 -- repair: Restart that consumer: its tickets are handed over anew. Did another program write to index or inbox?
 -- An inbox is trimmed when it is read. Of what it held before, this is known: its owner has run what it was given later,

@@ -1,5 +1,4 @@
--- bad
--- rule: All entries of a ticket that incarnations have pending belong to one of them.
+-- bad: All entries of a ticket that incarnations have pending belong to one of them.
 -- means: Two incarnations may run this ticket at once.
 -- repair: Stop one of the two consumers; its entries are taken back and handed over in order.
 SELECT e.stream, e.id, e.ticket, e.consumer AS owner,
