@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import orjson
 from rich.console import Console
+from rich.markup import escape
 
 from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused
-from usher.common.base.text import json_line, label
+from usher.common.base.text import escape_control, json_line, label
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import ZERO, rank
@@ -33,14 +34,14 @@ from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import load, options
-from usher.master.audit.findings import CHECKS
+from usher.master.audit.findings import CHECKS, look, repair
 from usher.master.audit.settings import AuditChoices, AuditSettings
 from usher.master.cli.shared import JSON, console, fitted, print_json, stacked, table
 from usher.master.insight.formatting import duration, moment
 
 if TYPE_CHECKING:  # these need an extra, which help and refusals do not
     from usher.master.audit.engine import Engine
-    from usher.master.audit.report import AuditReport
+    from usher.master.audit.job import AuditReport
 
 #: So much of a run log may be new before it is proven, whatever the time: the rest is for the run itself.
 _FULL = 1 / 3
@@ -48,6 +49,8 @@ _FULL = 1 / 3
 _LOOKS = 20
 _RUN = ("stream", "consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome")
 
+_STYLES = {"clean": "bold green", "warn": "bold yellow", "bad": "bold red"}
+_SHOWN_EXAMPLES = 2
 T = TypeVar("T")
 #: Below both, Spark is started for little data.
 _SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 4_000
@@ -131,7 +134,7 @@ def reachable(settings: AuditChoices | None = None) -> AuditChoices:
 
 
 def _show(report: AuditReport, as_json: bool, **more: Any) -> None:
-    from usher.master.audit.report import document, print_audit_report
+    from usher.master.audit.job import document
 
     if as_json:
         print_json(document(report) | more)
@@ -139,9 +142,44 @@ def _show(report: AuditReport, as_json: bool, **more: Any) -> None:
         print_audit_report(report)
 
 
+def print_audit_report(report: AuditReport) -> None:
+    """Print verdict, findings with examples, what stays open, and the figures."""
+    screen = Console(highlight=False, emoji=False)
+    screen.print(f"[{_STYLES[report.verdict]}]Audit {report.run}: {_safe(report.sentence())}[/]")
+    for sentence in report.proven:
+        screen.print(_safe(sentence))
+    for one in report.found:
+        more = f" (of {one.suspects:,} suspects)" if one.suspects != one.count else ""
+        severity = f"[{_STYLES[one.check.severity]}]{label(one.check.severity)}[/]"
+        screen.print(f"\n{severity} [bold]{one.check.name}[/] {_safe(one.stream)}: {one.count:,}{more}")
+        screen.print(f"  {_safe(one.check.rule)} {_safe(one.check.means)}", style="dim")
+        for example in one.examples[:_SHOWN_EXAMPLES]:
+            named = (("entry", example.id), ("ticket", example.ticket), ("owner", example.owner))
+            place = " ".join(f"{what} {value}" for what, value in named if value)
+            screen.print(f"  {_safe(place)}: {_safe(example.detail)}" if place else f"  {_safe(example.detail)}")
+            keys = Keys(one.stream, report.group)
+            for line in filter(None, (look(example, keys), repair(one.check, example, keys))):
+                screen.print(f"    {_safe(line)}", soft_wrap=True)
+        left = one.count - min(len(one.examples), _SHOWN_EXAMPLES)
+        more = f"{left:,} more: with --json, the first {len(one.examples)}. " if left > 0 else ""
+        screen.print(f"  {more}What then: deploy/runbook.md, {_safe(one.check.section)}", style="dim", soft_wrap=True)
+    if report.unproven:
+        screen.print("\n[bold]Not proven[/]")
+        for sentence in report.unproven:
+            screen.print(f"  {_safe(sentence)}")
+    screen.print()
+    for name, value in report.figures.items():
+        shown = duration(value) if name.endswith("_ms") else f"{value:,}" if isinstance(value, int) else str(value)
+        screen.print(f"{name.removesuffix('_ms').replace('_', ' '):<30}{shown:>12}")
+    screen.print(f"\n{len(report.checks)} checks in {report.seconds:.1f} s.")
+
+
+def _safe(text: str) -> str:
+    return escape(escape_control(text))
+
+
 def _audited(settings: AuditChoices) -> AuditReport:
-    from usher.master.audit.job import AuditRun
-    from usher.master.audit.report import summary
+    from usher.master.audit.job import AuditRun, summary
 
     with session(settings, settings.redis_url, os.environ) as (engine, reading):
         report = AuditRun(engine, settings, reading).run()
@@ -249,8 +287,8 @@ def prove(again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> No
     settings = reachable().model_copy(update={"keep_days": keep_days, "bodies": bodies})
     place, started_ns = settings.archive, time.time_ns()
     from usher.master.audit.archive import locked, nothing_new
+    from usher.master.audit.job import AuditReport
     from usher.master.audit.proof import PROVES, Proof
-    from usher.master.audit.report import AuditReport
 
     is_old = functools.partial(with_link, settings, do=functools.partial(nothing_new, place))
     with locked(place):

@@ -14,6 +14,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from usher.common.base.errors import GroupMissing, StartRefused
+from usher.common.base.log import redacted
 from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.mishaps import (
@@ -39,10 +41,10 @@ from usher.common.redis.endpoints import near
 from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_record, redis_ms
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.audit import batches, findings
+from usher.master.audit.archive import said
 from usher.master.audit.batches import BulkReader, facts_of, first_of, nth, schema_of
 from usher.master.audit.engine import Engine, Found, SparkEngine, few, refusing
-from usher.master.audit.findings import CHECKS, RESERVED, AuditFinding, Example
-from usher.master.audit.report import AuditReport
+from usher.master.audit.findings import CHECKS, RESERVED, AuditFinding, Example, look, repair
 from usher.master.audit.settings import AuditChoices, AuditThresholds
 from usher.master.operations.action_log import KEPT as ACTIONS_KEPT
 from usher.master.operations.live_rules import rulebook
@@ -71,6 +73,91 @@ _LIMITS = schema_of("", "owner_idle_ms parked_ms deliveries attempts half_us rea
 #: What a proof carries of a ticket: nothing, in an audit.
 CARRIED = schema_of("stream ticket consumer id", "fence nth begun_nth ended_us end_least")
 CARRIED_CLOCKS = schema_of("stream consumer", "above_us below_us least_us most_us")
+#: The most names of streams in a summary.
+_LISTED = 100
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """A run's report. ``unproven``: sentences about what could not be said; ``proven``: of a proof from the archive,
+    what it proves of each stream; ``checks``: the names of those that were made."""
+
+    run: str
+    started_ms: int
+    seconds: float
+    redis: str
+    streams: tuple[str, ...]
+    group: str
+    found: tuple[AuditFinding, ...]
+    unproven: tuple[str, ...]
+    figures: Mapping[str, Any]
+    proven: tuple[str, ...] = ()
+    checks: tuple[str, ...] = tuple(CHECKS)
+
+    @classmethod
+    def of(
+        cls, plan: AuditChoices, started_ns: int, found: Sequence[AuditFinding], unproven: Sequence[str], **more: Any
+    ) -> AuditReport:
+        """Return the report of a run that ends now."""
+        started_ms, took_s = started_ns // 1_000_000, round((time.time_ns() - started_ns) / 1e9, 3)
+        run = time.strftime("%Y%m%dT%H%M%S", time.gmtime(started_ms / 1000)) + f".{started_ms % 1000:03d}Z"
+        about = (run, started_ms, took_s, redacted(plan.redis_url), plan.streams, plan.group)
+        worst_first = sorted(found, key=lambda one: (one.check.severity, one.check.name, one.stream))
+        return cls(*about, tuple(worst_first), tuple(unproven), **more)
+
+    @property
+    def verdict(self) -> str:
+        return "clean" if not self.found else min(one.check.severity for one in self.found)
+
+    def sentence(self) -> str:
+        if self.verdict == "clean":
+            if not any(self.figures.get(name) for name in ("entries", "pending", "executions")):
+                return "nothing found, for there is nothing: no message and no execution in any of the streams"
+            return (
+                "nothing found: whatever could be checked is as promised"
+                if self.unproven
+                else "clean: the promise held"
+            )
+        count, kinds = sum(one.count for one in self.found), len({one.check.name for one in self.found})
+        found = "1 finding" if count == 1 else f"{count:,} findings" + (f" of {kinds} kinds" if kinds > 1 else "")
+        return found + ("; the promise was broken" if self.verdict == "bad" else "")
+
+
+def document(report: AuditReport) -> dict[str, Any]:
+    told = {name: value for name, value in vars(report).items() if name != "found"}
+    return told | {"verdict": report.verdict, "findings": [_found(report, one) for one in report.found]}
+
+
+def _found(report: AuditReport, one: AuditFinding) -> dict[str, Any]:
+    name, severity, section, rule, means, *_ = one.check
+    keys = Keys(one.stream, report.group)
+    examples = [
+        each._asdict() | {"look": look(each, keys), "repair": repair(one.check, each, keys)} for each in one.examples
+    ]
+    words = {"check": name, "severity": severity, "rule": rule, "means": means, "runbook": section}
+    return words | {"stream": one.stream, "count": one.count, "suspects": one.suspects, "examples": examples}
+
+
+def summary(report: AuditReport, stream: str) -> dict[str, Any]:
+    """Return the summary that is stored in Redis for pages and metrics: small, whatever was found. What was found is of
+    this stream, with the first example of each check; the figures are of the whole run."""
+    found = [one for one in report.found if one.stream == stream]
+    counts = {
+        severity: sum(one.count for one in found if one.check.severity == severity) for severity in ("bad", "warn")
+    }
+    return {
+        "run": report.run,
+        "started_ms": report.started_ms,
+        "seconds": report.seconds,
+        "streams": list(report.streams[:_LISTED]),
+        "verdict": replace(report, found=tuple(found)).verdict,
+        "findings": {one.check.name: one.count for one in found},
+        "severities": counts,
+        "examples": [_found(report, replace(one, examples=one.examples[:1])) for one in found],
+        "unproven": len(report.unproven),
+        "unproven_said": said(report.unproven),
+        **{name: report.figures.get(name) for name in ("pending", "executions", "oldest_age_ms", "tickets_pending")},
+    }
 
 
 class AuditedStream(NamedTuple):

@@ -37,17 +37,7 @@ from usher.master.audit.archive import Commit, data_sets, note, said, seen
 from usher.master.audit.batches import BulkReader, nth, schema_of
 from usher.master.audit.engine import Engine, few, quoted, refusing
 from usher.master.audit.findings import CHECKS, OF_ENTRIES, OF_RUNS, AuditFinding, Example
-from usher.master.audit.job import (
-    CARRIED,
-    CARRIED_CLOCKS,
-    DECLARED,
-    FACTS,
-    AuditedStream,
-    Reading,
-    limits_table,
-    read_redis,
-    unproven,
-)
+from usher.master.audit.job import CARRIED, CARRIED_CLOCKS, AuditedStream
 from usher.master.audit.settings import AuditChoices
 
 #: Commits whose carries are read together before they are made one.
@@ -161,7 +151,7 @@ class Proof:
         for name, schema in (("open", _OPEN), ("clocks", CARRIED_CLOCKS)):
             engine.files(f"carried_{name}", self._files_before(f"{name}/"), schema)
         engine.files("carried", self._proofs.files(self._proofs.chain(), "carry/") if self._before else [], CARRIED)
-        engine.arrow("limits", limits_table(self._plan.thresholds))
+        engine.arrow("limits", job.limits_table(self._plan.thresholds))
         engine.keep("not_over", f"SELECT * FROM carried_open UNION ALL SELECT {', '.join(_OPEN.names)} FROM came")
         self._read("letters", batches.LETTERS, batches.letters)
 
@@ -171,9 +161,9 @@ class Proof:
     def _files_before(self, under: str) -> list[Path]:
         return self._proofs.files([self._before] if self._before else [], under)
 
-    def _read(self, name: str, schema: pa.Schema, read: Reading) -> None:
+    def _read(self, name: str, schema: pa.Schema, read: job.Reading) -> None:
         readers = {self._keys.stream: (self._link, self._keys)}
-        read_redis(self._engine, readers, self._folder / f"{name}.parquet", schema, read)
+        job.read_redis(self._engine, readers, self._folder / f"{name}.parquet", schema, read)
 
     def _prove_runs(self, facts: AuditedStream) -> int:
         """Judge the new executions, and return how many there are. A gap among them begins a new span: what is behind
@@ -220,8 +210,8 @@ class Proof:
             handled_before_ms=self._was.get("first_known"),
             ahead_before_ms=self._was.get("ahead_ms"),
         )
-        engine.arrow("facts", few(FACTS, [row]))
-        engine.arrow("declared", few(DECLARED, facts.declared_rows()))
+        engine.arrow("facts", few(job.FACTS, [row]))
+        engine.arrow("declared", few(job.DECLARED, facts.declared_rows()))
         engine.view("runs", f"SELECT * FROM {runs}")
         engine.view(
             "entries",
@@ -304,7 +294,7 @@ class Proof:
             yield "kept_ms" not in one.facts, f"{facts.stream}: {one.gap}{more if one in self._new_runs else ''}"
         # What was cut is told as a gap; entries are judged in the archive, trimmed or not.
         told = facts._replace(first=ZERO, cut_ms=-1)
-        yield from ((False, text) for text in unproven(told, self._known, self._counts))
+        yield from ((False, text) for text in job.unproven(told, self._known, self._counts))
 
     def _stage(self, standing: Sequence[Mapping[str, Any]], facts: dict[str, Any]) -> None:
         before, made, engine = self._before, Commit(1, ZERO.decode(), "", 0), self._engine

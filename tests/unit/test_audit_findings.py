@@ -7,7 +7,7 @@ import pytest
 
 from usher.common.protocol.keys import Keys
 from usher.master.audit.findings import CHECKS, AuditFinding, Example, look, repair
-from usher.master.audit.report import AuditReport
+from usher.master.audit.job import AuditReport
 from usher.master.audit.settings import AuditChoices
 
 KEYS = Keys("s", "g")
