@@ -34,8 +34,8 @@ from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import load, options
-from usher.master.audit.findings import CHECKS, look, repair
-from usher.master.audit.settings import AuditChoices, AuditSettings
+from usher.master.audit.findings import CHECKS, filled, look
+from usher.master.audit.settings import LOCAL, AuditChoices, AuditSettings
 from usher.master.cli.shared import JSON, console, fitted, print_json, stacked, table
 from usher.master.insight.formatting import duration, moment
 
@@ -133,17 +133,13 @@ def reachable(settings: AuditChoices | None = None) -> AuditChoices:
     return settings.model_copy(update={"redis_url": url})
 
 
-def _show(report: AuditReport, as_json: bool, **more: Any) -> None:
+def _show(report: AuditReport, as_json: bool, **about: Any) -> None:
+    """Print verdict, findings with examples, what stays open, and the figures."""
     from usher.master.audit.job import document
 
     if as_json:
-        print_json(document(report) | more)
-    else:
-        print_audit_report(report)
-
-
-def print_audit_report(report: AuditReport) -> None:
-    """Print verdict, findings with examples, what stays open, and the figures."""
+        print_json(document(report) | about)
+        return
     screen = Console(highlight=False, emoji=False)
     screen.print(f"[{_STYLES[report.verdict]}]Audit {report.run}: {_safe(report.sentence())}[/]")
     for sentence in report.proven:
@@ -158,7 +154,7 @@ def print_audit_report(report: AuditReport) -> None:
             place = " ".join(f"{what} {value}" for what, value in named if value)
             screen.print(f"  {_safe(place)}: {_safe(example.detail)}" if place else f"  {_safe(example.detail)}")
             keys = Keys(one.stream, report.group)
-            for line in filter(None, (look(example, keys), repair(one.check, example, keys))):
+            for line in filter(None, (look(example, keys), filled(one.check.repair, example, keys))):
                 screen.print(f"    {_safe(line)}", soft_wrap=True)
         left = one.count - min(len(one.examples), _SHOWN_EXAMPLES)
         more = f"{left:,} more: with --json, the first {len(one.examples)}. " if left > 0 else ""
@@ -378,7 +374,7 @@ def session(
     """Yield the engine of the settings, and a folder. ``url`` and ``archive``: what is to be read; ``local``: where the
     settings leave it open, this process; ``environ``: see ``spark_engine``. Raises StartRefused."""
     from usher.master.audit.archive import archived_rows
-    from usher.master.audit.engine import is_elsewhere, local_engine, own_folder, spark_engine
+    from usher.master.audit.engine import GATEWAY, local_engine, own_folder, spark_engine
 
     sizes = [with_link(settings, stream, _amount) for stream in settings.streams if url]
     entries, records = (sum(size[at] for size in sizes) for at in (0, 1))
@@ -386,7 +382,7 @@ def session(
     with contextlib.ExitStack() as opened:
         folder = opened.enter_context(own_folder(settings.folder / "reading"))
         opened.enter_context(Console(stderr=True).status("auditing"))
-        is_free = settings.audit_engine == "auto" and not is_elsewhere(settings.audit_spark_master, environ)
+        is_free = settings.audit_engine == "auto" and settings.audit_spark_master == LOCAL and GATEWAY not in environ
         if settings.audit_engine == "local" or (is_free and (local or find_spec("pyspark") is None)):
             yield opened.enter_context(local_engine(folder, settings.memory_mib)), folder
             return

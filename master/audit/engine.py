@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.extras import how_to_install
 from usher.common.redis.client import CommandRefused
-from usher.master.audit.findings import CHECKS, LOOKED_AT, Example, table
+from usher.master.audit.findings import CHECKS, LOOKED_AT, Example, text
 from usher.master.audit.settings import LOCAL, AuditChoices
 
 _COLUMNS = "check_name, stream, id, ticket, owner, detail"
@@ -54,7 +54,7 @@ SELECT '{name}' AS check_name, stream, coalesce(id, '') AS id, coalesce(ticket, 
 #: What stands before a moment in a detail, and where the microseconds of a calendar end.
 _MOMENT, _LAST_US = re.compile("\x01(-?[0-9]+)"), 253_402_300_799_999_999
 #: Set by spark-submit: it has started Java.
-_GATEWAY, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
+GATEWAY, _SECRET = "PYSPARKGATEWAY_PORT", "PYSPARKGATEWAY_SECRET"
 HOW_TO_INSTALL = how_to_install("spark")
 _QUIET = {
     "spark.log.level": "OFF",
@@ -77,6 +77,8 @@ _SMALL = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
 }
+#: Of much data on this machine: 200 parts, as Spark would have them, are files of little.
+_LARGE = {"spark.sql.shuffle.partitions": "32"}
 _FLAGS = {
     True: ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xms512m", "-XX:MetaspaceSize=256m"),
     False: ("-XX:+UseParallelGC",),
@@ -179,7 +181,7 @@ class Engine:
 
     def derive(self, *names: str) -> None:
         for name in names:
-            (self.view if name == "timed" else self.keep)(name, table(name))
+            (self.view if name == "timed" else self.keep)(name, text(f"tables/{name}"))
 
     def found(self, names: Iterable[str]) -> Found:
         """Return what these checks find: (check, stream) -> how many, and the first of them."""
@@ -202,8 +204,11 @@ class SparkEngine(Engine):
 
     name = "spark"
 
-    def __init__(self, spark: Any, is_far: bool = False, small: bool = False) -> None:
-        self.spark, self.is_far, self.small = spark, is_far, small
+    def __init__(self, spark: Any, small: bool, folder: Path) -> None:
+        context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+        self.is_far = context is None or not context.master.startswith("local")
+        self.spark, self.small = spark, small and not self.is_far
+        self._kept = (folder / str(number) for number in itertools.count())
         # It fails on unions of what was checkpointed ("key not found: above_us#53L"), and planning costs less without.
         spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
 
@@ -219,19 +224,26 @@ class SparkEngine(Engine):
         self.expect(name, rows)
 
     def keep(self, name: str, select: str) -> None:
-        # A checkpoint, not a cache: the plans of the checks stay short, which costs less than what they read.
+        # No cache: the plans of the checks stay short, which costs less than what they read; files have a size.
         frame = self.spark.sql(select)
         if self.small:
             self.arrow(name, frame.toArrow())
-        else:
+        elif self.is_far:
             frame.localCheckpoint(eager=True).createOrReplaceTempView(name)
+        else:
+            frame.write.parquet(place := f"file://{next(self._kept)}")
+            self.spark.read.schema(frame.schema).parquet(place).createOrReplaceTempView(name)
 
-    def read(self, name: str, source: str, options: Mapping[str, str]) -> None:
-        from usher.master.audit.source import register
+    def read(self, name: str, source: str, options: Mapping[str, str], folder: Path) -> None:
+        """Let Spark's workers read Redis; into files where we see them, which costs half of what rows do."""
+        from usher.master.audit.source import read_into, register
 
-        register(self.spark)
-        frame = self.spark.read.format(source).options(**options).load()
-        frame.localCheckpoint(eager=True).createOrReplaceTempView(name)
+        if self.is_far:
+            register(self.spark)
+            frame = self.spark.read.format(source).options(**options).load()
+            frame.localCheckpoint(eager=True).createOrReplaceTempView(name)
+        else:
+            self.files(name, *read_into(self.spark.sparkContext, source, options, folder / name))
 
     def view(self, name: str, select: str) -> None:
         self.spark.sql(select).createOrReplaceTempView(name)
@@ -320,7 +332,7 @@ def spark_engine(
         ) from missing
     master, running = settings.audit_spark_master, _running()
     if running is not None:
-        yield _engine(running, small)
+        yield SparkEngine(running, small, spill)
     elif master.startswith("sc://"):
         try:
             spark: Any = SparkSession.builder.config(map=_PREFERRED).remote(master).getOrCreate()
@@ -330,15 +342,10 @@ def spark_engine(
             raise StartRefused(f"Spark does not answer at {master}: {first_cause(failed)}") from failed
         with contextlib.ExitStack() as opened:
             opened.callback(spark.stop)
-            yield SparkEngine(spark, is_far=True)
+            yield SparkEngine(spark, False, spill)
     else:
         with _started(settings, spill, environ, small) as engine:
             yield engine
-
-
-def _engine(spark: Any, small: bool) -> SparkEngine:
-    is_far = not spark.sparkContext.master.startswith("local")
-    return SparkEngine(spark, is_far, small and not is_far)
 
 
 def _running() -> Any:
@@ -349,10 +356,6 @@ def _running() -> Any:
 
     with contextlib.suppress(PySparkException):
         return SparkSession.active()
-
-
-def is_elsewhere(master: str, environ: Mapping[str, str]) -> bool:
-    return master != LOCAL or _GATEWAY in environ
 
 
 @contextlib.contextmanager
@@ -366,7 +369,7 @@ def _started(
     from pyspark.sql import SparkSession
 
     folder, log, master = settings.folder / "spark", spill.with_suffix(".log"), settings.audit_spark_master
-    is_local, is_ours = master.startswith("local"), _GATEWAY not in environ
+    is_local, is_ours = master.startswith("local"), GATEWAY not in environ
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options = _QUIET | {"spark.local.dir": str(spill), "spark.sql.warehouse.dir": str(folder / "warehouse")}
     if is_ours and is_local:
@@ -393,8 +396,9 @@ def _started(
             for name in gateway:
                 del environ[name]
         try:
-            engine = _engine(spark, small)
-            for name, value in (_PREFERRED | (_SMALL if engine.small else {})).items():
+            engine = SparkEngine(spark, small, spill)
+            of_size = _SMALL if engine.small else {} if engine.is_far else _LARGE
+            for name, value in (_PREFERRED | of_size).items():
                 if not spark.sparkContext.getConf().contains(name):
                     spark.conf.set(name, value)
             yield engine
@@ -453,7 +457,7 @@ def _java(
                 raise StartRefused(f"Spark does not start ({log.name}): {why}")
             time.sleep(0.02)
         port, length = struct.unpack(">ii", told.read_bytes()[:8])
-        yield {_GATEWAY: str(port), _SECRET: told.read_bytes()[8 : 8 + length].decode()}
+        yield {GATEWAY: str(port), _SECRET: told.read_bytes()[8 : 8 + length].decode()}
         assert process.stdin is not None
         process.stdin.close()
         process.wait(600)  # the first one writes the cache of its classes

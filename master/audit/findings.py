@@ -82,10 +82,6 @@ def text(name: str) -> str:
     return (FILES / f"{name}.sql").read_text(encoding="utf-8").replace("at_utc(", "concat(chr(1), ")
 
 
-def table(name: str) -> str:
-    return text(f"tables/{name}")
-
-
 def _check(name: str) -> AuditCheck:
     told = re.fullmatch(
         r"-- (bad|warn)(?:, ([\w ]*\w))?: (.*)\n-- means: (.*)\n-- repair: (.*)\n((?s:.*))",
@@ -102,14 +98,10 @@ CHECKS = {name: _check(name) for name in sorted(one.name[:-4] for one in (FILES 
 def look(example: Example, keys: Keys) -> str:
     """Return the command line that shows the executions of an example, or "" without an id and a ticket."""
     of = "--message {id}" if example.id else "--ticket {ticket}" if example.ticket else ""
-    return _filled(f"usher audit --streams {{stream}} --group {{group}} runs {of}", example, keys) if of else ""
+    return filled(f"usher audit --streams {{stream}} --group {{group}} runs {of}", example, keys) if of else ""
 
 
-def repair(check: AuditCheck, example: Example, keys: Keys) -> str:
-    return _filled(check.repair, example, keys)
-
-
-def _filled(text: str, example: Example, keys: Keys) -> str:
-    """Fill everything in; parts for a command line are quoted for a shell."""
+def filled(text: str, example: Example, keys: Keys) -> str:
+    """Fill a hint in; parts for a command line are quoted for a shell."""
     known = example._asdict() | {"group": keys.group, "prefix": keys.prefix, "runs": keys.runs}
     return _FILLED.sub(lambda found: shlex.quote(found[0].format(**known)), text)

@@ -9,7 +9,6 @@ movement is not.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import time
 from collections import defaultdict
@@ -44,7 +43,7 @@ from usher.master.audit import batches, findings
 from usher.master.audit.archive import said
 from usher.master.audit.batches import BulkReader, facts_of, first_of, nth, schema_of
 from usher.master.audit.engine import Engine, Found, SparkEngine, few, refusing
-from usher.master.audit.findings import CHECKS, RESERVED, AuditFinding, Example, look, repair
+from usher.master.audit.findings import CHECKS, RESERVED, AuditFinding, Example, filled, look
 from usher.master.audit.settings import AuditChoices, AuditThresholds
 from usher.master.operations.action_log import KEPT as ACTIONS_KEPT
 from usher.master.operations.live_rules import rulebook
@@ -132,7 +131,8 @@ def _found(report: AuditReport, one: AuditFinding) -> dict[str, Any]:
     name, severity, section, rule, means, *_ = one.check
     keys = Keys(one.stream, report.group)
     examples = [
-        each._asdict() | {"look": look(each, keys), "repair": repair(one.check, each, keys)} for each in one.examples
+        each._asdict() | {"look": look(each, keys), "repair": filled(one.check.repair, each, keys)}
+        for each in one.examples
     ]
     words = {"check": name, "severity": severity, "rule": rule, "means": means, "runbook": section}
     return words | {"stream": one.stream, "count": one.count, "suspects": one.suspects, "examples": examples}
@@ -377,22 +377,18 @@ def _look(answer: Any) -> SuspectSnapshot:
     return SuspectSnapshot._make(told)
 
 
-def held_back(link: Link, keys: Keys, parked: Sequence[Example]) -> tuple[set[Example], bool]:
-    """Return the entries that a live rule for their ticket holds back, and whether rules hold tenants back: then whose
-    the others are is not known here."""
-    rules = rulebook(link.call("HGETALL", keys.rules))
-    limits_tenants = any(rule.rate_per_second or rule.concurrency for rule in rules.tenant_limits.values())
-    return {one for one in parked if rules.of(ticket_name(one), b"")}, limits_tenants or rules.holds_tenants
-
-
 def is_incarnation(name: str | None) -> bool:
     return name is not None and ":" in name
 
 
-def _agrees(owner: str, recorded: str) -> bool:
-    if recorded == "halted":
-        return owner in RESERVED
-    return owner == ("master" if is_given_back(recorded.encode()) else recorded)
+def _agrees(look: SuspectSnapshot) -> bool:
+    if look.whose == "halted":
+        return look.owner in RESERVED
+    return look.owner == ("master" if is_given_back((look.whose or "").encode()) else look.whose)
+
+
+def _rank(one: str) -> int:
+    return rank(one.encode())
 
 
 #: Check -> whether a suspect of it is a finding at the moment of the second look. The others are of records that do not
@@ -402,11 +398,9 @@ _HOLDS: dict[str, Callable[[Example, SuspectSnapshot, AuditThresholds], bool]] =
         is_incarnation(look.owner) and look.in_stream and look.readable and one.id not in look.ids
     ),
     "index_without_pending": lambda one, look, _: (
-        look.owner is None and not is_incarnation(look.whose) and one.id in look.ids
+        not look.owner and not is_incarnation(look.whose) and one.id in look.ids
     ),
-    "owners_differ": lambda one, look, _: (
-        look.owner is not None and one.id in look.ids and not _agrees(look.owner, look.whose or "")
-    ),
+    "owners_differ": lambda one, look, _: bool(look.owner) and one.id in look.ids and not _agrees(look),
     "index_unreadable": lambda one, look, _: not look.readable,
     "ticket_owned_twice": lambda one, look, _: (
         is_incarnation(look.owner) and is_incarnation(look.other_owner) and look.other_owner != look.owner
@@ -414,23 +408,20 @@ _HOLDS: dict[str, Callable[[Example, SuspectSnapshot, AuditThresholds], bool]] =
     "idle_too_long": lambda one, look, most: (
         look.owner == one.owner and look.lives and look.idle_ms > most.owner_idle_ms
     ),
-    "parked_too_long": lambda one, look, most: (
+    "parked_too_long": lambda _, look, most: (
         look.owner in RESERVED and look.whose is None and look.idle_ms > most.parked_ms
     ),
-    "body_gone": lambda one, look, _: look.owner is not None and not look.in_stream,
-    "delivered_often": lambda one, look, most: look.owner is not None and look.deliveries > most.deliveries,
-    "attempts_many": lambda one, look, most: look.owner is not None and (look.attempts or 0) > most.attempts,
-    "attempts_leaked": lambda one, look, _: look.owner is None and look.attempts is not None,
+    "body_gone": lambda one, look, _: bool(look.owner) and not look.in_stream,
+    "delivered_often": lambda one, look, most: bool(look.owner) and look.deliveries > most.deliveries,
+    "attempts_many": lambda one, look, most: bool(look.owner) and (look.attempts or 0) > most.attempts,
+    "attempts_leaked": lambda one, look, _: not look.owner and look.attempts is not None,
     "dead_and_pending": lambda one, look, _: look.owner not in (None, "halted"),
     "indexed_twice": lambda one, look, _: one.id in look.ids,
-    "index_unordered": lambda _, look, __: (
-        is_incarnation(look.whose)
-        and any(rank(two.encode()) <= rank(one.encode()) for one, two in itertools.pairwise(look.ids))
-    ),
+    "index_unordered": lambda _, look, __: is_incarnation(look.whose) and [*look.ids] != sorted({*look.ids}, key=_rank),
     "never_told": lambda one, look, _: look.lives and look.owner == one.owner == look.whose and one.id in look.ids,
-    "overtaken": lambda one, look, _: look.owner is not None and look.in_stream,
-    "done_and_pending": lambda one, look, _: look.owner is not None and look.in_stream,
-    "lost": lambda one, look, _: look.owner is None and look.in_stream,
+    "overtaken": lambda one, look, _: bool(look.owner) and look.in_stream,
+    "done_and_pending": lambda one, look, _: bool(look.owner) and look.in_stream,
+    "lost": lambda one, look, _: not look.owner and look.in_stream,
     "fence_low": lambda one, look, _: look.whose is not None and look.fence < int(one.detail.rpartition(" ")[2]),
 }
 LOOKED_AGAIN = frozenset(_HOLDS)
@@ -536,7 +527,7 @@ class AuditRun:
         engine.arrow("limits", limits_table(plan.thresholds))
         engine.derive(
             *("known", "clocks", "timed", "doubtful", "suspects", "late", "twice"),
-            *("ids", "odd", "indexed"),
+            *("ids", "odd", "unlike", "apart", "parked", "untold", "indexed"),
         )
         self._read_again()
         self.suspects = engine.found(CHECKS)
@@ -575,7 +566,8 @@ class AuditRun:
     def _by_workers(self, name: str, source: str, **options: str) -> None:
         assert isinstance(self._engine, SparkEngine)
         given = {"url": self._plan.redis_url, "stream": ",".join(self._readers), "group": self._plan.group}
-        self._engine.read(name, source, given | {"ticket_field": self._plan.ticket_field} | options)
+        given |= {"ticket_field": self._plan.ticket_field}
+        self._engine.read(name, source, given | options, self._folder)
 
     def _read_again(self) -> None:
         """Read the stream for messages that were sent again, from the first one on of which nothing is known."""
@@ -621,10 +613,11 @@ class AuditRun:
     def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
         link, keys = self._readers[stream]
         held = still_there(link, keys, name, examples, self._plan.thresholds)
-        if name == "parked_too_long":
-            back, holds_tenants = held_back(link, keys, held)
-            held = [one for one in held if one not in back]
-            if held and holds_tenants:
+        if held and name == "parked_too_long":  # a live rule may hold them back
+            rules = rulebook(link.call("HGETALL", keys.rules))
+            held = [one for one in held if not rules.of(ticket_name(one), b"")]
+            limits = rules.tenant_limits.values()
+            if held and (rules.holds_tenants or any(one.rate_per_second or one.concurrency for one in limits)):
                 self._open.append(
                     f"{stream}: {len(held):,} entries wait for long; live rules hold tenants back, whose they may be"
                     " (parked_too_long)"

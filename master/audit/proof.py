@@ -184,7 +184,7 @@ class Proof:
         self._look("runs_new", facts, facts)
         engine.derive("doubtful")
         found = engine.found(["clock_wrong", "run_unreadable"])
-        engine.keep("carried_now", findings.table("carry"))
+        engine.keep("carried_now", findings.text("tables/carry"))
         engine.keep("clocks_now", f"SELECT {', '.join(CARRIED_CLOCKS.names)} FROM clocks")
         if engine.rows("SELECT * FROM doubtful LIMIT 1"):
             self._archived("history", self._runs, self._chain, batches.RUNS)

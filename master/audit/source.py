@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -226,14 +228,29 @@ def _source(named: str, arrow: pa.Schema, reads: type[_Reader]) -> type[DataSour
     return Source
 
 
-SOURCES = (
-    _source("redis_pending", batches.PENDING, _PendingReader),
-    _source("redis_stream", batches.STREAM, _Reader),
-    _source("redis_runs", batches.RUNS, _RunsReader),
-)
+_SOURCES: dict[str, tuple[pa.Schema, type[_Reader]]] = {
+    "redis_pending": (batches.PENDING, _PendingReader),
+    "redis_stream": (batches.STREAM, _Reader),
+    "redis_runs": (batches.RUNS, _RunsReader),
+}
 
 
 def register(spark: Any) -> None:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    for one in SOURCES:
-        spark.dataSource.register(one)
+    for name, about in _SOURCES.items():
+        spark.dataSource.register(_source(name, *about))
+
+
+def read_into(context: Any, source: str, options: Mapping[str, str], stem: Path) -> tuple[list[Path], pa.Schema]:
+    """Let Spark's workers read, and write Parquet files ``<stem>-<n>.parquet`` of the schema that is returned."""
+    schema, reader = _SOURCES[source][0], _SOURCES[source][1](options)
+
+    def write(numbered: tuple[int, InputPartition]) -> Path:
+        file = stem.with_name(f"{stem.name}-{numbered[0]}.parquet")
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for batch in reader.read(numbered[1]):
+                writer.write_batch(batch)
+        return file
+
+    parts = [*enumerate(reader.partitions())]
+    return context.parallelize(parts, len(parts)).map(write).collect(), schema
