@@ -2,8 +2,8 @@
 
 The inbox is read from the last record seen, with a plain XREAD: nothing is consumed, so a lost reply is simply asked
 for again, and no wake-up can be missed. A small body comes with its record where nobody was given the message before;
-all others are read from our own pending list, for what was here before, an acknowledgement of ours that is sent again
-may have ended since it was named, and another owner may have its ticket.
+all others are read from our own pending list. Of what was here before, an acknowledgement of ours that is sent again
+may have ended it since it was named, and another owner may have its ticket.
 
 Neither the size of the bodies nor the speed of the network is known beforehand. So what did not come is fetched page by
 page, in id order, and a page grows as long as it comes in a short time and the last one was not large. The messages of
