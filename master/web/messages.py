@@ -148,9 +148,7 @@ def _state(letter: Any, delayed: Any, now: dict[str, Any] | None) -> str:
     row = now and now["row"]
     if delayed:
         return "delayed"
-    if letter and (not now or not row or now["ticket_state"] == "halted"):
-        return "dead_letter"
-    return str(row["state"]) if row else ""
+    return str(row["state"]) if row else "dead_letter" if letter else ""
 
 
 def _document(message_id: str, facts: dict[str, Any]) -> dict[str, Any]:

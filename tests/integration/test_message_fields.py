@@ -294,7 +294,12 @@ def test_a_message_has_the_same_state_in_a_search_as_in_the_list_of_its_ticket_a
     found = reader(world).find("ticket_id", b"T")
     assert [row["state"] for row in found.rows] == ["retrying", "waiting"]
     assert [site.get(f"/api/messages/{one}").json["state"] for one in ("1-1", "2-1")] == ["retrying", "waiting"]
-    assert StatusReader(world.link, world.keys).ticket("T")["state"] == "retrying"  # type: ignore[index]
+    [halted] = world.owned(leader, a, b"H", b"3-1")
+    world.give_up(a, b"H", "halt")
+    told = [StatusReader(world.link, world.keys).ticket(ticket) for ticket in ("T", "H")]
+    assert [row and row["state"] for row in told] == ["retrying", "halted"]
+    assert site.get(f"/api/messages/{halted.decode()}").json["state"] == "halted"  # type: ignore[index]
+    assert reader(world).find("ticket_id", b"H").rows[0]["state"] == "halted"
 
 
 @pytest.mark.parametrize(("took_s", "asked"), [(0.0, 2), (5.0, 1)])
