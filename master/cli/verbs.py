@@ -54,7 +54,8 @@ def perform(tools: Tools, name: str, args: Args, as_json: bool, /, **places: str
 
 def asks(ask: type[Ask], only: Sequence[str] = ()) -> Callable[[Any], Any]:
     """Return the options of a filter, or of some of its fields."""
-    return stacked(*(_option(name, info) for name, info in ask.model_fields.items() if not only or name in only))
+    told = ((name, info) for name, info in ask.model_fields.items() if info.description)
+    return stacked(*(_option(name, info) for name, info in told if not only or name in only))
 
 
 def _option(name: str, info: Any) -> Callable[[Any], Any]:
@@ -70,7 +71,7 @@ def _option(name: str, info: Any) -> Callable[[Any], Any]:
 
 def asked_of(ask: type[Ask], given: dict[str, Any]) -> Any:
     """Return the filter that options ask for. A ticket id may be any bytes, so no model reads it."""
-    return ask.model_construct(**{name: given.pop(name) for name in ask.model_fields})
+    return ask.model_construct(**{name: given.pop(name) for name in ask.model_fields if name in given})
 
 
 def place_command(verb: Verb) -> click.Command:
@@ -135,7 +136,11 @@ def _check_choice(shelf: Shelf, verb: Verb, ids: Sequence[str], everything: bool
     if ids and (everything or asked.given):
         raise click.UsageError("filters go with --all, not with ids; give your reason as --why")
     if not (ids or everything or (asked.given and shelf is TICKETS)):
-        flags = ", ".join(f"--{name.removesuffix('_s').replace('_', '-')}" for name in shelf.ask.model_fields)
+        flags = ", ".join(
+            f"--{name.removesuffix('_s').replace('_', '-')}"
+            for name, one in shelf.ask.model_fields.items()
+            if one.description
+        )
         raise click.UsageError(f"give ids (`usher {group} list`), or --all, with filters or without: {flags}")
     if wrong_id := next((one for one in ids if shelf is not TICKETS and not is_id(one)), None):
         noun = shelf.noun.rpartition(" ")[2]

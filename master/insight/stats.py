@@ -1,6 +1,7 @@
 """StreamStats: the few numbers that describe a ticket stream, for /metrics and for autoscalers.
 
-Read from Redis alone, in a few round trips, and kept for a moment, so that the cost does not depend on how many ask.
+Read from Redis alone, in three round trips (before Redis 7.0 the lag is counted in some more), and kept for a moment,
+so that the cost does not depend on how many ask.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from usher.common.base.log import event
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.mishaps import Mishaps
+from usher.common.protocol.registration import Registration, parse
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
+from usher.common.redis.replies import leases_command, pairs, parse_leases
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.insight.lag import stream_sums
-from usher.master.insight.status import consumer_rows
 from usher.master.leader.elector import Lead
-from usher.master.operations.live_rules import read_rules
+from usher.master.membership.registry import RegisteredConsumer, state_of
+from usher.master.operations.live_rules import rulebook
 from usher.master.policy.backlog import BacklogLimits
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 
@@ -117,42 +120,35 @@ class StreamStatsReader:
 
     def _read(self) -> StreamStats:
         keys, link = self._keys, self._link
-        seen, rules = stream_sums(link, self._scripts, keys, _MOST_COUNTED), read_rules(link, keys)
-        above = b"(" + (seen["delivered"] or b"0-0")
-        asked = [("TIME",), ("HGET", keys.position, "takeable"), ("XRANGE", keys.stream, above, "+", "COUNT", 1)]
-        replies = link.pipeline([*INFO_COMMANDS, *asked])
-        told, (moment, takeable, unread) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
-        if isinstance(moment, Exception):
-            raise moment
-        new = [entry[0] for entry in unread] if isinstance(unread, list) else []
-        oldest, by_owner = [*new, seen["oldest"]] if seen["oldest"] else new, seen["by_name"]
+        seen = stream_sums(link, self._scripts, keys, _MOST_COUNTED)
+        asked = [("TIME",), ("HGETALL", keys.consumers), ("HGETALL", keys.rules), ("HGET", keys.position, "takeable")]
+        moment, stored, ruled, takeable = link.all_of(asked)
+        registered, rules, by_owner = _registered(stored), rulebook(ruled), seen["by_name"]
+        leases = [leases_command(keys, list(registered))] if registered else []
+        above = ("XRANGE", keys.stream, b"(" + seen["delivered"], "+", "COUNT", 1)
+        replies = link.pipeline([*INFO_COMMANDS, above, *leases])
+        told, (unread, *states) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
+        new, trouble = [entry[0] for entry in unread] if isinstance(unread, list) else [], write_trouble(*told)
+        oldest = [*new, seen["oldest"]] if seen["oldest"] else new
         unheld = self._unheld(new, by_owner, rules) if HALTED in by_owner or any(map(_holds, rules.rules)) else oldest
-        held = {name.decode(errors="replace"): count for name, count in by_owner.items()}
-        rows = [row for row in consumer_rows(link, keys, rules, held) if "slots" in row]
-        loads = {row["name"]: ConsumerStats(*(row[name] for name in ConsumerStats.__annotations__)) for row in rows}
-        sources, trouble = self._sources() or {"lag": 0, "lag_is_exact": True}, write_trouble(*told)
-        now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000
-        delayed, first_ms = seen["delayed"].values()
+        sources = self._sources() or {"lag": 0, "lag_is_exact": True}
+        now_ms, delayed = int(moment[0]) * 1000 + int(moment[1]) // 1000, seen["delayed"]
         return StreamStats(
-            seen["entries"],
-            min(seen["lag"], seen["entries"]) + sources["lag"],  # what was cut unread counts until the next is read
-            seen["lag_is_exact"] and sources["lag_is_exact"],
-            seen["pending"],
-            seen["parked"],
-            seen["halted"],
-            seen["tickets"],
-            seen["retrying"],
-            seen["dead_letters"],
-            _age_s(oldest, now_ms),
-            seen["epoch"] is not None,
-            loads,
-            delayed,
-            0.0 if first_ms is None else max(0.0, (now_ms - first_ms) / 1000),
-            _age_s(unheld, now_ms),
-            trouble is not None and trouble.is_certain,
-            memory_share(*told),
-            Mishaps(**seen["mishaps"]),
-            int(takeable) if isinstance(takeable, bytes) else None,
+            **{name: seen[name] for name in ("entries", "pending", "parked", "halted", "tickets", "dead_letters")},
+            # those that were cut unread count until the next is read
+            lag=min(seen["lag"], seen["entries"]) + sources["lag"],
+            lag_is_exact=seen["lag_is_exact"] and sources["lag_is_exact"],
+            tried_before=seen["retrying"],
+            oldest_s=_age_s(oldest, now_ms),
+            led=seen["epoch"] is not None,
+            consumers=_loads(registered, states[0] if states else (), rules, by_owner),
+            delayed=delayed["messages"],
+            late_s=0.0 if delayed["first_ms"] is None else max(0.0, (now_ms - delayed["first_ms"]) / 1000),
+            oldest_unheld_s=_age_s(unheld, now_ms),
+            refuses_writes=trouble is not None and trouble.is_certain,
+            memory_share=memory_share(*told),
+            mishaps=Mishaps(**seen["mishaps"]),
+            known_takeable=int(takeable) if isinstance(takeable, bytes) else None,
         )
 
     def _unheld(self, new: list[bytes], by_owner: dict[bytes, int], rules: Rulebook) -> list[bytes]:
@@ -170,6 +166,30 @@ def _holds(rule: Rule) -> bool:
     return rule.target is not Target.CONSUMER and rule.action in (RuleAction.PAUSE, RuleAction.SLOW)
 
 
+def _registered(stored: Any) -> dict[str, Registration]:
+    """Return all registered consumers, by incarnation, in the order of their names; registrations that cannot be read
+    are left out (the registry logs them)."""
+    found = []
+    for name, value in pairs(stored).items():
+        try:
+            found.append(parse(name, value))
+        except ValueError:
+            continue
+    return {one.incarnation: one for one in sorted(found, key=lambda one: one.name)}
+
+
+def _loads(
+    registered: dict[str, Registration], leases: Any, rules: Rulebook, by_owner: dict[bytes, int]
+) -> dict[str, ConsumerStats]:
+    if isinstance(leases, Exception):
+        raise leases
+    loads = {}
+    for (incarnation, one), lease in zip(registered.items(), parse_leases(leases), strict=True):
+        state = state_of(RegisteredConsumer(one, lease), rules)
+        loads[one.name] = ConsumerStats(state, by_owner.get(incarnation.encode(), 0), one.slots, one.capacity)
+    return loads
+
+
 def _age_s(ids: list[bytes], now_ms: int) -> float:
     """Return the age of the oldest of these entries, at least 0: an id that a producer made up may lie in the
     future."""
@@ -182,17 +202,10 @@ def lag_document(vitals: StreamStats) -> dict[str, Any]:
     """Return the answer of ``GET /api/lag``: plain numbers on the top level, for KEDA's metrics-api scaler and the
     like."""
     live = [load for load in vitals.consumers.values() if load.state == "live"]
-    return {
-        "lag": vitals.lag,
-        "lag_is_exact": vitals.lag_is_exact,
-        "pending": vitals.pending,
-        "unfinished": vitals.unfinished,
-        "takeable": vitals.takeable,
-        "oldest_seconds": round(vitals.oldest_s, 3),
-        "consumers": len(live),
-        "slots": sum(load.slots for load in live),
-        "time_ms": time.time_ns() // 1_000_000,
-    }
+    told: dict[str, Any] = {"lag": vitals.lag, "lag_is_exact": vitals.lag_is_exact, "pending": vitals.pending}
+    told |= {"unfinished": vitals.unfinished, "takeable": vitals.takeable}
+    told |= {"oldest_seconds": round(vitals.oldest_s, 3), "consumers": len(live)}
+    return told | {"slots": sum(load.slots for load in live), "time_ms": time.time_ns() // 1_000_000}
 
 
 #: Seconds between two looks, and for which a sign lasts.

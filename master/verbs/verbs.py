@@ -312,6 +312,9 @@ class LetterAsk(Ask):
     older_than_s: _Age | None = Field(None, description="Only those written longer ago than this: 90s, 10m, 2h, 3d.")
     younger_than_s: _Age | None = Field(None, description="Only those written less long ago than this.")
     policy: Literal["", "skip", "halt"] = Field("", description="Only those written under this policy.")
+    group: Annotated[str, Field(pattern="^([0-9a-f]{12}|others)?$")] = (
+        ""  # of the page, and no option: no list names it
+    )
 
     def meant(self, sees_texts: bool = True) -> LetterFilter:
         now_ms = wall_ms()
@@ -321,7 +324,9 @@ class LetterAsk(Ask):
         younger, older = (
             None if age_s is None else now_ms - int(age_s * 1000) for age_s in (self.younger_than_s, self.older_than_s)
         )
-        return LetterFilter(ticket, self.reason, self.error, letter_id, younger, older, self.policy, sees_texts)
+        return LetterFilter(
+            ticket, self.reason, self.error, letter_id, younger, older, self.policy, sees_texts, self.group
+        )
 
 
 _ONE_OF = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("ids", "filter")]

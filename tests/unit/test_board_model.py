@@ -558,11 +558,7 @@ class Walk:
             ),
             (2, machine._owned, lambda: machine.an_owner_parks_a_message(some())),
             (4, always, machine.the_leader_recalls),
-            (
-                6,
-                lambda: machine.redis.recalled,
-                lambda: machine.an_owner_answers_a_recall(some(), rng.random() < 0.2),
-            ),
+            (6, lambda: machine.redis.recalled, lambda: machine.an_owner_answers_a_recall(some(), rng.random() < 0.2)),
             (2, machine._owned, lambda: machine.an_owner_puts_a_ticket_off(some(), rng.choice([0, 1, 3000, 20_000]))),
             (1, machine._put_off, lambda: machine.an_operator_ends_a_wait(some())),
             (3, machine._waiting, lambda: machine.an_operator_ends_a_halt(some(), rng.random() < 0.3)),

@@ -483,8 +483,10 @@ def _rows(facts: TicketFacts, run: OwnEntry | None) -> Iterator[EntryRow]:
     for entry_id in facts.ids:
         own, known = told.get(entry_id), facts.attempts.get(entry_id, NEVER)
         state = words.get(own.state, TicketState.HANDED_OVER) if own is not None else of_record
-        if of_record == TicketState.HALTED and before:
+        if is_free and before:
             state = TicketState.WAITING
+        elif of_record == TicketState.PUT_OFF and known.failures:  # as the lists say it
+            state = TicketState.RETRYING
         if own is not None:
             started_ms, due_ms = (
                 (own.started_ms if state == TicketState.RUNNING else 0),
