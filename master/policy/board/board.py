@@ -799,7 +799,7 @@ class Board:
             self._shorten(ticket)
 
     def takeable(self) -> int:
-        """Count what another consumer could be given now: parked messages that wait for room, and recallable tickets."""
+        """Count what another consumer could be given now: messages that wait for room, and tickets to be recalled."""
         tenants = set(self._fair.held) if self._fair is not None else set()
         free = [one for one in self._queue.waiting() if one.owner is None and one.standing is OPEN]
         parked = sum(len(one.parked) for one in free if one.tenant not in tenants)
