@@ -150,7 +150,7 @@ IMPURE = frozenset(
 )
 #: The only places that use private names of libraries, each with a test that fails when one changes or goes.
 PRIVATE_NAMES_IN = (
-    *("common/redis/private_names.py", "master/audit/spark.py"),
+    *("common/redis/private_names.py", "master/audit/engine.py"),
     *(
         "common/runtime/clock_steps.py",
         "benchmarks/peers/*.py",

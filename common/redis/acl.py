@@ -196,7 +196,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
 _MASTER = _words(
-    "begin read_parked reject note_cut recall take_back free_tickets sweep save_position recount_letters count_letters "
+    "begin read_parked reject note_cut take_back free_tickets sweep save_position recount_letters count_letters "
     "note_behind note_chart revoke reap forget_attempts elect resign "
     "next_generation register redrive drop_letters read_letters count_between trim change_rules "
     "order ticket_entries find_entries find_runs pending_heads send read_field read_fields "

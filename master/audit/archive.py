@@ -44,11 +44,10 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.run_log import RunRecord
 from usher.common.protocol.stream_id import ZERO, after, milliseconds, rank
 from usher.common.redis.client import Link
-from usher.common.redis.replies import TicketStream
+from usher.common.redis.replies import TicketStream, redis_ms
 from usher.master.audit import batches
-from usher.master.audit.batches import BulkReader
+from usher.master.audit.batches import BulkReader, facts_of, first_of
 from usher.master.audit.engine import Engine, few, local_engine, quoted, refusing
-from usher.master.audit.snapshot import facts_of, first_of
 
 #: So many sentences are stored in Redis, of so many characters.
 _SAID, _LONGEST = 20, 300
@@ -57,8 +56,8 @@ _HELP = "put it back from a copy, or begin a new archive in another folder (USHE
 _KNOWN_BY = frozenset({b"uid", b"usher_from"})
 _TOP = b"18446744073709551615-18446744073709551615"
 _DAY_MS, _LAST_DAY = 86_400_000, 2_932_896  # of the year 9999: a hostile id may lie beyond the calendar
-#: Digits behind the point of a running total; which consumer asks for one, and up to which entry.
-_SCALE, _STATES = 9, batches.schema_of("", "n nth")
+#: Of a running total.
+_PLACES = Decimal("1e-9")
 #: Memory of what sorts the rows of a day; the rest goes to disk.
 _FOLD_MIB = 512
 #: Of each ticket all executions of the messages that have what later ones are compared with (tables/carry.sql).
@@ -99,29 +98,26 @@ class DataSet:
     def __init__(self, folder: Path) -> None:
         self.folder, self._log = folder, folder / "_commits.json"
 
-    def chain(self, behind: int = 0) -> list[Commit]:
-        """Return the commits behind number ``behind``, in order. Raises StartRefused."""
+    def chain(self) -> list[Commit]:
+        """Return the commits, in order. Raises StartRefused."""
         try:
-            commits = [Commit(**one) for one in json.loads(self._log.read_bytes())]
+            return [Commit(**one) for one in json.loads(self._log.read_bytes())]
         except FileNotFoundError as lost:
             if any(self.folder.rglob("*.parquet")):
                 raise StartRefused(f"the archive's {self._log} is gone, and its files are there; {_HELP}") from lost
             return []
         except (OSError, ValueError, TypeError) as unreadable:
             raise StartRefused(f"the archive's {self._log} cannot be read ({unreadable}); {_HELP}") from unreadable
-        return [one for one in commits if one.number > behind]
 
     def last(self) -> Commit | None:
-        chain = self.chain()
-        return chain[-1] if chain else None
+        return next(reversed(self.chain()), None)
 
     def recover(self) -> Commit | None:
         """Remove what a killed run left. Returns the last commit, None before the first."""
-        commits = self.chain()
-        named = {self.folder / name for one in commits for name in one.files}
+        named = {self.folder / name for one in self.chain() for name in one.files}
         for file in set(self.folder.rglob("[0-9]*-part-0.parquet")) - named:
             file.unlink()
-        return commits[-1] if commits else None
+        return self.last()
 
     def _write(self, commits: Sequence[Commit]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -135,14 +131,13 @@ class DataSet:
 
     def files(self, commits: Iterable[Commit], under: str = "") -> list[Path]:
         """Raises StartRefused when one is missing, or is not as it was written. ``under``: how their names begin."""
-        found = []
-        for name, digest in [pair for one in commits for pair in one.files.items() if pair[0].startswith(under)]:
-            file = self.folder / name
+        named = {self.folder / name: digest for one in commits for name, digest in one.files.items()}
+        found = [file for file in named if str(file.relative_to(self.folder)).startswith(under)]
+        for file in found:
             if not file.exists():
                 raise StartRefused(f"the archive lacks {file}: {_HELP}")
-            if _digest(file) != digest:
+            if _digest(file) != named[file]:
                 raise StartRefused(f"{file} is not as it was written: {_HELP}")
-            found.append(file)
         return found
 
     def complete(self, bodies_from: bytes | None = None) -> tuple[list[Path], int]:
@@ -186,8 +181,6 @@ class DataSet:
         self._write(sorted([made, *former], key=lambda one: one.number))
         self.recover()
         return made
-
-    # ---- days that are over --------------------------------------------------------------------------------------
 
     def fold(self, table: str, upto: int | None, kept_day: int | None) -> None:
         """Make one commit of all before ``kept_day`` (None: all are kept), and one of each day that is over; of those
@@ -259,72 +252,50 @@ def _sync(place: Path) -> None:
         os.close(descriptor)
 
 
-# ---- archive ---------------------------------------------------------------------------------------------------------
-
-
-class Archive:
-    """The archive of one stream: ``Archive(url, keys, ticket_field, folder).add()``; the caller holds the lock of
-    ``folder``. ``bodies``: with what is in the messages."""
-
-    def __init__(
-        self, url: str, keys: Keys, field: bytes, folder: Path, keep_days: int | None = None, bodies: bool = False
-    ) -> None:
-        self._link, self._keys, self._field = BulkReader(url), keys, field
-        self._keep_days, self._bodies = keep_days, bodies
-        self._entries, self._runs, self._proofs = data_sets(folder, keys)
-
-    def add(self) -> dict[str, Commit]:
-        """Raises StartRefused; rows committed until then stay."""
-        with refusing("the archive was not finished; run it again"), self._link:
-            # The run log first: once both are archived, every archived execution has its entry there too.
-            return {
-                "runs": self._add("runs", self._runs, self._keys.runs),
-                "entries": self._add("entries", self._entries, self._keys.stream),
-            }
-
-    def _add(self, table: str, data: DataSet, key: str) -> Commit:
-        before, proven = data.recover(), self._proofs.last()
-        if before is not None:
-            days = [before.day - self._keep_days] if self._keep_days is not None else []
-            if days and proven and proven.facts["open_ms"] is not None:  # it is still asked for
-                days.append(proven.facts["open_ms"] // _DAY_MS)
-            data.fold(table, proven.facts[table][0] if proven else None, min(days, default=None))
-        number, floor = (before.number + 1, before.last.encode()) if before else (1, ZERO)
-        facts = facts_of(self._link, key)
-        last = facts.get(b"last-generated-id", ZERO)
-        if before is not None and rank(last) < rank(floor):
-            raise StartRefused(
-                f"{self._keys.stream}: its {table} went back: the archive ends at {before.last}, the stream at"
-                f" {last.decode()}. It was deleted, or restored from an older copy: archive it into another folder"
-                " (USHER_AUDIT_DIR)"
-            )
-        if rank(last) <= rank(floor):
-            self._note(table, floor)
-            return Commit(number - 1, floor.decode(), floor.decode(), 0)
-        made = Commit(number, floor.decode(), last.decode(), 0, facts={"bodies": self._bodies})
-        rows, moment = self._read(table, (after(floor), last))
-        made = replace(made, rows=write_days(rows, moment, data, made))
-        # After the reading: the floor may have been cut meanwhile.
-        floor_is_there = floor != ZERO and bool(self._link.call("XRANGE", key, floor, floor))
-        gap = _gap(table, floor, facts, facts_of(self._link, key), floor_is_there)
-        made = data.commit(replace(made, gap=gap))
-        self._note(table, last)
-        return made
-
-    def _read(self, table: str, span: batches.Span) -> tuple[Iterator[pa.RecordBatch], str]:
-        """Return the rows, and the column that says of which day they are."""
-        stream = self._keys.stream
-        if table == "runs":
-            return batches.runs(self._link, stream, self._keys.runs, span), "record_ms"
-        what = (True, None) if self._bodies else (False, _KNOWN_BY)
-        return batches.stream(self._link, stream, stream, self._field, span, *what), "ms"
-
-    def _note(self, table: str, last: bytes) -> None:
-        """Note the last archived id in Redis; only after the commit, because trimming relies on it."""
-        if last != ZERO:
-            self._link.call("HSET", self._keys.archived, table, last)
-            if table == "entries":  # the stream's own floor, whatever the group
-                self._link.call("SET", LogKeys(self._keys.stream).archived, last)
+def add(
+    url: str, keys: Keys, field: bytes, folder: Path, keep_days: int | None = None, bodies: bool = False
+) -> dict[str, Commit]:
+    """Archive what is new in one stream; the caller holds the lock of ``folder``. ``bodies``: with what is in the
+    messages. Raises StartRefused; rows committed until then stay."""
+    entries, runs, proofs = data_sets(folder, keys)
+    made: dict[str, Commit] = {}
+    with refusing("the archive was not finished; run it again"), BulkReader(url) as link:
+        # The run log first: once both are archived, every archived execution has its entry there too.
+        for table, data, key in (("runs", runs, keys.runs), ("entries", entries, keys.stream)):
+            before, proven = data.recover(), proofs.last()
+            if before is not None:
+                days = [before.day - keep_days] if keep_days is not None else []
+                if days and proven and proven.facts["open_ms"] is not None:  # it is still asked for
+                    days.append(proven.facts["open_ms"] // _DAY_MS)
+                data.fold(table, proven.facts[table][0] if proven else None, min(days, default=None))
+            number, floor = (before.number + 1, before.last.encode()) if before else (1, ZERO)
+            facts = facts_of(link, key)
+            last = facts.get(b"last-generated-id", ZERO)
+            if rank(last) < rank(floor):
+                raise StartRefused(
+                    f"{keys.stream}: its {table} went back: the archive ends at {floor.decode()}, the stream at"
+                    f" {last.decode()}. It was deleted, or restored from an older copy: archive it into another folder"
+                    " (USHER_AUDIT_DIR)"
+                )
+            one = Commit(number, floor.decode(), last.decode(), 0, facts={"bodies": bodies})
+            if last != floor:
+                stream, span = keys.stream, (after(floor), last)
+                if table == "runs":
+                    rows, moment = batches.runs(link, stream, key, span), "record_ms"
+                else:
+                    what = (True, None) if bodies else (False, _KNOWN_BY)
+                    rows, moment = batches.stream(link, stream, key, field, span, *what), "ms"
+                one = replace(one, rows=write_days(rows, moment, data, one))
+                # After the reading: the floor may have been cut meanwhile.
+                floor_is_there = floor != ZERO and bool(link.call("XRANGE", key, floor, floor))
+                one = data.commit(replace(one, gap=_gap(table, floor, facts, facts_of(link, key), floor_is_there)))
+            # Only after the commit, because trimming relies on it; and the stream's own floor, whatever the group.
+            if last != ZERO:
+                link.call("HSET", keys.archived, table, last)
+                if table == "entries":
+                    link.call("SET", LogKeys(keys.stream).archived, last)
+            made[table] = one
+    return made
 
 
 def write_days(rows: Iterator[pa.RecordBatch], moment: str, data: DataSet, made: Commit) -> int:
@@ -349,7 +320,8 @@ def write_days(rows: Iterator[pa.RecordBatch], moment: str, data: DataSet, made:
 
 
 def _gap(table: str, floor: bytes, before: dict[bytes, Any], now: dict[bytes, Any], floor_is_there: bool) -> str:
-    first, deleted = _first(now), now.get(b"max-deleted-entry-id")
+    first, was = (first_of(one) or after(one.get(b"last-generated-id", _TOP)) for one in (now, before))
+    deleted = now.get(b"max-deleted-entry-id")
     since = f"{table} from {after(floor).decode()}"
     if floor != ZERO and not floor_is_there:
         return (
@@ -359,16 +331,9 @@ def _gap(table: str, floor: bytes, before: dict[bytes, Any], now: dict[bytes, An
     if deleted is not None and rank(deleted) > rank(floor):
         return f"{since} to {deleted.decode()} were deleted, maybe before they were archived"
     # Before Redis 7.0 Redis does not count lost entries: then only those that go while we read can be seen.
-    lost = now[b"entries-added"] > now[b"length"] if b"entries-added" in now else first != _first(before)
+    lost = now[b"entries-added"] > now[b"length"] if b"entries-added" in now else first != was
     is_missing = floor == ZERO and lost
     return f"{table} before {first.decode()} are missing: they were cut before they were archived" if is_missing else ""
-
-
-def _first(facts: dict[bytes, Any]) -> bytes:
-    return first_of(facts) or after(facts.get(b"last-generated-id", _TOP))
-
-
-# ---- looking up ------------------------------------------------------------------------------------------------------
 
 
 def archived_entries(
@@ -409,9 +374,6 @@ def _rows(
             yield from batch.to_pylist()
 
 
-# ---- running totals --------------------------------------------------------------------------------------------------
-
-
 class ConsumerState(NamedTuple):
     """The state of a log consumer in its tables. ``total`` None: its state has no such number."""
 
@@ -439,19 +401,15 @@ def read_states(url: str, stream: str, key: str) -> list[ConsumerState]:
         raise StartRefused(f"--states-url: {str(failed).splitlines()[0]}") from failed
     found = []
     for name, last_id, stored in rows:
+        total = None
         try:
             state = stored if isinstance(stored, dict) else parse_json(stored or "{}")
+            with contextlib.suppress(InvalidOperation):  # it has none
+                total = Decimal(str(state.get(key))).quantize(_PLACES)
         except ValueError as odd:
             raise StartRefused(f"--states-url: the state of {name} in consumer_states is not JSON: {odd}") from odd
-        found.append(ConsumerState(name, last_id, number_of(state.get(key))))
+        found.append(ConsumerState(name, last_id, total))
     return found
-
-
-def number_of(value: Any) -> Decimal | None:
-    try:
-        return None if isinstance(value, bool) else Decimal(str(value)).quantize(Decimal(1).scaleb(-_SCALE))
-    except InvalidOperation:
-        return None
 
 
 def totals_of_archive(
@@ -464,9 +422,12 @@ def totals_of_archive(
     files, number = entries.complete(ZERO)
     field, _, inside = value.partition(".")
     text = f"fields[{quoted([field])}]"
-    raw, bad = (f"json_text({text}, {quoted([inside])})", f"NOT is_json({text})") if inside else (text, "false")
+    raw, bad = text, "false"
+    if inside:
+        raw = f"get_json_object({text}, {quoted(['$.' + inside])})"
+        bad = f"NOT (ltrim({text}) LIKE '{{%' AND get_json_object({text}, '$') IS NOT NULL)"
     where = f"WHERE fields['object'] = {quoted([kind])}" if kind else ""
-    amounts = f"""SELECT id, nth, amount, try_cast(amount AS DECIMAL(38, {_SCALE})) AS number, is_bad FROM (
+    amounts = f"""SELECT id, nth, amount, try_cast(amount AS DECIMAL(38, 9)) AS number, is_bad FROM (
         SELECT id, nth, {raw} AS amount, {text} IS NOT NULL AND {bad} AS is_bad,
                row_number() OVER (PARTITION BY coalesce(nullif(fields['uid'], ''), id) ORDER BY ms, seq) AS place
           FROM messages {where}) m WHERE place = 1"""
@@ -474,9 +435,8 @@ def totals_of_archive(
         AND (is_bad OR (amount IS NOT NULL AND number IS NULL))"""
     with refusing(f"the archive {entries.folder} cannot be read"):
         engine.files("messages", files, batches.STREAM, number)
-        engine.arrow(
-            "states", few(_STATES, ({"n": n, "nth": batches.nth(s.last_id.encode())} for n, s in enumerate(states)))
-        )
+        rows = [{"n": n, "nth": batches.nth(state.last_id.encode())} for n, state in enumerate(states)]
+        engine.arrow("states", few(batches.schema_of("", "n nth"), rows))
         engine.view("amounts", amounts)
         [(wrong, first)] = engine.rows(unread)
         if wrong:  # they would count as 0
@@ -484,21 +444,22 @@ def totals_of_archive(
                 f"--value: {value} is no number in {pluralize(wrong, 'message')}, the first of them {first}: choose the"
                 " right ones with --object"
             )
-        of_each = "SELECT s.n, sum(a.number) FROM amounts a JOIN states s ON a.nth <= s.nth GROUP BY s.n"
-        sums = dict(engine.rows(of_each))
+        sums = dict(
+            engine.rows("SELECT s.n, sum(a.number) FROM amounts a JOIN states s ON a.nth <= s.nth GROUP BY s.n")
+        )
     chain, found = entries.chain(), []
-    for n, state in enumerate(states):
-        below = rank(state.last_id.encode())
-        why = [f"the archive has a gap: {one.gap}" for one in chain if one.gap and rank(one.after.encode()) < below]
-        if rank(chain[-1].last.encode()) < below:
+    for n, (name, last_id, has) in enumerate(states):
+        why = [f"the archive has a gap: {one.gap}" for one in chain if one.gap and _below(one.after, last_id)]
+        if _below(chain[-1].last, last_id):
             why.append(f"the archive ends at {chain[-1].last}, before its checkpoint")
-        total = Decimal(sums.get(n) or 0).quantize(Decimal(1).scaleb(-_SCALE))
-        told = None if why else float(total), state.last_id, None if state.total is None else float(state.total)
-        found.append((state.name, *told, not why and state.total == total, next(iter(why), "")))
+        total = Decimal(sums.get(n) or 0).quantize(_PLACES)
+        told = None if why else float(total), last_id, None if has is None else float(has)
+        found.append((name, *told, not why and has == total, next(iter(why), "")))
     return found
 
 
-# ---- what is proven --------------------------------------------------------------------------------------------------
+def _below(one: str, other: str) -> bool:
+    return rank(one.encode()) < rank(other.encode())
 
 
 def archived_rows(folder: Path, keys: Keys) -> int:
@@ -516,11 +477,10 @@ def nothing_new(folder: Path, link: Link, keys: Keys) -> bool:
     """Return True when nothing has happened since the last run, and note that it is proven until now. Raises
     StartRefused. Without a group there is something to tell, by the proof."""
     *_, proofs = data_sets(folder, keys)
-    seconds, micros = link.call("TIME")
     last = proofs.last()
     with contextlib.suppress(GroupMissing):
         if last is not None and last.facts["seen"] == seen(link, keys):
-            note(link, keys, last.facts["span"]["since_ms"], int(seconds) * 1000 + int(micros) // 1000)
+            note(link, keys, last.facts["span"]["since_ms"], redis_ms(link))
             return True
     return False
 

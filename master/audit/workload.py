@@ -3,10 +3,9 @@ tenant, handler and consumer, from the archive and the run log; as one page with
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ import jinja2
 import pyarrow.parquet as pq
 
 from usher.common.base.text import escape_control
-from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import after
-from usher.common.redis.client import Link
 from usher.master.audit import batches, findings
 from usher.master.audit.archive import data_sets, locked
 from usher.master.audit.cli import session, with_link
@@ -33,7 +30,6 @@ from usher.master.membership.registry import read_registry
 DIMENSIONS = ("tenant", "handler", "ticket", "consumer")
 _FILES = ("days", "hours")
 _DAY_US = 86_400_000_000
-_WIDTH, _HEIGHT = 640.0, 120.0
 #: Days from which a trend is told, and days beyond which a forecast says nothing.
 _LEAST_DAYS, _FAR_DAYS = 3, 730
 
@@ -88,94 +84,61 @@ def measure(engine: Engine, settings: AuditChoices, archive: Path, folder: Path,
         read_redis(engine, readers, folder / "logged.parquet", batches.RUNS, read)
         read_redis(engine, readers, folder / "letters.parquet", batches.LETTERS, batches.letters)
     engine.view("runs", "SELECT * FROM archived UNION ALL SELECT * FROM logged")
-    engine.view("events", findings.table("events").replace("{since_us}", str(since_us)))
-    engine.view("worked", findings.table("worked"))
+    engine.view("events", findings.text("tables/events").replace("{since_us}", str(since_us)))
+    engine.view("worked", findings.text("tables/worked"))
     for name in ("measured", "spread", *_FILES):
-        engine.keep(name, findings.table(name))
+        engine.keep(name, findings.text(f"tables/{name}"))
 
 
-_ROW = "day, executions, done, failed, retries, letters, worker_s"
+_ROW = ("stream", "dim", "name", "day", "executions", "done", "failed", "retries", "letters", "worker_s")
 _TIMES = ("wait_p50_ms", "wait_p95_ms", "wait_p99_ms", "run_p50_ms", "run_p95_ms", "run_p99_ms")
 
 
 def document(engine: Engine, slots: Mapping[str, int], top: int, today: date) -> dict[str, Any]:
     """Return what page and --json tell, of the tables of ``measure``: for each stream the totals, days, and the first
     ``top`` names of each dimension by worker seconds."""
-    names = ("stream", "dim", "name", *_ROW.split(", "), *_TIMES)
-    wanted = f"""SELECT {", ".join(names)} FROM (
+    names = (*_ROW, *_TIMES, "busiest")
+    wanted = f"""SELECT d.{", d.".join(names[:-1])}, coalesce(h.busiest, 0) FROM (
         SELECT *, row_number() OVER (PARTITION BY stream, day, dim ORDER BY worker_s DESC, executions DESC, name) AS nth
-          FROM days) d WHERE dim = 'all' OR (day = '' AND nth <= {top}) ORDER BY stream, dim, day, nth"""
-    of: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in engine.rows(wanted):
-        one = dict(zip(names, row, strict=True))
-        of.setdefault(one.pop("stream"), {}).setdefault(one.pop("dim"), []).append(one)
-    busiest: dict[str, dict[str, float]] = {stream: {} for stream in slots}
-    by_day = "SELECT stream, substr(hour, 1, 10), max(busy) FROM hours GROUP BY stream, substr(hour, 1, 10)"
-    for stream, day, busy in engine.rows(by_day):
-        busiest[stream][day] = busy
-    told = []
+          FROM days) d LEFT JOIN (SELECT stream, substr(hour, 1, 10) AS day, max(busy) AS busiest FROM hours
+                                   GROUP BY stream, substr(hour, 1, 10)) h ON h.stream = d.stream AND h.day = d.day
+         WHERE dim = 'all' OR (d.day = '' AND nth <= {top}) ORDER BY d.stream, dim, d.day, nth"""
+    rows, told = [dict(zip(names, row, strict=True)) for row in engine.rows(wanted)], []
     for stream in slots:
-        rows = of.get(stream, {"all": []})
-        total = next((one for one in rows["all"] if not one["day"]), None)
-        days = [one | {"busiest": busiest[stream].get(one["day"], 0.0)} for one in rows["all"] if one["day"]]
-        expected, full_on = forecast(busiest[stream], slots[stream], today)
-        found = {"stream": stream, "total": total, "days": days, "slots": slots[stream]}
-        named = {dim: [one for one in rows.get(dim, []) if one["name"]] for dim in DIMENSIONS}
+        of = {
+            dim: [one for one in rows if (one["stream"], one["dim"]) == (stream, dim)] for dim in ("all", *DIMENSIONS)
+        }
+        whole, days = ([one for one in of["all"] if bool(one["day"]) is is_day] for is_day in (False, True))
+        busiest = {one["day"]: one["busiest"] for one in days if one["executions"]}
+        expected, full_on = forecast(busiest, slots[stream], today)
+        found = {"stream": stream, "total": next(iter(whole), None), "days": days, "slots": slots[stream]}
+        named = {dim: [one for one in of[dim] if one["name"]] for dim in DIMENSIONS}
         told.append(found | {"top": named, "forecast": expected, "full_on": full_on})
     return {"streams": told}
-
-
-# ---- page ------------------------------------------------------------------------------------------------------------
-
-
-def plot(days: Sequence[Mapping[str, Any]], title: str, unit: str, lines: Mapping[str, str]) -> dict[str, Any]:
-    """Return a chart of some columns over the days: ``lines``: column -> its name. Positions of an SVG."""
-    values = {name: [float(day[column] or 0) for day in days] for column, name in lines.items()}
-    most = max((value for line in values.values() for value in line), default=0.0) or 1.0
-    step = _WIDTH / max(1, len(days) - 1)
-
-    def told(value: float) -> str:
-        return duration(value) if unit == "ms" else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
-
-    def dot(name: str, n: int, value: float) -> tuple[float, float, str]:
-        height = 5 + _HEIGHT * (1 - value / most)
-        return round(step * n, 1), round(height, 1), f"{days[n]['day']}: {told(value)} {name}"
-
-    made = [(name, [dot(name, n, value) for n, value in enumerate(line)]) for name, line in values.items()]
-    return {"title": title, "lines": made, "highest": told(most)}
-
-
-def plots(days: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    parts = ("p50", "p95", "p99")
-    charts = (
-        ("Executions a day", "", {"executions": "executions", "failed": "failed"}),
-        ("Wait until the first start", "ms", {f"wait_{one}_ms": one for one in parts}),
-        ("Time of an execution", "ms", {f"run_{one}_ms": one for one in parts}),
-        ("Handlers that ran at a time, in the busiest hour", "", {"busiest": "handlers"}),
-    )
-    return [plot(days, *chart) for chart in charts]
-
-
-# ---- a run -----------------------------------------------------------------------------------------------------------
 
 
 def run(
     settings: AuditChoices, environ: MutableMapping[str, str], place: Path, days: int, top: int, as_json: bool
 ) -> None:
     """Make page and tables of the last days, and print what they tell. ``place``: the archive. Raises StartRefused."""
-    now_s = time.time()
+    now_s, page = time.time(), settings.folder / "report.html"
     since_us = (int(now_s * 1e6) // _DAY_US - days + 1) * _DAY_US
-    told = _reported(settings, environ, place, since_us, top)
     about = f"{days} days up to {time.strftime('%Y-%m-%d %H:%M', time.gmtime(now_s))} UTC"
-    page = settings.folder / "report.html"
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= {"ms": duration}
-    template = environment.from_string((findings.FILES / "workload.html").read_text(encoding="utf-8"))
-    with refusing("USHER_AUDIT_DIR: the page could not be written"):
-        (written := page.with_name(f".{page.name}.{os.getpid()}")).write_text(
-            template.render(told=told, about=about, plots=plots, dims=DIMENSIONS), encoding="utf-8"
-        )
-        written.replace(page)
+    done = refusing("the report was not made")
+    with done, locked(place), session(settings, settings.redis_url, environ, place) as (engine, folder):
+        measure(engine, settings, place, folder, since_us)
+        lives = (with_link(settings, one, read_registry) for one in settings.streams)
+        slots = [sum(one.registration.slots for one in found.values() if one.alive) for found in lives]
+        (settings.folder / "report").mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in _FILES:
+            engine.write(f"SELECT * FROM {name}", folder / name)
+            (folder / name).replace(settings.folder / "report" / f"{name}.parquet")
+        told = document(engine, dict(zip(settings.streams, slots, strict=True)), top, date.today())
+        environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+        environment.filters["ms"] = duration
+        template = environment.from_string((findings.FILES / "workload.html").read_text(encoding="utf-8"))
+        (folder / page.name).write_text(template.render(told=told, about=about, dims=DIMENSIONS), encoding="utf-8")
+        (folder / page.name).replace(page)
     if as_json:
         print_json(told | {"page": str(page), "tables": str(settings.folder / "report")})
         return
@@ -192,22 +155,3 @@ def run(
                 click.echo(f"{what}: {', '.join(times)}")
             click.echo(stream["forecast"])
     click.echo(f"By tenant, handler, ticket and consumer, with plots: {page}")
-
-
-def _reported(
-    settings: AuditChoices, environ: MutableMapping[str, str], place: Path, since_us: int, top: int
-) -> dict[str, Any]:
-    done = refusing("the report was not made")
-    with done, locked(place), session(settings, settings.redis_url, environ, place) as (engine, folder):
-        measure(engine, settings, place, folder, since_us)
-        slots = {one: with_link(settings, one, _slots) for one in settings.streams}
-        for name in _FILES:
-            engine.write(f"SELECT * FROM {name}", folder / f"{name}.parquet")
-            target = settings.folder / "report" / f"{name}.parquet"
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (folder / f"{name}.parquet").replace(target)
-        return document(engine, slots, top, date.today())
-
-
-def _slots(link: Link, keys: Keys) -> int:
-    return sum(one.registration.slots for one in read_registry(link, keys).values() if one.alive)

@@ -188,7 +188,7 @@ class StatusReader:
         return rows
 
     def audit(self) -> dict[str, Any] | None:
-        """Return the summary of the last audit (``usher.master.audit.report.summary``); None when there was
+        """Return the summary of the last audit (``usher.master.audit.job.summary``); None when there was
         none, or the stored summary cannot be read."""
         return _document(self._link.call("GET", self._keys.audit))
 

@@ -179,7 +179,7 @@ class Ticket(TicketRow):
 
 
 class Audit(TypedDict):
-    """The last audit. ``audit``: see ``usher.master.audit.report.summary``."""
+    """The last audit. ``audit``: see ``usher.master.audit.job.summary``."""
 
     audit: dict[str, Any] | None
 

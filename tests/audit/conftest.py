@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from tests.audit.faults import FAULTS
-from usher.master.audit.engine import Engine, SparkEngine, local_engine
+from usher.master.audit.engine import HOW_TO_INSTALL, Engine, SparkEngine, local_engine, spark_engine
 from usher.master.audit.settings import AuditChoices
-from usher.master.audit.spark import HOW_TO_INSTALL, spark_engine
 
 #: What the tests' environment has to have.
 _NEEDED = ("pyspark", "pyarrow", "pandas")
@@ -59,7 +58,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
     try:
         with pytest.MonkeyPatch.context() as patched:
             # Its classes are no use to another session of the tests, and to write them takes as long as they do.
-            patched.setattr("usher.master.audit.spark._MAKES_CACHE", "-Dcache")
+            patched.setattr("usher.master.audit.engine._MAKES_CACHE", "-Dcache")
             with spark_engine(
                 AuditChoices(audit_dir=str(folder), memory_mib=512), folder, os.environ, small=True
             ) as engine:

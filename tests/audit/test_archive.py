@@ -29,9 +29,9 @@ _DAY_MS = 86_400_000
 
 def archived(url: str, folder: Path, stream: str = "s", group: str = GROUP) -> dict[str, Commit]:
     from usher.common.protocol.keys import Keys
-    from usher.master.audit.archive import Archive
+    from usher.master.audit.archive import add
 
-    return Archive(url, Keys(stream, group), b"ticket_id", folder).add()
+    return add(url, Keys(stream, group), b"ticket_id", folder)
 
 
 def ids_of(folder: Path, table: str = "entries") -> list[str]:

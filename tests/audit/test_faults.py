@@ -18,7 +18,7 @@ from usher.master.audit.findings import CHECKS
 from usher.master.audit.job import AuditRun
 
 if TYPE_CHECKING:
-    from usher.master.audit.report import AuditReport
+    from usher.master.audit.job import AuditReport
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.sending.producer import Producer
 from usher.master.audit.findings import FENCES_PER_MS, AuditFinding
-from usher.master.audit.snapshot import last_drop_ms
+from usher.master.audit.job import last_drop_ms
 from usher.master.operations.action_log import KEPT
 from usher.master.policy.rules import Rule, RuleAction, Target
 

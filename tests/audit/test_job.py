@@ -17,7 +17,7 @@ from usher.master.audit.findings import AuditFinding
 from usher.master.audit.settings import AuditChoices
 
 if TYPE_CHECKING:
-    from usher.master.audit.report import AuditReport
+    from usher.master.audit.job import AuditReport
 
 
 def plan(url: str, *streams: str, **more: Any) -> AuditChoices:

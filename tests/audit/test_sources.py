@@ -17,9 +17,8 @@ import pytest
 from tests.audit.seeding import GROUP, Seeder
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.audit.engine import SparkEngine
+from usher.master.audit.engine import SparkEngine, spark_engine
 from usher.master.audit.settings import AuditChoices
-from usher.master.audit.spark import spark_engine
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,7 +11,7 @@ import pytest
 
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.audit import cli, engine, spark
+from usher.master.audit import cli, engine
 from usher.master.audit.settings import AuditChoices
 
 
@@ -50,7 +50,7 @@ def test_spark_executes_the_checks_but_for_the_steps_of_a_proof_unless_it_is_sai
     keys = Keys("s", "g")
     link.call("XGROUP", "CREATE", keys.stream, keys.group, "0", "MKSTREAM")
     monkeypatch.setattr(engine, "local_engine", begins("local"))
-    monkeypatch.setattr(spark, "spark_engine", begins("spark"))
+    monkeypatch.setattr(engine, "spark_engine", begins("spark"))
     settings = AuditChoices(redis_url=redis_url, ticket_stream="s", group="g", audit_dir=str(tmp_path), **given)
     with cli.session(settings, redis_url, environ, local=step):
         pass

@@ -23,7 +23,7 @@ from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import encode as encode_error
 from usher.common.protocol.run_log import CRASHED, encode
 from usher.consumer.policy.acks import Finished
-from usher.master.audit import report
+from usher.master.audit import cli as audit
 from usher.master.cli.tickets import ServerSentEvent, _event_line
 from usher.master.policy.rules import Target, rule_id
 
@@ -336,6 +336,6 @@ def test_what_happens_to_messages_with_ids_that_somebody_chose_is_told_all_the_s
 
 
 @pytest.mark.parametrize("text", ["\\[/x]", "\\[red]x", "[/x]", "a\\"])
-@pytest.mark.parametrize("safe", [report._safe, doctor._safe])
+@pytest.mark.parametrize("safe", [audit._safe, doctor._safe])
 def test_what_audit_and_doctor_say_of_names_is_no_markup(safe: Callable[[str], str], text: str) -> None:
     assert Text.from_markup(f"[red]{safe(text)}[/]", emoji=False).plain == text

@@ -24,7 +24,7 @@ from usher.common.base.clock import moment_ns
 from usher.common.base.errors import Fenced, GiveUp, OwnershipLost, RedisTrouble, RetryLater
 from usher.common.protocol.registration import NO_LOCK
 from usher.common.redis.client import Link
-from usher.common.redis.replies import pairs, parse_record, separator
+from usher.common.redis.replies import pack_entry, pack_part, pack_parts, pairs, parse_record
 from usher.consumer.execution import executor
 from usher.master.dispatch.events import Report
 from usher.master.membership.registration import NameInUse
@@ -204,9 +204,8 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
         if not mine:
             return
         consumer, ticket, record = mine[some % len(mine)]
-        line = b"%d %b" % (record.fence - is_old, b" ".join(record.ids))
-        fields = ("recall", 1, "between", separator([ticket]), "tickets", ticket, "ids", line)
-        self.stage.link.call("XADD", self.stage.keys.inbox(consumer.incarnation), "*", *fields)
+        part = pack_part(ticket, b"%d" % (record.fence - is_old), [pack_entry((one,)) for one in record.ids])
+        self.stage.link.call("XADD", self.stage.keys.inbox(consumer.incarnation), "*", "recall", pack_parts([part]))
         if reads % 3:
             with contextlib.suppress(RedisTrouble):
                 consumer.read()

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from usher.common.protocol.keys import Keys
-from usher.master.audit.findings import CHECKS, AuditFinding, Example, look, repair
-from usher.master.audit.report import AuditReport
+from usher.master.audit.findings import CHECKS, AuditFinding, Example, filled, look
+from usher.master.audit.job import AuditReport
 from usher.master.audit.settings import AuditChoices
 
 KEYS = Keys("s", "g")
@@ -21,7 +21,7 @@ def test_every_check_says_what_and_what_to_do(check: object) -> None:
     assert one.rule.endswith(".")
     assert one.means.endswith(".")
     assert f"\n## {one.section}\n" in RUNBOOK
-    assert "{" not in repair(one, FULL, KEYS).replace("{s}", ""), "everything is filled in"
+    assert "{" not in filled(one.repair, FULL, KEYS).replace("{s}", ""), "everything is filled in"
 
 
 def test_lines_are_quoted_for_a_shell_and_need_what_they_name() -> None:
@@ -33,8 +33,8 @@ def test_lines_are_quoted_for_a_shell_and_need_what_they_name() -> None:
 
 def test_what_is_to_be_done_is_quoted_for_a_shell_too() -> None:
     odd = Example("s", "5-1", "a b$(rm)", "c 1:1")
-    assert "(HDEL '{s}:g:tickets' 'a b$(rm)'):" in repair(CHECKS["index_unreadable"], odd, KEYS)
-    assert repair(CHECKS["attempts_leaked"], odd, KEYS) == "Delete the field: HDEL '{s}:g:attempts' 5-1."
+    assert "(HDEL '{s}:g:tickets' 'a b$(rm)'):" in filled(CHECKS["index_unreadable"].repair, odd, KEYS)
+    assert filled(CHECKS["attempts_leaked"].repair, odd, KEYS) == "Delete the field: HDEL '{s}:g:attempts' 5-1."
 
 
 def test_where_there_was_nothing_nothing_is_said_to_have_held() -> None:

@@ -1,5 +1,4 @@
--- warn, Stuck ticket
--- rule: An entry is delivered a few times at most.
+-- warn, Stuck ticket: An entry is delivered a few times at most.
 -- means: It has changed hands again and again: its handler may kill its consumers.
 -- repair: Look at the message; `usher dead` lists those that were given up.
 SELECT e.stream, e.id, e.ticket, e.consumer AS owner,

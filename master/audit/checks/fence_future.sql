@@ -1,5 +1,4 @@
--- bad
--- rule: A fencing token is not given before its time.
+-- bad: A fencing token is not given before its time.
 -- means: The record's fencing token lies in the future: sinks that have seen it refuse all that come after.
 -- repair: Was Redis' clock set back, or the record written by hand? Restart the leader: it gives tokens from above it.
 SELECT t.stream, t.id, t.ticket, t.owner, concat('fencing token ', t.fence) AS detail

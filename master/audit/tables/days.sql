@@ -20,7 +20,7 @@ WITH counted AS (
          min(CASE WHEN what = 'run' AND upto >= 0.99 * total THEN ms END) AS run_p99_ms
     FROM placed GROUP BY stream, day, dim, name
 )
-SELECT c.stream, CASE WHEN c.day < 0 THEN '' ELSE substr(at_utc(c.day * 86400000000), 1, 10) END AS day, c.dim, c.name,
+SELECT c.stream, CASE WHEN c.day < 0 THEN '' ELSE CAST(DATE '1970-01-01' + CAST(c.day AS INT) AS STRING) END AS day, c.dim, c.name,
        CAST(executions AS BIGINT) AS executions, CAST(done AS BIGINT) AS done, CAST(failed AS BIGINT) AS failed,
        CAST(retries AS BIGINT) AS retries, CAST(letters AS BIGINT) AS letters, CAST(worker_s AS DOUBLE) AS worker_s,
        wait_p50_ms, wait_p95_ms, wait_p99_ms, run_p50_ms, run_p95_ms, run_p99_ms

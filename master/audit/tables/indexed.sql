@@ -8,9 +8,9 @@ SELECT coalesce(e.stream, t.stream) AS stream, coalesce(e.id, t.id) AS id, coale
        CASE WHEN e.id IS NULL THEN 'index_without_pending'
             WHEN t.id IS NULL OR t.ticket <> coalesce(e.ticket, concat('�', e.id)) THEN 'pending_without_index'
             ELSE 'owners_differ' END AS kind
-  FROM (SELECT p.*, s.name IS NOT NULL AS is_strange FROM entries p
-          LEFT JOIN strangers s ON s.stream = p.stream AND s.name = p.consumer WHERE p.consumer IS NOT NULL) e
-  FULL OUTER JOIN (SELECT * FROM tickets WHERE id IS NOT NULL) t ON t.stream = e.stream AND t.id = e.id
+  FROM (SELECT p.*, m.name IS NOT NULL AS is_strange FROM apart p
+          LEFT JOIN members m ON m.stream = p.stream AND m.name = p.consumer AND NOT m.is_ours) e
+  FULL OUTER JOIN (SELECT * FROM tickets t SEMI JOIN unlike u ON u.nth = t.nth AND u.stream = t.stream) t ON t.nth = e.nth AND t.stream = e.stream AND t.id = e.id
  WHERE (e.id IS NULL AND NOT contains(t.owner, ':'))
     OR (NOT e.is_strange AND t.id IS NULL AND contains(e.consumer, ':') AND e.in_stream)
     OR (NOT e.is_strange AND t.id IS NOT NULL

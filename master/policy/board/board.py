@@ -23,6 +23,7 @@ from usher.common.protocol.stream_id import ZERO, before, rank
 from usher.master.policy.board.placement import OpenConsumers
 from usher.master.policy.board.plans import (
     NOBODY,
+    TICKET_PLAN,
     BoardFacts,
     HandOverPlan,
     HandOverReply,
@@ -167,20 +168,20 @@ class Board:
         return consumer.incarnation, part
 
     def _take(self, ticket: BoardTicket, consumer: ConsumerLoad, count: int, now_s: float) -> TicketPlan:
-        if count == len(ticket.parked):  # the usual case: this runs for every ticket of every plan
-            ids = list(ticket.parked)
-            ticket.parked.clear()
+        parked, running = ticket.parked, ticket.running
+        if count == len(parked):  # the usual case: this runs for every ticket of every plan
+            ids = list(parked)
+            parked.clear()
         else:
-            ids = [ticket.parked.popleft() for _ in range(count)]
+            ids = [parked.popleft() for _ in range(count)]
         self.parked -= count
-        part = TicketPlan(ticket.name, ticket.believed, ids, list(ticket.running))
-        had_nothing = not consumer.busy_tickets
-        ticket.running.update(dict.fromkeys(ids))
+        part = TICKET_PLAN((ticket.name, ticket.believed, ids, list(running) if running else ()))
+        running.update(dict.fromkeys(ids))
+        if len(consumer.tickets) <= consumer.retrying:  # it had nothing to do: what waits for a retry is no work
+            consumer.pace.began(now_s)
         if ticket.owner is None:
             ticket.owner, ticket.compared_s = consumer, now_s
             consumer.tickets[ticket.name] = None
-        if had_nothing:  # to do: what waits for a retry is no work
-            consumer.pace.began(now_s)
         consumer.in_flight += count
         self.in_flight += count
         return part
@@ -653,10 +654,15 @@ class Board:
             ticket.compared_s = now_s
         return [(ticket.name, list(ticket.running)) for ticket in found]
 
-    def fences(self, names: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return the fences of tickets in processing."""
+    def held(self, names: Iterable[bytes]) -> list[tuple[bytes, bytes, list[bytes]]]:
+        """Return those of these tickets that have owners, each with its fence and what its owner has of it: whatever
+        was started is among it."""
         found = [self.tickets[name] for name in names if name in self.tickets]
-        return [(one.name, one.believed.rpartition(b" ")[2]) for one in found if one.owner is not None]
+        return [
+            (one.name, one.believed.rpartition(b" ")[2], list(one.running))
+            for one in found
+            if one.owner is not None and one.believed != NOBODY
+        ]
 
     # ---- what is parked, in memory or in Redis' account alone --------------------------------------------------------
 
