@@ -18,7 +18,7 @@ CORPUS = (
     "a/b//c?d#e%2f", "//evil.example/x", "&lt;b&gt;",
 )  # fmt: skip
 _ALIEN = (
-    "document.querySelectorAll('main img, main svg:not(.spark), main script, [onerror], [onload], [onfocus]').length"
+    "document.querySelectorAll('main img, main svg:not(.spark, .gantt), main script, [onerror], [onload], [onfocus]').length"
 )
 
 
