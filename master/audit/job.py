@@ -1,9 +1,7 @@
 """Run one audit: read, judge, look again, report.
 
-The order of reading is what makes it hold on a running system (``usher.master.audit``): everything that moved in
-between is a suspect, and the second look asks for each of those at one moment: for pending entry, index record, lease
-and body in one script. Between two scripts of Usher all of them agree, so a disagreement there is a finding, and mere
-movement is not.
+What moved while it was read is a suspect, and the second look asks for pending entry, index record, lease and body of
+each in one script: between two scripts of Usher all of them agree (``usher.master.audit``).
 """
 
 from __future__ import annotations
