@@ -340,7 +340,7 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
         when = f"{_ago(facts, letter.written_ms)} after {pluralize(letter.attempts, 'attempt', 'attempts')}"
         text = f"halted: {_id(first)} became a dead letter {when} ({letter.why})"
     else:
-        text = f"halted: {_id(first)} became a dead letter, which is not among the newest ones"
+        text = f"halted: {_id(first)} became a dead letter, which was not found"
     is_gone = letter is None and facts.letters_are_all
     reasons = [Reason("halted", f"{text}; the ticket waits for an operator"), *_behind(facts, first)]
     if letter is None and not is_gone:
