@@ -35,8 +35,8 @@ from usher.master.policy.letters import Preview
 from usher.master.verbs.verbs import NO_ROOM, TICKETS, VERBS, Args, Ask, Item, Shelf, Tools, Unfit, Verb, id_of
 
 _TRIES = 5
-#: Rows of a preview, and sentences about what was refused.
-_SHOWN = 20
+#: Rows of a preview, and sentences about what was refused; and what programs get of a group.
+_SHOWN, _GROUP = 20, ("reason", "error_type", "policy", "at", "count")
 
 
 def perform(tools: Tools, name: str, args: Args, as_json: bool, /, **places: str) -> int:
@@ -176,7 +176,7 @@ def _act(
             confirm(f"{verb.label.lower()}: {pluralize(preview.count, shelf.noun)}?", given["yes"], as_json)
         done.carry_out(tools, args_of(tools, given), pages, preview.count)  # anew: the answer may have taken long
     if as_json:
-        groups = [vars(one) for one in preview.groups]
+        groups = [{name: vars(one)[name] for name in _GROUP} for one in preview.groups]
         document = {"matched": preview.count, "outcomes": dict(done.words), "groups": groups}
         others = shelf.others(tools, verb.word) if done.words["added"] else []
         print_json(document | {"leader_url": tools.letters.leader_url or None, "other_groups": others})

@@ -88,9 +88,9 @@ class Ask(BaseModel):
         return {name: value for name in type(self).model_fields if (value := getattr(self, name)) not in (None, "")}
 
     def told(self, everything: str) -> str:
-        named = {name: span(int(one * 1000)) if name.endswith("_s") else one for name, one in self.given.items()}
-        parts = (f"{name.removesuffix('_s').replace('_', ' ')} {one}" for name, one in named.items())
-        return ", ".join(parts) or everything
+        told = {n.replace("_", " "): span(one * 1000) if n.endswith("_s") else one for n, one in self.given.items()}
+        words = (f"{name.removesuffix(' s').replace('group', 'of the kind')} {one}" for name, one in told.items())
+        return ", ".join(words) or everything
 
 
 class Unfit(UsherError):
