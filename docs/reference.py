@@ -76,7 +76,7 @@ _FINDINGS = """\
 # Findings of the audit
 
 [`usher audit`](../audit.md) looks for them; what to do is in the [runbook](../deploy/runbook.md#audit). *bad*: the
-promise was broken, or work stands still. *warn*: allowed once, but look.
+promise was broken, or work is stuck. *warn*: allowed once, but look.
 
 """
 
@@ -314,7 +314,7 @@ def redis_keys() -> Iterator[tuple[str, str]]:
     for maker in (keys.LogKeys("S"), keys.Keys("S", "G")):
         for name, member in vars(type(maker)).items():
             said = re.sub(r"\s+", " ", inspect.getdoc(member) or "").replace("``", "`")
-            if isinstance(member, property) and said:
+            if isinstance(member, (property, keys._Key)) and said and name != "prefix":
                 yield getattr(maker, name), said
             elif inspect.isfunction(member) and said and not name.startswith("_"):
                 yield getattr(maker, name)("INCARNATION"), said

@@ -115,7 +115,7 @@ class Leader:
     def recall(self) -> None:
         """Ask tickets back for consumers that have nothing to do."""
         for incarnation, tickets in self.board.recalls(self.now_s):
-            self.doubt(self.redis.recall(incarnation, tickets))
+            self.redis.recall(incarnation, self.board.held(tickets))
 
     @property
     def has_news(self) -> bool:

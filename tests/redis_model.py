@@ -354,20 +354,9 @@ class RedisModel:
         if last and fence < last[0]:
             self.broken.append(f"{part}: fence {fence} after {last[0]}")
 
-    def recall(self, incarnation: str, tickets: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
-        """recall.lua: the tickets that are not the incarnation's own under these fences."""
-        unsure = []
-        for ticket, fence in tickets:
-            record = self.index.get(ticket)
-            if (
-                self.leases.get(incarnation) == "live"
-                and record is not None
-                and record.head == b"%s %s" % (incarnation.encode(), fence)
-            ):
-                self.recalled.append((incarnation, ticket, record.fence))
-            else:
-                unsure.append(ticket)
-        return unsure
+    def recall(self, incarnation: str, tickets: Sequence[tuple[bytes, bytes, Sequence[bytes]]]) -> bool:
+        self.recalled += [(incarnation, ticket, int(fence)) for ticket, fence, _ in tickets]
+        return True
 
     def take_back(self, incarnation: str, count: int) -> TakenPage:
         """take_back.lua: one page."""

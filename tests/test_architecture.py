@@ -272,11 +272,7 @@ def test_what_raises_the_budget_is_found() -> None:
             "class A(Protocol):\n def f(self): ...\nclass B:\n def f(self): ...",
             "class A(Protocol):\n def f(self): ...\nclass B:\n def f(self): ...\nclass C(B):\n def f(self): ...",
         ),
-        (
-            lambda one: rules.crumbs([one, _source("x = 1", "common/y.py")]),
-            "from usher.common import y",
-            "x = 1",
-        ),
+        (lambda one: rules.crumbs([one, _source("x = 1", "common/y.py")]), "from usher.common import y", "x = 1"),
     ],
 )
 def test_what_buys_size_is_found(rule: Callable[[Source], list[str]], bad: str, good: str) -> None:

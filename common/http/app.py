@@ -20,6 +20,7 @@ from werkzeug.routing import BaseConverter
 from werkzeug.routing import ValidationError as NoSuchPath
 from werkzeug.wrappers import Response as AnyResponse
 
+from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.base.log import event, log_state
 from usher.common.http.auth import Doorman, needed_role
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 #: Most bytes of method, path and query, and of all header lines of a request.
 _REQUEST_LINE, _HEADERS = 2048, 8 * 1024
+#: A read that failed within so many seconds is tried again: behind a Redis that hangs, people would wait twice.
+_QUICKLY_S = 1.0
 #: Most wrong fields that an answer names.
 _MOST_NAMED = 20
 #: In place of a host's name: any address.
@@ -64,6 +67,7 @@ def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str
 
     @app.before_request
     def keep_rules() -> AnyResponse | None:
+        g.began_s = now_s()
         _check_size(request.environ)
         _check_form(request)
         _check_host(request, allowed)
@@ -356,7 +360,7 @@ def _answer_http(error: HTTPException) -> Response | HTTPException:
 
 
 def _answer_redis(trouble: RedisTrouble) -> AnyResponse:
-    if request.method in ("GET", "HEAD") and "is_again" not in g:
+    if request.method in ("GET", "HEAD") and "is_again" not in g and now_s() - g.began_s < _QUICKLY_S:
         g.is_again = True  # reading twice is harmless, and only use shows that Redis has ended an idle connection
         return current_app.full_dispatch_request()
     why = _REFUSED.get(trouble.kind, "") if isinstance(trouble, NotNow) else ""

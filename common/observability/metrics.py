@@ -134,12 +134,8 @@ def service_metrics(services: Sequence[Service]) -> Iterable[Metric]:
         down[role] = down.get(role, 0) + (not service.alive)
     yield counters("service_turns", "Turns of a role's loop that went well.", "service", turns)
     yield counters("service_failed_turns", "Turns that failed and were tried again.", "service", failed)
-    yield gauges(
-        "service_since_turn_seconds",
-        "Since the last turn ended; the longest, where a role has several threads.",
-        "service",
-        idle,
-    )
+    text = "Since the last turn ended; the longest, where a role has several threads."
+    yield gauges("service_since_turn_seconds", text, "service", idle)
     yield gauges("service_threads_down", "Threads of a role that do not run.", "service", down)
 
 

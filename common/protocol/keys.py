@@ -8,6 +8,7 @@ together. ``{S}:G:`` is the prefix, ``S`` the stream, ``G`` the group; a stream 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 #: Reserved consumer names of the group. No incarnation can have one of them: incarnations contain a colon.
 MASTER = b"master"
@@ -33,6 +34,19 @@ def uid_key(stream: str, uid: bytes) -> bytes:
     return f"{_tagged(stream)}:uid:".encode() + uid
 
 
+class _Key:
+    """A key, named behind the ``prefix`` as its attribute unless ``name`` is given. ``said``: for docs."""
+
+    def __init__(self, said: str, name: str = "") -> None:
+        self.__doc__, self._name = said, name
+
+    def __set_name__(self, kind: type, name: str) -> None:
+        self._name = self._name or name
+
+    def __get__(self, keys: Any, kind: type) -> str:
+        return f"{keys.prefix}{self._name}"
+
+
 @dataclass(frozen=True)
 class LogKeys:
     """The keys of a stream as a log, whatever its groups: who streams which outbox into it, and how far its readers
@@ -46,59 +60,32 @@ class LogKeys:
     outbox: str = "outbox"
 
     @property
+    def prefix(self) -> str:
+        return _tagged(self.stream) + ":"
+
+    @property
     def leader(self) -> str:
         """String with PX: ``epoch holder`` of the streamer that leads for this outbox. Written by elect, extended by
         its holder."""
-        return f"{_tagged(self.stream)}:streamer-{self.outbox}"
+        return f"{self.prefix}streamer-{self.outbox}"
 
-    @property
-    def counters(self) -> str:
-        """Hash, never deleted: the last epoch of the streamers. Written by elect."""
-        return _tagged(self.stream) + ":streamers"
-
-    @property
-    def checkpoints(self) -> str:
-        """Hash: name of a log consumer -> ``version id ms``, never ahead of its SQL. Written by note_checkpoint; trim
-        keeps from ``id`` on."""
-        return _tagged(self.stream) + ":checkpoints"
-
-    @property
-    def groups(self) -> str:
-        """Hash: group -> the lowest id that the group would read again if it were lost now. Written by save_position
-        (leader), by gather (of a source) and by plain readers (common/readers/reliable_stream.py); it stays when the
-        group is lost, so that trim keeps from there on."""
-        return _tagged(self.stream) + ":groups"
-
-    @property
-    def archived(self) -> str:
-        """String: the id up to which the stream is archived, itself included. Written by the archive; trim
-        --archived-only keeps from it on."""
-        return _tagged(self.stream) + ":archived"
-
-    @property
-    def delayed(self) -> str:
-        """Stream: messages to be added to the stream when they are due (field ``due_ms``). Written by producers,
-        and by redrive; send_delayed and due_delayed (into a dead letter) remove entries, and so does an operator's
-        drop_delayed."""
-        return _tagged(self.stream) + ":delayed"
-
-    @property
-    def due(self) -> str:
-        """Sorted set: delayed message, its id padded to 2 x 20 digits -> ms at which it is due. Written by due_delayed,
-        send_delayed and an operator's move_delayed, whose times are lost with this key: those of the messages count
-        then."""
-        return _tagged(self.stream) + ":due"
-
-    @property
-    def behind(self) -> str:
-        """Hash with PX, only while producers are to wait: ``<group>``, or ``<group>/<tenant>`` -> how many messages
-        wait. Written by note_behind; producers look at it."""
-        return _tagged(self.stream) + ":behind"
-
-    @property
-    def due_until(self) -> str:
-        """String: the id up to which ``delayed`` is in ``due``. Written by due_delayed."""
-        return _tagged(self.stream) + ":due_until"
+    counters = _Key("""Hash, never deleted: the last epoch of the streamers. Written by elect.""", "streamers")
+    checkpoints = _Key("""Hash: name of a log consumer -> ``version id ms``, never ahead of its SQL. Written by
+        note_checkpoint; trim keeps from ``id`` on.""")
+    groups = _Key("""Hash: group -> the lowest id that the group would read again if it were lost now. Written by
+        save_position (leader), by gather (of a source) and by plain readers (common/readers/reliable_stream.py); it
+        stays when the group is lost, so that trim keeps from there on.""")
+    archived = _Key("""String: the id up to which the stream is archived, itself included. Written by the archive; trim
+        --archived-only keeps from it on.""")
+    delayed = _Key("""Stream: messages to be added to the stream when they are due (field ``due_ms``). Written by
+        producers, and by redrive; send_delayed and due_delayed (into a dead letter) remove entries, and so does an
+        operator's drop_delayed.""")
+    due = _Key("""Sorted set: delayed message, its id padded to 2 x 20 digits -> ms at which it is due. Written by
+        due_delayed, send_delayed and an operator's move_delayed, whose times are lost with this key: those of the
+        messages count then.""")
+    behind = _Key("""Hash with PX, only while producers are to wait: ``<group>``, or ``<group>/<tenant>`` -> how many
+        messages wait. Written by note_behind; producers look at it.""")
+    due_until = _Key("""String: the id up to which ``delayed`` is in ``due``. Written by due_delayed.""")
 
 
 @dataclass(frozen=True)
@@ -116,131 +103,63 @@ class Keys:
     def prefix(self) -> str:
         return f"{_tagged(self.stream)}:{self.group}:"
 
-    @property
-    def tickets(self) -> str:
-        """Hash: ticket_id -> ``owner fence id id ...`` (lua/includes/records.lua). For ever; a field lives while its
-        ticket has unfinished entries."""
-        return self.prefix + "tickets"
-
-    @property
-    def consumers(self) -> str:
-        """Hash: consumer name -> registration (see common/protocol/registration.py). Written by register, deregister
-        and reap."""
-        return self.prefix + "consumers"
-
-    @property
-    def leader(self) -> str:
-        """String with PX: ``epoch url`` of the master that leads. Written by elect, extended by its holder."""
-        return self.prefix + "leader"
-
-    @property
-    def epoch(self) -> str:
-        """String: the epoch of the leader that has begun last. Written by begin; turns of a leader watch it, and the
-        lease is apart from it, because a key that is watched must not change with each renewal."""
-        return self.prefix + "epoch"
-
-    @property
-    def taken(self) -> str:
-        """String: ``id entries-read``: all up to this id is pending, over, or a letter. What the group was given above
-        it is in nobody's list yet: the leader has it in memory. Written by turns of the leader and begin."""
-        return self.prefix + "taken"
-
-    @property
-    def watched(self) -> str:
-        """String, deleted at once: what the doctor changes to see whether WATCH is kept (common/doctor)."""
-        return self.prefix + "watched"
-
-    @property
-    def counters(self) -> str:
-        """Hash, never deleted: the last epoch, fence and generation, the version of the rules, and the longest lease of
-        any consumer, in ms, with the first generation for which that is known. Written by elect, turns of the leader,
-        next_generation, change_rules, register."""
-        return self.prefix + "counters"
-
-    @property
-    def attempts(self) -> str:
-        """Hash: stream id -> attempts (see common/protocol/attempts.py) of a message that failed or ran in a crash. A
-        field is deleted when its entry is done. Written by charge (owner), note_crash (the owner's successor) and
-        take_back (leader)."""
-        return self.prefix + "attempts"
-
-    @property
-    def errors(self) -> str:
-        """Hash: stream id -> last error, and ``t`` with the id -> the end of its traceback (see
-        common/protocol/last_error.py), of a message that failed, or that halted its ticket. Bounded by charge. Written
-        by charge and dead_letter (owner); deleted with the attempts."""
-        return self.prefix + "noted:errors"
-
-    @property
-    def position(self) -> str:
-        """Hash: the group's saved position, and after a group loss the id up to which it repeats. Written by the
-        leader."""
-        return self.prefix + "position"
-
-    @property
-    def dead(self) -> str:
-        """Stream: dead letters (lua/includes/letter.lua). Written by dead_letter (owner), reject (leader);
-        redrive and drop remove entries."""
-        return self.prefix + "dead"
-
-    @property
-    def changed(self) -> str:
-        """Stream, capped: tickets whose record another process than the leader changed, changes of the rules,
-        consumers that come and go. It wakes the leader, and standbys when it resigns. Written by dead_letter, redrive,
-        drop, change_rules, register, renew, drain, revoke, deregister, resign."""
-        return self.prefix + "changed"
-
-    @property
-    def rules(self) -> str:
-        """Hash: id of a live rule -> ``version ms json`` (master/policy/rules.py). For ever. Written by change_rules,
-        read by the leader."""
-        return self.prefix + "rules"
-
-    @property
-    def actions(self) -> str:
-        """Stream, capped: the action log of the operators (master/operations/action_log.py). Written by change_rules,
-        and by every redrive or drop of letters."""
-        return self.prefix + "actions"
-
-    @property
-    def losses(self) -> str:
-        """Stream, capped: declared losses (common/protocol/mishaps.py). Written by the leader, and by who gathers."""
-        return self.prefix + "losses"
-
-    @property
-    def runs(self) -> str:
-        """Stream, capped: the run log, one entry per batch. Written by ack, charge and note_crash."""
-        return self.prefix + "runs"
-
-    @property
-    def charts(self) -> str:
-        """Hash, of at most 1,450 fields of 4 KiB: place of a minute -> a point of the charts (master/policy/charts.py).
-        Written by note_chart (leader), once a minute."""
-        return self.prefix + "charts"
-
-    @property
-    def audit(self) -> str:
-        """String: the last audit's verdict and sums, one JSON object. Written by the audit, for pages and metrics."""
-        return self.prefix + "audit"
-
-    @property
-    def archived(self) -> str:
-        """Hash: ``entries`` and ``runs`` -> the last id in the archive; ``proven_since_ms``, ``proven_until_ms``, and
-        ``proven_every_ms`` between the last two proofs, ``proven_took_ms`` of the last one; ``history``: what the last
-        one said, as JSON. Written by the archive, for metrics, pages and the doctor."""
-        return self.prefix + "archived"
-
-    @property
-    def shares(self) -> str:
-        """Hash, where several streams are gathered: master -> the time until which it counts as running, and what it
-        says of itself (JSON). See common/doctor/source_status.py: running_masters."""
-        return self.prefix + "shares"
-
-    @property
-    def gathered(self) -> str:
-        """Hash, where several streams are gathered: source -> the last id that was moved to the work stream; a field is
-        deleted when its stream is gone. Written by gather."""
-        return self.prefix + "gathered"
+    tickets = _Key("""Hash: ticket_id -> ``owner fence id id ...`` (lua/includes/records.lua). For ever; a field lives
+        while its ticket has unfinished entries.""")
+    consumers = _Key("""Hash: consumer name -> registration (see common/protocol/registration.py). Written by register,
+        deregister and reap.""")
+    leader = _Key("""String with PX: ``epoch url`` of the master that leads. Written by elect, extended by its
+        holder.""")
+    epoch = _Key("""String: the epoch of the leader that has begun last. Written by begin; turns of a leader watch it,
+        and the lease is apart from it, because a key that is watched must not change with each renewal.""")
+    taken = _Key("""String: ``id entries-read``: all up to this id is pending, over, or a letter. What the group was
+        given above it is in nobody's list yet: the leader has it in memory. Written by turns of the leader and
+        begin.""")
+    watched = _Key("""String, deleted at once: what the doctor changes to see whether WATCH is kept (common/doctor).""")
+    counters = _Key("""Hash, never deleted: the last epoch, fence and generation, the version of the rules, and the
+        longest lease of any consumer, in ms, with the first generation for which that is known. Written by elect, turns
+        of the leader, next_generation, change_rules, register.""")
+    attempts = _Key("""Hash: stream id -> attempts (see common/protocol/attempts.py) of a message that failed or ran in
+        a crash. A field is deleted when its entry is done. Written by charge (owner), note_crash (the owner's
+        successor) and take_back (leader).""")
+    errors = _Key(
+        """Hash: stream id -> last error, ``t`` with the id -> the end of its traceback
+        (common/protocol/last_error.py), and ``h`` with the id -> its executions (common/protocol/run_log.py), of a
+        message that failed, or that halted its ticket. Bounded by charge. Written by charge and dead_letter (owner),
+        and note_crash; deleted with the attempts.""",
+        "noted:errors",
+    )
+    failures = _Key(
+        """Hash: ``failed`` -> executions that failed since it began. Written by charge (owner) and
+        note_crash.""",
+        "noted:failed",
+    )
+    position = _Key("""Hash: the group's saved position, and after a group loss the id up to which it repeats. Written
+        by the leader.""")
+    dead = _Key("""Stream: dead letters (lua/includes/letter.lua). Written by dead_letter (owner), reject (leader);
+        redrive and drop remove entries.""")
+    letters = _Key("""Sorted set: the index of the dead letters by ticket, message and error (lua/includes/index.lua).
+        Written by each step that writes or removes one, and by recount_letters (leader), which mends it.""")
+    changed = _Key("""Stream, capped: tickets whose record another process than the leader changed, changes of the
+        rules, consumers that come and go. It wakes the leader, and standbys when it resigns. Written by dead_letter,
+        redrive, drop, change_rules, register, renew, drain, revoke, deregister, resign.""")
+    rules = _Key("""Hash: id of a live rule -> ``version ms json`` (master/policy/rules.py). For ever. Written by
+        change_rules, read by the leader.""")
+    actions = _Key("""Stream, capped: the action log of the operators (master/operations/action_log.py). Written by
+        change_rules, and by every redrive or drop of letters.""")
+    losses = _Key("""Stream, capped: declared losses (common/protocol/mishaps.py). Written by the leader, and by who
+        gathers.""")
+    runs = _Key("""Stream, capped: the run log, one entry per batch. Written by ack, charge and note_crash.""")
+    charts = _Key("""Hash, of at most 1,450 fields of 4 KiB: place of a minute -> a point of the charts
+        (master/policy/charts.py). Written by note_chart (leader), once a minute.""")
+    audit = _Key("""String: the last audit's verdict and sums, one JSON object. Written by the audit, for pages and
+        metrics.""")
+    archived = _Key("""Hash: ``entries`` and ``runs`` -> the last id in the archive; ``proven_since_ms``,
+        ``proven_until_ms``, and ``proven_every_ms`` between the last two proofs, ``proven_took_ms`` of the last one;
+        ``history``: what the last one said, as JSON. Written by the archive, for metrics, pages and the doctor.""")
+    shares = _Key("""Hash, where several streams are gathered: master -> the time until which it counts as running, and
+        what it says of itself (JSON). See common/doctor/source_status.py: running_masters.""")
+    gathered = _Key("""Hash, where several streams are gathered: source -> the last id that was moved to the work
+        stream; a field is deleted when its stream is gone. Written by gather.""")
 
     def lease(self, incarnation: str) -> str:
         """String with PX: ``live``, ``draining`` or ``revoked``. Written by register, extended by renew."""

@@ -1,6 +1,7 @@
 """The last error of an unfinished message, kept beside its attempts in ``...:noted:errors``. Pure.
 
-A field per stream id holds the head, one JSON object, and a field ``t`` and the id the end of the traceback. Both are
+A field per stream id holds the head, one JSON object, a field ``t`` and the id the end of the traceback, and a field
+``h`` and the id the executions (common/protocol/run_log.py). All are
 bounded in bytes; where very many messages fail, the script that writes them (lua/owner/charge.lua) keeps heads only, or
 nothing. Whoever reads an attempt without an error shows that it is not known.
 """
@@ -17,8 +18,8 @@ from usher.common.protocol.attempts import CUT_OFF, RAN_PAST
 _TEXT, _WORD, _TRACEBACK = 400, 200, 3000
 #: Name of the error of a handler that ran past its deadline.
 HUNG = "most likely hung"
-#: First byte of the field that holds a traceback.
-TRACEBACK = b"t"
+#: First byte of the field that holds a traceback, and of that with executions.
+TRACEBACK, RUNS = b"t", b"h"
 
 
 class LastError(NamedTuple):
@@ -61,10 +62,11 @@ def told(name: str, at: str) -> str:
 
 
 class NotedError(NamedTuple):
-    """An error as it is kept: both values, of which the second may be empty."""
+    """An error as it is kept, and executions to be kept with it; each may be empty."""
 
-    head: bytes
-    traceback: bytes
+    head: bytes = b""
+    traceback: bytes = b""
+    runs: bytes = b""
 
 
 def encode(error: LastError, traceback: str = "") -> NotedError:

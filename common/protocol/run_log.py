@@ -10,6 +10,7 @@ priorities, ``priority`` is one.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -18,11 +19,12 @@ import orjson
 from usher.common.protocol.marks import NO_FIELDS, MarkFields
 
 DONE, FAILED, RETRY_LATER, GAVE_UP, CRASHED = "done", "failed", "retry_later", "gave_up", "crashed"
+FAILURES = frozenset({FAILED, GAVE_UP, CRASHED})
 
 
 class RunRecord(NamedTuple):
     """An execution. ``outcome``: done, failed (its handler raised), retry_later, gave_up, or crashed (it ended
-    with its process)."""
+    with its process). ``error``: what anybody may see of it, where it is kept with its message."""
 
     consumer: str
     ticket: str
@@ -32,6 +34,7 @@ class RunRecord(NamedTuple):
     start_us: int
     end_us: int
     outcome: str = DONE
+    error: str = ""
 
 
 class Executed(Protocol):
@@ -95,3 +98,22 @@ def decode(record: bytes) -> Iterator[RunRecord]:
         *(columns[name] for name in names), outcomes, strict=True
     ):
         yield RunRecord(columns["consumer"], ticket, entry_id, fence, attempt, start_us, end_us, outcome)
+
+
+def encode_kept(consumer: str, run: Executed, outcome: str, error: str = "") -> bytes:
+    """Encode an execution as a line that is kept with its message, while that is unfinished, and in its dead letter."""
+    return orjson.dumps((consumer, run.fence, run.attempt, run.start_us, run.end_us, outcome, error))
+
+
+def decode_kept(lines: bytes, ticket: str, entry_id: str) -> list[RunRecord]:
+    """Parse such lines.
+
+    >>> decode_kept(b'["c:1",9,1,5,7,"x","E"]' + b"\\nnot one", "T", "1-0")
+    [RunRecord(consumer='c:1', ticket='T', id='1-0', fence=9, attempt=1, start_us=5, end_us=7, outcome='x', error='E')]
+    """
+    found = []
+    for line in lines.split(b"\n"):
+        with contextlib.suppress(ValueError, TypeError):  # somebody else wrote it
+            consumer, *others = orjson.loads(line)
+            found.append(RunRecord(consumer, ticket, entry_id, *others))
+    return found

@@ -158,7 +158,8 @@ class ReliableStream:
         """
         keys = self._keys
         args = (keys.group, self.reader, min_idle_ms, cursor, count)
-        cursor, taken, gone = self._scripts.run("stream_claim", (keys.stream, keys.dead, keys.attempts), args)
+        script_keys = (keys.stream, keys.dead, keys.attempts, keys.letters)
+        cursor, taken, gone = self._scripts.run("stream_claim", script_keys, args)
         messages = [
             StreamMessage(
                 taken[at],
@@ -198,8 +199,8 @@ class ReliableStream:
         for message in messages:
             error = (errors or {}).get(message.stream_id, "")
             args += (message.stream_id, reason, error, message.attempt, message.first_ms, message.last_ms)
-        log_keys = self._log_keys
-        script_keys = (self._keys.stream, self._keys.dead, self._keys.attempts, log_keys.checkpoints, log_keys.groups)
+        keys, of_log = self._keys, self._log_keys
+        script_keys = (keys.stream, keys.dead, keys.attempts, of_log.checkpoints, of_log.groups, keys.letters)
         head = (self._keys.group, self.reader, "1" if remove else "")
         replies: list[int] = []
         while len(replies) < len(messages):  # a call does not bury all where they are large

@@ -157,6 +157,7 @@ def _consumer(keys: Keys) -> tuple[Grant, ...]:
         Grant(("del",), (lease, inbox)),
         Grant(("xread", "xrange", "xtrim"), (inbox,)),
         Grant(("xadd", "xdel", "xlen"), (keys.runs, keys.dead, keys.changed)),
+        Grant(("zadd", "zscore", "zlexcount", "zrem"), (keys.letters,)),
         Grant(("hget", "hdel"), (keys.consumers,)),
     )
 
@@ -195,7 +196,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
 _MASTER = _words(
-    "begin read_parked reject note_cut recall take_back free_tickets sweep save_position "
+    "begin read_parked reject note_cut take_back free_tickets sweep save_position recount_letters count_letters "
     "note_behind note_chart revoke reap forget_attempts elect resign "
     "next_generation register redrive drop_letters read_letters count_between trim change_rules "
     "order ticket_entries find_entries find_runs pending_heads send read_field read_fields "
@@ -210,7 +211,7 @@ _MASTER_SENDS = _words(
 )
 _AUDITOR_READS = _words(
     "type xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers get pttl exists hget hgetall "
-    "hmget hscan hlen mget"
+    "hmget hscan hlen mget zlexcount zrangebylex zrevrangebylex"
 )
 _HEAD = """\
 # Users of Redis for Usher, with the rights that each kind of program needs and no more. Made by

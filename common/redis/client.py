@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import hiredis
 import redis
 
 from usher.common.base.clock import now_s
@@ -250,7 +251,7 @@ class Link:
         Raises NotNow (did not happen), ReplyUnknown (may have happened), GroupMissing, CommandRefused.
         """
         connection = self._connected()
-        self._send(connection, connection.pack_command(*command))
+        self._send(connection, [hiredis.pack_command(command)])
         return self._receive(block_s)
 
     def pipeline(self, commands: Sequence[Sequence[Arg]], block_s: float = 0.0) -> list[Any]:
@@ -259,7 +260,8 @@ class Link:
         if not commands:
             return []
         connection = self._connected()
-        self._send(connection, connection.pack_commands(commands), len(commands))
+        packed = [hiredis.pack_command(tuple(command)) for command in commands]  # redis-py would look at each argument
+        self._send(connection, [b"".join(packed)], len(commands))
         replies: list[Any] = []
         first_s = 0.0
         for _ in commands:
@@ -304,7 +306,7 @@ class Link:
         """Send one command; ``answer`` fetches its reply, and nothing else may be sent before that. Raises NotNow,
         ReplyUnknown."""
         connection = self._connected()
-        self._send(connection, connection.pack_command(*command))
+        self._send(connection, [hiredis.pack_command(command)])
 
     def answer(self) -> Any:
         """Return the reply to ``ask``, or NOT_YET while it is incomplete. Raises the errors of ``call``."""

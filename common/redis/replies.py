@@ -11,7 +11,7 @@ import hiredis
 
 from usher.common.base.errors import GroupMissing
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, rank
+from usher.common.protocol.stream_id import GroupPosition, Span, rank
 from usher.common.redis.client import CommandRefused, Link
 
 #: Stricter than lua/includes/records.lua: records that this accepts are accepted there too.
@@ -21,8 +21,8 @@ _RECORD = re.compile(rb"[^\s]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20}
 #: Pending entries looked at by one command.
 _PENDING = 2000
 _ORDER = [b"order", b"ticket", b"id"]
-_GIVEN = [b"fence", b"low", b"high", b"parts"]
-_RECALLED = [b"recall", b"between", b"tickets", b"ids"]
+_GIVEN = [b"fence", b"parts"]
+_RECALLED = [b"recall"]
 
 
 class Entry(NamedTuple):
@@ -53,14 +53,12 @@ class InboxRecord(NamedTuple):
     their fences, with the ids that they had then. A record of an unknown form has nothing of these.
 
     ``given``: of each ticket its name, its fence (empty: that of the record), and its entries, [id, name, value, ...]:
-    without names where the body did not come along. None of their ids is below ``low``, or above ``high``."""
+    without names where the body did not come along. With a body, nobody was given it before."""
 
     id: bytes
     given: Sequence[list[Any]] = ()
     size: int = 0  # bytes of ``given``
     fence: int = 0
-    low: bytes = ZERO
-    high: bytes = ZERO
     order: Order | None = None
     recalled: Sequence[HandOver] = ()
 
@@ -70,10 +68,6 @@ class InboxRecord(NamedTuple):
             HandOver(ticket, int(own or self.fence), [one[0] for one in entries])
             for ticket, own, *entries in self.given
         ]
-
-    @property
-    def bodies(self) -> dict[bytes, list[bytes] | None]:
-        return {one[0]: one[1:] for _, _, *entries in self.given for one in entries if len(one) > 1}
 
 
 class TicketRecord(NamedTuple):
@@ -125,38 +119,31 @@ def _record_or_none(value: bytes | None) -> TicketRecord | None:
         return None
 
 
-def separator(tickets: Sequence[bytes]) -> bytes:
-    """Return a separator that tells these tickets apart: a line feed, or, if a ticket holds one, a line feed and more
-    zeros than any ticket has bytes, which no ticket can contain and no boundary can shift."""
-    return b"\n" if b"\n" not in b"".join(tickets) else b"\n" + b"0" * max(map(len, tickets))
-
-
 def parse_inbox(reply: Any) -> Iterator[InboxRecord]:
     for record_id, fields in reply[0][1] if reply else ():
         names = fields[::2]
-        if names == _GIVEN:
-            yield _given(record_id, *fields[1::2])
-        elif names == _ORDER:
+        if names == _ORDER:
             yield InboxRecord(record_id, order=Order(fields[1].decode(), fields[3], fields[5]))
-        else:
-            yield InboxRecord(record_id, recalled=_recalled(*fields[1::2]) if names == _RECALLED else ())
+            continue
+        try:
+            if names == _GIVEN:
+                yield InboxRecord(record_id, _unpacked(fields[3]), len(fields[3]), int(fields[1]))
+            elif names == _RECALLED:
+                yield InboxRecord(record_id, recalled=InboxRecord(record_id, _unpacked(fields[1])).parts)
+            else:
+                yield InboxRecord(record_id)
+        except (hiredis.HiredisError, TypeError, ValueError):
+            yield InboxRecord(record_id)
 
 
-def _given(record_id: bytes, fence: bytes, low: bytes, high: bytes, packed: bytes) -> InboxRecord:
+def _unpacked(packed: bytes) -> list[list[Any]]:
+    """Return what ``pack_parts`` packed. Raises HiredisError, TypeError, ValueError."""
     reader = hiredis.Reader()
-    try:
-        reader.feed(packed)
-        parts = reader.gets()
-        if all(type(part) is list and len(part) > 2 for part in parts):
-            return InboxRecord(record_id, parts, len(packed), int(fence), low, high)
-    except (hiredis.HiredisError, TypeError, ValueError):
-        pass
-    return InboxRecord(record_id)
-
-
-def _recalled(_: bytes, between: bytes, tickets: bytes, lines: bytes) -> list[HandOver]:
-    each = (line.split(b" ") for line in lines.split(b"\n"))
-    return [HandOver(one, int(fence), ids) for one, (fence, *ids) in zip(tickets.split(between), each, strict=True)]
+    reader.feed(packed)
+    parts: list[list[Any]] = reader.gets()
+    if not all(type(part) is list and len(part) > 2 for part in parts):
+        raise ValueError("not parts")
+    return parts
 
 
 #: Packs an entry for ``pack_part``: a tuple of id, name, value, ...
@@ -164,9 +151,14 @@ pack_entry = hiredis.pack_command
 
 
 def pack_part(ticket: bytes, fence: bytes, entries: Sequence[bytes]) -> bytes:
-    """Pack a ticket's part of a hand-over (``InboxRecord.given``), with its packed entries: nested RESP arrays."""
+    """Pack a ticket's part of a hand-over (``InboxRecord.given``), with its packed entries."""
     head = b"*%d\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (2 + len(entries), len(ticket), ticket, len(fence), fence)
     return head + b"".join(entries)
+
+
+def pack_parts(parts: Sequence[bytes]) -> bytes:
+    """Pack the parts of a record: nested RESP arrays."""
+    return b"*%d\r\n%b" % (len(parts), b"".join(parts))
 
 
 def read_command(stream: str, after: bytes, block_ms: int | None, count: int = 100) -> tuple[Any, ...]:

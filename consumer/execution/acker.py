@@ -22,7 +22,9 @@ from typing import NamedTuple
 from usher.common.base.clock import now_s
 from usher.common.base.errors import OwnershipLost, ReplyUnknown
 from usher.common.base.log import event
-from usher.common.protocol.run_log import DONE, RETRY_LATER, Ran, encode
+from usher.common.protocol.last_error import NotedError
+from usher.common.protocol.last_error import decode as decode_error
+from usher.common.protocol.run_log import DONE, FAILURES, RETRY_LATER, Ran, encode, encode_kept
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import HandOver
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
@@ -103,23 +105,11 @@ class GivenUp(NamedTuple):
     in_doubt: bool = False
 
 
-def _letter(item: GivenUp) -> Letter:
+def _letter(item: GivenUp, handler: str) -> Letter:
     message, bury = item.message, item.bury
-    return Letter(
-        message.ticket,
-        message.stream_id,
-        bury.reason,
-        bury.error,
-        message.attempt,
-        message.first_ms,
-        time.time_ns() // 1_000_000,
-        message.fence,
-        bury.error_type,
-        bury.traceback,
-        item.policy,
-        bury.at,
-        bury.noted,
-    )
+    of_message = (message.ticket, message.stream_id, bury.reason, bury.error, message.attempt, message.first_ms)
+    of_end = (time.time_ns() // 1_000_000, message.fence, bury.error_type, bury.traceback, item.policy, bury.at)
+    return Letter(*of_message, *of_end, bury.noted, handler)
 
 
 class Acker(Service):
@@ -311,9 +301,15 @@ class Acker(Service):
         runs, outcomes = [item.run for item in self._noting], [item.outcome for item in self._noting]
         record = encode(self._incarnation, runs, outcomes, self.ran) if self._run_log_length else b""
         try:
-            attempts = {item.run.stream_id: item.attempts for item in self._noting}
-            errors = {item.run.stream_id: item.error for item in self._noting if item.error is not None}
-            self._steps.charge(attempts, record, self._run_log_length, errors)
+            attempts, errors = {item.run.stream_id: item.attempts for item in self._noting}, dict[bytes, NotedError]()
+            for run, outcome, _, error in self._noting:
+                if error or (outcome != RETRY_LATER and run.attempt > 1):  # else its letter tells all
+                    before, last = errors.get(run.stream_id, NotedError()), error and decode_error(error.head)
+                    kept = encode_kept(self._incarnation, run, outcome, last.told if last else "")
+                    kept = before.runs + b"\n" + kept if before.runs else kept
+                    errors[run.stream_id] = (error or before)._replace(runs=kept)
+            failed = sum(outcome in FAILURES for outcome in outcomes)
+            self._steps.charge(attempts, record, self._run_log_length, errors, failed)
         except CommandRefused as refused:  # counts that Redis never accepts must not hold up acknowledgements
             event(log, "attempts_not_recorded", level=logging.ERROR, messages=len(self._noting), why=str(refused))
         noted, self._noting = self._noting, []
@@ -375,7 +371,7 @@ class Acker(Service):
     def _bury(self, items: list[GivenUp]) -> CommandRefused | None:
         """Write the dead letters of ``items``, the first that wait. Return the refusal of one that Redis does not
         accept: it must not hold up the others. Raises what ``Link.call`` raises."""
-        letters = [_letter(item) for item in items]
+        letters = [_letter(item, self.ran.handler) for item in items]
         refused, trouble = None, None
         for item, letter, answer in zip(items, letters, self._steps.dead_letters(letters), strict=True):
             self._burying.popleft()

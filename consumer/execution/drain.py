@@ -1,10 +1,9 @@
 """Drain: leave so that nothing has to be delivered again.
 
 The order matters. First Redis refuses further hand-overs to us; only operators' orders can come into the inbox then,
-which is read until the end, and the first read brings all hand-overs. A ticket that was handed over anew while one of
-its messages ends here is read when that has ended, and holds up no other ticket. Handlers that run may finish; finished
-messages are acknowledged; every quiet ticket is given back whole, with the time at which it is due, if it waits. What
-the leader recalls now is given back anyway.
+which is read until the end, and the first read brings all hand-overs. Handlers that run may finish; finished messages
+are acknowledged; every quiet ticket is given back whole, with the time at which it is due, if it waits. What the leader
+recalls now is given back anyway.
 Messages that still run at the end of the grace time are not touched: the lease ends, and the leader takes them back.
 """
 
@@ -104,7 +103,8 @@ class Drain:
             # ``stop`` broke its connection, which a thread that was not waiting on it has not noticed.
             self._reader.close()
             self._reader_ended = True
-        self._is_read = self._reader.read_rest()
+        self._reader.read_rest()
+        self._is_read = True
 
     def _give_back(self) -> int:
         with self._lanes.lock:

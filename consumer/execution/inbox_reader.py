@@ -1,25 +1,14 @@
 """Inbox reader: inbox, with its bodies -> lanes, in batches.
 
 The inbox is read from the last record seen, with a plain XREAD: nothing is consumed, so a lost reply is simply asked
-for again, and no wake-up can be missed. Small bodies of new messages come with its records; all others are read from
-our own pending list. So is what may have been here before: an acknowledgement of ours that is sent again may have ended
-it since it was named, and another owner may have its ticket.
+for again, and no wake-up can be missed. A small body comes with its record where nobody was given the message before;
+all others are read from our own pending list. Of what was here before, an acknowledgement of ours that is sent again
+may have ended it since it was named, and another owner may have its ticket.
 
 Neither the size of the bodies nor the speed of the network is known beforehand. So what did not come is fetched page by
 page, in id order, and a page grows as long as it comes in a short time and the last one was not large. The messages of
 a page are run whatever becomes of the next one: otherwise a batch whose every fetch is cut off would never get here.
 While this process holds ``most_bytes``, the next page waits, and one record at most with its bodies.
-
-The states of a reader; Idle, in which all that was read is in the lanes, is None. ``read`` usually goes from Idle
-through Filling to Idle; it ends in Filling only if a page could not be fetched::
-
-    Idle ------> Idle       the inbox has nothing new
-    Idle ------> Filling    it has records, whose messages are to go to the lanes, with their bodies
-    Idle ------> Blocked    its next record names a message again that is about to be acknowledged
-    Blocked ---> any        the record is looked at again, at the next ``read``
-    Filling ---> Filling    a page could not be fetched, or there is no room for it: the next ``read`` goes on with it
-    Filling ---> Idle       all messages are in the lanes
-    Filling ---> Idle       the group is missing: messages may be handed over anew, and the inbox is read again
 """
 
 from __future__ import annotations
@@ -89,8 +78,6 @@ def fitting(page: int, mean_bytes: float, room: int) -> int:
 
 log = logging.getLogger(__name__)
 
-#: Pause before a record is looked at again that names a message which is about to be acknowledged.
-_BLOCKED_S = 0.005
 #: Pause before a look whether there is room for more bytes.
 _FULL_S = 0.01
 #: Bytes of a message from which on it counts, and mean bytes of a page in which they are looked for: thousands of
@@ -109,20 +96,17 @@ def _ids(parts: Iterable[HandOver]) -> list[bytes]:
     return list(chain.from_iterable([part.ids for part in parts]))
 
 
+def bodies_of(records: Iterable[InboxRecord]) -> Bodies:
+    """Return the bodies of what was given last with its body: what was given again since is looked for."""
+    last = {one[0]: one[1:] for record in records for _, _, *entries in record.given for one in entries}
+    return {one: flat for one, flat in last.items() if flat}
+
+
 def _one_by_one(parts: Iterable[HandOver]) -> list[HandOver]:
     return sorted(
         [HandOver(ticket, fence, [entry_id]) for ticket, fence, ids in parts for entry_id in ids],
         key=lambda part: rank(part.ids[0]),
     )
-
-
-@dataclass(frozen=True)
-class Blocked:
-    """The state in which the first of ``records``, the next ones, names a message of ``ticket`` again, and must wait
-    until that message is acknowledged."""
-
-    ticket: bytes
-    records: list[InboxRecord]
 
 
 #: Bodies by id; None, or nothing: it did not come with the inbox, or is not where it should be.
@@ -164,27 +148,20 @@ class InboxReader(Service):
         self._any_tried = ("EXISTS", keys.attempts)  # whether attempts are noted of any message
         self._lanes = lanes
         self._lease = lease
-        self._state: Blocked | Filling | None = None
+        self._state: Filling | None = None  # what was read and is not in the lanes yet
         self._last_record = ZERO  # id of the last record whose messages are in the lanes
         self._trimmed = ZERO  # id of the last record that is gone from the inbox
         self._record_bytes = 0.0  # of bodies in a record, as the last read brought them
         self._is_idle = False  # the last read brought nothing: the next one asks for no more than it must
-        self._highest = ZERO  # no higher id was ever here
         self._page_size = FIRST_PAGE  # most messages fetched by one call
         self._mean_bytes = 0.0  # of the messages that the last fetch brought
         self._heavy: dict[bytes, int] = {}  # bytes by id, of large messages that may still be held
         self.most_bytes, self.slots = 1 << 28, 1
         self._drains = False
-        # In a drain: hand-overs of tickets of which a message is yet to be acknowledged.
-        self._postponed: list[HandOver] = []
         self.messages = 0
         self.message_type = Message
         self.on_order: Callable[[Order], None] = lambda order: None
         self.on_recall: Callable[[Iterable[HandOver]], None] = lambda tickets: None
-
-    @property
-    def is_blocked(self) -> bool:
-        return isinstance(self._state, Blocked)
 
     @property
     def last_turn_s(self) -> float | None:
@@ -192,17 +169,9 @@ class InboxReader(Service):
         comes any more, the link ends the wait soon."""
         return now_s() if self._link.is_waiting else super().last_turn_s
 
-    @property
-    def trouble(self) -> str | None:
-        """Return the trouble; also when a record blocks all later hand-overs, since a handler may run for long."""
-        state, why = self._state, None
-        if isinstance(state, Blocked):
-            why = f"waits until a message of {state.ticket!r} ends here, because it was handed over anew"
-        return super().trouble or why
-
     def run_once(self) -> float:
         self.read(self._BLOCK_MS)
-        return _BLOCKED_S if self.is_blocked else _FULL_S if isinstance(self._state, Filling) else 0.0
+        return 0.0 if self._state is None else _FULL_S
 
     def read(self, block_ms: int | None) -> int:
         """Read the records of the inbox above the last one seen; return the number of messages that were new.
@@ -211,56 +180,35 @@ class InboxReader(Service):
         the lanes are filled.
         """
         before = self.messages
-        if not isinstance(self._state, Filling):
+        if self._state is None:
             self._state = self._read_inbox(block_ms)
         self._fill()
         return self.messages - before
 
-    def _read_inbox(self, block_ms: int | None) -> Blocked | Filling | None:
+    def _read_inbox(self, block_ms: int | None) -> Filling | None:
         with self._lanes.lock:
             closed = self._lanes.board.closed_fences()  # before the inbox is read
-        if isinstance(self._state, Blocked):
-            records, any_tried, is_all = self._state.records, True, False  # attempts may be noted since they were read
-        else:
-            count = fitting(_MOST_RECORDS, self._record_bytes, self._room())
-            records, any_tried = self._ask(block_ms, count)
-            is_all = len(records) < count
+        count = fitting(_MOST_RECORDS, self._record_bytes, self._room())
+        records, any_tried = self._ask(block_ms, count)
         if not records:
             self._forget_closed(closed)
             return None
-        found = len(records)
+        found, is_all = len(records), len(records) < count
         # What is recalled is looked at when all that was handed over before it, and nothing later, is in the lanes.
         records = records[: next((number for number, record in enumerate(records, 1) if record.recalled), found)]
+        closed = closed if is_all and found == len(records) else []
         if not any_tried and self._room() and (came := self._all_new(records)) is not None:
             self._lanes.add(came)
-            self._end(records, closed if is_all and found == len(records) else [])
+            self._end(records, closed)
             return None
-        parts = _parts(records)
-        wanted = self._wanted(parts)
-        if wanted is not parts:  # it has some already
-            number, blocked = self._first_blocked(records)
-            if blocked is not None and number == 0:
-                if blocked != self._state:
-                    me, first, ticket = self._incarnation, records[0].id, blocked.ticket
-                    event(log, "inbox_blocked", level=logging.WARNING, consumer=me, record=first, ticket=ticket)
-                return blocked
-            records = records[:number]
-            # Asked again: a message that was acknowledged since must not be passed over as one that we hold.
-            wanted = self._wanted(_parts(records))
-        closed = closed if is_all and found == len(records) else []
-        return Filling(records, closed, wanted, self._came(records, _ids(wanted)), any_tried)
+        return Filling(records, closed, self._wanted(_parts(records)), bodies_of(records), any_tried)
 
     def _all_new(self, records: list[InboxRecord]) -> list[tuple[bytes, list[Message]]] | None:
         """Return the messages of these records by ticket if, as nearly always, all their bodies came with them, and
-        none can have been here before: no look at anything else is needed."""
-        make, lease, highest = self.message_type, self._lease, self._highest
-        came, size = [], 0
+        none is here already, because somebody has set the group back: then no look at anything else is needed."""
+        make, lease = self.message_type, self._lease
+        came, ids = [], list[bytes]()
         for record in records:
-            if not record.given:
-                continue
-            if rank(record.low) <= rank(highest):
-                return None
-            highest = record.high
             for ticket, own, *entries in record.given:
                 fence = int(own) if own else record.fence
                 messages = []
@@ -269,11 +217,15 @@ class InboxReader(Service):
                         return None
                     messages.append(make(ticket, entry[0], fence, entry[1:], lease))
                 came.append((ticket, messages))
-                size += len(messages)
-        if self._record_bytes * len(records) >= _WORTH_A_LOOK * size:
+                ids += [entry[0] for entry in entries]
+        new = set(ids)
+        with self._lanes.lock:
+            if len(new) < len(ids) or not self._lanes.board.held_ids.isdisjoint(new):
+                return None
+        if self._record_bytes * len(records) >= _WORTH_A_LOOK * len(ids):
             entries = [entry for record in records for _, _, *of_it in record.given for entry in of_it]
             self._weigh([one[0] for one in entries], entries)
-        self._highest, self.messages = highest, self.messages + size
+        self.messages += len(ids)
         return came
 
     def _ask(self, block_ms: int | None, count: int) -> tuple[list[InboxRecord], bool]:
@@ -299,28 +251,11 @@ class InboxReader(Service):
             self._record_bytes = sum(record.size for record in records) / len(records)
         return records, bool(any_tried)
 
-    def _came(self, records: list[InboxRecord], ids: list[bytes]) -> Bodies:
-        """Return the bodies that came with these records, which name ``ids``. Those of all others are to be read from
-        the pending list.
-
-        What is above all that was ever here, no acknowledgement of ours can have ended. An id that an older record
-        names as well may have been given back, and handed over anew, meanwhile; but an entry never changes.
-        """
-        came: Bodies = {}
-        highest = rank(self._highest)
-        for record in records:
-            bodies = record.bodies
-            if rank(record.low) <= highest:
-                bodies = {one: flat for one, flat in bodies.items() if rank(one) > highest}
-            came |= bodies
-        self._highest = max([self._highest, *(record.high for record in records)], key=rank)
-        return came
-
     def _fill(self) -> None:
         """Bring the messages that were read into the lanes, all at once where their bodies came with them, else page by
         page. A page that fails, or for which there is no room, is left for the next time."""
         filling = self._state
-        if not isinstance(filling, Filling):
+        if filling is None:
             return
         while filling.left:
             room = PAGE_BYTES if self._drains else self._room()
@@ -363,26 +298,15 @@ class InboxReader(Service):
             is_idle = self._lanes.board.running < self.slots and not self._lanes.board.ready
         return max(self.most_bytes - sum(self._heavy.values()), int(is_idle))
 
-    def read_rest(self) -> bool:
-        """Read the inbox to its end, for a drain, in which nothing is started any more, so that no bodies are needed.
-        Return whether nothing is postponed.
-
-        A message that is named again and about to end here does not block the rest: only its ticket is postponed, to
-        the next call.
-        """
+    def read_rest(self) -> None:
+        """Read the inbox to its end, for a drain, in which nothing is started any more, so that no bodies are
+        needed."""
         self._drains = True
         self._fill()
-        while True:
-            records, _ = self._ask(None, _MOST_RECORDS)
-            parts = [*self._postponed, *_parts(records)]
-            ending = self._ending_tickets(parts)
-            ready = [part for part in parts if part.ticket not in ending]
-            self._fill_lanes(self._wanted(ready), {}, False)
-            self._postponed = [part for part in parts if part.ticket in ending]
-            self._obey(records)
-            if not records:
-                return not self._postponed
+        while records := self._ask(None, _MOST_RECORDS)[0]:
+            self._fill_lanes(self._wanted(_parts(records)), {}, False)
             self._last_record = records[-1].id
+            self._obey(records)
 
     def _obey(self, records: list[InboxRecord]) -> None:
         """Carry out the orders and recalls among these records. The messages that were handed over before them are in
@@ -392,19 +316,6 @@ class InboxReader(Service):
                 self.on_order(record.order)
             if record.recalled and not self._drains:  # a drain gives everything back
                 self.on_recall(record.recalled)
-
-    def _first_blocked(self, records: list[InboxRecord]) -> tuple[int, Blocked | None]:
-        """Return how many records may be read, and the state that blocks the next one, which names a message that is
-        about to end here.
-
-        A message that waits in a lane and is named again will be run, and its acknowledgement will count. But one whose
-        dead letter Redis has, while we ask again, may have been redriven and handed over anew: passed over as one that
-        we hold, it would never be run nor acknowledged. So its record waits until we know.
-        """
-        for number, record in enumerate(records):
-            if ending := self._ending_tickets(record.parts):
-                return number, Blocked(min(ending), records)
-        return len(records), None
 
     def _wanted(self, parts: list[HandOver]) -> list[HandOver]:
         """Return ``parts`` if nothing of them is in the lanes, else what is not. An id that is named twice was handed
@@ -498,10 +409,6 @@ class InboxReader(Service):
             me, count, first = self._incarnation, len(over), min(over, key=rank)
             event(log, "inbox_entries_stale", level=logging.WARNING, consumer=me, count=count, first=first)
         return over
-
-    def _ending_tickets(self, parts: Iterable[HandOver]) -> set[bytes]:
-        with self._lanes.lock:
-            return {part.ticket for part in parts if self._lanes.board.is_ending(part.ticket, part.ids)}
 
     def _forget_closed(self, closed: list[tuple[bytes, int]]) -> None:
         if closed:

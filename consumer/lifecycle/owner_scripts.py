@@ -20,7 +20,7 @@ from usher.common.protocol.registration import Registration
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.scripts import ScriptRunner
 
-_NO_ERROR = NotedError(b"", b"")
+_NO_ERROR = NotedError()
 _NO_ERRORS: Mapping[bytes, NotedError] = MappingProxyType({})
 _SOME, _NEW_MS = 40, 60_000  # last errors that are looked at, and how old they may be
 
@@ -90,6 +90,7 @@ class Letter(NamedTuple):
     policy: str = "skip"
     at: str = ""
     last_error: bytes = b""
+    handler: str = ""
 
 
 class OwnerScripts:
@@ -133,7 +134,8 @@ class OwnerScripts:
         """Give messages up, each in an atomic step of its own, in two round trips. The answer of a step that may not
         have happened is its exception: those before it are written all the same."""
         keys = self._keys
-        script_keys = (keys.stream, self._lease, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.errors)
+        script_keys = [keys.stream, self._lease, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.errors]
+        script_keys.append(keys.letters)
         replies = self._scripts.try_each(
             "dead_letter", script_keys, [(keys.group, self._incarnation, *letter) for letter in letters]
         )
@@ -148,14 +150,16 @@ class OwnerScripts:
         run_record: bytes = b"",
         run_log_length: int = 0,
         errors: Mapping[bytes, NotedError] = _NO_ERRORS,
+        failed: int = 0,
     ) -> list[bytes]:
-        """Note attempts, and last errors, by message id, for the next owner and for people. Return the ids of the
-        messages that are ours at this moment."""
-        args: list[Any] = [self._keys.group, self._incarnation, run_record, run_log_length]
+        """Note attempts, and last errors, by message id, for the next owner and for people. ``failed``: how many
+        executions of the record failed. Return the ids of the messages that are ours at this moment."""
+        args: list[Any] = [self._keys.group, self._incarnation, run_record, run_log_length, failed]
         for entry_id, known in attempts.items():
             args += (entry_id, encode(known), *errors.get(entry_id, _NO_ERROR))
         keys = self._keys
-        reply = self._scripts.run("charge", (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors), args)
+        script_keys = (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors, keys.failures)
+        reply = self._scripts.run("charge", script_keys, args)
         self._check(reply[0])
         return list(reply[1])
 
@@ -177,7 +181,7 @@ class OwnerScripts:
         for ticket, fence, ids, after_ms in tickets:
             args += (ticket, fence, b" ".join(ids), "" if after_ms is None else after_ms)
         keys = self._keys
-        script_keys = (keys.stream, self._lease, keys.tickets, keys.dead, keys.changed, keys.attempts)
+        script_keys = (keys.stream, self._lease, keys.tickets, keys.dead, keys.changed, keys.attempts, keys.letters)
         reply = self._scripts.run("give_back", script_keys, args)
         self._check(reply[0])
         return list(map(Given, reply[1:]))

@@ -19,7 +19,7 @@ from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import encode as encode_error
-from usher.common.protocol.run_log import CRASHED, encode
+from usher.common.protocol.run_log import CRASHED, encode, encode_kept
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.handlers.error_trace import own_line
@@ -61,14 +61,13 @@ class ProcessEnding:
         runs = [Finished(one.ticket, one.stream_id, one.fence, one.before.starts, one.start_us, 0) for one in starts]
         record = encode(self._steps.incarnation, runs, [CRASHED] * len(runs)) if self._run_log_length else b""
         now_ms = wall_ms()
-        errors = {
-            one.stream_id: encode_error(
-                LastError(error, "", own_line(stack), one.before.starts, one.before.failures, at_ms=now_ms), stack
-            )
-            for one, stack in zip(starts, stacks or [""] * len(starts), strict=True)
-        }
+        errors = {}
+        for one, run, stack in zip(starts, runs, stacks or [""] * len(starts), strict=True):
+            noted = LastError(error, "", own_line(stack), one.before.starts, one.before.failures, at_ms=now_ms)
+            kept = encode_kept(self._steps.incarnation, run, CRASHED, error)
+            errors[one.stream_id] = encode_error(noted, stack)._replace(runs=kept)
         try:
-            self._steps.charge(charged, record, self._run_log_length, errors)
+            self._steps.charge(charged, record, self._run_log_length, errors, len(runs))
             for one in starts:
                 self._journal.forget(one)
         except (OwnershipLost, RedisTrouble, CommandRefused) as trouble:  # the process leaves whatever Redis answers
@@ -118,12 +117,15 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
 
 def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
     suspected = suspects(former.left, former.is_explained, former.is_from_outside, former.by_itself)
-    cut_off = former.left if run_log_length else []
-    runs = [Finished(one.ticket, one.stream_id, one.fence, one.before.starts, one.start_us, 0) for one in cut_off]
-    record = encode(former.incarnation, runs, [CRASHED] * len(cut_off)) if cut_off else b""
+    left_ones = former.left
+    runs = [Finished(one.ticket, one.stream_id, one.fence, one.before.starts, one.start_us, 0) for one in left_ones]
+    record = encode(former.incarnation, runs, [CRASHED] * len(runs)) if runs and run_log_length else b""
+    kept = {run.stream_id: encode_kept(former.incarnation, run, CRASHED) for run in runs}
     args: list[bytes | str | int] = [keys.group, former.incarnation, record, run_log_length, _NOTED_MS]
     for left, attempts in suspected:
         args += (left.stream_id, attempts.starts, attempts.failures, attempts.crashes, attempts.losses)
-    reply = scripts.run("note_crash", (keys.stream, keys.attempts, keys.runs, keys.noted(former.incarnation)), args)
+        args.append(kept[left.stream_id])
+    script_keys = (keys.stream, keys.attempts, keys.runs, keys.noted(former.incarnation), keys.errors, keys.failures)
+    reply = scripts.run("note_crash", script_keys, args)
     noted = set(reply[1])
     return [(left, attempts) for left, attempts in suspected if left.stream_id in noted]

@@ -28,7 +28,7 @@ from usher.common.redis.replies import TicketRecord, group_of, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.isolation.process import NOT_RUN, CallResult, Piece
 from usher.master.operations.dead_letters import DeadLetters
-from usher.master.policy.letters import DeadLetter, LetterFilter, parse_letter
+from usher.master.policy.letters import DeadLetter, LetterFilter
 
 #: Reasons of letters whose message no handler was ever given, nor would be if it were redriven.
 _FOR_NOBODY = frozenset({"no_ticket_id", "empty_ticket_id", "ticket_id_too_long", "ticket_id_not_utf8"})
@@ -247,9 +247,8 @@ _ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
 #: Entries read with their fields by one call.
 _BODIES_AT_ONCE = 100
 _ALL = 2**62
-#: Longest search, in seconds, of one stream for a ticket; of the run log; and of the dead letters for that of one
-#: message.
-_SEARCH_S, _RUNS_S, _LETTER_S = 60.0, 5.0, 2.0
+#: Longest search, in seconds, of one stream for a ticket; and of the run log.
+_SEARCH_S, _RUNS_S = 60.0, 5.0
 
 
 class Candidates:
@@ -268,26 +267,11 @@ class Candidates:
         self._kept: dict[bytes, list[bytes]] = {}  # the fields of archived entries
 
     def letters(self, ids: Sequence[bytes]) -> tuple[list[Candidate], list[bytes]]:
-        found, missing = [], []
-        for letter_id, letter in zip(ids, self._heads(ids), strict=True):
-            if letter is None:
-                letter = next(iter(self._letters.where("id", letter_id, 1, _LETTER_S).letters), None)
-            if letter is None:
-                missing.append(letter_id)
-            else:
-                found.append(of_letter(letter))
-        return found, missing
+        found = {one: self._letters.of_message(one) for one in ids}
+        return [of_letter(one) for one in found.values() if one], [one for one in ids if found[one] is None]
 
     def matching(self, wanted: LetterFilter, most: int) -> list[Candidate]:
-        found: list[DeadLetter] = []
-        below: bytes | None = None
-        while len(found) < most:
-            some, below = self._letters.newest(wanted, below, most - len(found), 0.2)
-            found += some
-            self._on_page("dead letters found", len(found))
-            if below is None:
-                break
-        return in_order(map(of_letter, found))
+        return in_order(map(of_letter, self._letters.newest(wanted, None, most, _SEARCH_S).letters))
 
     def messages(self, ids: Sequence[bytes]) -> tuple[list[Candidate], list[bytes]]:
         """Find the entries of the stream with these ids; those that became dead letters say so; and the ids for which
@@ -297,8 +281,8 @@ class Candidates:
             [(one, ticket_value(flat, self._field.encode())) for one, flat in bodies.items() if flat is not None]
         )
         over = [one.message_id for one in found if one.before.state in (ENDED, HALT, UNKNOWN)]
-        letters = {one: self._letters.where("id", one, 1, _LETTER_S).letters for one in over}
-        return [of_letter(written[0]) if (written := letters.get(one.message_id)) else one for one in found], [
+        letters = {one: self._letters.of_message(one) for one in over}
+        return [of_letter(letter) if (letter := letters.get(one.message_id)) else one for one in found], [
             one for one, flat in bodies.items() if flat is None
         ]
 
@@ -306,8 +290,7 @@ class Candidates:
         """Find the newest ``most`` messages of a ticket, in the order of the stream: its entries, and its dead
         letters."""
         ids = self._search("entries looked at", self._keys.stream, self._field, ticket, most)
-        letter_ids = self._search("dead letters looked at", self._keys.dead, "usher-ticket", ticket, most)
-        letters = [of_letter(letter) for letter in self._heads(letter_ids) if letter is not None]
+        letters = list(map(of_letter, self._letters.newest(LetterFilter(ticket), None, most, _SEARCH_S).letters))
         dead = {one.message_id for one in letters}
         return in_order([*letters, *self.states([(one, ticket) for one in ids if one not in dead])], most)
 
@@ -371,12 +354,6 @@ class Candidates:
             return None
         letter, fields = found
         return fields if fields and not letter.cut else self._entry(one.message_id)
-
-    # ---- letters -----------------------------------------------------------------------------------------------------
-
-    def _heads(self, ids: Sequence[bytes]) -> list[DeadLetter | None]:
-        rows = self._scripts.run_each("read_letters", (self._keys.dead,), [(one, one, 1, "") for one in ids])
-        return [parse_letter(*row[0]) if row else None for _, row in rows]
 
     # ---- entries -----------------------------------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ def kinds(consumer: str, tenant: str, source: str) -> tuple[ChartKind, ...]:
         moved = [ChartKind("Per second", "number", (Series("done", "two", _of_part("done", *part)), failed))]
     else:
         sent, done = Series("sent", "one", _rate("sent")), Series("done", "two", _rate("done"))
+        failed = failed._replace(value=_rate("failed"))
         lag = Series("unread (lag)", "one", lambda point: None if point["lag"] is None else float(point["lag"]))
         pending = Series("pending", "two", lambda point: float(point["pending"]))
         moved = [

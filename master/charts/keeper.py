@@ -77,7 +77,7 @@ class ChartKeeper(Service):
 
     def _level(self) -> tuple[int, Level]:
         keys = self._keys
-        moment, stream, groups, taken, pending, last = self._link.pipeline(
+        moment, stream, groups, taken, pending, last, failed = self._link.pipeline(
             [
                 ("TIME",),
                 ("XINFO", "STREAM", keys.stream),
@@ -85,6 +85,7 @@ class ChartKeeper(Service):
                 ("GET", keys.taken),
                 ("XPENDING", keys.stream, keys.group),
                 ("XREVRANGE", keys.runs, "+", "-", "COUNT", 1),
+                ("HGET", keys.failures, "failed"),
             ]
         )
         if isinstance(moment, Exception):
@@ -99,7 +100,7 @@ class ChartKeeper(Service):
         oldest_ms = max(0, now_ms - milliseconds(bytes(lowest))) if lowest else 0
         runs = last[0][0].decode() if isinstance(last, list) and last else f"{now_ms}-0"
         sent = facts.get(b"entries-added", sample.sent)
-        return now_ms, Level(sent, sample.done, lag, total, oldest_ms, runs)
+        return now_ms, Level(sent, sample.done, lag, total, oldest_ms, runs, int(failed or 0))
 
     def _read_runs(self, after: str, until: str) -> tuple[list[RunRecord], bool]:
         """Return the executions that the run log has after the one record, up to the other; and whether some were

@@ -232,6 +232,7 @@ class Dispatcher(Service):
         found = take_over(self._link, self._keys, self._stream, steps, self._new_board(), memory, self.made_progress)
         self.board, self._members = found.board, found.members
         self._cursor.begin(found.last_delivered, found.highest_pending)
+        steps.highest = max(steps.highest, rank(found.highest_pending))
         self._position_saver.begin(found.last_delivered)
         self._steps = steps
         self.counts.adoptions += 1
@@ -451,8 +452,8 @@ class Dispatcher(Service):
             for entry_id, rows, found in zip(some, held, bodies, strict=True):
                 (elsewhere if rows else there if found else gone).add(entry_id)
         self.board.free(owner, [(name, [one for one in ids if one in there]) for name, ids in missing.items()], now)
-        if asked := [name for name, ids in missing.items() if not gone.isdisjoint(ids)]:
-            self._doubt(self._steps.recall(owner, self.board.fences(asked)))
+        if asked := self.board.held(name for name, ids in missing.items() if not gone.isdisjoint(ids)):
+            self._steps.recall(owner, asked)
         self._doubt(name for name, ids in missing.items() if not elsewhere.isdisjoint(ids))
 
     # ---- 6: hand-over ------------------------------------------------------------------------------------------------
@@ -581,8 +582,9 @@ class Dispatcher(Service):
     def _recall(self) -> None:
         assert self._steps is not None
         for incarnation, tickets in self.board.recalls(now_s()):
-            self._doubt(self._steps.recall(incarnation, tickets))
-            self.counts.recalled += len(tickets)
+            asked = self.board.held(tickets)
+            self.counts.recalled += len(asked) if self._steps.recall(incarnation, asked) else 0
+        self._follow_changes()
 
     # ---- 9: dead letters ---------------------------------------------------------------------------------------------
 

@@ -38,12 +38,12 @@ from usher.master.policy.explain.facts import (
     TicketExplanation,
     TicketFacts,
 )
+from usher.master.policy.letters import HALT, LetterFilter
 from usher.master.policy.rules import Rulebook
 
 #: A search for one ticket's entries: entries per call, and calls; and seconds for all searches of one explanation.
 _PAGE, _PAGES = 200, 25
 _LOOK_S = 0.05
-_OF_HALTED_S = 1.0  # for the letter that a halted ticket waits for: without it, an operator may not let it go on
 #: Clocks that differ by less count as one clock.
 _CLOCKS_AGREE_MS = 1000
 _KINDS = {RETURNED: "returned", HALTED: "halted"}
@@ -154,7 +154,7 @@ class Explainer:
         if not (kind or found["unread"] or found["parked"]):
             found |= self._delayed(ticket, until_s)
         found |= self._attempts([*ids[:_PAGE], *found["parked"][:_PAGE]])
-        return found | self._its_letters(ticket, kind, until_s)
+        return found | self._its_letters(ticket, kind)
 
     def _owner(
         self, incarnation: str, members: dict[str, RegisteredConsumer], rules: Rulebook
@@ -234,17 +234,13 @@ class Explainer:
             "traceback": (traceback or b"").decode(errors="replace"),
         }
 
-    def _its_letters(self, ticket: bytes, kind: str, until_s: float) -> dict[str, Any]:
-        """Find the letter that a halted ticket waits for, or the newest letter of a ticket of which nothing is left, as
-        far as the search goes."""
-        if kind == "halted":
-            letter, is_all = self._letters.parked_of(ticket, max(_OF_HALTED_S, until_s - now_s()))
-            return {"letter": letter, "letters_are_all": is_all}
-        if kind:
+    def _its_letters(self, ticket: bytes, kind: str) -> dict[str, Any]:
+        """Find the letter that a halted ticket waits for, or the newest letter of a ticket of which nothing is left."""
+        if kind not in ("", "halted"):
             return {}
-        page = self._letters.where("ticket", ticket, 1, until_s - now_s())
-        newest = next(iter(page.letters), None)
-        return {"last_letter": newest, "letters_are_all": newest is not None or page.cursor is None}
+        newest = self._letters.newest(LetterFilter(ticket, policy=HALT if kind else ""), None, 1, 0.0).letters
+        letter, name = next(iter(newest), None), "letter" if kind else "last_letter"
+        return {name: letter, "letters_are_all": letter is not None or self._letters.counts().are_all}
 
 
 def _record(value: Any) -> tuple[str, TicketRecord | None, int]:

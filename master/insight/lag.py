@@ -50,7 +50,8 @@ def _read(group: Mapping[bytes, Any] | None, cut: bytes | None) -> int | None:
 def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dict[str, Any]:
     """Read the sums of a stream in one round trip, plus those that it takes to count the lag up to ``most`` where Redis
     does not know it. ``by_name``: pending entries of each name in the group; ``oldest``: the id of the first one;
-    ``behind``: who has so much waiting that producers are told to wait, ``<group>`` or ``<group>/<tenant>``."""
+    ``delivered``: the last id that the group was given; ``behind``: who has so much waiting that producers are told to
+    wait, ``<group>`` or ``<group>/<tenant>``."""
     counts = [
         ("XLEN", keys.stream),
         ("HLEN", keys.tickets),
@@ -75,29 +76,11 @@ def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dic
     by_name = {bytes(name): int(count) for name, count in owners or ()}
     lag = lag_of(scripts, keys.stream, group, entries, most)
     told = {} if isinstance(behind, Exception) else pairs(behind)
-    return {
-        "told": [entries, groups],
-        "time_ms": wall_ms(),
-        "stream": keys.stream,
-        "group": keys.group,
-        "has_group": group is not None,
-        "leader_url": held.url,
-        "epoch": held.epoch,
-        "entries": entries,
-        "lag": lag.entries,
-        "lag_is_exact": lag.is_exact,
-        "read": _read(group, cut),
-        "pending": total,
-        "parked": by_name.get(MASTER, 0),
-        "halted": by_name.get(HALTED, 0),
-        "by_name": by_name,
-        "oldest": bytes(lowest) if lowest else None,
-        "tickets": tickets,
-        "retrying": retrying,
-        "errors": errors,
-        "dead_letters": dead,
-        "rules": rules,
-        "delayed": waiting_of(*delayed)._asdict(),
-        "mishaps": parse_mishaps(mishaps)._asdict(),
-        "behind": {name.decode(errors="replace"): int(number) for name, number in told.items()},
-    }
+    seen: dict[str, Any] = {"told": [entries, groups], "time_ms": wall_ms(), "stream": keys.stream, "group": keys.group}
+    seen |= {"has_group": group is not None, "leader_url": held.url, "epoch": held.epoch, "read": _read(group, cut)}
+    seen |= {"delivered": bytes(group[b"last-delivered-id"]) if group else b"0-0"}
+    seen |= {"entries": entries, "lag": lag.entries, "lag_is_exact": lag.is_exact, "tickets": tickets, "rules": rules}
+    seen |= {"pending": total, "parked": by_name.get(MASTER, 0), "halted": by_name.get(HALTED, 0), "by_name": by_name}
+    seen |= {"oldest": bytes(lowest) if lowest else None, "retrying": retrying, "errors": errors, "dead_letters": dead}
+    seen |= {"delayed": waiting_of(*delayed)._asdict(), "mishaps": parse_mishaps(mishaps)._asdict()}
+    return seen | {"behind": {name.decode(errors="replace"): int(number) for name, number in told.items()}}

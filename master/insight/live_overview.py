@@ -25,9 +25,11 @@ from usher.master.insight.lag import stream_sums
 from usher.master.insight.status import consumer_rows
 from usher.master.insight.stuck_tickets import MOST, StuckTickets
 from usher.master.membership.registry import STATES
+from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.alarms import OK, alarms
+from usher.master.policy.letters import SUDDEN_MS
 from usher.master.policy.rates import Sample, is_still, point, rates
 from usher.master.policy.rules import Rulebook, Target
 
@@ -66,6 +68,7 @@ class LiveOverview(Service):
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
+        self._letters = DeadLetters(link, keys)
         self._keys = keys
         self._lease_ms = lease_ms
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
@@ -145,6 +148,8 @@ class LiveOverview(Service):
             parked = self._by_name.get(MASTER, 0)
             rows = self._tickets.rows(parked, states, self._rules, seen["time_ms"])
             seen["stuck"], seen["stuck_most"], seen["groups"] = rows, MOST, self._tickets.groups(rows)
+            counts = self._letters.counts(*(seen["time_ms"] - ms for ms in SUDDEN_MS))
+            seen["letters"], seen["sudden"] = counts.groups, counts.sudden
             seen["alarms"] = [alarm.row() for alarm in alarms(seen)]
         with self._fresh:
             self._snapshot = seen if watched else self._snapshot | seen
@@ -168,7 +173,7 @@ class LiveOverview(Service):
 
     def _take_sample(self, most_counted: int) -> dict[str, Any]:
         seen = stream_sums(self._link, self._scripts, self._keys, most_counted)
-        del seen["rules"], seen["behind"]
+        del seen["rules"], seen["behind"], seen["delivered"]
         self._by_name, self._told = seen.pop("by_name"), seen.pop("told")
         lag, lowest = seen["lag"] if seen["lag_is_exact"] else None, seen.pop("oldest")
         self._samples.append(Sample(seen["time_ms"], seen["entries"], lag, seen["pending"], seen.pop("read")))
@@ -204,5 +209,5 @@ def _nothing_yet(keys: Keys) -> dict[str, Any]:
         " write_trouble oldest_ms leader_url epoch"
     )
     known = {"time_ms": 0, "stream": keys.stream, "group": keys.group, "has_group": True, "lag_is_exact": True}
-    rows: dict[str, Any] = {"mishaps": Mishaps()._asdict(), "stuck": [], "groups": [], "alarms": []}
+    rows: dict[str, Any] = {"mishaps": Mishaps()._asdict(), "stuck": [], "groups": [], "alarms": [], "letters": []}
     return {**dict.fromkeys(unknown.split()), **known, **rows}

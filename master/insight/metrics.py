@@ -62,9 +62,8 @@ class MasterMetrics:
 
 
 def _counted(counts: LeaderCounters) -> Iterable[Metric]:
-    yield counter(
-        "adoptions", "Times that this master began to lead, or began again after an uncertain reply.", counts.adoptions
-    )
+    text = "Times that this master began to lead, or began again after an uncertain reply."
+    yield counter("adoptions", text, counts.adoptions)
     yield counter("handed_over_messages", "Messages handed over.", counts.handed_over)
     yield counter("hand_over_batches", "Turns of the leader that handed something over.", counts.batches)
     yield histogram("hand_over_call_seconds", "Time of such a turn, round trip included.", counts.calls)
@@ -73,66 +72,39 @@ def _counted(counts: LeaderCounters) -> Iterable[Metric]:
     yield counter("consumers_lost", "Consumers whose lease ended without a goodbye.", counts.lost)
     yield counter("recalled_tickets", "Tickets asked back from busy consumers for idle ones.", counts.recalled)
     yield counter("recalled_tickets_returned", "Those of them that came back unstarted.", counts.came_back)
-    yield histogram(
-        "recovery_seconds",
-        "From noticing a lost consumer until all its entries can be handed over again.",
-        counts.recoveries,
-    )
+    text = "From noticing a lost consumer until all its entries can be handed over again."
+    yield histogram("recovery_seconds", text, counts.recoveries)
 
 
 def _stream_metrics(vitals: StreamStats) -> Iterable[Metric]:
-    yield gauge(
-        "redis_refuses_writes",
-        "1 if Redis refuses writes, because memory or disk is full, or replicas are missing.",
-        vitals.refuses_writes,
-    )
+    text = "1 if Redis refuses writes, because memory or disk is full, or replicas are missing."
+    yield gauge("redis_refuses_writes", text, vitals.refuses_writes)
     if vitals.memory_share is not None:
         text = "Share of its memory (maxmemory, else the machine's) that Redis uses; at 1 it refuses writes."
         yield gauge("redis_memory_share", text, vitals.memory_share)
     yield gauge("leader_known", "1 if some master holds the leader lease.", vitals.led)
     yield gauge("stream_entries", "Entries in the ticket stream, done ones included.", vitals.entries)
-    yield gauge(
-        "lag_messages", "Messages that were not read yet, also in gathered sources; see usher_lag_is_exact.", vitals.lag
-    )
-    yield gauge(
-        "lag_is_exact",
-        "0 if there are more than usher_lag_messages: before Redis 7.0 it is counted, up to a limit.",
-        vitals.lag_is_exact,
-    )
+    text = "Messages that were not read yet, also in gathered sources; see usher_lag_is_exact."
+    yield gauge("lag_messages", text, vitals.lag)
+    text = "0 if there are more than usher_lag_messages: before Redis 7.0 it is counted, up to a limit."
+    yield gauge("lag_is_exact", text, vitals.lag_is_exact)
     yield gauge("unfinished_messages", "Lag and pending together: what is not done.", vitals.unfinished)
-    yield gauge(
-        "oldest_message_age_seconds", "Age of the oldest message that is not done; 0 if there is none.", vitals.oldest_s
-    )
+    text = "Age of the oldest message that is not done; 0 if there is none."
+    yield gauge("oldest_message_age_seconds", text, vitals.oldest_s)
     text = "Like usher_oldest_message_age_seconds, without what halted tickets, pauses and slowing rules hold back."
     yield gauge("oldest_unheld_message_age_seconds", text, vitals.oldest_unheld_s)
     pending = {"handed_over": vitals.handed_over, "parked": vitals.parked, "halted": vitals.halted}
-    yield gauges(
-        "pending_messages",
-        "Read and not acknowledged. halted: behind a dead letter, waiting for an operator.",
-        "state",
-        pending,
-    )
+    text = "Read and not acknowledged. halted: behind a dead letter, waiting for an operator."
+    yield gauges("pending_messages", text, "state", pending)
     yield gauge("tickets_in_processing", "Tickets that have an owner, or are halted.", vitals.tickets)
-    yield gauge(
-        "tried_messages",
-        "Unfinished messages that failed, or ran when a process ended, at least once.",
-        vitals.tried_before,
-    )
-    yield gauge(
-        "delayed_messages",
-        "Messages that were sent for later and are not due yet, or late: see usher_delayed_late_seconds.",
-        vitals.delayed,
-    )
-    yield gauge(
-        "delayed_late_seconds",
-        "Since when the first delayed message is due; 0 if none is. More than a few: no master leads.",
-        vitals.late_s,
-    )
-    yield counter(
-        "unread_cut_messages",
-        "Messages that were cut from the stream before they were read, as far as this can be known; they are lost.",
-        vitals.mishaps.unread_cut,
-    )
+    text = "Unfinished messages that failed, or ran when a process ended, at least once."
+    yield gauge("tried_messages", text, vitals.tried_before)
+    text = "Messages that were sent for later and are not due yet, or late: see usher_delayed_late_seconds."
+    yield gauge("delayed_messages", text, vitals.delayed)
+    text = "Since when the first delayed message is due; 0 if none is. More than a few: no master leads."
+    yield gauge("delayed_late_seconds", text, vitals.late_s)
+    text = "Messages that were cut from the stream before they were read, as far as this can be known; they are lost."
+    yield counter("unread_cut_messages", text, vitals.mishaps.unread_cut)
     yield gauge("dead_letters_open", "Dead letters that are not redriven or dropped yet.", vitals.dead_letters)
 
 
@@ -152,12 +124,11 @@ def _consumers(loads: Mapping[str, ConsumerStats]) -> Iterable[Metric]:
         " taken back yet."
     )
     yield gauges("consumers", text, "state", by_state)
-    text = f"the first {MOST_CONSUMERS} by name have their own, the rest is {OTHERS}."
-    yield gauges(
-        "consumer_pending_messages", f"Handed over to a consumer and not acknowledged; {text}", "consumer", pending
-    )
-    yield gauges("consumer_slots", f"Handlers that a consumer runs at the same time; {text}", "consumer", slots)
-    yield gauges("consumer_live", f"1 if a consumer is live; {text}", "consumer", live)
+    first = f"the first {MOST_CONSUMERS} by name have their own, the rest is {OTHERS}."
+    text = f"Handed over to a consumer and not acknowledged; {first}"
+    yield gauges("consumer_pending_messages", text, "consumer", pending)
+    yield gauges("consumer_slots", f"Handlers that a consumer runs at the same time; {first}", "consumer", slots)
+    yield gauges("consumer_live", f"1 if a consumer is live; {first}", "consumer", live)
 
 
 _SEVERITIES = ("bad", "warn")
@@ -179,29 +150,21 @@ class AuditMetrics:
             return
         if until_ms is not None:
             yield gauge("audit_proven_until", "Until when history is proven (usher audit prove).", until_ms / 1000)
-            yield gauge(
-                "audit_unproven_seconds",
-                "How long ago that is: longer than the run log holds, and a part of history will not be proven.",
-                max(0.0, (wall_ms() - until_ms) / 1000),
-            )
+            text = "How long ago that is: longer than the run log holds, and a part of history will not be proven."
+            yield gauge("audit_unproven_seconds", text, max(0.0, (wall_ms() - until_ms) / 1000))
         if found is None:
             return
         began_s = _number(found.get("started_ms")) / 1000
-        yield gauge(
-            "audit_last_run_timestamp_seconds", "When the last audit began; alert when it is too long ago.", began_s
-        )
+        text = "When the last audit began; alert when it is too long ago."
+        yield gauge("audit_last_run_timestamp_seconds", text, began_s)
         yield gauge("audit_duration_seconds", "How long the last audit took.", _number(found.get("seconds")))
-        yield gauge(
-            "audit_unproven",
-            "What the last audit could not prove, in sentences of its report.",
-            _number(found.get("unproven")),
-        )
+        text = "What the last audit could not prove, in sentences of its report."
+        yield gauge("audit_unproven", text, _number(found.get("unproven")))
         counts = found.get("severities")
         counts = counts if isinstance(counts, dict) else {}
         text = "Findings of the last audit in this ticket stream; both are 0 when the promise held."
-        yield gauges(
-            "audit_findings", text, "severity", {severity: _number(counts.get(severity)) for severity in _SEVERITIES}
-        )
+        by_severity = {severity: _number(counts.get(severity)) for severity in _SEVERITIES}
+        yield gauges("audit_findings", text, "severity", by_severity)
 
 
 def _number(value: object) -> float:

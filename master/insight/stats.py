@@ -1,7 +1,7 @@
 """StreamStats: the few numbers that describe a ticket stream, for /metrics and for autoscalers.
 
-Read from Redis alone, in two round trips (before Redis 7.0 the lag is counted in some more), and kept for a moment, so
-that the cost does not depend on how many ask.
+Read from Redis alone, in three round trips (before Redis 7.0 the lag is counted in some more), and kept for a moment,
+so that the cost does not depend on how many ask.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from usher.common.base.errors import NotNow
 from usher.common.base.log import event
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
-from usher.common.protocol.mishaps import Mishaps, mishaps_command, parse_mishaps
+from usher.common.protocol.mishaps import Mishaps
 from usher.common.protocol.registration import Registration, parse
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
-from usher.common.redis.replies import group_of, leases_command, pairs, parse_leases
+from usher.common.redis.replies import leases_command, pairs, parse_leases
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
-from usher.master.insight.lag import lag_of
+from usher.master.insight.lag import stream_sums
 from usher.master.leader.elector import Lead
 from usher.master.membership.registry import RegisteredConsumer, state_of
-from usher.master.operations.delayed_messages import waiting_commands, waiting_of
 from usher.master.operations.live_rules import rulebook
 from usher.master.policy.backlog import BacklogLimits
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
@@ -121,63 +120,35 @@ class StreamStatsReader:
 
     def _read(self) -> StreamStats:
         keys, link = self._keys, self._link
-        commands = [
-            ("XLEN", keys.stream),
-            ("HLEN", keys.tickets),
-            ("HLEN", keys.attempts),
-            ("XLEN", keys.dead),
-            ("EXISTS", keys.leader),
-            ("TIME",),
-            ("HGETALL", keys.consumers),
-            ("XINFO", "GROUPS", keys.stream),
-            ("XPENDING", keys.stream, keys.group),
-            ("HGETALL", keys.rules),
-            mishaps_command(keys),
-            ("HGET", keys.position, "takeable"),
-            ("GET", keys.taken),
-            *waiting_commands(keys),
-        ]
-        *counts, moment, stored, groups, pending, ruled, mishaps, takeable, taken, late, first = link.pipeline(commands)
-        for reply in (*counts, moment, stored, ruled):
-            if isinstance(reply, Exception):
-                raise reply
-        entries, tickets, tried_before, dead, led = counts
-        group, summary = group_of(groups, keys.group, taken), None if isinstance(pending, Exception) else pending
-        by_owner = {name: int(count) for name, count in (summary[3] or ())} if summary else {}
-        registered = _registered(stored)
+        seen = stream_sums(link, self._scripts, keys, _MOST_COUNTED)
+        asked = [("TIME",), ("HGETALL", keys.consumers), ("HGETALL", keys.rules), ("HGET", keys.position, "takeable")]
+        moment, stored, ruled, takeable = link.all_of(asked)
+        registered, rules, by_owner = _registered(stored), rulebook(ruled), seen["by_name"]
         leases = [leases_command(keys, list(registered))] if registered else []
-        above = b"(" + (group[b"last-delivered-id"] if group else b"0-0")
-        replies = link.pipeline([*INFO_COMMANDS, ("XRANGE", keys.stream, above, "+", "COUNT", 1), *leases])
+        above = ("XRANGE", keys.stream, b"(" + seen["delivered"], "+", "COUNT", 1)
+        replies = link.pipeline([*INFO_COMMANDS, above, *leases])
         told, (unread, *states) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
-        new = [entry[0] for entry in unread] if isinstance(unread, list) else []
-        oldest = [*new, summary[1]] if summary and summary[0] else new
-        rules, trouble = rulebook(ruled), write_trouble(*told)
+        new, trouble = [entry[0] for entry in unread] if isinstance(unread, list) else [], write_trouble(*told)
+        oldest = [*new, seen["oldest"]] if seen["oldest"] else new
         unheld = self._unheld(new, by_owner, rules) if HALTED in by_owner or any(map(_holds, rules.rules)) else oldest
-        lag = lag_of(self._scripts, keys.stream, group, entries, _MOST_COUNTED)
         sources = self._sources() or {"lag": 0, "lag_is_exact": True}
-        now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000
-        delayed = waiting_of(late, first)
-        late_s = 0.0 if delayed.first_ms is None else max(0.0, (now_ms - delayed.first_ms) / 1000)
+        now_ms, delayed = int(moment[0]) * 1000 + int(moment[1]) // 1000, seen["delayed"]
         return StreamStats(
-            entries,
-            min(lag.entries, entries) + sources["lag"],  # those that were cut unread count until the next is read
-            lag.is_exact and sources["lag_is_exact"],
-            summary[0] if summary else 0,
-            by_owner.get(MASTER, 0),
-            by_owner.get(HALTED, 0),
-            tickets,
-            tried_before,
-            dead,
-            _age_s(oldest, now_ms),
-            bool(led),
-            _loads(registered, states[0] if states else (), rules, by_owner),
-            delayed.messages,
-            late_s,
-            _age_s(unheld, now_ms),
-            trouble is not None and trouble.is_certain,
-            memory_share(*told),
-            parse_mishaps(mishaps),
-            int(takeable) if isinstance(takeable, bytes) else None,
+            **{name: seen[name] for name in ("entries", "pending", "parked", "halted", "tickets", "dead_letters")},
+            # those that were cut unread count until the next is read
+            lag=min(seen["lag"], seen["entries"]) + sources["lag"],
+            lag_is_exact=seen["lag_is_exact"] and sources["lag_is_exact"],
+            tried_before=seen["retrying"],
+            oldest_s=_age_s(oldest, now_ms),
+            led=seen["epoch"] is not None,
+            consumers=_loads(registered, states[0] if states else (), rules, by_owner),
+            delayed=delayed["messages"],
+            late_s=0.0 if delayed["first_ms"] is None else max(0.0, (now_ms - delayed["first_ms"]) / 1000),
+            oldest_unheld_s=_age_s(unheld, now_ms),
+            refuses_writes=trouble is not None and trouble.is_certain,
+            memory_share=memory_share(*told),
+            mishaps=Mishaps(**seen["mishaps"]),
+            known_takeable=int(takeable) if isinstance(takeable, bytes) else None,
         )
 
     def _unheld(self, new: list[bytes], by_owner: dict[bytes, int], rules: Rulebook) -> list[bytes]:
@@ -231,17 +202,10 @@ def lag_document(vitals: StreamStats) -> dict[str, Any]:
     """Return the answer of ``GET /api/lag``: plain numbers on the top level, for KEDA's metrics-api scaler and the
     like."""
     live = [load for load in vitals.consumers.values() if load.state == "live"]
-    return {
-        "lag": vitals.lag,
-        "lag_is_exact": vitals.lag_is_exact,
-        "pending": vitals.pending,
-        "unfinished": vitals.unfinished,
-        "takeable": vitals.takeable,
-        "oldest_seconds": round(vitals.oldest_s, 3),
-        "consumers": len(live),
-        "slots": sum(load.slots for load in live),
-        "time_ms": time.time_ns() // 1_000_000,
-    }
+    told: dict[str, Any] = {"lag": vitals.lag, "lag_is_exact": vitals.lag_is_exact, "pending": vitals.pending}
+    told |= {"unfinished": vitals.unfinished, "takeable": vitals.takeable}
+    told |= {"oldest_seconds": round(vitals.oldest_s, 3), "consumers": len(live)}
+    return told | {"slots": sum(load.slots for load in live), "time_ms": time.time_ns() // 1_000_000}
 
 
 #: Seconds between two looks, and for which a sign lasts.

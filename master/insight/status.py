@@ -39,8 +39,6 @@ from usher.master.policy.ticket_filter import ORDERS, TicketFilter
 _MOST_COUNTED = 100_000
 #: The most tickets in processing that are looked through for their owners.
 _MOST_INDEXED = 20_000
-#: Seconds after which the search for a halted ticket's letter ends.
-_LOOK_S = 0.5
 #: Seconds for which the state of many sources is kept: they are looked at one by one.
 _SOURCES_KEPT_S = 2.0
 #: The most parked messages that are looked at for their tickets, the oldest ones.
@@ -80,7 +78,7 @@ class StatusReader:
         """Return stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in
         processing and halted, dead letters, live rules; and what keeps Redis from writing."""
         seen = stream_sums(self._link, self._scripts, self._keys, _MOST_COUNTED)
-        for name in ("by_name", "oldest", "told"):
+        for name in ("by_name", "oldest", "told", "delivered"):
             del seen[name]
         losses, *told_of = self._link.pipeline([losses_command(self._keys, 1), *INFO_COMMANDS])
         trouble = write_trouble(*told_of)
@@ -170,15 +168,16 @@ class StatusReader:
         row = ticket_row(ticket_id.encode(), value)
         add_ticket_states(self._link, self._keys, [row])
         if row["state"] == TicketState.HALTED:
-            letter, _ = self._letters.parked_of(ticket_id.encode(), _LOOK_S)
+            letter = self._letters.parked_for([ticket_id.encode()]).get(ticket_id.encode())
             row |= {} if letter is None else {"dead_letter": letter.row()}
         return row
 
     def explained(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the rows; those of halted tickets with the dead letter that they wait for (``dead_letter``), if it is
-        among the newest, and its error where none is noted."""
-        halted = [row["ticket_id"].encode() for row in rows if row["state"] == TicketState.HALTED]
-        found = self._letters.parked_for(halted) if halted else {}
+        """Return the rows; those of halted tickets with the dead letter that they wait for (``dead_letter``), and its
+        error where none is noted."""
+        found = self._letters.parked_for(
+            row["ticket_id"].encode() for row in rows if row["state"] == TicketState.HALTED
+        )
         for row in rows:
             letter = found.get(row["ticket_id"].encode())
             if letter is not None:

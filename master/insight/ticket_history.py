@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from usher.common.base.clock import wall_ms
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.attempts import decode as decode_attempts
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.last_error import TRACEBACK
+from usher.common.protocol.last_error import RUNS, TRACEBACK
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.message import DUE_FIELD, REPLAY_OF, UID_FIELD, first_value, ticket_value
-from usher.common.protocol.run_log import RunRecord, decode
+from usher.common.protocol.registration import name_of
+from usher.common.protocol.run_log import RunRecord, decode, decode_kept
 from usher.common.protocol.stream_id import is_id, milliseconds, rank
 from usher.common.protocol.ticket_states import BY_OWNER, TicketState
 from usher.common.redis.client import Link
@@ -27,6 +29,7 @@ from usher.common.redis.replies import group_of
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.explain.stuck import fence_ms
+from usher.master.policy.letters import LetterFilter
 
 #: Entries, or records of executions, that one call looks at: a millisecond or so of Redis.
 _ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
@@ -35,6 +38,8 @@ _FIRST_S, _PIECE_S, _PIECE_EVENTS = 0.02, 0.1, 200
 #: Seconds after which a search for tickets by a part of their ids ends.
 _LOOK_S = 0.06
 _LETTERS = 50
+#: Unfinished messages of a ticket whose executions are looked for, and units of the bars that show some.
+_OF_MESSAGES, BAR = 30, 300
 #: Bytes of a field that are shown unless the whole is asked for.
 _SHOWN = 4_096
 #: Clocks may differ by so much: a record of the run log may have a lower time than its message.
@@ -44,11 +49,13 @@ END = "end"
 
 class TicketHistoryPage(NamedTuple):
     """A piece of a history. ``events``: newest first; ``back``: where the next piece begins, None at the beginning of
-    the streams; ``since_ms``: how far back this piece went."""
+    the streams; ``since_ms``: how far back this piece went; ``attempts``: those of the first message that failed
+    (``attempts_shown``)."""
 
     events: list[dict[str, Any]]
     back: str | None
     since_ms: int | None
+    attempts: list[dict[str, Any]]
 
 
 class MessageExecutions(NamedTuple):
@@ -80,7 +87,12 @@ class TicketHistory:
         entries_from, runs_from = _parse_back(back)
         ticket = ticket_id.encode()
         piece_s = _PIECE_S if back else _FIRST_S
-        events = [] if back else self._letters_of(ticket)
+        letters = [] if back else self._letters.newest(LetterFilter(ticket), None, _LETTERS, _FIRST_S).letters
+        rows = {row["message_id"]: row for row in (letter.row() for letter in letters)}
+        written = [{"event": "dead_letter", "ms": row["written_ms"], "letter": row} for row in rows.values()]
+        events = [event | {"message_id": one} for event, one in zip(written, rows, strict=True)]
+        kept = self._kept([] if back else known[:_OF_MESSAGES], ticket_id)
+        kept |= {one.runs[0].id: one.runs for one in reversed(letters) if one.runs}
         ends_s = time.monotonic() + piece_s
         reached = []
         if entries_from != END:
@@ -93,13 +105,24 @@ class TicketHistory:
             records, runs_from = self._find("runs", runs_from, (text,), ends_s + piece_s)
             events += [_ran(run) for record in records for run in decode(record) if run.ticket == ticket_id]
             reached.append(runs_from)
+        seen = {(event["message_id"], event.get("attempt")) for event in events}
+        events += [_ran(run) for runs in kept.values() for run in runs if (run.id, run.attempt) not in seen]
         events += _hand_overs([event for event in events if event["event"] == "ran"])
         if held is not None and not back and all(event.get("fence") != held[1] for event in events):
             events.append(_handed(fence_ms(held[1]), *held))  # no execution under this fence has ended yet
         events.sort(key=lambda event: (event["ms"], rank((event["message_id"] or "0-0").encode())), reverse=True)
         more = entries_from != END or runs_from != END
         times = [milliseconds(one.removeprefix("(").encode()) for one in reached if one != END]
-        return TicketHistoryPage(events, f"{entries_from}_{runs_from}" if more else None, max(times, default=None))
+        shown = next(iter(kept.values()), ())
+        attempts = attempts_shown(shown, shown[0].id in rows) if shown else []
+        back = f"{entries_from}_{runs_from}" if more else None
+        return TicketHistoryPage(events, back, max(times, default=None), attempts)
+
+    def _kept(self, ids: Sequence[str], ticket: str = "") -> dict[str, Sequence[RunRecord]]:
+        """Return the executions that are kept with messages of these that failed."""
+        values = self._link.call("HMGET", self._keys.errors, *(RUNS + one.encode() for one in ids)) if ids else []
+        named = zip(ids, values, strict=True)
+        return {one: runs for one, value in named if value and (runs := decode_kept(value, ticket, one))}
 
     def _find(self, what: str, start: str, wanted: tuple[str | bytes, ...], ends_s: float) -> tuple[list[bytes], str]:
         key, at_once = (self._keys.stream, _ENTRIES_AT_ONCE) if what == "entries" else (self._keys.runs, _RUNS_AT_ONCE)
@@ -112,14 +135,6 @@ class TicketHistory:
             start = f"({last.decode()}"
             if time.monotonic() > ends_s or len(found) >= _PIECE_EVENTS:
                 return found, start
-
-    def _letters_of(self, ticket: bytes) -> list[dict[str, Any]]:
-        found = self._letters.where("ticket", ticket, _LETTERS, _FIRST_S).letters
-        rows = [letter.row() for letter in found]
-        return [
-            {"event": "dead_letter", "ms": row["written_ms"], "letter": row, "message_id": row["message_id"]}
-            for row in rows
-        ]
 
     def message(self, message_id: str) -> dict[str, Any] | None:
         """Return a message with its fields as pairs, long values cut; None when it is not in the stream."""
@@ -150,9 +165,9 @@ class TicketHistory:
         is_unread = group is None or rank(message_id.encode()) > rank(group[b"last-delivered-id"])
         return TicketState.UNREAD if is_there and is_unread else None
 
-    def executions(self, message_id: str, after: str | None = None) -> MessageExecutions:
+    def executions(self, message_id: str, after: str | None = None, kept: Sequence[Any] = ()) -> MessageExecutions:
         """Return the executions of a message, oldest first: from when it was sent, or (the next piece) behind a record
-        of the run log."""
+        of the run log. ``kept``: those that its dead letter has."""
         sent_ms, ends_s = milliseconds(message_id.encode()), time.monotonic() + _PIECE_S
         start = f"({after}" if after else f"{max(0, sent_ms - _CLOCKS_MS)}-0"
         text, found, is_all = orjson.dumps(message_id), list[dict[str, Any]](), False
@@ -163,6 +178,10 @@ class TicketHistory:
             )
             found += [_execution(run) for record in some for run in decode(record) if run.id == message_id]
             start = f"({last.decode()}" if last else start
+        if not after:
+            kept, seen = kept or self._kept([message_id]).get(message_id, ()), {run["attempt"] for run in found}
+            found += [_execution(run) for run in kept if run.attempt not in seen]
+            found.sort(key=lambda run: run["began_ms"])
         begins_ms = milliseconds(first[0][0]) if first else None
         more = None if is_all else start.removeprefix("(")
         until_ms = milliseconds(more.encode()) if more else None
@@ -190,18 +209,18 @@ class TicketHistory:
             again += [one.decode() for one in some]
             is_all = is_all and reached == END
         last_error = decode_error(error)
-        return {
-            "sent_ms": milliseconds(entry_id),
-            "due_ms": int(due.partition(b".")[0]) if due.partition(b".")[0].isdigit() and len(due) <= 20 else None,
-            "replay_of": _id_or_none(replayed.decode(errors="replace"), message_id),
-            "redriven_from": _id_or_none(redriven, message_id) if not replayed else None,
-            "again": [one for one in dict.fromkeys(again) if one != message_id],
-            "again_is_all": is_all,
+        told: dict[str, Any] = {"sent_ms": milliseconds(entry_id)}
+        told |= {"due_ms": int(due.partition(b".")[0]) if due.partition(b".")[0].isdigit() and len(due) <= 20 else None}
+        told |= {"replay_of": _id_or_none(replayed.decode(errors="replace"), message_id)}
+        told |= {"redriven_from": _id_or_none(redriven, message_id) if not replayed else None}
+        told |= {"again": [one for one in dict.fromkeys(again) if one != message_id]}
+        told |= {"again_is_all": is_all}
+        return told | {
             "noted": {
                 "attempts": (decode_attempts(noted) if noted is not None else Attempts())._asdict(),
                 "last_error": last_error and last_error._asdict() | {"told": last_error.told},
                 "traceback": (traceback or b"").decode(errors="replace"),
-            },
+            }
         }
 
     def containing(self, text: str, most: int, cursor: str = "0") -> tuple[list[tuple[bytes, bytes]], str | None]:
@@ -244,18 +263,31 @@ def _is_start(part: str) -> bool:
     )
 
 
+def attempts_shown(runs: Sequence[RunRecord], is_over: bool) -> list[dict[str, Any]]:
+    """Return attempts of a message as a page draws them, each with its wait before: from ``x`` on it waited, from
+    ``start`` on it ran, of ``BAR`` units that last until now, or the last end."""
+    ends, shown, before = [(run.end_us or run.start_us) // 1000 for run in runs], list[dict[str, Any]](), 0
+    begin = free = min(milliseconds(runs[0].id.encode()), runs[0].start_us // 1000)
+    scale = BAR / max(1, (max(ends) if is_over else wall_ms()) - begin)
+    for run, end_ms in zip(runs, ends, strict=True):
+        start_ms = run.start_us // 1000
+        x, start, end = (round((ms - begin) * scale, 1) for ms in (free, start_ms, end_ms))
+        told: dict[str, Any] = {
+            "waited_ms": max(0, start_ms - free),
+            "took_ms": end_ms - start_ms if run.end_us else None,
+        }
+        told |= {"x": x, "start": start, "ran": max(2.0, round(end - start, 1)), "start_ms": start_ms}
+        shown.append(run._asdict() | told | {"lacks": run.attempt - before - 1, "name": name_of(run.consumer)})
+        free, before = end_ms, run.attempt
+    return shown
+
+
 def _ran(run: Any) -> dict[str, Any]:
     ms = (run.end_us or run.start_us) // 1000
     took_ms = (run.end_us - run.start_us) / 1000 if run.end_us else None
     facts = {"outcome": run.outcome, "attempt": run.attempt, "fence": run.fence, "owner": run.consumer}
-    return {
-        "event": "ran",
-        "ms": ms,
-        "message_id": run.id,
-        "began_ms": run.start_us // 1000,
-        "took_ms": took_ms,
-        **facts,
-    }
+    told: dict[str, Any] = {"event": "ran", "ms": ms, "message_id": run.id, "began_ms": run.start_us // 1000}
+    return told | {"took_ms": took_ms, **facts}
 
 
 def _execution(run: RunRecord) -> dict[str, Any]:

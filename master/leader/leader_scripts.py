@@ -21,7 +21,7 @@ from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import ZERO, GroupPosition, rank
 from usher.common.redis.client import Arg, CommandRefused
-from usher.common.redis.replies import group_of, pack_entry, pack_part, read_command, redis_ms, separator
+from usher.common.redis.replies import group_of, pack_entry, pack_part, pack_parts, read_command, redis_ms
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.master.leader.entries import (
@@ -36,13 +36,14 @@ from usher.master.leader.entries import (
     Rejected,
 )
 from usher.master.leader.losses import LossBook
-from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply, is_given_back_head
+from usher.master.policy.board.plans import NOBODY, NOTHING, HandOverPlan, HandOverReply, is_given_back_head
 
 #: Messages per batch whose waiting time is measured, so that a batch of a thousand costs no more than one of ten.
 _SAMPLED = 16
 #: Most notes of others that are read at once: so many are kept (lua/includes/tell_leader.lua), give or take.
 _MOST_NOTES = 10_000
-#: Number of entries to read from which on the size of the newest one is asked for.
+#: Number of entries to read above which the size of the newest one is asked for, and of those handed over above which
+#: their bodies come along at the first try only.
 _MANY = 64
 #: So often a turn is tried again that others have stopped by changes which do not concern it.
 _TRIES = 5
@@ -95,12 +96,45 @@ class Noted(NamedTuple):
 
 class Packet(NamedTuple):
     """The commands of a hand-over. ``fence``: 0 where no ticket changes its owner. ``taken``: as it is noted then.
-    ``left``: how many entries ``master`` gets, by the last command."""
+    ``left``: the entries that ``master`` gets, by the last command."""
 
     commands: list[tuple[Arg, ...]]
     fence: int
     taken: bytes
-    left: int
+    left: list[bytes]
+
+
+class KeptBodies:
+    """Packed bodies of what was read and waits for a moment, to go with its first hand-over; after a few seconds, or
+    some MiB, owners read them themselves. (What a producer deletes in these seconds may run all the same.)"""
+
+    _SECONDS, _BYTES = 2.0, 16 << 20
+
+    def __init__(self) -> None:
+        self._newer: dict[bytes, bytes] = {}
+        self._older: dict[bytes, bytes] = {}
+        self._size, self._until_s = 0, 0.0
+
+    def age(self, now_s: float) -> None:
+        """Let go of what has waited for ``_SECONDS``, or up to twice as long."""
+        if now_s >= self._until_s or self._size >= self._BYTES:
+            self._older = self._newer if now_s < self._until_s + self._SECONDS else {}
+            self._newer, self._size, self._until_s = {}, 0, now_s + self._SECONDS
+
+    def add(self, bodies: Mapping[bytes, bytes], ids: Iterable[bytes]) -> None:
+        for one in ids:
+            if body := bodies.get(one):
+                self._newer[one] = body
+                self._size += len(body)
+
+    def get(self, one: bytes) -> bytes | None:
+        return self._newer.get(one) or self._older.get(one)
+
+    def drop(self, ids: Iterable[bytes]) -> None:
+        if self._newer or self._older:
+            for one in ids:
+                self._newer.pop(one, None)
+                self._older.pop(one, None)
 
 
 class ParkedPage(NamedTuple):
@@ -202,6 +236,8 @@ class LeaderScripts:
         self.changed_rules = False
         self._fence, self._behind_ms = 0, 0.0  # the last one; what Redis' clock has more than ours
         self._taken = b""  # as it is noted
+        self._kept = KeptBodies()
+        self.highest = 0  # rank of the highest id that anybody was given, as far as it is known
         # The last position of the group of which Redis said how many entries it had been given by then, this number,
         # and how many we were given since.
         self._given: tuple[bytes, int | None, int] = (ZERO, None, 0)
@@ -218,7 +254,7 @@ class LeaderScripts:
         script_keys = (keys.stream, keys.leader, keys.epoch, keys.taken, groups, keys.counters, keys.changed)
         _, position, given, fence, self.noted = self._run("begin", script_keys, ("1" if is_new else "",))
         self._fence, self._given = int(fence), (position, None if given == b"" else int(given), 0)
-        self._taken = b"%s %s" % (position, str(given).encode() if given != b"" else b"")
+        self._taken, self.highest = b"%s %s" % (position, str(given).encode() if given != b"" else b""), rank(position)
         self._behind_ms = redis_ms(self._scripts.link) - 1000 * now_s()
         self.look()
         # Who may not MULTI hears of it before anything depends on it.
@@ -226,6 +262,11 @@ class LeaderScripts:
         self.look()
 
     # ---- the turn ----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_news(self) -> bool:
+        """Return whether others have noted changes that nobody has followed yet."""
+        return bool(self.changed or self.changed_consumers or self.changed_rules)
 
     @property
     def _watching(self) -> list[tuple[Arg, ...]]:
@@ -282,18 +323,21 @@ class LeaderScripts:
         """
         if not self.is_guarded:
             self.look()
-        if self.changed or self.changed_consumers or self.changed_rules:
+        if self.has_news:
             return None
         keys, began_ns = self._keys, time.time_ns()
+        self._kept.age(now_s())
+        if new.found and rank(new.found[0][0]) <= self.highest:  # somebody has set the group back
+            new, self._kept = replace(new, bodies=_NOTHING), KeptBodies()
         read = ("XREADGROUP", "GROUP", keys.group, "master", "COUNT", count, "NOACK", "STREAMS", keys.stream, ">")
         leases = [keys.lease(target.incarnation) for target in plan.targets]
         asked: list[tuple[Arg, ...]] = [("MGET", *leases)] if leases else []
         if count > _MANY:  # the next ones may be as large as the newest
             asked.append(("XREVRANGE", keys.stream, "+", "-", "COUNT", 1))
-        # A note of others that does not concern the plan stops it all the same, as long as it is on its way: without
-        # bodies it is there sooner.
-        for bodies in (new.bodies, *[_NOTHING] * _TRIES):
-            packet = self._packet(plan, replace(new, bodies=bodies), index, self._next_fence())
+        # A note of others that does not concern the plan stops it all the same, as long as it is on its way: of many
+        # entries, without their bodies it is there sooner.
+        for tried in range(1 + _TRIES):
+            packet = self._packet(plan, new, index, self._next_fence(), not tried or plan.size <= _MANY)
             commands = [*packet.commands, *((read, ("XINFO", "GROUPS", keys.stream)) if count else ())]
             done, told, is_concerned = self._transaction(plan, index, commands, asked)
             if done is not None or is_concerned:
@@ -301,8 +345,11 @@ class LeaderScripts:
         if done is None:
             return None
         self._fence, self._taken = packet.fence or self._fence, packet.taken or self._taken
-        if packet.left > (claimed := len(done[len(packet.commands) - 1]) if packet.left else 0):
-            self._cuts.append((packet.left - claimed, b"", new.found[-1][0], 0))
+        self.highest = max(self.highest, rank(new.found[-1][0] if new.found else new.position or ZERO))
+        if packet.left:
+            self._kept.add(new.bodies, packet.left)
+            if missing := len(packet.left) - len(done[len(packet.commands) - 1]):
+                self._cuts.append((missing, b"", new.found[-1][0], 0))
         states = [
             (target.incarnation, state)
             for target, state in zip(plan.targets, told[0] if leases else (), strict=True)
@@ -311,49 +358,49 @@ class LeaderScripts:
         lost = [name for name, state in states if state is None]
         reply = HandOverReply(packet.fence, [name for name, state in states if state is not None], lost)
         if plan.targets:
+            self._kept.drop(chain.from_iterable(part.ids for target in plan.targets for part in target.parts))
             self._counts.hand_over(plan, began_ns)
         return reply, self._was_read(done[-2:], count, told[-1] if count > _MANY else []) if count else NO_NEW_ENTRIES
 
-    def _packet(self, plan: HandOverPlan, new: NewEntries, index: Mapping[bytes, bytes], fence: int) -> Packet:
+    def _packet(
+        self, plan: HandOverPlan, new: NewEntries, index: Mapping[bytes, bytes], fence: int, has_bodies: bool
+    ) -> Packet:
         """Make the commands by which entries change owner, and the index and the inboxes of the new owners say so. All
         claims are with FORCE: what is new is in nobody's list yet, and what is parked nobody of ours has ended, whoever
         took it out.
 
-        An inbox gets one record (``InboxRecord``): fence (of tickets that change their owner), low and high (no id in
-        it is outside of these), and parts: of each ticket its name, its fence if it keeps one, and its entries."""
-        keys, body = self._keys, new.bodies.get
-        commands: list[tuple[Arg, ...]] = []
+        An inbox gets one record (``InboxRecord``): fence (of tickets that change their owner), and parts: of each
+        ticket its name, its fence if it keeps one, and its entries. A body comes along only with what, as far as this
+        leader knows, nobody was given before: who has it already must look whether it is pending still."""
+        keys, commands = self._keys, list[tuple[Arg, ...]]()
+        read, kept = (new.bodies.get, self._kept.get) if has_bodies else (_NOTHING.get, _NOTHING.get)
         records: dict[bytes, bytes] = {}
         planned: set[bytes] = set()
         each, has_new_owners = [], False
         for target in plan.targets:
             head = b"%s %d " % (target.incarnation.encode(), fence)
-            ids: list[bytes] = []
             packed = []
             for ticket, believed, its_ids, held in target.parts:
                 line = its_ids[0] if len(its_ids) == 1 else b" ".join(its_ids)
-                ids += its_ids
                 if believed == NOBODY or is_given_back_head(believed):
                     records[ticket], its_fence, has_new_owners = head + line, b"", True
                 else:
                     records[ticket] = b" ".join((believed, *held, line))
                     its_fence = believed.rpartition(b" ")[2]
-                packed.append(pack_part(ticket, its_fence, [body(one) or pack_entry((one,)) for one in its_ids]))
+                entries = [read(one) or kept(one) or pack_entry((one,)) for one in its_ids]
+                packed.append(pack_part(ticket, its_fence, entries))
+            ids = [one for part in target.parts for one in part.ids]
             planned.update(ids)
-            each.append((target.incarnation, ids, b"*%d\r\n%b" % (len(packed), b"".join(packed))))
+            each.append((target.incarnation, ids, pack_parts(packed)))
         left = [entry[0] for entry in new.found if entry[0] not in planned]
         last, given = (new.found[-1][0], new.given) if new.found else (new.position, self._given[1])
-        # Where all is new, the reader knows that it has none of it (inbox_reader.py).
-        low = new.found[0][0] if new.found and plan.size == len(new.found) - len(left) else ZERO
         if new.kept:
-            kept = set(chain.from_iterable(new.kept.values()))
-            left = [one for one in left if one not in kept]
+            had = set(chain.from_iterable(new.kept.values()))
+            left = [one for one in left if one not in had]
         for incarnation, ids, parts in each:
-            high = last if low != ZERO else max(ids, key=rank)
-            record = ("fence", fence, "low", low, "high", high, "parts", parts)
             commands += [
                 ("XCLAIM", keys.stream, keys.group, incarnation, 0, *ids, "FORCE", "JUSTID"),
-                ("XADD", keys.inbox(incarnation), "*", *record),
+                ("XADD", keys.inbox(incarnation), "*", "fence", fence, "parts", parts),
             ]
         over = [ticket for ticket, record in index.items() if not (record or ticket in records)]
         records = {ticket: record for ticket, record in index.items() if record} | records
@@ -373,7 +420,7 @@ class LeaderScripts:
             commands.append(("SET", keys.taken, taken))
         if left:
             commands.append(("XCLAIM", keys.stream, keys.group, "master", 0, *left, "FORCE", "JUSTID"))
-        return Packet(commands, fence if has_new_owners else 0, taken, len(left))
+        return Packet(commands, fence if has_new_owners else 0, taken, left)
 
     def _next_fence(self) -> int:
         """Return a fence above all former ones. It follows Redis' clock, too: numbers.lua says why."""
@@ -427,6 +474,16 @@ class LeaderScripts:
         largest = sum(map(len, newest[0][1])) if newest else 0
         return replace(found, largest=max(found.largest, largest))
 
+    def recall(self, incarnation: str, tickets: Iterable[tuple[bytes, bytes, Sequence[bytes]]]) -> bool:
+        """Ask an incarnation to give tickets back, each with its fence and all that may have been started of it. What
+        it has started by now, it keeps, and does not answer. Return False if others have changed something meanwhile:
+        then it was not asked. An inbox that is gone does not come into being again."""
+        parts = [pack_part(ticket, fence, [pack_entry((one,)) for one in ids]) for ticket, fence, ids in tickets]
+        asked = ("XADD", self._keys.inbox(incarnation), "NOMKSTREAM", "*", "recall", pack_parts(parts))
+        if not self.is_guarded:
+            self.look()
+        return not self.has_news and self._transaction(NOTHING, _NOTHING, [asked], ())[0] is not None
+
     def note_cuts(self) -> None:
         """Count, and tell of, entries that are gone and that turns have found missing: they were not handed over."""
         while self._cuts:
@@ -441,7 +498,7 @@ class LeaderScripts:
         keys = self._keys
         start = b"-" if after is None else b"(" + after
         _, last, found, gone = self._run(
-            "read_parked", (keys.stream, keys.leader, keys.dead), (start, count, *self._parse_arguments)
+            "read_parked", (keys.stream, keys.leader, keys.dead, keys.letters), (start, count, *self._parse_arguments)
         )
         return ParkedPage(last or None, _found(found), gone)
 
@@ -460,29 +517,13 @@ class LeaderScripts:
         bodies are large."""
         keys = self._keys
         args = [part for entry in entries for part in entry]
-        return int(self._run("reject", (keys.stream, keys.leader, keys.dead), args)[1])
-
-    def recall(self, incarnation: str, tickets: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
-        """Ask an incarnation to give tickets, (ticket, fence), back of which it has started nothing. Return those that
-        are not its own under this fence; all, if its lease is not live."""
-        keys = self._keys
-        script_keys = (keys.leader, keys.tickets, keys.lease(incarnation), keys.inbox(incarnation))
-        between = separator([ticket for ticket, _ in tickets])
-        args = (incarnation, between, *chain.from_iterable(tickets))
-        return list(self._run("recall", script_keys, args)[1])
+        return int(self._run("reject", (keys.stream, keys.leader, keys.dead, keys.letters), args)[1])
 
     def take_back(self, incarnation: str, count: int) -> TakenPage:
         """Bring one page of a dead incarnation's entries to ``master``."""
         keys = self._keys
-        script_keys = (
-            keys.stream,
-            keys.leader,
-            keys.lease(incarnation),
-            keys.dead,
-            keys.attempts,
-            keys.noted(incarnation),
-            keys.inbox(incarnation),
-        )
+        own = (keys.noted(incarnation), keys.inbox(incarnation))
+        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.dead, keys.attempts, *own, keys.letters)
         reply = self._run("take_back", script_keys, (incarnation, count, *self._parse_arguments))
         if reply[0] == b"ALIVE":
             return TakenPage(True, 0, [], [])
@@ -493,7 +534,7 @@ class LeaderScripts:
         """Free the records of a dead incarnation's tickets, each with what memory has of it as unfinished. Return None
         when it still has entries."""
         keys = self._keys
-        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead)
+        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead, keys.letters)
         freed, left = Freed([], []), [part for ticket, ids in tickets for part in (ticket, b" ".join(ids))]
         while True:
             state, *reply = self._run("free_tickets", script_keys, (incarnation, *left))
@@ -513,6 +554,7 @@ class LeaderScripts:
         alone, and those above ``highest``."""
         keys = self._keys
         script_keys = [keys.stream, keys.leader, keys.dead, keys.tickets, keys.taken, *map(keys.lease, known)]
+        script_keys.append(keys.letters)
         args = (min_idle_ms, cursor, count, *self._parse_arguments, highest, *known)
         _, cursor, flat, gone = self._run("sweep", script_keys, args)
         return Swept(cursor, list(zip(_found(flat, 3), flat[2::3], strict=True)), gone)
@@ -535,8 +577,8 @@ class LeaderScripts:
 
     def due_delayed(self, most: int) -> DueLook:
         """Put delayed messages in the order of their times. Return up to ``most`` that are due."""
-        log = LogKeys(self._keys.stream)
-        script_keys = (log.delayed, log.due, log.due_until, self._keys.leader, self._keys.dead)
+        log, keys = LogKeys(self._keys.stream), self._keys
+        script_keys = (log.delayed, log.due, log.due_until, keys.leader, keys.dead, keys.letters)
         _, until, wait_ms, told, *flat = self._unfenced(
             self._scripts.run("due_delayed", script_keys, (str(self.epoch), most, self._parse_arguments[0]))
         )
@@ -562,15 +604,8 @@ class LeaderScripts:
 
     def reap(self, incarnation: str, name: str, stored: bytes) -> bool:
         keys = self._keys
-        script_keys = (
-            keys.stream,
-            keys.leader,
-            keys.lease(incarnation),
-            keys.inbox(incarnation),
-            keys.consumers,
-            keys.noted(incarnation),
-            keys.unproven(incarnation),
-        )
+        own = (keys.noted(incarnation), keys.unproven(incarnation))
+        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.inbox(incarnation), keys.consumers, *own)
         return bool(self._run("reap", script_keys, (incarnation, name, stored)) == b"OK")
 
     def forget_attempts(self, noted: str, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
@@ -581,6 +616,12 @@ class LeaderScripts:
             "forget_attempts", (keys.stream, keys.leader, noted, keys.taken), (cursor, count)
         )
         return following, list(gone)
+
+    def recount_letters(self, place: bytes, count: int) -> bytes:
+        """Mend the index of the dead letters from ``place``, b"" at first, as far as it is wrong; return where to go
+        on, b"" at the end."""
+        keys = (self._keys.dead, self._keys.leader, self._keys.letters)
+        return bytes(self._unfenced(self._scripts.run("recount_letters", keys, (str(self.epoch), place, count)))[1])
 
     def _run(self, step: str, keys: Sequence[str], args: Iterable[Any]) -> Any:
         return self._unfenced(self._scripts.run(step, keys, (self._keys.group, str(self.epoch), *args)))

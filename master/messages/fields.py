@@ -4,7 +4,7 @@ value in a field, among what is unfinished and the dead letters."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s
@@ -17,6 +17,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import group_of
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.lag import lag_of
+from usher.master.insight.status import add_ticket_states, ticket_row
 
 #: Seconds that reading a list, or a search, may take for one answer; and messages read by one call.
 _WITHIN_S, _READ_AT_ONCE = 0.2, 200
@@ -177,11 +178,21 @@ class MessageFields:
         found = zip(named, owners, strict=True)
         kept = {one: owner for one, owner in found if owner or rank(one.encode()) > rank(delivered)}
         values = self._values(keys.stream, (self._ticket_field, *self.names), list(kept))
-        return [
+        rows = [
             self._row(_STATES.get(owner, TicketState.HANDED_OVER), values.get(one), 1)
             | {"message_id": one, "consumer_name": "" if owner in _STATES else name_of(owner.decode(errors="replace"))}
             for one, owner in kept.items()
         ]
+        first = self._first_states({row["ticket_id"] for row in rows if row["ticket_id"]})
+        return [row | {"state": first.get(row["message_id"], row["state"])} for row in rows]
+
+    def _first_states(self, tickets: Collection[str]) -> dict[str, str]:
+        """Return the states of the first messages of these tickets, as their lists and pages say them."""
+        values = self._link.call("HMGET", self._keys.tickets, *tickets) if tickets else []
+        named = zip(tickets, values, strict=True)
+        rows = [ticket_row(ticket.encode(), value) for ticket, value in named if value]
+        add_ticket_states(self._link, self._keys, rows)
+        return {row["message_ids"][0]: row["state"] for row in rows if row.get("message_ids")}
 
     def _row(self, state: str, values: list[Any] | None, before: int) -> dict[str, Any]:
         ticket = _text(values, 0)

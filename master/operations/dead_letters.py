@@ -19,16 +19,23 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.action_log import ActionLog, OperatorAction
-from usher.master.policy.letters import HALT, DeadLetter, LetterFilter, parse_letter, split_letter
+from usher.master.policy.letters import (
+    HALT,
+    DeadLetter,
+    LetterCounts,
+    LetterFilter,
+    parse_counts,
+    parse_letter,
+    split_letter,
+)
 
 #: Letters read, redriven or dropped by one script call.
 PAGE = 200
 AT_ONCE = 100
-#: Most letters looked at for one page of an answer; few among many may match.
-_MOST_LOOKED_AT = 10_000
-#: Letters that one script call searches for those of a ticket; and the newest letters of a ticket among which the one
-#: that it waits for is looked for.
-_FIND_AT_ONCE, _OF_A_TICKET = 1_000, 20
+#: Seconds after which the search for one page of an answer ends; few among many may match.
+_WITHIN_S = 1.0
+#: The newest letters of a ticket among which the one that it waits for is looked for.
+_OF_A_TICKET = 20
 
 
 class LetterResult(NamedTuple):
@@ -62,68 +69,43 @@ class DeadLetters:
     def page(self, wanted: LetterFilter, after: bytes | None, limit: int, until: bytes | None = None) -> LetterPage:
         """Return up to ``limit`` letters that match, oldest first, above id ``after`` and not above ``until``; fewer
         when many do not match."""
-        found: list[DeadLetter] = []
-        looked_at = 0
-        while looked_at < _MOST_LOOKED_AT:
-            is_all, letters = self._read(wanted, after, min(PAGE, max(1, limit)), until)
-            looked_at += len(letters)
-            for letter in letters:
-                after = letter.id
-                if wanted.fits(letter):
-                    found.append(letter)
-                    if len(found) == limit:
-                        return LetterPage(found, after)
-            if is_all:
-                return LetterPage(found, None)
-        return LetterPage(found, after)
+        start, end = wanted.start if after is None else b"(" + after, wanted.end
+        if until is not None and (wanted.before_ms is None or wanted.before_ms >= milliseconds(until)):
+            end = until
+        return self._page(wanted, start, end, limit, "", _WITHIN_S)
 
     def newest(self, wanted: LetterFilter, below: bytes | None, limit: int, within_s: float) -> LetterPage:
         """Return up to ``limit`` letters that match, newest first, below id ``below``; fewer when many do not match and
         ``within_s`` seconds are over."""
-        found: list[DeadLetter] = []
-        end, ends_s = wanted.end if below is None else b"(" + below, now_s() + within_s
+        end = wanted.end if below is None else b"(" + below
+        return self._page(wanted, wanted.start, end, limit, "newest", within_s)
+
+    def _page(
+        self, wanted: LetterFilter, start: bytes, end: bytes, limit: int, newest: str, within_s: float
+    ) -> LetterPage:
+        keys, found, ends_s = (self._keys.dead, self._keys.letters), list[DeadLetter](), now_s() + within_s
+        count = PAGE if wanted.reason or wanted.error or wanted.policy else min(PAGE, max(1, limit))
+        own = [(wanted.id, wanted.id, 1, "", b"")] if wanted.id and b"(" not in start + end else []  # a letter's own id
         while True:
-            is_all, letters = self._rows(wanted.start, end, PAGE, "newest")
-            for letter in letters:
-                if wanted.fits(letter):
+            asked = [(start, end, count, newest, wanted.begin), *own]
+            (is_all, rows, reached), *more = self._scripts.run_each("read_letters", keys, asked)
+            for row in {row[0]: row for row in (*rows, *(one for answer in more for one in answer[1]))}.values():
+                if wanted.fits(letter := parse_letter(*row)):
                     found.append(letter)
                     if len(found) == limit:
                         return LetterPage(found, letter.id)
-            if is_all:
-                return LetterPage(found, None)
-            end = b"(" + letters[-1].id
-            if now_s() > ends_s:
-                return LetterPage(found, end[1:])
-
-    def where(self, field: str, value: bytes, most: int, within_s: float) -> LetterPage:
-        """Return up to ``most`` letters, newest first, whose ``ticket`` or (message's) ``id`` is ``value``. The search
-        runs in Redis: only matches travel."""
-        found: list[bytes] = []
-        start, ends_s = "+", now_s() + within_s
-        while len(found) < most:
-            _, last, some, is_all = self._scripts.run(
-                "find_entries", (self._keys.dead,), (f"usher-{field}", value, start, _FIND_AT_ONCE)
-            )
-            found += some
-            start = f"({last.decode()}"
             if is_all or now_s() > ends_s:
-                break
-        rows = self._scripts.run_each("read_letters", (self._keys.dead,), [(one, one, 1, "") for one in found[:most]])
-        letters = [parse_letter(letter_id, head) for _, row in rows for letter_id, head in row]
-        return LetterPage(letters, None if is_all and len(found) <= most else last)
+                return LetterPage(found, None if is_all else bytes(reached))
+            start, end, own = (start, b"(" + reached, []) if newest else (b"(" + reached, end, [])
 
-    def _read(
-        self, wanted: LetterFilter, after: bytes | None, count: int, until: bytes | None
-    ) -> tuple[bool, list[DeadLetter]]:
-        start = wanted.start if after is None else b"(" + after
-        end = wanted.end
-        if until is not None and (wanted.before_ms is None or wanted.before_ms >= milliseconds(until)):
-            end = until
-        return self._rows(start, end, count, "")
+    def of_message(self, message_id: bytes) -> DeadLetter | None:
+        """Return the newest letter of a message, or the letter that has this id itself."""
+        return next(iter(self.newest(LetterFilter(id=message_id), None, 1, 0.0).letters), None)
 
-    def _rows(self, start: bytes, end: bytes, count: int, newest: str) -> tuple[bool, list[DeadLetter]]:
-        is_all, rows = self._scripts.run("read_letters", (self._keys.dead,), (start, end, count, newest))
-        return bool(is_all), [parse_letter(letter_id, head) for letter_id, head in rows]
+    def counts(self, *since_ms: int) -> LetterCounts:
+        """Count all letters by kind, without reading any. ``since_ms``: where times begin of which they are counted
+        apart, each later than the one before."""
+        return parse_counts(self._scripts.run("count_letters", (self._keys.dead, self._keys.letters), since_ms))
 
     def all(self, wanted: LetterFilter, until: bytes) -> Iterator[list[DeadLetter]]:
         """Yield pages of all letters that match, up to the letter ``until``; letters written meanwhile are not
@@ -157,26 +139,11 @@ class DeadLetters:
         return [name for name in names if name != self._keys.group] if self._keys.group in names else []
 
     def parked_for(self, tickets: Iterable[bytes]) -> dict[bytes, DeadLetter]:
-        """Return the letters that these halted tickets wait for, by ticket, as far as they are among the newest of
-        all."""
-        missing, found = set(tickets), {}
-        end = b"+"
-        for _ in range(_MOST_LOOKED_AT // PAGE if missing else 0):
-            is_all, letters = self._rows(b"-", end, PAGE, "newest")
-            for letter in letters:
-                if letter.policy == HALT and letter.ticket in missing:
-                    missing.remove(letter.ticket)
-                    found[letter.ticket] = letter
-            if is_all or not missing:
-                break
-            end = b"(" + letters[-1].id
-        return found
-
-    def parked_of(self, ticket: bytes, within_s: float) -> tuple[DeadLetter | None, bool]:
-        """Return the letter that one halted ticket waits for, if it is found within ``within_s`` seconds; and whether
-        all letters were looked at."""
-        page = self.where("ticket", ticket, _OF_A_TICKET, within_s)
-        return next((letter for letter in page.letters if letter.policy == HALT), None), page.cursor is None
+        """Return the letters that these halted tickets wait for, by ticket."""
+        asked = [("-", "+", _OF_A_TICKET, "newest", LetterFilter(ticket).begin) for ticket in tickets]
+        pages = self._scripts.run_each("read_letters", (self._keys.dead, self._keys.letters), asked)
+        found = (parse_letter(*row) for _, rows, _ in pages for row in reversed(rows))
+        return {letter.ticket: letter for letter in found if letter.policy == HALT}
 
     def overtaken(self, first: Mapping[bytes, bytes], within_s: float) -> tuple[int, bool]:
         """Count the tickets of which the stream has messages behind these; False: not all was looked at in time."""
@@ -209,8 +176,7 @@ class DeadLetters:
         assert len(ids) <= AT_ONCE
         keys = self._keys
         script_keys: list[str] = [keys.stream, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.leader]
-        if step == "redrive":
-            script_keys += [LogKeys(keys.stream).delayed, keys.errors]
+        script_keys += [LogKeys(keys.stream).delayed, keys.errors] * (step == "redrive") + [keys.letters]
         results: list[LetterResult] = []
         while len(results) < len(ids):
             left = ids[len(results) :]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from usher.common.protocol.run_log import CRASHED, DONE, FAILED, GAVE_UP, RunRecord
+from usher.common.protocol.run_log import DONE, FAILURES, RunRecord
 
 
 class ChartSpan(NamedTuple):
@@ -36,9 +36,8 @@ NAMES, _LONGEST_NAME = 20, 100
 ALL, OTHERS = "", "(others)"
 #: By what executions are counted apart: the consumer, and the source of which a work stream has the message.
 BY_CONSUMER, BY_SOURCE = "parts", "sources"
-_FAILED = (FAILED, CRASHED, GAVE_UP)
 _FIRST_US, _LAST_STEP = 100, 80
-_KNOWN = {"t", "at", "ms", "lag", BY_CONSUMER, BY_SOURCE, "tenants"}
+_KNOWN = {"t", "at", "ms", "lag", "failed", BY_CONSUMER, BY_SOURCE, "tenants"}
 
 
 def place_of(ms: int) -> str:
@@ -55,8 +54,8 @@ Parts = dict[str, dict[str, Any]]
 
 
 class Level(NamedTuple):
-    """Figures that Redis tells at one moment; None: unknown. ``sent`` and ``done`` are counted since some moment of the
-    past. ``runs``: up to where the run log was read."""
+    """Figures that Redis tells at one moment; None: unknown. ``sent``, ``done`` and ``failed`` are
+    counted since some moment of the past. ``runs``: up to where the run log was read."""
 
     sent: int | None
     done: int | None
@@ -64,6 +63,7 @@ class Level(NamedTuple):
     pending: int
     oldest_ms: int
     runs: str
+    failed: int | None = None
 
 
 def step_of(us: float) -> int:
@@ -105,7 +105,7 @@ def gather(runs: Iterable[RunRecord], *, by_stream: bool = False) -> dict[str, P
         for group, name in places:
             part = found[group].get(name) or found[group].setdefault(name, _part())
             part["done"] += run.outcome == DONE
-            part["failed"] += run.outcome in _FAILED
+            part["failed"] += run.outcome in FAILURES
             for key, step in (("wait", wait), ("took", took)):
                 if step >= 0:
                     part[key][str(step)] = part[key].get(str(step), 0) + 1
@@ -124,29 +124,23 @@ def point(
     """Return the point of this minute. ``former``: the newest one of an earlier minute; what was counted since then is
     this point's. ``in_part``: not all executions were read."""
     since_ms = now_ms if former is None else former["at"]
-    return {
-        "t": now_ms - now_ms % MINUTE_MS,
-        "at": now_ms,
-        "ms": max(0, now_ms - since_ms),
-        "sent": _more(former, "sent_total", level.sent),
-        "done": _more(former, "done_total", level.done),
-        "lag": level.lag,
-        "pending": level.pending,
-        "oldest_ms": level.oldest_ms,
-        "sent_total": level.sent,
-        "done_total": level.done,
-        "runs": level.runs,
-        **runs,
-        "tenants": {name[:_LONGEST_NAME]: list(told) for name, told in list(tenants.items())[:NAMES]},
-        "in_part": in_part,
-    }
+    failed = _more(former, "failed_total", level.failed)
+    if failed is None:
+        failed = runs[BY_CONSUMER].get(ALL, {"failed": 0})["failed"]
+    told: dict[str, Any] = {"t": now_ms - now_ms % MINUTE_MS, "at": now_ms, "ms": max(0, now_ms - since_ms)}
+    told |= {"sent": _more(former, "sent_total", level.sent)}
+    told |= {"done": _more(former, "done_total", level.done), "failed": failed, "lag": level.lag}
+    told |= {"pending": level.pending, "oldest_ms": level.oldest_ms, "sent_total": level.sent}
+    told |= {"done_total": level.done, "failed_total": level.failed, "runs": level.runs, **runs}
+    told |= {"tenants": {name[:_LONGEST_NAME]: list(told) for name, told in list(tenants.items())[:NAMES]}}
+    return told | {"in_part": in_part}
 
 
 def merge(begin_ms: int, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return these points, of one step that begins then, as one: counts added up, and the highest of each level."""
     merged: dict[str, Any] = {"t": begin_ms, "at": points[-1]["at"], "in_part": any(one["in_part"] for one in points)}
     merged["ms"] = sum(one["ms"] for one in points)
-    for name in ("sent", "done", "lag"):
+    for name in ("sent", "done", "failed", "lag"):
         known = [one[name] for one in points if one[name] is not None]
         merged[name] = (max(known) if name == "lag" else sum(known)) if known else None
     merged |= {name: max(one[name] for one in points) for name in ("pending", "oldest_ms")}

@@ -6,15 +6,23 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from usher.common.protocol.last_error import error_name, told
+from usher.common.protocol.run_log import GAVE_UP, RunRecord, decode_kept
 from usher.common.protocol.stream_id import milliseconds
 
 #: Policy of a letter whose ticket waits for it.
 HALT = "halt"
 #: A name and a place of an error, as they are told.
 _PLACED = re.compile(r".+ in .+:[0-9]+")
+#: So many letters in ten minutes, and so many times as many as usual, are sudden; usual is what came in that many times
+#: ten minutes before.
+_SUDDEN, _TIMES_USUAL, _TIMES = 20, 5, 23
+#: Before now, in ms: where the two times begin.
+SUDDEN_MS = (600_000 * (_TIMES + 1), 600_000)
+#: Name of the letters of all kinds that came after the first 200 of them.
+_OTHERS = "further kinds: the index tells the first 200 apart"
 #: Most groups that are named one by one.
 _SHOWN = 5
 
@@ -25,7 +33,8 @@ class DeadLetter:
     milliseconds since the epoch.
 
     ``id`` is the letter's own; its milliseconds are when it was written. ``cut``: fields or parts of them are missing.
-    ``at``: file and line of the error, in the handler's own code.
+    ``at``: file and line of the error, in the handler's own code; ``handler``: MODULE:FUNCTION. ``runs``: its
+    executions, as far as they were kept.
     """
 
     id: bytes
@@ -44,6 +53,8 @@ class DeadLetter:
     fields: int
     cut: bool
     at: str = ""
+    handler: str = ""
+    runs: tuple[RunRecord, ...] = ()
 
     @property
     def written_ms(self) -> int:
@@ -74,24 +85,12 @@ class DeadLetter:
 
     def row(self) -> dict[str, Any]:
         """Return the letter for programs: bytes that are not UTF-8 are shown, not kept."""
-        return {
-            "id": self.id.decode(errors="replace"),
-            "message_id": self.message_id.decode(errors="replace"),
-            "ticket_id": self.ticket.decode(errors="replace"),
-            "reason": self.reason,
-            "error": self.error,
-            "error_type": self.error_type,
-            "at": self.at,
-            "attempts": self.attempts,
-            "owner": self.owner,
-            "first_ms": self.first_ms,
-            "last_ms": self.last_ms,
-            "written_ms": self.written_ms,
-            "policy": self.policy,
-            "fence": self.fence,
-            "fields": self.fields,
-            "cut": self.cut,
+        told = {
+            name: value.decode(errors="replace") if isinstance(value, bytes) else value
+            for name, value in vars(self).items()
+            if name not in ("traceback", "runs", "ticket")
         }
+        return told | {"ticket_id": self.ticket.decode(errors="replace"), "written_ms": self.written_ms}
 
 
 def parse_letter(letter_id: bytes, head: Sequence[bytes]) -> DeadLetter:
@@ -108,24 +107,16 @@ def parse_letter(letter_id: bytes, head: Sequence[bytes]) -> DeadLetter:
         value = text(name)
         return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else 0
 
-    return DeadLetter(
-        letter_id,
-        known.get(b"usher-id", b""),
-        known.get(b"usher-ticket", b""),
-        text("reason"),
-        text("error"),
-        text("error-type"),
-        text("traceback"),
-        number("attempts"),
-        text("owner"),
-        number("first-ms"),
-        number("last-ms"),
-        text("policy"),
-        number("fence"),
-        number("fields"),
-        b"usher-fields-cut" in known or b"usher-values-cut" in known,
-        text("at"),
-    )
+    runs = decode_kept(known.get(b"usher-history", b""), text("ticket"), text("id"))
+    if not runs and number("attempts") == 1:  # it was given up at once
+        of_run = (text("owner"), text("ticket"), text("id"), number("fence"), 1)
+        runs = [RunRecord(*of_run, 1000 * number("first-ms"), 1000 * number("last-ms"), GAVE_UP)]
+    texts = ["reason", "error", "error_type", "traceback", "owner", "policy", "at", "handler"]
+    facts: dict[str, Any] = {name: text(name.replace("_", "-")) for name in texts}
+    facts |= {name: number(name.replace("_", "-")) for name in ["attempts", "first_ms", "last_ms", "fence", "fields"]}
+    facts |= {"id": letter_id, "message_id": known.get(b"usher-id", b""), "ticket": known.get(b"usher-ticket", b"")}
+    cut = b"usher-fields-cut" in known or b"usher-values-cut" in known
+    return DeadLetter(cut=cut, runs=tuple(runs), **facts)
 
 
 def split_letter(flat: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
@@ -140,8 +131,8 @@ def split_letter(flat: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
 class LetterFilter:
     """Filter for letters: one matches when every condition given holds. ``reason`` and ``error`` are parts of the
     texts; ``error`` is looked for in the error's name and place too (``has_error``). ``id`` is a letter's or its
-    message's. ``after_ms`` and ``before_ms``: when the letter was written, in milliseconds since the epoch.
-    ``sees_texts``: whether who asks may see the texts of errors."""
+    message's; ``group`` that of a ``Group``. ``after_ms`` and ``before_ms``: when the letter was written,
+    in milliseconds since the epoch. ``sees_texts``: whether who asks may see the texts of errors."""
 
     ticket: bytes | None = None
     reason: str = ""
@@ -151,6 +142,15 @@ class LetterFilter:
     before_ms: int | None = None
     policy: str = ""
     sees_texts: bool = True
+    group: str = ""
+
+    @property
+    def begin(self) -> bytes:
+        """Return how the members of the index begin that are of these letters, or of more (lua/includes/index.lua); b""
+        where it does not know them."""
+        named = ((b"t", self.ticket), (b"m", self.id))
+        found = (b"%b%d:%b " % (kind, len(value), value) for kind, value in named if value is not None)
+        return b"g%b " % self.group.encode() if self.group else next(found, b"")
 
     @property
     def start(self) -> bytes:
@@ -160,16 +160,22 @@ class LetterFilter:
     def end(self) -> bytes:
         return b"+" if self.before_ms is None else b"%d" % max(0, self.before_ms)
 
+    def meets(self, group: Group) -> bool:
+        """Return whether all letters of a group match, as far as what they have in common tells."""
+        is_narrow = any(one is not None for one in (self.ticket, self.id, self.after_ms, self.before_ms))
+        told = (group.reason, group.error_type, group.at, "", group.policy)
+        return not is_narrow and self.group in ("", group.id) and self._has(*told)
+
+    def _has(self, reason: str, name: str, at: str, error: str, policy: str) -> bool:
+        is_meant = not self.error or has_error(self.error, name, at, error)
+        return is_meant and self.reason.lower() in reason.lower() and self.policy in ("", policy)
+
     def fits(self, letter: DeadLetter) -> bool:
         """Return whether the letter matches; its time is not checked, for only the range between ``start`` and ``end``
         is read."""
-        return (
-            (self.ticket is None or letter.ticket == self.ticket)
-            and self.reason.lower() in letter.reason.lower()
-            and (not self.error or has_error(self.error, letter.error_name, letter.at, letter.error * self.sees_texts))
-            and self.policy in ("", letter.policy)
-            and (self.id is None or self.id in (letter.id, letter.message_id))
-        )
+        whose = self.ticket in (None, letter.ticket) and self.id in (None, letter.id, letter.message_id)
+        told = (letter.reason, letter.error_name, letter.at, letter.error * self.sees_texts, letter.policy)
+        return whose and self._has(*told)
 
 
 def has_error(asked: str, name: str, at: str, error: str) -> bool:
@@ -187,17 +193,62 @@ def has_error(asked: str, name: str, at: str, error: str) -> bool:
 
 @dataclass(frozen=True)
 class Group:
-    """Letters that have reason, name of the error (``error_type``), policy and place of the error in common."""
+    """Letters that have reason, name of the error (``error_type``), policy and place of the error in common. Where the
+    index counts them, it has a name for them (``id``), knows the handler, and how many are of each time asked for."""
 
     reason: str
     error_type: str
     policy: str
     at: str
     count: int
+    id: str = ""
+    handler: str = ""
+    times: tuple[int, ...] = ()
 
     @property
     def told(self) -> str:
         return told(self.error_type, self.at)
+
+    @property
+    def why(self) -> str:
+        return ": ".join(filter(None, (self.reason, self.told)))
+
+
+class LetterCounts(NamedTuple):
+    """Numbers of letters, exact: of all; of those in the index, which are less while it is mended; and of each kind,
+    the largest first."""
+
+    letters: int
+    indexed: int
+    groups: list[Group]
+
+    @property
+    def are_all(self) -> bool:
+        return self.indexed == self.letters
+
+    @property
+    def sudden(self) -> str:
+        """Tell of letters that come much faster than usual; "" when they do not. ``SUDDEN_MS`` are the times that were
+        counted."""
+        now, before = (sum(group.times[at] for group in self.groups) for at in (0, 1))
+        usual = before / _TIMES
+        if now < max(_SUDDEN, _TIMES_USUAL * usual):
+            return ""
+        first = max(self.groups, key=lambda group: group.times[0])
+        most = f"most of them: {first.why}" if 2 * first.times[0] > now else f"of {len(self.groups)} kinds"
+        return f"{now:,} messages were given up in the last 10 minutes, usual are {usual:,.0f}; {most}"
+
+
+def parse_counts(reply: Sequence[Any]) -> LetterCounts:
+    """Parse what count_letters.lua answers. The last time comes first."""
+    groups = []
+    for group_id, kind, count, *times in reply[2:]:
+        reason, name, policy, at, handler = (
+            kind.decode(errors="replace").split("\n") if kind else ("", _OTHERS, *[""] * 3)
+        )
+        name = error_name("", name) or name
+        groups.append(Group(reason, name, policy, at, count, group_id.decode(), handler, tuple(reversed(times))))
+    return LetterCounts(reply[0], reply[1], sorted(groups, key=lambda group: -group.count))
 
 
 def also_for(groups: Sequence[str]) -> str:

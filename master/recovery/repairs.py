@@ -212,9 +212,9 @@ class Reconciler:
 
 class Janitor(Service):
     """Service that forgets dead incarnations once nothing is pending for them, and the attempts and errors of messages
-    that ended without their owner, while this master leads. Otherwise Redis would keep a name in the group for every
-    restart there ever was, and a field for every such message. Its step carries the epoch, and a lost reply raises no
-    doubt: asking again gives the same answer."""
+    that ended without their owner, and mends the index of the dead letters, while this master leads. Otherwise Redis
+    would keep a name in the group for every restart there ever was, and a field for every such message. Its step
+    carries the epoch, and a lost reply raises no doubt: asking again gives the same answer."""
 
     name = "reap"
 
@@ -237,6 +237,7 @@ class Janitor(Service):
         self._lead = lead
         self._every_s = every_s
         self._cursor, self._noted, self._next_noted = b"0", keys.attempts, keys.errors
+        self._recounted = b""  # up to here
         self.stalls_after_s = max(10.0, 4 * _CALM * every_s)
 
     def run_once(self) -> float:
@@ -245,6 +246,11 @@ class Janitor(Service):
             try:
                 steps = LeaderScripts(self._scripts, self._keys, epoch, "")
                 is_clean = self._reap(steps)
+                before, self._recounted = self._recounted, steps.recount_letters(self._recounted, PAGE)
+                if self._recounted:
+                    return _PAUSE_S
+                if before:
+                    event(log, "letters_recounted", level=logging.WARNING)
                 self._cursor, _ = steps.forget_attempts(self._noted, self._cursor, PAGE)
                 if self._cursor == b"0":
                     self._noted, self._next_noted = self._next_noted, self._noted

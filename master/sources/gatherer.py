@@ -170,15 +170,8 @@ class Gatherer(Service):
 
     def _call(self, turn: Turn) -> tuple[bool, bytes, list[TurnResult]]:
         keys = self._keys
-        groups = (LogKeys(source.decode()).groups for source in turn.sources)
-        script_keys: tuple[str | bytes, ...] = (
-            keys.stream,
-            keys.gathered,
-            keys.dead,
-            keys.counters,
-            *turn.sources,
-            *groups,
-        )
+        own, groups = (keys.gathered, keys.dead, keys.counters), (LogKeys(one.decode()).groups for one in turn.sources)
+        script_keys: tuple[str | bytes, ...] = (keys.stream, *own, *turn.sources, *groups, keys.letters)
         args = (keys.group, self._ticket_field, LONGEST_TICKET, self._most, turn.quantum)
         is_full, given, *flat = self._scripts.run("gather", script_keys, args)
         told = [

@@ -39,6 +39,7 @@ class _Filter(BaseModel):
     older_than_s: _Age | None = None
     younger_than_s: _Age | None = None
     policy: Annotated[str, Field(pattern="^(skip|halt)?$")] = ""
+    group: Annotated[str, Field(pattern="^([0-9a-f]{12}|others)?$")] = ""
 
     def meant(self) -> LetterFilter:
         now_ms = time.time_ns() // 1_000_000
@@ -51,6 +52,7 @@ class _Filter(BaseModel):
             None if self.older_than_s is None else now_ms - int(self.older_than_s * 1000),
             self.policy,
             sees_texts(),
+            self.group,
         )
 
 

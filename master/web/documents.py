@@ -78,8 +78,8 @@ class ConsumerShown(TypedDict):
 
 class LetterRow(TypedDict):
     """A dead letter without its traceback and its message's fields (``fields`` is their number). ``at``: file and line
-    of the error, in the handler's own code. ``error``: its text, of which viewers see the type only. ``shown_fields``:
-    see TicketRow."""
+    of the error, in the handler's own code; ``handler``: MODULE:FUNCTION. ``error``: its text, of which viewers see
+    the type only. ``shown_fields``: see TicketRow."""
 
     id: str
     message_id: str
@@ -88,6 +88,7 @@ class LetterRow(TypedDict):
     error: str
     error_type: str
     at: str
+    handler: str
     attempts: int
     owner: str
     first_ms: int
@@ -251,14 +252,14 @@ class ExecutionRow(TypedDict):
 
 
 class MessageShown(TypedDict):
-    """A message. ``state``: delayed, dead_letter, over (neither pending nor in a dead letter that was found), gone
+    """A message. ``state``: delayed, dead_letter, over (neither pending nor in a dead letter), gone
     (not pending, and the stream does not have it any more), or that of an unfinished message (``entry``, as the
     ticket's explanation has it if it is among the first ones; ``sentences``: what it waits for, if it is the
     first). ``bytes`` and ``field_count`` are null where the stream does not have it; ``fields`` (pairs, long
-    values cut) then too, and for viewers. ``dead_letter_is_known``: false when not all letters could be
-    searched. ``executions``: oldest first, ``cursor``: where the search in the run log goes on;
-    ``executions_are_cut``: the log may have had earlier ones. ``due_ms``: when it was to be sent, of one sent
-    for later. ``again``: its redrives and replays, among the newest messages unless ``again_is_all``."""
+    values cut) then too, and for viewers. ``executions``: oldest first, ``cursor``: where the search in the run
+    log goes on; ``executions_are_cut``: the log may have had earlier ones. ``due_ms``: when it was to be
+    sent, of one sent for later. ``again``: its redrives and replays, among the newest messages unless
+    ``again_is_all``."""
 
     message_id: str
     ticket_id: str | None
@@ -272,7 +273,6 @@ class MessageShown(TypedDict):
     sentences: list[str]
     delayed: DelayedMessage | None
     dead_letter: LetterRow | None
-    dead_letter_is_known: bool
     attempts: int
     charged: int
     last_error: ErrorRow | None

@@ -22,8 +22,6 @@ from usher.master.web.parts import Parts
 from usher.master.web.seen import seen, sees_texts
 
 _MOST_ON_A_PAGE = 200
-#: Seconds that the search for its dead letter may take.
-_LOOK_S = 0.05
 #: Of an execution, what belongs to the message that is asked for.
 _OF_EXECUTIONS = ("ticket_id", "began_ms", "ended_ms", "took_ms", "outcome", "attempt", "fence", "owner")
 
@@ -109,9 +107,12 @@ def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str,
     entry = parts.history.message(message_id)
     # Before the letters: what is given up is no longer pending in the step that writes its letter.
     standing = parts.history.standing(message_id, entry is not None)
-    letters = parts.letters.where("id", message_id.encode(), 1, _LOOK_S)
-    waiting, runs = parts.delayed.chosen([message_id]), parts.history.executions(message_id, after)
-    letter = letters.letters[0].row() if letters.letters else None
+    found_letter = parts.letters.of_message(message_id.encode())
+    waiting, runs = (
+        parts.delayed.chosen([message_id]),
+        parts.history.executions(message_id, after, found_letter.runs if found_letter else ()),
+    )
+    letter = found_letter and found_letter.row()
     if not (entry or letter or waiting or standing or runs.runs) and runs.more is None:
         raise Problem(
             404,
@@ -124,9 +125,8 @@ def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str,
     ticket_id = next(filter(None, found), None)
     now = _now(parts, ticket_id, message_id) if entry and ticket_id else None
     fields = entry.pop("fields") if entry else None
-    is_known = letter is not None or letters.cursor is None
     state = _state(letter, delayed, now) or standing or ("over" if entry else "gone")
-    facts = {"ticket_id": ticket_id, "entry": entry, "letter": letter, "all_letters": is_known}
+    facts = {"ticket_id": ticket_id, "entry": entry, "letter": letter}
     facts |= {"delayed": delayed, "runs": runs._asdict(), "now": now, "fields": fields if sees_texts() else None}
     return facts | {"message_state": state} | parts.history.beside(message_id)
 
@@ -148,9 +148,7 @@ def _state(letter: Any, delayed: Any, now: dict[str, Any] | None) -> str:
     row = now and now["row"]
     if delayed:
         return "delayed"
-    if letter and (not now or not row or now["ticket_state"] == "halted"):
-        return "dead_letter"
-    return str(row["state"]) if row else ""
+    return str(row["state"]) if row else "dead_letter" if letter else ""
 
 
 def _document(message_id: str, facts: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +156,7 @@ def _document(message_id: str, facts: dict[str, Any]) -> dict[str, Any]:
     told = {"message_id": message_id, "ticket_id": facts["ticket_id"], "state": facts["message_state"]}
     told |= {"bytes": entry.get("bytes"), "field_count": entry.get("field_count"), "fields": facts["fields"]}
     told |= {"sentences": now.get("sentences", []) if now.get("is_first") else [], "entry": now.get("row")}
-    told |= {"delayed": facts["delayed"], "dead_letter": facts["letter"], "dead_letter_is_known": facts["all_letters"]}
+    told |= {"delayed": facts["delayed"], "dead_letter": facts["letter"]}
     told |= {"executions": [{name: run[name] for name in _OF_EXECUTIONS} for run in runs["runs"]]}
     told |= {"cursor": runs["more"], "run_log_begins_ms": runs["begins_ms"], "executions_are_cut": runs["is_cut"]}
     told |= {"attempts": noted["attempts"]["starts"], "charged": noted["attempts"]["failures"]}

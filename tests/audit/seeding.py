@@ -62,8 +62,7 @@ class Seeder:
         """``told``: fence and ids, of a hand-over that draws a fence of its own."""
         fence, *ids = told.encode().split(b" ")
         part = pack_part(ticket.encode(), fence, [pack_entry((one,)) for one in ids])
-        fields = ("fence", 1, "low", "0-0", "high", ids[-1], "parts", b"*1\r\n" + part)
-        self._link.call("XADD", self.keys.inbox(owner), "*", *fields)
+        self._link.call("XADD", self.keys.inbox(owner), "*", "fence", 1, "parts", b"*1\r\n" + part)
 
     def rule(self, rule: Rule) -> None:
         self._link.call("HSET", self.keys.rules, rule_id(rule.target, rule.value), b"1 0 " + dump(rule))

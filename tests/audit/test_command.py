@@ -73,10 +73,7 @@ def test_findings_are_exit_code_1_and_hostile_names_are_shown_literally(
 
 
 def test_what_is_to_be_looked_at_and_done_is_there_for_any_stream(
-    settings: dict[str, str],
-    link: Link,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    settings: dict[str, str], link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tests.audit.seeding.GROUP", "shop")
     orders = Seeder(link, "orders")
@@ -101,10 +98,7 @@ def test_what_is_to_be_looked_at_and_done_is_there_for_any_stream(
 
 
 def test_who_did_what_twice_and_when_is_told_with_the_command_that_shows_both(
-    settings: dict[str, str],
-    link: Link,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    settings: dict[str, str], link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tests.audit.seeding.GROUP", "shop")
     orders = Seeder(link, "orders")

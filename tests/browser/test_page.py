@@ -73,29 +73,6 @@ def test_a_dead_letter_is_redriven_and_the_timeline_tells_it(looking: Looking, s
     assert page.locator("#story tr", has_text="gave up").count() == 1
 
 
-def test_all_letters_that_match_are_redriven_after_a_preview(looking: Looking, system: System) -> None:
-    (system.folder / "mended").unlink(missing_ok=True)
-    before = system.letters()
-    for number in range(250):
-        system.send(f"bulk-{number}", do="give up", says="bulk trouble")
-    system.send("other", do="give up", says="something else")
-    until(lambda: system.letters() == before + 251, 60, "all are dead letters")
-    (system.folder / "mended").touch()
-    looking.sign_in(OPERATOR)
-    page = looking.page
-    looking.go("/dead-letters?error=bulk+trouble")
-    page.get_by_role("button", name="Preview redrive").click()
-    page.get_by_role("button", name="Redrive all 250").wait_for()
-    assert system.letters() == before + 251, "nothing is done before somebody says so"
-    page.get_by_label("Reason").fill("mended")
-    page.get_by_role("button", name="Redrive all 250").click()
-    looking.see("250 of 250")
-    page.locator(".state", has_text="done").wait_for()
-    assert system.letters() == before + 1
-    looking.go("/actions")
-    assert "with the error bulk trouble" in page.locator("tbody tr").first.inner_text()
-
-
 def test_a_viewer_sees_no_buttons_and_is_refused(looking: Looking, system: System) -> None:
     before = system.letters()
     system.send("INC-19", do="give up", says="for viewers")

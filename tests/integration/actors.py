@@ -512,13 +512,7 @@ class Stage:
         return Stage(self.url)
 
     def master(
-        self,
-        name: str = "m1",
-        *,
-        dispatch_url: str = "",
-        batch: int = 100,
-        window: int = 100,
-        reconcile_s: float = 1e9,
+        self, name: str = "m1", *, dispatch_url: str = "", batch: int = 100, window: int = 100, reconcile_s: float = 1e9
     ) -> MasterActor:
         """A master; ``elect`` makes it lead."""
         limits = LeaderLimits(batch, window, math.inf, 10_000, reconcile_s, 1e9, 2 * LEASE_MS, FIELD)

@@ -32,18 +32,13 @@ class Gathered:
         ]
 
     def gather(
-        self,
-        *sources: str,
-        most: int = 1000,
-        quantum: int = 1000,
-        link: Link | None = None,
-        text: str = "",
+        self, *sources: str, most: int = 1000, quantum: int = 1000, link: Link | None = None, text: str = ""
     ) -> list[TurnResult]:
         """One call. ``text``: a script to run instead of gather.lua."""
         keys = self.keys
         names = [name.encode() for name in sources]
         groups = [LogKeys(name).groups for name in sources]
-        script_keys = (keys.stream, keys.gathered, keys.dead, keys.counters, *names, *groups)
+        script_keys = (keys.stream, keys.gathered, keys.dead, keys.counters, *names, *groups, keys.letters)
         args = (keys.group, self.ticket_field, LONGEST_TICKET, most, quantum)
         if text:
             _, _, *flat = self.link.call("EVAL", text, len(script_keys), *script_keys, *args, MOST_ROOM)

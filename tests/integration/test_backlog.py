@@ -32,12 +32,7 @@ class Watch:
         self.lead._set(7, "http://one")
         link.call("SET", KEYS.leader, "7 http://one")
         self.service = BacklogWatch(
-            Link(url, "test:watch"),
-            KEYS,
-            self.lead,
-            BacklogLimits(*limits),
-            lambda: self.waiting,
-            lambda: self.tenants,
+            Link(url, "test:watch"), KEYS, self.lead, BacklogLimits(*limits), lambda: self.waiting, lambda: self.tenants
         )
 
     def look(self, waiting: int, **tenants: int) -> None:

@@ -11,9 +11,9 @@ from tests.integration.actors import ConsumerActor, Stage, Trouble
 from tests.integration.factories import FIELD, hand_over, plan, read
 from usher.common.base.errors import ReplyUnknown
 from usher.common.protocol.attempts import Attempts
+from usher.consumer.execution.inbox_reader import bodies_of
 from usher.consumer.handlers.message import Message
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.policy.board.plans import NOTHING
 
 _HIGHEST = b"18446744073709551615-18446744073709551615"
 #: Records that a reader leaves in its inbox at most: those of its last read.
@@ -160,25 +160,20 @@ def test_a_body_of_an_earlier_record_is_not_that_of_a_later_one(play: Play) -> N
     assert [message.body for message in play.messages()] == [b"another"]
 
 
-def test_what_was_found_by_a_read_of_its_own_counts_as_read_before(play: Play) -> None:
-    """A record that comes during a read puts its entries into the pending list, so that the read that was planned
-    brings others."""
-    low, between, high = play.world.send(b"T", b"1-1", b"5-1", b"9-1")
-    hand_over(play.leader, NOTHING, read(play.leader, 10))
-    hand_over(play.leader, plan(play.consumer.incarnation, {b"T": [low], b"V": [high]}))
-
-    def more(step: str) -> None:
-        play.consumer.read_link.before = lambda step: None
-        hand_over(play.leader, plan(play.consumer.incarnation, {b"U": [between]}))
-
-    play.consumer.read_link.before = lambda step: more(step) if step == "PIPELINE" else None
-    assert play.consumer.read() + play.consumer.read() == 3
-    play.consumer.work()
-    assert play.history.ids(b"V") == [high]
-    play.set_back(b"8-1")
-    play.give({b"V": [high]})
-    play.consumer.steps.ack([high])
-    assert play.consumer.read() == 0
+@pytest.mark.parametrize("is_read", [True, False])
+def test_what_is_here_is_run_once_although_a_group_made_anew_brings_it_with_its_body(play: Play, is_read: bool) -> None:
+    """By hand, and for a new leader, which knows of nothing before."""
+    ids = play.world.send(b"T", b"1-1", b"2-1")
+    play.give({b"T": ids})
+    assert not is_read or play.consumer.read() == 2
+    play.world.link.call("XGROUP", "DESTROY", play.world.keys.stream, play.world.keys.group)
+    play.world.make_group()
+    play.world.link.call("DEL", play.world.keys.leader)
+    play.leader = play.world.elect("http://two")
+    play.give({b"T": ids})
+    assert bodies_of(play.world.inbox_records(play.consumer.incarnation)[-1:]).keys() == set(ids)
+    assert play.consumer.read() == (0 if is_read else 2)
+    assert [message.stream_id for message in play.messages()] == ids
 
 
 def test_what_is_handed_over_anew_and_is_pending_is_looked_up_and_run_again(play: Play) -> None:
@@ -240,21 +235,9 @@ def test_the_inbox_is_trimmed_when_nothing_comes_any_more(play: Play) -> None:
 # ---- messages ----
 
 _ODD = (
-    b"nul\0\xff",
-    b"\0\n\r\n",
-    b"",
-    b"",
-    b"body",
-    b"1",
-    b"body",
-    b"2",
-    b"fence",
-    b"9",
-    b"ids",
-    b"1-1 2-2",
-    b"uid",
+    b"nul\0\xff", b"\0\n\r\n", b"", b"", b"body", b"1", b"body", b"2", b"fence", b"9", b"ids", b"1-1 2-2", b"uid",
     b"u-1",
-)
+)  # fmt: skip
 
 
 def test_a_message_has_all_that_was_sent_and_its_attempts(play: Play) -> None:

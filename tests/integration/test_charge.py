@@ -162,3 +162,19 @@ def test_errors_of_others_are_not_kept(world: World, leader: LeaderScripts, owne
     world.owned(leader, other, b"U", b"5-1")
     owner.steps.charge({b"5-1": Attempts(1, 1)}, errors={b"5-1": NotedError(b"{}", b"trace")})
     assert world.link.call("EXISTS", world.keys.errors) == 0
+
+
+def test_executions_stay_with_their_message_the_first_and_the_last_and_go_into_its_letter(
+    world: World, owner: Owner
+) -> None:
+    for number in [*range(1, 16), 15]:  # the last reply was lost
+        noted = {b"1-1": NotedError(runs=b"run %d" % number)}
+        owner.steps.charge({b"1-1": Attempts(number, number)}, b"run", 100, noted, 1)
+    kept = b"\n".join(b"run %d" % number for number in (1, *range(5, 16)))
+    assert world.link.call("HGETALL", world.keys.errors) == [b"h1-1", kept]
+    assert world.link.call("HGETALL", world.keys.failures) == [b"failed", b"15"]
+    world.give_up(owner, b"T", "skip")
+    assert world.dead()[0][b"usher-history"] == kept
+    owner.steps.charge({b"1-10": Attempts(1, 1)}, errors={b"1-10": NotedError(b"{}", b"trace", b"run")})
+    owner.steps.ack([b"1-10"])
+    assert world.link.call("EXISTS", world.keys.errors) == 0

@@ -57,7 +57,7 @@ def test_letters_come_in_pages_without_the_fields_of_their_messages(client: Clie
     assert [row["id"] for row in first["dead_letters"] + rest["dead_letters"]] == letters
     assert rest["cursor"] is None
     assert rest["dead_letters"][-1] | {"id": "", "owner": "", "written_ms": 0, "fence": 0} == {
-        "id": "", "message_id": "7-1", "ticket_id": "T", "reason": "gave_up", "error": "ValueError: x", "error_type": "ValueError", "at": "", "attempts": 3,
+        "id": "", "message_id": "7-1", "ticket_id": "T", "reason": "gave_up", "error": "ValueError: x", "error_type": "ValueError", "at": "", "handler": "", "attempts": 3,
         "owner": "", "first_ms": 1, "last_ms": 2, "written_ms": 0, "policy": "halt", "fence": 0, "fields": 2, "cut": False,
     }  # fmt: skip
 

@@ -14,14 +14,7 @@ from redis.crc import key_slot
 from tests.integration.factories import World, fetch
 from tests.integration.routers import add, running, taken
 from tests.topologies import PASSWORD, Cluster, Server, figures, keep_trying, until
-from usher.common.base.errors import (
-    NotNow,
-    RedisTrouble,
-    ReplyUnknown,
-    ServerChanged,
-    SettingsError,
-    StartRefused,
-)
+from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown, ServerChanged, SettingsError, StartRefused
 from usher.common.doctor.collector import collect, startup_findings
 from usher.common.doctor.judgements import DoctorSeverity, examine
 from usher.common.protocol.attempts import Attempts

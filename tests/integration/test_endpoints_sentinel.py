@@ -175,14 +175,10 @@ def test_without_any_sentinel_it_is_not_now() -> None:
         (lambda url: url.replace(f"/{SERVICE}", f",127.0.0.1/{SERVICE}"), "must be host:port"),
     ],
     ids=[
-        "an unknown service",
-        "a wrong password",
-        "a wrong password of the sentinels",
-        "no service",
-        "no database",
+        "an unknown service", "a wrong password", "a wrong password of the sentinels", "no service", "no database",
         "no port",
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_is_told_at_the_start_without_any_password(
     calm: UnderSentinel, change: Callable[[str], str], told: str
 ) -> None:

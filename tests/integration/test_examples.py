@@ -58,11 +58,7 @@ def test_events_are_validated_before_their_handlers_are_called(usher_kit: Callab
     kit.run(for_s=100)
     assert orders.booked == {7: Decimal("12.50")}
     assert [(letter.reason, letter.error, letter.attempts) for letter in kit.given_up] == [
-        (
-            "invalid",
-            "Invalid: order: Input should be greater than 0; amount: Input should be a valid decimal",
-            1,
-        ),
+        ("invalid", "Invalid: order: Input should be greater than 0; amount: Input should be a valid decimal", 1),
         ("invalid", "Invalid: no handler is declared for kind='sold'", 1),
     ]
     assert [(call.id, call.retry_in_s) for call in kit.retried] == [(early, 60.0), (early, 60.0)]

@@ -153,18 +153,10 @@ def _wrong_length(connection: socket.socket) -> None:
         _wrong_length,
     ],
     ids=[
-        "endless",
-        "drip",
-        "drip-body",
-        "drip-body-closing",
-        "drip-headers",
-        "reset",
-        "long-header",
-        "503",
-        "redis",
+        "endless", "drip", "drip-body", "drip-body-closing", "drip-headers", "reset", "long-header", "503", "redis",
         "wrong-length",
     ],
-)
+)  # fmt: skip
 def test_a_hostile_server_is_a_silent_one_and_holds_nobody_up(
     speak: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

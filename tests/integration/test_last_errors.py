@@ -12,7 +12,6 @@ from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage
 from usher.common.base.clock import wall_ms
 from usher.common.base.errors import RetryLater
 from usher.common.protocol.attempts import Attempts
-from usher.common.protocol.keys import HALTED
 from usher.common.protocol.last_error import TRACEBACK, LastError, decode
 from usher.common.redis.replies import pairs
 from usher.master.insight.explainer import Explainer
@@ -66,21 +65,6 @@ def noted(stage: Stage) -> dict[bytes, LastError | None]:
 def rows(stage: Stage, wanted: TicketFilter | None = None) -> dict[str, dict[str, object]]:
     reader = StatusReader(stage.link, stage.keys)
     return {row["ticket_id"]: row for row in reader.find(wanted or TicketFilter(), "age", 100).rows}
-
-
-def test_letters_are_looked_for_only_of_what_a_list_shows(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(5):
-        stage.link.call("HSET", stage.keys.tickets, f"H{number}", b"%s 7 %d-0" % (HALTED, number + 1))
-    asked: list[list[bytes]] = []
-    monkeypatch.setattr(DeadLetters, "parked_for", lambda _self, tickets: asked.append(list(tickets)) or {})
-    reader = StatusReader(stage.link, stage.keys)
-    found = reader.find(TicketFilter(frozenset({"retrying"})), "age", 2)
-    assert (found.number, asked) == (0, [])
-    found = reader.find(TicketFilter(), "age", 2)
-    assert (found.number, asked) == (5, [[b"H0", b"H1"]])
-    asked.clear()
-    reader.find(TicketFilter(error="KeyError"), "age", 2)
-    assert len(asked[0]) == 5, "each may have it"
 
 
 def test_a_failure_leaves_its_error_with_the_call_that_notes_its_attempts(stage: Stage, m: MasterActor) -> None:

@@ -106,8 +106,7 @@ def test_a_priority_that_cannot_be_read_counts_as_the_least_and_is_counted(world
 
 
 @pytest.mark.parametrize(
-    ("fields", "tenant"),
-    [(_FIELDS, b"a"), (MarkFields("@ticket:-"), b"acme"), (MarkFields("", "priority"), None)],
+    ("fields", "tenant"), [(_FIELDS, b"a"), (MarkFields("@ticket:-"), b"acme"), (MarkFields("", "priority"), None)]
 )
 def test_of_what_consumers_have_the_tenant_is_read(world: World, fields: MarkFields, tenant: bytes | None) -> None:
     world.add(b"1-1", FIELD, b"acme-1", b"customer", b"a")

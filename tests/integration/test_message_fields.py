@@ -16,10 +16,14 @@ from tests.doors import doorman
 from tests.integration.factories import World, fetch, hand_over, plan
 from tests.integration.test_commands_shown import shown
 from tests.integration.test_page import Site
+from usher.common.base.errors import ReplyUnknown
 from usher.common.http import app as web
+from usher.common.http.auth import needs
 from usher.common.http.credentials import Identity, Role
+from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.message import SHOWN_BYTES
 from usher.master.insight.live_overview import LiveOverview
+from usher.master.insight.status import StatusReader
 from usher.master.messages import fields as message_fields
 from usher.master.messages.fields import LONGEST_VALUE, FoundMessages, MessageFields
 from usher.master.operations.action_log import ActionLog
@@ -279,3 +283,39 @@ def test_commands_list_chosen_fields_and_search(filled: World, monkeypatch: pyte
         assert shown(filled, "find", wrong).exit_code == 2
     monkeypatch.setenv("USHER_SHOWN_FIELDS", "a,b,c,d,e,f,g,h,i")
     assert "at most 8 fields can be shown" in str(shown(filled, "tickets", "list").exception)
+
+
+def test_a_message_has_the_same_state_in_a_search_as_in_the_list_of_its_ticket_and_on_its_page(world: World) -> None:
+    """It was "retrying" in the list, "put off" on its own page, and "waiting" where it was searched for."""
+    leader, a, site = world.elect(), world.join("a"), Site(world)
+    world.owned(leader, a, b"T", b"1-1", b"2-1")
+    a.steps.charge({b"1-1": Attempts(2, 2)})
+    assert world.give_back(a, {b"T": [b"1-1", b"2-1"]}, 60_000) == []
+    found = reader(world).find("ticket_id", b"T")
+    assert [row["state"] for row in found.rows] == ["retrying", "waiting"]
+    assert [site.get(f"/api/messages/{one}").json["state"] for one in ("1-1", "2-1")] == ["retrying", "waiting"]
+    [halted] = world.owned(leader, a, b"H", b"3-1")
+    world.give_up(a, b"H", "halt")
+    told = [StatusReader(world.link, world.keys).ticket(ticket) for ticket in ("T", "H")]
+    assert [row and row["state"] for row in told] == ["retrying", "halted"]
+    assert site.get(f"/api/messages/{halted.decode()}").json["state"] == "halted"  # type: ignore[index]
+    assert reader(world).find("ticket_id", b"H").rows[0]["state"] == "halted"
+
+
+@pytest.mark.parametrize(("took_s", "asked"), [(0.0, 2), (5.0, 1)])
+def test_a_read_that_redis_does_not_answer_is_tried_again_only_where_that_took_no_time(
+    monkeypatch: pytest.MonkeyPatch, took_s: float, asked: int
+) -> None:
+    """While Redis hung, an answer took 10 s: two times as long as the one question."""
+    app, times, clock = web.create_app(__name__, doorman(), 0), list[float](), [1000.0]
+    monkeypatch.setattr(web, "now_s", lambda: clock[0])
+
+    @app.get("/api/thing")
+    @needs(Role.ANYBODY)
+    def thing() -> str:
+        times.append(clock[0])
+        clock[0] += took_s
+        raise ReplyUnknown("timeout")
+
+    assert app.test_client().get("/api/thing").status_code == 503
+    assert len(times) == asked

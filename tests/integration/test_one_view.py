@@ -64,13 +64,13 @@ def test_what_waits_behind_a_halted_message_is_told_alike(world: World) -> None:
         assert [entry["state"] for entry in told["entries"]] == ["halted", *["waiting"] * (2 + later)]
 
 
-def test_what_was_not_looked_through_is_not_said_to_be_finished(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_looked_through_is_not_said_to_be_finished(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     for ticket in (b"T", b"U"):
         world.owned(leader, a, ticket)
         world.give_up(a, ticket, "skip")
-    monkeypatch.setattr("usher.master.insight.explainer._LOOK_S", -1.0)
-    monkeypatch.setattr("usher.master.operations.dead_letters._FIND_AT_ONCE", 1)
+    index = world.link.call("ZRANGE", world.keys.letters, 0, -1)
+    world.link.call("DEL", world.keys.letters)
     few = {"lag": 0, "lag_is_exact": False}
     told = [
         Explainer(world.link, world.keys, FIELD, LEASE_MS, **more).explain("T")
@@ -81,7 +81,7 @@ def test_what_was_not_looked_through_is_not_said_to_be_finished(world: World, mo
         ("not_found", "not_looked_through"),
     ]
     assert "not all were searched" in told[0].reasons[0].text
-    monkeypatch.setattr("usher.master.insight.explainer._LOOK_S", 60.0)
+    world.link.call("ZADD", world.keys.letters, *(part for member in index for part in (0, member)))
     found = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("T")
     assert [reason.code for reason in found.reasons] == ["nothing_to_do", "has_dead_letter"]
     none = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("none")

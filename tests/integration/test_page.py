@@ -150,15 +150,15 @@ def busy(world: World) -> list[str]:
     return [letter_id.decode() for letter_id in world.letter_ids()]
 
 
-def test_a_look_that_was_cut_short_says_so(site: Site, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_letter_is_told_for_sure_and_a_search_that_was_cut_short_says_so(
+    site: Site, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     busy(world)
+    monkeypatch.setattr("usher.master.web.pages.views._LOOK_S", -1.0)
+    monkeypatch.setattr("usher.master.operations.dead_letters.PAGE", 1)
     assert "no dead letter has this id<" in site.get("/tickets?q=9-9").text
     assert "No dead letter is of ticket none <a" in site.get("/dead-letters?ticket=none").text
-    monkeypatch.setattr("usher.master.web.pages.views._LOOK_S", -1.0)
-    monkeypatch.setattr("usher.master.operations.dead_letters._FIND_AT_ONCE", 1)
-    monkeypatch.setattr("usher.master.operations.dead_letters.PAGE", 1)
-    assert "no dead letter among those searched has this id<" in site.get("/tickets?q=9-9").text
-    assert "No dead letter among those searched is of ticket none <a" in site.get("/dead-letters?ticket=none").text
+    assert "No dead letter among those searched is with the error none <a" in site.get("/dead-letters?error=none").text
 
 
 @pytest.mark.parametrize("path", _PAGES)

@@ -9,7 +9,6 @@ from werkzeug.test import TestResponse
 
 from tests.integration.factories import World
 from tests.integration.test_page import Site, busy, site  # noqa: F401
-from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.rules import Rule, RuleAction, Target, dump, rule_id
 
 
@@ -59,49 +58,6 @@ def test_a_filter_that_did_not_come_through_all_tickets_says_so(
         "No ticket in processing, among those that could be looked at in time, fits"
         in site.get("/tickets?consumer=nobody").text
     )
-
-
-def test_what_was_given_up_is_on_the_overview_by_error_two_clicks_from_running_again(
-    site: Site,  # noqa: F811
-    world: World,
-) -> None:
-    leader, a = world.elect(), world.join("a")
-    for number in range(3):
-        world.owned(leader, a, b"S%d" % number, b"%d-1" % (number + 1))
-        world.give_up(a, b"S%d" % number, "skip")
-    world.owned(leader, a, b"H", b"9-1")
-    world.give_up(a, b"H", "halt")
-    site.pulse.run_once()
-    section = site.get("/").text.partition('id="given-up"')[2].partition("</section>")[0]
-    assert re.search(r'class="n">3</td>.*ValueError</a>.*>skip</td>', section)
-    assert "halt" not in section, "what halts a ticket is among the stuck ones"
-    fields = dict(re.findall(r'name="(error|reason|policy)" value="([^"]*)"', section))
-    preview = site.post("/dead-letters/bulk", dry="1", what="redrive", **fields).text
-    assert "Redrive all 3" in preview
-    assert confirmed(site, "/dead-letters/bulk", preview).status_code == 303
-    while site.bulk.jobs[0].state == "running":
-        site.bulk.run_once()
-    assert world.link.call("XLEN", world.keys.dead) == 1
-
-
-def test_the_overview_says_how_many_letters_it_looked_at_and_reads_them_once_for_all_browsers(
-    site: Site,  # noqa: F811
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("usher.master.web.pages.views._COUNTED_ON_OVERVIEW", 1)
-    monkeypatch.setattr("usher.master.web.pages.views._LETTERS_KEPT_S", 600.0)
-    leader, a = world.elect(), world.join("a")
-    for number, policy in enumerate(("skip", "halt")):
-        world.owned(leader, a, b"S%d" % number, b"%d-1" % (number + 1))
-        world.give_up(a, b"S%d" % number, policy)
-    site.pulse.run_once()
-    first = site.get("/").text
-    section = first.partition('id="given-up"')[2].partition("</section>")[0]
-    assert "of the newest 1" in section
-    assert "None among them" in section, "there is one, behind the one that was looked at"
-    monkeypatch.setattr(DeadLetters, "newest", None)
-    assert section in site.get("/").text
 
 
 def test_tickets_of_a_filter_are_paused_after_a_preview_and_all_resumed_at_once(

@@ -91,7 +91,7 @@ def test_three_hundred_sources_are_paged_searched_and_told_with_their_troubles(
     for at in range(0, len(names), 100):
         some = [name.encode() for name in names[at : at + 100]]
         groups = [LogKeys(name.decode()).groups for name in some]
-        script_keys = (keys.stream, keys.gathered, keys.dead, keys.counters, *some, *groups)
+        script_keys = (keys.stream, keys.gathered, keys.dead, keys.counters, *some, *groups, keys.letters)
         ScriptRunner(link).run("gather", script_keys, (keys.group, "ticket_id", 256, 1000, 1))
     link.call("DEL", "shop:007")
     link.call("SET", "shop:007", "no stream")

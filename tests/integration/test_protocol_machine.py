@@ -24,7 +24,7 @@ from usher.common.base.clock import moment_ns
 from usher.common.base.errors import Fenced, GiveUp, OwnershipLost, RedisTrouble, RetryLater
 from usher.common.protocol.registration import NO_LOCK
 from usher.common.redis.client import Link
-from usher.common.redis.replies import pairs, parse_record, separator
+from usher.common.redis.replies import pack_entry, pack_part, pack_parts, pairs, parse_record
 from usher.consumer.execution import executor
 from usher.master.dispatch.events import Report
 from usher.master.membership.registration import NameInUse
@@ -35,52 +35,23 @@ MASTERS = ["m1", "m2"]
 UNUSABLE = [("text", "no ticket"), (FIELD, ""), (FIELD, b"\xff\xfe")]
 #: Steps of a leader whose replies may be lost.
 LEADER_STEPS = [
-    "read",
-    "hand_over",
-    "hand_over",
-    "take_back",
-    "free_tickets",
-    "read_parked",
-    "sweep",
-    "reject",
-    "HMGET",
-]
+    "read", "hand_over", "hand_over", "take_back", "free_tickets", "read_parked", "sweep", "reject", "HMGET",
+]  # fmt: skip
 _SOME = st.integers(0, 30)  # chooses among what is there
 _TICKETS = st.lists(st.sampled_from(TICKETS), max_size=5)
 #: Usually something goes on when something goes wrong.
 _BUSY = st.one_of(st.just([]), *[st.lists(st.sampled_from(TICKETS), min_size=1, max_size=4)] * 3)
 _TROUBLE = st.sampled_from(Trouble)
 _MEANWHILE = [
-    "flush",
-    "lease_ends",
-    "renew",
-    "begin_drain",
-    "give_back",
-    "leave",
-    "register",
-    "end_lead",
-    "elect",
-    "late_commands_arrive",
-    "report",
-    "work",
-    "stranger_reads",
-    "delete_unread",
-    "send_one",
-    "listen",
-]
+    "flush", "lease_ends", "renew", "begin_drain", "give_back", "leave", "register", "end_lead", "elect",
+    "late_commands_arrive", "report", "work", "stranger_reads", "delete_unread", "send_one", "listen",
+]  # fmt: skip
 #: (before which call of the turn, what, some).
 _MOVES = st.lists(st.tuples(st.integers(0, 12), st.sampled_from(_MEANWHILE), _SOME), max_size=3)
 _LIFE = [
-    "register",
-    "register",
-    "register_again",
-    "renew",
-    "lease_ends",
-    "crash",
-    "crash_and_lease_ends",
-    "lease_of_the_dead_ends",
-    "revoke",
-]
+    "register", "register", "register_again", "renew", "lease_ends", "crash", "crash_and_lease_ends",
+    "lease_of_the_dead_ends", "revoke",
+]  # fmt: skip
 _LEAD = ["elect", "end_lead", "master_crashes", "leader_crashes", "late_commands_arrive", "several_turns"]
 _BEHIND = [
     *("sweep", "reap", "long_silence", "stranger_takes_parked", "stranger_reads", "delete_body", "delete_unread"),
@@ -233,9 +204,8 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
         if not mine:
             return
         consumer, ticket, record = mine[some % len(mine)]
-        line = b"%d %b" % (record.fence - is_old, b" ".join(record.ids))
-        fields = ("recall", 1, "between", separator([ticket]), "tickets", ticket, "ids", line)
-        self.stage.link.call("XADD", self.stage.keys.inbox(consumer.incarnation), "*", *fields)
+        part = pack_part(ticket, b"%d" % (record.fence - is_old), [pack_entry((one,)) for one in record.ids])
+        self.stage.link.call("XADD", self.stage.keys.inbox(consumer.incarnation), "*", "recall", pack_parts([part]))
         if reads % 3:
             with contextlib.suppress(RedisTrouble):
                 consumer.read()

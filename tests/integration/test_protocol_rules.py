@@ -243,7 +243,7 @@ def _ids(planned: HandOverPlan | None) -> list[tuple[str, list[bytes]]]:
     ),
     mutant(
         "the ids enter memory with the reply",
-        CodeEdit("usher.master.policy.board.board:Board._take", "ticket.running.update(dict.fromkeys(ids))", "pass"),
+        CodeEdit("usher.master.policy.board.board:Board._take", "running.update(dict.fromkeys(ids))", "pass"),
     ),
 )
 def test_a_plan_is_in_memory_before_it_is_carried_out(stage: Stage) -> None:

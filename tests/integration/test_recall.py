@@ -1,92 +1,79 @@
-"""recall.lua: an incarnation is asked to give tickets back, by a record in its inbox that names what it may have
-started."""
+"""An incarnation is asked to give tickets back, by a record in its inbox that names what it may have started."""
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
-from tests.integration.factories import NASTY_TICKETS, World
-from usher.common.base.errors import Fenced
-from usher.common.redis.replies import pairs
+from tests.integration.factories import FIELD, NASTY_TICKETS, Owner, World
+from tests.integration.memory import full_memory
+from usher.common.base.errors import Fenced, NotNow
+from usher.common.redis.client import Link
+from usher.common.redis.replies import HandOver
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
-def last_record(world: World, incarnation: str) -> dict[bytes, bytes]:
-    [(_, fields)] = world.link.call("XREVRANGE", world.keys.inbox(incarnation), "+", "-", "COUNT", 1)
-    return pairs(fields)
+def _held(world: World, *tickets: bytes) -> list[tuple[bytes, bytes, list[bytes]]]:
+    records = [(ticket, world.record(ticket)) for ticket in tickets]
+    return [(ticket, b"%d" % record.fence, record.ids) for ticket, record in records if record is not None]
 
 
-def test_the_record_names_each_ticket_with_its_fence_and_all_ids_of_its_record(world: World) -> None:
+def _asked(world: World) -> tuple[LeaderScripts, Owner]:
     leader, a = world.elect(), world.join()
     world.owned(leader, a, b"T", b"1-1", b"2-1")
-    world.owned(leader, a, b"U", b"3-1")
-    fences = {ticket: world.head(ticket).split()[1] for ticket in (b"T", b"U")}
-    before = world.state()
-    assert leader.recall(a.incarnation, list(fences.items())) == []
-    assert last_record(world, a.incarnation) == {
-        b"recall": b"1",
-        b"between": b"\n",
-        b"tickets": b"T\nU",
-        b"ids": b"%s 1-1 2-1\n%s 3-1" % (fences[b"T"], fences[b"U"]),
-    }
+    return leader, a
+
+
+def test_the_record_names_each_ticket_whatever_it_is_called_with_its_fence_and_ids(world: World) -> None:
+    leader, a = _asked(world)
+    for number, ticket in enumerate(NASTY_TICKETS, 3):
+        world.owned(leader, a, ticket, b"%d-1" % number)
+    asked, before = _held(world, b"T", *NASTY_TICKETS), world.state()
+    assert leader.recall(a.incarnation, asked)
+    assert world.inbox_records(a.incarnation)[-1].recalled == [
+        HandOver(ticket, int(fence), ids) for ticket, fence, ids in asked
+    ]
     assert world.state() == before, "asking changes nothing"
 
 
-def test_names_of_any_kind_can_be_told_apart(world: World) -> None:
-    leader, a = world.elect(), world.join()
-    for number, ticket in enumerate(NASTY_TICKETS, 1):
-        world.owned(leader, a, ticket, b"%d-1" % number)
-    fences = [(ticket, world.head(ticket).split()[1]) for ticket in NASTY_TICKETS]
-    assert leader.recall(a.incarnation, fences) == []
-    record = last_record(world, a.incarnation)
-    assert record[b"tickets"].split(record[b"between"]) == list(NASTY_TICKETS)
+def test_when_others_have_changed_something_nobody_is_asked(world: World) -> None:
+    """The ticket may be another's by now; the leader follows the changes first."""
+    leader, a = _asked(world)
+    asked = _held(world, b"T")
+    world.link.call("XADD", world.keys.changed, "*", "ticket", b"T")
+    before = world.inbox_records(a.incarnation)
+    assert (leader.recall(a.incarnation, asked), leader.changed) == (False, {b"T"})
+    assert not leader.recall(a.incarnation, asked), "as long as nobody has followed"
+    assert world.inbox_records(a.incarnation) == before
 
 
-def test_what_it_has_no_more_or_has_under_another_fence_is_not_asked_for(world: World) -> None:
-    """The head has changed since the leader last looked: given back, done, or handed over anew."""
-    leader, a, b = world.elect(), world.join("a"), world.join("b")
-    world.owned(leader, a, b"mine", b"1-1")
-    world.owned(leader, b, b"theirs", b"2-1")
-    done = world.owned(leader, a, b"done", b"3-1")
-    a.steps.ack(done)
-    world.parked(leader, b"waits", b"4-1")
-    world.spoil(b"waits", b"waits@99999999999999 5 4-1")
-    fence = world.head(b"mine").split()[1]
-    asked = [(b"mine", fence), (b"mine", b"1"), (b"theirs", fence), (b"done", fence), (b"waits", b"5"), (b"none", b"1")]
-    assert leader.recall(a.incarnation, asked) == [b"mine", b"theirs", b"done", b"waits", b"none"]
-    assert last_record(world, a.incarnation)[b"tickets"] == b"mine"
+def test_a_dead_inbox_stays_dead(world: World) -> None:
+    leader, a = _asked(world)
+    asked = _held(world, b"T")
+    world.refuse(leader, a, "LOST")
+    while leader.take_back(a.incarnation, 10).size:
+        pass
     with world.unchanged():
-        assert leader.recall(a.incarnation, [(b"done", fence)]) == [b"done"]
-
-
-@pytest.mark.parametrize("state", ["LOST", "DRAINING", "REVOKED"])
-def test_one_that_does_not_take_work_is_not_asked_and_a_dead_inbox_stays_dead(world: World, state: str) -> None:
-    leader, a = world.elect(), world.join()
-    world.owned(leader, a, b"T", b"1-1")
-    fence = world.head(b"T").split()[1]
-    world.refuse(leader, a, state)
-    if state == "LOST":
-        while leader.take_back(a.incarnation, 10).size:
-            pass
-    with world.unchanged():
-        assert leader.recall(a.incarnation, [(b"T", fence)]) == [b"T"]
-    assert (state == "LOST") == (world.link.call("EXISTS", world.keys.inbox(a.incarnation)) == 0)
+        leader.recall(a.incarnation, asked)
+    assert not world.link.call("EXISTS", world.keys.inbox(a.incarnation))
 
 
 def test_a_former_leader_asks_for_nothing(world: World) -> None:
     """Its late command, whose reply it never heard, is refused."""
-    late, a = world.elect(), world.join()
-    world.owned(late, a, b"T", b"1-1")
-    world.elect("http://two", str(late.epoch))
-    with world.unchanged(), pytest.raises(Fenced):
-        late.recall(a.incarnation, [(b"T", world.head(b"T").split()[1])])
+    late, a = _asked(world)
+    asked = _held(world, b"T")
+    world.link.call("DEL", world.keys.leader)
+    with contextlib.closing(Link(world.link.url, "test:two")) as link:
+        LeaderScripts(ScriptRunner(link), world.keys, world.elect("http://two").epoch, FIELD).begin()
+        with world.unchanged(), pytest.raises(Fenced):
+            late.recall(a.incarnation, asked)
 
 
-def test_asking_twice_is_two_records_of_one_question(world: World) -> None:
-    """The reply was lost, and the new epoch asks again."""
-    leader, a = world.elect(), world.join()
-    world.owned(leader, a, b"T", b"1-1")
-    fence = world.head(b"T").split()[1]
-    leader.recall(a.incarnation, [(b"T", fence)])
-    first = last_record(world, a.incarnation)
-    leader.recall(a.incarnation, [(b"T", fence)])
-    assert last_record(world, a.incarnation) == first
+def test_full_memory_refuses_it_and_nothing_happens(world: World) -> None:
+    leader, a = _asked(world)
+    asked = _held(world, b"T")
+    with full_memory(world.link), world.unchanged(), pytest.raises(NotNow):
+        leader.recall(a.incarnation, asked)
+    assert leader.recall(a.incarnation, asked)

@@ -15,7 +15,7 @@ from tests.chaos.mutants.rules import rule
 from tests.integration.actors import ConsumerActor, Run, Stage, Trouble
 from tests.integration.factories import hand_over, plan
 from usher.common.base.errors import ReplyUnknown, RetryLater
-from usher.common.redis.replies import separator
+from usher.common.redis.replies import pack_entry, pack_part, pack_parts
 from usher.consumer.execution import inbox_reader
 from usher.consumer.execution.acker import Acker
 
@@ -40,9 +40,8 @@ def _recall(stage: Stage, owner: ConsumerActor, fence: int | None = None) -> Non
     """The leader asks for T, under the fence that it has, or this one."""
     record = stage.world.record(T)
     assert record is not None
-    line = b"%d %b" % (record.fence if fence is None else fence, b" ".join(record.ids))
-    fields = ("recall", 1, "between", separator([T]), "tickets", T, "ids", line)
-    stage.link.call("XADD", stage.keys.inbox(owner.incarnation), "*", *fields)
+    part = pack_part(T, b"%d" % (record.fence if fence is None else fence), [pack_entry((one,)) for one in record.ids])
+    stage.link.call("XADD", stage.keys.inbox(owner.incarnation), "*", "recall", pack_parts([part]))
 
 
 def _recalled(stage: Stage, owner: ConsumerActor) -> None:
@@ -326,12 +325,7 @@ def _comes_back(stage: Stage, leader: Any, consumer: ConsumerActor) -> None:
     _hand_over(stage, leader, consumer, *record.ids)
 
 
-@rule(
-    mutant(
-        "a wait is a give-back like any other",
-        LuaEdit("give_back", "if after == '' or", "if after or"),
-    )
-)
+@rule(mutant("a wait is a give-back like any other", LuaEdit("give_back", "if after == '' or", "if after or")))
 def test_w1_a_message_that_is_to_wait_leaves_with_its_time_and_its_ticket(stage: Stage) -> None:
     leader, a, b = _stage_of(stage, b"1-1", b"2-1")
     _started(a).fail(_LATER)

@@ -290,10 +290,7 @@ def test_messages_come_from_an_archive_when_the_stream_has_them_no_more(
         )
     run = {"stream": keys.stream, "record": "9-1", "record_ms": 9, "consumer": "a:1", "ticket": "A", "id": "4-1"}
     run |= {"ms": 4, "seq": 1, "fence": 7, "attempt": 1, "start_us": 0, "end_us": 250_000, "outcome": "failed"}
-    for data, table in (
-        (entries, bodies),
-        (runs, pa.Table.from_pylist([run], batches.RUNS)),
-    ):
+    for data, table in ((entries, bodies), (runs, pa.Table.from_pylist([run], batches.RUNS))):
         made = Commit(1, "0-0", "6-1", table.num_rows, facts={"bodies": True})
         pq.write_table(table, data.place(made, "date=1970-01-01"))
         data.commit(made)

@@ -19,18 +19,8 @@ from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import LeaderScripts
 
 _KEYS = (
-    "stream",
-    "leader",
-    "tickets",
-    "counters",
-    "consumers",
-    "attempts",
-    "dead",
-    "runs",
-    "changed",
-    "lease",
-    "inbox",
-)
+    "stream", "leader", "tickets", "counters", "consumers", "attempts", "dead", "runs", "changed", "lease", "inbox",
+)  # fmt: skip
 
 
 def _stage(world: World) -> tuple[LeaderScripts, Owner, Owner]:

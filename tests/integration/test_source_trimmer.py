@@ -57,13 +57,7 @@ class Master:
     ) -> None:
         self.world = world
         self.link = link or Link(url, "test:trim")
-        self.gatherer = Gatherer(
-            Link(url, "test:gather"),
-            world.keys,
-            SourceSelection.parse("t:*"),
-            "ticket_id",
-            1000,
-        )
+        self.gatherer = Gatherer(Link(url, "test:gather"), world.keys, SourceSelection.parse("t:*"), "ticket_id", 1000)
         self.gatherer.hold(ALL)
         self.gatherer.found(name.encode() for name in sources)
         retention = Retention(keep_s, archived_only=archived_only)

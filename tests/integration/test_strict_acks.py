@@ -147,11 +147,7 @@ def test_a_drain_waits_for_no_more_to_finish(any_redis_url: str) -> None:
         a.acker._linger_s, a.acker._flushed_s = _NEVER_S, now_s()
         link = Link(stage.url, "test:drain")
         drain = Drain(
-            OwnerScripts(ScriptRunner(link), stage.keys, a.registration),
-            a.lanes,
-            a.reader,
-            a.acker,
-            LEASE_MS,
+            OwnerScripts(ScriptRunner(link), stage.keys, a.registration), a.lanes, a.reader, a.acker, LEASE_MS
         )
         run = a.start()
         assert run is not None

@@ -174,13 +174,7 @@ def test_what_ends_a_test_goes_through_the_handler(usher_kit: Make) -> None:
 def test_a_message_is_made_for_a_unit_test() -> None:
     one = message("42", kind="paid", attempt=2, body={"total": 3}, price=1.5, raw=b"\xff")
     assert (one.ticket_id, one.attempt, one.fence, one.id, one.uid) == ("42", 2, 1, one.id, one.id)
-    assert one.fields == {
-        "ticket_id": "42",
-        "kind": "paid",
-        "body": '{"total":3}',
-        "price": "1.5",
-        "raw": "\udcff",
-    }
+    assert one.fields == {"ticket_id": "42", "kind": "paid", "body": '{"total":3}', "price": "1.5", "raw": "\udcff"}
     assert one.json() == {"total": 3}
     assert one.still_mine()
     assert not one.is_rehearsal

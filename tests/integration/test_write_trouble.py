@@ -126,6 +126,7 @@ def test_who_may_not_ask_is_told_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "keys", "args"),
     [
+        ("count_letters", ("s", "i"), (1, 2)),
         ("count_between", ("s",), ("0-0", "9-9", 10)),
         ("find_entries", ("s",), ("f", "v", "+", 10)),
         ("find_runs", ("s",), ("v", "+", 10)),
@@ -134,7 +135,7 @@ def test_who_may_not_ask_is_told_nothing() -> None:
         ("pending_heads", ("s",), ("g", "", 10, "f", 256)),
         ("read_field", ("s",), ("f", "1-1")),
         ("read_fields", ("s",), (9, 1, "f", "1-1")),
-        ("read_letters", ("s",), ("-", "+", 10, "")),
+        ("read_letters", ("s", "i"), ("-", "+", 10, "", "")),
         ("ticket_entries", ("s",), ("f", "v", "-", 10, "", "")),
     ],
 )

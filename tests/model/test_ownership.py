@@ -85,27 +85,11 @@ _NEEDED = {
 _SPARE = {"SETTLE_BY_EPOCH", "SETTLE_ANSWERS_ALL", "NOTE_DRAIN", "NOTE_REGISTER", "EXPIRY_ABORTS"}
 
 _SOUND = [
-    "lost=1 all",
-    "leader=1",
-    "expire=1 eager",
-    "recall=1 leader=1",
-    "drain=1",
-    "park=1 delexc=1",
-    "park=1 delname=1",
-    "park=1 stray=1",
-    "delete=1 expire=1 strict",
-    "delete=1 recall=1 strict",
-    "delete=1 expire=1 strict redis6",
-    "delete=1 lost=1",
-    "setid=1",
-    "trim=1",
-    "delq=1 lost=1",
-    "doorbell",
-    "3x2 tickets=000 expire=1 pages",
-    "2x4 crash=1 lost=1",
-    "2x4 group=1 park=1",
-    "2x4 rollback roll=1",
-]
+    "lost=1 all", "leader=1", "expire=1 eager", "recall=1 leader=1", "drain=1", "park=1 delexc=1", "park=1 delname=1",
+    "park=1 stray=1", "delete=1 expire=1 strict", "delete=1 recall=1 strict", "delete=1 expire=1 strict redis6",
+    "delete=1 lost=1", "setid=1", "trim=1", "delq=1 lost=1", "doorbell", "3x2 tickets=000 expire=1 pages",
+    "2x4 crash=1 lost=1", "2x4 group=1 park=1", "2x4 rollback roll=1",
+]  # fmt: skip
 
 Run = Callable[[str], tuple[int, str]]
 

@@ -74,12 +74,7 @@ def main(point: str, url: str, redis_url: str, stream: str) -> int:
         _answer_lost()
     elif point != "none":
         _put(*POINTS[point])
-    settings = StreamerSettings(
-        outbox_url=url,
-        ticket_stream=stream,
-        redis_url=redis_url,
-        log_level="warning",
-    )
+    settings = StreamerSettings(outbox_url=url, ticket_stream=stream, redis_url=redis_url, log_level="warning")
     return run(StreamerProgram(settings, redis_url, pace=Pace(batch=10, lease_s=3.0)))
 
 

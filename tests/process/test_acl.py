@@ -129,17 +129,8 @@ _RUN = re.compile(r'\b_?(?:run|run_each|try_each|try_on_each)\(\s*"([a-z_]+)"')
 
 #: The rooms of a master's program.
 _LEADS = (
-    "assembly",
-    "dispatch",
-    "insight",
-    "leader",
-    "membership",
-    "messages",
-    "operations",
-    "recovery",
-    "sources",
-    "web",
-)
+    "assembly", "dispatch", "insight", "leader", "membership", "messages", "operations", "recovery", "sources", "web",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -168,7 +159,7 @@ def test_a_program_has_the_scripts_that_its_code_runs(name: str, files: list[str
     texts = {file.relative_to(_ROOT).as_posix(): file.read_text() for pattern in files for file in _ROOT.glob(pattern)}
     used = {script for text in texts.values() for script in _RUN.findall(text)}
     # Chosen at run time, or run for it elsewhere.
-    used |= {"register", "find_runs", "look_at_sources"} if name == "master" else set()
+    used |= {"register", "find_entries", "find_runs", "look_at_sources"} if name == "master" else set()
     with_sources = {program.name: program for program in programs("usher:{g}", "g", ("orders", "t:*"))}
     assert used == set(with_sources[name].scripts)
 
@@ -531,22 +522,22 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
             [group, '{"ids":["1-1","2-1"]}', 100, "", "1-1", "2-1"],
         ),
         "dead_letter": (
-            [stream, lease, KEYS.tickets, KEYS.dead, KEYS.attempts, KEYS.changed, KEYS.errors],
-            [group, me, "U", "3-1", "gave_up", "", 1, 1, 2, 9, "", "", "skip", "", "", room],
+            [stream, lease, KEYS.tickets, KEYS.dead, KEYS.attempts, KEYS.changed, KEYS.errors, KEYS.letters],
+            [group, me, "U", "3-1", "gave_up", "", 1, 1, 2, 9, "", "", "skip", "", "", "", room],
         ),
         "charge": (
-            [stream, lease, KEYS.attempts, KEYS.runs, KEYS.errors],
-            [group, me, "r", 9, "1-1", "1 1 0 0", "", ""],
+            [stream, lease, KEYS.attempts, KEYS.runs, KEYS.errors, KEYS.failures],
+            [group, me, "r", 9, 1, "1-1", "1 1 0 0", "", "", ""],
         ),
         "drain": ([lease], [60_000]),
         "give_back": (
-            [stream, lease, KEYS.tickets, KEYS.dead, KEYS.changed, KEYS.attempts],
+            [stream, lease, KEYS.tickets, KEYS.dead, KEYS.changed, KEYS.attempts, KEYS.letters],
             [group, me, "U", "9", "3-1", 10, room],
         ),
         "deregister": ([stream, lease, KEYS.inbox(me), KEYS.consumers], [group, me, "c", "none"]),
         "note_crash": (
-            [stream, KEYS.attempts, KEYS.runs, KEYS.noted(me)],
-            [group, me, "r", 9, 1000, "1-1", 2, 1, 1, 0],
+            [stream, KEYS.attempts, KEYS.runs, KEYS.noted(me), KEYS.errors, KEYS.failures],
+            [group, me, "r", 9, 1000, "1-1", 2, 1, 1, 0, ""],
         ),
     }
     look: dict[str, tuple[list[str], list[str | int]]] = {
@@ -555,7 +546,7 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
         "find_runs": ([KEYS.runs], ["T", "+", 100, room]),
         "look_again": ([stream, KEYS.tickets, lease, KEYS.attempts], [group, "1-1", "T", "2-1"]),
         "read_field": ([stream], ["ticket_id", "1-1", "2-1", room]),
-        "read_letters": ([KEYS.dead], ["-", "+", 100, "", room]),
+        "read_letters": ([KEYS.dead, KEYS.letters], ["-", "+", 100, "", "", room]),
     }
     sign = uid_key(stream, b"x").decode()
     return {

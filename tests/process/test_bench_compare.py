@@ -74,19 +74,9 @@ def _run(installed: Installed, workload: Workload = _LITTLE) -> dict[str, Any]:
 @pytest.mark.slow
 def test_usher_and_the_floor_through_the_real_command(folder: Path) -> None:
     words = [
-        "compare",
-        "--messages",
-        "1000",
-        "--tickets",
-        "50",
-        "--runs",
-        "1",
-        "--json",
-        "--peer",
-        "floor",
-        "--peer",
+        "compare", "--messages", "1000", "--tickets", "50", "--runs", "1", "--json", "--peer", "floor", "--peer",
         "rabbitmq",
-    ]
+    ]  # fmt: skip
     words += ["--environments", str(folder / "none")]
     done = subprocess.run(
         [*BENCHMARKS, *words],

@@ -31,13 +31,7 @@ from usher import Link
 pytestmark = pytest.mark.process
 
 _REGISTER, _ACKNOWLEDGE = "/api/consumers/register", "/api/messages/acknowledge"
-_TOKENS = {
-    "a": Role.CONSUMER,
-    "b": Role.CONSUMER,
-    "new": Role.CONSUMER,
-    "ann": Role.VIEWER,
-    "olga": Role.OPERATOR,
-}
+_TOKENS = {"a": Role.CONSUMER, "b": Role.CONSUMER, "new": Role.CONSUMER, "ann": Role.VIEWER, "olga": Role.OPERATOR}
 #: Slow clients, each of which has a thread for as long as it sends something now and then.
 _SLOW = 36
 
@@ -279,13 +273,7 @@ ROWS = [
         also=_CLOSE,
         instead_of=_BY_GUNICORN,
     ),
-    Row(
-        "two lengths",
-        _raw(b"Content-Length: 2\r\nContent-Length: 2\r\n"),
-        400,
-        also=_CLOSE,
-        instead_of=_BY_GUNICORN,
-    ),
+    Row("two lengths", _raw(b"Content-Length: 2\r\nContent-Length: 2\r\n"), 400, also=_CLOSE, instead_of=_BY_GUNICORN),
     Row(
         "a coding that is not exactly chunked",
         _raw(b"Transfer-Encoding: gzip, chunked\r\n", b"0\r\n\r\n"),
@@ -345,11 +333,7 @@ def system(tmp_path_factory: pytest.TempPathFactory, short_tmp: Path) -> Iterato
     tokens = folder / "tokens"
     tokens.write_text("".join(f"{line_of(role, name, name)}\n" for name, role in _TOKENS.items()))
     tokens.chmod(0o600)
-    environ = {
-        "USHER_TOKENS_FILE": str(tokens),
-        "USHER_HOSTS": "127.0.0.1",
-        "USHER_LEASE_SECONDS": "60",
-    }
+    environ = {"USHER_TOKENS_FILE": str(tokens), "USHER_HOSTS": "127.0.0.1", "USHER_LEASE_SECONDS": "60"}
     with EmbeddedRedis(folder / "redis", port=None, durable=False) as server, contextlib.ExitStack() as stack:
         link = Link(server.url, "test")
         stack.callback(link.close)
@@ -399,9 +383,7 @@ def _pending(link: Link, incarnation: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "row",
-    [row for row in ROWS if not (_IS_OLD and row.case in _SINCE_27)],
-    ids=lambda row: row.case.replace(" ", "-"),
+    "row", [row for row in ROWS if not (_IS_OLD and row.case in _SINCE_27)], ids=lambda row: row.case.replace(" ", "-")
 )
 def test_the_answer_is_the_promised_one(system: System, row: Row) -> None:
     answered = _send(system.standby if row.to_standby else system.leader, row.ask(system))

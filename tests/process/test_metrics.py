@@ -196,11 +196,7 @@ def test_dashboard_and_alerts_ask_only_for_what_there_is(pages: Pages) -> None:
         (ROOT / "deploy" / "grafana.json").read_text()
     )
     # Only there after something happened that did not happen here.
-    rare = {
-        "usher_audit_findings",
-        "usher_audit_last_run_timestamp_seconds",
-        "usher_audit_unproven_seconds",
-    }
+    rare = {"usher_audit_findings", "usher_audit_last_run_timestamp_seconds", "usher_audit_unproven_seconds"}
     streamers = {
         "usher_outbox_streams",
         "usher_outbox_behind_seconds",

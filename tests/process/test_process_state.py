@@ -199,21 +199,14 @@ def test_a_wrong_logging_call_is_told_and_fails_no_handler(folder: Path, link: L
 
 #: State of the process that any code may set.
 _STATE = (
-    "import sys; sys.setrecursionlimit(150)",
-    "import sys; sys.setswitchinterval(5.0)",
+    "import sys; sys.setrecursionlimit(150)", "import sys; sys.setswitchinterval(5.0)",
     "import sys; sys.excepthook = sys.unraisablehook = lambda *_: 1 / 0",
     "import threading; threading.excepthook = lambda *_: 1 / 0",
-    "import threading; threading.current_thread().name = None",
-    "import socket; socket.setdefaulttimeout(0.001)",
-    "import os; os.chdir('/')",
-    "import os; os.umask(0o277)",
-    "import os; os.environ.clear()",
+    "import threading; threading.current_thread().name = None", "import socket; socket.setdefaulttimeout(0.001)",
+    "import os; os.chdir('/')", "import os; os.umask(0o277)", "import os; os.environ.clear()",
     "import os; os.environ.update(http_proxy='http://127.0.0.1:1', TZ='Asia/Tokyo'); __import__('time').tzset()",
-    "import locale; locale.setlocale(locale.LC_ALL, 'C')",
-    "import warnings; warnings.simplefilter('error')",
-    "import gc; gc.disable(); gc.set_threshold(1)",
-    "import random; random.seed(1)",
-    "import sys; sys.path.clear()",
+    "import locale; locale.setlocale(locale.LC_ALL, 'C')", "import warnings; warnings.simplefilter('error')",
+    "import gc; gc.disable(); gc.set_threshold(1)", "import random; random.seed(1)", "import sys; sys.path.clear()",
     "import sys; sys.path_importer_cache.clear(); sys.meta_path.reverse()",
     "import decimal; decimal.setcontext(decimal.Context(prec=1, traps=list(decimal.Context().traps)))",
     "import asyncio; asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy()); asyncio.set_event_loop(None)",
@@ -225,7 +218,7 @@ _STATE = (
     "import logging; logging.basicConfig(force=True, stream=object())",
     "import faulthandler; faulthandler.enable(); faulthandler.dump_traceback_later(3600)",
     "import threading; threading.settrace(lambda *_: None); threading.setprofile(lambda *_: None)",
-)
+)  # fmt: skip
 #: Only the main thread may do it, so a handler cannot.
 _SIGNALS = (
     "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, list(signal.Signals)[:30])",

@@ -37,44 +37,14 @@ def wait(message):
 #: Ids that a path, a query, a proxy or a client may take for something else.
 _IDS = (
     *(
-        "x/explain",
-        "explain",
-        "/explain",
-        "x/explain/explain",
-        "x/events",
-        "events",
-        "x",
-        "a/b",
-        "a//b",
-        "/a",
-        "a/",
-        "a?b",
-        "?id=x",
-        "a#b",
-        "#",
+        "x/explain", "explain", "/explain", "x/explain/explain", "x/events", "events", "x", "a/b", "a//b", "/a", "a/",
+        "a?b", "?id=x", "a#b", "#",
     ),
     *(
-        "%2F",
-        "a%2Fb",
-        "%",
-        "%252F",
-        ".",
-        "..",
-        "...",
-        "a/..",
-        "../x",
-        "a/./b",
-        "a.b",
-        "a b",
-        " ",
-        "a+b",
-        "a&id=x",
-        "a;b",
-        "a\\b",
-        "ä😀",
-        "[a-z]*",
+        "%2F", "a%2Fb", "%", "%252F", ".", "..", "...", "a/..", "../x", "a/./b", "a.b", "a b", " ", "a+b", "a&id=x",
+        "a;b", "a\\b", "ä😀", "[a-z]*",
     ),
-)
+)  # fmt: skip  # fmt: skip
 
 
 class Held(NamedTuple):

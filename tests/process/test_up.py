@@ -461,13 +461,7 @@ def test_too_few_open_files_are_told_with_what_to_do(folder: Path) -> None:
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
     script = 'ulimit -n 64; (ulimit -n 1024) 2>/dev/null && exit 77; exec "$@"'
     done = subprocess.run(
-        ["sh", "-c", script, "sh", *UP],
-        env=env,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+        ["sh", "-c", script, "sh", *UP], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60
     )
     if done.returncode == 77:
         pytest.skip("this user may raise it again, and supervisord does")

@@ -42,14 +42,7 @@ class Pool:
         self.lanes = Lanes()
         self.journal, self.failures = Journal(None, "", "", 8), list[FailedAttempt]()
         self.executor = Executor(
-            self.lanes,
-            self,
-            self.journal,
-            LEASE,
-            policy or RetryPolicy(3, 0.0, 0.0),
-            strict,
-            0.0,
-            self.broken.append,
+            self.lanes, self, self.journal, LEASE, policy or RetryPolicy(3, 0.0, 0.0), strict, 0.0, self.broken.append
         )
         self.pool = AsyncPool(self.executor, handle, slots)
 

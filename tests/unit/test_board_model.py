@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.boards import may_plan, seeds
+from tests.boards import held_back, may_plan, seeds
 from tests.leader_model import Leader
 from tests.redis_model import HALTED, MASTER, STRANGER, RedisModel
 from usher.common.protocol.owner_words import is_waiting
@@ -362,6 +362,10 @@ class BoardMachine(RuleBasedStateMachine):
         board = self.board
         assert board.parked == sum(len(ticket.parked) for ticket in board.tickets.values())
         assert board.in_flight == sum(len(ticket.running) for ticket in board.tickets.values())
+        free = [
+            one for one in board.tickets.values() if one.owner is None and one.standing is Standing.OPEN and one.parked
+        ]
+        assert {*free} - {*held_back(board)} <= {*board._queue.waiting()}, "others could be given them"
         for consumer in board.consumers.values():
             mine = [ticket for ticket in board.tickets.values() if ticket.owner is consumer]
             assert set(consumer.tickets) == {ticket.name for ticket in mine}
@@ -558,11 +562,7 @@ class Walk:
             ),
             (2, machine._owned, lambda: machine.an_owner_parks_a_message(some())),
             (4, always, machine.the_leader_recalls),
-            (
-                6,
-                lambda: machine.redis.recalled,
-                lambda: machine.an_owner_answers_a_recall(some(), rng.random() < 0.2),
-            ),
+            (6, lambda: machine.redis.recalled, lambda: machine.an_owner_answers_a_recall(some(), rng.random() < 0.2)),
             (2, machine._owned, lambda: machine.an_owner_puts_a_ticket_off(some(), rng.choice([0, 1, 3000, 20_000]))),
             (1, machine._put_off, lambda: machine.an_operator_ends_a_wait(some())),
             (3, machine._waiting, lambda: machine.an_operator_ends_a_halt(some(), rng.random() < 0.3)),

@@ -78,6 +78,10 @@ def test_a_point_counts_since_the_former_one_and_nothing_where_a_count_went_back
     late = charts.point(_NOW + 300_000, _level(160, 20), former, _NOTHING, {}, in_part=False)
     assert (late["sent"], late["done"], late["ms"]) == (60, None, 300_000)
     assert charts.point(_NOW, _level(None, None), former, _NOTHING, {}, in_part=False)["sent"] is None
+    runs = charts.gather([_run(outcome="failed")])  # all that was read of the run log
+    before = charts.point(_NOW, _level()._replace(failed=1_000), None, runs, {}, in_part=True)
+    after = charts.point(_NOW, _level()._replace(failed=11_010), before, runs, {}, in_part=True)
+    assert (before["failed"], after["failed"], charts.merge(_NOW, [before, after])["failed"]) == (1, 10_010, 10_011)
 
 
 def test_a_point_has_its_bound_whatever_the_names() -> None:

@@ -98,12 +98,7 @@ def test_the_file_is_read_again_when_it_has_changed_and_one_that_is_broken_chang
             "viewer a/b " + "0" * 64,
             "viewer ann " + "A" * 64,
         ),
-        *(
-            "viewer ann* " + "0" * 64,
-            "consumer a*b " + "0" * 64,
-            "viewer ann " + "0" * 64 + " more",
-            "\udcff",
-        ),
+        *("viewer ann* " + "0" * 64, "consumer a*b " + "0" * 64, "viewer ann " + "0" * 64 + " more", "\udcff"),
     ],
 )
 def test_a_line_that_is_none_is_told_by_its_number_only(tmp_path: Path, line: str) -> None:

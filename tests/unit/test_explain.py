@@ -212,7 +212,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "halted, its letter is old": (
         *(ticket(kind="halted", fence=8, ids=(A,)), "halted", "halted"),
-        "halted: 12-0 became a dead letter, which is not among the newest ones; the ticket waits for an operator",
+        "halted: 12-0 became a dead letter, which was not found; the ticket waits for an operator",
     ),
     "unreadable": (
         *(ticket(kind="unreadable"), "unreadable", "record_unreadable"),

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.chaos.rig.facts import STAYING
-from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
+from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys, _Key
 from usher.common.protocol.registration import NAME
 
 
@@ -16,8 +16,12 @@ def _slot_tag(key: str) -> str:
     return key[opened + 1 : closed] if opened >= 0 and closed > opened + 1 else key
 
 
+def _names(kind: type[Keys] | type[LogKeys]) -> list[str]:
+    return [name for name, value in vars(kind).items() if isinstance(value, (property, _Key)) and name != "prefix"]
+
+
 def _all_of(keys: Keys) -> list[str]:
-    own = [getattr(keys, name) for name, value in vars(Keys).items() if isinstance(value, property)]
+    own = [getattr(keys, name) for name in _names(Keys)]
     return [*own, keys.lease("c1:7"), keys.inbox("c1:7")]
 
 
@@ -30,7 +34,7 @@ def test_all_keys_of_a_stream_are_in_its_slot_and_differ(stream: str) -> None:
 
 @pytest.mark.parametrize("stream", ["ticket_stream", "tenant{7}", "{", "a b"])
 def test_the_keys_of_the_log_are_in_the_same_slot_and_no_groups_keys(stream: str) -> None:
-    own = [getattr(LogKeys(stream), name) for name, value in vars(LogKeys).items() if isinstance(value, property)]
+    own = [getattr(LogKeys(stream), name) for name in _names(LogKeys)]
     assert {_slot_tag(key) for key in own} == {_slot_tag(stream)}
     assert len(set(own)) == len(own)
     for group in ("streamer-outbox", "checkpoints", "archived", "streamers", "groups"):
@@ -41,11 +45,7 @@ def test_the_chaos_rig_knows_all_keys_that_stay() -> None:
     """One that it does not know fails the scenarios that make it, and some of those are run rarely. What none of them
     makes may not stay."""
     keys = Keys("s", "g")
-    fixed = {
-        getattr(keys, name).removeprefix(keys.prefix)
-        for name, value in vars(Keys).items()
-        if isinstance(value, property)
-    } - {"", "watched"}
+    fixed = {getattr(keys, name).removeprefix(keys.prefix) for name in _names(Keys)} - {"watched"}
     assert fixed - {"rules", "audit", "archived"} == set(STAYING)
 
 

@@ -400,22 +400,6 @@ def test_whatever_happens_each_ticket_runs_in_id_order_and_nothing_is_forgotten(
     consumer.finish()
 
 
-def test_a_message_ends_from_its_start_until_redis_has_it_as_done() -> None:
-    board = filled(T=entries(1, 2))
-    first, second = b"1-0", b"2-0"
-    assert not board.is_ending(b"T", [first, second, b"9-0"]), "they wait"
-    lane = taken(board)
-    lane.queue.popleft()
-    assert board.is_ending(b"T", [first, second]), "it runs"
-    assert not board.is_ending(b"T", [second])
-    lane.queue.popleft()
-    board.release(lane)
-    assert board.is_ending(b"T", [first]), "it has ended"
-    assert board.is_ending(b"T", [second])
-    board.done([first, second])
-    assert not board.is_ending(b"T", [first, second])
-
-
 def test_what_is_given_up_while_it_fails_does_not_wait_for_its_retry() -> None:
     board = filled(a=entries(1, 2))
     lane = taken(board)

@@ -29,8 +29,7 @@ def test_a_line_for_people_has_time_level_program_thread_action_and_facts(capfd:
     event(_log, "ticket_handed_over", ticket="42", owner="c1:7", after_s=0.25, id=b"5-1")
     (line,) = _lines(capfd)
     assert re.fullmatch(
-        rf"{_TIME} INFO +master MainThread ticket_handed_over ticket=42 owner=c1:7 after_s=0\.250 id=5-1",
-        line,
+        rf"{_TIME} INFO +master MainThread ticket_handed_over ticket=42 owner=c1:7 after_s=0\.250 id=5-1", line
     )
 
 

@@ -134,14 +134,7 @@ def _raised(logger: logging.Logger, args: tuple[Any, ...], more: dict[str, Any])
     is_quiet=st.booleans(),
 )
 def test_what_does_not_raise_in_plain_python_does_not_raise_here_and_is_told(
-    level: Any,
-    message: Any,
-    args: list[Any],
-    extra: Any,
-    exc_info: Any,
-    stack_info: bool,
-    style: str,
-    is_quiet: bool,
+    level: Any, message: Any, args: list[Any], extra: Any, exc_info: Any, stack_info: bool, style: str, is_quiet: bool
 ) -> None:
     call = (level, message, *args)
     more = {"extra": extra, "exc_info": exc_info, "stack_info": stack_info}

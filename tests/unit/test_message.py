@@ -7,12 +7,7 @@ import pytest
 from usher.common.base.clock import now_s
 from usher.common.base.errors import MessageUndecodable
 from usher.common.protocol.attempts import NEVER, Attempts
-from usher.common.protocol.message import (
-    LONGEST_TICKET,
-    as_mapping,
-    check_ticket,
-    first_value,
-)
+from usher.common.protocol.message import LONGEST_TICKET, as_mapping, check_ticket, first_value
 from usher.consumer.handlers.message import Message, OwnLease, message_type
 from usher.consumer.lifecycle.journal import Journal
 

@@ -30,8 +30,7 @@ _RULES = st.builds(
 
 class TestRulebook:
     @given(
-        st.lists(_RULES, max_size=8, unique_by=lambda one: one.id),
-        st.sampled_from([b"a", b"ab", b"a*", b"b", b"\xfe"]),
+        st.lists(_RULES, max_size=8, unique_by=lambda one: one.id), st.sampled_from([b"a", b"ab", b"a*", b"b", b"\xfe"])
     )
     def test_the_rule_that_holds_is_the_strongest_of_all_that_fit(self, rules: list[Rule], ticket: bytes) -> None:
         book = Rulebook(rules)

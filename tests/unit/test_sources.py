@@ -46,10 +46,7 @@ def _streams(keys: Keys) -> list[str]:
     """All keys of Usher that are streams, as common/protocol/keys.py says."""
     names = {name for name, made in vars(Keys).items() if (inspect.getdoc(made) or "").startswith("Stream")}
     assert {"dead", "inbox"} <= names
-    return [
-        getattr(keys, name) if isinstance(getattr(Keys, name), property) else getattr(keys, name)("c:1")
-        for name in sorted(names)
-    ]
+    return [own if isinstance(own := getattr(keys, name), str) else own("c:1") for name in sorted(names)]
 
 
 def test_a_pattern_takes_no_stream_that_usher_keeps_for_itself() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from usher.common.redis.replies import HandOver, InboxRecord, pack_entry, pack_part, parse_inbox, separator
+from usher.common.redis.replies import HandOver, InboxRecord, pack_entry, pack_part, pack_parts, parse_inbox
+from usher.consumer.execution.inbox_reader import bodies_of
 from usher.master.leader.entries import EntryParser
 
 _TICKETS = st.lists(st.binary(max_size=6) | st.text("\n0a", max_size=9).map(str.encode), min_size=1, unique=True)
 
 
 def _record(parts: bytes, fence: bytes = b"9") -> InboxRecord:
-    fields = [b"fence", fence, b"low", b"1-0", b"high", b"7-0", b"parts", parts]
+    fields = [b"fence", fence, b"parts", parts]
     [record] = parse_inbox([[b"inbox", [[b"5-0", fields]]]])
     return record
 
@@ -30,25 +31,24 @@ def test_a_record_names_each_tickets_entries_under_its_fence_or_the_tickets_own(
         packed.append(pack_part(ticket, (b"", b"7")[number % 2], [pack_entry((one, *entries[one])) for one in entries]))
         wanted.append(HandOver(ticket, (9, 7)[number % 2], list(entries)))
         bodies |= {one: flat for one, flat in entries.items() if flat}
-    told = b"*%d\r\n%b" % (len(packed), b"".join(packed))
+    told = pack_parts(packed)
     record = _record(told)
-    assert (record.parts, record.bodies) == (wanted, bodies)
-    assert (record.id, record.low, record.high, record.size) == (b"5-0", b"1-0", b"7-0", len(told))
+    assert (record.parts, bodies_of([record])) == (wanted, bodies)
+    assert (record.id, record.size) == (b"5-0", len(told))
     assert all(_record(told[:at]) == InboxRecord(b"5-0") for at in range(len(told)))
 
 
 @given(_TICKETS)
 def test_a_recall_names_each_ticket_under_its_fence_with_its_ids(tickets: list[bytes]) -> None:
-    between = separator(tickets)
-    lines = [b"%d %d-1 %d-2" % (number, number, number) for number in range(len(tickets))]
-    fields = [b"recall", b"1", b"between", between, b"tickets", between.join(tickets), b"ids", b"\n".join(lines)]
-    [record] = parse_inbox([[b"inbox", [[b"5-0", fields]]]])
+    ids = [b"1-1", b"1-2"]
+    packed = pack_parts([pack_part(one, b"%d" % n, [pack_entry((i,)) for i in ids]) for n, one in enumerate(tickets)])
+    [record] = parse_inbox([[b"inbox", [[b"5-0", [b"recall", packed]]]]])
     assert (record.parts, record.order) == ([], None)
-    assert record.recalled == [HandOver(t, n, [b"%d-1" % n, b"%d-2" % n]) for n, t in enumerate(tickets)]
+    assert record.recalled == [HandOver(one, n, ids) for n, one in enumerate(tickets)]
 
 
 def test_a_record_of_a_form_that_is_not_known_names_nothing_and_stops_nobody() -> None:
-    for fields in ([b"novelty", b"1"], [b"recall", b"2", b"T", b"1-1"], [b"T", b"7 1-1", b"U", b"x"], []):
+    for fields in ([b"novelty", b"1"], [b"recall", b"2"], [b"T", b"7 1-1", b"U", b"x"], []):
         [record] = parse_inbox([[b"inbox", [[b"5-0", fields]]]])
         assert record == InboxRecord(b"5-0")
     for parts in (b"x", b":7\r\n", b"-ERR x\r\n", b"*1\r\n:1\r\n", b"*1\r\n*2\r\n$1\r\nT\r\n$0\r\n\r\n"):

@@ -1,11 +1,52 @@
+-- Return what letters are counted by. Long numbers, as of ids, are none: an error of each message would be a group.
+-- The words for what raised nothing: common/protocol/attempts.py, last_error.py.
+local UNRAISED = {'its process ended while its handler ran', 'it ran past USHER_HANDLER_SECONDS'}
+local function told_of(head)
+  local name, error = head['usher-error-type'] or '', head['usher-error'] or ''
+  for _, words in ipairs(name == '' and UNRAISED or {}) do
+    if string.sub(error, 1, #words) == words then name = words end
+  end
+  local parts = {head['usher-reason'], name, head['usher-policy'], head['usher-at'], head['usher-handler']}
+  for at = 1, 5 do
+    parts[at] = string.gsub(string.sub(parts[at] or '', 1, 200), '%c', ' ')
+    if at <= 2 then parts[at] = string.gsub(parts[at], '%d%d%d%d+', '#') end
+  end
+  return table.concat(parts, '\n')
+end
+
+local function members_of_letter(id, head)
+  local at, told = sortable(id), told_of(head)
+  local group = string.sub(redis.sha1hex(told), 1, 12)
+  local ticket = members_of('t', head['usher-ticket'] or '') .. at
+  return group, told, at, ticket, members_of('m', head['usher-id'] or '') .. at
+end
+
+local function index_letter(id, head)
+  local group, told, at, ticket, message = members_of_letter(id, head)
+  if not redis.pcall('ZSCORE', letters_key, 'd' .. group .. ' ' .. told) then
+    if count_letters('[d', '(e') >= MOST_GROUPS then group, told = OTHERS, '' end
+    redis.pcall('ZADD', letters_key, 0, 'd' .. group .. ' ' .. told)
+  end
+  redis.pcall('ZADD', letters_key, 0, ticket, 0, message, 0, 'g' .. group .. ' ' .. at)
+end
+
+-- Delete a letter, and what the index has of it.
+local function remove_letter(dead_key, id, head)
+  redis.call('XDEL', dead_key, id)
+  local group, told, at, ticket, message = members_of_letter(id, head)
+  redis.pcall('ZREM', letters_key, ticket, message, 'g' .. group .. ' ' .. at, 'g' .. OTHERS .. ' ' .. at)
+  if of_group(group) == 0 then redis.pcall('ZREM', letters_key, 'd' .. group .. ' ' .. told) end
+  if of_group(OTHERS) == 0 then redis.pcall('ZREM', letters_key, 'd' .. OTHERS .. ' ') end
+end
+
 -- Write a dead letter: what happened, under names that begin with "usher-", then the original fields unchanged. The
 -- last of our names is "usher-fields", the number of original fields that follow: a producer may use our names too.
 -- `fields` is the flat list of the entry, or nil when its body is gone. `more` may have: policy (skip, halt),
--- fence, error_type, traceback, at (file and line); and cut, true for an entry that is too large: the letter then keeps
--- its first 100 fields, and of each name and value 1,024 bytes.
+-- fence, error_type, traceback, at (file and line), handler, history (common/protocol/last_error.py); and cut, true for
+-- an entry that is too large: the letter then keeps its first 100 fields, and of each name and value 1,024 bytes.
 -- Returns true when the letter has all of the fields.
 -- Bury first, then acknowledge: Redis does not roll a script back, and a letter that cannot be written must not cost
--- the message.
+-- the message. Needs index, included before.
 local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_ms, last_ms, fields, more)
   fields, more = fields or {}, more or {}
   local letter = {
@@ -28,23 +69,22 @@ local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_
   if kept < #fields then say('usher-fields-cut', (#fields - kept) / 2) end
   if shortened > 0 then say('usher-values-cut', shortened) end
   if kept < #fields or shortened > 0 then say('usher-bytes', bytes) end
-  if more.at and more.at ~= '' then say('usher-at', more.at) end
+  for _, name in ipairs({'at', 'handler', 'history'}) do
+    if (more[name] or '') ~= '' then say('usher-' .. name, more[name]) end
+  end
   say('usher-fields', kept / 2)
   local head = #letter
   for at = 1, kept do letter[head + at] = shortened > 0 and string.sub(fields[at], 1, 1024) or fields[at] end
   redis.call('XDEL', dead_key, '0-0') -- deletes nothing: a write that needs no memory goes first (see at_full_memory)
-  redis.call('XADD', dead_key, '*', unpack(letter))
+  local named = {}
+  for at = 1, head, 2 do named[letter[at]] = letter[at + 1] end
+  index_letter(redis.call('XADD', dead_key, '*', unpack(letter)), named)
   return kept == #fields and shortened == 0
 end
 
--- Return true when one of the newest letters is that of this entry.
-local letters_of_ids
-local function has_letter(dead_key, id)
-  if not letters_of_ids then
-    letters_of_ids = {}
-    each_entry('XREVRANGE', dead_key, '+', '-', 200, function(_, letter) letters_of_ids[letter[2]] = true end)
-  end
-  return letters_of_ids[id]
+local function has_letter(id)
+  local begin = members_of('m', id)
+  return count_letters('[' .. begin, '(' .. begin .. '~') > 0
 end
 
 local function now_ms()

@@ -1,5 +1,5 @@
 -- free_tickets: tickets of a dead incarnation whose pending list is empty lose their records; the end of its recovery.
--- KEYS: 1 stream, 2 leader, 3 lease of the incarnation, 4 tickets, 5 dead
+-- KEYS: 1 stream, 2 leader, 3 lease of the incarnation, 4 tickets, 5 dead, 6 letters
 -- ARGV: 1 group, 2 epoch, 3 incarnation, then for each ticket: ticket, and what of it the leader knows as unfinished,
 --       separated by spaces
 -- Returns: {"FENCED"}, {"ALIVE"}, {"PENDING"} (its list is not empty), or {"OK", {tickets that another owner or word
@@ -10,7 +10,7 @@
 --          later of the ticket is planned. What is pending for nobody is over; what nobody has reported, and has no
 --          body, Redis >= 7 has dropped at a claim (renew, sweep) while its owner lived: its letter is written here.
 -- Memory: works when full
---- @include leads util group records bodies letter at_full_memory
+--- @include leads util group records bodies index letter at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'ALIVE'} end
 local stream, group, others, parked = KEYS[1], ARGV[1], {}, {}
@@ -24,7 +24,7 @@ local function free(ticket, ids, unfinished)
     end
   end
   for _, id in ipairs(split_ids(unfinished)) do
-    if nobody_has(stream, group, id) and not body_of(stream, id) and not has_letter(KEYS[5], id) then
+    if nobody_has(stream, group, id) and not body_of(stream, id) and not has_letter(id) then
       bury(KEYS[5], id, ticket, 'body_gone', '', '0', ARGV[3], now_ms(), now_ms(), nil)
     end
   end

@@ -1,5 +1,5 @@
 -- read_parked: one page of the entries pending under `master`, in id order; a new epoch starts from it.
--- KEYS: 1 stream, 2 leader, 3 dead
+-- KEYS: 1 stream, 2 leader, 3 dead, 4 letters
 -- ARGV: 1 group, 2 epoch, 3 start ("-" or "(<id>"), 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest
 --       message in bytes (0: any), 8 tenant field, 9 priority field ("": none)
 -- Returns: {"FENCED"} or {"OK", last id of the page or "", {id, ticket (ticket_of), ...}, {ids whose body was gone}}; a
@@ -7,7 +7,7 @@
 -- Why Lua: the page and the bodies must be of one moment, and an entry whose body is gone becomes a dead letter in the
 --          same step.
 -- Memory: works when full
---- @include leads bodies ticket_of letter
+--- @include leads bodies ticket_of index letter
 --- @numbers count 4 6, large 7
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local rows = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], 'master')

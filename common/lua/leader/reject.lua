@@ -1,12 +1,12 @@
 -- reject: entries that cannot be handed to any owner become dead letters.
--- KEYS: 1 stream, 2 leader, 3 dead
+-- KEYS: 1 stream, 2 leader, 3 dead, 4 letters
 -- ARGV: 1 group, 2 epoch, then for each entry: id, ticket (shown, may be ""), reason
 -- Returns: {"FENCED"} or {"OK", number of the entries, from the first one, that are over now}: fewer than given where
 --          bodies are large
 -- Why Lua: letter and XACK are one step, so that a message is neither lost nor doubled. Repeating the call writes
 --          nothing more.
 -- Memory: works when full
---- @include leads bodies letter
+--- @include leads bodies index letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local ended, now = 0, now_ms()
 for at = 3, #ARGV, 3 do

@@ -1,5 +1,6 @@
 -- sweep: find idle entries that have no living owner, with XAUTOCLAIM, and bring them to `master`.
--- KEYS: 1 stream, 2 leader, 3 dead, 4 tickets, 5 taken, then the leases of the known incarnations
+-- KEYS: 1 stream, 2 leader, 3 dead, 4 tickets, 5 taken, then the leases of the known incarnations,
+--       then letters
 -- ARGV: 1 group, 2 epoch, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count, 6 ticket field, 7 longest ticket
 --       in bytes, 8 longest message in bytes (0: any), 9 tenant field, 10 priority field ("": none), 11 the highest id
 --       to look at ("": any): above it the leader has read entries that must go first, then the known incarnations, in
@@ -13,7 +14,7 @@
 --          a million parked entries would be as many lines in the append-only file at each pass, and their
 --          waiting time would be lost.
 -- Memory: works when full
---- @include leads util group bodies ticket_of records letter
+--- @include leads util group bodies ticket_of records index letter
 --- @numbers large 3, count 5 7, large 8
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 redis.call('XLEN', KEYS[3]) -- what is no stream, or no hash, fails here, before anything has changed

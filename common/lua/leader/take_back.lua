@@ -1,6 +1,7 @@
 -- take_back: one page of a dead incarnation's pending entries goes to `master`, in id order. The first unacknowledged
 --            entry of each ticket may have been running: that counts as a loss, unless its journal says otherwise.
--- KEYS: 1 stream, 2 leader, 3 lease of the incarnation, 4 dead, 5 attempts, 6 noted and 7 inbox (of the incarnation)
+-- KEYS: 1 stream, 2 leader, 3 lease of the incarnation, 4 dead, 5 attempts, 6 noted and 7 inbox (of the incarnation),
+--       8 letters
 -- ARGV: 1 group, 2 epoch, 3 incarnation, 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest message in bytes
 --       (0: any), 8 tenant field, 9 priority field ("": none)
 -- Returns: {"FENCED"}, {"ALIVE"} (its lease still runs; nothing happened), or
@@ -10,7 +11,7 @@
 -- Why Lua: that the lease has ended and that the entries are its own must be true at one moment; so must a loss and its
 --          entry, or a page that comes twice would count it twice.
 -- Memory: works when full
---- @include leads util bodies ticket_of letter attempts at_full_memory
+--- @include leads util bodies ticket_of index letter attempts at_full_memory
 --- @numbers count 4 6, large 7
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'ALIVE'} end

@@ -1,5 +1,5 @@
 -- drop_letters: dead letters are thrown away for good; a ticket that waited for one goes on without it.
--- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader
+-- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader, 7 letters
 -- ARGV: 1 group, then ids of letters
 -- Returns: {what the leader key holds, or "", then for each letter, from the first one (fewer than given where they are
 --          large): {"DROPPED"}, {"RELEASED"}: its ticket goes on with
@@ -7,7 +7,7 @@
 --          again later}. GONE and HELD change nothing.
 -- Why Lua: letter, entry and the ticket's record go together, for any caller and under any leader.
 -- Memory: works when full
---- @include records bodies letter tell_leader at_full_memory
+--- @include records bodies index letter tell_leader at_full_memory
 local stream, group, tickets_key = KEYS[1], ARGV[1], KEYS[2]
 redis.call('XLEN', KEYS[3]) -- what is no stream fails here, before anything has changed
 redis.call('XLEN', KEYS[5])
@@ -26,7 +26,7 @@ local function drop(letter_id)
     redis.call('HDEL', KEYS[4], head['usher-id'])
     tell_leader(KEYS[5], head['usher-ticket'])
   end
-  redis.call('XDEL', KEYS[3], letter_id)
+  remove_letter(KEYS[3], letter_id, head)
   return {place == 'halted' and 'RELEASED' or 'DROPPED'}
 end
 

@@ -1,5 +1,5 @@
 -- redrive: dead letters become messages again, each exactly once: its letter goes in the same step.
--- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader, 7 delayed, 8 errors
+-- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader, 7 delayed, 8 errors, 9 letters
 -- ARGV: 1 group, then ids of letters
 -- Returns: {what the leader key holds, or "", then for each letter, from the first one (fewer than given where they are
 --          large): {"RESUMED"}: the ticket waited for it; it goes on
@@ -12,7 +12,7 @@
 --          any leader: the note in `changed` stops a plan that does not know of it. A crash between XADD and XDEL would
 --          make two of one.
 -- Memory: refused when full
---- @include util group bodies records letter numbers tell_leader
+--- @include util group bodies records index letter numbers tell_leader
 local stream, group, tickets_key = KEYS[1], ARGV[1], KEYS[2]
 redis.call('XLEN', stream) -- what is no stream fails here, before anything has changed
 redis.call('XLEN', KEYS[5])
@@ -72,7 +72,7 @@ local function resume(head, fence, tail)
   redis.call('HSET', tickets_key, head['usher-ticket'], 'returned ' .. fence .. ' ' .. ids)
   redis.call('XCLAIM', stream, group, 'master', '0', id, 'FORCE', 'JUSTID')
   redis.call('HDEL', KEYS[4], id)
-  redis.call('HDEL', KEYS[8], id, 't' .. id)
+  redis.call('HDEL', KEYS[8], id, 't' .. id, 'h' .. id)
 end
 
 local function redrive(letter_id)
@@ -94,7 +94,7 @@ local function redrive(letter_id)
     end
   end
   if place == 'halted' then tell_leader(KEYS[5], head['usher-ticket']) end
-  redis.call('XDEL', KEYS[3], letter_id)
+  remove_letter(KEYS[3], letter_id, head)
   return answer
 end
 

@@ -14,7 +14,7 @@ local ended = redis.call('XACK', KEYS[1], ARGV[1], unpack(ARGV, 5)) -- needs no 
 if redis.call('EXISTS', KEYS[3]) == 1 then
   local forgotten = redis.pcall('HDEL', KEYS[3], unpack(ARGV, 5)) -- what is no hash must not hold it up
   for at = 5, type(forgotten) == 'number' and forgotten > 0 and #ARGV or 0 do
-    redis.pcall('HDEL', KEYS[5], ARGV[at], 't' .. ARGV[at])
+    redis.pcall('HDEL', KEYS[5], ARGV[at], 't' .. ARGV[at], 'h' .. ARGV[at])
   end
 end
 -- Of a call that is sent again, because its reply was lost, nothing may be left to be done: its record is there.

@@ -1,8 +1,9 @@
 -- dead_letter: an owner gives up on a message; its ticket goes on (skip) or halts (halt).
--- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 attempts, 6 changed, 7 errors
+-- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 attempts, 6 changed, 7 errors, 8 letters
 -- ARGV: 1 group, 2 incarnation, 3 ticket, 4 id, 5 reason, 6 error, 7 attempts, 8 first start in ms, 9 last start in ms,
 --       10 fence, 11 error type, 12 traceback ("" = that of the noted error), 13 policy: skip | halt,
---       14 file and line of the error, 15 the error as it stays noted while the ticket is halted ("" = the known one)
+--       14 file and line of the error, 15 the error as it stays noted while the ticket is halted ("" = the known one),
+--       16 the handler
 -- Returns: "OK", "HALTED", "RETURNED" (to halt, but there was nothing to wait for: what the owner held of the ticket
 --          is under `master`), "LOST" (no lease), "STALE" (another owner has the ticket) or "GONE" (it is not in
 --          processing any more). Unless the policy is skip, nothing of the ticket under this fence is the caller's
@@ -11,7 +12,7 @@
 --          halted message stays pending, under `halted`: its id is its place in the ticket's order. The ticket's later
 --          entries of its owner go to `master` in the same step, and the index says `halted <fence> <id> <those ids>`.
 -- Memory: works when full
---- @include util group records bodies letter attempts tell_leader at_full_memory
+--- @include util group records bodies index letter attempts tell_leader at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
 local stream, group, me, ticket, id, policy = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[13]
 local record = redis.call('HGET', KEYS[3], ticket)
@@ -25,7 +26,7 @@ local left = without(ids, {[id] = true})
 -- What is pending for nobody is over, or Redis >= 7 has dropped it, for its body is gone.
 local is_there = left ~= ids
   and (#redis.call('XPENDING', stream, group, id, id, 1, me) == 1
-    or (nobody_has(stream, group, id) and not body_of(stream, id) and not has_letter(KEYS[4], id)))
+    or (nobody_has(stream, group, id) and not body_of(stream, id) and not has_letter(id)))
 if policy == 'skip' and not is_there then return 'GONE' end
 if policy ~= 'skip' then -- what is of another type fails here, before anything has changed
   redis.call('HLEN', KEYS[5])
@@ -41,6 +42,7 @@ if is_there then
   local kept_as = policy == 'halt' and policy or 'skip'
   local traceback = ARGV[12] ~= '' and ARGV[12] or redis.call('HGET', KEYS[7], 't' .. id) or ''
   local more = {policy = kept_as, fence = fence, error_type = ARGV[11], traceback = traceback, at = ARGV[14]}
+  more.handler, more.history = ARGV[16], redis.call('HGET', KEYS[7], 'h' .. id)
   local reason = fields and ARGV[5] or 'body_gone'
   bury(KEYS[4], id, ticket, reason, ARGV[6], ARGV[7], me, ARGV[8], ARGV[9], fields or nil, more)
   if policy == 'halt' then
@@ -49,7 +51,7 @@ if is_there then
     redis.call('XACK', stream, group, id)
   end
   redis.call('HDEL', KEYS[5], id)
-  redis.call('HDEL', KEYS[7], 't' .. id)
+  redis.call('HDEL', KEYS[7], 't' .. id, 'h' .. id)
   if policy ~= 'halt' then
     redis.call('HDEL', KEYS[7], id)
   elseif ARGV[15] ~= '' and redis.call('HLEN', KEYS[7]) < MOST_ERRORS then

@@ -1,6 +1,6 @@
 -- give_back: an owner returns tickets of which nothing runs, and nothing waits to be acknowledged: in a drain, because
 --            the leader recalls them, or because their first message is to wait.
--- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 changed, 6 attempts
+-- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 changed, 6 attempts, 7 letters
 -- ARGV: 1 group, 2 incarnation, then for each ticket: ticket, fence, ids of it that the caller knows, separated by
 --       spaces ("on": a ticket that was given back under this fence, and waits, is to wait no longer), ms for which it
 --       is to wait ("" = it may go on at once)
@@ -14,7 +14,7 @@
 --          drops an entry whose body is gone when it is claimed (here, or by renew or sweep before). A call that comes
 --          twice, or late, must not give back what was handed to the caller again, under a later fence.
 -- Memory: works when full
---- @include util group records attempts bodies letter tell_leader at_full_memory
+--- @include util group records attempts bodies index letter tell_leader at_full_memory
 --- @numbers
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 local stream, group, me, tickets_key = KEYS[1], ARGV[1], ARGV[2], KEYS[3]

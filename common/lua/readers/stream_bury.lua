@@ -1,5 +1,5 @@
 -- stream_bury: a plain reader gives up on entries of its own: they become dead letters and leave group and stream.
--- KEYS: 1 stream, 2 dead, 3 attempts, 4 checkpoints, 5 groups of the stream
+-- KEYS: 1 stream, 2 dead, 3 attempts, 4 checkpoints, 5 groups of the stream, 6 letters
 -- ARGV: 1 group, 2 reader, 3 "1" to remove the entries, else "", then for each: id, reason, error, attempts, first
 --       start in ms, last start in ms
 -- Returns: for each id, from the first one, 1 (a letter was written) or 0 (not pending for this reader): fewer than
@@ -8,7 +8,7 @@
 --          in stream_ack an entry is removed only while no other group reads the stream (reads_alone); and only if
 --          its letter has all of it: else its fields would be lost, and it could not be redriven.
 -- Memory: works when full
---- @include bodies letter reads_alone at_full_memory
+--- @include bodies index letter reads_alone at_full_memory
 local stream, group, reader = KEYS[1], ARGV[1], ARGV[2]
 redis.call('XLEN', KEYS[2]) -- what is no stream fails here, before anything has changed
 at_full_memory(KEYS[3])

@@ -1,12 +1,12 @@
 -- stream_claim: a plain reader takes entries that have been idle, because their reader died or gave them back.
--- KEYS: 1 stream, 2 dead, 3 attempts
+-- KEYS: 1 stream, 2 dead, 3 attempts, 4 letters
 -- ARGV: 1 group, 2 reader, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count
 -- Returns: {next cursor, {id, fields, former reader, failed attempts so far, ...}, {ids whose body was gone: they are
 --          dead letters now}}; fewer than asked for where bodies are large
 -- Why Lua: XAUTOCLAIM does not say whose the entries were. JUSTID: taking over is no delivery. Without the cursor,
 --          what lies behind 10 x COUNT young entries is never found.
 -- Memory: works when full
---- @include bodies letter at_full_memory
+--- @include bodies index letter at_full_memory
 --- @numbers large 3, count 5
 local stream, group = KEYS[1], ARGV[1]
 local count = tonumber(ARGV[5])

@@ -1,5 +1,5 @@
 -- due_delayed: put delayed messages in the order of their times, and name those that are due. It sends nothing.
--- KEYS: 1 delayed, 2 due, 3 due_until, 4 leader, 5 dead
+-- KEYS: 1 delayed, 2 due, 3 due_until, 4 leader, 5 dead, 6 letters
 -- ARGV: 1 epoch, 2 most entries, 3 ticket field
 -- Returns: {"FENCED"} or {"OK", the last id of `delayed` that is in `due`, ms until the next one is due ("0" also when
 --          there is more to put in order; "-1": none waits), {id, why, ... of those whose due_ms is no time: they are
@@ -9,7 +9,7 @@
 -- Why Lua: entry and place in `due`, or its letter, are of one moment, and so is the time: Redis' clock, under any
 --          leader. A lost reply costs nothing but a log line.
 -- Memory: refused when full
---- @include leads util group bodies letter ticket_of
+--- @include leads util group bodies index letter ticket_of
 --- @numbers count 2
 if not leads(KEYS[4], ARGV[1]) then return {'FENCED'} end
 -- A page has more entries than even many busy producers add until the next look: none is named before all are in

@@ -1,7 +1,7 @@
 -- gather: move new entries of source streams, in order, to the end of the work stream; each entry exactly once, whoever
 --         asks and however often.
 -- KEYS: 1 work stream, 2 gathered (source -> the last id moved), 3 dead, 4 counters, then the sources, then of each the
---       saved positions of its groups
+--       saved positions of its groups, then letters
 -- ARGV: 1 group, 2 ticket field, 3 longest ticket in bytes, 4 most entries in the work stream that its group has not
 --       been given, 5 most entries of one source
 -- Returns: {1 if the work stream was full, else 0, the last id that its group was given, then for each source: outcome,
@@ -19,7 +19,7 @@
 --          refused all the same, the group is set back to just below what was not added. A lost reply costs nothing:
 --          moved entries are no longer new.
 -- Memory: refused when full
---- @include util group bodies letter numbers ticket_of
+--- @include util group bodies index letter numbers ticket_of
 --- @numbers count 3, large 4, count 5
 local work, group, field, longest = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local most, quantum = tonumber(ARGV[4]), tonumber(ARGV[5])

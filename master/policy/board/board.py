@@ -23,6 +23,7 @@ from usher.common.protocol.stream_id import ZERO, before, rank
 from usher.master.policy.board.placement import OpenConsumers
 from usher.master.policy.board.plans import (
     NOBODY,
+    TICKET_PLAN,
     BoardFacts,
     HandOverPlan,
     HandOverReply,
@@ -167,20 +168,20 @@ class Board:
         return consumer.incarnation, part
 
     def _take(self, ticket: BoardTicket, consumer: ConsumerLoad, count: int, now_s: float) -> TicketPlan:
-        if count == len(ticket.parked):  # the usual case: this runs for every ticket of every plan
-            ids = list(ticket.parked)
-            ticket.parked.clear()
+        parked, running = ticket.parked, ticket.running
+        if count == len(parked):  # the usual case: this runs for every ticket of every plan
+            ids = list(parked)
+            parked.clear()
         else:
-            ids = [ticket.parked.popleft() for _ in range(count)]
+            ids = [parked.popleft() for _ in range(count)]
         self.parked -= count
-        part = TicketPlan(ticket.name, ticket.believed, ids, list(ticket.running))
-        had_nothing = not consumer.busy_tickets
-        ticket.running.update(dict.fromkeys(ids))
+        part = TICKET_PLAN((ticket.name, ticket.believed, ids, list(running) if running else ()))
+        running.update(dict.fromkeys(ids))
+        if len(consumer.tickets) <= consumer.retrying:  # it had nothing to do: what waits for a retry is no work
+            consumer.pace.began(now_s)
         if ticket.owner is None:
             ticket.owner, ticket.compared_s = consumer, now_s
             consumer.tickets[ticket.name] = None
-        if had_nothing:  # to do: what waits for a retry is no work
-            consumer.pace.began(now_s)
         consumer.in_flight += count
         self.in_flight += count
         return part
@@ -362,7 +363,7 @@ class Board:
     def drop(self, ids: Iterable[bytes]) -> None:
         """Forget messages that are over, and that memory may have parked. It looks at every ticket."""
         over = set(ids)
-        for ticket in [one for one in self.tickets.values() if over and not over.isdisjoint(one.parked)]:
+        for ticket in [one for one in self.tickets.values() if not over.isdisjoint(one.parked)] if over else ():
             self.parked -= len(over.intersection(ticket.parked))
             ticket.parked = deque(one for one in ticket.parked if one not in over)
             self._finish(ticket)
@@ -653,10 +654,15 @@ class Board:
             ticket.compared_s = now_s
         return [(ticket.name, list(ticket.running)) for ticket in found]
 
-    def fences(self, names: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return the fences of tickets in processing."""
+    def held(self, names: Iterable[bytes]) -> list[tuple[bytes, bytes, list[bytes]]]:
+        """Return those of these tickets that have owners, each with its fence and what its owner has of it: whatever
+        was started is among it."""
         found = [self.tickets[name] for name in names if name in self.tickets]
-        return [(one.name, one.believed.rpartition(b" ")[2]) for one in found if one.owner is not None]
+        return [
+            (one.name, one.believed.rpartition(b" ")[2], list(one.running))
+            for one in found
+            if one.owner is not None and one.believed != NOBODY
+        ]
 
     # ---- what is parked, in memory or in Redis' account alone --------------------------------------------------------
 
@@ -793,13 +799,10 @@ class Board:
             self._shorten(ticket)
 
     def takeable(self) -> int:
-        """Count what another consumer could be given now: parked messages that wait for room alone, wherever it is, and
-        tickets that could be recalled. It looks at every ticket."""
-        held = {one.name for one in (*self._gate.paused(), *self._gate.slowed())}
-        held.update(one.name for consumer in self.consumers.values() for one in consumer.waiting)
+        """Count what another consumer could be given now: messages that wait for room, and tickets to be recalled."""
         tenants = set(self._fair.held) if self._fair is not None else set()
-        free = (one for one in self.tickets.values() if one.owner is None and one.standing is OPEN)
-        parked = sum(len(one.parked) for one in free if one.name not in held and one.tenant not in tenants)
+        free = [one for one in self._queue.waiting() if one.owner is None and one.standing is OPEN]
+        parked = sum(len(one.parked) for one in free if one.tenant not in tenants)
         return parked + self.asked_back.recallable(self.consumers.values())
 
     # ---- rules -------------------------------------------------------------------------------------------------------

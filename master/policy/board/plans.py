@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,6 +32,10 @@ class TicketPlan(NamedTuple):
     @property
     def changes_owner(self) -> bool:
         return self.believed == NOBODY or self.believed.startswith(_GIVEN_BACK)
+
+
+#: Makes one of a tuple of all its parts, at half the cost.
+TICKET_PLAN = functools.partial(tuple.__new__, TicketPlan)
 
 
 class TargetPlan(NamedTuple):

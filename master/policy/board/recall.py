@@ -48,10 +48,10 @@ def _older(asked: dict[bytes, Asked], than_s: float) -> Iterator[Asked]:
 
 
 class Recall(NamedTuple):
-    """Tickets to be asked back from one incarnation: each with its fence."""
+    """Tickets to be asked back from one incarnation."""
 
     incarnation: str
-    tickets: list[tuple[bytes, bytes]]
+    tickets: list[bytes]
 
 
 class Recalls:
@@ -157,8 +157,7 @@ class Recalls:
                 self.asked[ticket.name] = self.unanswered[ticket.name] = asked
                 ticket.queued = True
             if chosen:
-                fences = [(ticket.name, ticket.believed.rpartition(b" ")[2]) for ticket in chosen]
-                recalls.append(Recall(one.incarnation, fences))
+                recalls.append(Recall(one.incarnation, [ticket.name for ticket in chosen]))
         self._in_vain = self._in_vain and not recalls
         return recalls
 

@@ -58,11 +58,8 @@ def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
     if seen["leader_url"] is None:
         found.append(Alarm(BAD, "No master leads: nothing is handed over", "/doctor"))
     if not states["live"]:
-        waits = (
-            "those that drain or are paused take nothing more"
-            if states["draining"] or states["paused"]
-            else "nothing is handled"
-        )
+        some = states["draining"] or states["paused"]
+        waits = "those that drain or are paused take nothing more" if some else "nothing is handled"
         found.append(Alarm(BAD, f"No consumer is live: {waits}", "/consumers"))
     for state, says in (("lost", "lost; their messages are being taken back"), ("revoked", "not answering over HTTP")):
         if states[state]:
@@ -90,13 +87,8 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
     alike = [group for group in seen.get("groups", ()) if group.get("alike")]
     found += [Alarm(BAD, f"What handlers need is away: {group['told']}", "/tickets") for group in alike]
     if halted or seen["halted"]:
-        found.append(
-            Alarm(
-                BAD,
-                f"{pluralize(max(len(halted), seen['halted']), 'ticket')} halted by a dead letter: redrive or drop it",
-                "/dead-letters",
-            )
-        )
+        told = pluralize(max(len(halted), seen["halted"]), "ticket")
+        found.append(Alarm(BAD, f"{told} halted by a dead letter: redrive or drop it", "/dead-letters"))
     if still:
         first = still[0]
         more = len(seen["stuck"]) >= seen["stuck_most"]
@@ -124,31 +116,23 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
         text = f"The last {row['owners_lost']} owners of {row['shown']} were lost while they had {row['head']}"
         found.append(Alarm(BAD, f"{text}: its handler may end or freeze its process", row["href"]))
     if paused:
-        first, more = paused[0], " or more" if len(seen["stuck"]) >= seen["stuck_most"] else ""
-        found.append(
-            Alarm(
-                WARN,
-                f"{pluralize(len(paused), 'paused ticket')}{more} with messages that wait; the oldest:"
-                f" {first['shown']}",
-                first["href"],
-            )
-        )
+        told = pluralize(len(paused), "paused ticket") + " or more" * (len(seen["stuck"]) >= seen["stuck_most"])
+        text = f"{told} with messages that wait; the oldest: {paused[0]['shown']}"
+        found.append(Alarm(WARN, text, paused[0]["href"]))
     return found
 
 
 def _of_flow(seen: Mapping[str, Any]) -> list[Alarm]:
     # of what is pending; also None without a group, where the number of unread entries is unknown
     oldest_ms = seen["oldest_ms"]
+    found = [Alarm(BAD, seen["sudden"], "/dead-letters")] if seen.get("sudden") else []
     if seen["lag"] >= _LAG and oldest_ms and seen["time_ms"] - oldest_ms >= _OLD_MS:
-        more = "" if seen["lag_is_exact"] else "more than "
-        return [Alarm(WARN, f"The consumers are behind: {more}{seen['lag']:,} messages are unread", "/consumers")]
-    return []
+        lag = f"{'' if seen['lag_is_exact'] else 'more than '}{seen['lag']:,}"
+        found.append(Alarm(WARN, f"The consumers are behind: {lag} messages are unread", "/consumers"))
+    return found
 
 
 def _calm(seen: Mapping[str, Any]) -> str:
-    letters = (
-        f"; {pluralize(seen['dead_letters'], 'dead letter')} {'waits' if seen['dead_letters'] == 1 else 'wait'}"
-        if seen["dead_letters"]
-        else ""
-    )
-    return f"Nothing is stuck. {pluralize(seen['consumers']['live'], 'consumer')} live{letters}"
+    letters, live = seen["dead_letters"], pluralize(seen["consumers"]["live"], "consumer")
+    told = f"; {pluralize(letters, 'dead letter')} {'waits' if letters == 1 else 'wait'}" if letters else ""
+    return f"Nothing is stuck. {live} live{told}"

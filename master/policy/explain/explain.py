@@ -332,7 +332,7 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
         when = f"{_ago(facts, letter.written_ms)} after {pluralize(letter.attempts, 'attempt', 'attempts')}"
         text = f"halted: {_id(first)} became a dead letter {when} ({letter.why})"
     else:
-        text = f"halted: {_id(first)} became a dead letter, which is not among the newest ones"
+        text = f"halted: {_id(first)} became a dead letter, which was not found"
     is_gone = letter is None and facts.letters_are_all
     reasons = [Reason("halted", f"{text}; the ticket waits for an operator"), *_behind(facts, first)]
     if letter is None and not is_gone:
@@ -475,8 +475,10 @@ def _rows(facts: TicketFacts, run: OwnEntry | None) -> Iterator[EntryRow]:
     for entry_id in facts.ids:
         own, known = told.get(entry_id), facts.attempts.get(entry_id, NEVER)
         state = words.get(own.state, TicketState.HANDED_OVER) if own is not None else of_record
-        if of_record == TicketState.HALTED and before:
+        if is_free and before:
             state = TicketState.WAITING
+        elif of_record == TicketState.PUT_OFF and known.failures:  # as the lists say it
+            state = TicketState.RETRYING
         if own is not None:
             started_ms, due_ms = (
                 (own.started_ms if state == TicketState.RUNNING else 0),

@@ -27,6 +27,7 @@ _OF_LETTERS = {
     "reason": "with the reason {}",
     "error": "with the error {}",
     "policy": "under the policy {}",
+    "group": "of the kind {}",
     "younger_than_s": "younger than {} s",
     "older_than_s": "older than {} s",
 }

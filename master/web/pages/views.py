@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from flask import Blueprint, g, render_template, request
 
-from usher.common.base.clock import now_s
-from usher.common.base.errors import RedisTrouble
 from usher.common.http.app import Problem
 from usher.common.http.credentials import Role
 from usher.common.protocol.stream_id import is_id
-from usher.common.redis.client import CommandRefused
 from usher.master.charts.drawing import HEIGHT, WIDTH, draw, kinds, totals, turns
 from usher.master.insight.formatting import ticket_url
 from usher.master.insight.status import ParkedRows, ticket_row
+from usher.master.insight.ticket_history import BAR
 from usher.master.operations.bulk_letters import DROP, PAUSE, REDRIVE, BulkJob, DryRun
-from usher.master.operations.dead_letters import LetterPage
 from usher.master.policy.charts import BY_CONSUMER, BY_SOURCE, NAMES, SPANS
-from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
+from usher.master.policy.letters import HALT, LetterFilter, also_for
 from usher.master.policy.rules import MOST_RULES, Target, alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.web.api import read_ticket_id
@@ -36,12 +32,8 @@ STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _ROWS = 100
 _CONSUMERS_ON_A_PAGE = 200
 _ENTRIES = 30
-#: Letters shown on a page, letters counted by error for the first page, and groups shown.
-_LETTERS, _COUNTED, _GROUPS = 50, 2_000, 20
-#: The same on the overview, which is read again and again.
-_COUNTED_ON_OVERVIEW, _GROUPS_OF_OVERVIEW = 200, 5
-#: Seconds for which these are kept: each browser asks for the overview every two seconds.
-_LETTERS_KEPT_S = 1.0
+#: Letters shown on a page, and their kinds on the overview.
+_LETTERS, _GROUPS_OF_OVERVIEW, _HOUR_MS = 50, 5, 3_600_000
 #: Seconds after which the search for matching letters ends for this page.
 _LOOK_S = 0.05
 #: Seconds that a search of all tickets may take.
@@ -80,24 +72,13 @@ def render_page(template: str, page: str, **more: Any) -> str:
 
 
 def _add_live(views: Blueprint, parts: Parts) -> None:
-    letters = _NewestLetters(parts)
-
     @views.get("/")
     def overview() -> str:
         pulse = parts.overview.snapshot()
         groups = with_fields(parts.fields.add_to_groups, pulse["groups"])
-        newest = letters.page() if pulse["dead_letters"] else LetterPage([], None)
-        preview = Preview()
-        preview.add(letter for letter in newest.letters if letter.policy != HALT)
-        return render_page(
-            "system/overview.html",
-            "overview",
-            pulse=pulse | {"groups": groups},
-            history=parts.overview.history(),
-            given_up=preview.groups[:_GROUPS_OF_OVERVIEW],
-            looked_at=len(newest.letters),
-            is_all=newest.cursor is None,
-        )
+        given_up = [group for group in pulse["letters"] if group.policy != HALT]
+        facts = {"pulse": pulse | {"groups": groups}, "history": parts.overview.history(), "kinds": len(given_up)}
+        return render_page("system/overview.html", "overview", given_up=given_up[:_GROUPS_OF_OVERVIEW], **facts)
 
     @views.get("/consumers")
     def consumers() -> str:
@@ -111,26 +92,6 @@ def _add_live(views: Blueprint, parts: Parts) -> None:
         following = ticket_row[-1]["incarnation"] if start + len(ticket_row) < len(fitting) else None
         facts = {"rows": ticket_row, "total": len(rows), "name": name, "following": following}
         return render_page("operations/consumers.html", "consumers", **facts)
-
-
-class _NewestLetters:
-    """The letters that the overview counts, read once for all browsers."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._port, self._lock = parts, threading.Lock()
-        self._kept: tuple[float, LetterPage] | None = None
-
-    def page(self) -> LetterPage:
-        """Return the newest letters; none while Redis cannot be asked: the overview, which says so, is there all the
-        same."""
-        with self._lock:
-            if self._kept is None or now_s() - self._kept[0] > _LETTERS_KEPT_S:
-                try:
-                    found = self._port.letters.newest(LetterFilter(), None, _COUNTED_ON_OVERVIEW, _LOOK_S)
-                except (RedisTrouble, CommandRefused):
-                    found = LetterPage([], None)
-                self._kept = (now_s(), found)
-            return self._kept[1]
 
 
 # -- tickets
@@ -209,31 +170,13 @@ def _search(parts: Parts, asked: str, cursor: str, by_field: dict[str, Any]) -> 
         return render_page("tickets/tickets.html", "tickets", q=asked, by_field=by_field, only_field=True)
     found, following = parts.history.containing(asked, _ROWS, cursor)
     rows = _told(parts, parts.status.told([ticket_row(ticket, value) for ticket, value in found]))
-    letters = parts.letters.where("ticket", asked.encode(), 20, _LOOK_S)
-    facts: dict[str, Any] = {
-        "letters": [letter.row() for letter in letters.letters],
-        "more_letters": letters.cursor is not None,
-        "is_id": bool(STREAM_ID.fullmatch(asked)),
-    }
-    if facts["is_id"]:
-        found_letter = parts.letters.get(asked.encode())
-        of_id = (
-            LetterPage([found_letter[0]], None)
-            if found_letter
-            else parts.letters.where("id", asked.encode(), 1, _LOOK_S)
-        )
-        facts |= {"message": parts.history.message(asked), "letter": of_id.letters[0].row() if of_id.letters else None}
-        facts["all_letters"] = of_id.cursor is None
-    return render_page(
-        "tickets/tickets.html",
-        "tickets",
-        q=asked,
-        rows=rows,
-        exact=parts.status.ticket(asked),
-        cursor=following,
-        by_field=by_field,
-        **facts,
-    )
+    letters, more = parts.letters.newest(LetterFilter(asked.encode()), None, 20, _LOOK_S)
+    facts: dict[str, Any] = {"letters": [letter.row() for letter in letters], "more_letters": more is not None}
+    if STREAM_ID.fullmatch(asked):
+        letter = parts.letters.of_message(asked.encode())
+        facts |= {"message": parts.history.message(asked), "letter": letter and letter.row(), "is_id": True}
+    facts |= {"q": asked, "rows": rows, "exact": parts.status.ticket(asked), "cursor": following, "by_field": by_field}
+    return render_page("tickets/tickets.html", "tickets", **facts)
 
 
 def _ticket_page(parts: Parts, ticket_id: str) -> str:
@@ -255,7 +198,7 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
         if ticket_url(ticket_id).startswith("/tickets/")
         else ""
     )
-    facts |= {"timeline": timeline._asdict(), "explained": explained, "live": live}
+    facts |= {"bar": BAR, "timeline": timeline._asdict(), "explained": explained, "live": live}
     return render_page("tickets/ticket.html", "tickets", ticket_id=ticket_id, **facts)
 
 
@@ -280,15 +223,13 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
         cursor = request.args.get("before") or None
         if cursor is not None and not STREAM_ID.fullmatch(cursor):
             raise refused("before is not the id of a letter")
-        # The letters on the first page are the first of those that are counted.
-        found = parts.letters.newest(wanted, cursor and cursor.encode(), _LETTERS if cursor else _COUNTED, _LOOK_S)
-        rows, preview = found.letters[:_LETTERS], Preview()
-        preview.add(() if cursor else found.letters)
-        page_cursor = rows[-1].id if len(rows) < len(found.letters) else found.cursor
+        found = parts.letters.newest(wanted, cursor and cursor.encode(), _LETTERS, _LOOK_S)
+        counts = parts.letters.counts(*range((now_ms := parts.delayed.now_ms()) - 24 * _HOUR_MS, now_ms, _HOUR_MS))
+        groups = [group for group in counts.groups if wanted.meets(group)]
         facts = {
-            "groups": preview.groups[:_GROUPS],
-            "counted": preview.count,
-            "counted_all": found.cursor is None,
+            "groups": groups,
+            "are_all": counts.are_all,
+            "hours": [(sum(some),) for some in zip(*(reversed(group.times) for group in groups), strict=True)],
             "asked": asked,
             "is_filtered": any(asked.values()),
             "told": in_words(asked),
@@ -297,13 +238,13 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
             "here": request.full_path.rstrip("?"),
             "also": also_for(parts.letters.other_groups()),
         }
-        following = page_cursor and "/dead-letters?" + urlencode(
-            {**{k: v for k, v in asked.items() if v}, "before": page_cursor.decode()}
+        following = found.cursor and "/dead-letters?" + urlencode(
+            {**{k: v for k, v in asked.items() if v}, "before": found.cursor.decode()}
         )
         return render_page(
             "letters/letters.html",
             "letters",
-            rows=with_fields(parts.fields.add_to_letters, [one.row() for one in rows]),
+            rows=with_fields(parts.fields.add_to_letters, [one.row() for one in found.letters]),
             next_page=following,
             **facts,
         )

@@ -39,7 +39,7 @@ def _index_afterwards(
 ) -> Any:
     answer = _turn(steps, plan, new, count, index)
     if answer is not None:
-        for command in _packet(steps, plan, new, index, answer[0].fence).commands:
+        for command in _packet(steps, plan, new, index, answer[0].fence, True).commands:
             if command[1] == steps._keys.tickets:
                 steps._scripts.link.call(*command)
     return answer
@@ -122,8 +122,7 @@ def _charged(left: Sequence[Left], is_explained: bool, *_: bool) -> list[tuple[L
 # ---- the bugs ----
 
 NO_ACK_CHECK = mutant(
-    "no owner check in ack",
-    LuaEdit("ack", "if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end", ""),
+    "no owner check in ack", LuaEdit("ack", "if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end", "")
 )
 _watching = LeaderScripts._watching.fget
 NO_WATCH = Replace(
@@ -208,10 +207,7 @@ BUGS = (
         NO_ACK_CHECK,
         _OWNER + "test_a_zombies_late_acknowledgement_does_not_end_its_successors_delivery",
         "K17d",
-        (
-            _OWNER + "test_an_incarnation_whose_lease_has_ended_acknowledges_nothing_also_before_it_is_recovered",
-            "K3d",
-        ),
+        (_OWNER + "test_an_incarnation_whose_lease_has_ended_acknowledges_nothing_also_before_it_is_recovered", "K3d"),
     ),
     Bug(
         FREED_FIRST,
@@ -234,9 +230,7 @@ BUGS = (
         mutant(
             "cursor dropped",
             CodeEdit(
-                "usher.master.recovery.repairs:IdleSweep.turn",
-                "self._cursor = swept.cursor",
-                "self._cursor = b'0-0'",
+                "usher.master.recovery.repairs:IdleSweep.turn", "self._cursor = swept.cursor", "self._cursor = b'0-0'"
             ),
         ),
         _OWN + "the_sweep_gets_past_the_living",

@@ -11,20 +11,23 @@ from tests.chaos.plans.plan import Plan, rounds
 from tests.chaos.rig.cluster import Cluster, Shape
 from tests.chaos.rig.facts import events
 
+_LARGE = "x" * 9000
+
 
 def operator_errors(cluster: Cluster, seconds: float) -> None:
-    """Scripts forgotten; entries deleted that are parked, and that consumers have."""
+    """Scripts forgotten; entries deleted that are parked, and that consumers have. Bodies are too large to go with the
+    inbox."""
     for number in rounds(seconds, 0.25):
         redis_faults.flush_scripts(cluster)
         for _ in range(12):
-            cluster.producer.send("HOT", work_ms="10")
+            cluster.producer.send("HOT", work_ms="10", pad=_LARGE)
         redis_faults.delete_pending(cluster, 2, "master" if number % 2 else "")
 
 
 def trim_all(cluster: Cluster, seconds: float) -> None:
     for _ in rounds(seconds, 1.0):
         for _ in range(12):
-            cluster.producer.send("HOT", work_ms="10")
+            cluster.producer.send("HOT", work_ms="10", pad=_LARGE)
         redis_faults.trim_all(cluster)
 
 

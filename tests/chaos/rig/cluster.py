@@ -162,10 +162,7 @@ class Cluster:
 
     def _master(self, name: str) -> Program:
         bind = f"127.0.0.1:{self.http_ports[name]}"
-        environ = {
-            "USHER_BIND": bind,
-            "USHER_LEADER_LEASE_SECONDS": str(self.shape.leader_lease_s),
-        }
+        environ = {"USHER_BIND": bind, "USHER_LEADER_LEASE_SECONDS": str(self.shape.leader_lease_s)}
         return self._program(name, "master", environ | self._environ(name))
 
     def _consumer(self, name: str) -> Program:

@@ -20,24 +20,9 @@ WORK_STREAM = "usher:{" + GROUP + "}"
 WORK_PREFIX = f"{WORK_STREAM}:{GROUP}:"
 #: Keys that may stay when all is quiet, whatever happened.
 STAYING = (
-    "tickets",
-    "consumers",
-    "leader",
-    "epoch",
-    "taken",
-    "counters",
-    "attempts",
-    "noted:errors",
-    "position",
-    "dead",
-    "runs",
-    "changed",
-    "shares",
-    "gathered",
-    "actions",
-    "losses",
-    "charts",
-)
+    "tickets", "consumers", "leader", "epoch", "taken", "counters", "attempts", "noted:errors", "noted:failed",
+    "letters", "position", "dead", "runs", "changed", "shares", "gathered", "actions", "losses", "charts",
+)  # fmt: skip
 
 
 class State:

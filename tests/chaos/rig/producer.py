@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from tests.chaos.checker.history import position
 from tests.chaos.rig.records import HistoryWriter, now_ns
-from tests.chaos.rig.wire import Refused, Unknown, Wire, mapping
+from tests.chaos.rig.wire import Refused, Unknown, Wire
+from usher.common.protocol.keys import Keys
 
 STREAM = "chaos"
 _UID, _TICKET = b"uid", b"ticket_id"
@@ -100,24 +101,23 @@ class Producer:
         return str(mid)
 
     def send_cutting(self, ticket: str, keep: int, group: str) -> tuple[list[str], list[str]]:
-        """One message with MAXLEN, as tutorials show it. The ids that this cut: those that the group had not been given,
-        and the others."""
+        """One message with MAXLEN, as tutorials show it. The ids that this cut: those that nobody had taken yet, and
+        the others."""
         with self._lock:
             self.sent += 1
             uid, call, t0 = f"u{self.sent}", self._wire.call, now_ns()
             flat = ("ticket_id", ticket, "uid", uid, "amount", str(self.sent))
             call("MULTI")
-            call("XINFO", "GROUPS", STREAM)
+            call("GET", Keys(STREAM, group).taken)
             call("XRANGE", STREAM, "-", "+")
             call("XADD", STREAM, "MAXLEN", str(keep), "*", *flat)
             call("XRANGE", STREAM, "-", "+")
-            groups, before, mid, after = call("EXEC")
+            taken, before, mid, after = call("EXEC")
             self.mids[mid.decode()], self.accepted[uid] = uid, now_ns()
         self._history.write(
             "send", uid=uid, ticket=ticket, expect="effect", amount=int(uid[1:]), r="ok", t0=t0, t1=now_ns()
         )
-        facts = next(found for found in map(mapping, groups) if found[b"name"] == group.encode())
-        given, first = position(facts[b"last-delivered-id"].decode()), position(after[0][0].decode())
+        given, first = position(taken.decode().split()[0]), position(after[0][0].decode())
         cut = [entry_id.decode() for entry_id, _ in before if position(entry_id.decode()) < first]
         return [one for one in cut if position(one) > given], [one for one in cut if position(one) <= given]
 

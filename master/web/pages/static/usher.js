@@ -13,6 +13,12 @@
       time.title = `${time.textContent} UTC`;
       time.textContent = `${when.getFullYear()}-${two(when.getMonth() + 1)}-${two(when.getDate())} ${clock(when)}:${two(when.getSeconds())}${time.dateTime.slice(19, -1)}`;
     }
+    const texts = all(".summary, .explain li, .alarms li, .group summary", root).flatMap((told) => [told, ...told.children]);
+    for (const text of texts.flatMap((told) => Array.from(told.childNodes)).filter((child) => child.nodeType === Node.TEXT_NODE))
+      text.data = text.data.replace(/\b(\d\d):(\d\d):(\d\d) UTC\b/g, (...told) => {
+        const when = new Date(new Date().setUTCHours(told[1], told[2], told[3]));
+        return `${clock(when)}:${told[3]}`;
+      });
     for (const mark of all("[data-clock]", root)) mark.textContent = clock(new Date(Number(mark.dataset.clock)));
     const zone = one("#zone", root);
     const name = Intl.DateTimeFormat().resolvedOptions().timeZone || "local";
@@ -61,7 +67,8 @@
     asked_ms = Date.now();
     let wrong = "no answer from this master";
     try {
-      const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "error" });
+      const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "manual" });
+      if (answer.type === "opaqueredirect") { location.reload(); return; } // the session has ended: to the log-in
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (!answer.ok) { wrong = one("main p", fresh)?.textContent || `status ${answer.status}`; throw new Error(wrong); }
       localize(fresh);

@@ -1,0 +1,89 @@
+"""The moment of trouble: many letters at once, a message that fails again and again, a session that has ended."""
+
+from __future__ import annotations
+
+import time
+
+from tests.browser.looking import OPERATOR, Looking, System
+from tests.process.crew import KEYS
+from tests.process.machine import until
+
+
+def test_many_letters_at_once_are_an_alarm_counted_and_two_clicks_from_running_again(
+    looking: Looking, system: System
+) -> None:
+    """10,000 in 20 s were no alarm; groups counted "the newest 200", and the button beside 147 acted on 5,600."""
+    (system.folder / "mended").unlink(missing_ok=True)
+    before, page = system.letters(), looking.page
+    [first, *_] = system.send("INC-77", do="give up", says="the shop is closed")
+    for number in range(300):
+        system.send(f"many-{number}", do="give up", says=f"the shop is closed for order {number}")
+    until(lambda: system.letters() == before + 301, 60, "all are dead letters")
+    looking.sign_in(OPERATOR)
+    looking.go("/")
+    page.locator("#alarms li.bad", has_text="messages were given up in the last 10 minutes").wait_for()
+    kind = page.locator("#given-up tbody tr").first
+    assert kind.locator("td").first.inner_text() == str(before + 301)
+    assert "asked:handle" in kind.inner_text()
+    page.locator("#alarms li.bad a").first.click()
+    looking.go(f"/messages/{first}")
+    looking.see("Was given up: it is a dead letter")
+    page.locator("#message a[href^='/dead-letters/']").click()
+    page.get_by_role("heading", name="Dead letter").wait_for()
+    assert "the shop is closed" in page.locator("main").inner_text()
+    looking.go("/dead-letters")
+    page.locator("tr[id^='kind-'] button", has_text="Redrive all...").first.click()
+    button = page.get_by_role("button", name=f"Redrive all {before + 301}")
+    button.wait_for()
+    assert system.letters() == before + 301, "nothing is done before somebody says so"
+    (system.folder / "mended").touch()
+    page.get_by_label("Reason").fill("it is open")
+    button.click()
+    looking.see(f"{before + 301} of {before + 301}")
+    until(lambda: system.letters() == 0, 60, "all are redriven")
+    looking.go("/actions")
+    assert "of the kind" in page.locator("tbody tr").first.inner_text()
+
+
+def test_what_fails_shows_its_attempts_as_bars_though_the_run_log_has_moved_on(
+    looking: Looking, system: System
+) -> None:
+    """Its timeline was empty at 34 messages a second, and its attempts were gone after 15 minutes."""
+    [entry_id] = system.send("INC-78", do="fail", says="it is broken")
+    until(lambda: b"\n" in (system.link.call("HGET", KEYS.errors, f"h{entry_id}") or b""), 60, "it failed twice")
+    system.link.call("DEL", KEYS.runs)
+    looking.sign_in(OPERATOR)
+    looking.go("/tickets/INC-78")
+    bars = looking.page.locator("#attempts svg.gantt")
+    assert bars.count() >= 2
+    assert bars.first.locator("rect.failed").count() == 1
+    row = looking.page.locator("#attempts tbody tr").first.inner_text()
+    assert "ValueError in asked.py" in row and "failed" in row.lower()
+    assert looking.page.locator("#story tr.failed").count() >= 2
+
+
+def test_the_page_of_a_session_that_has_ended_shows_the_way_in(looking: Looking, system: System) -> None:
+    """It said "no answer from this master" for as long as it was open."""
+    looking.sign_in(OPERATOR)
+    looking.go("/")
+    looking.page.context.clear_cookies()
+    looking.page.get_by_label("Token").wait_for(timeout=15_000)
+    assert "/login?next=" in looking.page.url
+
+
+def test_all_times_of_a_card_are_of_one_zone(chromium: object, system: System) -> None:
+    context = chromium.new_context(base_url=system.url, timezone_id="Asia/Kolkata")  # type: ignore[attr-defined]
+    looking = Looking(context, system)
+    system.send("INC-79", do="fail", says="it is broken")
+    looking.sign_in(OPERATOR)
+    until(lambda: "tried again at" in _summary(looking), 60, "it waits for its next attempt")
+    told = _summary(looking)
+    assert "UTC" not in told
+    hour = (time.gmtime().tm_hour * 60 + time.gmtime().tm_min + 330) // 60 % 24
+    assert f" {hour:02d}:" in told or f" {(hour + 1) % 24:02d}:" in told
+    context.close()
+
+
+def _summary(looking: Looking) -> str:
+    looking.go("/tickets/INC-79")
+    return str(looking.page.locator("#explain").inner_text())
