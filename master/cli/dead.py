@@ -288,19 +288,10 @@ def _print_letter_results(
     what: str, letters: DeadLetters, preview: Preview, done: Counter[str], others: list[str], as_json: bool
 ) -> None:
     if as_json:
-        groups = [
-            {"reason": g.reason, "error_type": g.error_type, "at": g.at, "policy": g.policy, "count": g.count}
-            for g in preview.groups
-        ]
-        print_json(
-            {
-                "matched": preview.count,
-                "outcomes": dict(done),
-                "groups": groups,
-                "leader_url": letters.leader_url or None,
-                "other_groups": others if done["added"] else [],
-            }
-        )
+        names = ("reason", "error_type", "at", "policy", "count")
+        groups = [{name: getattr(group, name) for name in names} for group in preview.groups]
+        told = {"matched": preview.count, "outcomes": dict(done), "groups": groups}
+        print_json(told | {"leader_url": letters.leader_url or None, "other_groups": others if done["added"] else []})
         return
     for word, count in done.most_common():
         click.echo(f"{count:,} {word}: {_MEANS[word]}")

@@ -167,10 +167,7 @@ class StatusReader:
             return None
         row = ticket_row(ticket_id.encode(), value)
         add_ticket_states(self._link, self._keys, [row])
-        if row["state"] == TicketState.HALTED:
-            letter = self._letters.parked_for([ticket_id.encode()]).get(ticket_id.encode())
-            row |= {} if letter is None else {"dead_letter": letter.row()}
-        return row
+        return self.explained([row])[0]
 
     def explained(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the rows; those of halted tickets with the dead letter that they wait for (``dead_letter``), and its
@@ -219,14 +216,8 @@ def consumer_rows(link: Link, keys: Keys, rules: Rulebook, pending: Mapping[str,
         row |= {"silent": True} if incarnation in silent and member.alive else {}
         rows.append(row | {"slots": asked.slots, "capacity": asked.capacity, "health_url": asked.health_url})
     for incarnation, count in strangers(pending, members).items():
-        row = {
-            "name": name_of(incarnation),
-            "incarnation": incarnation,
-            "state": "lost",
-            "lease_ms": 0,
-            "pending": count,
-        }
-        rows.append(row)
+        row = {"name": name_of(incarnation), "incarnation": incarnation, "state": "lost"}
+        rows.append(row | {"lease_ms": 0, "pending": count})
     return sorted(rows, key=lambda row: str(row["incarnation"]))
 
 
@@ -244,21 +235,13 @@ def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
         record: TicketRecord = parse_record(value)
     except ValueError:
         return row | {"state": TicketState.UNREADABLE}
-    ids = [entry_id.decode() for entry_id in record.ids]
-    if record.owner == RETURNED:
-        return row | {"state": TicketState.RETURNED, "fence": record.fence, "message_ids": ids}
+    row |= {"fence": record.fence, "message_ids": [entry_id.decode() for entry_id in record.ids]}
+    if record.owner in (RETURNED, HALTED):
+        return row | {"state": TicketState.RETURNED if record.owner == RETURNED else TicketState.HALTED}
     if (due_ms := due_ms_of(record.owner)) is not None:
-        return row | {"state": TicketState.PUT_OFF, "due_ms": due_ms, "fence": record.fence, "message_ids": ids}
-    if record.owner == HALTED:
-        return row | {"state": TicketState.HALTED, "fence": record.fence, "message_ids": ids}
+        return row | {"state": TicketState.PUT_OFF, "due_ms": due_ms}
     owner = record.owner.decode(errors="replace")
-    return row | {
-        "state": TicketState.HANDED_OVER,
-        "consumer_name": name_of(owner),
-        "owner": owner,
-        "fence": record.fence,
-        "message_ids": ids,
-    }
+    return row | {"state": TicketState.HANDED_OVER, "consumer_name": name_of(owner), "owner": owner}
 
 
 def add_ticket_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) -> None:

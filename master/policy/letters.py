@@ -171,9 +171,10 @@ class LetterFilter:
         return is_meant and self.reason.lower() in reason.lower() and self.policy in ("", policy)
 
     def fits(self, letter: DeadLetter) -> bool:
-        """Return whether the letter matches; its time is not checked, for only the range between ``start`` and ``end``
-        is read."""
+        """Return whether the letter matches, as far as one can tell that knows no groups."""
         whose = self.ticket in (None, letter.ticket) and self.id in (None, letter.id, letter.message_id)
+        until_ms = letter.written_ms if self.before_ms is None else self.before_ms
+        whose = whose and (self.after_ms or 0) <= letter.written_ms <= until_ms
         told = (letter.reason, letter.error_name, letter.at, letter.error * self.sees_texts, letter.policy)
         return whose and self._has(*told)
 

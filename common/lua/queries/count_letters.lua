@@ -7,12 +7,14 @@
 -- Memory: works when full, as nothing is written
 --- @include index
 local reply = {redis.call('XLEN', KEYS[1]), count_letters('[m', '(n')}
-for _, member in ipairs(redis.call('ZRANGEBYLEX', letters_key, '[d', '(e')) do
+for _, member in ipairs(redis.pcall('ZRANGEBYLEX', letters_key, '[d', '(e')) do
   local group, told = string.match(member, '^d(%w+) (.*)$')
   local begin, row = 'g' .. group .. ' ', {group, told, of_group(group)}
+  local left = ARGV[1] and count_letters('[' .. begin .. sortable(ARGV[1]), '(' .. begin .. '~')
   for at, ms in ipairs(ARGV) do
     local to = ARGV[at + 1] and begin .. sortable(ARGV[at + 1]) or begin .. '~'
-    row[#row + 1] = count_letters('[' .. begin .. sortable(ms), '(' .. to)
+    row[#row + 1] = left > 0 and count_letters('[' .. begin .. sortable(ms), '(' .. to) or 0
+    left = left - row[#row]
   end
   reply[#reply + 1] = row
 end
