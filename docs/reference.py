@@ -76,7 +76,7 @@ _FINDINGS = """\
 # Findings of the audit
 
 [`usher audit`](../audit.md) looks for them; what to do is in the [runbook](../deploy/runbook.md#audit). *bad*: the
-promise was broken, or work stands still. *warn*: allowed once, but look.
+promise was broken, or work is stuck. *warn*: allowed once, but look.
 
 """
 

@@ -10,7 +10,6 @@ import pytest
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 from usher.master.policy.board.tickets import BoardTicket
-from usher.master.policy.board.turns import FairQueue
 
 NOW = 100.0
 
@@ -71,9 +70,7 @@ def may_plan(board: Board) -> bool:
 def wait_once(board: Board) -> None:
     """A ticket waits in one place at most, and knows whether it does: one that waits in two is planned twice, and put
     aside twice whenever the rules change."""
-    queue = board._queue
-    runnable = queue.waiting() if isinstance(queue, FairQueue) else queue._runnable
-    waiting = [*runnable, *queue._unassigned, *held_back(board)]
+    waiting = [*board._queue.waiting(), *held_back(board)]
     waiting += [asked.ticket for asked in board.asked_back.asked.values() if asked.holds]
     waiting += [ticket for consumer in board.consumers.values() for ticket in consumer.waiting]
     names = [ticket.name for ticket in waiting]

@@ -33,7 +33,7 @@ _ENDS = {
     DoctorSeverity.OK: "all is well",
     DoctorSeverity.UNKNOWN: "nothing critical was seen, but some questions could not be asked",
     DoctorSeverity.WARN: "nothing critical was seen; the warnings say what costs something",
-    DoctorSeverity.BAD: "something is critical: the promise does not hold, or work stands still",
+    DoctorSeverity.BAD: "something is critical: the promise does not hold, or work is stuck",
 }
 
 

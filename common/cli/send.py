@@ -56,7 +56,7 @@ _LOOK_S = 0.5
     "--dedup",
     type=Number(min=1, max=86_400),
     metavar="SECONDS",
-    help="Send a message only if its field uid was not sent in the last SECONDS. Lost answers are asked for again.",
+    help="Send a message only if its field uid was not sent in the last SECONDS. Retries after lost answers.",
 )
 @click.option(
     "--after",

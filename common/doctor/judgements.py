@@ -20,7 +20,7 @@ _LEAST_MS = 60_000
 
 
 class DoctorSeverity(enum.Enum):
-    """Severities. BAD: the promise does not hold, or work stands still. WARN: it costs something, or soon will.
+    """Severities. BAD: the promise does not hold, or work is stuck. WARN: it costs something, or soon will.
     UNKNOWN: the question is forbidden. From the mildest to the worst; calling one makes a finding of it."""
 
     OK = "ok"
@@ -292,7 +292,7 @@ _OF_SOURCES: Mapping[str, tuple[str, str]] = {
         "move that key away, or take the name out of USHER_TICKET_STREAM",
     ),
     "ahead": (
-        "its group is beyond its last id, so nothing of it will ever come",
+        "its group is beyond its last id, so none of its entries will arrive",
         "XGROUP SETID it back to the last id that was gathered (HGET <work stream>:<group>:gathered <source>)",
     ),
     "before": (
@@ -347,7 +347,7 @@ def promise(facts: DoctorFacts) -> list[Holds]:
         fsync, "no loss was seen in tests; a write that waits for a slow disk may be lost"
     )
     powerless = {
-        "always": "nothing is lost, as far as the disk keeps its word",
+        "always": "nothing is lost, if the disk keeps its word",
         "everysec": "up to about a second of sends and acknowledgements is lost: resend; repeats are fenced",
         "no": "what the kernel had not written is lost, half a minute or more",
     }.get(fsync, "not known")
@@ -441,7 +441,7 @@ def _append_only_file(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         do = "ask the operators of this Redis for appendfsync"
         yield UNKNOWN("fsync", facts.why_not("CONFIG GET"), "how much a power loss loses is not known", do)
     elif fsync == "always":
-        means = "a power loss loses nothing that was acknowledged, as far as the disk keeps its word"
+        means = "a power loss loses nothing that was acknowledged, if the disk keeps its word"
         yield OK("fsync", "appendfsync always", means)
     elif fsync == "everysec":
         means = "a killed redis-server loses nothing; a power loss of its host up to about a second of sends and"
@@ -820,7 +820,7 @@ def _mishaps(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFi
     if cut := told.unread_cut + stream.unread_cut:
         is_new = bool(stream.unread_cut) or now_s - told.unread_cut_s < _RECENT_S
         seen = f"{cut:,} were cut before they were read" + ("" if is_new else ", none of them in the last day")
-        means = "these messages were sent and never handled, and no letter tells of them"
+        means = "these messages were sent and never handled, and they have no dead letter"
         do = "send them again; trim with `usher trim` alone: no MAXLEN or MINID in producers, no XTRIM"
         yield (BAD if is_new else OK)("unread entries", seen, means, do if is_new else "")
     elif not stream.counts_added:
@@ -855,7 +855,7 @@ def judge_proof(facts: ProofFacts) -> DoctorFinding:
     is_slow = _SPARE * facts.took_ms > facts.held_ms
     took, do = f"took {facts.took_ms / 1000:,.0f} s", _FASTER if is_slow else _SOONER
     if facts.unproven_ms is None:
-        means = "what was cut from the log between two audits is proven by nobody"
+        means = "what was cut from the log between two audits cannot be proven"
         do = "let `usher audit --every 5 prove` run (the program proof), which proves all of history"
         return WARN("proof", f"{held}, which is all that `usher audit` looks at", means, do)
     ago = f"{facts.unproven_ms / 1000:,.0f} s"

@@ -122,8 +122,8 @@ SCENARIOS = (
     Scenario(
         "zombie",
         "a zombie wakes up with an old fencing token",
-        "A process stands still before it starts the handler for message 2; the ticket goes on elsewhere with messages"
-        " 2 and 3; then it wakes up and runs message 2 under its old fencing token.",
+        "A process freezes before it starts the handler for message 2; another owner takes the ticket over with"
+        " messages 2 and 3; then it wakes up and runs message 2 under its old fencing token.",
         _FENCE,
         "a1/1 a2/1:freeze b2/2 b3/2 wake:a",
     ),
@@ -154,8 +154,8 @@ SCENARIOS = (
     Scenario(
         "zombie_within",
         "a zombie stands still before every line",
-        "A process stands still in the middle of the handler for message 2; the ticket goes on elsewhere with messages"
-        " 2 and 3; then it wakes up and finishes message 2.",
+        "A process freezes in the middle of the handler for message 2; another owner takes the ticket over with"
+        " messages 2 and 3; then it wakes up and finishes message 2.",
         _FENCE + " Check and effect must be one transaction.",
         "a1/1 a2/1:freeze b2/2 b3/2 wake:a",
         at_every_line=True,

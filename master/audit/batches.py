@@ -46,6 +46,7 @@ _RECORD = r"^[^\s\v\x{fffd}]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})
 #: Who has an entry that is not pending; fields that one command gives of a hash.
 _FREE, _SCANNED = (None,) * 4, 5000
 Span = tuple[bytes, bytes]
+Fields = frozenset[bytes]
 ALL: Span = b"-", b"+"
 _TEXT, _NUMBER, _BYTES = pa.string(), pa.int64(), pa.binary()
 _FIELDS = pa.map_(pa.string(), pa.string())
@@ -255,13 +256,7 @@ def pending(
 
 
 def stream(
-    reader: BulkReader,
-    name: str,
-    key: str,
-    field: bytes,
-    span: Span,
-    raw: bool = False,
-    only: frozenset[bytes] | None = None,
+    reader: BulkReader, name: str, key: str, field: bytes, span: Span, raw: bool = False, only: Fields | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the entries of ``key``, which is the stream ``name`` or stands beside it; with ``only`` these fields."""
     for rows in reader.entries(key, *span):

@@ -54,7 +54,7 @@ SELECT '{name}' AS check_name, stream, coalesce(id, '') AS id, coalesce(ticket, 
 #: What stands before a moment in a detail, and where the microseconds of a calendar end.
 _MOMENT, _LAST_US = re.compile("\x01(-?[0-9]+)"), 253_402_300_799_999_999
 #: Set by spark-submit: it has started Java.
-GATEWAY, _SECRET = "PYSPARKGATEWAY_PORT", "PYSPARKGATEWAY_SECRET"
+GATEWAY, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 HOW_TO_INSTALL = how_to_install("spark")
 _QUIET = {
     "spark.log.level": "OFF",

@@ -43,7 +43,7 @@ OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "unregistered")
 
 
 class AuditCheck(NamedTuple):
-    """``severity``: bad (the promise was broken, or work stands still) or warn (allowed once, but an operator should
+    """``severity``: bad (the promise was broken, or work is stuck) or warn (allowed once, but an operator should
     look); both make the exit code 1. ``section``: of deploy/runbook.md, that goes on where ``repair`` ends; ``repair``
     has {id} {ticket} {owner} {prefix} {runs} in it."""
 

@@ -1,9 +1,7 @@
 """Run one audit: read, judge, look again, report.
 
-The order of reading is what makes it hold on a running system (``usher.master.audit``): everything that moved in
-between is a suspect, and the second look asks for each of those at one moment: for pending entry, index record, lease
-and body in one script. Between two scripts of Usher all of them agree, so a disagreement there is a finding, and mere
-movement is not.
+What moved while it was read is a suspect, and the second look asks for pending entry, index record, lease and body of
+each in one script: between two scripts of Usher all of them agree (``usher.master.audit``).
 """
 
 from __future__ import annotations
@@ -68,7 +66,6 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 #: Seconds for which entries that were cut unread are a finding: nothing more can be found out about them.
 _RECENT_S = 86_400
 _FOREIGN = schema_of("stream detail")
-_LIMITS = schema_of("", "owner_idle_ms parked_ms deliveries attempts half_us reaped_ms")
 #: What a proof carries of a ticket: nothing, in an audit.
 CARRIED = schema_of("stream ticket consumer id", "fence nth begun_nth ended_us end_least")
 CARRIED_CLOCKS = schema_of("stream consumer", "above_us below_us least_us most_us")
@@ -181,15 +178,11 @@ class AuditedStream(NamedTuple):
     declared: tuple[DeclaredLoss, ...]
     max_deleted: bytes | None
 
-    @property
-    def stream(self) -> str:
-        return self.keys.stream
-
     def row(self, before: AuditedStream, *, entries_read: bool, **more: int | None) -> dict[str, Any]:
         """Return the row of the table ``facts``. ``before``: as it was before anything was read; ``entries_read``: all
         entries that the group has read were, not only those that are pending."""
         return {
-            "stream": self.stream,
+            "stream": self.keys.stream,
             "time_ms": self.time_ms,
             "delivered_ms": min(rank(self.last_delivered) >> 64, _MOST),
             "delivered_nth": nth(self.last_delivered),
@@ -208,7 +201,7 @@ class AuditedStream(NamedTuple):
         for loss in self.declared:
             if loss.repeats is not None and loss.kind != "taken_out":
                 first, last = loss.repeats
-                yield {"stream": self.stream, "at_ms": loss.ms, "first_nth": nth(first), "last_nth": nth(last)}
+                yield {"stream": self.keys.stream, "at_ms": loss.ms, "first_nth": nth(first), "last_nth": nth(last)}
 
 
 def unproven(facts: AuditedStream, known: Sequence[Any], counts: Mapping[tuple[str, str], int]) -> list[str]:
@@ -218,7 +211,7 @@ def unproven(facts: AuditedStream, known: Sequence[Any], counts: Mapping[tuple[s
     gone = "its entries" if first is None else f"the entries before {first.decode()}"
     deleted = facts.max_deleted if first and facts.max_deleted and rank(facts.max_deleted) > rank(first) else b""
     since = "none ever was" if handled_ms is None else f"that was added at {handled_ms} ms"
-    many = {name: counts.get((name, facts.stream), 0) for name in _COUNTED}
+    many = {name: counts.get((name, facts.keys.stream), 0) for name in _COUNTED}
     told = {
         "the run log is empty, so nothing can be said of past executions: order, overlaps, losses"
         " (USHER_RUN_LOG_LENGTH)": not facts.has_runs and facts.last_delivered != ZERO,
@@ -242,7 +235,7 @@ def unproven(facts: AuditedStream, known: Sequence[Any], counts: Mapping[tuple[s
             many["maybe_dropped"]
         ),
     }
-    return [f"{facts.stream}: {text}" for text, holds in told.items() if holds]
+    return [f"{facts.keys.stream}: {text}" for text, holds in told.items() if holds]
 
 
 class KeyForeign(StartRefused):
@@ -449,10 +442,6 @@ def last_drop_ms(link: Link, keys: Keys) -> int:
         end = b"(" + rows[-1][0]
 
 
-def limits_table(limits: AuditThresholds) -> pa.Table:
-    return few(_LIMITS, [limits._asdict() | {"half_us": limits.clocks_ms * 500}])
-
-
 Reading = Callable[[BulkReader, Keys], Iterator[pa.RecordBatch]]
 Readers = Mapping[str, tuple[BulkReader, Keys]]
 
@@ -524,7 +513,7 @@ class AuditRun:
         engine.arrow("declared", few(DECLARED, (row for one in now for row in one.declared_rows())))
         engine.arrow("carried", CARRIED.empty_table())
         engine.arrow("carried_clocks", CARRIED_CLOCKS.empty_table())
-        engine.arrow("limits", limits_table(plan.thresholds))
+        engine.arrow("limits", pa.Table.from_pylist([plan.thresholds._asdict()]))
         engine.derive(
             *("known", "clocks", "timed", "doubtful", "suspects", "late", "twice"),
             *("ids", "odd", "unlike", "apart", "parked", "untold", "indexed"),
@@ -533,7 +522,7 @@ class AuditRun:
         self.suspects = engine.found(CHECKS)
         self._figures = {(figure, stream): value for figure, stream, value in engine.rows(findings.text("figures"))}
         known = {row[0]: row for row in engine.rows("SELECT stream, handled_ms, ahead_ms FROM known")}
-        self._open = [text for one in now for text in unproven(one, known[one.stream], self._figures)]
+        self._open = [text for one in now for text in unproven(one, known[one.keys.stream], self._figures)]
         return now
 
     def _read(self, everything: bool) -> None:
@@ -551,9 +540,8 @@ class AuditRun:
             )
         self._reading_s = time.monotonic() - began_s
         self._by_us("members", MEMBERS, members)
-        self._by_us("tickets", batches.TICKETS, batches.tickets)
-        self._by_us("attempts", batches.ATTEMPTS, batches.attempts)
-        self._by_us("inboxes", batches.INBOXES, batches.inboxes)
+        for read in (batches.tickets, batches.attempts, batches.inboxes):
+            self._by_us(read.__name__, getattr(batches, read.__name__.upper()), read)
         if apart:
             self._by_workers("runs", "redis_runs")
         else:

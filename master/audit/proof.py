@@ -151,7 +151,7 @@ class Proof:
         for name, schema in (("open", _OPEN), ("clocks", CARRIED_CLOCKS)):
             engine.files(f"carried_{name}", self._files_before(f"{name}/"), schema)
         engine.files("carried", self._proofs.files(self._proofs.chain(), "carry/") if self._before else [], CARRIED)
-        engine.arrow("limits", job.limits_table(self._plan.thresholds))
+        engine.arrow("limits", pa.Table.from_pylist([self._plan.thresholds._asdict()]))
         engine.keep("not_over", f"SELECT * FROM carried_open UNION ALL SELECT {', '.join(_OPEN.names)} FROM came")
         self._read("letters", batches.LETTERS, batches.letters)
 
@@ -291,7 +291,7 @@ class Proof:
     def _unproven(self, facts: AuditedStream, unjudged: int) -> Iterator[tuple[bool, str]]:
         more = f", so entries added before it are not judged, of which {unjudged:,} are over"
         for one in [one for one in (*self._new_runs, *self._new_entries) if one.gap]:
-            yield "kept_ms" not in one.facts, f"{facts.stream}: {one.gap}{more if one in self._new_runs else ''}"
+            yield "kept_ms" not in one.facts, f"{facts.keys.stream}: {one.gap}{more if one in self._new_runs else ''}"
         # What was cut is told as a gap; entries are judged in the archive, trimmed or not.
         told = facts._replace(first=ZERO, cut_ms=-1)
         yield from ((False, text) for text in job.unproven(told, self._known, self._counts))

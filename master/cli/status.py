@@ -124,7 +124,7 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         facts.append(("cut unread, lost", f"{told['unread_cut']:,}  (usher doctor)"))
     if seen["behind"]:
         most = ", ".join(f"{name} {number:,}" for name, number in list(seen["behind"].items())[:5])
-        facts.append(("behind", f"producers that ask are told to wait: {most}"))
+        facts.append(("behind", f"backlog limit reached: {most}"))
     if (loss := seen["last_loss"]) is not None:
         facts.append(("last loss", f"{moment_text(loss['ms'], 'seconds')}  {loss['text']}  (usher doctor)"))
     if seen["write_trouble"]:

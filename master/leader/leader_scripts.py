@@ -105,9 +105,8 @@ class Packet(NamedTuple):
 
 
 class KeptBodies:
-    """Packed bodies of what was read and waits for a moment. They go with their entries when these are handed over, for
-    the first time; after a few seconds, or some MiB, owners read them themselves. (What a producer deletes in these
-    seconds may run all the same, as in any case what it deletes a moment later.)"""
+    """Packed bodies of what was read and waits for a moment, to go with its first hand-over; after a few seconds, or
+    some MiB, owners read them themselves. (What a producer deletes in these seconds may run all the same.)"""
 
     _SECONDS, _BYTES = 2.0, 16 << 20
 

@@ -140,7 +140,7 @@ class Retention:
         if row is None or facts.span is None or rank(row.keeps_from) >= rank(facts.span.last_generated):
             return ""  # at the end: it keeps nothing
         if row.kind == "age" and facts.span.first is not None and milliseconds(facts.span.first) > now_ms + _LONG_MS:
-            return f"its first id, {facts.span.first.decode()}, is ahead of Redis' clock, by which its age is told"
+            return f"its first id, {facts.span.first.decode()}, is ahead of Redis' clock, so its age is unknown"
         is_long = milliseconds(row.keeps_from) < now_ms - int(self.keep_s * 1000) - _LONG_MS
         return f"{row.kind} {row.name} {row.why} ({row.keeps_from.decode()})" if is_long else ""
 

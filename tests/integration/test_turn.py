@@ -171,7 +171,6 @@ def test_what_somebody_had_before_comes_without_its_body(world: World) -> None:
 
 
 def test_what_has_waited_for_seconds_comes_without_its_body(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By then somebody may have deleted it."""
     leader, a, late_s = world.elect(), world.join("a"), [0.0]
     monkeypatch.setattr(leader_scripts, "now_s", lambda: now_s() + late_s[0])
     parts = {ticket: world.parked(leader, ticket) for ticket in (b"P", b"Q", b"R")}

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import importlib
+import inspect
 import sys
 from pathlib import Path
 
 import pytest
 
 from usher.common.base.errors import StartRefused
-from usher.master.audit.engine import first_cause, spark_engine
+from usher.master.audit.engine import _SECRET, GATEWAY, first_cause, spark_engine
 from usher.master.audit.settings import AuditChoices
 
 
@@ -27,13 +29,7 @@ _FULL = "java.io.IOException: No space left on device"
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (
-            (
-                "An error occurred while calling o1.count.\n: org.x.Failed: stage 3\n\tat a.b(C:1)\nCaused by:"
-                f" {_FULL}\n\t... 3 more"
-            ),
-            _FULL,
-        ),
+        (f"An error occurred while calling o1.\n: org.x.Failed: stage 3\nCaused by: {_FULL}\n\t... 3 more", _FULL),
         (f"An error occurred while calling o1.count.\n: {_FULL}\n\tat a.b(C:1)", _FULL),
         ("Answer from Java side is empty", "Answer from Java side is empty"),
         ("", "Exception"),
@@ -52,6 +48,8 @@ def test_of_a_java_that_has_ended_the_kind_of_error_is_told() -> None:
 
 
 def test_the_private_names_of_pyspark_are_there() -> None:
-    """tests/audit begins and ends sessions with them."""
+    """Sessions begin and end with them; by the variables pyspark finds a Java that runs, and else starts one more."""
     context = pytest.importorskip("pyspark").SparkContext
     assert {"_gateway", "_jvm"} <= vars(context).keys()
+    asked = inspect.getsource(importlib.import_module("pyspark.java_gateway"))
+    assert f'os.environ["{GATEWAY}"]' in asked and f'os.environ["{_SECRET}"]' in asked

@@ -278,7 +278,7 @@ def test_the_worst_counts() -> None:
 @pytest.mark.parametrize(
     ("facts", "killed", "power"),
     [
-        (WELL, "nothing is lost", "nothing is lost, as far as the disk"),
+        (WELL, "nothing is lost", "nothing is lost, if the disk"),
         (with_config(appendfsync="everysec"), "no loss was seen", "up to about a second"),
         (with_config(appendfsync="no"), "no loss was seen", "half a minute"),
         (replace(WELL, config=None), "no loss was seen", "not known"),

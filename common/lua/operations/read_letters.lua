@@ -29,7 +29,7 @@ local function look(id, flat)
   rows[#rows + 1] = {id, head}
 end
 if not is_found then
-  if begin == 'g' .. OTHERS .. ' ' then return redis.error_reply('TRYAGAIN the index of the dead letters is being mended') end
+  if begin == 'g' .. OTHERS .. ' ' then return redis.error_reply('TRYAGAIN the index of the letters is mended') end
   if begin ~= '' then count = 200 end
   local command, first, last = 'XRANGE', ARGV[1], ARGV[2]
   if newest then command, first, last = 'XREVRANGE', last, first end

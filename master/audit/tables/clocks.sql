@@ -9,7 +9,7 @@ WITH bounds AS (
     FROM runs WHERE id IS NOT NULL GROUP BY stream, consumer
   UNION ALL SELECT stream, consumer, above_us, below_us FROM carried_clocks),
 known AS (
-  SELECT b.stream, b.consumer, max(l.half_us) AS half_us, coalesce(max(b.above_us), -2305843009213693952) AS above_us,
+  SELECT b.stream, b.consumer, max(l.clocks_ms) * 500 AS half_us, coalesce(max(b.above_us), -2305843009213693952) AS above_us,
          coalesce(min(b.below_us), 2305843009213693952) AS below_us
     FROM bounds b CROSS JOIN limits l GROUP BY b.stream, b.consumer)
 SELECT stream, consumer, above_us, below_us, above_us > half_us OR below_us < -half_us AS is_wrong,

@@ -363,7 +363,7 @@ class Board:
     def drop(self, ids: Iterable[bytes]) -> None:
         """Forget messages that are over, and that memory may have parked. It looks at every ticket."""
         over = set(ids)
-        for ticket in [one for one in self.tickets.values() if over and not over.isdisjoint(one.parked)]:
+        for ticket in [one for one in self.tickets.values() if not over.isdisjoint(one.parked)] if over else ():
             self.parked -= len(over.intersection(ticket.parked))
             ticket.parked = deque(one for one in ticket.parked if one not in over)
             self._finish(ticket)
@@ -799,13 +799,10 @@ class Board:
             self._shorten(ticket)
 
     def takeable(self) -> int:
-        """Count what another consumer could be given now: parked messages that wait for room alone, wherever it is, and
-        tickets that could be recalled. It looks at every ticket."""
-        held = {one.name for one in (*self._gate.paused(), *self._gate.slowed())}
-        held.update(one.name for consumer in self.consumers.values() for one in consumer.waiting)
+        """Count what another consumer could be given now: messages that wait for room, and tickets to be recalled."""
         tenants = set(self._fair.held) if self._fair is not None else set()
-        free = (one for one in self.tickets.values() if one.owner is None and one.standing is OPEN)
-        parked = sum(len(one.parked) for one in free if one.name not in held and one.tenant not in tenants)
+        free = [one for one in self._queue.waiting() if one.owner is None and one.standing is OPEN]
+        parked = sum(len(one.parked) for one in free if one.tenant not in tenants)
         return parked + self.asked_back.recallable(self.consumers.values())
 
     # ---- rules -------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import enum
 import heapq
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -242,6 +242,9 @@ class RunQueue:
     @property
     def is_waiting(self) -> bool:
         return bool(self._runnable or self._unassigned)
+
+    def waiting(self) -> Iterator[BoardTicket]:
+        yield from (*self._runnable, *self._unassigned)
 
     def add(self, ticket: BoardTicket) -> None:
         """Make a ticket runnable if some of it may be planned and it does not wait elsewhere."""

@@ -154,6 +154,7 @@ class FairQueue(RunQueue):
             self._move(ticket, marks)
 
     def waiting(self) -> Iterator[BoardTicket]:
+        yield from super().waiting()
         for tenant in self._all():
             yield from (place[-1] for place in list(tenant.places) if _is_valid(place))
 

@@ -39,7 +39,7 @@ def _index_afterwards(
 ) -> Any:
     answer = _turn(steps, plan, new, count, index)
     if answer is not None:
-        for command in _packet(steps, plan, new, index, answer[0].fence).commands:
+        for command in _packet(steps, plan, new, index, answer[0].fence, True).commands:
             if command[1] == steps._keys.tickets:
                 steps._scripts.link.call(*command)
     return answer
