@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import click
@@ -76,15 +77,11 @@ def dead() -> None:
 )
 @looks
 def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any) -> None:
-    found: list[DeadLetter] = []
     with configured(flags, "dead") as at:
-        letters, more = DeadLetters(at.link, at.keys), False
-        for page in letters.all(wanted_of(given), letters.last_id()):
-            found += page
-            more = len(found) > limit
-            if more:
-                break
-        found = found[:limit]
+        letters = DeadLetters(at.link, at.keys)
+        pages = letters.all(wanted_of(given), letters.last_id())
+        found = [*islice(chain.from_iterable(pages), limit + 1)]
+        more, found = len(found) > limit, found[:limit]
         rows = fields_of(at).add_to_letters([letter.row() for letter in found])
     if as_json:
         print_json({"dead_letters": rows, "more": more})
@@ -112,13 +109,9 @@ def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Seq
         )
         for letter, chosen in zip(letters, shown, strict=True)
     ]
-    columns, whole_ones = (
-        ("letter", "ticket", *shown_heads(names), "message", "reason", "attempts", "policy", "age"),
-        ("letter", "message", "attempts", "policy", "age"),
-    )
-    return fitted(
-        "Dead letters", columns, rows, ("attempts", "age"), whole_ones, extras=("message", "attempts", "policy", "age")
-    )
+    columns = ("letter", "ticket", *shown_heads(names), "message", "reason", "attempts", "policy", "age")
+    extras = ("message", "attempts", "policy", "age")
+    return fitted("Dead letters", columns, rows, ("attempts", "age"), ("letter", *extras), extras=extras)
 
 
 @dead.command(

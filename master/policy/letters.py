@@ -23,6 +23,7 @@ _SUDDEN, _TIMES_USUAL, _TIMES = 20, 5, 23
 SUDDEN_MS = (600_000 * (_TIMES + 1), 600_000)
 #: Name of the letters of all kinds that came after the first 200 of them.
 _OTHERS = "further kinds: the index tells the first 200 apart"
+_WRONG = "Numbers by error are not exact: letters, or their index, were changed by hand; it is made anew"
 #: Most groups that are named one by one.
 _SHOWN = 5
 
@@ -226,6 +227,10 @@ class LetterCounts(NamedTuple):
     @property
     def are_all(self) -> bool:
         return self.indexed == self.letters
+
+    @property
+    def wrong(self) -> str:
+        return "" if self.are_all else _WRONG
 
     @property
     def sudden(self) -> str:

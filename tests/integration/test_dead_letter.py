@@ -128,14 +128,8 @@ def test_a_message_of_thousands_of_fields_is_kept_as_far_as_it_fits_and_says_so(
     world.make_idle(a.incarnation, 0, b"1-1")
     assert bury(a.steps, _letter(b"T", b"1-1")) is Buried.OK
     [(_, letter)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
-    assert letter[24:30] == [
-        b"usher-fields-cut",
-        b"2001",
-        b"usher-bytes",
-        b"%d" % sum(map(len, fields)),
-        b"usher-fields",
-        b"3000",
-    ]
+    assert letter[24:30:2] == [b"usher-fields-cut", b"usher-bytes", b"usher-fields"]
+    assert letter[25:30:2] == [b"2001", b"%d" % sum(map(len, fields)), b"3000"]
     assert letter[30:] == [field.encode() for field in fields[:6000]]
 
 
