@@ -255,13 +255,8 @@ def add_ticket_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) ->
     heads = {row["message_ids"][0]: row for row in rows if row.get("message_ids")}
     if heads:
         owners = list(dict.fromkeys(row["owner"] for row in heads.values() if "owner" in row))
-        noted, errors, *leases = link.all_of(
-            [
-                ("HMGET", keys.attempts, *heads),
-                ("HMGET", keys.errors, *heads),
-                *(("EXISTS", keys.lease(owner)) for owner in owners),
-            ]
-        )
+        asked = [("HMGET", keys.attempts, *heads), ("HMGET", keys.errors, *heads)]
+        noted, errors, *leases = link.all_of([*asked, *(("EXISTS", keys.lease(owner)) for owner in owners)])
         alive = {owner for owner, there in zip(owners, leases, strict=True) if there}
         for row, value, error in zip(heads.values(), noted, errors, strict=True):
             known = NEVER if value is None else decode(value)
@@ -300,8 +295,6 @@ def parked_rows(link: Link, scripts: ScriptRunner, keys: Keys, ticket_field: str
 
 
 def _held(rule: Rule | None, where: TicketState) -> dict[str, str]:
-    return (
-        {"state": TicketState.PAUSED, "why": rule.told()}
-        if rule is not None and rule.action is RuleAction.PAUSE
-        else {"state": where}
-    )
+    if rule is None or rule.action is not RuleAction.PAUSE:
+        return {"state": where}
+    return {"state": TicketState.PAUSED, "why": rule.told()}

@@ -85,8 +85,8 @@ class DeadLetters:
     ) -> LetterPage:
         keys, found, ends_s = (self._keys.dead, self._keys.letters), list[DeadLetter](), now_s() + within_s
         count = PAGE if wanted.reason or wanted.error or wanted.policy else min(PAGE, max(1, limit))
-        is_first = wanted.id and not wanted.group and b"(" not in start + end
-        own = [(wanted.id, wanted.id, 1, "", b"")] if is_first else []  # a letter's own id
+        own_id = None if wanted.group or b"(" in start + end else wanted.id
+        own = [(own_id, own_id, 1, "", b"")] if own_id else []  # it may be a letter's
         while True:
             asked = [(start, end, count, newest, wanted.begin), *own]
             (is_all, rows, reached), *more = self._scripts.run_each("read_letters", keys, asked)

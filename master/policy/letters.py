@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from usher.common.protocol.last_error import error_name, told
 from usher.common.protocol.run_log import GAVE_UP, RunRecord, decode_kept
-from usher.common.protocol.stream_id import milliseconds
+from usher.common.protocol.stream_id import is_id, milliseconds
 
 #: Policy of a letter whose ticket waits for it.
 HALT = "halt"
@@ -117,7 +117,7 @@ def parse_letter(letter_id: bytes, head: Sequence[bytes]) -> DeadLetter:
     facts |= {name: number(name.replace("_", "-")) for name in ["attempts", "first_ms", "last_ms", "fence", "fields"]}
     facts |= {"id": letter_id, "message_id": known.get(b"usher-id", b""), "ticket": known.get(b"usher-ticket", b"")}
     cut = b"usher-fields-cut" in known or b"usher-values-cut" in known
-    return DeadLetter(cut=cut, runs=tuple(runs), **facts)
+    return DeadLetter(cut=cut, runs=tuple(runs) if is_id(text("id")) else (), **facts)
 
 
 def split_letter(flat: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:

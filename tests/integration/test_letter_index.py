@@ -114,7 +114,7 @@ def test_the_letters_of_a_ticket_come_in_their_order_and_page_by_page(world: Wor
     newest = letters.newest(LetterFilter(b"T"), oldest[3], 2, 0.0)
     assert [one.id for one in newest.letters] == [oldest[2], oldest[1]]
     for narrow, number in (({"before_ms": 1}, 0), ({"group": "0" * 12}, 0), ({"after_ms": 1}, 1)):
-        found = letters.page(LetterFilter(id=oldest[0], **narrow), None, 9).letters  # type: ignore[arg-type]
+        found = letters.page(LetterFilter(id=oldest[0], **narrow), None, 9).letters
         assert len(found) == number, "the other conditions hold for a letter's own id too"
 
 

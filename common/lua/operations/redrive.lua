@@ -60,7 +60,7 @@ local function resume(head, fence, tail)
   redis.call('HSET', tickets_key, head['usher-ticket'], 'returned ' .. fence .. ' ' .. ids)
   redis.call('XCLAIM', stream, group, 'master', '0', id, 'FORCE', 'JUSTID')
   redis.call('HDEL', KEYS[4], id)
-  redis.call('HDEL', KEYS[8], id, 't' .. id, 'h' .. id)
+  redis.pcall('HDEL', KEYS[8], id, 't' .. id, 'h' .. id)
 end
 
 local function redrive(letter_id)
