@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.factories import Owner, World, bury
+from usher.common.base.errors import NotNow
 from usher.common.readers.reliable_stream import ReliableStream
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
 from usher.master.leader.entries import Rejected
@@ -169,9 +170,10 @@ def test_what_was_done_by_hand_is_told_and_a_recount_mends_it(world: World, lett
     }[how]()
     assert not letters.counts().are_all
     ids, newest = world.letter_ids(), LetterFilter(b"T0" if how == "index deleted" else b"U")
-    assert len(list(itertools.chain(*letters.all(newest, letters.last_id())))) == (how != "letters trimmed"), (
-        "nothing is missed"
-    )
+    assert len([*itertools.chain(*letters.all(newest, letters.last_id()))]) == (how != "letters trimmed")
+    assert how != "index deleted" or letters.newest(newest, None, 1, 0.0).cursor, "not all were looked at"
+    with pytest.raises(NotNow):
+        letters.page(LetterFilter(group="others"), None, 1)
     _mended(leader)
     assert world.letter_ids() == ids
     counts = letters.counts()

@@ -245,10 +245,8 @@ def test_a_parked_message_whose_body_was_deleted_is_added_again_and_its_ticket_g
     assert outcome.word == "added"
     assert world.state().index == {T: b"returned " + fence + b" 2-1 3-1"}
     assert world.pending() == {b"master": ids[1:]}
-    assert (
-        pairs(world.link.call("XRANGE", world.keys.stream, outcome.message_id, outcome.message_id)[0][1])[b"uid"]
-        == ids[0]
-    )
+    [(_, added)] = world.link.call("XRANGE", world.keys.stream, outcome.message_id, outcome.message_id)
+    assert pairs(added)[b"uid"] == ids[0]
 
 
 def test_a_halt_that_the_index_has_lost_ends_too(world: World, letters: DeadLetters) -> None:
