@@ -64,7 +64,7 @@ _LOSSES = 5
 #: Redis tries only a call of the right length: so many words follow the key. Of all other commands there may be more.
 _WORDS = {
     **dict.fromkeys(("get", "pttl", "hgetall", "hlen", "zcard", "type", "xlen", "del", "exists", "mget", "watch"), 0),
-    **dict.fromkeys(("xinfo|stream", "xinfo|groups", "memory|usage"), 0),
+    **dict.fromkeys(("xinfo|stream", "xinfo|groups", "memory|usage", "unlink"), 0),
     **dict.fromkeys(("hget", "hexists", "zscore", "xinfo|consumers"), 1),
     **dict.fromkeys(("hsetnx", "xgroup|create", "xgroup|setid", "xgroup|delconsumer"), 2),
 }

@@ -139,6 +139,7 @@ class Keys:
         redrive and drop remove entries.""")
     letters = _Key("""Sorted set: the index of the dead letters by ticket, message and error (lua/includes/index.lua).
         Written by each step that writes or removes one, and by recount_letters (leader), which mends it.""")
+    recounted = _Key("Sorted set: that index as recount_letters (leader) makes it anew.", "letters:new")
     changed = _Key("""Stream, capped: tickets whose record another process than the leader changed, changes of the
         rules, consumers that come and go. It wakes the leader, and standbys when it resigns. Written by dead_letter,
         redrive, drop, change_rules, register, renew, drain, revoke, deregister, resign.""")

@@ -114,6 +114,7 @@ def decode_kept(lines: bytes, ticket: str, entry_id: str) -> list[RunRecord]:
     found = []
     for line in lines.split(b"\n"):
         with contextlib.suppress(ValueError, TypeError):  # somebody else wrote it
-            consumer, *others = orjson.loads(line)
-            found.append(RunRecord(consumer, ticket, entry_id, *others))
+            consumer, *others = row = orjson.loads(line)
+            if [*map(type, row)] == [str, int, int, int, int, str, str]:
+                found.append(RunRecord(consumer, ticket, entry_id, *others))
     return found

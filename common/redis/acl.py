@@ -156,7 +156,7 @@ def _consumer(keys: Keys) -> tuple[Grant, ...]:
         Grant(("get", "getex", "set", "exists", "pttl"), (lease,)),
         Grant(("del",), (lease, inbox)),
         Grant(("xread", "xrange", "xtrim"), (inbox,)),
-        Grant(("xadd", "xdel", "xlen"), (keys.runs, keys.dead, keys.changed)),
+        Grant(("xadd", "xdel", "xlen", "xrevrange"), (keys.runs, keys.dead, keys.changed)),
         Grant(("zadd", "zscore", "zlexcount", "zrem"), (keys.letters,)),
         Grant(("hget", "hdel"), (keys.consumers,)),
     )

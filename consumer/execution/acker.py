@@ -266,7 +266,7 @@ class Acker(Service):
             self._giving_back.append(self._to_give_back[0])
             self._to_give_back.popleft()
         finished = len(self._ledger)  # before the failures are counted: they include those of finished messages
-        for _ in range(-(-(len(self._noting) + len(self._failed)) // BATCH)):
+        for _ in range(bool(self._noting) + -(-len(self._failed) // BATCH)):
             self._note_failures()
         while finished > 0 and (batch := self._ledger.next_batch(finished)):
             self._acknowledge(batch)
@@ -295,7 +295,8 @@ class Acker(Service):
     def _note_failures(self) -> None:
         """Write one batch of failures. If a message failed more than once, Redis gets its last count, and the run log
         every execution."""
-        while self._failed and len(self._noting) < BATCH:
+        is_new = not self._noting  # else it is sent again, unchanged: Redis counts it by what it changes
+        while is_new and self._failed and len(self._noting) < BATCH:
             self._noting.append(self._failed[0])
             self._failed.popleft()
         runs, outcomes = [item.run for item in self._noting], [item.outcome for item in self._noting]

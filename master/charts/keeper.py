@@ -100,7 +100,8 @@ class ChartKeeper(Service):
         oldest_ms = max(0, now_ms - milliseconds(bytes(lowest))) if lowest else 0
         runs = last[0][0].decode() if isinstance(last, list) and last else f"{now_ms}-0"
         sent = facts.get(b"entries-added", sample.sent)
-        return now_ms, Level(sent, sample.done, lag, total, oldest_ms, runs, int(failed or 0))
+        number = int(failed) if isinstance(failed, bytes) and failed.isdigit() else 0
+        return now_ms, Level(sent, sample.done, lag, total, oldest_ms, runs, number)
 
     def _read_runs(self, after: str, until: str) -> tuple[list[RunRecord], bool]:
         """Return the executions that the run log has after the one record, up to the other; and whether some were

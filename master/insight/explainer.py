@@ -241,9 +241,9 @@ class Explainer:
         """Find the letter that a halted ticket waits for, or the newest letter of a ticket of which nothing is left."""
         if kind not in ("", "halted"):
             return {}
-        newest = self._letters.newest(LetterFilter(ticket, policy=HALT if kind else ""), None, 1, 0.0).letters
-        letter, name = next(iter(newest), None), "letter" if kind else "last_letter"
-        return {name: letter, "letters_are_all": letter is not None or self._letters.counts().are_all}
+        found = self._letters.newest(LetterFilter(ticket, policy=HALT if kind else ""), None, 1, 0.0)
+        letter, name = next(iter(found.letters), None), "letter" if kind else "last_letter"
+        return {name: letter, "letters_are_all": letter is not None or found.cursor is None}
 
 
 def _record(value: Any) -> tuple[str, TicketRecord | None, int]:

@@ -155,7 +155,7 @@ class LiveOverview(Service):
             rows = self._tickets.rows(parked, states, self._rules, seen["time_ms"], self.queue)
             seen["stuck"], seen["stuck_most"], seen["groups"] = rows, MOST, self._tickets.groups(rows)
             counts = self._letters.counts(*(seen["time_ms"] - ms for ms in SUDDEN_MS))
-            seen["letters"], seen["sudden"] = counts.groups, counts.sudden
+            seen["letters"], seen["sudden"], seen["letters_wrong"] = counts.groups, counts.sudden, counts.wrong
             seen["alarms"] = [alarm.row() for alarm in alarms(seen)]
         with self._fresh:
             self._snapshot = seen if watched else self._snapshot | seen

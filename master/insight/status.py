@@ -167,10 +167,7 @@ class StatusReader:
             return None
         row = ticket_row(ticket_id.encode(), value)
         add_ticket_states(self._link, self._keys, [row])
-        if row["state"] == TicketState.HALTED:
-            letter = self._letters.parked_for([ticket_id.encode()]).get(ticket_id.encode())
-            row |= {} if letter is None else {"dead_letter": letter.row()}
-        return row
+        return self.explained([row])[0]
 
     def explained(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the rows; those of halted tickets with the dead letter that they wait for (``dead_letter``), and its
@@ -219,14 +216,8 @@ def consumer_rows(link: Link, keys: Keys, rules: Rulebook, pending: Mapping[str,
         row |= {"silent": True} if incarnation in silent and member.alive else {}
         rows.append(row | {"slots": asked.slots, "capacity": asked.capacity, "health_url": asked.health_url})
     for incarnation, count in strangers(pending, members).items():
-        row = {
-            "name": name_of(incarnation),
-            "incarnation": incarnation,
-            "state": "lost",
-            "lease_ms": 0,
-            "pending": count,
-        }
-        rows.append(row)
+        row = {"name": name_of(incarnation), "incarnation": incarnation, "state": "lost"}
+        rows.append(row | {"lease_ms": 0, "pending": count})
     return sorted(rows, key=lambda row: str(row["incarnation"]))
 
 
@@ -262,13 +253,8 @@ def add_ticket_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) ->
     heads = {row["message_ids"][0]: row for row in rows if row.get("message_ids")}
     if heads:
         owners = list(dict.fromkeys(row["owner"] for row in heads.values() if "owner" in row))
-        noted, errors, *leases = link.all_of(
-            [
-                ("HMGET", keys.attempts, *heads),
-                ("HMGET", keys.errors, *heads),
-                *(("EXISTS", keys.lease(owner)) for owner in owners),
-            ]
-        )
+        asked = [("HMGET", keys.attempts, *heads), ("HMGET", keys.errors, *heads)]
+        noted, errors, *leases = link.all_of([*asked, *(("EXISTS", keys.lease(owner)) for owner in owners)])
         alive = {owner for owner, there in zip(owners, leases, strict=True) if there}
         is_held = any(row["state"] == TicketState.RETURNED for row in heads.values())
         book = read_rules(link, keys) if is_held else Rulebook()

@@ -90,7 +90,7 @@ class TicketHistory:
         letters = [] if back else self._letters.newest(LetterFilter(ticket), None, _LETTERS, _FIRST_S).letters
         rows = {row["message_id"]: row for row in (letter.row() for letter in letters)}
         written = [{"event": "dead_letter", "ms": row["written_ms"], "letter": row} for row in rows.values()]
-        events = [event | {"message_id": one} for event, one in zip(written, rows, strict=True)]
+        events = [event | {"message_id": one if is_id(one) else ""} for event, one in zip(written, rows, strict=True)]
         kept = self._kept([] if back else known[:_OF_MESSAGES], ticket_id)
         kept |= {one.runs[0].id: one.runs for one in reversed(letters) if one.runs}
         ends_s = time.monotonic() + piece_s
@@ -145,13 +145,8 @@ class TicketHistory:
         pairs = [[_truncate_value(flat[at]), _truncate_value(flat[at + 1])] for at in range(0, min(len(flat), 400), 2)]
         ticket = ticket_value(flat, self._field.encode())
         named = None if ticket is None else ticket.decode(errors="replace")
-        return {
-            "message_id": message_id,
-            "ticket_id": named,
-            "fields": pairs,
-            "field_count": len(flat) // 2,
-            "bytes": sum(map(len, flat)),
-        }
+        told = {"message_id": message_id, "ticket_id": named, "fields": pairs}
+        return told | {"field_count": len(flat) // 2, "bytes": sum(map(len, flat))}
 
     def standing(self, message_id: str, is_there: bool) -> TicketState | None:
         """Return the state of a message by its place in the group, whatever its ticket; None when it is neither pending

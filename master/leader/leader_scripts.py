@@ -620,7 +620,7 @@ class LeaderScripts:
     def recount_letters(self, place: bytes, count: int) -> bytes:
         """Mend the index of the dead letters from ``place``, b"" at first, as far as it is wrong; return where to go
         on, b"" at the end."""
-        keys = (self._keys.dead, self._keys.leader, self._keys.letters)
+        keys = (self._keys.dead, self._keys.leader, self._keys.letters, self._keys.recounted)
         return bytes(self._unfenced(self._scripts.run("recount_letters", keys, (str(self.epoch), place, count)))[1])
 
     def _run(self, step: str, keys: Sequence[str], args: Iterable[Any]) -> Any:

@@ -85,7 +85,8 @@ class DeadLetters:
     ) -> LetterPage:
         keys, found, ends_s = (self._keys.dead, self._keys.letters), list[DeadLetter](), now_s() + within_s
         count = PAGE if wanted.reason or wanted.error or wanted.policy else min(PAGE, max(1, limit))
-        own = [(wanted.id, wanted.id, 1, "", b"")] if wanted.id and b"(" not in start + end else []  # a letter's own id
+        own_id = None if wanted.group or b"(" in start + end else wanted.id
+        own = [(own_id, own_id, 1, "", b"")] if own_id else []  # it may be a letter's
         while True:
             asked = [(start, end, count, newest, wanted.begin), *own]
             (is_all, rows, reached), *more = self._scripts.run_each("read_letters", keys, asked)
@@ -176,7 +177,8 @@ class DeadLetters:
         assert len(ids) <= AT_ONCE
         keys = self._keys
         script_keys: list[str] = [keys.stream, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.leader]
-        script_keys += [LogKeys(keys.stream).delayed, keys.errors] * (step == "redrive") + [keys.letters]
+        script_keys += [LogKeys(keys.stream).delayed, keys.errors] * (step == "redrive")
+        script_keys += [keys.recounted, keys.letters]
         results: list[LetterResult] = []
         while len(results) < len(ids):
             left = ids[len(results) :]

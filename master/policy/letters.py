@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from usher.common.protocol.last_error import error_name, told
 from usher.common.protocol.run_log import GAVE_UP, RunRecord, decode_kept
-from usher.common.protocol.stream_id import milliseconds
+from usher.common.protocol.stream_id import is_id, milliseconds
 
 #: Policy of a letter whose ticket waits for it.
 HALT = "halt"
@@ -23,6 +23,7 @@ _SUDDEN, _TIMES_USUAL, _TIMES = 20, 5, 23
 SUDDEN_MS = (600_000 * (_TIMES + 1), 600_000)
 #: Name of the letters of all kinds that came after the first 200 of them.
 _OTHERS = "further kinds: the index tells the first 200 apart"
+_WRONG = "Numbers by error are not exact: letters, or their index, were changed by hand; it is made anew"
 #: Most groups that are named one by one.
 _SHOWN = 5
 #: Most tickets of which a preview keeps the first message.
@@ -118,7 +119,7 @@ def parse_letter(letter_id: bytes, head: Sequence[bytes]) -> DeadLetter:
     facts |= {name: number(name.replace("_", "-")) for name in ["attempts", "first_ms", "last_ms", "fence", "fields"]}
     facts |= {"id": letter_id, "message_id": known.get(b"usher-id", b""), "ticket": known.get(b"usher-ticket", b"")}
     cut = b"usher-fields-cut" in known or b"usher-values-cut" in known
-    return DeadLetter(cut=cut, runs=tuple(runs), **facts)
+    return DeadLetter(cut=cut, runs=tuple(runs) if is_id(text("id")) else (), **facts)
 
 
 def split_letter(flat: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
@@ -173,9 +174,10 @@ class LetterFilter:
         return is_meant and self.reason.lower() in reason.lower() and self.policy in ("", policy)
 
     def fits(self, letter: DeadLetter) -> bool:
-        """Return whether the letter matches; its time is not checked, for only the range between ``start`` and ``end``
-        is read."""
+        """Return whether the letter matches, as far as one can tell that knows no groups."""
         whose = self.ticket in (None, letter.ticket) and self.id in (None, letter.id, letter.message_id)
+        until_ms = letter.written_ms if self.before_ms is None else self.before_ms
+        whose = whose and (self.after_ms or 0) <= letter.written_ms <= until_ms
         told = (letter.reason, letter.error_name, letter.at, letter.error * self.sees_texts, letter.policy)
         return whose and self._has(*told)
 
@@ -227,6 +229,10 @@ class LetterCounts(NamedTuple):
     @property
     def are_all(self) -> bool:
         return self.indexed == self.letters
+
+    @property
+    def wrong(self) -> str:
+        return "" if self.are_all else _WRONG
 
     @property
     def sudden(self) -> str:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import Fenced, GroupMissing
+from usher.common.base.errors import Fenced, GroupMissing, NotNow
 from usher.common.base.log import event
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.registration import name_of
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 #: Entries taken back or read by one script call; tickets whose records are compared with memory per turn;
 #: attempts, or errors, that the janitor looks at in one turn, roughly.
 PAGE = 500
+#: Letters that are counted anew in one turn: their bodies are copied.
+_LETTERS = 100
 #: COUNT of XAUTOCLAIM, which looks at ten times as many entries per call; so the dispatcher stops for a millisecond,
 #: not for a second: what is new waits meanwhile.
 _SWEPT = 25
@@ -246,15 +248,19 @@ class Janitor(Service):
             try:
                 steps = LeaderScripts(self._scripts, self._keys, epoch, "")
                 is_clean = self._reap(steps)
-                before, self._recounted = self._recounted, steps.recount_letters(self._recounted, PAGE)
+                self._cursor, _ = steps.forget_attempts(self._noted, self._cursor, PAGE)
+                if is_done := self._cursor == b"0":
+                    self._noted, self._next_noted = self._next_noted, self._noted
+                try:
+                    before, self._recounted = self._recounted, steps.recount_letters(self._recounted, _LETTERS)
+                except NotNow:  # memory is full, say: the index stays as it is, which is told
+                    return self._every_s
                 if self._recounted:
                     return _PAUSE_S
                 if before:
                     event(log, "letters_recounted", level=logging.WARNING)
-                self._cursor, _ = steps.forget_attempts(self._noted, self._cursor, PAGE)
-                if self._cursor == b"0":
-                    self._noted, self._next_noted = self._next_noted, self._noted
-                    return _CALM * self._every_s if is_clean else self._every_s
+                if is_done and is_clean:
+                    return _CALM * self._every_s
             except Fenced:
                 self._lead.lost(epoch)
             except GroupMissing:

@@ -120,6 +120,7 @@ def test_letters_are_read_redriven_and_dropped_a_few_at_a_time(world: World) -> 
         leader.reject([Rejected(entry_id, b"", "x") for entry_id in ids[at : at + 2]])
     letters = DeadLetters(world.link, world.keys)
     assert [one.message_id for one in letters.page(LetterFilter(), None, 100).letters] == ids
+    assert [one.message_id for one in letters.page(LetterFilter(b""), None, 100).letters] == ids
     newest = letters.newest(LetterFilter(), None, 100, 10.0)
     assert ([one.message_id for one in newest.letters], newest.cursor) == (ids[::-1], None)
     named = world.letter_ids()

@@ -29,9 +29,8 @@ def _keeper(world: World, epoch: int, **more: Any) -> ChartKeeper:
 def _ran(world: World, number: int, outcome: str = "done") -> None:
     now_us = 1000 * wall_ms()
     runs = [RunRecord("a:1", "t", f"{now_us // 1000 - 50}-{n}", 1, 1, now_us, now_us + 7_000) for n in range(number)]
-    world.link.call(
-        "XADD", world.keys.runs, "*", "batch", encode("a:1", [*map(_as_executed, runs)], [outcome] * number)
-    )
+    record = encode("a:1", [*map(_as_executed, runs)], [outcome] * number)
+    world.link.call("XADD", world.keys.runs, "*", "batch", record)
 
 
 def _as_executed(run: RunRecord) -> Any:
@@ -123,6 +122,7 @@ def test_a_redis_without_group_or_stream_has_a_point_too(link: Link) -> None:
     world = World(link)
     epoch = world.elect().epoch
     link.call("DEL", world.keys.stream)
+    link.call("SET", world.keys.failures, "of another type")
     _keeper(world, epoch).run_once()
     assert ChartReader(link, world.keys).read(SPANS["1h"])[1][0]["lag"] == 0
     world.make_group()

@@ -110,6 +110,11 @@ def test_a_message_that_redis_dropped_from_the_list_is_still_ended_by_its_owner(
     world.make_idle_if_there(a.incarnation, 100_000, entry_id)
     a.steps.renew(60_000)
     assert bury(a.steps, _letter(b"T", entry_id)) is Buried.OK
+    for _ in range(2):
+        world.spoil(b"T", a.name + b" 5 " + entry_id)  # as if the answer had been lost
+        assert bury(a.steps, _letter(b"T", entry_id)) is Buried.GONE
+        world.link.call("DEL", world.keys.letters)  # by hand: the newest letters are looked at
+    world.link.call("HDEL", world.keys.tickets, "T")
     assert world.state().letters() == [(entry_id, b"T", b"body_gone")]
     assert (world.pending(), world.state().index) == ({}, {})
 
@@ -123,14 +128,8 @@ def test_a_message_of_thousands_of_fields_is_kept_as_far_as_it_fits_and_says_so(
     world.make_idle(a.incarnation, 0, b"1-1")
     assert bury(a.steps, _letter(b"T", b"1-1")) is Buried.OK
     [(_, letter)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
-    assert letter[24:30] == [
-        b"usher-fields-cut",
-        b"2001",
-        b"usher-bytes",
-        b"%d" % sum(map(len, fields)),
-        b"usher-fields",
-        b"3000",
-    ]
+    assert letter[24:30:2] == [b"usher-fields-cut", b"usher-bytes", b"usher-fields"]
+    assert letter[25:30:2] == [b"2001", b"%d" % sum(map(len, fields)), b"3000"]
     assert letter[30:] == [field.encode() for field in fields[:6000]]
 
 

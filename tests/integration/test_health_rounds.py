@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.factories import LEASE_MS, World
-from tests.integration.test_scripts_at_full_memory import _full as full_memory
+from tests.integration.memory import full_memory
 from usher.common.protocol.registration import Registration
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.insight.status import consumer_rows
@@ -69,7 +69,7 @@ def test_full_memory_keeps_nobodys_lease(world: World) -> None:
     joined = world.join("a").registration
     checker = _checker(world, {joined.incarnation: RegisteredConsumer(joined, "live")})
     checker.silent_ones, checker.why = frozenset([joined.incarnation]), "it says so itself: 503"
-    with full_memory(world):
+    with full_memory(world.link):
         checker.run_once()
     assert checker.revoked == 1
     assert world.link.call("HGET", world.keys.counters, SILENT) is None

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage
+from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage, Trouble
 from usher.common.base.clock import wall_ms
-from usher.common.base.errors import RetryLater
+from usher.common.base.errors import ReplyUnknown, RetryLater
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.last_error import TRACEBACK, LastError, decode
 from usher.common.redis.replies import pairs
@@ -97,6 +97,19 @@ def test_a_failure_leaves_its_error_with_the_call_that_notes_its_attempts(stage:
     begin(a).succeed()
     a.flush()
     assert stage.link.call("EXISTS", stage.keys.attempts, stage.keys.errors) == 0
+
+
+def test_failures_whose_note_was_answered_by_nobody_are_counted_once(stage: Stage, m: MasterActor) -> None:
+    a = stage.consumer("a")
+    first, _ = given(stage, m, a, T, U)
+    fail(begin(a))
+    a.link.troubles["charge"] = Trouble.REPLY_LOST
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    fail(begin(a))
+    a.flush()
+    assert stage.link.call("HGETALL", stage.keys.failures) == [b"failed", b"2"]
+    assert len(stage.link.call("HGET", stage.keys.errors, b"h" + first).split(b"\n")) == 1
 
 
 def test_who_only_asks_to_be_called_later_has_no_error_unless_there_was_one(stage: Stage, m: MasterActor) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.doors import acting
 from tests.integration.factories import Owner, World, bury
+from usher.common.base.errors import NotNow
 from usher.common.readers.reliable_stream import ReliableStream
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
 from usher.master.leader.entries import Rejected
@@ -115,6 +116,9 @@ def test_the_letters_of_a_ticket_come_in_their_order_and_page_by_page(world: Wor
     assert [one.id for one in (*first.letters, *rest.letters)] == oldest[:5]
     newest = letters.newest(LetterFilter(b"T"), oldest[3], 2, 0.0)
     assert [one.id for one in newest.letters] == [oldest[2], oldest[1]]
+    for narrow, number in (({"before_ms": 1}, 0), ({"group": "0" * 12}, 0), ({"after_ms": 1}, 1)):
+        found = letters.page(LetterFilter(id=oldest[0], **narrow), None, 9).letters
+        assert len(found) == number, "the other conditions hold for a letter's own id too"
 
 
 def test_a_bulk_action_on_a_kind_touches_what_the_page_counts_of_it_and_nothing_else(
@@ -145,6 +149,20 @@ def _mended(leader: LeaderScripts) -> int:
     return calls
 
 
+def test_a_recount_leaves_the_index_whole_until_it_has_another(world: World, letters: DeadLetters) -> None:
+    leader, a = _many(world, [b"T%d" % number for number in range(150)])
+    world.link.call("ZREM", world.keys.letters, *world.link.call("ZRANGEBYLEX", world.keys.letters, "[m", "(m4")[:1])
+    place, ids = leader.recount_letters(b"", 100), world.letter_ids()
+    letters.drop([ids[0]])
+    _give_up(world, a, b"N", world.owned(leader, a, b"N", b"900-1"))
+    assert len(letters.counts().groups) == 1, "what is there is not taken away"
+    assert leader.recount_letters(place, 100) == b""
+    counts = letters.counts()
+    assert (counts.are_all, counts.letters, counts.groups[0].count) == (True, 150, 150)
+    assert letters.page(LetterFilter(b"T0"), None, 9).letters == []
+    assert world.link.call("EXISTS", world.keys.recounted) == 0
+
+
 @pytest.mark.parametrize("how", ["index deleted", "another type", "letters deleted", "letters trimmed", "letter added"])
 def test_what_was_done_by_hand_is_told_and_a_recount_mends_it(world: World, letters: DeadLetters, how: str) -> None:
     leader, _ = _many(world, [b"T%d" % number for number in range(1200)] if how == "index deleted" else [b"T", b"U"])
@@ -156,9 +174,14 @@ def test_what_was_done_by_hand_is_told_and_a_recount_mends_it(world: World, lett
         "letters trimmed": lambda: link.call("XTRIM", keys.dead, "MAXLEN", 0),
         "letter added": lambda: link.call("XADD", keys.dead, "*", "a", "b"),
     }[how]()
-    if how != "another type":
-        assert not letters.counts().are_all
+    assert not letters.counts().are_all
+    ids, newest = world.letter_ids(), LetterFilter(b"T0" if how == "index deleted" else b"U")
+    assert len([*itertools.chain(*letters.all(newest, letters.last_id()))]) == (how != "letters trimmed")
+    assert how != "index deleted" or letters.newest(newest, None, 1, 0.0).cursor, "not all were looked at"
+    with pytest.raises(NotNow):
+        letters.page(LetterFilter(group="others"), None, 1)
     _mended(leader)
+    assert world.letter_ids() == ids
     counts = letters.counts()
     assert counts.are_all
     assert counts.letters == link.call("XLEN", keys.dead) == sum(group.count for group in counts.groups)

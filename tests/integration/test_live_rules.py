@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from tests.doors import environ_of
 from tests.integration.factories import FIELD, World, hand_over, plan
-from tests.integration.test_scripts_at_full_memory import _full
+from tests.integration.memory import full_memory
 from usher.common.protocol.marks import MarkFields
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import pairs
@@ -237,7 +237,7 @@ class TestActionLog:
         assert log.page(cursor.encode(), 3) == ([], None)
 
     def test_an_action_that_was_done_is_no_failure_because_it_could_not_be_logged(self, world: World) -> None:
-        with _full(world):
+        with full_memory(world.link):
             ActionLog(world.link, world.keys).note(Done(_ALICE, "redrive", "x"), "added 1")
         assert ActionLog(world.link, world.keys).page(None, 10) == ([], None)
         world.link.call("RPUSH", world.keys.actions, "somebody else's")

@@ -88,13 +88,9 @@ def test_of_an_explained_end_those_are_suspects_who_are_blamed(world: World, dea
 
 
 def test_what_was_cut_off_is_in_the_run_log(world: World, dead: Owner) -> None:
-    tell(
-        world,
-        dead.incarnation,
-        left(b"1-1", Attempts(1), b"T1"),
-        left(b"2-1", Attempts(3, 2), b"T2"),
-        run_log_length=100,
-    )
+    these = left(b"1-1", Attempts(1), b"T1"), left(b"2-1", Attempts(3, 2), b"T2")
+    tell(world, dead.incarnation, *these, run_log_length=100)
+    assert b"crashed" in world.link.call("HGET", world.keys.errors, "h1-1")
     [(_, fields)] = world.link.call("XRANGE", world.keys.runs, "-", "+")
     runs = list(decode(pairs(fields)[b"batch"]))
     assert [(run.consumer, run.ticket, run.id, run.attempt, run.end_us, run.outcome) for run in runs] == [

@@ -185,6 +185,14 @@ def test_a_redrive_says_which_other_groups_get_the_message(site: Site, world: Wo
     assert said in site.get(answered.headers["Location"]).text
 
 
+def test_numbers_of_letters_that_are_not_exact_are_told_as_such(site: Site, world: World) -> None:
+    busy(world)
+    world.link.call("SET", world.keys.letters, "x")
+    site.look()
+    for path in ("/", "/dead-letters", "/dead-letters?ticket=T"):
+        assert "Numbers by error are not exact" in site.get(path).text, path
+
+
 def test_rules_are_set_and_lifted(site: Site, world: World) -> None:
     busy(world)
     answered = site.post("/rules/set", target="ticket", value="T", action="pause", why="asked", back="/tickets/T")

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from tests.doors import environ_of
 from tests.integration.factories import Owner, World, bury, fetch, hand_over, plan
+from tests.integration.memory import full_memory
 from usher.cli import usher
 from usher.common.base.errors import NotNow, OwnershipLost
 from usher.common.redis.client import CommandRefused
@@ -241,10 +242,8 @@ def test_a_parked_message_whose_body_was_deleted_is_added_again_and_its_ticket_g
     assert outcome.word == "added"
     assert world.state().index == {T: b"returned " + fence + b" 2-1 3-1"}
     assert world.pending() == {b"master": ids[1:]}
-    assert (
-        pairs(world.link.call("XRANGE", world.keys.stream, outcome.message_id, outcome.message_id)[0][1])[b"uid"]
-        == ids[0]
-    )
+    [(_, added)] = world.link.call("XRANGE", world.keys.stream, outcome.message_id, outcome.message_id)
+    assert pairs(added)[b"uid"] == ids[0]
 
 
 def test_a_halt_that_the_index_has_lost_ends_too(world: World, letters: DeadLetters) -> None:
@@ -313,28 +312,20 @@ def test_a_full_server_refuses_to_redrive_and_lets_drop(world: World, letters: D
     world.owned(leader, a, b"U", b"9-1")
     world.give_up(a, b"U", "skip")
     skipped = world.letter_ids()[1]
-    world.link.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
-    world.link.call("CONFIG", "SET", "maxmemory", 1)
-    try:
+    with full_memory(world.link):
         for letter_id in (parked, skipped):
             with world.unchanged(), pytest.raises(NotNow) as refused:
                 letters.redrive([letter_id])
             assert refused.value.kind == "OOM"
         assert [outcome.word for outcome in letters.drop([parked, skipped])] == ["released", "dropped"]
-    finally:
-        world.link.call("CONFIG", "SET", "maxmemory", 0)
     assert world.pending() == {b"master": ids[1:]}
 
 
 def test_a_full_server_lets_park(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, T, b"1-1", b"2-1")
-    world.link.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
-    world.link.call("CONFIG", "SET", "maxmemory", 1)
-    try:
+    with full_memory(world.link):
         assert world.give_up(a, T, "halt") is Buried.HALTED
-    finally:
-        world.link.call("CONFIG", "SET", "maxmemory", 0)
     assert world.pending() == {b"halted": ids[:1], b"master": ids[1:]}
 
 

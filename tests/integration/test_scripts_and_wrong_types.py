@@ -17,6 +17,7 @@ from usher.consumer.lifecycle.process_ending import note_crash
 from usher.consumer.policy.quarantine import Left
 from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import LeaderScripts
+from usher.master.operations.dead_letters import DeadLetters
 
 _KEYS = (
     "stream", "leader", "tickets", "counters", "consumers", "attempts", "dead", "runs", "changed", "lease", "inbox",
@@ -84,6 +85,18 @@ def _key(world: World, name: str, owner: Owner) -> str:
     if name in ("lease", "inbox"):
         return keys.lease(owner.incarnation) if name == "lease" else keys.inbox(owner.incarnation)
     return str(getattr(keys, name))
+
+
+@pytest.mark.parametrize("policy", ["skip", "halt"])
+def test_errors_of_another_type_hold_no_message_up(world: World, policy: str) -> None:
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, b"U", b"4-1")
+    world.link.call("SET", world.keys.errors, "x")
+    assert note_crash(world.scripts, world.keys, Former(a.incarnation, False, [_LEFT]), 100)
+    assert world.link.call("HGET", world.keys.failures, "failed") == b"1"
+    assert world.give_up(a, b"U", policy).name == {"skip": "OK", "halt": "HALTED"}[policy]
+    assert len(DeadLetters(world.link, world.keys).redrive(world.letter_ids())) == 1
+    assert world.letter_ids() == []
 
 
 @pytest.mark.parametrize("spoilt", _KEYS)

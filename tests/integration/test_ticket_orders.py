@@ -12,8 +12,8 @@ import pytest
 
 from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage
 from tests.integration.factories import FIELD, LEASE_MS
+from tests.integration.memory import full_memory
 from tests.integration.test_charge import attempts
-from tests.integration.test_scripts_at_full_memory import _full
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.attempts import GIVEN_UP
@@ -270,7 +270,7 @@ def test_a_message_is_given_up_when_memory_is_full(stage: Stage, leader: MasterA
     leader.settle()
     stage.send(T, b"1-1")
     leader.settle()
-    with _full(stage.world):
+    with full_memory(stage.world.link):
         assert desk.give(GIVE_UP).outcome == "done"
     assert attempts(stage.world)[b"1-1"].failures == GIVEN_UP
 

@@ -1,26 +1,3 @@
--- Return what letters are counted by. Long numbers, as of ids, are none: an error of each message would be a group.
--- The words for what raised nothing: common/protocol/attempts.py, last_error.py.
-local UNRAISED = {'its process ended while its handler ran', 'it ran past USHER_HANDLER_SECONDS'}
-local function told_of(head)
-  local name, error = head['usher-error-type'] or '', head['usher-error'] or ''
-  for _, words in ipairs(name == '' and UNRAISED or {}) do
-    if string.sub(error, 1, #words) == words then name = words end
-  end
-  local parts = {head['usher-reason'], name, head['usher-policy'], head['usher-at'], head['usher-handler']}
-  for at = 1, 5 do
-    parts[at] = string.gsub(string.sub(parts[at] or '', 1, 200), '%c', ' ')
-    if at <= 2 then parts[at] = string.gsub(parts[at], '%d%d%d%d+', '#') end
-  end
-  return table.concat(parts, '\n')
-end
-
-local function members_of_letter(id, head)
-  local at, told = sortable(id), told_of(head)
-  local group = string.sub(redis.sha1hex(told), 1, 12)
-  local ticket = members_of('t', head['usher-ticket'] or '') .. at
-  return group, told, at, ticket, members_of('m', head['usher-id'] or '') .. at
-end
-
 local function index_letter(id, head)
   local group, told, at, ticket, message = members_of_letter(id, head)
   if not redis.pcall('ZSCORE', letters_key, 'd' .. group .. ' ' .. told) then
@@ -30,13 +7,16 @@ local function index_letter(id, head)
   redis.pcall('ZADD', letters_key, 0, ticket, 0, message, 0, 'g' .. group .. ' ' .. at)
 end
 
--- Delete a letter, and what the index has of it.
-local function remove_letter(dead_key, id, head)
+-- Delete a letter, and what the index has of it, and the one that recount_letters makes.
+local function remove_letter(dead_key, id, head, recounted_key)
   redis.call('XDEL', dead_key, id)
   local group, told, at, ticket, message = members_of_letter(id, head)
-  redis.pcall('ZREM', letters_key, ticket, message, 'g' .. group .. ' ' .. at, 'g' .. OTHERS .. ' ' .. at)
-  if of_group(group) == 0 then redis.pcall('ZREM', letters_key, 'd' .. group .. ' ' .. told) end
-  if of_group(OTHERS) == 0 then redis.pcall('ZREM', letters_key, 'd' .. OTHERS .. ' ') end
+  for _ = 1, 2 do
+    letters_key, recounted_key = recounted_key, letters_key
+    redis.pcall('ZREM', letters_key, ticket, message, 'g' .. group .. ' ' .. at, 'g' .. OTHERS .. ' ' .. at)
+    if of_group(group) == 0 then redis.pcall('ZREM', letters_key, 'd' .. group .. ' ' .. told) end
+    if of_group(OTHERS) == 0 then redis.pcall('ZREM', letters_key, 'd' .. OTHERS .. ' ') end
+  end
 end
 
 -- Write a dead letter: what happened, under names that begin with "usher-", then the original fields unchanged. The
@@ -76,15 +56,20 @@ local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_
   local head = #letter
   for at = 1, kept do letter[head + at] = shortened > 0 and string.sub(fields[at], 1, 1024) or fields[at] end
   redis.call('XDEL', dead_key, '0-0') -- deletes nothing: a write that needs no memory goes first (see at_full_memory)
-  local named = {}
-  for at = 1, head, 2 do named[letter[at]] = letter[at + 1] end
-  index_letter(redis.call('XADD', dead_key, '*', unpack(letter)), named)
+  index_letter(redis.call('XADD', dead_key, '*', unpack(letter)), (head_of(letter)))
   return kept == #fields and shortened == 0
 end
 
-local function has_letter(id)
+-- Return whether there is a letter of this entry, or among the newest ones where the index cannot tell.
+local newest_of
+local function has_letter(dead_key, id)
   local begin = members_of('m', id)
-  return count_letters('[' .. begin, '(' .. begin .. '~') > 0
+  if is_whole(dead_key) then return count_letters('[' .. begin, '(' .. begin .. '~') > 0 end
+  if not newest_of then
+    newest_of = {}
+    each_entry('XREVRANGE', dead_key, '+', '-', 200, function(_, letter) newest_of[letter[2]] = true end)
+  end
+  return newest_of[id]
 end
 
 local function now_ms()
@@ -95,15 +80,9 @@ end
 -- Read a dead letter back: {head = values by name, fields = flat list of the original fields}; nil when it is missing.
 -- Needs bodies, included before.
 local function read_letter(dead_key, letter_id)
-  local flat, head, at = body_of(dead_key, letter_id), {}, 1
+  local flat, fields = body_of(dead_key, letter_id), {}
   if not flat then return nil end
-  while at < #flat do
-    local name = flat[at]
-    head[name] = flat[at + 1]
-    at = at + 2
-    if name == 'usher-fields' then break end
-  end
-  local fields = {}
+  local head, at = head_of(flat)
   for i = at, #flat do fields[i - at + 1] = flat[i] end
   return {head = head, fields = fields}
 end

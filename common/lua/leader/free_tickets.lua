@@ -24,7 +24,7 @@ local function free(ticket, ids, unfinished)
     end
   end
   for _, id in ipairs(split_ids(unfinished)) do
-    if nobody_has(stream, group, id) and not body_of(stream, id) and not has_letter(id) then
+    if nobody_has(stream, group, id) and not body_of(stream, id) and not has_letter(KEYS[5], id) then
       bury(KEYS[5], id, ticket, 'body_gone', '', '0', ARGV[3], now_ms(), now_ms(), nil)
     end
   end

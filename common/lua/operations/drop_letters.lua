@@ -1,5 +1,5 @@
 -- drop_letters: dead letters are thrown away for good; a ticket that waited for one goes on without it.
--- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader, 7 letters
+-- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader, 7 new letters, 8 letters
 -- ARGV: 1 group, then ids of letters
 -- Returns: {what the leader key holds, or "", then for each letter, from the first one (fewer than given where they are
 --          large): {"DROPPED"}, {"RELEASED"}: its ticket goes on with
@@ -26,7 +26,7 @@ local function drop(letter_id)
     redis.call('HDEL', KEYS[4], head['usher-id'])
     tell_leader(KEYS[5], head['usher-ticket'])
   end
-  remove_letter(KEYS[3], letter_id, head)
+  remove_letter(KEYS[3], letter_id, head, KEYS[7])
   return {place == 'halted' and 'RELEASED' or 'DROPPED'}
 end
 

@@ -2,6 +2,7 @@
 -- KEYS: 1 dead, 2 letters
 -- ARGV: 1 start ("-", an id or "(<id>"), 2 end, 3 count, 4 "newest" = the newest first, "" = the oldest first, 5 what
 --       they have in common, as the members of the index begin ("" = all letters)
+-- While the index has not as many letters as there are, all are looked at, 200 in a call.
 -- Returns: {1 when there are no more than these or 0, {{id, {name, value, ...: ours but the traceback, the last is
 --          usher-fields}}, ...}, the last id looked at or ""}: fewer than asked for where they are large
 -- Why Lua: XRANGE alone would send every field of every message, megabytes for a page of a table. The letters of a
@@ -10,21 +11,29 @@
 --- @include index bodies
 --- @numbers count 3
 local rows, newest, begin, count = {}, ARGV[4] == 'newest', ARGV[5], tonumber(ARGV[3])
-local function head_of(id, flat)
+local is_found = begin ~= '' and is_whole(KEYS[1])
+local function look(id, flat)
+  local named, ends = head_of(flat)
+  if begin ~= '' and not is_found then
+    local group, _, at, ticket, message = members_of_letter(id, named)
+    local has = {g = 'g' .. group .. ' ' .. at, t = ticket, m = message}
+    if has[string.sub(begin, 1, 1)] ~= begin .. at then return end
+  end
   local head = {}
-  for at = 1, #flat - 1, 2 do
+  for at = 1, ends - 2, 2 do
     if flat[at] ~= 'usher-traceback' then
       head[#head + 1] = flat[at]
       head[#head + 1] = flat[at + 1]
     end
-    if flat[at] == 'usher-fields' then break end
   end
   rows[#rows + 1] = {id, head}
 end
-if begin == '' then
+if not is_found then
+  if begin == 'g' .. OTHERS .. ' ' then return redis.error_reply('TRYAGAIN the index of the letters is mended') end
+  if begin ~= '' then count = 200 end
   local command, first, last = 'XRANGE', ARGV[1], ARGV[2]
   if newest then command, first, last = 'XREVRANGE', last, first end
-  local is_all, _, reached = each_entry(command, KEYS[1], first, last, count, head_of)
+  local is_all, _, reached = each_entry(command, KEYS[1], first, last, count, look)
   return {is_all and 1 or 0, rows, reached or ''}
 end
 local function bound(text, widest)
@@ -45,6 +54,6 @@ for _, member in ipairs(found) do
   if reached ~= '' and not has_room() then is_all = false break end
   reached = string.gsub(string.match(member, '%S*$'), '%l', '')
   local flat = body_of(KEYS[1], reached)
-  if flat then head_of(reached, flat) end
+  if flat then look(reached, flat) end
 end
 return {is_all and 1 or 0, rows, reached}

@@ -1,5 +1,5 @@
 -- redrive: dead letters become messages again, each exactly once: its letter goes in the same step.
--- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader, 7 delayed, 8 errors, 9 letters
+-- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader, 7 delayed, 8 errors, 9 new letters, 10 letters
 -- ARGV: 1 group, then ids of letters
 -- Returns: {what the leader key holds, or "", then for each letter, from the first one (fewer than given where they are
 --          large): {"RESUMED"}: the ticket waited for it; it goes on
@@ -19,28 +19,16 @@ redis.call('XLEN', KEYS[5])
 redis.call('XPENDING', stream, group) -- so does a missing group
 redis.call('HLEN', KEYS[4])
 
--- An empty uid is none (common/protocol/message.py), and of several the first one counts.
-local function give_uid(fields, uid)
+-- Of several fields of that name the first one counts; an empty uid is none (common/protocol/message.py).
+local function give(fields, name, value)
   for at = 1, #fields, 2 do
-    if fields[at] == 'uid' then
-      if fields[at + 1] == '' then fields[at + 1] = uid end
+    if fields[at] == name then
+      if name ~= 'uid' or fields[at + 1] == '' then fields[at + 1] = value end
       return
     end
   end
-  fields[#fields + 1] = 'uid'
-  fields[#fields + 1] = uid
-end
-
--- A delayed message whose time could not be read never was in a stream: it is sent by the way that it came, now.
-local function set_due(fields, now)
-  for at = 1, #fields, 2 do
-    if fields[at] == 'due_ms' then
-      fields[at + 1] = now
-      return
-    end
-  end
-  fields[#fields + 1] = 'due_ms'
-  fields[#fields + 1] = now
+  fields[#fields + 1] = name
+  fields[#fields + 1] = value
 end
 
 -- The message at the end of the stream. Without a uid of its own it gets its former id as uid: sinks know it by that. A
@@ -51,14 +39,14 @@ local function add_again(head, fields)
   if id and (head['usher-fields-cut'] or head['usher-values-cut']) then fields = body_of(stream, id) end
   if not id or not fields or #fields == 0 or #fields > 7000 then return {'CUT'} end
   local to, id_now = stream, '*'
-  if head['usher-reason'] == 'unreadable_due_ms' then
+  if head['usher-reason'] == 'unreadable_due_ms' then -- never in a stream: it goes by the way that it came, now
     to = KEYS[7]
-    set_due(fields, now_ms())
+    give(fields, 'due_ms', now_ms())
   elseif fields[1] == 'usher_from' then
     local ms, number = end_of(stream)
     id_now = numbered(ms, number + 1)
   else
-    give_uid(fields, id)
+    give(fields, 'uid', id)
   end
   spend(size_of(fields)) -- written too
   return {'ADDED', redis.call('XADD', to, id_now, unpack(fields))}
@@ -72,7 +60,7 @@ local function resume(head, fence, tail)
   redis.call('HSET', tickets_key, head['usher-ticket'], 'returned ' .. fence .. ' ' .. ids)
   redis.call('XCLAIM', stream, group, 'master', '0', id, 'FORCE', 'JUSTID')
   redis.call('HDEL', KEYS[4], id)
-  redis.call('HDEL', KEYS[8], id, 't' .. id, 'h' .. id)
+  redis.pcall('HDEL', KEYS[8], id, 't' .. id, 'h' .. id)
 end
 
 local function redrive(letter_id)
@@ -94,7 +82,7 @@ local function redrive(letter_id)
     end
   end
   if place == 'halted' then tell_leader(KEYS[5], head['usher-ticket']) end
-  remove_letter(KEYS[3], letter_id, head)
+  remove_letter(KEYS[3], letter_id, head, KEYS[9])
   return answer
 end
 

@@ -26,23 +26,26 @@ local left = without(ids, {[id] = true})
 -- What is pending for nobody is over, or Redis >= 7 has dropped it, for its body is gone.
 local is_there = left ~= ids
   and (#redis.call('XPENDING', stream, group, id, id, 1, me) == 1
-    or (nobody_has(stream, group, id) and not body_of(stream, id) and not has_letter(id)))
+    or (nobody_has(stream, group, id) and not body_of(stream, id) and not has_letter(KEYS[4], id)))
 if policy == 'skip' and not is_there then return 'GONE' end
 if policy ~= 'skip' then -- what is of another type fails here, before anything has changed
   redis.call('HLEN', KEYS[5])
-  redis.call('HLEN', KEYS[7])
   redis.call('XLEN', KEYS[6])
   redis.call('XPENDING', KEYS[1], ARGV[1]) -- so does a missing group: later, each try would write one more letter
 end
 at_full_memory(KEYS[3])
 
+local function noted(field) -- what is no hash must not hold a message up
+  local value = redis.pcall('HGET', KEYS[7], field .. id)
+  return type(value) == 'string' and value or ''
+end
 local fields = is_there and body_of(stream, id)
 if not fields and policy ~= 'skip' then policy = 'return' end
 if is_there then
   local kept_as = policy == 'halt' and policy or 'skip'
-  local traceback = ARGV[12] ~= '' and ARGV[12] or redis.call('HGET', KEYS[7], 't' .. id) or ''
+  local traceback = ARGV[12] ~= '' and ARGV[12] or noted('t')
   local more = {policy = kept_as, fence = fence, error_type = ARGV[11], traceback = traceback, at = ARGV[14]}
-  more.handler, more.history = ARGV[16], redis.call('HGET', KEYS[7], 'h' .. id)
+  more.handler, more.history = ARGV[16], noted('h')
   local reason = fields and ARGV[5] or 'body_gone'
   bury(KEYS[4], id, ticket, reason, ARGV[6], ARGV[7], me, ARGV[8], ARGV[9], fields or nil, more)
   if policy == 'halt' then
@@ -51,10 +54,11 @@ if is_there then
     redis.call('XACK', stream, group, id)
   end
   redis.call('HDEL', KEYS[5], id)
-  redis.call('HDEL', KEYS[7], 't' .. id, 'h' .. id)
+  redis.pcall('HDEL', KEYS[7], 't' .. id, 'h' .. id)
+  local kept = redis.pcall('HLEN', KEYS[7])
   if policy ~= 'halt' then
-    redis.call('HDEL', KEYS[7], id)
-  elseif ARGV[15] ~= '' and redis.call('HLEN', KEYS[7]) < MOST_ERRORS then
+    redis.pcall('HDEL', KEYS[7], id)
+  elseif ARGV[15] ~= '' and type(kept) == 'number' and kept < MOST_ERRORS then
     redis.call('HSET', KEYS[7], id, ARGV[15])
   end
 end

@@ -13,7 +13,7 @@ local stream, group, attempts_key, noted_key = KEYS[1], ARGV[1], KEYS[2], KEYS[4
 for at = 6, #ARGV do whole((at - 6) % 6 % 5 == 0 and 0 or ARGV[at], 1e15) end -- all but ids and executions
 redis.call('HLEN', attempts_key) -- what is no hash fails here, before anything has changed
 redis.call('HLEN', noted_key)
-local kept = redis.call('HLEN', KEYS[5])
+local kept = redis.pcall('HLEN', KEYS[5])
 at_full_memory(attempts_key)
 local noted = {}
 for at = 6, #ARGV, 6 do
@@ -26,7 +26,7 @@ for at = 6, #ARGV, 6 do
       failures = math.max(failures, told_failures)
       crashes, losses = math.max(crashes, told_crashes), math.max(losses, tonumber(ARGV[at + 4]))
       redis.call('HSET', attempts_key, id, attempts_value(told, failures, crashes, losses))
-      kept = kept + keep_runs(KEYS[5], id, ARGV[at + 5], kept < WITH_TRACEBACK)
+      kept = type(kept) ~= 'number' and kept or kept + keep_runs(KEYS[5], id, ARGV[at + 5], kept < WITH_TRACEBACK)
       noted[#noted + 1] = id
     end
   end

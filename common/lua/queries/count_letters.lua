@@ -6,14 +6,21 @@
 -- Why Lua: all numbers are of one moment.
 -- Memory: works when full, as nothing is written
 --- @include index
+local function fill(row, begin, first, last, number) -- halved until there are none, or it is one
+  if number == 0 or first == last then
+    for at = first, last do row[3 + at] = number end
+    return
+  end
+  local middle = math.floor((first + last) / 2)
+  local before = count_letters('[' .. begin .. sortable(ARGV[first]), '(' .. begin .. sortable(ARGV[middle + 1]))
+  fill(row, begin, first, middle, before)
+  fill(row, begin, middle + 1, last, number - before)
+end
 local reply = {redis.call('XLEN', KEYS[1]), count_letters('[m', '(n')}
-for _, member in ipairs(redis.call('ZRANGEBYLEX', letters_key, '[d', '(e')) do
+for _, member in ipairs(redis.pcall('ZRANGEBYLEX', letters_key, '[d', '(e')) do
   local group, told = string.match(member, '^d(%w+) (.*)$')
   local begin, row = 'g' .. group .. ' ', {group, told, of_group(group)}
-  for at, ms in ipairs(ARGV) do
-    local to = ARGV[at + 1] and begin .. sortable(ARGV[at + 1]) or begin .. '~'
-    row[#row + 1] = count_letters('[' .. begin .. sortable(ms), '(' .. to)
-  end
+  if ARGV[1] then fill(row, begin, 1, #ARGV, count_letters('[' .. begin .. sortable(ARGV[1]), '(' .. begin .. '~')) end
   reply[#reply + 1] = row
 end
 return reply

@@ -133,6 +133,7 @@ def _of_flow(seen: Mapping[str, Any]) -> list[Alarm]:
     # of what is pending; also None without a group, where the number of unread entries is unknown
     oldest_ms = seen["oldest_ms"]
     found = [Alarm(BAD, seen["sudden"], "/dead-letters")] if seen.get("sudden") else []
+    found += [Alarm(WARN, seen["letters_wrong"], "/dead-letters")] if seen.get("letters_wrong") else []
     if seen["lag"] >= _LAG and oldest_ms and seen["time_ms"] - oldest_ms >= _OLD_MS:
         lag = f"{'' if seen['lag_is_exact'] else 'more than '}{seen['lag']:,}"
         found.append(Alarm(WARN, f"The consumers are behind: {lag} messages are unread", "/consumers"))

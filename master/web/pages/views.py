@@ -231,7 +231,7 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
         groups = [group for group in counts.groups if wanted.meets(group)]
         facts = {
             "groups": groups,
-            "are_all": counts.are_all,
+            "wrong": counts.wrong,
             "hours": [(sum(some),) for some in zip(*(reversed(group.times) for group in groups), strict=True)],
             "asked": given,
             "told": asked.told(""),
