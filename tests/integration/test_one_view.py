@@ -69,8 +69,7 @@ def test_what_was_not_looked_through_is_not_said_to_be_finished(world: World) ->
     for ticket in (b"T", b"U"):
         world.owned(leader, a, ticket)
         world.give_up(a, ticket, "skip")
-    index = world.link.call("ZRANGE", world.keys.letters, 0, -1)
-    world.link.call("DEL", world.keys.letters)
+    others = world.link.all_of([("XADD", world.keys.dead, "*", "a", "b")] * 200)  # by hand: the index lacks them
     few = {"lag": 0, "lag_is_exact": False}
     told = [
         Explainer(world.link, world.keys, FIELD, LEASE_MS, **more).explain("T")
@@ -81,7 +80,7 @@ def test_what_was_not_looked_through_is_not_said_to_be_finished(world: World) ->
         ("not_found", "not_looked_through"),
     ]
     assert "not all were searched" in told[0].reasons[0].text
-    world.link.call("ZADD", world.keys.letters, *(part for member in index for part in (0, member)))
+    world.link.call("XDEL", world.keys.dead, *others)
     found = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("T")
     assert [reason.code for reason in found.reasons] == ["nothing_to_do", "has_dead_letter"]
     none = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("none")
