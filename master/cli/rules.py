@@ -108,7 +108,7 @@ def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -
 
 @click.command(
     help=(
-        "Pause tickets: nothing more of them is handed over; nothing is lost, their order stays, and other tickets go"
+        "Pause tickets: consumers get no more of them; nothing is lost, their order stays, and other tickets go"
         " on. Messages that a consumer already has run to their end. The pause holds until `usher resume`, whatever"
         " is restarted meanwhile."
     )

@@ -262,7 +262,7 @@ _EXAMPLES = 3
 @click.command(
     "stuck",
     help=(
-        "Show tickets that stand still for more than 5 s, are being retried, or are halted; those in the same trouble"
+        "Show tickets that are stuck for more than 5 s, retried or halted; those in the same trouble"
         " in one line. Looks twice, a second apart. Exit code 0, also when there are some."
     ),
 )

@@ -663,7 +663,7 @@ def set_rule(tools: Tools, args: NewRule) -> Outcome:
 @verb("rules lift", "DELETE /rules/<rule_id>", Args, {200: RuleChange}, {404: "unknown_rule"})
 def lift(tools: Tools, args: Args, rule_id: str) -> Outcome:
     """Lift a rule."""
-    return _changed(tools.rules.lift(rule_id, tools.by), "unknown_rule", "there is no such rule")
+    return _changed(tools.rules.lift(rule_id, tools.by), "unknown_rule", "no such rule")
 
 
 @verb("resume", "", OfTarget)
@@ -689,6 +689,6 @@ def drain(tools: Tools, args: Args, name: str) -> Outcome:
 
 @verb("consumers resume", "POST /consumers/<name>/resume", Args, {200: ConsumerRuleChange}, {404: "not_drained"})
 def resume_consumer(tools: Tools, args: Args, name: str) -> Outcome:
-    """Hand work again to a consumer that an operator has drained. A consumer that shuts down goes on with that."""
+    """Resume a consumer that an operator has drained. One that shuts down goes on with that."""
     nobody = "no consumer of that name was drained by an operator"
     return _changed(tools.rules.resume(name, tools.by), "not_drained", nobody, name, f"{name} gets work again")

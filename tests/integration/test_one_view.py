@@ -84,7 +84,7 @@ def test_what_was_not_looked_through_is_not_said_to_be_finished(world: World) ->
     found = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("T")
     assert [reason.code for reason in found.reasons] == ["nothing_to_do", "has_dead_letter"]
     none = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("none")
-    assert none.reasons[0].text.endswith("in processing: all that ever came is finished, or nothing ever came")
+    assert none.reasons[0].text.endswith("in processing: everything is finished, or nothing was ever sent")
 
 
 def test_a_redis_that_takes_no_writes_is_what_a_ticket_waits_for(world: World) -> None:

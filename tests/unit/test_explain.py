@@ -210,7 +210,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "parked, as only the leader knows": (
         *(ticket(board=BoardFacts("open", 3, True)), "waiting", "about_to_move"),
-        "what waits of it is handed over within moments by the leader http://m1",
+        "its next message is handed over within moments by the leader http://m1",
     ),
     "halted": (
         *(
@@ -240,7 +240,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "idle": (
         *(ticket(), "idle", "nothing_to_do"),
-        "the ticket has nothing unread, waiting or in processing: all that ever came is finished, or nothing ever came",
+        "the ticket has nothing unread, waiting or in processing: everything is finished, or nothing was ever sent",
     ),
     "idle, but not all letters were looked at": (
         *(ticket(letters_are_all=False), "idle", "nothing_to_do"),

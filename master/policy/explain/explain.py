@@ -225,7 +225,7 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
 def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
     rule = facts.rules[0] if facts.rules else None
     first = next(iter((*facts.ids, *facts.parked, *facts.unread)), b"")
-    what = _id(first) if first else "what waits of it"
+    what = _id(first) if first else "its next message"
     is_held = where != TicketState.UNREAD or (rule is not None and rule.target in (Target.STREAM, Target.EVERYTHING))
     obstacle, waits_for, until_ms = _obstacle(facts, rule, what, where)
     state = TicketState.PAUSED if obstacle.code == "rule_pause" and is_held else where
@@ -309,7 +309,7 @@ def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] 
         text = f"{what} waits for its turn: {facts.board.turn}{behind}"
         return Reason("waits_for_turn", text), "its turn", facts.board.due_ms
     if where == TicketState.UNREAD and facts.board is not None and facts.board.is_full:
-        text = f"{what} is not read yet: so many messages wait already that the leader reads no more"
+        text = f"{what} is not read yet: the leader has reached its limit of waiting messages"
         return Reason("waiting_limit", text), "others to be done", 0
     if facts.crowd.room <= 0:
         text = (
@@ -395,7 +395,7 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
             Reason("not_gathered", f"the ticket has nothing in the work stream; {waits}, and some may belong to it")
         ]
     elif sure:
-        ends = "" if facts.last_letter is not None else ": all that ever came is finished, or nothing ever came"
+        ends = "" if facts.last_letter is not None else ": everything is finished, or nothing was ever sent"
         if not facts.letters_are_all:
             ends = "; whether it has a dead letter is unknown: not all were searched"
         reasons = [Reason("nothing_to_do", f"the ticket has nothing unread, waiting or in processing{ends}")]
@@ -412,7 +412,7 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
         )
         reasons = [Reason("not_looked_through", text)]
     if facts.by_stream and "/" not in facts.ticket_id:
-        of_streams = "tickets of several streams are told apart by the stream here: ask for STREAM/ID"
+        of_streams = "with several streams, ask for STREAM/ID"
         reasons.append(Reason("by_stream", f"{of_streams}, such as shop:3/{facts.ticket_id}"))
     letter = facts.last_letter
     commands: tuple[tuple[str, str], ...] = ()
