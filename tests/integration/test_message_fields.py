@@ -207,7 +207,7 @@ def test_lists_show_the_chosen_fields_to_operators_alone(filled: World, monkeypa
         in as_(site, "act", "/dead-letters").text
     )
     assert "of a letter" not in as_(site, "look", "/dead-letters").text
-    assert "searched for them alone" in as_(site, "look", "/tickets?q=kind%3Dpaid").text
+    assert "Only operators can see and search message content" in as_(site, "look", "/tickets?q=kind%3Dpaid").text
 
 
 def test_the_page_says_how_far_a_search_came_and_goes_on(filled: World, monkeypatch: pytest.MonkeyPatch) -> None:
