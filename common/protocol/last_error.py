@@ -1,9 +1,9 @@
 """The last error of an unfinished message, kept beside its attempts in ``...:noted:errors``. Pure.
 
 A field per stream id holds the head, one JSON object, a field ``t`` and the id the end of the traceback, and a field
-``h`` and the id the executions (common/protocol/run_log.py). All are
-bounded in bytes; where very many messages fail, the script that writes them (lua/owner/charge.lua) keeps heads only, or
-nothing. Whoever reads an attempt without an error shows that it is not known.
+``h`` and the id the executions (common/protocol/run_log.py). All are bounded in bytes; where very many messages fail,
+the script that writes them (lua/owner/charge.lua) keeps heads only, or nothing. Whoever reads an attempt without an
+error shows that it is not known.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def _show_preview(tools: Tools, verb: Verb, shelf: Shelf, preview: Preview, noth
 
 
 class _Done:
-    """What a command did: how often each outcome came, and what was refused. ``told``: its filter, for people."""
+    """Result of a command: how often each outcome came, and what was refused. ``told``: its filter, for people."""
 
     def __init__(self, verb: Verb, shelf: Shelf, told: str) -> None:
         self.words, self.notes, self._verb, self._shelf, self._told = Counter[str](), list[str](), verb, shelf, told

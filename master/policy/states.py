@@ -35,8 +35,8 @@ class Seen(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """What waits for its turn while others are handled. ``tenant``: whose most of it is, with ``of_tenant`` messages;
-    "" where that is not known, or there are no tenants."""
+    """Messages that wait for their turns while others are handled. ``tenant``: who has most of them, ``of_tenant``; ""
+    where that is not known, or there are no tenants."""
 
     messages: int
     per_second: float

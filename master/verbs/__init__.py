@@ -1,1 +1,1 @@
-"""What operators do: one registry of verbs, of which routes, commands, forms, previews and bulk jobs are made."""
+"""Registry of the operators' verbs, of which routes, commands, forms, previews and bulk jobs are made."""

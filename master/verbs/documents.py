@@ -222,7 +222,7 @@ class WholeLetter(LetterRow):
 
 
 class ItemOutcome(TypedDict):
-    """What came of an item. Of a letter: resumed, added (``message_id`` is the message made from it), released,
+    """Result for an item. Of a letter: resumed, added (``message_id`` is the message made from it), released,
     dropped; or gone, cut, held. Of a delayed message: moved (also of what is to be sent now), dropped; or gone (sent or
     dropped before), held (no leader has put it in order yet), unknown (no delayed message has had this id). After the
     last three of each nothing was done."""

@@ -58,7 +58,7 @@ _Run = TypeVar("_Run", bound=Callable[..., Any])
 
 
 class Tools(NamedTuple):
-    """What verbs act with, for one caller. ``find`` yields the rows of the tickets that fit, page by page."""
+    """Tools of the verbs, for one caller. ``find`` yields the rows of the tickets that fit, page by page."""
 
     keys: Keys
     letters: DeadLetters
@@ -71,7 +71,7 @@ class Tools(NamedTuple):
 
 
 class Args(BaseModel):
-    """What a verb is asked for. An unknown field is refused: a misspelt one would be left out in silence."""
+    """Arguments of a verb. An unknown field is refused: a misspelt one would be left out in silence."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -94,7 +94,7 @@ class Ask(BaseModel):
 
 
 class Unfit(UsherError):
-    """What was asked for cannot be: ``field`` is wrong."""
+    """Refusal of what cannot be: ``field`` is wrong."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(problem)
@@ -102,7 +102,7 @@ class Unfit(UsherError):
 
 
 class Outcome(NamedTuple):
-    """What came of a verb: a document for programs, a sentence for people. ``problem``: the title of what kept it from
+    """Result of a verb: a document for programs, a sentence for people. ``problem``: the title of what kept it from
     being done, "" if it was; ``status``: as HTTP says it."""
 
     document: Mapping[str, Any]
@@ -122,7 +122,7 @@ class Item(NamedTuple):
 
 
 class DryRun(NamedTuple):
-    """What a verb of a shelf would touch. ``until``: an id above which nothing is meant; ``is_all``: there was time to
+    """Preview of a verb of a shelf. ``until``: an id above which nothing is meant; ``is_all``: there was time to
     count all."""
 
     preview: Preview
@@ -221,7 +221,7 @@ class Verb:
 
     @property
     def form(self) -> str:
-        """Where the page's form goes; "" for none."""
+        """Return the path of the page's form; "" for none."""
         if not self.route.startswith("POST"):
             return ""
         return f"{self.shelf.path}/{self.word}" if self.shelf else f"/{self.name.replace(' ', '/')}"
@@ -236,7 +236,7 @@ class Verb:
 
     @property
     def places(self) -> list[str]:
-        """What is named in the path, and on the command line, beside the arguments."""
+        """Return the names in the path, and on the command line, beside the arguments."""
         return [] if self.shelf else [*inspect.signature(self.run).parameters][2:]
 
     def perform(self, tools: Tools, args: Any, /, **places: str) -> Outcome:
@@ -511,7 +511,7 @@ class TicketAsk(Ask):
 
 
 class OrderedTicket(NamedTuple):
-    """What came of a verb for a ticket; ``note`` says why it was refused."""
+    """Result of a verb for a ticket; ``note`` says why it was refused."""
 
     id: bytes
     word: str
@@ -614,7 +614,7 @@ def order(tools: Tools, args: NewOrder) -> Outcome:
 
 
 class OfTarget(Args):
-    """What a rule is for."""
+    """Target of a rule."""
 
     target: Literal["ticket", "pattern", "tenant", "stream", "everything", "consumer"]
     value: str = ""
