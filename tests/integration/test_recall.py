@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
 from tests.integration.factories import FIELD, NASTY_TICKETS, Owner, World
-from tests.integration.memory import full_memory
-from usher.common.base.errors import Fenced, NotNow
+from usher.common.base.errors import Fenced, ReplyUnknown
 from usher.common.redis.client import Link
 from usher.common.redis.replies import HandOver
 from usher.common.redis.scripts import ScriptRunner
@@ -39,7 +39,6 @@ def test_the_record_names_each_ticket_whatever_it_is_called_with_its_fence_and_i
 
 
 def test_when_others_have_changed_something_nobody_is_asked(world: World) -> None:
-    """The ticket may be another's by now; the leader follows the changes first."""
     leader, a = _asked(world)
     asked = _held(world, b"T")
     world.link.call("XADD", world.keys.changed, "*", "ticket", b"T")
@@ -61,7 +60,6 @@ def test_a_dead_inbox_stays_dead(world: World) -> None:
 
 
 def test_a_former_leader_asks_for_nothing(world: World) -> None:
-    """Its late command, whose reply it never heard, is refused."""
     late, a = _asked(world)
     asked = _held(world, b"T")
     world.link.call("DEL", world.keys.leader)
@@ -71,9 +69,16 @@ def test_a_former_leader_asks_for_nothing(world: World) -> None:
             late.recall(a.incarnation, asked)
 
 
-def test_full_memory_refuses_it_and_nothing_happens(world: World) -> None:
+def test_after_a_lost_reply_the_same_question_comes_twice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     leader, a = _asked(world)
-    asked = _held(world, b"T")
-    with full_memory(world.link), world.unchanged(), pytest.raises(NotNow):
+    asked, pipeline = _held(world, b"T"), world.link.pipeline
+
+    def lost(*sent: Any) -> None:
+        pipeline(*sent)
+        raise ReplyUnknown
+
+    with monkeypatch.context() as link, pytest.raises(ReplyUnknown):
+        link.setattr(world.link, "pipeline", lost)
         leader.recall(a.incarnation, asked)
-    assert leader.recall(a.incarnation, asked)
+    assert leader.recall(a.incarnation, asked), "as the next epoch does"
+    assert len({str(one.recalled) for one in world.inbox_records(a.incarnation)[-2:]}) == 1

@@ -158,10 +158,12 @@ def test_each_owner_is_told_the_bodies_of_what_nobody_had_before(world: World) -
     assert bodies_of([to_b]) == {third: body[third]}
 
 
-def test_what_somebody_had_before_comes_without_its_body(world: World) -> None:
+@pytest.mark.parametrize("waited_s", [0, 3])
+def test_what_somebody_had_before_comes_without_its_body(world: World, waited_s: int) -> None:
     """An acknowledgement that its former owner sends again may end it: who has it must look."""
     leader, a = world.elect(), world.join("a")
     [parked], [given] = world.parked(leader, b"P", b"1-1"), world.owned(leader, a, b"T", b"2-1")
+    leader._kept.age(now_s() + waited_s)
     a.steps.give_back([GiveBack(b"T", int(world.head(b"T").split()[1]))])
     hand_over(leader, plan(a, {b"T": [given], b"P": [parked]}, {b"T": world.head(b"T")}))
     assert bodies_of(world.inbox_records(a.incarnation)[-1:]).keys() == {parked}

@@ -38,15 +38,6 @@ def test_a_record_names_each_tickets_entries_under_its_fence_or_the_tickets_own(
     assert all(_record(told[:at]) == InboxRecord(b"5-0") for at in range(len(told)))
 
 
-@given(_TICKETS)
-def test_a_recall_names_each_ticket_under_its_fence_with_its_ids(tickets: list[bytes]) -> None:
-    ids = [b"1-1", b"1-2"]
-    packed = pack_parts([pack_part(one, b"%d" % n, [pack_entry((i,)) for i in ids]) for n, one in enumerate(tickets)])
-    [record] = parse_inbox([[b"inbox", [[b"5-0", [b"recall", packed]]]]])
-    assert (record.parts, record.order) == ([], None)
-    assert record.recalled == [HandOver(one, n, ids) for n, one in enumerate(tickets)]
-
-
 def test_a_record_of_a_form_that_is_not_known_names_nothing_and_stops_nobody() -> None:
     for fields in ([b"novelty", b"1"], [b"recall", b"2"], [b"T", b"7 1-1", b"U", b"x"], []):
         [record] = parse_inbox([[b"inbox", [[b"5-0", fields]]]])
