@@ -310,7 +310,7 @@ class RedisModel:
         record = self.index.pop(ticket, None)
         head, ids = b" ".join(told.split()[:2]), told.split()[2:]
         if record is not None and (
-            ":" not in record.owner or not set(there) <= set(ids) or (told and head != record.head)
+            (":" not in record.owner and told) or not set(there) <= set(ids) or (told and head != record.head)
         ):
             self.broken.append(f"{told!r} in place of {record} of {ticket!r}, of which {there} are not over")
         if told and record is not None:
