@@ -19,8 +19,10 @@ from usher.common.redis.endpoints import has_moved, make_connection, misled
 from usher.common.redis.private_names import socket_of
 
 _CHUNK = 262_144
-#: Kind of NotNow: the connection ended when it was asked for RESP3 or tracking.
-HUNG_UP = "HELLO"
+#: Kind of NotNow: the connection ended when it was asked for RESP3 or tracking. After so many in a row the question is
+#: taken for the reason. They have pauses between them, so that a restarting server, or an operator who kills
+#: connections, is not taken for it.
+_HUNG_UP, _MOST_HUNG_UP = "HELLO", 5
 #: The parser's answer when it has no whole message; None would be a reply.
 _NOTHING = object()
 
@@ -45,6 +47,7 @@ class TrackingLink:
         self._connection: Any = None
         self._socket: Any = None
         self._reader = _reader()
+        self._hung_up = 0
 
     @property
     def connected(self) -> bool:
@@ -72,6 +75,16 @@ class TrackingLink:
 
         Raises NotNow when Redis cannot be reached, TrackingRefused when it cannot, or will not, report changes.
         """
+        try:
+            self._connect(prefixes)
+            self._hung_up = 0
+        except NotNow as trouble:
+            self._hung_up = self._hung_up + 1 if trouble.kind == _HUNG_UP else 0
+            if self._hung_up >= _MOST_HUNG_UP:
+                raise TrackingRefused(str(trouble)) from trouble
+            raise
+
+    def _connect(self, prefixes: Sequence[bytes]) -> None:
         self._connection = None
         try:
             self._connection = make_connection(self._url, self._name, self._timeout_s)
@@ -88,7 +101,7 @@ class TrackingLink:
                 self.send([command])
                 reply = self._one_reply()
             except ReplyUnknown as broken:  # a server without RESP3 may close the connection instead of answering
-                raise NotNow(HUNG_UP, str(broken)) from broken
+                raise NotNow(_HUNG_UP, str(broken)) from broken
             if isinstance(reply, NotNow):
                 self.disconnect()
                 raise reply

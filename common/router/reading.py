@@ -24,7 +24,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown
 from usher.common.base.log import event
 from usher.common.redis.client import ELSEWHERE, Arg, CommandRefused, Link
-from usher.common.redis.tracking import HUNG_UP, KeysChanged, TrackingLink, TrackingRefused
+from usher.common.redis.tracking import KeysChanged, TrackingLink, TrackingRefused
 from usher.common.router.desk import RouterCoordinator, RouterOptions, as_found, last_id_command
 from usher.common.router.schedule import LastIdCheck, Read
 from usher.common.runtime.service import Service, ServiceEnded
@@ -38,9 +38,6 @@ _MOST_ASKED = 500
 #: Changes that were found without an announcement, on one connection, after which announcements are not trusted any
 #: more.
 _MOST_UNANNOUNCED = 3
-#: Consecutive connections that ended at the question, after which the question is taken for the reason. They have
-#: pauses between them, so that a restarting server, or an operator who kills connections, is not taken for it.
-_MOST_HUNG_UP = 5
 _REPLY_S = 5.0
 #: Streams of one step of the slow pass, and the shortest time between two steps.
 _AT_ONCE, _SHORTEST_S = 250, 0.05
@@ -82,7 +79,6 @@ class ChangeDrivenReader(Service):
         self._pass_checks = False
         self._unannounced: tuple[set[bytes], set[bytes]] = (set(), set())
         self._lost = 0
-        self._hung_up = 0
         self._not_now: Exception | None = None
         self._refused = ""
 
@@ -145,12 +141,6 @@ class ChangeDrivenReader(Service):
             self._link.connect(self._prefixes)
         except TrackingRefused as refused:
             self._give_up(str(refused))
-        except NotNow as trouble:
-            self._hung_up = self._hung_up + 1 if trouble.kind == HUNG_UP else 0
-            if self._hung_up >= _MOST_HUNG_UP:
-                self._give_up(str(trouble))
-            raise
-        self._hung_up = 0
         self._desk.counters["connects"] += 1
         self._selector.register(self._link.socket, selectors.EVENT_READ)
         self._unannounced, self._lost = (set(), set()), 0

@@ -13,18 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import NotNow, ReplyUnknown
+from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import Arg, CommandRefused, Link
-from usher.common.redis.tracking import HUNG_UP, KeysChanged, TrackingLink, TrackingRefused
+from usher.common.redis.tracking import KeysChanged, TrackingLink
 from usher.common.router.desk import as_found, last_id_of
 
 #: Longest wait of one turn.
 _WAIT_S = 2.0
 #: A connection on which nothing came for this long is checked with PING.
 _QUIET_S = 5.0
-#: Connections in a row that ended while tracking was asked for, after which tracking is taken for the reason (as in
-#: common/router/reading.py).
-_MOST_HUNG_UP = 5
 #: How often the poll listener forgets how far it was: a stream that was deleted and made again may have lower ids.
 _FORGET_S = 30.0
 _PAGE = 1000
@@ -49,7 +46,6 @@ class PushListener:
         self._link = link
         # An empty prefix means every key, and Redis is asked for every key by giving no prefix.
         self._prefixes = [prefix for prefix in prefixes if prefix]
-        self._hung_up = 0
         self._heard_s = 0.0
         self._asked = False
 
@@ -57,7 +53,8 @@ class PushListener:
         if self._link.has_moved:  # a replaced master of Redis sends no changes, and yet answers PING
             self._link.disconnect()
         if not self._link.connected:
-            self._connect()
+            self._link.connect(self._prefixes)
+            self._heard_s, self._asked = now_s(), False
             return None
         poll = select.poll()
         poll.register(self._link.socket, select.POLLIN)
@@ -72,17 +69,6 @@ class PushListener:
                     return None
                 changed += message.keys
         return changed
-
-    def _connect(self) -> None:
-        try:
-            self._link.connect(self._prefixes)
-        except NotNow as trouble:
-            self._hung_up = self._hung_up + 1 if trouble.kind == HUNG_UP else 0
-            if self._hung_up >= _MOST_HUNG_UP:
-                raise TrackingRefused(str(trouble)) from trouble
-            raise
-        self._hung_up = 0
-        self._heard_s, self._asked = now_s(), False
 
     def _ask(self, now: float) -> None:
         """Check with PING that Redis is there. Raises ReplyUnknown when the last PING was not answered."""

@@ -14,7 +14,8 @@ from tests.proxy import Proxy
 from tests.topologies import until
 from usher.common.redis.client import Link
 from usher.common.sending.pipelined import Sender, SendingStopped
-from usher.common.sending.workload import NewMessage, incidents
+from usher.common.sending.producer import Outgoing
+from usher.common.sending.workload import incidents
 
 ROOT = Path(__file__).resolve().parents[2]
 STREAM = "ticket_stream"
@@ -22,14 +23,8 @@ STREAM = "ticket_stream"
 
 def usher_send(url: str, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     env = {"PATH": os.environ["PATH"], "USHER_REDIS_URL": url}
-    return subprocess.run(
-        [sys.executable, ROOT / "usher" / "__main__.py", "send", *words],
-        env=env,
-        input=stdin,
-        capture_output=True,
-        check=False,
-        timeout=60,
-    )
+    command = [sys.executable, ROOT / "usher" / "__main__.py", "send", *words]
+    return subprocess.run(command, env=env, input=stdin, capture_output=True, check=False, timeout=60)
 
 
 def entries(link: Link) -> list[dict[bytes, bytes]]:
@@ -111,7 +106,7 @@ def test_a_refused_message_is_counted_apart(redis_url: str, link: Link) -> None:
         "XADD", STREAM, "18446744073709551615-18446744073709551614", "a", "b"
     )  # leaves room for exactly one more id
     with pytest.raises(SendingStopped, match="message 2 was refused"):
-        sender.send([NewMessage(str(number), {}) for number in range(3)])
+        sender.send([Outgoing(str(number), {}) for number in range(3)])
     assert (sender.accepted, sender.unknown) == (1, 0)
 
 
@@ -119,27 +114,18 @@ def test_a_lost_reply_is_unknown_and_not_sent_again(redis_url: str, link: Link) 
     with Proxy(redis_url) as proxy:
         through = Link(proxy.url, "test:lossy", timeout_s=2.0)
         sender = Sender(through, STREAM, "ticket_id")
-        sender.send([NewMessage("1", {}), NewMessage("2", {})])
+        sender.send([Outgoing("1", {}), Outgoing("2", {})])
         proxy.on_reply = lambda chunk: None
         with pytest.raises(SendingStopped, match="broke before the reply"):
-            sender.send([NewMessage("3", {}), NewMessage("4", {}), NewMessage("5", {})])
+            sender.send([Outgoing("3", {}), Outgoing("4", {}), Outgoing("5", {})])
         through.close()
     assert (sender.accepted, sender.unknown) == (2, 3)
     assert link.call("XLEN", STREAM) == 5
 
 
 def test_a_closed_standard_input_is_told(redis_url: str) -> None:
-    words = [
-        sys.executable,
-        str(ROOT / "usher" / "__main__.py"),
-        "send",
-        "--redis-url",
-        redis_url,
-        "--csv",
-        "-",
-        "--key",
-        "id",
-    ]
+    program = [sys.executable, str(ROOT / "usher" / "__main__.py"), "send", "--redis-url", redis_url]
+    words = [*program, "--csv", "-", "--key", "id"]
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" <&-', "sh", *words], capture_output=True, text=True, check=False, timeout=60
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import sqlite3
 import subprocess
@@ -26,7 +25,7 @@ from tests.process.killed_streamer import POINTS
 from tests.process.machine import ROOT, USHER, environ_for
 from usher.common.outbox.log_consumer import LogConsumer
 from usher.common.redis.client import Link
-from usher.deploy.local.plan import quiet_port
+from usher.common.redis.embedded import free_port
 
 pytestmark = pytest.mark.process
 
@@ -235,7 +234,7 @@ def test_streamers_tell_over_http_who_streams_and_since_when_rows_wait(
     """Two of them, of one database, which fails for a while; then the first one is killed, and the other one goes
     on."""
     outbox = made_outbox(f"sqlite:///{tmp_path / 'outbox.db'}")
-    ports = quiet_port(2, random.Random())
+    ports = free_port(2)
     urls = [f"http://127.0.0.1:{ports + number}" for number in range(2)]
     given = environ_for(folder) | {"USHER_REDIS_URL": redis_url, "USHER_OUTBOX_URL": outbox.url}
     with contextlib.ExitStack() as stack:
