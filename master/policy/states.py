@@ -91,7 +91,7 @@ STATES = (
     State(_S.HALTED, BAD, "waits for an operator because of a dead letter", "an operator", ("redrive", "drop")),
     State(_S.RECOVERING, BAD, "had a consumer that was lost, and is taken back", "its recovery", (), True),
     State(_S.WAITING, BAD, "was read, and no consumer has it", "a consumer", (), True),
-    State(_S.PARKED_IN_OUTBOX, BAD, "has a row in an outbox that was refused", "its refused row"),
+    State(_S.HALTED_IN_OUTBOX, BAD, "has a row in an outbox that was refused", "its refused row"),
     State(_S.RETRYING, WARN, "was tried, and is tried again, by its consumer or in a while", "its time", _RETRY),
     State(_S.PAUSED, WARN, "is held by a rule", "the rule to be lifted", ("lift",)),
     State(_S.RETURNED, WARN, "was given back by its consumer, and waits for another", "a consumer", (), True),

@@ -174,7 +174,7 @@ def test_the_command_makes_the_tables_and_says_what_is_wrong(
     assert (code, "usher streamer --migrate" in told) == (2, True)
     assert streamer("--outbox-url", url, "--migrate") == (0, "outbox: the tables are made\n")
     assert streamer("--outbox-url", url, "--migrate") == (0, "outbox: nothing to do\n")
-    assert streamer("--outbox-url", url, "--waiting") == (0, "0 staged, 0 refused, 0 tickets parked by refused rows\n")
+    assert streamer("--outbox-url", url, "--waiting") == (0, "0 staged, 0 refused, 0 tickets halted by refused rows\n")
     assert streamer("--migrate") == (
         2,
         "usher streamer: USHER_OUTBOX_URL is not set: name the database there, or with --outbox-url\n",

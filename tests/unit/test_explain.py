@@ -292,7 +292,7 @@ def test_every_state_has_its_words(name: str) -> None:
 
 
 def test_every_state_is_in_the_table() -> None:
-    of_outbox = {TicketState.IN_OUTBOX, TicketState.PARKED_IN_OUTBOX}  # tests/unit/test_outbox_rows.py
+    of_outbox = {TicketState.IN_OUTBOX, TicketState.HALTED_IN_OUTBOX}  # tests/unit/test_outbox_rows.py
     assert {state for _, state, _, _ in _TABLE.values()} == set(TicketState) - of_outbox
 
 
