@@ -55,7 +55,7 @@ def test_connections_killed_in_the_middle_of_many_streams_lose_nothing_and_repea
         for turn in range(30):
             send(200)
             if turn % 10 == 5:
-                until(lambda: mode is Mode.PORTABLE or router.counters()["connects"] > router.counters()["breaks"])
+                until(lambda: mode is Mode.PORTABLE or router.metrics()["connects"] > router.metrics()["breaks"])
                 until(lambda: _kill_connections(link) > 0)
             elif turn % 10 == 9:
                 proxy.break_all()
@@ -76,7 +76,7 @@ def test_what_happens_while_there_is_no_connection_is_found_afterwards(
             assert taken(subscription, 1) == [b"5-1"]
         proxy.lead_to("redis://127.0.0.1:1")
         proxy.break_all()
-        until(lambda: router.counters()["breaks"] == 1)
+        until(lambda: router.metrics()["breaks"] == 1)
         add(link, "kept", "6-1")
         link.call("DEL", "again", "gone")
         add(link, "again", "1-1", "2-1")
@@ -126,7 +126,7 @@ def test_a_server_that_does_not_answer_any_more_is_left(
         proxy.on_reply = swallow
         add(link, "s", "1-1")
         assert swallowed.wait(PATIENCE_S)
-        until(lambda: router.counters()["breaks"] >= 1)
+        until(lambda: router.metrics()["breaks"] >= 1)
         proxy.on_reply = lambda chunk: chunk
         assert taken(subscription, 1) == [b"1-1"]
 
@@ -202,7 +202,7 @@ def test_announced_changes_are_never_taken_for_lost_ones(redis_url: str, link: L
             add_many(link, [("XADD", name, "*", "f", "v") for name in names])
         until(lambda: tally.count == 4000)
         assert router.mode is Mode.CHANGE_DRIVEN
-        assert router.counters()["unannounced"] == 0
+        assert router.metrics()["unannounced"] == 0
 
 
 def test_reading_without_waiting_finds_entries_too(redis_url: str, link: Link) -> None:
