@@ -17,6 +17,7 @@ import requests
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
+from examples.rides.source import Source, create_app
 from tests.commands import usher
 from tests.mysql import new_database
 from tests.outboxes import Outbox, add, made_outbox, new_schema, uids, until
@@ -110,46 +111,48 @@ def _go_on(outboxes: dict[str, Outbox], redis_url: str, link: Link) -> None:
 RIDES = [sys.executable, "-m", "examples.rides"]
 
 
+def test_a_ride_may_be_sent_again_and_its_key_is_its_own(folder: Path) -> None:
+    source = Source(f"sqlite:///{folder}/rides.db")
+    client, ride = create_app(source).test_client(), {"rider": "r1", "distance": 7}
+
+    def post(key: str, body: object) -> tuple[int, object]:
+        answer = client.post("/rides", json=body, headers={"Idempotency-Key": key})
+        return answer.status_code, answer.json
+
+    assert [post("a", ride) for _ in range(2)] == [(201, {"id": "a", **ride})] * 2
+    assert post("a", ride | {"distance": 8})[0] == 422
+    assert post("b", ride)[0] == 201
+    wrong: list[tuple[str, object]] = [("", ride), ("c" * 65, ride), ("c", []), ("c", ride | {"distance": "7"})]
+    wrong += [("c", ride | {"distance": 0}), ("c", ride | {"more": 1}), ("c", ride | {"id": "d"}), ("c", {})]
+    assert [post(*one)[0] for one in wrong] == [400] * len(wrong)
+    assert (source.totals(), source.staged()) == ((2, 14), 2), "one row of the outbox for each ride"
+    source.close()
+
+
 @pytest.mark.slow
 def test_rocket_rides(folder: Path) -> None:
     """With faults on, every consumer's total is that of the source table."""
-    words = ["--rides", "300", "--seed", "67", "--json"]  # seeds whose faults come early
-    done = subprocess.run(
-        [*RIDES, *words], env=environ_for(folder), cwd=ROOT, capture_output=True, text=True, check=False, timeout=110
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    _check(json.loads(done.stdout), 300)
+    _ride(folder, 300, "--seed", "67")  # seeds whose faults come early
 
 
 @pytest.mark.slow
 def test_rocket_rides_in_postgres(folder: Path, postgres_schema_url: str) -> None:
-    words = ["--rides", "200", "--sql", postgres_schema_url, "--seed", "308"]
-    done = subprocess.run(
-        [*RIDES, *words, "--json"],
-        env=environ_for(folder),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
+    _ride(folder, 200, "--sql", postgres_schema_url, "--seed", "308")
+
+
+def _ride(folder: Path, rides: int, *words: str) -> None:
+    command, env = [*RIDES, "--rides", str(rides), *words, "--json"], environ_for(folder)
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
     assert done.returncode == 0, done.stderr + done.stdout
-    _check(json.loads(done.stdout), 200)
-
-
-def _check(verdict: dict[str, object], rides: int) -> None:
+    verdict = json.loads(done.stdout)
     assert verdict["clean"] is True
     assert (verdict["lost"], verdict["duplicates"]) == (0, 0)
-    assert isinstance(verdict["sent"], int)
-    assert isinstance(verdict["rolled_back"], int)
-    assert verdict["sent"] + verdict["rolled_back"] == rides
+    assert (verdict["sent"], verdict["wrong"]) == (rides, 0)
+    faults = ("rolled_back", "sent_again", "reconciled", "double_sent_batches", "crashes")
+    assert all(verdict[name] for name in faults), "a run without faults shows nothing"
     assert verdict["handled"] == verdict["sent"]
     assert verdict["kills"] == 3
-    assert verdict["double_sent_batches"], "a run without faults shows nothing"
-    assert verdict["crashes"], "a run without faults shows nothing"
-    consumers = verdict["consumers"]
-    assert isinstance(consumers, list)
-    assert {(one["rides"], one["distance"]) for one in consumers} == {(verdict["sent"], verdict["distance"])}
+    assert {(one["rides"], one["distance"]) for one in verdict["consumers"]} == {(verdict["sent"], verdict["distance"])}
 
 
 @pytest.fixture
