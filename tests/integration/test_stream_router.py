@@ -104,8 +104,7 @@ def test_what_a_router_does_is_in_the_metrics_of_its_program(router: StreamRoute
     subscription = router.subscribe("s")
     add(link, "s", "1-1", "2-1")
     taken(subscription, 2)
-    assert shown("entries_total") == before + 2
-    assert shown("streams") == 1
+    assert (shown("entries_total"), shown("streams")) == (before + 2, 1)
     subscription.close()
     until(lambda: shown("streams") == 0)
     assert REGISTRY.get_sample_value("usher_service_threads_down", {"service": "router"}) is not None

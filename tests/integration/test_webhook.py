@@ -111,21 +111,20 @@ def test_a_reading_loop_rings_for_its_letters_and_is_in_the_metrics_of_its_progr
             raise ValueError("of no use")
 
     def shown(name: str) -> float:
-        return REGISTRY.get_sample_value(name, {"stream": "payments", "group": "billing"}) or 0
+        return REGISTRY.get_sample_value(f"usher_loop_{name}_total", {"stream": "payments", "group": "billing"}) or 0
 
-    done, letters = shown("usher_loop_done_total"), shown("usher_loop_dead_letters_total")
+    done, letters = shown("done"), shown("dead_letters")
     options = LoopOptions(threads=1, max_attempts=2, retry_s=0.01, webhook=server.url, webhook_secret="secret")
     link = Link(redis_url, "test")
     _, bad = link.all_of([("XADD", "payments", "*", "text", text) for text in ("good", "bad")])
     with MessageReadingLoop(redis_url, "payments", "billing", handle, options) as loop:
         until(lambda: server.got)
         assert loop.health().ok
-        until(lambda: shown("usher_loop_done_total") == done + 1)
-        assert shown("usher_loop_dead_letters_total") == letters + 1
+        until(lambda: (shown("done"), shown("dead_letters")) == (done + 1, letters + 1))
     [letter] = server.got[0]["dead_letters"]
     assert (server.got[0]["stream"], server.got[0]["group"]) == ("payments", "billing")
-    assert (letter["message_id"], letter["reason"]) == (bad.decode(), "attempts_exhausted")
-    assert (letter["error_type"], letter["attempts"]) == ("ValueError", 2)
+    told = [letter[name] for name in ("message_id", "reason", "error_type", "attempts")]
+    assert told == [bad.decode(), "attempts_exhausted", "ValueError", 2]
     assert "webhook-signature" in server.headers[0]
     assert REGISTRY.get_sample_value("usher_dead_letters_total", {"reason": "attempts_exhausted"})
     link.close()
