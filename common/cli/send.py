@@ -87,8 +87,9 @@ def send(flags: dict[str, Any], **given: Any) -> None:
         check_reachable(url)
         link = Link(url, "usher:send")
         stack.callback(link.close)
-        sender = Sender(link, settings.one_stream, settings.ticket_field, given["dedup"] or 0.0)
-        source = _recognisable(source, given) if given["dedup"] else source
+        sender = Sender(link, settings.one_stream, settings.ticket_field, dedup_s=given["dedup"] or 0.0)
+        if given["dedup"]:
+            source = _recognisable(source, given)
         sender.due_ms = _due(given, link)
         before = _waiting(link, settings.one_stream) if given["wait"] else lambda: None
         sys.exit(_sent(sender, source, given["rate"], given["as_json"], before))
@@ -214,7 +215,7 @@ def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before
     """Send everything, each batch after ``before``; return the exit code: 0 all accepted, 1 not all, 130 stopped by a
     signal, whichever it was: what was accepted is told."""
     started = time.monotonic()
-    last_id, trouble, code = b"", "", 0
+    last_id, trouble, code = "", "", 0
     try:
         with progress(is_counted=False) as show:
             for batch in paced(source, rate) if rate else batches(source):
@@ -229,16 +230,17 @@ def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before
     return code
 
 
-def _print_sent(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json: bool) -> None:
+def _print_sent(sender: Sender, seconds: float, last_id: str, trouble: str, as_json: bool) -> None:
+    repeated = sender.repeated
     speed = round(sender.accepted / seconds, 1) if seconds > 0 else 0.0
     if as_json:
         document = {
             "sent": sender.accepted,
-            "repeated": sender.repeated,
+            "repeated": repeated,
             "unknown": sender.unknown,
             "stream": sender.stream,
             "due_ms": sender.last_due_ms,
-            "last_id": last_id.decode(),
+            "last_id": last_id,
             "seconds": round(seconds, 3),
             "messages_per_second": speed,
             "error": trouble or None,
@@ -247,8 +249,8 @@ def _print_sent(sender: Sender, seconds: float, last_id: bytes, trouble: str, as
     else:
         how = f"in {seconds:.1f} s ({speed:,.0f}/s)"
         if sender.accepted == 1 and last_id:  # a single message has no rate
-            how = f"as {last_id.decode()}"
-        repeats = f", {sender.repeated:,} were there already and were not sent again" if sender.repeated else ""
+            how = f"as {last_id}"
+        repeats = f", {repeated:,} were there already and were not sent again" if repeated else ""
         where = sender.stream
         if sender.last_due_ms is not None:
             where = f"the delayed messages of {where}, due {moment_text(sender.last_due_ms, 'seconds')},"

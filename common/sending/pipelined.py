@@ -1,7 +1,6 @@
-"""Add messages to a ticket stream: pipelined, in order, and without hiding what is unknown.
+"""Add many messages to a ticket stream: in order, in batches, and without hiding what is unknown.
 
-A batch is one round trip. A lost answer may have been a yes, so nothing is ever sent a second time here: the caller
-learns what was certainly accepted and what is unknown.
+A lost answer may have been a yes: the caller learns what was certainly accepted and what is unknown.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from usher.common.base.errors import MessageUndecodable, NotNow, ReplyUnknown, UsherError
-from usher.common.protocol.keys import LogKeys
-from usher.common.protocol.message import DUE_FIELD, key_bytes
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.sending.producer import Outgoing, Producer
+from usher.common.sending.producer import BATCH, Outgoing, Producer
 
-#: Messages per round trip; more is no faster, and fewer leave less in doubt when the reply is lost.
-BATCH = 500
+#: Seconds for which a message that has a uid is sent again.
+_PATIENCE_S = 10.0
 _LONGEST_NAP_S = 0.1
 _SHORTEST_NAP_S = 0.001
 
@@ -29,12 +26,9 @@ class SendingStopped(UsherError):
 
 @dataclass
 class Sender:
-    """Adds messages to ``stream`` over one connection. ``accepted`` ones were certainly added; of ``unknown`` ones it
-    is not known.
-
-    With ``dedup_s`` all must have a uid: a batch whose answer was lost is sent again, and what had arrived before is
-    not added again, but ``repeated``. Else nothing is ever sent a second time.
-    """
+    """Adds messages to ``stream`` over one connection. ``accepted`` messages were certainly added; of ``unknown`` ones
+    it is not known. With ``dedup_s`` all have a uid: a batch whose answer was lost is sent again, and messages that had
+    arrived (``repeated``) are not added again."""
 
     link: Link
     stream: str
@@ -47,56 +41,29 @@ class Sender:
     last_due_ms: int | None = None  # of the last batch
 
     def __post_init__(self) -> None:
-        self._producer = Producer(self.link, self.stream, self.ticket_field, self.dedup_s)
+        given = (self.link, self.stream, self.ticket_field, self.dedup_s)
+        self._producer = Producer(*given, patience_s=_PATIENCE_S if self.dedup_s else 0.0)
 
-    def send(self, batch: Sequence[Outgoing]) -> list[bytes]:
-        """Add the messages in order; return their stream ids, with ``dedup_s`` those of first sends included.
-
-        Raises SendingStopped when a message was refused (later ones of the batch may have been added; they count),
-        NotNow when Redis could not be reached: none was added, or with ``dedup_s`` not at the last trial.
-        """
+    def send(self, batch: Sequence[Outgoing]) -> list[str]:
+        """Add the messages in order; return their ids, those of first sends included. Raises SendingStopped, and NotNow
+        when the last trial did not happen."""
         self.unknown = len(batch)
         self.last_due_ms = self.due_ms()
-        try:
-            ids = self._recognised(batch) if self.dedup_s else self._once(batch)
-        except ReplyUnknown as lost:
-            raise SendingStopped(str(lost)) from lost
-        except NotNow:
-            self.unknown = self.unknown if self.dedup_s else 0
-            raise
-        self.unknown = 0
-        return ids
-
-    def _once(self, batch: Sequence[Outgoing]) -> list[bytes]:
-        due = [] if self.last_due_ms is None else [DUE_FIELD, b"%d" % self.last_due_ms]
-        stream, field = LogKeys(self.stream).delayed if due else self.stream, self.ticket_field.encode()
-        replies = self.link.pipeline([("XADD", stream, "*", *_flat(field, one), *due) for one in batch])
-        ids = [reply for reply in replies if isinstance(reply, bytes)]
-        self.accepted += len(ids)
-        if len(ids) < len(replies):
-            self.unknown = 0
-            first = next(index for index, reply in enumerate(replies) if not isinstance(reply, bytes))
-            raise SendingStopped(f"message {self.accepted - len(ids) + first + 1} was refused: {replies[first]}")
-        return ids
-
-    def _recognised(self, batch: Sequence[Outgoing]) -> list[bytes]:
         try:
             sent = self._producer.send_many(batch, self.last_due_ms)
         except (ValueError, MessageUndecodable) as wrong:
             self.unknown = 0  # checked before anything was sent
             raise SendingStopped(str(wrong)) from wrong
-        except CommandRefused as refused:
-            raise SendingStopped(str(refused)) from refused
+        except (ReplyUnknown, CommandRefused) as trouble:
+            raise SendingStopped(str(trouble)) from trouble
+        except NotNow:
+            self.unknown = len(batch) if len(batch) > 1 else 0  # several are perhaps more than one round trip
+            raise
+        self.unknown = 0
         known = sum(one.repeated for one in sent)
         self.repeated += known
         self.accepted += len(sent) - known
-        return [one.id.encode() for one in sent]
-
-
-def _flat(field: bytes, message: Outgoing) -> list[bytes]:
-    """Return the fields of an entry. Bytes of a source that are not UTF-8 go out as they came in."""
-    pairs = ((field, message.ticket_id), *message.fields.items())
-    return [key_bytes("a field", part) for pair in pairs for part in pair]
+        return [one.id for one in sent]
 
 
 def batches(messages: Iterable[Outgoing], size: int = BATCH) -> Iterator[list[Outgoing]]:

@@ -1,7 +1,7 @@
 """Make messages to send: a made-up incident workload, or the rows of a CSV file.
 
-Both yield ``Outgoing``; neither knows Redis. The made-up one is a pure function of its arguments: the same seed gives
-the same messages on every machine, so that two runs can be compared.
+The made-up one is a pure function of its arguments: the same seed gives the same messages on every machine, so that two
+runs can be compared.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def incidents(count: int, tickets: int, seed: int) -> Iterator[Outgoing]:
 
 def numbered(messages: Iterable[Outgoing], name: str) -> Iterator[Outgoing]:
     for number, message in enumerate(messages, 1):
-        yield message._replace(uid=f"{name}-{number}")
+        yield Outgoing(message.ticket_id, {**message.fields, "uid": f"{name}-{number}"})
 
 
 class CsvSource:
@@ -137,7 +137,7 @@ class CsvSource:
 
     def __iter__(self) -> Iterator[Outgoing]:
         header, place = self._header, self._header.index(self._key)
-        others = [index for index, name in enumerate(header) if name != self._ticket_field]
+        others = [(index, _raw(name)) for index, name in enumerate(header) if name != self._ticket_field]
         for row in self._guarded():
             if not row:
                 continue  # an empty line
@@ -145,7 +145,7 @@ class CsvSource:
                 raise self._wrong(f"has {len(row)} columns, the header has {len(header)}")
             ticket = row[place]
             self._check_ticket(ticket)
-            yield Outgoing(ticket, {header[index]: row[index] for index in others})
+            yield Outgoing(ticket, {name: _raw(row[index]) for index, name in others})
 
     def _check_ticket(self, ticket: str) -> None:
         if ticket in _NULLS:
@@ -213,3 +213,12 @@ class CsvSource:
 
     def _wrong(self, what: str) -> WorkloadUnusable:
         return WorkloadUnusable(f"{self._shown}:{self._lines.line_num}: {what}")
+
+
+def _raw(text: str) -> Any:
+    """Return a text; the bytes that it was where they are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape")
+    return text

@@ -229,9 +229,7 @@ class Flow:
         sender = Sender(self.link, self.keys.stream, self.ticket_field)
         for batch in batches(messages):
             ids = sender.send(batch)
-            self.sent += [
-                (stream_id.decode(), str(message.ticket_id)) for stream_id, message in zip(ids, batch, strict=True)
-            ]
+            self.sent += [(stream_id, str(message.ticket_id)) for stream_id, message in zip(ids, batch, strict=True)]
             self._look()
         self._wait_for_handlers()
         unacknowledged = self._wait_for_acknowledgements()

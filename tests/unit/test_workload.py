@@ -69,6 +69,10 @@ class TestCsv:
             Outgoing("I2", {"number": "I2", "t": "y"}),
         ]
 
+    def test_bytes_that_are_not_utf8_travel_through(self, tmp_path: Path) -> None:
+        (message,) = read(csv_file(tmp_path, b"number,t\nI1,\xff\xfe\n"))
+        assert message.fields["t"] == b"\xff\xfe"
+
     def test_a_large_cell_is_a_message(self, tmp_path: Path) -> None:
         """Above 128 KiB it was no CSV."""
         (message,) = read(csv_file(tmp_path, "number,text\nI1," + "x" * 1_000_000 + "\n"))
