@@ -39,11 +39,10 @@ class MasterSettings(CommonSettings):
         0,
         ge=0,
         le=10**12,
-        description="Unfinished messages of the ticket stream from which on producers that ask are told to wait; 0:"
-        " never.",
+        description="Producers that ask wait while the ticket stream has this many unfinished messages. 0: never.",
     )
     tenant_backlog_limit: int = Field(
-        0, ge=0, le=10**12, description="The same of each tenant, counting what the leader has read; 0: never."
+        0, ge=0, le=10**12, description="The same for each tenant, of messages that the leader has read. 0: never."
     )
     longest_message_bytes: int = Field(
         16 * 1024 * 1024,
