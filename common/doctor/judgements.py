@@ -622,7 +622,7 @@ def _replicas(facts: DoctorFacts) -> Iterator[DoctorFinding]:
             "a failover loses writes that were not copied yet; a replaced master that has not heard of it goes on"
             " accepting writes that are thrown away"
         )
-        do = "set min-replicas-to-write 1, min-replicas-max-lag to some seconds; after a failover resend the last"
+        do = "set min-replicas-to-write 1, min-replicas-max-lag to some seconds; after a failover resend recent sends"
         yield (UNKNOWN if is_unknown else WARN)("replicas", seen, means, do)
 
 
