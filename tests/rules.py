@@ -36,6 +36,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "master/web/*.py",
         "master/assembly/program.py",
         "consumer/web.py",
+        "examples/rides/source.py",
     ),
     "werkzeug": (
         "common/http/app.py",
