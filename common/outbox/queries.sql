@@ -151,6 +151,10 @@ SELECT last_id, version, records FROM checkpoints WHERE name = :name AND stream 
 SELECT c.last_id, s.state FROM checkpoints c LEFT JOIN consumer_states s ON s.name = c.name AND s.stream = c.stream
 WHERE c.name = :name AND c.stream = :stream;
 
+-- name: states
+SELECT c.name, c.last_id, s.state FROM checkpoints c LEFT JOIN consumer_states s ON s.name = c.name AND s.stream = c.stream
+WHERE c.stream = :stream ORDER BY c.name;
+
 -- name: hold
 -- Locks the checkpoint until the transaction ends, in either dialect.
 UPDATE checkpoints SET version = version WHERE name = :name AND stream = :stream;
