@@ -229,10 +229,9 @@ def test_a_redis_that_refuses_writes_comes_first_because_the_rest_follows_from_i
 
 def test_owners_that_are_lost_one_after_another_with_one_message_are_told() -> None:
     assert [level for level, _ in told(stuck=[stuck(owners_lost=1)])] == ["warn"]
-    assert (
-        "bad",
-        "INC-7: 12-0 may end or freeze its process. The last 3 processes ended meanwhile.",
-    ) in (told(stuck=[stuck(), stuck(owners_lost=3)]))
+    assert ("bad", "INC-7: 12-0 may end or freeze its process. The last 3 processes ended meanwhile.") in (
+        told(stuck=[stuck(), stuck(owners_lost=3)])
+    )
 
 
 def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:
@@ -249,10 +248,7 @@ def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:
         "its handler did that"
     )
     level, text = told(stuck=[stuck(attempts=3), stuck()])[0]
-    assert (level, text) == (
-        "bad",
-        "2 tickets are stuck or retrying; the oldest: INC-7 on c3, 3 attempts, 4 behind",
-    )
+    assert (level, text) == ("bad", "2 tickets are stuck or retrying; the oldest: INC-7 on c3, 3 attempts, 4 behind")
 
 
 @pytest.mark.parametrize(("ago_s", "is_told"), [(60, True), (86_399, True), (86_500, False)])

@@ -325,10 +325,7 @@ def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] 
 
 
 def _no_leader() -> Reason:
-    return Reason(
-        "no_leader",
-        "no master leads, so nothing moves (is `usher master` running?)",
-    )
+    return Reason("no_leader", "no master leads, so nothing moves (is `usher master` running?)")
 
 
 # ---- an operator's business ------------------------------------------------------------------------------------------
