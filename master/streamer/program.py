@@ -15,7 +15,7 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Elector, Lead
 from usher.master.settings import StreamerSettings
-from usher.master.streamer.streamer import CommitWatcher, Pace, Streamer, log
+from usher.master.streamer.streamer import Pace, Streamer, log
 
 _JOIN_S = 5.0
 _TURNS_PER_LEASE = 4
@@ -25,8 +25,8 @@ _PATIENCE_S, _PATIENCE_LEASES = 15.0, 3
 
 
 class StreamerProgram:
-    """A streamer with its lease and its commit notifier: start, stop. ``streamer_class`` lets the rides demo put in one
-    that makes mistakes; ``pace``: what is not among the settings."""
+    """A streamer with its lease: start, stop. ``streamer_class`` lets the rides demo put in one that makes mistakes;
+    ``pace``: what is not among the settings."""
 
     def __init__(
         self,
@@ -70,13 +70,8 @@ class StreamerProgram:
         holder = f"{platform.node()}:{os.getpid()}:{store.identity}"
         self._elector = Elector(elect_link, keys, lead, holder, int(lease_s * 1000), self._works)
         lead.on_change, lead.on_doubt = self._lead_changed, self._elector.wake
-        bell = store.bell()
-        self.services: list[Service] = [
-            self.streamer,
-            *([CommitWatcher(bell, self.streamer)] if bell else []),
-            self._elector,
-        ]
-        event(log, "streamer_starting", stream=settings.one_stream, database=store.dialect, bell=bell is not None)
+        self.services: list[Service] = [self.streamer, self._elector]
+        event(log, "streamer_starting", stream=settings.one_stream, database=store.dialect)
 
     def start(self) -> None:
         for service in self.services:
@@ -85,12 +80,9 @@ class StreamerProgram:
     def stop(self) -> None:
         """Stop the work first, then give up the lease, so that another streamer goes on at once."""
         self._stopping = True
-        for service in self.services[:-1]:
+        for service in self.services:
             service.stop()
-        for service in self.services[:-1]:
             service.join(_JOIN_S)
-        self._elector.stop()
-        self._elector.join(_JOIN_S)
         event(log, "streamer_stopped", sent=self.streamer.sent)
 
     @property

@@ -119,8 +119,8 @@ def streamer_metrics(program: StreamerProgram, outbox: str) -> Iterable[Metric]:
     text = "Tickets whose rows wait in the outbox for a refused one (USHER_OUTBOX_REFUSED_POLICY)."
     yield gauges("outbox_parked_tickets", text, "outbox", told(streamer.parked))
     text = (
-        "Since the outbox was last sent to its end; an empty one is looked at twice a second. A new"
-        " leader begins with 0."
+        "Since the outbox was last sent to its end; an empty one is looked at five times a second. A"
+        " new leader begins with 0."
     )
     yield gauges("outbox_behind_seconds", text, "outbox", told(behind_s(program)))
     yield from service_metrics(program.services)
