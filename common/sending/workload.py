@@ -10,7 +10,6 @@ import csv
 import gzip
 import io
 import itertools
-import os
 import random
 import sys
 import zlib
@@ -107,21 +106,6 @@ class CsvSource:
     @property
     def columns(self) -> list[str]:
         return list(self._header)
-
-    @property
-    def size(self) -> int | None:
-        try:
-            status = os.fstat(self._raw.fileno())
-        except (OSError, ValueError):
-            return None
-        return status.st_size if status.st_size > 0 else None
-
-    @property
-    def position(self) -> int:
-        try:
-            return self._raw.tell()
-        except (OSError, ValueError):
-            return 0
 
     def close(self) -> None:
         if self._raw is not getattr(sys.stdin, "buffer", None):

@@ -47,6 +47,8 @@ EXAMPLE_HANDLER = "usher.deploy.demo.handlers:show"
 _QUIET_PORTS = range(18_000, 30_000)
 #: Characters with a meaning in a command line or a value of supervisord, wherever they come from.
 _NOT_IN_A_FOLDER = frozenset('%"\\\n')
+#: A socket's path has 108 bytes on Linux and 104 elsewhere; supervisord binds a temporary name with ".<pid>" after it.
+_LONGEST_FOLDER = 80
 _PORT_TRIES = 200
 _POLL_S = 0.1
 #: Stand-ins for settings that are only known at each program's start, or checked below.
@@ -139,6 +141,10 @@ def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[]
     ``check`` is called while it takes long, and may raise.
     """
     folder = settings.state_folder.absolute()
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        raise StartRefused(
+            f"USHER_STATE_DIR: {folder} is too long for the sockets in it; set one of at most {_LONGEST_FOLDER} bytes"
+        )
     if odd := sorted(_NOT_IN_A_FOLDER & set(str(folder))):
         raise StartRefused(
             f"USHER_STATE_DIR: supervisord cannot use a folder with {' '.join(odd)} in its name ({folder}); set"
@@ -225,8 +231,8 @@ def watch(running: Supervision, redis_is_ours: bool) -> None:
 
 
 def _redis_port(settings: LocalSettings, folder: Path) -> int:
-    """Return the port that was asked for, else the one of the last time if it is free, else a free one (and remember
-    it)."""
+    """Return the port that was asked for, else a free one; the folder chooses it, so that it is that of the last time
+    if that is free."""
     masters = range(settings.port, settings.port + settings.masters)
     if settings.redis_port in masters:
         raise StartRefused(
@@ -236,15 +242,8 @@ def _redis_port(settings: LocalSettings, folder: Path) -> int:
     if settings.redis_port:
         check_address(f"127.0.0.1:{settings.redis_port}", "USHER_REDIS_PORT")
         return settings.redis_port
-    memory = folder / "redis.port"
-    with contextlib.suppress(OSError, ValueError, StartRefused):
-        port = int(memory.read_text("ascii"))
-        check_address(f"127.0.0.1:{port}", "USHER_REDIS_PORT")
-        if port not in masters:
-            return port
-    port = next(port for port in iter(lambda: quiet_port(1, random.Random()), 0) if port not in masters)
-    memory.write_text(f"{port}\n", "ascii")
-    return port
+    rng = random.Random(str(folder))
+    return next(port for port in iter(lambda: quiet_port(1, rng), 0) if port not in masters)
 
 
 def _consumers_url(settings: LocalSettings, folder: Path, server: Path, url: str) -> str:
