@@ -12,7 +12,6 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from types import TracebackType
 
 from usher.common.base.callables import unawaitable_reason
 from usher.common.base.errors import RedisTrouble, UsherError
@@ -101,9 +100,7 @@ class StreamRouter:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def subscribe(

@@ -15,7 +15,6 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 from usher.common.base.errors import MessageUndecodable, StartRefused, UsherError
@@ -114,9 +113,7 @@ class CsvSource:
     def __enter__(self) -> CsvSource:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[Outgoing]:
