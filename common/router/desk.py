@@ -104,7 +104,7 @@ class Subscription(ReadPosition):
         self,
         desk: RouterCoordinator,
         stream: Stream,
-        last: bytes | None,
+        last: bytes,
         callback: Callback | None,
         capacity: int,
     ) -> None:
@@ -197,16 +197,6 @@ class RouterCoordinator:
         self.counters: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self.on_work: Callable[[], None] = lambda: None
         self._count = count
-        self._placed = threading.Condition(self.lock)
-
-    # -- subscribers
-
-    def wait_until_placed(self, subscriptions: Sequence[Subscription], timeout_s: float) -> bool:
-        """Return True once the start of each subscription is known; False after ``timeout_s``."""
-        with self.lock:
-            return self._placed.wait_for(
-                lambda: all(one.last is not None or one.end is not None for one in subscriptions), timeout_s
-            )
 
     def close(self, subscription: Subscription, reason: End, detail: str = "") -> None:
         with self.lock:
@@ -224,7 +214,6 @@ class RouterCoordinator:
             self.counters[f"ended_{reason.name.lower()}"] += 1
             subscription.ended(reason, detail)
             self.book.remove(subscription)
-            self._placed.notify_all()
 
     # -- readers
 
@@ -303,33 +292,6 @@ class RouterCoordinator:
                 stream = check.stream.key.decode(errors="replace")
                 event(log, "stream_reset", level=logging.WARNING, stream=stream, last_id=seen)
 
-    def take_unplaced(self, most: int) -> list[tuple[Stream, list[Subscription]]]:
-        with self.lock:
-            streams = self.book.take_unplaced(most)
-            return [
-                (stream, [place for place in stream.places if isinstance(place, Subscription) and place.last is None])
-                for stream in streams
-            ]
-
-    def placed(self, asked: Sequence[tuple[Stream, list[Subscription]]], replies: Sequence[object]) -> None:
-        """Place waiting positions at the end. ``replies``: those to ``last_id_command`` of each stream."""
-        for (stream, waiting), reply in zip(asked, replies, strict=True):
-            try:
-                last_generated = last_id_of(reply)
-            except RedisTrouble:
-                self.not_placed([stream])
-            except CommandRefused as refused:
-                self._refused(stream, refused)
-            else:
-                with self.lock:
-                    self.book.placed(stream, waiting, last_generated)
-        with self.lock:
-            self._placed.notify_all()
-
-    def not_placed(self, streams: Iterable[Stream]) -> None:
-        with self.lock:
-            self.book.unplaced.extendleft(streams)
-
     # -- inside
 
     def _count_of(self, reads: Sequence[Read]) -> int:
@@ -370,8 +332,8 @@ class RouterCoordinator:
         event(log, "subscription_refused", level=logging.WARNING, stream=name, why=str(refused))
 
 
-def last_id_command(stream: Stream) -> tuple[Arg, ...]:
-    return ("XINFO", "STREAM", stream.key)
+def last_id_command(key: bytes) -> tuple[Arg, ...]:
+    return ("XINFO", "STREAM", key)
 
 
 def last_id_of(reply: object) -> bytes | None:
