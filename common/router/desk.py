@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 
 #: Approximate limit of entries in one reply: 500 streams that are read from their beginning could have any number.
 _MOST_ENTRIES = 10_000
-#: (key, entries) pairs of an XREAD reply, in either protocol.
 Found = dict[bytes, list[Any]]
 _COUNTED = ("subscribed", "entries", "reads", "empty_reads", "announced", "resets")
 
@@ -260,7 +259,7 @@ class RouterCoordinator:
             for read in reads:
                 self.book.failed(read)
 
-    def came_alone(self, read: Read, reply: object) -> list[LastIdCheck]:
+    def came_alone(self, read: Read, reply: Any) -> list[LastIdCheck]:
         """Handle the reply to the XREAD of one stream, after a read of several was refused."""
         if isinstance(reply, CommandRefused):
             self._refused(read.stream, reply)
@@ -270,7 +269,7 @@ class RouterCoordinator:
         if isinstance(reply, Exception):
             self.failed([read])
             return []
-        return self.came([read], as_found(reply))
+        return self.came([read], dict(reply or ()))
 
     def checked(self, checks: Sequence[LastIdCheck], replies: Sequence[object]) -> None:
         """Compare positions with the streams' last ids. ``replies``: those to ``last_id_command`` of each stream."""
@@ -341,9 +340,4 @@ def last_id_of(reply: object) -> bytes | None:
         return None
     if isinstance(reply, Exception):
         raise reply
-    facts = reply if isinstance(reply, dict) else pairs(reply)  # type: ignore[arg-type]
-    return bytes(facts[b"last-generated-id"])
-
-
-def as_found(reply: Any) -> Found:
-    return reply if isinstance(reply, dict) else {bytes(key): entries for key, entries in reply or ()}
+    return bytes(pairs(reply)[b"last-generated-id"])  # type: ignore[arg-type]

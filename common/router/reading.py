@@ -18,7 +18,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.tracking import ChangeEar, TrackingRefused
-from usher.common.router.desk import RouterCoordinator, RouterOptions, as_found, last_id_command
+from usher.common.router.desk import RouterCoordinator, RouterOptions, last_id_command
 from usher.common.router.schedule import LastIdCheck
 from usher.common.runtime.service import Service, ServiceEnded
 
@@ -116,7 +116,7 @@ class StreamReader(Service):
                 if isinstance(one, NotNow):
                     raise one  # a pause, then again
             return 0.0
-        found = as_found(reply)
+        found = dict(reply or ())
         if not in_turn and (swept := [read for read in reads if read.swept and read.stream.key in found]):
             with self._desk.lock:
                 self._unannounced([read.stream.key for read in swept if not self._desk.book.heard_of(read)])
