@@ -36,6 +36,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "master/web/*.py",
         "master/assembly/program.py",
         "consumer/web.py",
+        "examples/rides/source.py",
     ),
     "werkzeug": (
         "common/http/app.py",
@@ -70,7 +71,6 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "consumer/sinks/*.py",
         "common/outbox/*.py",
         "common/sql/*.py",
-        "master/audit/archive.py",
     ),
     # Peers of `python -m benchmarks compare`: nothing else knows them, and they are imported in processes of their own.
     **{

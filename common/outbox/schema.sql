@@ -123,8 +123,8 @@ BEGIN
 END;
 
 {% endif %}
--- Rows that can become no message, with the reason. They wait here for somebody; queries.sql says how to put one back. `parks`: the later
--- rows of its ticket wait in the outbox until it is put back or deleted (USHER_OUTBOX_REFUSED_POLICY=park).
+-- Rows that can become no message, with the reason. They wait here for somebody; queries.sql says how to put one back. `halts`: the later
+-- rows of its ticket wait in the outbox until it is put back or deleted (USHER_OUTBOX_REFUSED_POLICY=halt).
 CREATE TABLE{{ again }} refused_log_records (
     id         {{ number }} PRIMARY KEY,
     uid        {{ text }},
@@ -135,13 +135,13 @@ CREATE TABLE{{ again }} refused_log_records (
     created_at {{ moment }},
     reason     {{ text }} NOT NULL,
     refused_at {{ moment }} NOT NULL DEFAULT {{ now }},
-    parks      BOOLEAN NOT NULL DEFAULT false{% if mysql %},
-    INDEX refused_log_records_parks (parks, ticket_id(64)){% endif %}
+    halts      BOOLEAN NOT NULL DEFAULT false{% if mysql %},
+    INDEX refused_log_records_halts (halts, ticket_id(64)){% endif %}
 
 ){{ end }};
 
 {% if not mysql %}
-CREATE INDEX refused_log_records_parks ON refused_log_records (ticket_id) WHERE parks;
+CREATE INDEX refused_log_records_halts ON refused_log_records (ticket_id) WHERE halts;
 
 {% endif %}
 -- How far each log consumer is: the last entry whose effects are stored. `version` counts its commits, `records` what it handled.

@@ -231,10 +231,8 @@ class Producer:
 
     def _added(self, stream: str, batch: Sequence[Prepared]) -> list[Sent]:
         if not self._dedup_s:
-            return [
-                Sent(entry_id, False)
-                for entry_id in self._pipelined([("XADD", stream, "*", *flat) for _, flat in batch])
-            ]
+            ids = self._pipelined([("XADD", stream, "*", *flat) for _, flat in batch])
+            return [Sent(entry_id, False) for entry_id in ids]
         sign = stream if self._sign is None else self._sign.key
         keys = [stream, sign, *(stream if uid is None else uid_key(self._stream, uid) for uid, _ in batch)]
         args: list[Arg] = [int(self._dedup_s * 1000)]

@@ -75,7 +75,7 @@ class StreamerProgram:
             poll_s=min(pace.poll_s, lease_s / _TURNS_PER_LEASE),
             replicas=settings.outbox_wait_replicas,
             on_disk=settings.outbox_wait_aof,
-            parks=settings.outbox_refused_policy == "park",
+            halts=settings.outbox_refused_policy == "halt",
         )
         self.streamer = streamer_class(link, keys, lead, store, settings.ticket_field, pace)
         self.streamer.stalls_after_s = max(self.streamer.stalls_after_s, 2 * pace.poll_s)
@@ -211,7 +211,7 @@ def streamer_metrics(program: StreamerProgram, outbox: str) -> Iterable[Metric]:
     text = "Rows that could become no message and were set aside, with the reason, in refused_log_records."
     yield counters("outbox_refused_rows", text, "outbox", told(streamer.refused))
     text = "Tickets whose rows wait in the outbox for a refused one (USHER_OUTBOX_REFUSED_POLICY)."
-    yield gauges("outbox_parked_tickets", text, "outbox", told(streamer.parked))
+    yield gauges("outbox_halted_tickets", text, "outbox", told(streamer.halted))
     text = (
         "Since the outbox was last sent to its end; an empty one is looked at five times a second. A"
         " new leader begins with 0."

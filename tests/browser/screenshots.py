@@ -57,12 +57,11 @@ _AUDIT = {
     "started_ms": 1_795_348_800_000,
     "seconds": 12.5,
     "verdict": "bad",
-    "findings": {"overlap": 1},
     "unproven": 3,
     "pending": 6,
     "executions": 12_345,
     "repeated": 2,
-    "examples": [
+    "findings": [
         {
             "check": "overlap",
             "severity": "bad",

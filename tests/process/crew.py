@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import os
-import random
 import signal
 import subprocess
 import time
@@ -26,10 +25,10 @@ from tests.hands import (
     NotNow,
     ReplyUnknown,
     ask,
+    free_port,
     group_of,
     is_well,
     living_consumers,
-    quiet_port,
     rank,
     read_executions,
 )
@@ -122,7 +121,7 @@ class Crew:
         )
 
     def start_master(self, stderr: int | None = None) -> None:
-        port = quiet_port(1, random.Random())
+        port = free_port()
         self.masters.append(f"http://127.0.0.1:{port}")
         self._start(f"master-{len(self.masters)}", "master", stderr=stderr, USHER_BIND=f"127.0.0.1:{port}")
 
