@@ -67,15 +67,12 @@ class TicketRows(NamedTuple):
 
 
 class OutboxBatch(NamedTuple):
-    """A batch of messages. ``values``: for each message ticket, uid, action, object, data. ``ids`` of their rows."""
+    """A batch of messages. ``values``: for each message ticket, uid, action, object, data. ``names``: id and uid of
+    their rows."""
 
-    ids: list[int]
+    names: list[tuple[int, str]]
     values: list[bytes]
     refused: list[Refusal]
-
-    @property
-    def names(self) -> list[tuple[int, str]]:
-        return [(row_id, uid.decode()) for row_id, uid in zip(self.ids, self.values[1 :: 1 + len(FIELDS)], strict=True)]
 
 
 def is_all(rows: Sequence[Row], count: int) -> bool:
@@ -109,7 +106,7 @@ def encode(rows: Iterable[Row], halts: bool = False) -> OutboxBatch:
             if holds:
                 halted.add(row.ticket_id)
         else:
-            batch.ids.append(row.id)
+            batch.names.append((row.id, values[1].decode()))
             batch.values.extend(values)
     return batch
 

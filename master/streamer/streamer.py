@@ -130,13 +130,13 @@ class Streamer(Service):
         most = self._most
         rows = [] if self._was_empty and self._outbox.is_empty() else self._outbox.batch(most)
         batch = encode(rows, self._pace.halts)
-        self._was_empty = not batch.ids and not batch.refused
+        self._was_empty = not batch.names and not batch.refused
         if self._was_empty:
             now = self.caught_up_s = now_s()
             # A look may be slow, where PostgreSQL keeps removed rows.
             return min(self._pace.poll_s, max(_LOOK_S, now - looked_s, _PART * (now - self._found_s)))
         self._found_s = looked_s
-        if batch.ids:
+        if batch.names:
             if not self.emit(epoch, batch.values):
                 return 0.0
             self._most = min(self._most + self._most // 8 + 1, self._pace.batch)
