@@ -29,7 +29,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import orjson
@@ -424,9 +423,7 @@ class LogConsumer:
     def __enter__(self) -> LogConsumer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _advance(self, sql: sa.Connection, at: _Checkpoint, last_id: bytes, count: int) -> _Checkpoint | None:
