@@ -368,7 +368,7 @@ class LogConsumer:
                 self._apply(sql, moved, entries, handle)
                 if sql.dialect.name == "mysql" and self._read(sql) != moved:
                     # Who swallows a deadlock goes on in a new transaction: what was done before it is rolled back.
-                    raise SqlTrouble("the database rolled back what this batch had done; all of it is repeated")
+                    raise SqlTrouble("the database rolled this batch back; all of it is repeated")
         return moved
 
     def _giving_up(self, on_error: OnError, error: Exception) -> Handle:

@@ -100,7 +100,7 @@ class OutboxStore:
         server misses it, in two hours.
         """
         if sent:
-            with sql_trouble("removing what was sent", canceled=SqlBusy), self._single.begin() as connection:
+            with sql_trouble("removing sent rows", canceled=SqlBusy), self._single.begin() as connection:
                 self._ask(connection)
                 self._remove(connection, sent)
 

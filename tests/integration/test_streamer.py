@@ -306,7 +306,7 @@ def test_a_database_lost_between_add_and_remove_sends_nothing_twice(
         remove(ids)
 
     hand.streamer._outbox.remove = lost  # type: ignore[method-assign]
-    with pytest.raises(SqlTrouble, match="removing what was sent"):
+    with pytest.raises(SqlTrouble, match="removing sent rows"):
         hand.turn()
     assert (uids(link), postgres_outbox.scalar(staged)) == (written, 5)
     hand.streamer._outbox.remove = remove  # type: ignore[method-assign]
