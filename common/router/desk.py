@@ -1,8 +1,9 @@
 """Hold what the threads of a stream router share: the schedule under its lock, from which readers take their work and
 to which they bring entries back, and the subscriptions that get them.
 
-A subscription has a stated policy for a reader that is too slow. An idle one is only its position: its channel, and the
-means to wait, are made when first needed.
+For a subscriber that is too slow nothing is read until it has taken half of its channel: Redis keeps the rest, unless
+the stream is trimmed. An idle subscription is only its position: its channel, and the means to wait, are made when
+first needed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.base.log import event
+from usher.common.protocol.message import EntryView
 from usher.common.redis.client import Arg, CommandRefused
-from usher.common.redis.replies import Entry, pairs
+from usher.common.redis.replies import pairs
 from usher.common.router.schedule import LastIdCheck, Read, ReadPosition, ReadSchedule, Stream
 from usher.common.runtime.fork_guard import ForkGuard
 
@@ -30,7 +32,15 @@ log = logging.getLogger(__name__)
 _MOST_ENTRIES = 10_000
 #: (key, entries) pairs of an XREAD reply, in either protocol.
 Found = dict[bytes, list[Any]]
-_COUNTED = ("subscribed", "entries", "reads", "empty_reads", "announced", "unannounced", "connects", "breaks", "resets")
+#: What a router counts, in sums since it was made.
+COUNTS = {
+    "subscribed": "Subscriptions that were made.",
+    "entries": "Entries given to subscriptions.",
+    "reads": "Reads of streams.",
+    "empty_reads": "Reads that found nothing although something was announced, or expected.",
+    "announced": "Changes of subscribed streams that Redis announced.",
+    "resets": "Positions that began anew because the stream was another one.",
+}
 
 
 @dataclass(frozen=True)
@@ -63,29 +73,20 @@ class RouterOptions:
             raise ValueError(f"RouterOptions: {', '.join(wrong)} must be greater")
 
 
-class SlowPolicy(Enum):
-    #: Stop reading for it until it has taken half of its channel. Redis keeps the rest (unless the stream is trimmed).
-    WAIT = "wait"
-    #: Drop the oldest entry in the channel; ``dropped`` counts them.
-    DROP_OLDEST = "drop oldest"
-    #: End the subscription, with the reason SLOW, after the entries it has.
-    CLOSE = "close"
-
-
 class End(Enum):
     CLOSED = "it was closed"
     ROUTER_STOPPED = "the router was stopped"
-    SLOW = "its reader was too slow"
     NOT_A_STREAM = "the key holds something that is not a stream"
     REFUSED = "Redis refuses to read the key"
     CALLBACK_FAILED = "its callback raised an error"
 
 
+COUNTS |= {f"ended_{end.name.lower()}": f"Subscriptions that ended: {end.value}." for end in End}
 #: Ends that the reader has asked for: iteration simply ends.
 _WANTED = (End.CLOSED, End.ROUTER_STOPPED)
-#: Called on the router's thread, which serves many subscriptions: it must be quick, and may close or pause its
-#: subscription.
-Callback = Callable[["Subscription", Sequence[Entry]], None]
+#: Is called with the subscription and its new entries, on the router's thread, which serves many subscriptions: it must
+#: be quick, and may close or pause its subscription.
+Callback = Callable[["Subscription", Sequence[EntryView]], None]
 
 
 class SubscriptionEnded(UsherError):
@@ -107,7 +108,7 @@ class Subscription(ReadPosition):
     because the stream is not the one it was: entries may then come again.
     """
 
-    __slots__ = ("_capacity", "_channel", "_desk", "_waiting", "callback", "detail", "dropped", "end", "policy")
+    __slots__ = ("_capacity", "_channel", "_desk", "_waiting", "callback", "detail", "end")
 
     def __init__(
         self,
@@ -116,18 +117,15 @@ class Subscription(ReadPosition):
         last: bytes | None,
         callback: Callback | None,
         capacity: int,
-        policy: SlowPolicy,
     ) -> None:
         super().__init__(stream, last)
         self._desk = desk
         self.callback = callback
         self._capacity = capacity
-        self.policy = policy
-        self._channel: deque[Entry] | None = None  # guarded by the coordinator's lock, like all below
+        self._channel: deque[EntryView] | None = None  # guarded by the coordinator's lock, like all below
         self._waiting: threading.Condition | None = None
         self.end: End | None = None
         self.detail = ""
-        self.dropped = 0
 
     @property
     def key(self) -> bytes:
@@ -137,7 +135,7 @@ class Subscription(ReadPosition):
         """End the subscription and drop entries that were not taken. May be called twice."""
         self._desk.close(self, End.CLOSED)
 
-    def take(self, most: int = 100, timeout_s: float | None = None) -> list[Entry]:
+    def take(self, most: int = 100, timeout_s: float | None = None) -> list[EntryView]:
         """Return up to ``most`` entries, waiting for the first; none after ``timeout_s`` seconds, or after the end.
         Raises SubscriptionEnded."""
         deadline_s = None if timeout_s is None else now_s() + timeout_s
@@ -158,7 +156,7 @@ class Subscription(ReadPosition):
                 self._resume()
             return taken
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[EntryView]:
         """Yield entries as they come, until the end. Raises SubscriptionEnded for an end that was not asked for."""
         while taken := self.take(1):
             yield taken[0]
@@ -178,23 +176,14 @@ class Subscription(ReadPosition):
 
     # -- called by the coordinator, under its lock
 
-    def offer(self, entries: Sequence[Entry]) -> int:
+    def offer(self, entries: Sequence[EntryView]) -> int:
         """Put entries into the channel; returns how many of them, from the first, are dealt with. The others come
         again."""
         if self._channel is None:
             self._channel = deque()
-        channel = self._channel
-        accepted = len(entries)
-        if self.policy is SlowPolicy.DROP_OLDEST:
-            channel.extend(entries)
-            over = max(0, len(channel) - self._capacity)
-            for _ in range(over):
-                channel.popleft()
-            self.dropped += over
-        else:
-            accepted = min(accepted, self._capacity - len(channel))
-            channel.extend(entries[:accepted])
-            self.held = self.policy is SlowPolicy.WAIT and len(channel) >= self._capacity
+        accepted = min(len(entries), self._capacity - len(self._channel))
+        self._channel.extend(entries[:accepted])
+        self.held = len(self._channel) >= self._capacity
         if self._waiting is not None:
             self._waiting.notify_all()
         return accepted
@@ -208,6 +197,9 @@ class Subscription(ReadPosition):
                 self._waiting.notify_all()
 
 
+_Call = tuple[Subscription, Sequence[EntryView]]
+
+
 class RouterCoordinator:
     """The lock and the schedule. Callbacks run without the lock, on the thread of the reader that brought their
     entries. ``count``: most entries of one stream that one read brings."""
@@ -215,7 +207,7 @@ class RouterCoordinator:
     def __init__(self, count: int) -> None:
         self.lock = threading.Lock()
         self.book = ReadSchedule()  # guarded by self.lock, like all below
-        self.counters: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self.on_work: Callable[[], None] = lambda: None
         self._count = count
         self._placed = threading.Condition(self.lock)
@@ -259,21 +251,20 @@ class RouterCoordinator:
         keys, after = (read.stream.key for read in reads), (read.after for read in reads)
         return ("XREAD", "COUNT", self._count_of(reads), *block, "STREAMS", *keys, *after)
 
-    def came(self, reads: Sequence[Read], found: Found, announced: bool) -> list[LastIdCheck]:
+    def came(self, reads: Sequence[Read], found: Found) -> list[LastIdCheck]:
         """Hand out the entries of an XREAD. Returns the checks that are due: of streams where nothing was found
-        although something was expected (``announced``: the reads were for announced changes, except those marked as
-        swept), and of positions above all that was found."""
+        although a change was announced, and of positions above all that was found."""
         checks: list[LastIdCheck] = []
-        called: list[tuple[Read, bool, list[tuple[Subscription, Sequence[Entry]]]]] = []
+        called: list[tuple[Read, bool, list[_Call]]] = []
         with self.lock:
             for read in reads:
                 entries = found.get(read.stream.key)
                 more, check = len(entries or ()) >= self._count_of(reads), None
-                calls: list[tuple[Subscription, Sequence[Entry]]] = []
+                calls: list[_Call] = []
                 if entries:
-                    self._share(read, [Entry(*entry) for entry in entries], calls)
+                    self._share(read, [EntryView(*entry) for entry in entries], calls)
                     check = self.book.to_check(read, entries[-1][0], more)
-                elif read.check or (announced and not read.swept):
+                elif read.check or not (read.swept or self.book.in_turn):
                     self.counters["empty_reads"] += 1
                     check = self.book.to_check(read)
                 if check is not None:
@@ -287,10 +278,6 @@ class RouterCoordinator:
             with self.lock:
                 self.book.finish(read, more)  # not earlier: another reader would get ahead of the callbacks
         return checks
-
-    def check_all(self) -> None:
-        with self.lock:
-            self.book.check_all()
 
     def failed(self, reads: Iterable[Read]) -> None:
         with self.lock:
@@ -307,7 +294,7 @@ class RouterCoordinator:
         if isinstance(reply, Exception):
             self.failed([read])
             return []
-        return self.came([read], as_found(reply), announced=False)
+        return self.came([read], as_found(reply))
 
     def checked(self, checks: Sequence[LastIdCheck], replies: Sequence[object]) -> None:
         """Compare positions with the streams' last ids. ``replies``: those to ``last_id_command`` of each stream."""
@@ -362,7 +349,7 @@ class RouterCoordinator:
         """Return the most entries of each stream: fewer when there are many streams, so that the reply is bounded."""
         return max(1, min(self._count, _MOST_ENTRIES // len(reads)))
 
-    def _share(self, read: Read, entries: Sequence[Entry], calls: list[tuple[Subscription, Sequence[Entry]]]) -> None:
+    def _share(self, read: Read, entries: Sequence[EntryView], calls: list[_Call]) -> None:
         for place, share in self.book.shares(read, entries):
             assert isinstance(place, Subscription)
             if place.callback is not None:
@@ -371,12 +358,10 @@ class RouterCoordinator:
             else:
                 accepted = place.offer(share)
             if accepted:
-                place.last = share[accepted - 1].id
+                place.last = share[accepted - 1].stream_id
                 self.counters["entries"] += accepted
-            if accepted < len(share) and place.policy is SlowPolicy.CLOSE:
-                self._close(place, End.SLOW, "")
 
-    def _call(self, calls: Iterable[tuple[Subscription, Sequence[Entry]]]) -> None:
+    def _call(self, calls: Iterable[_Call]) -> None:
         for subscription, entries in calls:
             callback = subscription.callback
             if callback is None or subscription.end is not None:

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from usher.common.protocol.message import EntryView
 from usher.common.protocol.stream_id import ZERO, rank
-from usher.common.redis.replies import Entry
 
 # Marks of a stream. They are one number, because there may be a million streams, and a plain one: arithmetic of an
 # IntFlag costs a microsecond each.
@@ -109,12 +109,8 @@ class ReadSchedule:
 
     # -- what is to be read
 
-    def announced(self, keys: Iterable[bytes] | None) -> int:
-        """Queue the streams of these keys, which have changed; None: any may have. Returns how many of them have
-        subscriptions."""
-        if keys is None:
-            self.want_all()
-            return len(self.streams)
+    def announced(self, keys: Iterable[bytes]) -> int:
+        """Queue the streams of these keys, which have changed. Returns how many of them have subscriptions."""
         known = [stream for key in keys if (stream := self.streams.get(key)) is not None]
         for stream in known:
             self._want(stream, _URGENT | _CHECK)
@@ -128,7 +124,7 @@ class ReadSchedule:
         for stream in self.streams.values():
             stream.marks |= _CHECK
 
-    def sweep(self, count: int, check: bool) -> bool:
+    def sweep(self, count: int) -> None:
         if not self._pass:
             self._pass = list(self.streams.values())
         chosen = self._pass[-count:]
@@ -137,8 +133,7 @@ class ReadSchedule:
             if stream.places:
                 if not stream.marks & (_QUEUED | _READING):
                     stream.marks |= _SWEPT
-                self._want(stream, _CHECK if check else 0)
-        return not self._pass
+                self._want(stream, 0)
 
     def take(self, most: int) -> list[Read]:
         reads: list[Read] = []
@@ -163,10 +158,10 @@ class ReadSchedule:
 
     # -- what a reply means
 
-    def shares(self, read: Read, entries: Sequence[Entry]) -> list[tuple[ReadPosition, Sequence[Entry]]]:
+    def shares(self, read: Read, entries: Sequence[EntryView]) -> list[tuple[ReadPosition, Sequence[EntryView]]]:
         """Return the entries for each position. A position that was added, or went back, while the read was under way
         is behind it and gets nothing yet."""
-        found: list[tuple[ReadPosition, Sequence[Entry]]] = []
+        found: list[tuple[ReadPosition, Sequence[EntryView]]] = []
         after = rank(read.after)
         for place in read.stream.places:
             if place.last is None or place.held:
@@ -175,7 +170,8 @@ class ReadSchedule:
             if last < after:
                 read.stream.marks |= _AGAIN
                 continue
-            share = entries if rank(entries[0].id) > last else [entry for entry in entries if rank(entry.id) > last]
+            is_all = rank(entries[0].stream_id) > last
+            share = entries if is_all else [entry for entry in entries if rank(entry.stream_id) > last]
             if share:
                 found.append((place, share))
         return found

@@ -71,6 +71,9 @@ BATCH = 500
 _LETTERS, _LETTER_BYTES = 50, 1 << 22
 #: Most tickets given back at once: each may have thousands of ids, and Redis does nothing else meanwhile.
 _GIVE_BACKS = 50
+#: So long after others, tickets that are put off wait for more, up to as many as one script takes: each note of one
+#: that was given back may stop a turn of the leader, which hands over others.
+_PUT_OFF_S = 0.25
 #: The policy under which a ticket goes on after a dead letter.
 SKIP = "skip"
 #: Reasons of dead letters after which a ticket goes on under any policy.
@@ -150,7 +153,10 @@ class Acker(Service):
         self._burying: deque[GivenUp] = deque()
         self._to_give_back: deque[GivenBack] = deque()
         self._giving_back: deque[GivenBack] = deque()  # only this thread, as ``_burying``
+        self._gave_back_s = -math.inf
         self._writing = False
+        # What belongs to this thread belongs to a runner of lanes while that one writes.
+        self._turn, self._is_here = threading.Lock(), False
         self._idle = True  # the thread waits to be woken
         self._lingering = False
         self._write_now = threading.Event()  # ends the linger
@@ -164,15 +170,33 @@ class Acker(Service):
 
     # ---- any thread --------------------------------------------------------------------------------------------------
 
-    def finished(self, item: Success) -> None:
+    def finished(self, item: Success, here: bool = False) -> None:
+        """Take a success. ``here``: this thread may wait for Redis, and takes a lane next."""
         self._finished.append(item)
-        if item.lane is not None and not self._lanes.has_ready:
-            self._write_now.set()  # nothing goes on before this is written
+        if item.lane is not None and not self._lanes.has_ready:  # nothing goes on before this is written
+            if here and self._write_here():
+                return
+            self._write_now.set()
         if self._idle:
             self._idle = False
             self.wake()
         elif self._lingering and len(self._finished) >= self._enough:
             self._write_now.set()
+
+    def _write_here(self) -> bool:
+        """Write what there is, unless it is being written: to wake the thread that does takes as long. Return False
+        where that one is to do it."""
+        if self.stopping or not self._turn.acquire(blocking=False):
+            return False
+        try:
+            self._is_here = True
+            self._flush()
+            return True
+        except Exception:  # it tries again, and tells
+            return False
+        finally:
+            self._is_here = False
+            self._turn.release()
 
     def failed(self, item: FailedAttempt) -> None:
         if item.outcome != RETRY_LATER:  # it costs nothing, and comes again at once
@@ -212,6 +236,7 @@ class Acker(Service):
         """Write everything at once from now on, without waiting for more to finish: this incarnation ends."""
         self._linger_s = 0.0  # first: a linger that starts after the event was cleared must see it
         self._write_now.set()
+        self.wake()
 
     def interrupt(self) -> None:
         self.hurry()
@@ -231,22 +256,33 @@ class Acker(Service):
     # ---- this thread -------------------------------------------------------------------------------------------------
 
     def run_once(self) -> float:
-        if self.is_flushed:
+        if self._rest_s() > 0:
             self._idle = True
-            if self.is_flushed:  # again: a message that finished before the line above did not wake this thread
-                return self._IDLE_S
+            rest_s = self._rest_s()  # again: a message that finished before the line above did not wake this thread
+            if rest_s > 0:
+                return rest_s
         self._idle = False
         self._linger()
-        self._writing = True
         try:
-            self._flush()
+            with self._turn:
+                self._flush()
         except OwnershipLost as lost:
             self._on_lost(str(lost))
             return self._IDLE_S
-        finally:
-            self._writing = False
-            self._flushed_s = now_s()
         return 0.0
+
+    def _rest_s(self) -> float:
+        if self._given_up or self._burying or self._giving_back or not self.is_settled:
+            return 0.0
+        return self._gathering_s() if self._to_give_back else self._IDLE_S
+
+    def _gathering_s(self) -> float:
+        """Return for how long tickets that are put off wait for more; 0.0 where others are to be given back."""
+        waiting = [*self._to_give_back]
+        is_many = len(waiting) >= _GIVE_BACKS or sum(len(one.ids) for one in waiting) >= self._reporter.enough
+        if is_many or not self._linger_s or any(one.lane is None for one in waiting):
+            return 0.0
+        return self._gave_back_s + _PUT_OFF_S - now_s()
 
     def _linger(self) -> None:
         """Wait a moment for more to finish, so that a batch is worth its call. After a quiet time do not wait."""
@@ -258,11 +294,19 @@ class Acker(Service):
         self._write_now.clear()  # everything that set it before now is written now
 
     def _flush(self) -> None:
+        self._writing = True
+        try:
+            self._write()
+        finally:
+            self._writing = False
+            self._flushed_s = now_s()
+
+    def _write(self) -> None:
         """Write everything that is there now: first failures, then successes, then what comes after them in their
         lanes, tickets to be given back and dead letters. Leave what comes meanwhile to the next turn: handlers that ask
         to be called again at once always bring one more failure."""
         self._take_given_up()
-        for _ in range(min(len(self._to_give_back), 4 * _GIVE_BACKS)):
+        for _ in range(min(len(self._to_give_back), 4 * _GIVE_BACKS) if self._gathering_s() <= 0 else 0):
             self._giving_back.append(self._to_give_back[0])
             self._to_give_back.popleft()
         finished = len(self._ledger)  # before the failures are counted: they include those of finished messages
@@ -331,7 +375,7 @@ class Acker(Service):
         self.on_progress()
         held = [item.lane for item in batch if item.lane is not None]
         if held:
-            self._lanes.resume(held)
+            self._lanes.resume(held, self._is_here)
         done: dict[bytes, Item] = {}
         for item in batch:
             if (known := done.get(item.ticket)) is None:
@@ -343,7 +387,7 @@ class Acker(Service):
     def _give_back(self) -> CommandRefused | None:
         """Give tickets back, and return the refusal if Redis does not accept that: it must not hold up dead letters.
         Raises what ``Link.call`` raises. Whatever is answered, nothing of a ticket under its fence is ours any more."""
-        left = len(self._giving_back)
+        left, self._gave_back_s = len(self._giving_back), now_s()
         while left > 0:
             items = list(islice(self._giving_back, min(left, _GIVE_BACKS)))
             try:

@@ -185,19 +185,9 @@ def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
     columns = ("consumer", "state", "pending", "slots", "capacity", "lease left", "generation")
     cells = []
     for row in rows:
-        lease = f"{row['lease_ms'] / 1000:.1f} s"
-        generation = row["incarnation"].rpartition(":")[2]
-        cells.append(
-            (
-                row["name"],
-                f"{row['state']}, silent over HTTP" if row.get("silent") else row["state"],
-                row["pending"],
-                row.get("slots", ""),
-                row.get("capacity", ""),
-                lease,
-                generation,
-            )
-        )
+        state, lease = row["state"] + ", silent over HTTP" * bool(row.get("silent")), f"{row['lease_ms'] / 1000:.1f} s"
+        room, generation = (row.get("slots", ""), row.get("capacity", "")), row["incarnation"].rpartition(":")[2]
+        cells.append((row["name"], state, row["pending"], *room, lease, generation))
     return table(
         "Consumers", columns, cells, numbers=("pending", "slots", "capacity", "lease left"), ids=("generation",)
     )
@@ -209,20 +199,9 @@ def tickets_table(
     cells = []
     for row in rows:
         ids = row.get("message_ids") or []
-        oldest = ids[0] if ids else ""
-        cells.append(
-            (
-                row["ticket_id"] or "(none)",
-                *shown_texts(row, shown),
-                label(row["state"]),
-                row.get("consumer_name", ""),
-                len(ids),
-                oldest,
-                tried_text(row),
-                error_text(row),
-                str(row.get("fence", "")),
-            )
-        )
+        head = (row["ticket_id"] or "(none)", *shown_texts(row, shown), label(row["state"]))
+        held = (row.get("consumer_name", ""), len(ids), ids[0] if ids else "")
+        cells.append((*head, *held, tried_text(row), error_text(row), str(row.get("fence", ""))))
     further = ("state", "consumer", "messages", "oldest message", "attempts", "last error", "fence")
     columns = ("ticket", *shown_heads(shown), *further)
     extras = ("fence", "attempts", "last error", "consumer")

@@ -6,16 +6,16 @@ import random
 
 import pytest
 
+from usher.common.protocol.message import EntryView
 from usher.common.protocol.stream_id import ZERO, rank
-from usher.common.redis.replies import Entry
 from usher.common.router.reading import sweep_slice
 from usher.common.router.schedule import LastIdCheck, Read, ReadPosition, ReadSchedule
 
 _COUNT = 3
 
 
-def entry(number: int) -> Entry:
-    return Entry(b"%d-0" % number, [b"f", b"v"])
+def entry(number: int) -> EntryView:
+    return EntryView(b"%d-0" % number, [b"f", b"v"])
 
 
 class Plot:
@@ -25,7 +25,7 @@ class Plot:
         self.book = ReadSchedule()
         if in_turn:
             self.book.in_turn = True
-        self.redis: dict[bytes, list[Entry]] = {}
+        self.redis: dict[bytes, list[EntryView]] = {}
         self.got: dict[ReadPosition, list[bytes]] = {}
         self.closed: set[ReadPosition] = set()
         self.under_way: list[Read] = []
@@ -49,13 +49,15 @@ class Plot:
     def reply(self, read: Read, room: int = 1000) -> LastIdCheck | None:
         """The reply comes, and every place has room for so many entries; one that had less is held."""
         self.under_way.remove(read)
-        entries = [one for one in self.redis.get(read.stream.key, ()) if rank(one.id) > rank(read.after)][:_COUNT]
+        entries = [one for one in self.redis.get(read.stream.key, ()) if rank(one.stream_id) > rank(read.after)][
+            :_COUNT
+        ]
         for place, share in self.book.shares(read, entries) if entries else ():
             taken = share[:room]
             place.held = len(share) > room
-            self.got[place] += [one.id for one in taken]
+            self.got[place] += [one.stream_id for one in taken]
             if taken:
-                place.last = taken[-1].id
+                place.last = taken[-1].stream_id
         self.book.finish(read, more=len(entries) >= _COUNT)
         return None if entries else self.book.to_check(read)
 
@@ -71,7 +73,7 @@ class Plot:
                     self.reply(read)
 
     def expected(self, key: bytes, after: bytes = ZERO) -> list[bytes]:
-        return [one.id for one in self.redis.get(key, ()) if rank(one.id) > rank(after)]
+        return [one.stream_id for one in self.redis.get(key, ()) if rank(one.stream_id) > rank(after)]
 
 
 @pytest.mark.parametrize("in_turn", [False, True])
@@ -179,13 +181,15 @@ def test_in_turn_what_is_to_be_checked_is_checked_once_when_its_turn_comes() -> 
         plot.reply(read)
 
 
-def test_a_sweep_comes_to_every_stream_and_says_when_it_is_through() -> None:
+def test_a_sweep_comes_to_every_stream() -> None:
     plot = Plot()
     for number in range(5):
         plot.subscribe(b"%d" % number)
     for read in plot.take():
         plot.reply(read)
-    assert [plot.book.sweep(2, check=True) for _ in range(3)] == [False, False, True]
+    plot.book.check_all()
+    for _ in range(3):
+        plot.book.sweep(2)
     reads = plot.take()
     assert {read.stream.key for read in reads} == {b"%d" % number for number in range(5)}
     assert all(read.swept and read.check for read in reads)
@@ -196,12 +200,12 @@ def test_what_is_announced_behind_the_sweep_counts_as_announced() -> None:
     plot.subscribe(b"a")
     for read in plot.take():
         plot.reply(read)
-    plot.book.sweep(1, check=False)
+    plot.book.sweep(1)
     plot.add(b"a", 1)
     [read] = plot.take()
     assert not read.swept
     plot.reply(read)
-    plot.book.sweep(1, check=False)
+    plot.book.sweep(1)
     [read] = plot.take()
     assert read.swept and not plot.book.heard_of(read)
     plot.add(b"a", 2)

@@ -15,6 +15,7 @@ from usher.common.protocol.last_error import LastError
 from usher.common.protocol.mishaps import Mishaps
 from usher.common.protocol.owner_words import HALTED, RETURNED
 from usher.common.protocol.ticket_states import TicketState
+from usher.master.audit.findings import CHECKS, OF_ENTRIES, OF_RUNS
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.alarms import alarms
 from usher.master.policy.explain.stuck import (
@@ -33,6 +34,8 @@ from usher.master.policy.states import LISTED, ROWS, STATES, Queue, Seen, ticket
 from usher.master.policy.ticket_filter import parse_states
 
 _NOW = 1_000_000_000
+#: Checks of names and keys.
+_OF_NO_TICKET = ("attempts_leaked", "consumer_leaked", "key_foreign", "stranger_owns", "unregistered")
 _SEEN = StuckContext({}, {"c1:1": "live", "c2:1": "draining", "c3:1": "revoked"}, {}, {})
 
 
@@ -228,7 +231,7 @@ def test_owners_that_are_lost_one_after_another_with_one_message_are_told() -> N
     assert [level for level, _ in told(stuck=[stuck(owners_lost=1)])] == ["warn"]
     assert (
         "bad",
-        "The last 3 owners of INC-7 were lost while they had 12-0: its handler may end or freeze its process",
+        "INC-7: 12-0 may end or freeze its process. The last 3 processes ended meanwhile.",
     ) in (told(stuck=[stuck(), stuck(owners_lost=3)]))
 
 
@@ -357,6 +360,12 @@ def test_the_docs_tell_every_state() -> None:
 
 def test_the_table_has_every_state_and_every_row_has_words() -> None:
     assert {state.name for state in STATES} == set(TicketState)
+    judged, of_none = (
+        {name for state in STATES for name in state.audits.split()},
+        {*OF_RUNS, *OF_ENTRIES, *_OF_NO_TICKET},
+    )
+    assert judged <= CHECKS.keys(), "a check of that name"
+    assert CHECKS.keys() - judged <= of_none, "which state does it judge? (master/policy/states.py)"
     kinds, rule = (
         ("", "owned", "returned", "put_off", "halted", "unreadable"),
         Rule(Target.TICKET, "T", RuleAction.PAUSE),

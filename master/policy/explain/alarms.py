@@ -115,8 +115,8 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
         found.append(Alarm(BAD if acts else WARN, text, first["href"]))
     if (lost := [row for row in still if row["owners_lost"] >= _LOST]) != []:
         row = max(lost, key=lambda one: int(one["owners_lost"]))
-        text = f"The last {row['owners_lost']} owners of {row['shown']} were lost while they had {row['head']}"
-        found.append(Alarm(BAD, f"{text}: its handler may end or freeze its process", row["href"]))
+        text = f"{row['shown']}: {row['head']} may end or freeze its process"
+        found.append(Alarm(BAD, f"{text}. The last {row['owners_lost']} processes ended meanwhile.", row["href"]))
     if paused:
         told = pluralize(len(paused), "paused ticket") + " or more" * (len(seen["stuck"]) >= seen["stuck_most"])
         text = f"{told} with messages that wait; the oldest: {paused[0]['shown']}"
