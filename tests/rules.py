@@ -28,15 +28,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "hiredis": ("common/redis/*.py", "benchmarks/programs/simulated_consumers.py"),
     "requests": ("common/observability/webhook.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
     "urllib3": ("consumer/lifecycle/master_client.py", "master/membership/consumer_http.py"),
-    "flask": (
-        "common/http/app.py",
-        "common/http/*.py",
-        "common/http/problem.py",
-        "common/http/openapi.py",
-        "master/web/*.py",
-        "master/assembly/program.py",
-        "consumer/web.py",
-    ),
+    "flask": ("common/http/*.py", "master/web/*.py", "master/assembly/program.py", "consumer/web.py", "usher/page.py"),
     "werkzeug": (
         "common/http/app.py",
         "common/http/auth.py",
@@ -179,6 +171,7 @@ ENVIRONMENT_IN = (
     *("*/__main__.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py", "common/redis/embedded.py"),
     *("consumer/torture/pytest_plugin.py", "deploy/demo/handlers.py", "deploy/bench/handlers.py"),
     *("benchmarks/rig/recording.py", "consumer/torture/harness.py", "examples/sinks.py", "common/base/durations.py"),
+    "usher/page.py",
 )
 
 FUNCTION_LINES = 60
@@ -189,7 +182,7 @@ CRUMB_LINES = 120
 #: What the product is made of, by ending.
 SHIPPED = (".py", ".lua", ".html", ".js", ".css", ".sql")
 #: What contract tests may import of Usher: what users do. Everything else by ``tests.hands``.
-PUBLIC = frozenset({"usher", "usher.cli", "usher.django", "usher.testing"})
+PUBLIC = frozenset({"usher", "usher.cli", "usher.django", "usher.page", "usher.testing"})
 #: Words of code for former versions, of which none was ever released.
 _FORMER = re.compile(
     r"(?:former|older|earlier|previous) versions?\b(?! of (?:Redis|Python|Valkey|PostgreSQL|MySQL))"

@@ -14,7 +14,6 @@ from usher.common.base.clock import now_s, run_us
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Ended, MessageLane
-from usher.consumer.execution.watchdog import task_stack, thread_stack
 from usher.consumer.handlers.loader import check_ran
 from usher.consumer.handlers.message import Message
 
@@ -112,7 +111,7 @@ class AsyncPool(Service):
         self._end: asyncio.Future[None] | None = None
         self._main: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._calls: dict[asyncio.Task[Any] | None, Sequence[Message]] = {}  # the messages of each task's last call
+        self.calls: dict[asyncio.Task[Any] | None, Sequence[Message]] = {}  # the messages of each task's last call
         self._asked_s = 0.0  # when the loop was asked to turn, and has not answered; 0: it has
         executor.lanes.on_ready = self._ring
 
@@ -130,12 +129,7 @@ class AsyncPool(Service):
     def on_loop(self) -> Sequence[Message]:
         """Return the messages of the call that runs on the loop at this moment, empty if it is no lane's task."""
         loop = self._event_loop
-        return self._calls.get(asyncio.current_task(loop), ()) if loop is not None else ()
-
-    def stack_of(self, message: Message) -> str:
-        """Return where the handler of ``message`` stands: in this thread, or in what its task awaits."""
-        task = next((task for task, messages in list(self._calls.items()) if message in messages), None)
-        return thread_stack(message) or (task_stack(task) if task is not None else "")
+        return self.calls.get(asyncio.current_task(loop), ()) if loop is not None else ()
 
     def run_once(self) -> float:
         if self._end is not None:
@@ -215,7 +209,7 @@ class AsyncPool(Service):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._calls.pop(task, None)
+        self.calls.pop(task, None)
         self._free += 1  # before the look, see ``_ring``
         if task.cancelled():
             if not self._ends():
@@ -242,7 +236,7 @@ class AsyncPool(Service):
             start_us = run_us()
             if not executor.admit(lane, message, start_us):
                 return None
-            self._calls[task], before = (message,), contextvars.copy_context()
+            self.calls[task], before = (message,), contextvars.copy_context()
             try:
                 result = await self._handle(message)
                 if result is not None:

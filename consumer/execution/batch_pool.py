@@ -258,7 +258,7 @@ class AsyncBatchPool(AsyncPool):
         call = BatchCall(self._executor, lanes, self._batch)
         self._ring()  # lanes that found no room are ready again
         if call.messages:
-            self._calls[asyncio.current_task()] = call.messages
+            self.calls[asyncio.current_task()] = call.messages
             try:
                 returned = await self._handle(list(call.messages))
             except BaseException as problem:  # sys.exit() in a handler must not end the loop

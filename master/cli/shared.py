@@ -185,22 +185,10 @@ def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
     columns = ("consumer", "state", "pending", "slots", "capacity", "lease left", "generation")
     cells = []
     for row in rows:
-        lease = f"{row['lease_ms'] / 1000:.1f} s"
-        generation = row["incarnation"].rpartition(":")[2]
-        cells.append(
-            (
-                row["name"],
-                f"{row['state']}, silent over HTTP" if row.get("silent") else row["state"],
-                row["pending"],
-                row.get("slots", ""),
-                row.get("capacity", ""),
-                lease,
-                generation,
-            )
-        )
-    return table(
-        "Consumers", columns, cells, numbers=("pending", "slots", "capacity", "lease left"), ids=("generation",)
-    )
+        state = row["state"] + ", silent over HTTP" * bool(row.get("silent"))
+        room = (row.get("slots", ""), row.get("capacity", ""), f"{row['lease_ms'] / 1000:.1f} s")
+        cells.append((row["name"], state, row["pending"], *room, row["incarnation"].rpartition(":")[2]))
+    return table("Consumers", columns, cells, columns[2:6], columns[6:])
 
 
 def tickets_table(
@@ -208,20 +196,10 @@ def tickets_table(
 ) -> Table:
     cells = []
     for row in rows:
-        ids = row.get("message_ids") or []
-        oldest = ids[0] if ids else ""
+        ids, state = row.get("message_ids") or [], (label(row["state"]), row.get("consumer_name", ""))
+        tries = (tried_text(row), error_text(row), str(row.get("fence", "")))
         cells.append(
-            (
-                row["ticket_id"] or "(none)",
-                *shown_texts(row, shown),
-                label(row["state"]),
-                row.get("consumer_name", ""),
-                len(ids),
-                oldest,
-                tried_text(row),
-                error_text(row),
-                str(row.get("fence", "")),
-            )
+            (row["ticket_id"] or "(none)", *shown_texts(row, shown), *state, len(ids), ids[0] if ids else "", *tries)
         )
     further = ("state", "consumer", "messages", "oldest message", "attempts", "last error", "fence")
     columns = ("ticket", *shown_heads(shown), *further)

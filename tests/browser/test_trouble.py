@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from typing import Any
 
 from tests.browser.looking import OPERATOR, Looking, System
 from tests.process.crew import KEYS
@@ -87,3 +89,31 @@ def test_all_times_of_a_card_are_of_one_zone(chromium: object, system: System) -
 def _summary(looking: Looking) -> str:
     looking.go("/tickets/INC-79")
     return str(looking.page.locator("#explain").inner_text())
+
+
+def test_few_clicks_lead_from_the_overview_to_the_reason_the_line_the_stack_a_retry_and_a_redrive(
+    looking: Looking, system: System
+) -> None:
+    """At most 1, 1, 2, 2, 2."""
+    (system.folder / "mended").unlink(missing_ok=True)
+    before, page = system.letters(), looking.page
+    for ticket, does in (("clicks-1", "fail"), ("clicks-2", "hang"), ("clicks-3", "give up")):
+        system.send(ticket, do=does, says="no")
+    until(lambda: system.letters() > before, 30, "it is a dead letter")
+    looking.sign_in(OPERATOR)
+
+    def two_clicks(first: Any, second: str, role: str = "button") -> None:
+        looking.go("/")
+        first.click()
+        page.get_by_role(role, name=re.compile(second)).first.click()
+
+    failing = page.locator(".group", has_text="retrying: ValueError in").first
+    failing.wait_for()
+    assert re.search(r"asked\.py:\d+", failing.inner_text()), "no click to the reason, and to its line"
+    two_clicks(page.locator(".group a", has_text="clicks-2").first, r"^c[12]$", "link")
+    page.locator("#process tr", has_text="clicks-2").get_by_text("in handle").first.wait_for()
+    two_clicks(failing.get_by_role("button", name="now..."), r"^Retry (all )?\d")
+    looking.see("Retry: tickets")
+    (system.folder / "mended").touch()
+    two_clicks(page.locator("#given-up button", has_text="Redrive all").first, r"^Redrive (all )?\d")
+    until(lambda: system.letters() <= before, 30, "it is redriven")

@@ -142,7 +142,7 @@ def test_a_thousand_consumers_are_paged_and_found_by_name(site: Site, world: Wor
         pages.append(names_in(text, r"c\d{4}"))
     assert sorted(name for page in pages for name in page) == [one.name for one in lives]
     assert names_in(site.get("/consumers?name=c099").text, r"c\d{4}") == [f"c099{last}" for last in range(10)]
-    assert trips.of(site, "/") <= 2
+    assert trips.of(site, "/") <= 5, "points of the last hour, and letters by their time (a script, sent once)"
 
 
 def test_a_hundred_thousand_tickets_are_paged_and_searched(site: Site, world: World, trips: Trips) -> None:
@@ -162,9 +162,9 @@ def test_a_hundred_thousand_tickets_are_paged_and_searched(site: Site, world: Wo
     assert trips.of(site, "/tickets?q=INC-7") <= 150, "it looks for a moment, not for as long as it takes"
     assert trips.of(site, "/tickets/INC-77777") <= 23, "scripts are sent once"
     assert trips.of(site, "/tickets/INC-77777") <= 13
-    assert trips.of(site, "/") <= 2
+    assert trips.of(site, "/") <= 3
     stuck = names_in(site.get("/").text, r"INC-\d+")
     assert stuck[:3] == ["INC-0", "INC-1", "INC-2"]
     assert len(stuck) == SHOWN
     assert "<b>50</b> tickets recovering: on a" in site.get("/").text, "they are one group"
-    assert ">50+<" in site.get("/").text, "there are more than are shown"
+    assert "counted among the 50 oldest tickets" in site.get("/").text, "there are more than are shown"

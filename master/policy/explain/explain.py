@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from usher.common.base.text import pluralize, span, time_of_day
 from usher.common.protocol.attempts import NEVER, attempts_told
+from usher.common.protocol.stream_id import milliseconds
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.explain.facts import EntryRow, OwnEntry, OwnerFacts, Reason, TicketExplanation, TicketFacts
 from usher.master.policy.rules import Rule, RuleAction, Target
@@ -125,15 +126,11 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
         return TicketState.HANDED_OVER, Reason("owner_silent", f"{text}; {silent}"), name, 0
     most = facts.told.max_attempts if facts.told is not None else 0
     attempt = attempts_told(run.attempt, facts.attempts.get(run.id, NEVER).failures, most)
-    if run.state == "running" and run.runs_apart:
-        text = (
-            f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name} in a process of its own, {attempt},"
-            f" {fence}, {_suspicion(facts, run.id)}"
-        )
-        return TicketState.RUNNING, Reason("suspect_runs", text), f"the handler on {name}", 0
     if run.state == "running":
-        text = f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name}, {attempt}, {fence}"
-        return TicketState.RUNNING, Reason("handler_runs", text), f"the handler on {name}", 0
+        code, where, why = ("suspect_runs", " in a process of its own", f", {_suspicion(facts, run.id)}")
+        code, where, why = (code, where, why) if run.runs_apart else ("handler_runs", "", "")
+        text = f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name}{where}, {attempt}, {fence}{why}"
+        return TicketState.RUNNING, Reason(code, text), f"the handler on {name}", 0
     if run.state == "waiting":
         due = span(run.due_ms - facts.now_ms)
         if not run.attempt:
@@ -148,15 +145,15 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
         failed = f"{_id(run.id)} failed on {name} ({attempt}, {fence}) and is tried again in {due}"
         return TicketState.RETRYING, Reason("retry_backoff", failed), f"its next attempt on {name}", run.due_ms
     if run.state == "apart":
-        text = (
-            f"{_id(run.id)} waits on {name} ({fence}) for a process of its own to run in, {_suspicion(facts, run.id)}"
+        text = f"waits on {name} ({fence}) for a process of its own to run in, {_suspicion(facts, run.id)}"
+        return (
+            TicketState.HANDED_OVER,
+            Reason("suspect_apart", f"{_id(run.id)} {text}"),
+            f"a process of its own on {name}",
+            0,
         )
-        return TicketState.HANDED_OVER, Reason("suspect_apart", text), f"a process of its own on {name}", 0
-    text = (
-        f"{_id(run.id)} was handed over to {name}{_since_fence(facts)} ({fence}) and waits there for a free handler"
-        " slot"
-    )
-    return TicketState.HANDED_OVER, Reason("waits_for_slot", text), f"a handler slot on {name}", 0
+    text = f"was handed over to {name}{_since_fence(facts)} ({fence}) and waits there for a free handler slot"
+    return TicketState.HANDED_OVER, Reason("waits_for_slot", f"{_id(run.id)} {text}"), f"a handler slot on {name}", 0
 
 
 def _suspicion(facts: TicketFacts, entry_id: bytes) -> str:
@@ -178,26 +175,18 @@ def _recalled(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
 def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     ends = span(owner.lease_ms)
     if owner.state == "draining":
-        text = (
-            f"consumer {owner.name} is draining: it starts no more messages of the ticket and gives back those that"
-            f" do not run; otherwise its lease ends in {ends}"
-        )
+        gives = "it starts no more messages of the ticket and gives back those that do not run"
+        text = f"consumer {owner.name} is draining: {gives}; otherwise its lease ends in {ends}"
         yield Reason("owner_draining", text)
     elif owner.state == "revoked":
-        text = (
-            f"the lease of {owner.name} was revoked, because its health URL was silent: it ends in {ends}, then others"
-            " get the ticket"
-        )
-        yield Reason("owner_revoked", text)
+        text = f"was revoked, because its health URL was silent: it ends in {ends}, then others get the ticket"
+        yield Reason("owner_revoked", f"the lease of {owner.name} {text}")
     else:
         yield Reason("lease", f"the lease of {owner.name} ends in {ends} unless it is renewed")
     if owner.paused is not None:
-        why = f": {owner.paused.reason}" if owner.paused.reason else ""
-        text = (
-            f"consumer {owner.name} was drained by {owner.paused.who or 'somebody'}{why}: it finishes what it has,"
-            " what comes later goes to others"
-        )
-        yield Reason("owner_paused", text)
+        by = f"{owner.paused.who or 'somebody'}{owner.paused.reason and ': '}{owner.paused.reason}"
+        later = "it finishes what it has, what comes later goes to others"
+        yield Reason("owner_paused", f"consumer {owner.name} was drained by {by}: {later}")
 
 
 def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
@@ -205,17 +194,11 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     if facts.leader is None:
         lost = Reason("owner_lost", f"consumer {owner.name} died with {_id(first)}: its lease has ended")
         return _told(facts, TicketState.RECOVERING, (lost, _no_leader()), "a master that leads")
-    by = (
-        f"the leader {facts.leader.url} takes its entries back, oldest first, and hands them over anew under a new"
-        " fencing token"
-    )
+    by = f"the leader {facts.leader.url} takes its entries back, oldest first, and hands them over anew under a new"
+    by = f"{by} fencing token, in {span(facts.lease_ms)} at the latest"
     successor = f"; {owner.successor} has its name now and gets the ticket first" if owner.successor else ""
-    until = facts.now_ms + facts.lease_ms
-    text = (
-        f"consumer {owner.name} died with {_id(first)} (fencing token {facts.fence}): {by}, in {span(facts.lease_ms)}"
-        f" at the latest{successor}"
-    )
-    reasons = (Reason("owner_lost", text), *_behind(facts, first))
+    text = f"consumer {owner.name} died with {_id(first)} (fencing token {facts.fence}): {by}{successor}"
+    reasons, until = (Reason("owner_lost", text), *_behind(facts, first)), facts.now_ms + facts.lease_ms
     return _told(facts, TicketState.RECOVERING, reasons, "its recovery by the leader", until)
 
 
@@ -231,7 +214,7 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
     state = TicketState.PAUSED if obstacle.code == "rule_pause" and is_held else where
     if where == TicketState.WAITING and obstacle.code in _QUEUES and facts.queue is not None:
         state = TicketState.QUEUED
-    reasons = [obstacle, *_place(facts, what, where), *_behind(facts, first)]
+    reasons = [obstacle, *_place(facts, first, what, where), *_behind(facts, first)]
     if rule is not None and not obstacle.code.startswith("rule_"):
         reasons.append(Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}"))
     return _told(facts, state, reasons, waits_for, until_ms)
@@ -254,17 +237,18 @@ def _put_off(facts: TicketFacts) -> TicketExplanation:
     return _told(facts, state, reasons, "a try that succeeds" if alike else "its time", facts.due_ms)
 
 
-def _place(facts: TicketFacts, what: str, where: str) -> Iterator[Reason]:
+def _place(facts: TicketFacts, first: bytes, what: str, where: str) -> Iterator[Reason]:
     if where == TicketState.RETURNED:
         how = f"the ticket's next owner begins with it, under a fencing token above {facts.fence}"
         yield Reason("returned", f"{what} was given back, by a drain, a recall or a redrive: {how}")
     elif where == TicketState.PUT_OFF:
         yield Reason("was_put_off", f"{what} waited until {time_of_day(facts.due_ms)}, as its handler had asked")
     elif where == TicketState.WAITING:
-        yield Reason("parked", f"{what} was read by the leader and is waiting: no consumer has it")
+        sent = _sent(facts, first)
+        yield Reason("parked", f"{what}{sent} was read by the leader and is waiting: no consumer has it")
     else:
         lag = f"{pluralize(facts.lag, 'entry', 'entries')} of all tickets {'is' if facts.lag == 1 else 'are'} unread"
-        yield Reason("unread", f"{what} is in the stream and was not read yet; {lag}")
+        yield Reason("unread", f"{what}{_sent(facts, first)} is in the stream and was not read yet; {lag}")
 
 
 def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> tuple[Reason, str, int]:
@@ -312,22 +296,16 @@ def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] 
         text = f"{what} is not read yet: the leader has reached its limit of waiting messages"
         return Reason("waiting_limit", text), "others to be done", 0
     if facts.crowd.room <= 0:
-        text = (
-            f"{what} waits for room: the"
-            f" {pluralize(facts.crowd.live, 'consumer that takes work is full', 'consumers that take work are full')}"
-            f"{behind}"
-        )
-        return Reason("consumers_full", text), "room on a consumer", 0
+        full = pluralize(facts.crowd.live, "consumer that takes work is full", "consumers that take work are full")
+        return Reason("consumers_full", f"{what} waits for room: the {full}{behind}"), "room on a consumer", 0
     if queue is not None and where != TicketState.UNREAD:
         return Reason("waits_for_turn", f"{what} waits for its turn {queue.text}"), "its turn", 0
     return None
 
 
 def _no_leader() -> Reason:
-    return Reason(
-        "no_leader",
-        "no master leads at the moment: nothing is read or handed over before one does (is `usher master` running?)",
-    )
+    text = "no master leads at the moment: nothing is read or handed over before one does (is `usher master` running?)"
+    return Reason("no_leader", text)
 
 
 # ---- an operator's business ------------------------------------------------------------------------------------------
@@ -361,56 +339,42 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
 
 
 def _unreadable(facts: TicketFacts) -> TicketExplanation:
-    text = (
-        "the record of the ticket in the index cannot be read (was it written by hand?): the ticket does not move"
-        " until the record is repaired or deleted"
-    )
-    reasons = (Reason("record_unreadable", text),)
+    text = "the record of the ticket in the index cannot be read (was it written by hand?): the ticket does not move"
+    reason = Reason("record_unreadable", f"{text} until the record is repaired or deleted")
     command = f"redis-cli HDEL <prefix>:tickets {shlex.quote(facts.ticket_id)}"
     ways = (("forgets the record; the sweep finds its pending entries again", command),)
-    return _told(facts, TicketState.UNREADABLE, reasons, "an operator", ways=ways)
+    return _told(facts, TicketState.UNREADABLE, (reason,), "an operator", ways=ways)
 
 
 def _delayed(facts: TicketFacts) -> Iterator[Reason]:
     at_least, are = "" if facts.delayed_is_exact else "at least ", "is" if facts.delayed == 1 else "are"
     due = f"due in {span(facts.due_ms - facts.now_ms)}" if facts.due_ms > facts.now_ms else "due now"
-    yield Reason(
-        "delayed",
-        f"{at_least}{pluralize(facts.delayed, 'message')} of the ticket {are} delayed,"
-        f" {'' if facts.delayed == 1 else 'the first is '}{due}",
-    )
+    first, many = "" if facts.delayed == 1 else "the first is ", pluralize(facts.delayed, "message")
+    yield Reason("delayed", f"{at_least}{many} of the ticket {are} delayed, {first}{due}")
     if facts.leader is None:
         yield _no_leader()
 
 
 def _nothing(facts: TicketFacts) -> TicketExplanation:
     sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered and facts.gathered_is_exact
+    code = "not_looked_through"
     if facts.not_gathered:
         at_least = "" if facts.gathered_is_exact else "at least "
-        waits = (
-            f"{at_least}{pluralize(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be"
-            " gathered"
-        )
-        reasons = [
-            Reason("not_gathered", f"the ticket has nothing in the work stream; {waits}, and some may belong to it")
-        ]
+        waits = f"{at_least}{pluralize(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be"
+        text = f"the ticket has nothing in the work stream; {waits} gathered, and some may belong to it"
+        code = "not_gathered"
     elif sure:
         ends = "" if facts.last_letter is not None else ": everything is finished, or nothing was ever sent"
         if not facts.letters_are_all:
             ends = "; whether it has a dead letter is unknown: not all were searched"
-        reasons = [Reason("nothing_to_do", f"the ticket has nothing unread, waiting or in processing{ends}")]
+        code, text = "nothing_to_do", f"the ticket has nothing unread, waiting or in processing{ends}"
     elif facts.unread_is_exact and facts.parked_is_exact:
-        text = (
-            "nothing of the ticket was found; not all ticket streams were searched, so it may wait in one to be"
-            " gathered"
-        )
-        reasons = [Reason("not_looked_through", text)]
+        text = "nothing of the ticket was found; not all ticket streams were searched, so it may wait in one"
+        text = f"{text} to be gathered"
     else:
-        text = (
-            "the ticket has nothing in processing; more is unread or waiting than was searched, so it may be further"
-            " behind"
-        )
-        reasons = [Reason("not_looked_through", text)]
+        text = "the ticket has nothing in processing; more is unread or waiting than was searched, so it may be further"
+        text = f"{text} behind"
+    reasons = [Reason(code, text)]
     if facts.by_stream and "/" not in facts.ticket_id:
         of_streams = "with several streams, ask for STREAM/ID"
         reasons.append(Reason("by_stream", f"{of_streams}, such as shop:3/{facts.ticket_id}"))
@@ -423,13 +387,10 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
     reasons += [Reason("rule_too", f"a rule waits for it: the ticket is {rule.told()}") for rule in facts.rules[:1]]
     commands += tuple(_rule_commands(facts))
     if facts.delayed:
-        shows = (
-            "shows them; `usher delayed drop` ends them",
-            f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}",
-        )
-        return TicketExplanation(
-            facts, TicketState.DELAYED, (*_delayed(facts), *reasons), (), "its time", facts.due_ms, (shows, *commands)
-        )
+        lists = f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}"
+        commands = (("shows them; `usher delayed drop` ends them", lists), *commands)
+        reasons = [*_delayed(facts), *reasons]
+        return TicketExplanation(facts, TicketState.DELAYED, tuple(reasons), (), "its time", facts.due_ms, commands)
     state = TicketState.IDLE if sure else TicketState.NOT_FOUND
     return TicketExplanation(facts, state, tuple(reasons), (), "", 0, commands)
 
@@ -440,19 +401,14 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
 def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     rule = facts.rules[0] if facts.rules else None
     if rule is not None:
-        yield Reason(
-            f"rule_{rule.action.value}", f"what is not handed over yet is {rule.told()}; what {owner.name} has goes on"
-        )
+        text = f"what is not handed over yet is {rule.told()}; what {owner.name} has goes on"
+        yield Reason(f"rule_{rule.action.value}", text)
     elif facts.board is not None and facts.board.window_is_full:
-        yield Reason(
-            "window_full",
-            f"{pluralize(facts.all_parked, 'more is', 'more are')} waiting: the owner has as many of the ticket's"
-            " messages as it may have at a time",
-        )
+        text = "the owner has as many of the ticket's messages as it may have at a time"
+        yield Reason("window_full", f"{pluralize(facts.all_parked, 'more is', 'more are')} waiting: {text}")
     elif owner.state != "live" or owner.paused is not None:
-        yield Reason(
-            "owner_takes_nothing", f"the rest waits until {owner.name} is done with what it has, then others get it"
-        )
+        text = f"the rest waits until {owner.name} is done with what it has, then others get it"
+        yield Reason("owner_takes_nothing", text)
 
 
 def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:
@@ -468,9 +424,9 @@ def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:
     if not first:
         yield Reason("behind", f"{exact}{pluralize(count, 'entry waits', 'entries wait')}")
     elif count == 1 and waiting:
-        yield Reason("behind", f"{exact}{_id(waiting[0])} waits behind {_id(first)}")
+        yield Reason("behind", f"{exact}{_id(waiting[0])}{_sent(facts, waiting[0])} waits behind {_id(first)}")
     else:
-        following = f", the next is {_id(waiting[0])}" if waiting else ""
+        following = f", the next is {_id(waiting[0])}{_sent(facts, waiting[0])}" if waiting else ""
         yield Reason("behind", f"{exact}{pluralize(count, 'waits', 'wait')} behind {_id(first)}{following}")
 
 
@@ -488,11 +444,10 @@ def _rows(facts: TicketFacts, run: OwnEntry | None) -> Iterator[EntryRow]:
         elif of_record == TicketState.PUT_OFF and known.failures:  # as the lists say it
             state = TicketState.RETRYING
         if own is not None:
-            started_ms, due_ms = (
-                (own.started_ms if state == TicketState.RUNNING else 0),
-                (own.due_ms if state == TicketState.RETRYING else 0),
+            started_ms = own.started_ms * (state == TicketState.RUNNING)
+            yield EntryRow(
+                entry_id, state, own.attempt, started_ms, own.due_ms * (state == TicketState.RETRYING), before
             )
-            yield EntryRow(entry_id, state, own.attempt, started_ms, due_ms, before)
         else:
             yield EntryRow(entry_id, state, known.starts, behind=before)
         before = entry_id
@@ -510,7 +465,16 @@ def _rule_commands(facts: TicketFacts) -> Iterator[tuple[str, str]]:
 def _since_fence(facts: TicketFacts) -> str:
     """Say when the ticket got its owner: fences are made from the clock (lua/includes/numbers.lua)."""
     handed_ms = facts.fence // 1024
-    return f" {_ago(facts, handed_ms)}" if 0 <= facts.now_ms - handed_ms < 10 * 365 * 86_400_000 else ""
+    return f" {_ago(facts, handed_ms)}" if _is_time(facts, handed_ms) else ""
+
+
+def _sent(facts: TicketFacts, entry_id: bytes) -> str:
+    sent_ms = milliseconds(entry_id) if entry_id[:1].isdigit() else 0
+    return f" (sent {_ago(facts, sent_ms)})" if _is_time(facts, sent_ms) else ""
+
+
+def _is_time(facts: TicketFacts, ms: int) -> bool:
+    return 0 <= facts.now_ms - ms < 10 * 365 * 86_400_000  # a number need not be one
 
 
 def _ago(facts: TicketFacts, at_ms: int) -> str:

@@ -149,7 +149,9 @@ SHOWN = 20
 _MOST = 200
 GroupKey = tuple[str, str]
 #: The group of what is in none of the named ones.
-_FURTHER = {"state": "further", "error": "", "at": "", "tickets_are_all": True, "messages_are_all": False, "rows": []}
+FURTHER = "further"
+_FURTHER = {"state": FURTHER, "error": "", "at": "", "alike": False, "rows": []}
+_FURTHER |= {"tickets_are_all": True, "messages_are_all": False}
 
 
 def key_of(row: Mapping[str, Any]) -> GroupKey:
