@@ -145,11 +145,11 @@ def marks(
     which are code that no consumer ran before. Epochs and generations are times (lua/includes/numbers.lua).
 
     >>> marks(9000, {"at": 5000, "codes": ["a"]}, 6000 * 1024, "http://m", {"c:7168000": "b", "d:1": "a"})["marks"]
-    [[6000, 'leader', 'http://m'], [7000, 'start', 'c'], [9000, 'deploy', 'b']]
+    [[6000, 'leader', 'm'], [7000, 'start', 'c'], [9000, 'deploy', 'b']]
     """
     since_ms, known = (former["at"], former["codes"]) if former is not None else (now_ms - MINUTE_MS, None)
     codes = sorted({code for code in fleet.values() if code})
-    found: list[list[Any]] = [[epoch // 1024, "leader", leader_url]]
+    found: list[list[Any]] = [[epoch // 1024, "leader", leader_url.partition("://")[2]]]
     for incarnation in fleet:
         name, _, generation = incarnation.rpartition(":")
         found.append([int(generation or 0) // 1024, "start", name])

@@ -31,11 +31,11 @@ from usher import GiveUp
 MENDED, BAD = pathlib.Path(__file__).with_name("mended"), pathlib.Path(__file__).with_name("bad")
 def handle(message):
     do, says = message.fields.get("do", ""), message.fields.get("says", "it did not work")
-    if do == "hang":
-        time.sleep(600)
+    while do == "hang" and not MENDED.exists():
+        time.sleep(0.2)
     if do == "work":
         time.sleep(float(message.fields["seconds"]))
-    if do == "crash":
+    if do == "crash" and not MENDED.exists():
         os.kill(os.getpid(), 9)
     if do == "deploy" and BAD.exists():
         message.fields["customer_id"]
@@ -80,7 +80,7 @@ class System:
         """What the master answers to a program; {} if nothing."""
         head = {"Authorization": f"Bearer {OPERATOR}"}
         try:
-            return requests.request(method, f"{self.url}/api{path}", headers=head, timeout=5, **asked).json()
+            return requests.request(method, f"{self.url}/api{path}", headers=head, **{"timeout": 5} | asked).json()
         except requests.RequestException:
             return {}
 

@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from tests.browser.looking import OPERATOR, VIEWER, Looking, System
+from tests.commands import usher
 from tests.process.crew import KEYS
 from tests.process.machine import until
 
@@ -149,6 +150,9 @@ def test_a_page_without_fresh_news_is_not_green_and_reads_work_at_once_when_redi
         assert page.title().startswith("Not up to date")
         assert "Nothing is stuck" not in page.locator("main").inner_text()
         assert "Not up to date" in page.locator("#link").inner_text()
+        assert system.ask("GET", "/explain?id=x", timeout=15)["title"] == "redis_unavailable"
+        assert usher("stuck", "--redis-url", system.server.url) == 2
+        assert system.ask("GET", "/health")["status"] == "failing"
     finally:
         os.kill(system.server.pid, signal.SIGCONT)
     bar.wait_for(state="hidden")

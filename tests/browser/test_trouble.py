@@ -6,13 +6,16 @@ import re
 import time
 from typing import Any
 
+import pytest
+
 from tests.browser.looking import OPERATOR, Looking, System
+from tests.commands import usher
 from tests.process.crew import KEYS
 from tests.process.machine import until
 
 
 def test_many_letters_at_once_are_an_alarm_counted_and_two_clicks_from_running_again(
-    looking: Looking, system: System
+    looking: Looking, system: System, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """10,000 in 20 s were no alarm; groups counted "the newest 200", and the button beside 147 acted on 5,600."""
     (system.folder / "mended").unlink(missing_ok=True)
@@ -27,6 +30,10 @@ def test_many_letters_at_once_are_an_alarm_counted_and_two_clicks_from_running_a
     kind = page.locator("#given-up tbody tr").first
     assert kind.locator("td").first.inner_text() == str(before + 301)
     assert "asked:handle" in kind.inner_text()
+    assert "became a dead letter" in "".join(system.ask("GET", "/explain?id=many-7")["sentences"])
+    assert system.ask("GET", "/health")["status"] == "ok"
+    usher("stuck", "--redis-url", system.server.url)
+    assert f"given up: {before + 301} dead letters" in capsys.readouterr().out
     page.locator("#alarms li.bad a").first.click()
     looking.go(f"/messages/{first}")
     looking.see("Was given up: it is a dead letter")

@@ -78,7 +78,7 @@ def test_a_message_that_failed_is_told_at_once() -> None:
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3)}))
     assert (row["state"], row["put_off"], row["why"]) == ("retrying", True, "asked to be called again later")
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(1, losses=1)}))
-    assert (row["put_off"], row["why"], row["owners_lost"]) == (False, "its consumer was lost with it; retrying", 0)
+    assert (row["put_off"], row["why"]) == (False, "its consumer was lost with it; retrying")
     [row] = rows(
         head(owner=b"c9:1"), seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1), head().id: Attempts(3, 3)})
     )
@@ -159,7 +159,6 @@ def stuck(**more: Any) -> dict[str, Any]:
         "since_ms": _NOW - 10_000,
         "attempts": 0,
         "put_off": False,
-        "owners_lost": 0,
         "head": "12-0",
         "consumer": "c3",
         "behind": 4,
@@ -207,14 +206,6 @@ def test_a_redis_that_refuses_writes_comes_first_because_the_rest_follows_from_i
     assert told(write_trouble=trouble | {"is_certain": False}, leader_url=None)[0] == ("bad", "Redis refuses writes"), (
         "that nobody leads proves it"
     )
-
-
-def test_owners_that_are_lost_one_after_another_with_one_message_are_told() -> None:
-    assert [level for level, _ in told(stuck=[stuck(owners_lost=1)])] == ["ok"]
-    assert (
-        "bad",
-        "The last 3 owners of INC-7 were lost while they had 12-0: its handler may end or freeze its process",
-    ) in (told(stuck=[stuck(), stuck(owners_lost=3)]))
 
 
 @pytest.mark.parametrize(

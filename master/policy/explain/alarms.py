@@ -15,8 +15,6 @@ from usher.master.policy.states import BAD, BY_NAME, WARN
 _LAG, _OLD_MS = 1_000, 60_000
 #: A handler may take its time: only above this age, or with this many attempts, somebody has to act.
 _STILL_MS, _ATTEMPTS = 60_000, 3
-#: This many owners in a row that were lost with the same message are no accident.
-_LOST = 2
 #: Seconds for which an alarm tells what somebody did to the stream.
 _RECENT_S = 86_400
 #: Declared losses of the group itself; of others there are alarms anyway.
@@ -93,16 +91,10 @@ def _of_stream(seen: Mapping[str, Any]) -> list[Alarm]:
 
 
 def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
-    found, states = [], {group["state"] for group in seen["groups"]}
-    if seen["halted"] and TicketState.HALTED not in states:  # they are not among those that were looked at yet
-        told = f"{pluralize(seen['halted'], 'ticket')} halted by a dead letter: redrive or drop it"
-        found.append(Alarm(BAD, told, "/dead-letters"))
-    if (lost := max(seen["stuck"], key=lambda row: int(row["owners_lost"]), default=None)) and (
-        lost["owners_lost"] >= _LOST
-    ):
-        text = f"The last {lost['owners_lost']} owners of {lost['shown']} were lost while they had {lost['head']}"
-        found.append(Alarm(BAD, f"{text}: its handler may end or freeze its process", lost["href"]))
-    return found
+    if not seen["halted"] or any(group["state"] == TicketState.HALTED for group in seen["groups"]):
+        return []  # else they are not among those that were looked at yet
+    told = f"{pluralize(seen['halted'], 'ticket')} halted by a dead letter: redrive or drop it"
+    return [Alarm(BAD, told, "/dead-letters")]
 
 
 def _of_flow(seen: Mapping[str, Any]) -> list[Alarm]:

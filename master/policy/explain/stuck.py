@@ -119,7 +119,6 @@ def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
         "error": error["told"] if error is not None else "",
         "at": error["at"] if error is not None else "",
         "put_off": attempts.put_off and not alike,
-        "owners_lost": attempts.crashes,  # a loss may be an outage of Redis, or a restart: it blames nobody
         "alike": bool(alike) and state.name is TicketState.RETRYING,
         "state": state.name,
         "why": state.why(facts),

@@ -83,7 +83,8 @@ def _add_live(views: Blueprint, parts: Parts) -> None:
         facts["points"] = [one | {"wait_99": told.get("wait_99")} for one, told in zip(points, of_all, strict=True)]
         facts["by_name"] = {row["name"]: row for row in totals(points[-1:], BY_CONSUMER)}
         facts |= {"speed": of_all[-1] if of_all else {}, "consumers": parts.overview.consumers()}
-        facts["chart"] = draw(kinds("", "", "")[0], points, SPANS["1h"], now_ms) if points else None
+        of_hour = kinds("", "", "")[0]._replace(title="Last hour, per second")
+        facts["chart"] = draw(of_hour, points, SPANS["1h"], now_ms) if points else None
         facts |= {"width": WIDTH, "given_up": given_up[:_GROUPS_OF_OVERVIEW]}
         return render_page("system/overview.html", "overview", **facts)
 
@@ -332,7 +333,7 @@ def _add_charts(views: Blueprint, parts: Parts) -> None:
         facts: dict[str, Any] = {"spans": SPANS, "span": span, **of}
         facts |= {"drawn": [draw(kind, points, SPANS[span], now_ms) for kind in kinds(**of)]}
         facts |= {"by": {"Consumer": totals(points, BY_CONSUMER), "Source": totals(points, BY_SOURCE)}}
-        facts |= {"by_tenant": turns(points), "names": NAMES, "now_ms": now_ms}
+        facts |= {"by_tenant": turns(points), "names": NAMES}
         facts |= {"in_part": sum(one["in_part"] for one in points), "points": len(points), "has_points": bool(points)}
         return render_page("system/charts.html", "charts", width=WIDTH, **facts)
 
