@@ -27,7 +27,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     ),
     "hiredis": ("common/redis/*.py", "benchmarks/programs/simulated_consumers.py"),
     "requests": ("common/observability/webhook.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
-    "urllib3": ("consumer/lifecycle/master_client.py", "master/membership/consumer_http.py"),
+    "urllib3": ("consumer/lifecycle/master_client.py",),
     "flask": ("common/http/*.py", "master/web/*.py", "master/assembly/program.py", "consumer/web.py", "usher/page.py"),
     "werkzeug": (
         "common/http/app.py",

@@ -20,9 +20,9 @@ from usher.common.protocol.message import DUE_FIELD, FOR_FIELD
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
-from usher.common.sending.pipelined import RecognisedSender, Sender, SendingStopped, batches, paced
-from usher.common.sending.producer import LATEST_MS, LimitSign, Producer
-from usher.common.sending.workload import CsvSource, NewMessage, WorkloadUnusable, incidents, numbered
+from usher.common.sending.pipelined import Sender, SendingStopped, batches, paced
+from usher.common.sending.producer import LATEST_MS, LimitSign, Outgoing, Producer
+from usher.common.sending.workload import CsvSource, WorkloadUnusable, incidents, numbered
 
 #: Seconds between two looks of --wait.
 _LOOK_S = 0.5
@@ -87,9 +87,8 @@ def send(flags: dict[str, Any], **given: Any) -> None:
         check_reachable(url)
         link = Link(url, "usher:send")
         stack.callback(link.close)
-        sender = Sender(link, settings.one_stream, settings.ticket_field)
+        sender = Sender(link, settings.one_stream, settings.ticket_field, dedup_s=given["dedup"] or 0.0)
         if given["dedup"]:
-            sender = RecognisedSender(link, settings.one_stream, settings.ticket_field, dedup_s=given["dedup"])
             source = _recognisable(source, given)
         sender.due_ms = _due(given, link)
         before = _waiting(link, settings.one_stream) if given["wait"] else lambda: None
@@ -171,7 +170,7 @@ def _recognisable(source: Any, given: dict[str, Any]) -> Any:
 
 def _source(
     stack: contextlib.ExitStack, settings: CommonSettings, given: dict[str, Any]
-) -> CsvSource | list[NewMessage] | Iterator[NewMessage]:
+) -> CsvSource | list[Outgoing] | Iterator[Outgoing]:
     if given["csv_path"] is not None:
         return stack.enter_context(CsvSource(given["csv_path"], given["key"], settings.ticket_field))
     if given["simulate"] is not None:
@@ -179,7 +178,7 @@ def _source(
     return [_one_message(given["ticket"], given["fields"], settings.ticket_field)]
 
 
-def _one_message(ticket: str, pairs: tuple[str, ...], ticket_field: str) -> NewMessage:
+def _one_message(ticket: str, pairs: tuple[str, ...], ticket_field: str) -> Outgoing:
     fields = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -190,7 +189,7 @@ def _one_message(ticket: str, pairs: tuple[str, ...], ticket_field: str) -> NewM
         if name in fields:
             raise click.UsageError(f"{pair!r}: the field {name} is given twice")
         fields[name] = value
-    return NewMessage(ticket, fields)
+    return Outgoing(ticket, fields)
 
 
 def _waiting(link: Link, stream: str) -> Callable[[], None]:
@@ -216,7 +215,7 @@ def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before
     """Send everything, each batch after ``before``; return the exit code: 0 all accepted, 1 not all, 130 stopped by a
     signal, whichever it was: what was accepted is told."""
     started = time.monotonic()
-    last_id, trouble, code = b"", "", 0
+    last_id, trouble, code = "", "", 0
     try:
         with progress(is_counted=False) as show:
             for batch in paced(source, rate) if rate else batches(source):
@@ -231,8 +230,8 @@ def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before
     return code
 
 
-def _print_sent(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json: bool) -> None:
-    repeated = sender.repeated if isinstance(sender, RecognisedSender) else 0
+def _print_sent(sender: Sender, seconds: float, last_id: str, trouble: str, as_json: bool) -> None:
+    repeated = sender.repeated
     speed = round(sender.accepted / seconds, 1) if seconds > 0 else 0.0
     if as_json:
         document = {
@@ -241,7 +240,7 @@ def _print_sent(sender: Sender, seconds: float, last_id: bytes, trouble: str, as
             "unknown": sender.unknown,
             "stream": sender.stream,
             "due_ms": sender.last_due_ms,
-            "last_id": last_id.decode(),
+            "last_id": last_id,
             "seconds": round(seconds, 3),
             "messages_per_second": speed,
             "error": trouble or None,
@@ -250,7 +249,7 @@ def _print_sent(sender: Sender, seconds: float, last_id: bytes, trouble: str, as
     else:
         how = f"in {seconds:.1f} s ({speed:,.0f}/s)"
         if sender.accepted == 1 and last_id:  # a single message has no rate
-            how = f"as {last_id.decode()}"
+            how = f"as {last_id}"
         repeats = f", {repeated:,} were there already and were not sent again" if repeated else ""
         where = sender.stream
         if sender.last_due_ms is not None:

@@ -1,8 +1,9 @@
 """Hold what the threads of a stream router share: the schedule under its lock, from which readers take their work and
 to which they bring entries back, and the subscriptions that get them.
 
-A subscription has a stated policy for a reader that is too slow. An idle one is only its position: its channel, and the
-means to wait, are made when first needed.
+For a subscriber that is too slow nothing is read until it has taken half of its channel: Redis keeps the rest, unless
+the stream is trimmed. An idle subscription is only its position: its channel, and the means to wait, are made when
+first needed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 _MOST_ENTRIES = 10_000
 #: (key, entries) pairs of an XREAD reply, in either protocol.
 Found = dict[bytes, list[Any]]
-_COUNTED = ("subscribed", "entries", "reads", "empty_reads", "announced", "unannounced", "connects", "breaks", "resets")
+_COUNTED = ("subscribed", "entries", "reads", "empty_reads", "announced", "resets")
 
 
 @dataclass(frozen=True)
@@ -63,19 +64,9 @@ class RouterOptions:
             raise ValueError(f"RouterOptions: {', '.join(wrong)} must be greater")
 
 
-class SlowPolicy(Enum):
-    #: Stop reading for it until it has taken half of its channel. Redis keeps the rest (unless the stream is trimmed).
-    WAIT = "wait"
-    #: Drop the oldest entry in the channel; ``dropped`` counts them.
-    DROP_OLDEST = "drop oldest"
-    #: End the subscription, with the reason SLOW, after the entries it has.
-    CLOSE = "close"
-
-
 class End(Enum):
     CLOSED = "it was closed"
     ROUTER_STOPPED = "the router was stopped"
-    SLOW = "its reader was too slow"
     NOT_A_STREAM = "the key holds something that is not a stream"
     REFUSED = "Redis refuses to read the key"
     CALLBACK_FAILED = "its callback raised an error"
@@ -107,7 +98,7 @@ class Subscription(ReadPosition):
     because the stream is not the one it was: entries may then come again.
     """
 
-    __slots__ = ("_capacity", "_channel", "_desk", "_waiting", "callback", "detail", "dropped", "end", "policy")
+    __slots__ = ("_capacity", "_channel", "_desk", "_waiting", "callback", "detail", "end")
 
     def __init__(
         self,
@@ -116,18 +107,15 @@ class Subscription(ReadPosition):
         last: bytes | None,
         callback: Callback | None,
         capacity: int,
-        policy: SlowPolicy,
     ) -> None:
         super().__init__(stream, last)
         self._desk = desk
         self.callback = callback
         self._capacity = capacity
-        self.policy = policy
         self._channel: deque[Entry] | None = None  # guarded by the coordinator's lock, like all below
         self._waiting: threading.Condition | None = None
         self.end: End | None = None
         self.detail = ""
-        self.dropped = 0
 
     @property
     def key(self) -> bytes:
@@ -183,18 +171,9 @@ class Subscription(ReadPosition):
         again."""
         if self._channel is None:
             self._channel = deque()
-        channel = self._channel
-        accepted = len(entries)
-        if self.policy is SlowPolicy.DROP_OLDEST:
-            channel.extend(entries)
-            over = max(0, len(channel) - self._capacity)
-            for _ in range(over):
-                channel.popleft()
-            self.dropped += over
-        else:
-            accepted = min(accepted, self._capacity - len(channel))
-            channel.extend(entries[:accepted])
-            self.held = self.policy is SlowPolicy.WAIT and len(channel) >= self._capacity
+        accepted = min(len(entries), self._capacity - len(self._channel))
+        self._channel.extend(entries[:accepted])
+        self.held = len(self._channel) >= self._capacity
         if self._waiting is not None:
             self._waiting.notify_all()
         return accepted
@@ -259,10 +238,9 @@ class RouterCoordinator:
         keys, after = (read.stream.key for read in reads), (read.after for read in reads)
         return ("XREAD", "COUNT", self._count_of(reads), *block, "STREAMS", *keys, *after)
 
-    def came(self, reads: Sequence[Read], found: Found, announced: bool) -> list[LastIdCheck]:
+    def came(self, reads: Sequence[Read], found: Found) -> list[LastIdCheck]:
         """Hand out the entries of an XREAD. Returns the checks that are due: of streams where nothing was found
-        although something was expected (``announced``: the reads were for announced changes, except those marked as
-        swept), and of positions above all that was found."""
+        although a change was announced, and of positions above all that was found."""
         checks: list[LastIdCheck] = []
         called: list[tuple[Read, bool, list[tuple[Subscription, Sequence[Entry]]]]] = []
         with self.lock:
@@ -273,7 +251,7 @@ class RouterCoordinator:
                 if entries:
                     self._share(read, [Entry(*entry) for entry in entries], calls)
                     check = self.book.to_check(read, entries[-1][0], more)
-                elif read.check or (announced and not read.swept):
+                elif read.check or not (read.swept or self.book.in_turn):
                     self.counters["empty_reads"] += 1
                     check = self.book.to_check(read)
                 if check is not None:
@@ -287,10 +265,6 @@ class RouterCoordinator:
             with self.lock:
                 self.book.finish(read, more)  # not earlier: another reader would get ahead of the callbacks
         return checks
-
-    def check_all(self) -> None:
-        with self.lock:
-            self.book.check_all()
 
     def failed(self, reads: Iterable[Read]) -> None:
         with self.lock:
@@ -307,7 +281,7 @@ class RouterCoordinator:
         if isinstance(reply, Exception):
             self.failed([read])
             return []
-        return self.came([read], as_found(reply), announced=False)
+        return self.came([read], as_found(reply))
 
     def checked(self, checks: Sequence[LastIdCheck], replies: Sequence[object]) -> None:
         """Compare positions with the streams' last ids. ``replies``: those to ``last_id_command`` of each stream."""
@@ -373,8 +347,6 @@ class RouterCoordinator:
             if accepted:
                 place.last = share[accepted - 1].id
                 self.counters["entries"] += accepted
-            if accepted < len(share) and place.policy is SlowPolicy.CLOSE:
-                self._close(place, End.SLOW, "")
 
     def _call(self, calls: Iterable[tuple[Subscription, Sequence[Entry]]]) -> None:
         for subscription, entries in calls:

@@ -1,9 +1,8 @@
 """``StreamRouter``: any number of streams on a handful of connections.
 
-Two modes. *change-driven*: one connection, on which Redis says which keys have changed (CLIENT TRACKING, BCAST); one
-read brings just those. *portable*: a few readers ask for all streams in turn. Unless told otherwise the router tries
-the first, and falls back to the second where Redis does not know it or does not announce changes. What a subscription
-may rely on: docs/plain-streams.md.
+Two modes. *change-driven*: two connections; on one Redis says which keys have changed (CLIENT TRACKING, BCAST), on the
+other one read brings just those. *portable*: a few readers ask for all streams in turn. The router falls back to it
+where Redis does not announce changes. What a subscription may rely on: docs/plain-streams.md.
 """
 
 from __future__ import annotations
@@ -22,20 +21,10 @@ from usher.common.protocol.message import key_bytes
 from usher.common.protocol.stream_id import ZERO, from_rank, rank
 from usher.common.redis.client import Link
 from usher.common.redis.endpoints import in_reach
-from usher.common.redis.tracking import TrackingLink
-from usher.common.router.desk import (
-    Callback,
-    End,
-    RouterCoordinator,
-    RouterOptions,
-    SlowPolicy,
-    Subscription,
-    SubscriptionEnded,
-)
-from usher.common.router.reading import ChangeDrivenReader, PollingReader
+from usher.common.redis.tracking import ChangeEar
+from usher.common.router.desk import Callback, End, RouterCoordinator, RouterOptions, Subscription
+from usher.common.router.reading import ChangeWatch, StreamReader
 from usher.common.runtime.service import Service
-
-__all__ = ["NOW", "End", "Mode", "RouterOptions", "SlowPolicy", "StreamRouter", "Subscription", "SubscriptionEnded"]
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +42,6 @@ NOW = _Now.NOW
 
 
 class Mode(Enum):
-    AUTOMATIC = "automatic"
     CHANGE_DRIVEN = "change-driven"
     PORTABLE = "portable"
 
@@ -64,6 +52,7 @@ class StreamRouter:
 
     ``prefixes``: only keys that begin with one of these can be subscribed to, and Redis announces only their changes;
     none: all keys, which on a server with much other traffic is wasted work. No prefix may be the beginning of another.
+    ``mode`` PORTABLE: even where Redis announces changes.
     """
 
     def __init__(
@@ -71,12 +60,11 @@ class StreamRouter:
         url: str,
         *,
         name: str = "usher",
-        mode: Mode = Mode.AUTOMATIC,
+        mode: Mode = Mode.CHANGE_DRIVEN,
         prefixes: Sequence[str] = (),
         options: RouterOptions | None = None,
     ) -> None:
         self._url = url
-        self._name = name
         self._options = options or RouterOptions()
         self._prefixes = tuple(prefix.encode() for prefix in prefixes)
         if any(one is not other and one.startswith(other) for one in self._prefixes for other in self._prefixes):
@@ -84,28 +72,29 @@ class StreamRouter:
         self._desk = RouterCoordinator(self._options.xread_count)
         self._lock = threading.Lock()
         self._stopped = False
-        self._wanted = mode
         #: The mode in use, and the reason when it is not the requested one.
-        self.mode = Mode.PORTABLE if mode is Mode.PORTABLE else Mode.CHANGE_DRIVEN
-        self.why = ""
-        self._readers: list[ChangeDrivenReader] | list[PollingReader] = (
-            [self._change_reader()] if self.mode is Mode.CHANGE_DRIVEN else self._polling_readers()
-        )
+        self.mode, self.why = mode, ""
+        ear = ChangeEar(url, f"{name}:router-hear", self._prefixes)
+        self._readers = [
+            StreamReader(one, Link(url, f"{name}:{one}"), self._desk, self._options, ear.unsaid)
+            for one in (f"router-{number}" for number in range(1, self._options.worker_count + 1))
+        ]
+        self._watch = ChangeWatch(ear, self._desk, self._ring, self._fall_back)
+        self._desk.book.in_turn = mode is Mode.PORTABLE
         self._desk.on_work = self._ring
 
     def start(self) -> None:
         with self._lock:
-            for reader in self._readers:
-                reader.start()
+            for service in self.services:
+                service.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
         with self._lock:
             self._stopped = True
-            readers = self._readers
-        for reader in readers:
-            reader.stop()
-        for reader in readers:
-            reader.join(timeout_s)
+        for service in (self._watch, *self._readers):
+            service.stop()
+        for service in (self._watch, *self._readers):
+            service.join(timeout_s)
         self._desk.close_all(End.ROUTER_STOPPED)
 
     def __enter__(self) -> StreamRouter:
@@ -124,17 +113,16 @@ class StreamRouter:
         *,
         on_entries: Callback | None = None,
         capacity: int = 1000,
-        policy: SlowPolicy = SlowPolicy.WAIT,
     ) -> Subscription:
         """Subscribe to entries of the stream ``key`` above ``last_id``; None: from the beginning; NOW: entries that are
         added after this call.
 
         The stream need not exist. ``on_entries`` is called with the subscription and its entries, instead of iteration.
-        ``capacity``: most entries in the channel; ``policy`` decides what happens beyond that. Raises ValueError for an
+        ``capacity``: most entries in the channel; while it is full the rest waits in Redis. Raises ValueError for an
         impossible id or key, TypeError for an ``on_entries`` that a call does not run (``async def``), and with NOW
         RedisTrouble when Redis does not tell the end of the stream within 5 s.
         """
-        [subscription] = self.subscribe_all([key], last_id, on_entries=on_entries, capacity=capacity, policy=policy)
+        [subscription] = self.subscribe_all([key], last_id, on_entries=on_entries, capacity=capacity)
         return subscription
 
     def subscribe_all(
@@ -144,7 +132,6 @@ class StreamRouter:
         *,
         on_entries: Callback | None = None,
         capacity: int = 1000,
-        policy: SlowPolicy = SlowPolicy.WAIT,
         timeout_s: float = 5.0,
     ) -> list[Subscription]:
         if capacity < 1:
@@ -159,9 +146,7 @@ class StreamRouter:
         for at in range(0, len(names), _AT_ONCE):  # in parts: nothing is delivered while the lock is held
             with self._desk.lock:
                 for name in names[at : at + _AT_ONCE]:
-                    subscription = Subscription(
-                        self._desk, self._desk.book.stream(name), last, on_entries, capacity, policy
-                    )
+                    subscription = Subscription(self._desk, self._desk.book.stream(name), last, on_entries, capacity)
                     self._desk.book.add(subscription)
                     made.append(subscription)
                     self._desk.counters["subscribed"] += 1
@@ -174,15 +159,15 @@ class StreamRouter:
 
     def counters(self) -> dict[str, int]:
         """Return sums since the start: ``subscribed``, ``entries`` (given to subscriptions), ``reads``,
-        ``empty_reads``, ``announced`` (changes of subscribed streams), ``unannounced``, ``connects``, ``breaks``,
-        ``resets``, ``ended_...``; and current values: ``streams``, ``queued``, ``connections``."""
+        ``empty_reads``, ``announced`` (changes of subscribed streams), ``resets``, ``ended_...``; and current values:
+        ``streams``, ``queued``, ``connections``."""
         with self._desk.lock:
             now = {"streams": len(self._desk.book.streams), "queued": self._desk.book.queued}
-            return {**self._desk.counters, **now, "connections": len(self._readers)}
+            return {**self._desk.counters, **now, "connections": len(self.services)}
 
     @property
     def services(self) -> tuple[Service, ...]:
-        return tuple(self._readers)
+        return tuple(self._readers) if self._desk.book.in_turn else (self._watch, self._readers[0])
 
     # -- inside
 
@@ -211,34 +196,20 @@ class StreamRouter:
             raise ValueError("a part of a stream id is at most 18446744073709551615")
         return from_rank(position)
 
-    def _change_reader(self) -> ChangeDrivenReader:
-        link = TrackingLink(self._url, f"{self._name}:router", timeout_s=5.0)
-        return ChangeDrivenReader(link, self._desk, self._options, self._prefixes, self._fall_back)
-
-    def _polling_readers(self) -> list[PollingReader]:
-        with self._desk.lock:
-            self._desk.book.in_turn = True
-            self._desk.book.want_all()
-        names = [f"router-{number + 1}" for number in range(self._options.worker_count)]
-        return [
-            PollingReader(name, Link(self._url, f"{self._name}:{name}"), self._desk, self._options) for name in names
-        ]
-
     def _ring(self) -> None:
         for reader in self._readers:
-            reader.ring()
+            reader.wake()
 
     def _fall_back(self, why: str) -> None:
-        """Switch to the portable mode. Called on the thread of the change-driven reader, which has ended."""
+        """Switch to the portable mode. Called on the thread of the change-driven watch, which has ended."""
         with self._lock:
             if self._stopped:
                 return
-            self.why = why
-            if self._wanted is Mode.CHANGE_DRIVEN:
-                event(log, "router_failed", level=logging.ERROR, why=why, way_out="mode AUTOMATIC or PORTABLE")
-                self._desk.close_all(End.REFUSED)
-                return
             event(log, "router_fell_back_to_polling", level=logging.WARNING, mode=Mode.PORTABLE.value, why=why)
-            self._readers, self.mode = self._polling_readers(), Mode.PORTABLE
-            for reader in self._readers:
+            with self._desk.lock:
+                self._desk.book.in_turn = True
+                self._desk.book.want_all()
+            self.mode, self.why = Mode.PORTABLE, why
+            for reader in self._readers[1:]:
                 reader.start()
+            self._ring()

@@ -109,12 +109,8 @@ class ReadSchedule:
 
     # -- what is to be read
 
-    def announced(self, keys: Iterable[bytes] | None) -> int:
-        """Queue the streams of these keys, which have changed; None: any may have. Returns how many of them have
-        subscriptions."""
-        if keys is None:
-            self.want_all()
-            return len(self.streams)
+    def announced(self, keys: Iterable[bytes]) -> int:
+        """Queue the streams of these keys, which have changed. Returns how many of them have subscriptions."""
         known = [stream for key in keys if (stream := self.streams.get(key)) is not None]
         for stream in known:
             self._want(stream, _URGENT | _CHECK)
@@ -128,7 +124,7 @@ class ReadSchedule:
         for stream in self.streams.values():
             stream.marks |= _CHECK
 
-    def sweep(self, count: int, check: bool) -> bool:
+    def sweep(self, count: int) -> None:
         if not self._pass:
             self._pass = list(self.streams.values())
         chosen = self._pass[-count:]
@@ -137,8 +133,7 @@ class ReadSchedule:
             if stream.places:
                 if not stream.marks & (_QUEUED | _READING):
                     stream.marks |= _SWEPT
-                self._want(stream, _CHECK if check else 0)
-        return not self._pass
+                self._want(stream, 0)
 
     def take(self, most: int) -> list[Read]:
         reads: list[Read] = []

@@ -147,14 +147,8 @@ class Service:
                     break
                 wait_s = self._after_failure(problem, rng)
             except BaseException as problem:
-                event(
-                    log,
-                    "service_crashed",
-                    level=logging.CRITICAL,
-                    service=self.name,
-                    problem=repr(problem),
-                    exc_info=True,
-                )
+                facts: dict[str, Any] = {"service": self.name, "problem": repr(problem)}
+                event(log, "service_crashed", level=logging.CRITICAL, exc_info=True, **facts)
                 raise
             self._last_turn_s = now_s()
             self.turns += 1
@@ -171,15 +165,8 @@ class Service:
         if last != self._trouble or time.monotonic() - when > _REPEAT_LOG_S:
             self._logged = (self._trouble, time.monotonic())
             level = logging.WARNING if expected else logging.ERROR
-            event(
-                log,
-                "service_retrying",
-                level=level,
-                service=self.name,
-                problem=self._trouble,
-                failures=self._failures,
-                exc_info=not expected,
-            )
+            facts: dict[str, Any] = {"problem": self._trouble, "failures": self._failures, "exc_info": not expected}
+            event(log, "service_retrying", level=level, service=self.name, **facts)
         return backoff_s(self._failures, _FIRST_PAUSE_S, LONGEST_PAUSE_S, rng)
 
 

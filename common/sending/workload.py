@@ -1,7 +1,7 @@
 """Make messages to send: a made-up incident workload, or the rows of a CSV file.
 
-Both yield ``NewMessage``; neither knows Redis. The made-up one is a pure function of its arguments: the same seed gives
-the same messages on every machine, so that two runs can be compared.
+The made-up one is a pure function of its arguments: the same seed gives the same messages on every machine, so that two
+runs can be compared.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import random
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
 from usher.common.base.errors import MessageUndecodable, StartRefused, UsherError
 from usher.common.protocol.message import LONGEST_TICKET, check_ticket
+from usher.common.sending.producer import Outgoing
 
 #: Longest value that Redis takes (proto-max-bulk-len). Python's own limit is 128 KiB.
 _LONGEST_CELL = 512 * 1024 * 1024
@@ -52,28 +52,7 @@ class WorkloadUnusable(UsherError):
     """The input cannot be sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewMessage:
-    """A message before it is in a stream. ``fields`` are all its fields without the ticket field."""
-
-    ticket_id: str
-    fields: dict[str, str]
-
-    def xadd(self, stream: str, ticket_field: str) -> list[str | bytes]:
-        """Return the Redis command that adds it. Bytes of a source that are not UTF-8 go out as they came in."""
-        command: list[str | bytes] = [
-            "XADD",
-            stream,
-            "*",
-            ticket_field,
-            self.ticket_id.encode("utf-8", "surrogateescape"),
-        ]
-        for name, value in self.fields.items():
-            command += (name.encode("utf-8", "surrogateescape"), value.encode("utf-8", "surrogateescape"))
-        return command
-
-
-def incidents(count: int, tickets: int, seed: int) -> Iterator[NewMessage]:
+def incidents(count: int, tickets: int, seed: int) -> Iterator[Outgoing]:
     """Yield ``count`` updates of ``tickets`` made-up incidents; the frequency of tickets is Zipf distributed with
     exponent 1.
 
@@ -97,12 +76,12 @@ def incidents(count: int, tickets: int, seed: int) -> Iterator[NewMessage]:
         number, priority, group = known[0] + 1, known[2], known[3]
         lives[rank] = (number, state, priority, group)
         fields = {"number": str(number), "state": state, "priority": priority, "group": group, "text": _TEXTS[state]}
-        yield NewMessage(f"INC{rank:07d}", fields)
+        yield Outgoing(f"INC{rank:07d}", fields)
 
 
-def numbered(messages: Iterable[NewMessage], name: str) -> Iterator[NewMessage]:
+def numbered(messages: Iterable[Outgoing], name: str) -> Iterator[Outgoing]:
     for number, message in enumerate(messages, 1):
-        yield NewMessage(message.ticket_id, {**message.fields, "uid": f"{name}-{number}"})
+        yield Outgoing(message.ticket_id, {**message.fields, "uid": f"{name}-{number}"})
 
 
 class CsvSource:
@@ -156,9 +135,9 @@ class CsvSource:
     ) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[NewMessage]:
+    def __iter__(self) -> Iterator[Outgoing]:
         header, place = self._header, self._header.index(self._key)
-        others = [index for index, name in enumerate(header) if name != self._ticket_field]
+        others = [(index, _raw(name)) for index, name in enumerate(header) if name != self._ticket_field]
         for row in self._guarded():
             if not row:
                 continue  # an empty line
@@ -166,7 +145,7 @@ class CsvSource:
                 raise self._wrong(f"has {len(row)} columns, the header has {len(header)}")
             ticket = row[place]
             self._check_ticket(ticket)
-            yield NewMessage(ticket, {header[index]: row[index] for index in others})
+            yield Outgoing(ticket, {name: _raw(row[index]) for index, name in others})
 
     def _check_ticket(self, ticket: str) -> None:
         if ticket in _NULLS:
@@ -234,3 +213,12 @@ class CsvSource:
 
     def _wrong(self, what: str) -> WorkloadUnusable:
         return WorkloadUnusable(f"{self._shown}:{self._lines.line_num}: {what}")
+
+
+def _raw(text: str) -> Any:
+    """Return a text; the bytes that it was where they are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape")
+    return text

@@ -71,6 +71,9 @@ BATCH = 500
 _LETTERS, _LETTER_BYTES = 50, 1 << 22
 #: Most tickets given back at once: each may have thousands of ids, and Redis does nothing else meanwhile.
 _GIVE_BACKS = 50
+#: So long after others, tickets that are put off wait for more, up to as many as one script takes: each note of one
+#: that was given back may stop a turn of the leader, which hands over others.
+_PUT_OFF_S = 0.25
 #: The policy under which a ticket goes on after a dead letter.
 SKIP = "skip"
 #: Reasons of dead letters after which a ticket goes on under any policy.
@@ -150,6 +153,7 @@ class Acker(Service):
         self._burying: deque[GivenUp] = deque()
         self._to_give_back: deque[GivenBack] = deque()
         self._giving_back: deque[GivenBack] = deque()  # only this thread, as ``_burying``
+        self._gave_back_s = -math.inf
         self._writing = False
         self._idle = True  # the thread waits to be woken
         self._lingering = False
@@ -231,10 +235,11 @@ class Acker(Service):
     # ---- this thread -------------------------------------------------------------------------------------------------
 
     def run_once(self) -> float:
-        if self.is_flushed:
+        if self._rest_s() > 0:
             self._idle = True
-            if self.is_flushed:  # again: a message that finished before the line above did not wake this thread
-                return self._IDLE_S
+            rest_s = self._rest_s()  # again: a message that finished before the line above did not wake this thread
+            if rest_s > 0:
+                return rest_s
         self._idle = False
         self._linger()
         self._writing = True
@@ -247,6 +252,19 @@ class Acker(Service):
             self._writing = False
             self._flushed_s = now_s()
         return 0.0
+
+    def _rest_s(self) -> float:
+        if self._given_up or self._burying or self._giving_back or not self.is_settled:
+            return 0.0
+        return self._gathering_s() if self._to_give_back else self._IDLE_S
+
+    def _gathering_s(self) -> float:
+        """Return for how long tickets that are put off wait for more; 0.0 where others are to be given back."""
+        waiting = [*self._to_give_back]
+        is_many = len(waiting) >= min(_GIVE_BACKS, self._reporter.enough)
+        if is_many or not self._linger_s or any(one.lane is None for one in waiting):
+            return 0.0
+        return self._gave_back_s + _PUT_OFF_S - now_s()
 
     def _linger(self) -> None:
         """Wait a moment for more to finish, so that a batch is worth its call. After a quiet time do not wait."""
@@ -262,7 +280,7 @@ class Acker(Service):
         lanes, tickets to be given back and dead letters. Leave what comes meanwhile to the next turn: handlers that ask
         to be called again at once always bring one more failure."""
         self._take_given_up()
-        for _ in range(min(len(self._to_give_back), 4 * _GIVE_BACKS)):
+        for _ in range(min(len(self._to_give_back), 4 * _GIVE_BACKS) if self._gathering_s() <= 0 else 0):
             self._giving_back.append(self._to_give_back[0])
             self._to_give_back.popleft()
         finished = len(self._ledger)  # before the failures are counted: they include those of finished messages
@@ -343,7 +361,7 @@ class Acker(Service):
     def _give_back(self) -> CommandRefused | None:
         """Give tickets back, and return the refusal if Redis does not accept that: it must not hold up dead letters.
         Raises what ``Link.call`` raises. Whatever is answered, nothing of a ticket under its fence is ours any more."""
-        left = len(self._giving_back)
+        left, self._gave_back_s = len(self._giving_back), now_s()
         while left > 0:
             items = list(islice(self._giving_back, min(left, _GIVE_BACKS)))
             try:

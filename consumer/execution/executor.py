@@ -274,7 +274,7 @@ class Executor:
             details = {"error": text.error, "error_type": text.error_type, "traceback": text.traceback}
             self.bury(lane, message, replace(decision, **details, at=at, noted=noted.head))
             return
-        ran_s = None if lane.apart else (run.end_us - run.start_us) / 1e6
+        ran_s = None if lane.apart or wait else (run.end_us - run.start_us) / 1e6
         self._wait(lane, message, self.clock() + decision.wait_s, wait, ran_s)
 
     def _wait(

@@ -83,7 +83,7 @@ class Reporter(Service):
         self._told_retrying = 0
         self._slots = slots
         self._capacity = capacity
-        self._enough = 1
+        self.enough = 1
         self._take_window(2 * slots)  # the least that a leader gives
         self._enough_of_one = max(1, ticket_window // 2)
         self._hurry = False
@@ -146,7 +146,7 @@ class Reporter(Service):
 
     def _take_window(self, window: int | None) -> None:
         spare = (self._capacity if window is None else window) - self._slots
-        self._enough = min(MOST_IDS, max(1, spare // 2))
+        self.enough = min(MOST_IDS, max(1, spare // 2))
 
     def _early_s(self) -> float:
         self._calm = True  # before the look: an ``add`` that ends the calm meanwhile must wake us
@@ -164,7 +164,7 @@ class Reporter(Service):
             self._size += size
             waiting[ticket] = of_one = waiting.get(ticket, 0) + size
             self._hurry = self._hurry or of_one >= self._enough_of_one
-        self._hurry = self._hurry or self._size >= self._enough
+        self._hurry = self._hurry or self._size >= self.enough
 
     def _take(self) -> list[Item]:
         with self._lock:
@@ -184,7 +184,7 @@ class Reporter(Service):
                 if not self._waiting[ticket]:
                     del self._waiting[ticket]
             self._size -= MOST_IDS
-            self._hurry = self._size >= self._enough or max(self._waiting.values()) >= self._enough_of_one
+            self._hurry = self._size >= self.enough or max(self._waiting.values()) >= self._enough_of_one
         return taken
 
     def _forget(self) -> None:

@@ -29,7 +29,8 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.settings import load, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.common.sending.pipelined import Sender, batches
-from usher.common.sending.workload import CsvSource, NewMessage, incidents
+from usher.common.sending.producer import Outgoing
+from usher.common.sending.workload import CsvSource, incidents
 from usher.deploy.demo.handlers import FOLDER_VARIABLE, WORK_VARIABLE, RecordReader
 from usher.deploy.demo.verdict import DemoVerdict, judge
 from usher.deploy.local.plan import LocalSettings, plan, quiet_port, start, watch
@@ -146,7 +147,7 @@ def _readable(folder: Path, csv_path: str, key: str, most: int | None) -> tuple[
 
 def _run(
     folder: Path,
-    messages: Iterable[NewMessage],
+    messages: Iterable[Outgoing],
     count: int,
     consumers: int,
     work_ms: float,
@@ -223,14 +224,12 @@ class Flow:
     def __post_init__(self) -> None:
         self._reader = RecordReader(self.records)
 
-    def run(self, messages: Iterable[NewMessage]) -> DemoVerdict:
+    def run(self, messages: Iterable[Outgoing]) -> DemoVerdict:
         began_ns = time.monotonic_ns()
         sender = Sender(self.link, self.keys.stream, self.ticket_field)
         for batch in batches(messages):
             ids = sender.send(batch)
-            self.sent += [
-                (stream_id.decode(), message.ticket_id) for stream_id, message in zip(ids, batch, strict=True)
-            ]
+            self.sent += [(stream_id, str(message.ticket_id)) for stream_id, message in zip(ids, batch, strict=True)]
             self._look()
         self._wait_for_handlers()
         unacknowledged = self._wait_for_acknowledgements()

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import SplitResult, quote, urlsplit
 
 import orjson
-import urllib3
-from urllib3.util import parse_url
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.http.tls import ClientTls
@@ -28,9 +29,6 @@ from usher.master.policy.explain.facts import OwnEntry, OwnerTold
 #: How often requests that take too long in all are looked for.
 _LOOK_S = 0.5
 _AT_ONCE = 16
-#: Most consumers to which a connection is kept, and for how long, at least, after the last request. Each start of a
-#: consumer is another port: without an end there would be a descriptor for every incarnation that ever answered.
-_MOST_KEPT, _KEPT_S = 5000, 60.0
 _HEALTH, _TICKETS, _RUNNING = "/api/health", "/api/tickets/", "/api/running"
 #: Characters of a name that a consumer tells.
 _LONGEST = 300
@@ -62,132 +60,66 @@ class ConsumerAnswer(NamedTuple):
 
 class ConsumerHttpClient:
     """HTTP client for consumers, safe for many threads. ``ca``: file with the authorities of the consumers'
-    certificates, where they are not those of the system."""
+    certificates, where they are not those of the system. Each question has a connection of its own, without a proxy: to
+    the registered address, with a certificate for the registered name."""
 
     def __init__(self, hosts: HealthHosts, bounds: RequestBounds, ca: Path | None = None) -> None:
         self._hosts = hosts
         self._bounds = bounds
+        self._tls = ClientTls(ca)
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ask")
-        self._asking = _Asking(ca)
+        self._under_way: dict[int, tuple[socket.socket, float]] = {}  # by thread: its connection, and since when
 
     def ask(self, health_urls: Mapping[str, str], end: str = "", instead: str = "") -> dict[str, ConsumerAnswer]:
         """Ask these health URLs (by name) side by side, and return their answers by name. ``instead`` replaces the
         ``end`` of each URL."""
         asked = {name: self._pool.submit(self._ask, url, end, instead) for name, url in health_urls.items()}
         while wait(asked.values(), timeout=_LOOK_S).not_done:
-            self._asking.cut_late(self._bounds.whole_s)
-        self._asking.forget_unasked()
+            self._cut_late()
         return {name: future.result() for name, future in asked.items()}
 
     def _ask(self, health_url: str, end: str, instead: str) -> ConsumerAnswer:
-        bounds = self._bounds
         try:
             url, host = self._hosts.pin(health_url, _resolve)
-            url = url.removesuffix(end) + instead
-            return self._asking.get(
-                url, host, urllib3.Timeout(connect=bounds.connect_s, read=bounds.read_s), bounds.most_bytes
-            )
+            return self._get(urlsplit(url.removesuffix(end) + instead), host)
         except UnfitUrl as unfit:
             return ConsumerAnswer(unfit=str(unfit))
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as failed:
+        except (HTTPException, OSError, ValueError) as failed:
             return ConsumerAnswer(failed=type(failed).__name__)
         finally:
-            self._asking.answered()
+            self._under_way.pop(threading.get_ident(), None)
+
+    def _get(self, url: SplitResult, host: str) -> ConsumerAnswer:
+        """Ask a URL. Raises HTTPException, OSError, ValueError."""
+        bounds, began_s, is_tls = self._bounds, now_s(), url.scheme == "https"
+        connection = HTTPConnection(url.hostname or "", url.port or (443 if is_tls else 80))
+        connection.sock = socket.create_connection((connection.host, connection.port), bounds.connect_s)
+        with closing(connection):
+            if is_tls:
+                name = re.sub(r":[0-9]+$", "", host).strip("[]")
+                connection.sock = self._tls.context().wrap_socket(
+                    connection.sock, server_hostname=name, do_handshake_on_connect=False
+                )
+            self._under_way[threading.get_ident()] = connection.sock, began_s
+            connection.sock.settimeout(bounds.read_s)
+            if isinstance(connection.sock, ssl.SSLSocket):
+                connection.sock.do_handshake()
+            connection.request("GET", url._replace(scheme="", netloc="").geturl() or "/", headers={"Host": host})
+            response = connection.getresponse()
+            answer = ConsumerAnswer(response.status, response.read(bounds.most_bytes))  # packed data stay packed
+        # Of an answer that was cut, headers that end early look complete.
+        return answer if now_s() - began_s < bounds.whole_s else ConsumerAnswer()
+
+    def _cut_late(self) -> None:
+        """Break connections that took too long in all, for a time-out is for each piece of an answer, and a server may
+        send one byte at a time."""
+        for connection, since_s in list(self._under_way.values()):
+            if now_s() - since_s > self._bounds.whole_s:
+                with suppress(OSError):  # it is closed already
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._asking.clear()
-
-
-class _PendingRequest:
-    """A request that is under way."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock  # kept here too: urllib3 takes it from a connection that is not to be kept
-        self.since_s = now_s()
-        self.is_cut = False
-
-
-class _Asking(urllib3.PoolManager):
-    """Connection pools that ask an address, and check the certificate for the name in the Host header. ``cut_late``
-    ends requests that take too long in all: the limits of urllib3 are for each piece of an answer, and a server may
-    send one byte at a time. No proxy is used: the registered address is the one that is asked."""
-
-    def __init__(self, ca: Path | None) -> None:
-        self._under_way: dict[int, _PendingRequest] = {}  # by thread
-        self._tls = ClientTls(ca)
-        self._looked_s = now_s()
-        super().__init__(_MOST_KEPT, maxsize=_AT_ONCE, retries=False)
-        # A pool by itself closes when it is collected, which is late after a failed request.
-        self.pools.dispose_func = lambda pool: pool.close()
-        kinds = {"http": urllib3.HTTPConnectionPool, "https": urllib3.HTTPSConnectionPool}
-        self.pool_classes_by_scheme = {scheme: self._noted(kind) for scheme, kind in kinds.items()}
-
-    def _noted(self, pool: Any) -> Any:
-        under_way, tls = self._under_way, self._tls
-
-        def connect(connection: Any) -> None:
-            if pool.scheme == "https":
-                connection.ssl_context = tls.context()
-            pool.ConnectionCls.connect(connection)
-
-        def request(connection: Any, *args: Any, **more: Any) -> None:
-            pool.ConnectionCls.request(connection, *args, **more)
-            under_way[threading.get_ident()] = _PendingRequest(connection.sock)
-
-        noted = type("_Connection", (pool.ConnectionCls,), {"connect": connect, "request": request})
-        return type("_Pool", (pool,), {"ConnectionCls": noted, "asked_s": 0.0})
-
-    def get(self, url: str, host: str, timeout: urllib3.Timeout, most_bytes: int) -> ConsumerAnswer:
-        """Ask a URL and return its answer; an empty one when the request was cut: to urllib3, headers that end early
-        are complete. Raises HTTPError, OSError."""
-        at = parse_url(url)
-        name = re.sub(r":[0-9]+$", "", host).strip("[]")
-        tls = {"server_hostname": name, "assert_hostname": name} if at.scheme == "https" else {}
-        with self.pools.lock:
-            pool: Any = self.connection_from_host(at.host, at.port, at.scheme, tls)
-            pool.asked_s = now_s()  # now it is not forgotten while we use it
-        asked = {"headers": {"Host": host}, "timeout": timeout, "redirect": False, "preload_content": False}
-        try:
-            response = pool.urlopen("GET", at.request_uri, **asked)
-        except urllib3.exceptions.ProtocolError:  # a kept connection may be closed just when it is used
-            if self._is_cut():
-                raise
-            response = pool.urlopen("GET", at.request_uri, **asked)
-        try:
-            # The body is read as it came: compressed data stay compressed.
-            answer = ConsumerAnswer(response.status, response.read(most_bytes, decode_content=False))
-            return ConsumerAnswer() if self._is_cut() else answer
-        finally:
-            response.close()  # after a body that was read to its end, this keeps the connection
-
-    def _is_cut(self) -> bool:
-        question = self._under_way.get(threading.get_ident())
-        return question is not None and question.is_cut
-
-    def answered(self) -> None:
-        self._under_way.pop(threading.get_ident(), None)
-
-    def cut_late(self, whole_s: float) -> None:
-        """Break the connections of requests that are older than ``whole_s`` seconds; their readers then find them
-        closed."""
-        for question in list(self._under_way.values()):
-            if now_s() - question.since_s > whole_s:
-                question.is_cut = True
-                try:
-                    question.sock.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass  # it is closed already
-
-    def forget_unasked(self) -> None:
-        with self.pools.lock:
-            if now_s() - self._looked_s < _KEPT_S:
-                return
-            self._looked_s = now_s()
-            for key in list(self.pools.keys()):  # the pools themselves cannot be iterated
-                pool: Any = self.pools[key]
-                if self._looked_s - pool.asked_s >= _KEPT_S:
-                    del self.pools[key]
 
 
 def _resolve(name: str, port: int) -> list[str]:

@@ -24,19 +24,17 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs, redis_ms
-from usher.common.redis.tracking import TrackingLink
+from usher.common.redis.tracking import ChangeEar
 from usher.common.runtime.service import Service
 from usher.master.leader.limits import BATCH
 from usher.master.operations.trimming import retention_of, turn_s
 from usher.master.settings import MasterSettings
-from usher.master.sources.change_listeners import PollListener, PushListener
 from usher.master.sources.discovery import Discovery, SourceWatch
 from usher.master.sources.gatherer import Gatherer
 from usher.master.sources.trimmer import SourceTrimmer
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 5.0
 #: Seconds between two SCANs for streams that match a pattern, beside what Redis notifies of.
 DISCOVER_S = 30.0
 _LONGEST_BEAT_S = 1.0
@@ -118,10 +116,8 @@ class SourceServices:
         sharer = SourceSharer(make_link("share"), keys.shares, self.says, lease_ms, gatherer.hold)
         discovery = Discovery(make_link("discover"), keys, sources, gatherer, DISCOVER_S)
         gatherer.look_for_new = discovery.look
-        listener = PushListener(TrackingLink(redis_url, "master:watch", _TIMEOUT_S), sources.prefixes())
-        self._watch = SourceWatch(
-            listener, lambda: PollListener(make_link("watch"), gatherer.mine), sources, gatherer, discovery.scan_now
-        )
+        ear = ChangeEar(redis_url, "master:watch", sources.prefixes())
+        self._watch = SourceWatch(ear, sources, gatherer, discovery.scan_now)
         self._trimmers = []
         if settings.trim_keep != "forever":
             trim = make_link("trim-sources")

@@ -24,7 +24,7 @@ def until(condition: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def running(
-    url: str, mode: Mode = Mode.AUTOMATIC, prefixes: Sequence[str] = (), **options: object
+    url: str, mode: Mode = Mode.CHANGE_DRIVEN, prefixes: Sequence[str] = (), **options: object
 ) -> Iterator[StreamRouter]:
     """A started router."""
     router = StreamRouter(url, mode=mode, prefixes=prefixes, name="test", options=RouterOptions(**options))  # type: ignore[arg-type]

@@ -22,9 +22,8 @@ from usher.common.redis import endpoints
 from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.embedded import free_port
 from usher.common.redis.scripts import ScriptRunner
-from usher.common.redis.tracking import TrackingLink
+from usher.common.redis.tracking import ChangeEar
 from usher.common.router.router import Mode
-from usher.master.sources.change_listeners import PushListener
 
 #: Sentinel calls the master down after 1 s, agrees, elects, promotes: 2.3 s on a quiet machine.
 _FAILOVER_WITHIN_S = 15.0
@@ -292,7 +291,7 @@ def test_who_hears_of_changes_leaves_a_former_master_with_the_others(pair: Under
     """There nothing changes, it answers every PING, and the sources of the other one were found by the next scan
     only."""
     ear, goes, stream = (
-        PushListener(TrackingLink(pair.url, "test:ear", 5.0), [b"s"]),
+        ChangeEar(pair.url, "test:ear", [b"s"]),
         Link(pair.url, "test:goes"),
         "s:1",
     )

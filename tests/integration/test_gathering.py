@@ -19,20 +19,18 @@ from tests.integration.gathered import Gathered
 from tests.integration.routers import until
 from tests.proxy import Proxy
 from tests.topologies import Cluster
-from usher.common.base.errors import ReplyUnknown
 from usher.common.doctor import source_status
 from usher.common.doctor.collector import collect
 from usher.common.doctor.judgements import DoctorSeverity, examine
 from usher.common.doctor.source_status import SourcesReader
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.sources import SHARDS, SourceSelection
+from usher.common.redis import tracking
 from usher.common.redis.client import Link
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
 from usher.master.settings import MasterSettings
-from usher.master.sources import change_listeners as source_ears
 from usher.master.sources import gatherer as gatherer_module
-from usher.master.sources.change_listeners import PollListener
 from usher.master.sources.services import SourceServices, SourceSharer
 
 
@@ -225,7 +223,7 @@ def test_something_in_between_that_does_not_tell_is_found_out_and_the_sources_ar
     world: Gathered, redis_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gatherer_module, "_SWEEP_S", 0.1)
-    monkeypatch.setattr(source_ears, "_WAIT_S", 0.1)
+    monkeypatch.setattr(tracking, "_WAIT_S", 0.1)
     with (
         Proxy(redis_url, lambda chunk: b"" if chunk.startswith(b">2") else chunk) as proxy,
         running(proxy.url, "a,b,c") as made,
@@ -242,29 +240,6 @@ def test_something_in_between_that_does_not_tell_is_found_out_and_the_sources_ar
     assert "source_notifications_unavailable" in [record.getMessage() for record in caplog.records]
 
 
-def test_who_asks_instead_tells_all_of_a_look_whose_first_part_alone_was_answered(
-    world: Gathered, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(source_ears, "_PAGE", 1)
-    looks: list[bytes] = []
-
-    def lose_the_second(chunk: bytes) -> bytes | None:
-        if b"last-generated-id" in chunk:
-            looks.append(chunk)
-            if len(looks) == 2:
-                return None
-        return chunk
-
-    world.send("a", "1-1")
-    world.send("b", "1-2")
-    with Proxy(redis_url, lose_the_second) as proxy:
-        ear = PollListener(Link(proxy.url, "test", timeout_s=0.3), lambda: [b"a", b"b"])
-        with pytest.raises(ReplyUnknown):
-            ear.listen()
-        assert ear.listen() == [b"a", b"b"]
-        ear.close()
-
-
 def test_changes_that_are_told_are_never_taken_for_lost_ones(
     world: Gathered, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +249,7 @@ def test_changes_that_are_told_are_never_taken_for_lost_ones(
         for turn in range(15):
             sent = [world.send(f"t:{number}") for number in range(20)]
             until(lambda turn=turn, sent=sent: len(world.entries()) == (turn + 1) * len(sent))  # type: ignore[misc]
-        assert (service(made, "watch").mode, service(made, "watch")._lost.total()) == ("change-driven", 0)
+        assert (service(made, "watch").mode, service(made, "watch")._ear._lost.total()) == ("change-driven", 0)
 
 
 @pytest.mark.usefixtures("unswept")

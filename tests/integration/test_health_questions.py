@@ -90,19 +90,6 @@ def test_who_answers_200_is_well_and_is_told_nothing_about_us() -> None:
     assert b"authorization" not in heard[0].lower() and b"cookie" not in heard[0].lower()
 
 
-def test_a_kept_connection_that_is_closed_as_it_is_used_is_no_silence() -> None:
-    asked: list[bytes] = []
-
-    def answers_once(connection: socket.socket) -> None:
-        connection.sendall(_WELL)
-        asked.append(connection.recv(65_536))  # the next question, or nothing when the asker closes
-
-    with serving(answers_once) as (port, heard):
-        assert _ask(f"http://127.0.0.1:{port}/api/health", more=1)
-        assert len(heard) == 2
-    assert asked[0].startswith(b"GET "), "it came over the connection that was kept"
-
-
 def _endless(connection: socket.socket) -> None:
     connection.sendall(b"HTTP/1.1 500 X\r\n\r\n")
     while True:
@@ -169,38 +156,6 @@ def test_a_hostile_server_is_a_silent_one_and_holds_nobody_up(
     assert took_s < 30  # the drip alone would take a minute
 
 
-def _keep(connection: socket.socket) -> None:
-    connection.sendall(_WELL)
-    while connection.recv(65_536):
-        connection.sendall(_WELL)
-
-
-def test_a_connection_is_kept_while_it_is_used_and_closed_when_its_consumer_is_not_asked_any_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now_s, closed = [1000.0], threading.Event()
-    monkeypatch.setattr(asker, "now_s", lambda: now_s[0])
-
-    def gone(connection: socket.socket) -> None:
-        _keep(connection)
-        closed.set()
-
-    with (
-        serving(gone) as (old, heard),
-        serving(_keep) as (new, _),
-        closing(ConsumerHttpClient(parse_hosts("127.0.0.1"), BOUNDS)) as asking,
-    ):
-        for _ in range(20):  # every 10 seconds, for longer than an unused one is kept
-            assert asking.ask({"a": f"http://127.0.0.1:{old}/"})["a"].status == 200
-            now_s[0] += 10
-        assert len(heard) == 1
-        assert not closed.is_set()
-        for _ in range(20):
-            assert asking.ask({"b": f"http://127.0.0.1:{new}/"})["b"].status == 200
-            now_s[0] += 10
-        assert closed.wait(20)
-
-
 def _contexts() -> int:
     """All that there are, but for those of urllib's openers: other parts of this process make them at any time."""
     gc.collect()
@@ -217,7 +172,7 @@ def test_certificates_are_checked_for_the_name_and_all_connections_share_what_is
     papers = Papers(tmp_path)
     hosts = parse_hosts("127.0.0.1,localhost,good")
     with ExitStack() as stack:
-        ports = [stack.enter_context(serving(_keep))[0] for _ in range(6)]
+        ports = [stack.enter_context(serving(lambda connection: connection.sendall(_WELL)))[0] for _ in range(6)]
         fronts = [stack.enter_context(closing(TlsFront(papers, port))) for port in ports]
         of_system = stack.enter_context(closing(ConsumerHttpClient(hosts, BOUNDS)))
         asking = stack.enter_context(closing(ConsumerHttpClient(hosts, BOUNDS, papers.ca)))

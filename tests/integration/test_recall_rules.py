@@ -400,9 +400,37 @@ def test_w6_a_message_that_asks_to_wait_during_a_drain_waits(stage: Stage) -> No
     with pytest.raises(ReplyUnknown):
         a.flush()
     assert a.give_back() == 0
+    assert not a.acker.is_flushed
     a.flush()
     assert 95.0 < _due_in_s(stage) <= 100.1
     assert a.deregister()
+
+
+def test_tickets_that_are_put_off_wait_a_moment_for_more_but_others_do_not(any_redis_url: str) -> None:
+    """Each note of one may stop a turn of the leader."""
+    with Stage(any_redis_url) as stage:
+        a, leader = stage.consumer("a"), stage.world.elect()
+        a.acker._linger_s, a.reporter.enough = 1e-6, 3
+
+        def waiting(*more: bytes) -> int:
+            for ticket in more:
+                parked = list(stage.world.parked(leader, ticket, ticket + b"-1"))
+                hand_over(leader, plan(a.incarnation, {ticket: parked}, {ticket: stage.world.head(ticket)}))
+                a.read()
+                _started(a).fail(_LATER)
+            a.acker.run_once()
+            assert a.acker.run_once() <= (0.25 if a.acker._to_give_back else 2.0)
+            return sum(value.startswith(b"waits@") for value in stage.link.call("HVALS", stage.keys.tickets))
+
+        assert waiting(b"1") == 1, "nothing was put off before"
+        assert waiting(b"2", b"3") == 1
+        assert waiting(b"4") == 4, "there are many"
+        assert waiting(b"5") == 4
+        a.acker.go_on([(b"1", 0)])
+        assert waiting() == 5, "in their order"
+        assert waiting(b"6") == 5
+        a.acker.hurry()
+        assert waiting() == 6
 
 
 @pytest.mark.parametrize("trouble", [Trouble.REPLY_LOST, Trouble.NEVER_SENT])

@@ -14,8 +14,8 @@ from tests.integration.routers import PATIENCE_S, Tally, add, add_many, nothing_
 from tests.proxy import Proxy
 from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.redis.client import Link
-from usher.common.router.desk import RouterOptions, SubscriptionEnded
-from usher.common.router.router import NOW, End, Mode, SlowPolicy, StreamRouter
+from usher.common.router.desk import End, RouterOptions, SubscriptionEnded
+from usher.common.router.router import NOW, Mode, StreamRouter
 
 _NOWHERE = "redis://127.0.0.1:1/0"
 #: With so many streams, the slow passes come to none of them while a test runs.
@@ -98,28 +98,7 @@ def test_a_subscriber_that_waits_gets_everything_and_nobody_waits_for_it(router:
     slow, quick = router.subscribe("s", capacity=20), router.subscribe("s")
     assert taken(quick, 100) == ids
     assert taken(slow, 100) == ids
-    assert (slow.dropped, slow.resets) == (0, 0)
-
-
-def test_a_subscriber_that_stops_reading_keeps_the_newest_if_it_says_so(router: StreamRouter, link: Link) -> None:
-    ids = add(link, "s", *(f"{number}-1" for number in range(1, 251)))
-    slow = router.subscribe("s", capacity=10, policy=SlowPolicy.DROP_OLDEST)
-    until(lambda: slow.last == ids[-1])
-    assert taken(slow, 10) == ids[-10:]
-    assert slow.dropped == 240
-
-
-def test_a_subscriber_that_stops_reading_is_ended_if_it_says_so_after_what_it_has(
-    router: StreamRouter, link: Link
-) -> None:
-    ids = add(link, "s", *(f"{number}-1" for number in range(1, 251)))
-    slow, other = router.subscribe("s", capacity=10, policy=SlowPolicy.CLOSE), router.subscribe("s")
-    until(lambda: slow.end is End.SLOW)
-    assert taken(slow, 10) == ids[:10]
-    with pytest.raises(SubscriptionEnded, match="too slow") as ended:
-        slow.take(timeout_s=PATIENCE_S)
-    assert ended.value.reason is End.SLOW
-    assert taken(other, 250) == ids
+    assert slow.resets == 0
 
 
 def test_a_paused_subscription_is_not_read_for_until_it_is_resumed(router: StreamRouter, link: Link) -> None:

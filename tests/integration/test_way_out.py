@@ -16,7 +16,7 @@ from tests.proxy import Proxy
 from tests.tls_front import Papers, TlsFront
 from usher.common.base.errors import NotNow, SettingsError, StartRefused
 from usher.common.redis.client import Link, check_reachable
-from usher.common.redis.tracking import TrackingLink
+from usher.common.redis.tracking import ChangeEar
 
 
 class Bench:
@@ -68,9 +68,9 @@ def test_tls_to_a_server_that_speaks_none_and_the_other_way_round_are_told(bench
         assert _LOOK_AT in bench.refused(f"rediss://127.0.0.1:{urlsplit(proxy.url).port}/0")
     with closing(TlsFront(bench.papers, bench.behind)) as front:
         assert "reached with rediss instead of redis" in bench.refused(f"redis://127.0.0.1:{front.port}/0")
-        push = TrackingLink(f"redis://127.0.0.1:{front.port}/0", "test", 2.0)
+        ear = ChangeEar(f"redis://127.0.0.1:{front.port}/0", "test", [])
         with pytest.raises(NotNow, match="reached with rediss instead of redis"):
-            push.connect([])
+            ear.listen()
 
 
 @pytest.mark.parametrize(

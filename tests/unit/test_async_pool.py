@@ -287,3 +287,20 @@ def test_a_failed_message_starts_again_once_its_failure_is_noted_or_a_lost_lease
     made.until(lambda: made.given_up == ["1-0"])
     made.end()
     assert starts == [1, 2, 3]
+
+
+def test_what_fails_at_once_in_an_outage_does_not_make_handlers_short() -> None:
+    async def handle(message: Message) -> None:
+        if message.id > "5":
+            raise ConnectionRefusedError("away")
+        await asyncio.sleep(0.05)
+
+    pool = Pool(handle, policy=RetryPolicy(99, 60.0, 60.0))
+    pool.add(1, 2, 3, 4)
+    pool.pool.start()
+    pool.until(lambda: len(pool.done) == 4)
+    assert not pool.lanes.keeps_up
+    pool.add(*range(6, 10), *range(60, 100))
+    pool.until(lambda: len(pool.failures) == 44)
+    pool.end()
+    assert not pool.lanes.keeps_up, "others would wait for each other"

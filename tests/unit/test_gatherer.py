@@ -8,9 +8,10 @@ import pytest
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SourceSelection
+from usher.common.redis import tracking
 from usher.common.redis.client import Link
+from usher.common.redis.tracking import ChangeEar
 from usher.master.policy.fair_queue import Turn, TurnOutcome, TurnResult
-from usher.master.sources import discovery as source_watch
 from usher.master.sources.discovery import SourceWatch
 from usher.master.sources.gatherer import Gatherer
 
@@ -55,24 +56,21 @@ def test_new_names_are_looked_for_before_the_first_turn_after_a_gap(
     assert did == ["look", "turn", "turn", "look", "turn", "look", "turn"]
 
 
-class Heard:
+class Heard(ChangeEar):
     """What Redis says, turn by turn, in place of a connection."""
 
     def __init__(self) -> None:
+        super().__init__("redis://127.0.0.1:1", "test", [])
         self.says: list[bytes] | None = []
 
     def listen(self) -> list[bytes] | None:
         return self.says
 
-    def interrupt(self) -> None: ...
-
-    def close(self) -> None: ...
-
 
 def _watch(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceWatch, Heard]:
-    monkeypatch.setattr(source_watch, "_SAID_WITHIN_S", -1.0)
+    monkeypatch.setattr(tracking, "_SAID_WITHIN_S", -1.0)
     ear = Heard()
-    return SourceWatch(ear, Heard, SourceSelection.parse("a,b,c,d"), gatherer, lambda: None), ear
+    return SourceWatch(ear, SourceSelection.parse("a,b,c,d"), gatherer, lambda: None), ear
 
 
 def test_sources_that_are_heard_after_all_do_not_count_as_lost(

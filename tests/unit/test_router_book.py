@@ -179,13 +179,15 @@ def test_in_turn_what_is_to_be_checked_is_checked_once_when_its_turn_comes() -> 
         plot.reply(read)
 
 
-def test_a_sweep_comes_to_every_stream_and_says_when_it_is_through() -> None:
+def test_a_sweep_comes_to_every_stream() -> None:
     plot = Plot()
     for number in range(5):
         plot.subscribe(b"%d" % number)
     for read in plot.take():
         plot.reply(read)
-    assert [plot.book.sweep(2, check=True) for _ in range(3)] == [False, False, True]
+    plot.book.check_all()
+    for _ in range(3):
+        plot.book.sweep(2)
     reads = plot.take()
     assert {read.stream.key for read in reads} == {b"%d" % number for number in range(5)}
     assert all(read.swept and read.check for read in reads)
@@ -196,12 +198,12 @@ def test_what_is_announced_behind_the_sweep_counts_as_announced() -> None:
     plot.subscribe(b"a")
     for read in plot.take():
         plot.reply(read)
-    plot.book.sweep(1, check=False)
+    plot.book.sweep(1)
     plot.add(b"a", 1)
     [read] = plot.take()
     assert not read.swept
     plot.reply(read)
-    plot.book.sweep(1, check=False)
+    plot.book.sweep(1)
     [read] = plot.take()
     assert read.swept and not plot.book.heard_of(read)
     plot.add(b"a", 2)
