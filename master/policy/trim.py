@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from usher.common.base.text import span
 from usher.common.doctor.judgements import MemoryUse
 from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank
 
@@ -101,7 +102,7 @@ def readers(facts: RetentionFacts, *, archived_only: bool = False) -> list[Reten
 
 
 def young(now_ms: int, keep_s: float) -> RetentionRow:
-    return RetentionRow("age", "keep", b"%d-0" % max(0, now_ms - int(keep_s * 1000)), "is kept because it is younger")
+    return RetentionRow("age", f"under {span(1000 * keep_s)}", b"%d-0" % max(0, now_ms - int(keep_s * 1000)), "is kept")
 
 
 @dataclass(frozen=True)
