@@ -199,8 +199,8 @@ class Incarnation:
         reader.most_bytes, reader.slots = settings.capacity_bytes, settings.concurrency
         reader.on_recall = self.acker.recall
         reader.message_type = message_type(keys.stream, settings.sources is not None)
-        steps, is_flushed = wires.steps(link), lambda: self.acker.is_flushed
-        ending = ProcessEnding(steps, is_flushed, self._journal, settings.run_log_length, on_lost)
+        steps = wires.steps(link)
+        ending = ProcessEnding(steps, self._is_flushed, self._journal, settings.run_log_length, on_lost)
         reader.on_order = Orders(self.executor, self._journal, ending).obey
         return reader
 
@@ -210,7 +210,7 @@ class Incarnation:
             link,
             wires.steps(link),
             lambda: list(running.values()),
-            lambda: self.acker.is_flushed,
+            self._is_flushed,
             self._journal,
             limit_s,
             run_log_length,
@@ -290,6 +290,11 @@ class Incarnation:
         self.reader.close()
         self._drain_link.close()
         self._goodbye.close()
+
+    def _is_flushed(self) -> bool:
+        """Have all that has ended written at once, and return whether it is."""
+        self.acker.hurry()
+        return self.acker.is_flushed
 
     def _broken(self, why: str) -> None:
         """Leave as in a crash: a handler may have ended what it runs in, so what runs is suspected."""

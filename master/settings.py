@@ -39,11 +39,10 @@ class MasterSettings(CommonSettings):
         0,
         ge=0,
         le=10**12,
-        description="Unfinished messages of the ticket stream from which on producers that ask are told to wait; 0:"
-        " never.",
+        description="Producers that ask wait while the ticket stream has this many unfinished messages. 0: never.",
     )
     tenant_backlog_limit: int = Field(
-        0, ge=0, le=10**12, description="The same of each tenant, counting what the leader has read; 0: never."
+        0, ge=0, le=10**12, description="The same for each tenant, of messages that the leader has read. 0: never."
     )
     longest_message_bytes: int = Field(
         16 * 1024 * 1024,
@@ -63,7 +62,7 @@ class MasterSettings(CommonSettings):
     trim_keep: Annotated[str, AfterValidator(_keep)] = Field(
         "24h",
         description="How long entries are kept that no reader needs, while memory allows: 90m, 24h, 7d. With a second"
-        " word, 24h archived, what is not archived is never cut (not of a work stream). forever: never cut any.",
+        " word, 24h archived, nothing unarchived is ever cut (not of a work stream). forever: never cut any.",
     )
     min_idle_seconds: float = Field(
         0.0, ge=0, le=86_400, description="Least idle time of a pending message that is looked for. 0: two leases."
@@ -110,11 +109,11 @@ class StreamerSettings(CommonSettings):
     outbox_name: str = Field(
         "outbox", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Name of the outbox, where several feed one stream."
     )
-    outbox_refused_policy: Literal["skip", "park"] = Field(
+    outbox_refused_policy: Literal["skip", "halt"] = Field(
         "skip",
         description=(
             "After a row that can become no message its ticket goes on (skip), or its later rows wait in the outbox"
-            " until the refused one is put back or deleted (park)."
+            " until the refused one is put back or deleted (halt)."
         ),
     )
     outbox_wait_replicas: int = Field(

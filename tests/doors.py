@@ -137,7 +137,7 @@ def busy(world: World) -> list[str]:
     world.owned(leader, a, b"H", b"5-1")
     world.give_up(a, b"H", "halt", error="ValueError: <b>")
     world.send(b"unread", b"6-1")
-    summary = b'{"run":"r","started_ms":1,"seconds":2.5,"verdict":"warn","findings":{"stray":3},"unproven":0,"pending":1,"executions":2,"repeated":0}'
+    summary = b'{"run":"r","started_ms":1,"seconds":2.5,"verdict":"warn","findings":[{"check":"stray","severity":"warn","count":3,"means":"m","examples":[]}],"unproven":0,"pending":1,"executions":2,"repeated":0}'
     world.link.call("SET", world.keys.audit, summary)
     return [letter_id.decode() for letter_id in world.letter_ids()]
 

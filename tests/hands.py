@@ -24,6 +24,5 @@ from usher.common.redis.endpoints import near
 from usher.common.redis.replies import group_of, pairs
 from usher.deploy.bench.rig import BenchFailed
 from usher.deploy.demo.handlers import Execution, RecordReader
-from usher.deploy.local.plan import quiet_port
 from usher.deploy.local.supervision import environment
 from usher.master.insight.formatting import ticket_url, visible

@@ -28,7 +28,10 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "hiredis": ("common/redis/*.py", "benchmarks/programs/simulated_consumers.py"),
     "requests": ("common/observability/webhook.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
     "urllib3": ("consumer/lifecycle/master_client.py",),
-    "flask": ("common/http/*.py", "master/web/*.py", "master/assembly/program.py", "consumer/web.py", "usher/page.py"),
+    "flask": (
+        *("common/http/*.py", "master/web/*.py", "master/assembly/program.py", "consumer/web.py", "usher/page.py"),
+        "examples/rides/source.py",
+    ),
     "werkzeug": (
         "common/http/app.py",
         "common/http/auth.py",
@@ -62,7 +65,6 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "consumer/sinks/*.py",
         "common/outbox/*.py",
         "common/sql/*.py",
-        "master/audit/archive.py",
     ),
     # Peers of `python -m benchmarks compare`: nothing else knows them, and they are imported in processes of their own.
     **{

@@ -306,7 +306,6 @@ def test_what_runs_at_night_only_is_there() -> None:
 _READS_LITTLE = {
     "hand_over": "what a notification brought",
     "send_delayed": "what due_delayed named",
-    "look_again": "one entry",
     "dead_letter": "one entry; those behind it are read only where nothing is left of them",
 }
 

@@ -22,10 +22,10 @@ _DEFINED = {
     "usher.common.base.errors": "Behind GiveUp Invalid PartialFailure RetryLater UsherError",
     "usher.common.outbox.log_consumer": "LogConsumer LogLost Record",
     "usher.common.outbox.writer": "LogRecord write_all_to_outbox write_to_outbox",
+    "usher.common.protocol.message": "EntryView",
     "usher.common.readers.loop": "LoopOptions MessageReadingLoop",
     "usher.common.readers.reliable_stream": "ReliableStream StreamMessage reader_name",
     "usher.common.redis.client": "Link",
-    "usher.common.redis.replies": "Entry",
     "usher.common.router.desk": "RouterOptions Subscription SubscriptionEnded",
     "usher.common.router.router": "NOW StreamRouter",
     "usher.common.runtime.signals": "UntilSignal",
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     from usher.common.outbox.writer import LogRecord as LogRecord
     from usher.common.outbox.writer import write_all_to_outbox as write_all_to_outbox
     from usher.common.outbox.writer import write_to_outbox as write_to_outbox
+    from usher.common.protocol.message import EntryView as EntryView
     from usher.common.readers.loop import LoopOptions as LoopOptions
     from usher.common.readers.loop import MessageReadingLoop as MessageReadingLoop
     from usher.common.readers.reliable_stream import ReliableStream as ReliableStream
     from usher.common.readers.reliable_stream import StreamMessage as StreamMessage
     from usher.common.readers.reliable_stream import reader_name as reader_name
     from usher.common.redis.client import Link as Link
-    from usher.common.redis.replies import Entry as Entry
     from usher.common.router.desk import RouterOptions as RouterOptions
     from usher.common.router.desk import Subscription as Subscription
     from usher.common.router.desk import SubscriptionEnded as SubscriptionEnded

@@ -74,7 +74,7 @@ PARTS: dict[str, dict[str, Listed]] = {
             "usher.master.cli.tickets:tickets", "Look at tickets in processing; explain, retry, give up."
         ),
         "find": Listed("usher.master.cli.log:find", "Find unfinished and dead messages by a field: kind=paid."),
-        "stuck": Listed("usher.master.cli.tickets:stuck", "Show what stands still or fails, and why, in groups."),
+        "stuck": Listed("usher.master.cli.tickets:stuck", "Show tickets that are stuck or fail, and why, in groups."),
         "consumers": Listed(
             "usher.master.cli.rules:consumers", "Look at the registered consumers; drain and resume them."
         ),

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from usher.deploy.bench.rig import STREAM, Rig
+from usher.deploy.bench.rig import STREAM, Rig, family
 from usher.deploy.bench.throughput import new_rig
 
 _SETTLED_S = 5.0
@@ -43,9 +43,15 @@ def idle(seconds: float, masters: int, consumers: int, durable: bool, environ: M
             "master_mib": max(memory[name] for name in memory if name.startswith("master")),
             "consumer_mib": max(memory[name] for name in memory if name.startswith("consumer")),
             "rss_mib": memory,
-            "pss_mib": rig.shares(),
+            "pss_mib": {name: round(_pss_mib(pid), 1) for name, pid in rig.pids().items()},
             "redis": rig.redis_version(),
         }
+
+
+def _pss_mib(pid: int) -> float:
+    """Return the memory of a program in MiB, its processes together, with each shared page divided among the processes
+    that share it."""
+    return float(sum(member.memory_full_info().pss for member in family(pid))) / 2**20
 
 
 def _commands(rig: Rig) -> Counter[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from usher.common.redis.replies import Entry
+from usher.common.protocol.message import EntryView
 from usher.common.router.router import NOW, Mode, StreamRouter, Subscription
 from usher.deploy.bench.rig import rss_mib
 
@@ -35,11 +35,10 @@ class RouterDeliveries:
         self.waits: list[int] = []
         self.seen = bytearray(messages)
 
-    def take(self, _subscription: Subscription, entries: Sequence[Entry]) -> None:
+    def take(self, _subscription: Subscription, entries: Sequence[EntryView]) -> None:
         now = time.time_ns()
         for entry in entries:
-            assert entry.fields is not None
-            _, number, _, due_ns = entry.fields
+            _, number, _, due_ns = entry.flat
             self.waits.append(now - int(due_ns))
             self.seen[int(number)] += 1
 
@@ -65,7 +64,7 @@ def main(url: str, mode: str, streams: str, messages: str) -> None:
     began = time.monotonic()
     subscriptions = router.subscribe_all(keys, NOW, on_entries=notes.take, timeout_s=_PATIENCE_S)
     keys.clear()
-    while router.mode is not Mode.PORTABLE and router.counters()["queued"]:
+    while router.mode is not Mode.PORTABLE and router.metrics()["queued"]:
         time.sleep(0.05)
     gc.collect()
     _write_router_result(
@@ -81,7 +80,7 @@ def main(url: str, mode: str, streams: str, messages: str) -> None:
             )
         else:
             break
-    counters = router.counters()
+    counters = router.metrics()
     _write_router_result(
         {
             **notes.verdict(),

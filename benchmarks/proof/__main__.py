@@ -11,7 +11,7 @@ import orjson
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import load
 from usher.master.audit.cli import session
-from usher.master.audit.proof import Proof
+from usher.master.audit.job import Proof
 from usher.master.audit.settings import AuditChoices, AuditSettings
 
 
@@ -22,14 +22,14 @@ def main() -> None:
         print(orjson.dumps({"ready": True}).decode(), flush=True)
         for line in sys.stdin:
             proof = Proof(made, settings, stream, settings.folder / "archive", reading)
-            proven = proof.run(again=line.strip() == "again")
-            found = [(one.check.name, example.id) for one in proven.fresh for example in one.examples]
-            told = {"total": proven.total, "new": proven.executions, "unproven": proven.unproven}
+            proof.run(again=line.strip() == "again")
+            found = [(one.check.name, example.id) for one in proof.fresh for example in one.examples]
+            told = {"total": proof.span["executions"], "new": proof.executions, "unproven": proof.unproven}
             if line.strip() != "again":
                 with (settings.folder / "told").open("ab") as out:  # one that is killed may tell it again
                     out.writelines(orjson.dumps(one) + b"\n" for one in found)
                 proof.commit()
-            print(orjson.dumps(told | {"standing": proven.standing, "run": proven.run}).decode(), flush=True)
+            print(orjson.dumps(told | {"standing": len(proof.standing), "run": proof.number}).decode(), flush=True)
 
 
 if __name__ == "__main__":

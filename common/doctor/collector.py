@@ -36,7 +36,7 @@ from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank
 from usher.common.redis.acl import AclProgram, programs
 from usher.common.redis.client import Arg, CommandRefused, Link
-from usher.common.redis.endpoints import CLUSTER, SENTINEL, coordinates_failovers, mode
+from usher.common.redis.endpoints import CLUSTER, SENTINEL, mode
 from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_leases
 
 T = TypeVar("T")
@@ -80,7 +80,6 @@ def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | No
         _server(link, keys, refused),
         lease_ms=lease_ms,
         rights=_rights(link, keys, sources),
-        coordinates=coordinates_failovers(link.url),
         stream=_allowed("stream", refused, lambda: _stream(link, keys)),
         gathering=None
         if sources is None

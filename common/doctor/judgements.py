@@ -143,9 +143,9 @@ class DoctorFacts:
     words.
 
     ``mode`` is how the URL finds the server: fixed, sentinel or cluster. ``sentinels``: number of sentinels that listen
-    at this server; ``coordinates``: whether those of the URL know a failover that loses nothing. ``unguarded``: why a
-    change of a watched key keeps no EXEC from running, "" when it does. ``gathering``: as
-    common/doctor/source_status.py reports it; None when there is one ticket stream, or it could not be asked.
+    at this server. ``unguarded``: why a change of a watched key keeps no EXEC from running, "" when it does.
+    ``gathering``: as common/doctor/source_status.py reports it; None when there is one ticket stream, or it could not
+    be asked.
     """
 
     mode: str = "fixed"
@@ -155,7 +155,6 @@ class DoctorFacts:
     clock: Clock | None = None
     rights: Rights = field(default_factory=lambda: Rights(None, None))
     sentinels: int | None = None
-    coordinates: bool | None = None
     cluster: Mapping[str, str] | None = None
     unguarded: str | None = None
     stream: TicketStreamFacts | None = None
@@ -262,12 +261,6 @@ _SKEW_MS = 2000
 #: Difference in ms that two clocks may show while we watch: at most that of the two round trips.
 _JUMP_MS = 200
 _AHEAD_MS = 1000
-#: What a failover on purpose costs, by whether the sentinels can coordinate it.
-_ON_PURPOSE = {
-    True: "one on purpose loses nothing if it is SENTINEL FAILOVER service COORDINATED",
-    False: "one on purpose may lose a moment: these sentinels have no COORDINATED failover (Valkey 9 has)",
-    None: "one on purpose may lose a moment, unless the sentinels know SENTINEL FAILOVER service COORDINATED",
-}
 #: Factor from milliseconds to epochs, fences and generations.
 _NUMBERS_PER_MS = 1024
 _LAST_RANK = (1 << 128) - 1
@@ -364,7 +357,7 @@ def promise(facts: DoctorFacts) -> list[Holds]:
         Holds("its host loses power", powerless),
     ]
     if facts.number("connected_slaves") or facts.mode != "fixed":
-        tail = "what was not copied yet of sends and acknowledgements is lost: resend; repeats are fenced, order holds"
+        tail = "sends and acknowledgements that were not copied yet are lost: resend; repeats are fenced, order holds"
         rows.append(Holds("a replica is promoted", f"{tail} for what is left"))
     return rows
 
@@ -626,8 +619,8 @@ def _replicas(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         is_unknown = needed_text is None
         seen = f"{replicas} connected, min-replicas-to-write {'not told' if is_unknown else '0'}"
         means = (
-            "a failover loses what was not copied yet; a replaced master that has not heard of it goes on accepting"
-            " writes that are thrown away"
+            "a failover loses writes that were not copied yet; a replaced master that has not heard of it goes on"
+            " accepting writes that are thrown away"
         )
         do = (
             "set min-replicas-to-write 1 and min-replicas-max-lag to a few seconds; resend what was sent around a"
@@ -651,8 +644,8 @@ def _failover(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         means = "Redis refuses commands (CLUSTERDOWN): nothing is lost, nothing moves"
         yield BAD("failover", f"cluster, state {state}", means, "mend the cluster")
     elif facts.mode == "sentinel":
-        means = "after a failover Usher goes on by itself with what the new master has; "
-        yield OK("failover", "Sentinel names the master", means + _ON_PURPOSE[facts.coordinates])
+        means = "after a failover Usher goes on by itself with what the new master has (docs/operate.md: on purpose)"
+        yield OK("failover", "Sentinel names the master", means)
     elif facts.sentinels:
         seen = f"{facts.sentinels} sentinels watch this server, but the URL is that of one server"
         means = "after a failover Usher stays with the replaced master, which refuses writes"
@@ -730,9 +723,9 @@ def _log(facts: DoctorFacts) -> DoctorFinding:
     seen = f"an outbox is streamed here, appendfsync {fsync or 'not known, or no append-only file'}"
     if fsync == "always":
         return OK("log", seen, "what left the outbox is on disk")
-    means = "rows leave the outbox when Redis answers: a power loss may take what was not on disk yet, and it exists"
+    means = "rows leave the outbox when Redis answers: a power loss may take messages that exist nowhere else"
     do = "set appendfsync always (deploy/redis.conf), or USHER_OUTBOX_WAIT_AOF with Redis 7.2 or later"
-    return WARN("log", seen, f"{means} nowhere else", do)
+    return WARN("log", seen, means, do)
 
 
 def _ids(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFinding]:

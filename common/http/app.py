@@ -152,9 +152,7 @@ def add_health(
     app.add_url_rule("/api/health", "health", tell)
     app.add_url_rule("/api/health/ready", "ready", ready)
 
-    @tells(
-        "Answer if the program is alive, and if it stands still, what.", {200: _Alive, 503: _Unwell}, role=Role.ANYBODY
-    )
+    @tells("Tell if the program is alive, and which services hang.", {200: _Alive, 503: _Unwell}, role=Role.ANYBODY)
     def live() -> Response:
         why = stalled()
         if why and not draining():

@@ -7,10 +7,13 @@ scrape.
 
 from __future__ import annotations
 
+import functools
 import logging
 import platform
+from collections import Counter as Sums
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Info, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -47,11 +50,12 @@ _OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Metrics:
-    """All metrics of this process, in a registry of their own."""
+    """All metrics of this process, in a registry of their own if none is given."""
 
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self._registry = registry or CollectorRegistry()
+        if registry is None:
+            ProcessCollector(registry=self._registry)
         build = Info("usher_build", "The version of Usher, and of the Python that it runs on.", registry=self._registry)
         build.info({"version": version(), "python": platform.python_version()})
         #: By ``reason``: one of DEAD_LETTER_REASONS.
@@ -82,12 +86,58 @@ class _Collector:
         self.collect = collect
 
 
+class Reader:
+    """Base of what reads streams without tickets, in a program of yours. ``told``: what each count is."""
+
+    kind = ""
+    told: Mapping[str, str] = {}
+    labels: Mapping[str, str] = {}
+
+    @property
+    def services(self) -> Sequence[Service]:
+        return ()
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    def show(self) -> None:
+        """Tell of it in prometheus_client's own registry, of which any exporter makes its page."""
+        of_this_program()
+        _READERS[id(self)] = self
+
+
+_READERS: WeakValueDictionary[int, Reader] = WeakValueDictionary()
+#: Beginnings of their names; and the counts that are no sums.
+_OF_READERS, _NOW = ("usher_loop_", "usher_router_"), ("held", "running", "streams", "queued", "connections")
+
+
+@functools.cache
+def of_this_program() -> Metrics:
+    made = Metrics(REGISTRY)
+    made.add(_of_readers)
+    return made
+
+
+def _of_readers() -> Iterable[Metric]:
+    readers = [reader for known in _READERS.valuerefs() if (reader := known()) is not None]
+    yield from service_metrics([service for reader in readers for service in reader.services])
+    families, sums = dict[str, Any](), Sums[tuple[str, ...]]()
+    for reader in readers:
+        for name, value in reader.metrics().items():
+            full, made = f"usher_{reader.kind}_{name}", GaugeMetricFamily if name in _NOW else CounterMetricFamily
+            families[full] = made(full, reader.told[name], labels=[*reader.labels])
+            sums[full, *reader.labels.values()] += value  # type: ignore[assignment]
+    for (full, *values), value in sums.items():
+        families[full].add_metric(values, value)
+    yield from families.values()
+
+
 def of_handlers() -> Iterable[Metric]:
     """Yield what a handler's own module has made (prometheus_client's default registry)."""
     try:
         for family in REGISTRY.collect():
-            if not family.name.startswith(("process_", "python_", "usher_")):  # these are here already, or ours
-                yield family
+            if not family.name.startswith(("process_", "python_", "usher_")) or family.name.startswith(_OF_READERS):
+                yield family  # others are here already, or ours
     except Exception as problem:  # of a collector of theirs: the rest is missing, and ours is not
         event(log, "handler_metrics_failed", level=logging.WARNING, problem=repr(problem)[:300])
 

@@ -36,7 +36,7 @@ import orjson
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.callables import unfinished_kind
-from usher.common.base.errors import RedisTrouble, SqlTrouble, UsherError
+from usher.common.base.errors import RedisTrouble, SqlTrouble, StartRefused, UsherError
 from usher.common.base.log import event
 from usher.common.base.text import parse_json
 from usher.common.outbox.database import (
@@ -524,6 +524,22 @@ class LogConsumer:
             if replace:
                 self._at = None
                 raise
+
+
+def stored_states(url: str, setting: str, stream: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return name, last id and state of every consumer of a stream, as SQL has them now. Raises StartRefused, naming
+    ``setting``."""
+    engine, found = open_engine(url, setting), []
+    check_schema(engine, setting)
+    with sql_trouble("reading the states"), engine.connect() as sql:
+        rows = sql.execute(sa.text(queries(engine.dialect.name)["states"]), {"stream": stream}).all()
+    engine.dispose()
+    for name, last_id, stored in rows:
+        try:
+            found.append((name, last_id, _decoded(stored)))
+        except ValueError as odd:
+            raise StartRefused(f"{setting}: the state of {name} in consumer_states is not JSON: {odd}") from odd
+    return found
 
 
 def _encoded(state: dict[str, Any]) -> str:

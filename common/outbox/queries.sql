@@ -18,12 +18,12 @@ INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:u
 -- The first rows by id, up to :bytes (and the row that goes beyond, so that it is never none); of a row larger than :row_bytes nothing is
 -- fetched but its id, ticket and size. Ids of one ticket are in commit order, so what is visible of a ticket has no gap below it. Ids of other
 -- tickets may still be missing below: they come later, which is why rows are removed by their own id and never by `id <= x`.
--- Rows of a ticket that a refused row parks wait: each look passes over them.
+-- Rows of a ticket that a refused row halts wait: each look passes over them.
 -- SQLite finds one row after the other: who reads stops at :bytes.
 SELECT row_id, uid, coalesce(ticket_id, ticket), action, object, data, size, 'off' AS read_only
 FROM (SELECT id AS row_id, substr(ticket_id, 1, 257) AS ticket, length(CAST(uid AS BLOB)) + length(CAST(ticket_id AS BLOB)) + length(CAST(action AS BLOB))
                            + length(CAST(object AS BLOB)) + length(CAST(data AS BLOB)) AS size FROM staged_log_records AS staged
-      WHERE NOT EXISTS (SELECT 1 FROM refused_log_records AS refused WHERE refused.parks AND refused.ticket_id = staged.ticket_id))
+      WHERE NOT EXISTS (SELECT 1 FROM refused_log_records AS refused WHERE refused.halts AND refused.ticket_id = staged.ticket_id))
 LEFT JOIN staged_log_records ON id = row_id AND size <= :row_bytes
 ORDER BY row_id LIMIT :count;
 
@@ -44,7 +44,7 @@ FROM (SELECT *, size <= :row_bytes AS fits, sum(size) OVER (ORDER BY row_id) - s
                                + pg_column_size(data) AS stored
                         FROM staged_log_records AS staged
                         WHERE NOT EXISTS (SELECT 1 FROM refused_log_records AS refused
-                                          WHERE refused.parks AND refused.ticket_id = staged.ticket_id OFFSET 0)
+                                          WHERE refused.halts AND refused.ticket_id = staged.ticket_id OFFSET 0)
                         ORDER BY id LIMIT :count) AS first) AS packed
             WHERE stored_before < :bytes OFFSET 0) AS unpacked) AS summed
 WHERE before < :bytes ORDER BY row_id;
@@ -55,7 +55,7 @@ SELECT row_id, uid, coalesce(ticket_id, ticket), action, object, data, summed.si
        if(@@global.read_only IN ('0', 'OFF'), 'off', 'on') AS read_only
 FROM (SELECT id AS row_id, ticket, size, sum(size) OVER (ORDER BY id) - size AS size_before
       FROM (SELECT id, left(ticket_id, 257) AS ticket, size FROM staged_log_records AS staged
-            WHERE NOT EXISTS (SELECT 1 FROM refused_log_records AS refused WHERE refused.parks AND refused.ticket_id = staged.ticket_id)
+            WHERE NOT EXISTS (SELECT 1 FROM refused_log_records AS refused WHERE refused.halts AND refused.ticket_id = staged.ticket_id)
             ORDER BY id LIMIT :count) AS chosen) AS summed
 LEFT JOIN staged_log_records AS staged ON staged.id = row_id AND staged.size <= :row_bytes
 WHERE size_before < :bytes ORDER BY row_id;
@@ -81,15 +81,15 @@ STRAIGHT_JOIN staged_log_records AS staged FORCE INDEX (PRIMARY)
     ON staged.id = sent.id AND staged.uid = coalesce(unhex(sent.uid), staged.uid);
 
 -- name: set_aside
--- A row that can become no message is kept with the reason; `remove` follows in the same transaction. :parks: its ticket waits for it.
-INSERT INTO refused_log_records (id, uid, ticket_id, action, object, data, created_at, reason, parks)
-SELECT id, uid, ticket_id, action, object, data, created_at, :reason, :parks FROM staged_log_records WHERE id = :id
-ON CONFLICT (id) DO UPDATE SET reason = excluded.reason, parks = excluded.parks;
+-- A row that can become no message is kept with the reason; `remove` follows in the same transaction. :halts: its ticket waits for it.
+INSERT INTO refused_log_records (id, uid, ticket_id, action, object, data, created_at, reason, halts)
+SELECT id, uid, ticket_id, action, object, data, created_at, :reason, :halts FROM staged_log_records WHERE id = :id
+ON CONFLICT (id) DO UPDATE SET reason = excluded.reason, halts = excluded.halts;
 
 -- name: set_aside [mysql]
-INSERT INTO refused_log_records (id, uid, ticket_id, action, object, data, created_at, reason, parks)
-SELECT id, uid, ticket_id, action, object, data, created_at, :reason, :parks FROM staged_log_records WHERE id = :id
-ON DUPLICATE KEY UPDATE reason = :reason, parks = :parks;
+INSERT INTO refused_log_records (id, uid, ticket_id, action, object, data, created_at, reason, halts)
+SELECT id, uid, ticket_id, action, object, data, created_at, :reason, :halts FROM staged_log_records WHERE id = :id
+ON DUPLICATE KEY UPDATE reason = :reason, halts = :halts;
 
 -- name: put_back
 -- By hand, after mending it: the row gets a new id, behind what its ticket has staged now. Delete it from refused_log_records then.
@@ -97,7 +97,7 @@ INSERT INTO staged_log_records (uid, ticket_id, action, object, data)
 SELECT uid, ticket_id, action, object, data FROM refused_log_records WHERE id = :id;
 
 -- name: put_back_first [sqlite, mysql]
--- By hand, after mending a row that parks its ticket: under its own id, so before all that waits behind it. Delete it from
+-- By hand, after mending a row that halts its ticket: under its own id, so before all that waits behind it. Delete it from
 -- refused_log_records in the same transaction: that lets the ticket go on, and so it does without the row if only this is done.
 INSERT INTO staged_log_records (id, uid, ticket_id, action, object, data)
 SELECT id, uid, ticket_id, action, object, data FROM refused_log_records WHERE id = :id;
@@ -111,16 +111,16 @@ WHERE id = :id AND set_config('usher.outbox_lock', 'off', true) = 'off';
 -- What the streamer has not sent yet, and what it has refused.
 SELECT (SELECT count(*) FROM staged_log_records), (SELECT count(*) FROM refused_log_records);
 
--- name: parked
+-- name: halted
 -- How many tickets wait for a refused row.
-SELECT count(DISTINCT ticket_id) FROM refused_log_records WHERE parks;
+SELECT count(DISTINCT ticket_id) FROM refused_log_records WHERE halts;
 
 -- name: of_ticket
 -- A ticket's rows in the outbox: how many are staged, the first of them and since when, and the refused ones.
 SELECT count(*), min(id), min(created_at) FROM staged_log_records WHERE ticket_id = :ticket_id;
 
 -- name: refused_of_ticket
-SELECT id, reason, refused_at, parks FROM refused_log_records WHERE ticket_id = :ticket_id ORDER BY id LIMIT :count;
+SELECT id, reason, refused_at, halts FROM refused_log_records WHERE ticket_id = :ticket_id ORDER BY id LIMIT :count;
 
 -- name: ring [sqlite, mysql]
 -- Asks for NOTIFY at commits: the trigger calls it while a session holds this lock. False: another streamer holds it, or the trigger looks
@@ -150,6 +150,10 @@ SELECT last_id, version, records FROM checkpoints WHERE name = :name AND stream 
 -- Both of one commit: two statements under READ COMMITTED would be two moments.
 SELECT c.last_id, s.state FROM checkpoints c LEFT JOIN consumer_states s ON s.name = c.name AND s.stream = c.stream
 WHERE c.name = :name AND c.stream = :stream;
+
+-- name: states
+SELECT c.name, c.last_id, s.state FROM checkpoints c LEFT JOIN consumer_states s ON s.name = c.name AND s.stream = c.stream
+WHERE c.stream = :stream ORDER BY c.name;
 
 -- name: hold
 -- Locks the checkpoint until the transaction ends, in either dialect.

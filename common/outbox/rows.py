@@ -23,7 +23,7 @@ ROW_BYTES = 16 * 1024 * 1024
 #: Fields of a message after the ticket's, whose name is a setting.
 FIELDS = ("uid", "action", "object", "data")
 _WAYS_OUT = (
-    "give str(value) for what has a text of its own, model.model_dump(mode='json') for a pydantic model, a dict or a"
+    "give str(value) of a value with a text of its own, model.model_dump(mode='json') for a pydantic model, a dict or a"
     " list for the rest"
 )
 _NO_NUMBERS = frozenset({str, int, bool, type(None)})
@@ -43,18 +43,18 @@ class Row(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A row that can become no message, and why. ``parks``: later rows of its ticket wait for it."""
+    """A row that can become no message, and why. ``halts``: later rows of its ticket wait for it."""
 
     id: int
     reason: str
-    parks: bool
+    halts: bool
 
 
 class RefusedRow(NamedTuple):
     id: int
     reason: str
     at: str
-    parks: bool
+    halts: bool
 
 
 class TicketRows(NamedTuple):
@@ -89,25 +89,25 @@ def is_all(rows: Sequence[Row], count: int) -> bool:
     return len(rows) < count and sum(row.size for row in rows) < BATCH_BYTES // 2
 
 
-def encode(rows: Iterable[Row], parks: bool = False) -> OutboxBatch:
-    """Encode all rows of a batch, except those that wait behind a refused one of their ticket (``parks``). Reasons for
+def encode(rows: Iterable[Row], halts: bool = False) -> OutboxBatch:
+    """Encode all rows of a batch, except those that wait behind a refused one of their ticket (``halts``). Reasons for
     a refusal: those of ``check_ticket``, ``empty_uid``, ``uid_too_long``, ``row_too_large``, ``<column>_not_utf8``.
 
     >>> encode([Row(7, "u", "42", "create", "ride", "{}", 2), Row(8, "v", "", "create", "ride", "{}", 2)]).refused
-    [Refusal(id=8, reason='empty_ticket_id', parks=False)]
+    [Refusal(id=8, reason='empty_ticket_id', halts=False)]
     """
     batch = OutboxBatch([], [], [])
-    parked: set[Any] = set()
+    halted: set[Any] = set()
     for row in rows:
-        if row.ticket_id in parked:
+        if row.ticket_id in halted:
             continue
         try:
             values = _values(row)
         except MessageUndecodable as why:
-            holds = parks and _has_ticket(row)
+            holds = halts and _has_ticket(row)
             batch.refused.append(Refusal(row.id, why.reason, holds))
             if holds:
-                parked.add(row.ticket_id)
+                halted.add(row.ticket_id)
         else:
             batch.ids.append(row.id)
             batch.values.extend(values)

@@ -54,8 +54,8 @@ BEGIN
 END //
 DELIMITER ;
 
--- Rows that can become no message, with the reason. They wait here for somebody; queries.sql says how to put one back. `parks`: the later
--- rows of its ticket wait in the outbox until it is put back or deleted (USHER_OUTBOX_REFUSED_POLICY=park).
+-- Rows that can become no message, with the reason. They wait here for somebody; queries.sql says how to put one back. `halts`: the later
+-- rows of its ticket wait in the outbox until it is put back or deleted (USHER_OUTBOX_REFUSED_POLICY=halt).
 CREATE TABLE IF NOT EXISTS refused_log_records (
     id         BIGINT PRIMARY KEY,
     uid        LONGTEXT,
@@ -66,8 +66,8 @@ CREATE TABLE IF NOT EXISTS refused_log_records (
     created_at DATETIME(6),
     reason     LONGTEXT NOT NULL,
     refused_at DATETIME(6) NOT NULL DEFAULT (utc_timestamp(6)),
-    parks      BOOLEAN NOT NULL DEFAULT false,
-    INDEX refused_log_records_parks (parks, ticket_id(64))
+    halts      BOOLEAN NOT NULL DEFAULT false,
+    INDEX refused_log_records_halts (halts, ticket_id(64))
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- How far each log consumer is: the last entry whose effects are stored. `version` counts its commits, `records` what it handled.

@@ -55,8 +55,8 @@ BEGIN
 END $$;
 CREATE TRIGGER usher_outbox_news AFTER INSERT ON staged_log_records FOR EACH STATEMENT EXECUTE FUNCTION usher_outbox_news();
 
--- Rows that can become no message, with the reason. They wait here for somebody; queries.sql says how to put one back. `parks`: the later
--- rows of its ticket wait in the outbox until it is put back or deleted (USHER_OUTBOX_REFUSED_POLICY=park).
+-- Rows that can become no message, with the reason. They wait here for somebody; queries.sql says how to put one back. `halts`: the later
+-- rows of its ticket wait in the outbox until it is put back or deleted (USHER_OUTBOX_REFUSED_POLICY=halt).
 CREATE TABLE refused_log_records (
     id         BIGINT PRIMARY KEY,
     uid        TEXT,
@@ -67,9 +67,9 @@ CREATE TABLE refused_log_records (
     created_at TIMESTAMPTZ,
     reason     TEXT NOT NULL,
     refused_at TIMESTAMPTZ NOT NULL DEFAULT now(),
-    parks      BOOLEAN NOT NULL DEFAULT false
+    halts      BOOLEAN NOT NULL DEFAULT false
 );
-CREATE INDEX refused_log_records_parks ON refused_log_records (ticket_id) WHERE parks;
+CREATE INDEX refused_log_records_halts ON refused_log_records (ticket_id) WHERE halts;
 
 -- How far each log consumer is: the last entry whose effects are stored. `version` counts its commits, `records` what it handled.
 CREATE TABLE checkpoints (

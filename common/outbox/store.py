@@ -139,10 +139,10 @@ class OutboxStore:
             connection.execute(self._queries["set_aside"], [one._asdict() for one in refused])
             self._remove(connection, [(one.id, None) for one in refused])
 
-    def parked(self) -> int:
+    def halted(self) -> int:
         with sql_trouble("counting the outbox"), self._single.connect() as connection:
             self._ask(connection)
-            return int(connection.scalar(self._queries["parked"]) or 0)
+            return int(connection.scalar(self._queries["halted"]) or 0)
 
     def waiting(self) -> tuple[int, int]:
         with sql_trouble("counting the outbox"), self._engine.connect() as connection:
@@ -159,7 +159,7 @@ class OutboxStore:
                 refused = connection.execute(self._queries["refused_of_ticket"], {**about, "count": most}).all()
             except sa.exc.ProgrammingError as refusal:
                 raise SqlTrouble(f"reading the outbox: {refusal.orig}") from refusal
-            rows = tuple(RefusedRow(row.id, row.reason, _moment(row.refused_at), bool(row.parks)) for row in refused)
+            rows = tuple(RefusedRow(row.id, row.reason, _moment(row.refused_at), bool(row.halts)) for row in refused)
             return TicketRows(staged, first_id, _moment(since), rows)
 
     def interrupt(self) -> bool:

@@ -69,13 +69,14 @@ NEVER = Attempts()
 
 
 def attempts_told(starts: int, charged: int, most: int = 0) -> str:
-    """Return attempts for people. ``most``: how many may be charged; 0: not known here.
+    """Return attempts for people: those that are charged, of ``most`` (0: not known here), and all starts where these
+    are more.
 
-    >>> attempts_told(5, 3, 3), attempts_told(1, 0), attempts_told(5, GIVEN_UP, 3)
-    ('5 starts, 3 charged of 3', '1 start, 0 charged', '5 starts, given up by an operator')
+    >>> attempts_told(3, 3, 8), attempts_told(5, 3, 8), attempts_told(1, 0), attempts_told(5, GIVEN_UP, 3)
+    ('3 of 8', '3 of 8 (5 starts)', '0 (1 start)', 'given up by an operator (5 starts)')
     """
-    ended = f"{charged:,} charged" + (f" of {most:,}" if most else "")
-    return f"{pluralize(starts, 'start')}, {'given up by an operator' if charged >= GIVEN_UP else ended}"
+    told = "given up by an operator" if charged >= GIVEN_UP else f"{charged:,} of {most:,}" if most else f"{charged:,}"
+    return told if starts == charged else f"{told} ({pluralize(starts, 'start')})"
 
 
 def encode(attempts: Attempts) -> bytes:

@@ -15,7 +15,7 @@ class TicketState(enum.StrEnum):
     IDLE = "idle"  # nothing of it is left to do
     NOT_FOUND = "not_found"  # nothing was found, as far as was searched
     IN_OUTBOX = "in_outbox"  # committed in a database, and not sent yet
-    PARKED_IN_OUTBOX = "parked_in_outbox"  # the same, and its first row was refused
+    HALTED_IN_OUTBOX = "halted_in_outbox"  # the same, and its first row was refused
     DELAYED = "delayed"  # its messages are added to the stream later
     UNREAD = "unread"  # in the stream, and not read by the leader yet
     QUEUED = "queued"  # read, and others are handled meanwhile: it waits for its turn
@@ -23,7 +23,7 @@ class TicketState(enum.StrEnum):
     PAUSED = "paused"  # a rule holds it
     HANDED_OVER = "handed_over"  # a consumer has it
     RUNNING = "running"  # its handler runs
-    RETRYING = "retrying"  # its first message was tried, and is tried again, by its consumer or in a while
+    RETRYING = "retrying"  # its first message has failed, and waits for its next attempt
     RECOVERING = "recovering"  # its consumer is lost; it is taken back
     HALTED = "halted"  # by a dead letter, until an operator acts
     RETURNED = "returned"  # given back, by a drain, a recall or a redrive; waits for a new owner

@@ -36,18 +36,23 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, GroupMissing, RedisTrouble, ReplyUnknown, RetryLater, readable
 from usher.common.base.log import event
 from usher.common.base.text import format_error
+from usher.common.observability.metrics import Reader, of_this_program
+from usher.common.observability.webhook import DeadLetterNotifier
+from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.readers.reliable_stream import ReliableStream, StreamMessage, reader_name
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.clock_steps import look_for_steps
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.service import Health, Service, judge
+from usher.common.runtime.settings import CommonSettings
 from usher.common.runtime.signals import UntilSignal
 
 __all__ = ["LoopOptions", "MessageReadingLoop", "StreamMessage"]
 
 log = logging.getLogger(__name__)
 
+#: Is called with the message; what it returns is ignored, unless it shows that nothing of the handler ran.
 Handle = Callable[[StreamMessage], Any]
 _PLAIN = "a reading loop takes plain functions that do the work themselves: no `async def`, no generator, no class"
 #: Seconds within which `run` notices a signal: its handler must not wake a wait that it may have interrupted with the
@@ -79,6 +84,8 @@ class LoopOptions:
     # acknowledged entries leave the stream too (unless another group reads it); dead letters always do, if complete
     remove: bool = False
     grace_s: float = 20.0  # at a stop: time for running handlers to finish
+    webhook: str = ""  # URL that gets the dead letters; see USHER_DEAD_LETTER_WEBHOOK, USHER_WEBHOOK_SECRET
+    webhook_secret: str = ""
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(("batch", "threads", "queue", "max_attempts"), 1.0)
@@ -88,17 +95,17 @@ class LoopOptions:
             raise ValueError(f"LoopOptions: out of range: {', '.join(wrong)}")
 
 
-@dataclass
-class LoopMetrics:
-    """Counts since the start; written without a lock, for people and monitoring."""
-
-    read: int = 0
-    claimed: int = 0
-    done: int = 0
-    failed: int = 0
-    dead_letters: int = 0
-    stale: int = 0  # done here, but another reader had it by then
-    handler_s: float = 0.0  # sum over all handlers that returned
+#: What a loop counts, in sums since it was made, and now.
+_COUNTS = {
+    "read": "Messages read.",
+    "claimed": "Messages taken over from other readers.",
+    "done": "Messages that are done.",
+    "failed": "Runs of handlers that failed.",
+    "dead_letters": "Messages given up.",
+    "stale": "Messages that were done here when another reader had them.",
+    "handler_seconds": "Seconds of all handlers that returned.",
+}
+_COUNTS_NOW = {"held": "Messages held.", "running": "Handlers that run."}
 
 
 class ReadingBoard:
@@ -237,8 +244,13 @@ class ReadingBoard:
 class Shared:
     options: LoopOptions
     board: ReadingBoard
-    metrics: LoopMetrics = field(default_factory=LoopMetrics)
+    bell: DeadLetterNotifier
+    counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))  # written without a lock
     seen: bytes = ZERO  # the highest id that this loop was given
+
+    def ring(self, entry_id: bytes, reason: str, error: str = "", attempts: int = 0) -> None:
+        self.counts["dead_letters"] += 1
+        self.bell.ring(b"", entry_id, reason, error.partition(":")[0], attempts)
 
 
 class StreamReader(Service):
@@ -285,7 +297,7 @@ class StreamReader(Service):
     def _turn(self) -> float:
         if not self._has_group:
             self._ensure_group()
-        board, options, metrics = self._shared.board, self._shared.options, self._shared.metrics
+        board, options, counts = self._shared.board, self._shared.options, self._shared.counts
         now = now_s()
         if now >= self._position_s:
             self._position_s = now + _SAVE_POSITION_S
@@ -295,7 +307,7 @@ class StreamReader(Service):
             self._read_unseen(count)
             return 0.0
         if count and now >= self._claim_s:
-            metrics.claimed += self._claim(count)
+            counts["claimed"] += self._claim(count)
             return 0.0
         if not count:
             return _POLL_S
@@ -305,7 +317,7 @@ class StreamReader(Service):
         except ReplyUnknown:
             self._unsure = True
             raise
-        metrics.read += board.add(found)
+        counts["read"] += board.add(found)
         if found:
             self._shared.seen = max(self._shared.seen, found[-1].stream_id, key=rank)
         return 0.0
@@ -331,6 +343,8 @@ class StreamReader(Service):
             self._stream.forget_readers(int(max(60.0, 10 * options.idle_s) * 1000))
         if claimed.gone:
             event(log, "pending_entries_deleted", level=logging.WARNING, count=len(claimed.gone), first=claimed.gone[0])
+        for entry_id in claimed.gone:
+            self._shared.ring(entry_id, "body_gone")
         if claimed.messages:
             suspects = sum(message.is_suspect for message in claimed.messages)
             event(log, "messages_claimed", count=len(claimed.messages), suspects=suspects)
@@ -404,13 +418,14 @@ class StreamWriter(Service):
                 ids = list(itertools.islice(self._done, _AT_ONCE))
                 mine = stream.acknowledge(ids, shared.options.remove)
                 _forget(self._done, len(ids))
-                shared.metrics.done += len(mine)
-                shared.metrics.stale += len(ids) - len(mine)
+                shared.counts["done"] += len(mine)
+                shared.counts["stale"] += len(ids) - len(mine)
                 shared.board.drop(ids)
             while self._given_up:
                 message, reason, error = self._given_up[0]
                 buried = stream.move_to_dead_letters([message], reason, {message.stream_id: error})
-                shared.metrics.dead_letters += len(buried)
+                if buried:
+                    shared.ring(message.stream_id, reason, error, message.attempt)
                 self._given_up.popleft()
                 shared.board.drop([message.stream_id])
         except GroupMissing:
@@ -483,7 +498,7 @@ class StreamRunner(Service):
             # sys.exit() in a handler must not end this thread while it holds the message.
             self._failed(message, readable(problem))
         else:
-            self._shared.metrics.handler_s += now_s() - began_s
+            self._shared.counts["handler_seconds"] += now_s() - began_s
             self._writer.done(message)  # first: when nothing runs any more, all that ended must be seen to be written
             board.ended(message)
         return 0.0
@@ -504,7 +519,7 @@ class StreamRunner(Service):
     def _failed(self, message: StreamMessage, problem: BaseException) -> None:
         options = self._shared.options
         was_suspect, message.is_suspect = message.is_suspect, False
-        self._shared.metrics.failed += 1
+        self._shared.counts["failed"] += 1
         error = format_error(problem)
         message.failures += not isinstance(problem, RetryLater)
         if isinstance(problem, GiveUp):
@@ -542,13 +557,16 @@ def _check_plain(handle: Handle) -> None:
         raise TypeError(f"this handler is {kind}: {_PLAIN}")
 
 
-class MessageReadingLoop:
-    """Reads a stream as a member of a group, and calls ``handle`` with every message, on ``options.threads`` threads.
+class MessageReadingLoop(Reader):
+    """Reads a stream as a member of a group, and calls ``handle(message)`` with every message, on ``options.threads``
+    threads.
 
     ``url`` of Redis as USHER_REDIS_URL takes it. Begin it with ``with`` or ``start``; ``stop`` ends it for good.
     ``name`` is the beginning of its name in the group. Raises ValueError for a URL that cannot be parsed, TypeError for
     a handler that a call does not run.
     """
+
+    kind, told = "loop", _COUNTS | _COUNTS_NOW
 
     def __init__(
         self, url: str, stream: str, group: str, handle: Handle, options: LoopOptions | None = None, name: str = ""
@@ -559,7 +577,10 @@ class MessageReadingLoop:
         self._prefix, self._made_in = name, os.getpid()
         self._streams: list[ReliableStream] = []
         self._options = options
-        self._shared = Shared(options, ReadingBoard(options.queue, options.idle_s * _FRESH_PART))
+        self.labels = {"stream": stream, "group": group}
+        to = CommonSettings(dead_letter_webhook=options.webhook, webhook_secret=options.webhook_secret)
+        bell = DeadLetterNotifier(of_this_program(), to, self.reader_name, Keys(stream, group))
+        self._shared = Shared(options, ReadingBoard(options.queue, options.idle_s * _FRESH_PART), bell)
         self._over = threading.Event()
 
         def part(role: str) -> tuple[Link, ReliableStream]:
@@ -578,13 +599,14 @@ class MessageReadingLoop:
         self._runners = [
             StreamRunner(number, handle, self._shared, self._writer, note) for number in range(options.threads)
         ]
+        self.show()
 
     def start(self) -> None:
         if os.getpid() != self._made_in:  # forked since: siblings must not take its messages for theirs
             self.reader_name = reader_name(self._prefix)
             for stream in self._streams:
                 stream.reader = self.reader_name
-        for service in self._services:
+        for service in self.services:
             service.start()
         event(log, "reading_loop_started", reader=self.reader_name)
 
@@ -603,9 +625,9 @@ class MessageReadingLoop:
         self._reader.stop()
         while now_s() < until_s and (board.running or not self._reader.join(0) or not self._writer.is_flushed):
             time.sleep(_POLL_S)
-        for service in self._services:
+        for service in self.services:
             service.stop()
-        for service in self._services:
+        for service in self.services:
             service.join(max(_POLL_S, min(1.0, until_s - now_s())))
         left = self._leave()
         for link in (self._note_link, self._end_link):
@@ -637,14 +659,14 @@ class MessageReadingLoop:
         self.stop()
 
     def health(self) -> Health:
-        return judge(self._services, now_s())
+        return judge(self.services, now_s())
 
     def metrics(self) -> dict[str, float]:
-        return {**vars(self._shared.metrics), "held": self._shared.board.held, "running": self._shared.board.running}
+        return {**self._shared.counts, "held": self._shared.board.held, "running": self._shared.board.running}
 
     @property
-    def _services(self) -> list[Service]:
-        return [self._reader, self._writer, *self._runners]
+    def services(self) -> list[Service]:
+        return [self._reader, self._writer, *self._runners, *self._shared.bell.services]
 
     def _leave(self) -> str:
         """Give waiting messages back, and leave the group. Returns what went wrong; the readers that claim idle entries

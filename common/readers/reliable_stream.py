@@ -12,6 +12,7 @@ idempotent by ``message.uid``.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import socket
@@ -35,7 +36,6 @@ log = logging.getLogger(__name__)
 RETURNED, SUSPECT = "returned", "suspect"
 #: Idle time in ms of entries that were given back: longer than any reader's least idle time.
 _AT_ONCE_MS = 30 * 86_400_000
-_PAGE = 1000
 
 
 class StreamMessage(EntryView):
@@ -120,24 +120,13 @@ class ReliableStream:
 
         The bodies are read from the stream: reading them from the pending list would count as a delivery.
         """
-        wanted: list[bytes] = []
-        for page in self._pending():
-            wanted += [entry_id for entry_id in page if entry_id not in exclude]
-            if len(wanted) >= count:
-                break
-        return self._with_bodies(wanted[:count])
+        return self._with_bodies(list(itertools.islice(self._unseen(exclude), count)))
 
     def pending(self, exclude: Collection[bytes] = ()) -> list[bytes]:
-        return [entry_id for page in self._pending() for entry_id in page if entry_id not in exclude]
+        return list(self._unseen(exclude))
 
-    def _pending(self) -> Iterator[list[bytes]]:
-        start: bytes = b"-"
-        while True:
-            rows = self._link.call("XPENDING", self._keys.stream, self._keys.group, start, "+", _PAGE, self.reader)
-            yield [row[0] for row in rows]
-            if len(rows) < _PAGE:
-                return
-            start = b"(" + rows[-1][0]
+    def _unseen(self, known: Collection[bytes]) -> Iterator[bytes]:
+        return (entry_id for entry_id in self._plain.pending_of(self.reader) if entry_id not in known)
 
     def _with_bodies(self, ids: Sequence[bytes]) -> list[StreamMessage]:
         if not ids:

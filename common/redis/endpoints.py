@@ -217,21 +217,6 @@ def connection_beside(client: Any, name: str, timeout_s: float) -> tuple[str, An
     return url, made(**options)
 
 
-def coordinates_failovers(url: str) -> bool | None:
-    """Return True if the sentinels of the URL know a failover that loses nothing (SENTINEL FAILOVER ... COORDINATED);
-    None if none of them answers, or the URL names no sentinels."""
-    parts = urlsplit(url)
-    for host, port in _hosts(parts) if mode(url) == SENTINEL else ():
-        client = _sentinel_client(parts, _ASK_TIMEOUT_S, _tls(parts), host, port)
-        try:
-            return "COORDINATED" in repr(client.execute_command("SENTINEL", "HELP"))
-        except redis.RedisError:
-            continue
-        finally:
-            client.close()
-    return None
-
-
 def gives_slot_to(url: str, node: Any, place: Place) -> bool:
     """Return True if the node at the other end of ``node``, an open connection, says that the slot of the URL's stream
     is at ``place`` now. Raises redis.RedisError."""

@@ -182,19 +182,28 @@ def redis_ms(link: Link) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def span_of(link: Link, stream: str) -> Span | None:
+def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
+    """Return what XINFO STREAM says, {} where there is no such key."""
     try:
-        return parse_span(link.call("XINFO", "STREAM", stream))
+        return pairs(link.call("XINFO", "STREAM", stream))
     except CommandRefused as refused:
         if "no such key" in str(refused):
-            return None
+            return {}
         raise
 
 
-def parse_span(reply: Any) -> Span:
-    facts = pairs(reply)
-    first = facts[b"first-entry"]
-    return Span(first[0] if first else None, facts[b"last-generated-id"])
+def span_of(link: Link, stream: str) -> Span | None:
+    facts = facts_of(link, stream)
+    return parse_span(facts) if facts else None
+
+
+def parse_span(facts: Mapping[bytes, Any]) -> Span:
+    return Span(first_of(facts), facts[b"last-generated-id"])
+
+
+def first_of(facts: Mapping[bytes, Any]) -> bytes | None:
+    first = facts.get(b"first-entry")
+    return first[0] if first else None
 
 
 class TicketStream:
@@ -220,14 +229,10 @@ class TicketStream:
     def _entries_read(self, start: bytes) -> Iterator[tuple[str, int]]:
         """Yield, where it can be known, the option that says how many entries are gone before a group that begins at
         ``start``: so what is cut before it has read anything is counted too (lua/includes/group.lua: cut_unread)."""
-        try:
-            facts = pairs(self._link.call("XINFO", "STREAM", self._keys.stream))
-        except CommandRefused as refused:
-            if "no such key" not in str(refused):
-                raise
-            facts = {b"entries-added": 0, b"length": 0, b"first-entry": None}
-        first = facts[b"first-entry"]
-        if b"entries-added" in facts and (first is None or rank(first[0]) > rank(start)):
+        facts = facts_of(self._link, self._keys.stream)
+        facts = facts or {b"entries-added": 0, b"length": 0}
+        first = first_of(facts)
+        if b"entries-added" in facts and (first is None or rank(first) > rank(start)):
             yield "ENTRIESREAD", int(facts[b"entries-added"] - facts[b"length"])
 
     def saved_position(self) -> GroupPosition | None:

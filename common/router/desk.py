@@ -20,8 +20,9 @@ from typing import Any
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.base.log import event
+from usher.common.protocol.message import EntryView
 from usher.common.redis.client import Arg, CommandRefused
-from usher.common.redis.replies import Entry, pairs
+from usher.common.redis.replies import pairs
 from usher.common.router.schedule import LastIdCheck, Read, ReadPosition, ReadSchedule, Stream
 from usher.common.runtime.fork_guard import ForkGuard
 
@@ -31,7 +32,15 @@ log = logging.getLogger(__name__)
 _MOST_ENTRIES = 10_000
 #: (key, entries) pairs of an XREAD reply, in either protocol.
 Found = dict[bytes, list[Any]]
-_COUNTED = ("subscribed", "entries", "reads", "empty_reads", "announced", "resets")
+#: What a router counts, in sums since it was made.
+COUNTS = {
+    "subscribed": "Subscriptions that were made.",
+    "entries": "Entries given to subscriptions.",
+    "reads": "Reads of streams.",
+    "empty_reads": "Reads that found nothing although something was announced, or expected.",
+    "announced": "Changes of subscribed streams that Redis announced.",
+    "resets": "Positions that began anew because the stream was another one.",
+}
 
 
 @dataclass(frozen=True)
@@ -72,11 +81,12 @@ class End(Enum):
     CALLBACK_FAILED = "its callback raised an error"
 
 
+COUNTS |= {f"ended_{end.name.lower()}": f"Subscriptions that ended: {end.value}." for end in End}
 #: Ends that the reader has asked for: iteration simply ends.
 _WANTED = (End.CLOSED, End.ROUTER_STOPPED)
-#: Called on the router's thread, which serves many subscriptions: it must be quick, and may close or pause its
-#: subscription.
-Callback = Callable[["Subscription", Sequence[Entry]], None]
+#: Is called with the subscription and its new entries, on the router's thread, which serves many subscriptions: it must
+#: be quick, and may close or pause its subscription.
+Callback = Callable[["Subscription", Sequence[EntryView]], None]
 
 
 class SubscriptionEnded(UsherError):
@@ -112,7 +122,7 @@ class Subscription(ReadPosition):
         self._desk = desk
         self.callback = callback
         self._capacity = capacity
-        self._channel: deque[Entry] | None = None  # guarded by the coordinator's lock, like all below
+        self._channel: deque[EntryView] | None = None  # guarded by the coordinator's lock, like all below
         self._waiting: threading.Condition | None = None
         self.end: End | None = None
         self.detail = ""
@@ -125,7 +135,7 @@ class Subscription(ReadPosition):
         """End the subscription and drop entries that were not taken. May be called twice."""
         self._desk.close(self, End.CLOSED)
 
-    def take(self, most: int = 100, timeout_s: float | None = None) -> list[Entry]:
+    def take(self, most: int = 100, timeout_s: float | None = None) -> list[EntryView]:
         """Return up to ``most`` entries, waiting for the first; none after ``timeout_s`` seconds, or after the end.
         Raises SubscriptionEnded."""
         deadline_s = None if timeout_s is None else now_s() + timeout_s
@@ -146,7 +156,7 @@ class Subscription(ReadPosition):
                 self._resume()
             return taken
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[EntryView]:
         """Yield entries as they come, until the end. Raises SubscriptionEnded for an end that was not asked for."""
         while taken := self.take(1):
             yield taken[0]
@@ -166,7 +176,7 @@ class Subscription(ReadPosition):
 
     # -- called by the coordinator, under its lock
 
-    def offer(self, entries: Sequence[Entry]) -> int:
+    def offer(self, entries: Sequence[EntryView]) -> int:
         """Put entries into the channel; returns how many of them, from the first, are dealt with. The others come
         again."""
         if self._channel is None:
@@ -187,6 +197,9 @@ class Subscription(ReadPosition):
                 self._waiting.notify_all()
 
 
+_Call = tuple[Subscription, Sequence[EntryView]]
+
+
 class RouterCoordinator:
     """The lock and the schedule. Callbacks run without the lock, on the thread of the reader that brought their
     entries. ``count``: most entries of one stream that one read brings."""
@@ -194,7 +207,7 @@ class RouterCoordinator:
     def __init__(self, count: int) -> None:
         self.lock = threading.Lock()
         self.book = ReadSchedule()  # guarded by self.lock, like all below
-        self.counters: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self.on_work: Callable[[], None] = lambda: None
         self._count = count
         self._placed = threading.Condition(self.lock)
@@ -242,14 +255,14 @@ class RouterCoordinator:
         """Hand out the entries of an XREAD. Returns the checks that are due: of streams where nothing was found
         although a change was announced, and of positions above all that was found."""
         checks: list[LastIdCheck] = []
-        called: list[tuple[Read, bool, list[tuple[Subscription, Sequence[Entry]]]]] = []
+        called: list[tuple[Read, bool, list[_Call]]] = []
         with self.lock:
             for read in reads:
                 entries = found.get(read.stream.key)
                 more, check = len(entries or ()) >= self._count_of(reads), None
-                calls: list[tuple[Subscription, Sequence[Entry]]] = []
+                calls: list[_Call] = []
                 if entries:
-                    self._share(read, [Entry(*entry) for entry in entries], calls)
+                    self._share(read, [EntryView(*entry) for entry in entries], calls)
                     check = self.book.to_check(read, entries[-1][0], more)
                 elif read.check or not (read.swept or self.book.in_turn):
                     self.counters["empty_reads"] += 1
@@ -336,7 +349,7 @@ class RouterCoordinator:
         """Return the most entries of each stream: fewer when there are many streams, so that the reply is bounded."""
         return max(1, min(self._count, _MOST_ENTRIES // len(reads)))
 
-    def _share(self, read: Read, entries: Sequence[Entry], calls: list[tuple[Subscription, Sequence[Entry]]]) -> None:
+    def _share(self, read: Read, entries: Sequence[EntryView], calls: list[_Call]) -> None:
         for place, share in self.book.shares(read, entries):
             assert isinstance(place, Subscription)
             if place.callback is not None:
@@ -345,10 +358,10 @@ class RouterCoordinator:
             else:
                 accepted = place.offer(share)
             if accepted:
-                place.last = share[accepted - 1].id
+                place.last = share[accepted - 1].stream_id
                 self.counters["entries"] += accepted
 
-    def _call(self, calls: Iterable[tuple[Subscription, Sequence[Entry]]]) -> None:
+    def _call(self, calls: Iterable[_Call]) -> None:
         for subscription, entries in calls:
             callback = subscription.callback
             if callback is None or subscription.end is not None:

@@ -17,12 +17,13 @@ from types import TracebackType
 from usher.common.base.callables import unawaitable_reason
 from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.base.log import event
+from usher.common.observability.metrics import Reader
 from usher.common.protocol.message import key_bytes
 from usher.common.protocol.stream_id import ZERO, from_rank, rank
 from usher.common.redis.client import Link
 from usher.common.redis.endpoints import in_reach
 from usher.common.redis.tracking import ChangeEar
-from usher.common.router.desk import Callback, End, RouterCoordinator, RouterOptions, Subscription
+from usher.common.router.desk import COUNTS, Callback, End, RouterCoordinator, RouterOptions, Subscription
 from usher.common.router.reading import ChangeWatch, StreamReader
 from usher.common.runtime.service import Service
 
@@ -46,7 +47,11 @@ class Mode(Enum):
     PORTABLE = "portable"
 
 
-class StreamRouter:
+#: What it counts of the present, too.
+_COUNTS_NOW = {"streams": "Streams with subscriptions.", "queued": "Streams to be read.", "connections": "Connections."}
+
+
+class StreamRouter(Reader):
     """Reads many streams for many subscriptions; may be used from any thread. Call ``start`` before anything is
     delivered and ``stop`` at the end (or use ``with``); subscribing is possible before ``start``.
 
@@ -54,6 +59,8 @@ class StreamRouter:
     none: all keys, which on a server with much other traffic is wasted work. No prefix may be the beginning of another.
     ``mode`` PORTABLE: even where Redis announces changes.
     """
+
+    kind, told = "router", COUNTS | _COUNTS_NOW
 
     def __init__(
         self,
@@ -82,6 +89,8 @@ class StreamRouter:
         self._watch = ChangeWatch(ear, self._desk, self._ring, self._fall_back)
         self._desk.book.in_turn = mode is Mode.PORTABLE
         self._desk.on_work = self._ring
+        self.labels = {"router": name}
+        self.show()
 
     def start(self) -> None:
         with self._lock:
@@ -117,7 +126,7 @@ class StreamRouter:
         """Subscribe to entries of the stream ``key`` above ``last_id``; None: from the beginning; NOW: entries that are
         added after this call.
 
-        The stream need not exist. ``on_entries`` is called with the subscription and its entries, instead of iteration.
+        The stream need not exist. Instead of iteration, ``on_entries(subscription, entries)`` is called with new ones.
         ``capacity``: most entries in the channel; while it is full the rest waits in Redis. Raises ValueError for an
         impossible id or key, TypeError for an ``on_entries`` that a call does not run (``async def``), and with NOW
         RedisTrouble when Redis does not tell the end of the stream within 5 s.
@@ -157,16 +166,13 @@ class StreamRouter:
             raise RedisTrouble(f"Redis did not say in {timeout_s:g} s where these streams end")
         return made
 
-    def counters(self) -> dict[str, int]:
-        """Return sums since the start: ``subscribed``, ``entries`` (given to subscriptions), ``reads``,
-        ``empty_reads``, ``announced`` (changes of subscribed streams), ``resets``, ``ended_...``; and current values:
-        ``streams``, ``queued``, ``connections``."""
+    def metrics(self) -> dict[str, float]:
         with self._desk.lock:
             now = {"streams": len(self._desk.book.streams), "queued": self._desk.book.queued}
             return {**self._desk.counters, **now, "connections": len(self.services)}
 
     @property
-    def services(self) -> tuple[Service, ...]:
+    def services(self) -> Sequence[Service]:
         return tuple(self._readers) if self._desk.book.in_turn else (self._watch, self._readers[0])
 
     # -- inside

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from usher.common.protocol.message import EntryView
 from usher.common.protocol.stream_id import ZERO, rank
-from usher.common.redis.replies import Entry
 
 # Marks of a stream. They are one number, because there may be a million streams, and a plain one: arithmetic of an
 # IntFlag costs a microsecond each.
@@ -158,10 +158,10 @@ class ReadSchedule:
 
     # -- what a reply means
 
-    def shares(self, read: Read, entries: Sequence[Entry]) -> list[tuple[ReadPosition, Sequence[Entry]]]:
+    def shares(self, read: Read, entries: Sequence[EntryView]) -> list[tuple[ReadPosition, Sequence[EntryView]]]:
         """Return the entries for each position. A position that was added, or went back, while the read was under way
         is behind it and gets nothing yet."""
-        found: list[tuple[ReadPosition, Sequence[Entry]]] = []
+        found: list[tuple[ReadPosition, Sequence[EntryView]]] = []
         after = rank(read.after)
         for place in read.stream.places:
             if place.last is None or place.held:
@@ -170,7 +170,8 @@ class ReadSchedule:
             if last < after:
                 read.stream.marks |= _AGAIN
                 continue
-            share = entries if rank(entries[0].id) > last else [entry for entry in entries if rank(entry.id) > last]
+            is_all = rank(entries[0].stream_id) > last
+            share = entries if is_all else [entry for entry in entries if rank(entry.stream_id) > last]
             if share:
                 found.append((place, share))
         return found

@@ -296,19 +296,6 @@ def is_secret(field: str) -> bool:
     return field.endswith(("_token", "_secret"))
 
 
-#: Settings of before the first release: whoever still has one means something by it, which would not happen.
-_GONE = """
-    AUDIT_CLOCK_SECONDS AUDIT_DELIVERIES AUDIT_EVERY_MINUTES AUDIT_IDLE_SECONDS AUDIT_MEMORY_MIB
-    AUDIT_PARKED_SECONDS AUDIT_PROVE_MINUTES AUDIT_PY_FILES AUDIT_SETTLE_SECONDS AUDIT_SINK_NAME AUDIT_SINK_URL
-    AUDIT_STREAMS BATCH_SIZE CONNECTIONS CONNECTIONS_PER_ADDRESS CONSUMER_TOKEN DISCOVER_SECONDS FLUSH_MS
-    FOLLOWERS_LIMIT HAND_OVER_SECONDS HEALTH_FAILURES HEALTH_SECONDS HEALTH_URL INSECURE OPERATOR_TOKEN OUTBOX_BATCH
-    OUTBOX_COLUMNS OUTBOX_FROM OUTBOX_FROM_ROWS OUTBOX_LEASE_SECONDS OUTBOX_POLL_SECONDS OUTBOX_ROW_KIB
-    PATH_PREFIX PIN_CPU READ_AHEAD RECONCILE_SECONDS REGISTERS_PER_MINUTE REQUESTS_IN_FLIGHT REQUESTS_PER_SECOND
-    RETRY_CAP_SECONDS ROSTER_SECONDS SIGN_ON_OPERATORS SIGN_ON_PROXIES SIGN_ON_VIEWERS SWEEP_SECONDS
-    TICKET_SCOPE TICKET_WINDOW TRIM_ARCHIVED TRIM_MEMORY_SHARE TRIM_SECONDS UNKEYED VIEWER_TOKEN
-"""
-
-
 def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> T:
     """Load settings of class ``cls``: a flag that was given wins over the environment, and that over a file of its name
     (``usher_api_token``) in /run/secrets or $CREDENTIALS_DIRECTORY. An empty variable is one that is not set.
@@ -316,14 +303,8 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
     Raises SettingsError naming *all* bad values, and every ``USHER_*`` name that looks like a mistyped setting.
     """
     known = [name_of(field) for field in cls.model_fields]
-    problems = [
-        f"{name} is gone: CHANGELOG.md, Removed, says what to do instead"
-        for name in sorted(f"{PREFIX}{gone}" for gone in _GONE.split())
-        if environ.get(name)
-    ]
+    problems = []
     for name in environ.keys() - {*known} - COMMAND_NAMES:
-        if name.removeprefix(PREFIX) in _GONE.split():
-            continue
         if name.startswith(PREFIX) and (close := difflib.get_close_matches(name, known, n=1, cutoff=0.88)):
             problems.append(f"{name} is not a setting; did you mean {close[0]}?")
     given = {field: value for field, value in (flags or {}).items() if value is not None and field in cls.model_fields}

@@ -60,7 +60,7 @@ class Sender:
             self.unknown = len(batch) if len(batch) > 1 else 0  # several are perhaps more than one round trip
             raise
         self.unknown = 0
-        known = sum(one.repeated is True for one in sent)
+        known = sum(one.repeated for one in sent)
         self.repeated += known
         self.accepted += len(sent) - known
         return [one.id for one in sent]

@@ -8,8 +8,7 @@ reply was lost::
 
 A uid is remembered for ``dedup_s`` seconds from its first send, together with the id of its entry, which a repeat is
 answered: a key per message, some 150 bytes and the uid. A failover that lost the last moments forgets it: an effect
-that must not happen twice is guarded where it takes place. docs/sending.md has delayed messages, several streams, and
-servers that drop repeats themselves.
+that must not happen twice is guarded where it takes place. docs/sending.md has delayed messages and several streams.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import os
 import random
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -33,7 +31,7 @@ from usher.common.observability.tracing import context_fields, sending
 from usher.common.protocol.keys import LogKeys, uid_key
 from usher.common.protocol.marks import MarkFields
 from usher.common.protocol.message import DUE_FIELD, UID_FIELD, Key, check_ticket, key_bytes, ticket_key, ticket_value
-from usher.common.redis.client import Arg, ClientLink, CommandRefused, Link
+from usher.common.redis.client import Arg, ClientLink, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
 
@@ -54,11 +52,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 LATEST_MS = 10**15
 #: Times of this century in seconds: as milliseconds they are the first months of 1970, which nobody means.
 SECONDS = range(10**9, 10**10)
-#: IDMP remembers a limited number of uids per producer id, whatever the time; uids are spread over this many producer
-#: ids by their hash.
-_IDMP_SIZE, _IDMP_PRODUCERS = 10_000, 256
-#: Seconds between two questions whether the stream is set up for IDMP.
-_ASK_S = 10.0
 #: Seconds until a sign that was up is looked at again.
 _AGAIN_S = 0.5
 
@@ -76,10 +69,10 @@ class Outgoing(NamedTuple):
 
 class Sent(NamedTuple):
     """The result of a send. ``repeated``: the uid was known, from an earlier send or from an attempt of this call whose
-    reply was lost. None: the server does not say."""
+    reply was lost."""
 
     id: str
-    repeated: bool | None
+    repeated: bool
 
 
 class Producer:
@@ -124,8 +117,6 @@ class Producer:
         self._marks = MarkFields(tenant_field)
         # By process: in a forked child another thread's lock is never released.
         self._locks: dict[int, threading.Lock] = {}
-        # The connection, when it was asked, and the answer: does its server drop repeats itself.
-        self._native: tuple[int, float, bool] = (0, 0.0, False)
 
     def send(
         self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, due_ms: int | None = None
@@ -240,16 +231,8 @@ class Producer:
 
     def _added(self, stream: str, batch: Sequence[Prepared]) -> list[Sent]:
         if not self._dedup_s:
-            return [
-                Sent(entry_id, False)
-                for entry_id in self._pipelined([("XADD", stream, "*", *flat) for _, flat in batch])
-            ]
-        if stream == self._stream and self._server_drops_repeats():
-            commands = [idmp_command(stream, uid, flat) for uid, flat in batch]
-            return [
-                Sent(entry_id, None if uid else False)
-                for entry_id, (uid, _) in zip(self._pipelined(commands), batch, strict=True)
-            ]
+            ids = self._pipelined([("XADD", stream, "*", *flat) for _, flat in batch])
+            return [Sent(entry_id, False) for entry_id in ids]
         sign = stream if self._sign is None else self._sign.key
         keys = [stream, sign, *(stream if uid is None else uid_key(self._stream, uid) for uid, _ in batch)]
         args: list[Arg] = [int(self._dedup_s * 1000)]
@@ -272,20 +255,6 @@ class Producer:
         if self._sign is not None and not isinstance(told, Exception):
             self._sign.learn(told)
         return [bytes(reply).decode() for reply in replies]
-
-    def _server_drops_repeats(self) -> bool:
-        """Return True when the server drops repeats itself. Asked with each new connection and now and then, so that
-        all producers of a stream do the same: the one way does not know the uids of the other. A deleted stream loses
-        its setting, and its successor has the server's: 100 uids, for 100 s."""
-        connection, asked_s, native = self._native
-        if connection != self._link.connections or not connection or now_s() - asked_s > _ASK_S:
-            try:
-                facts = pairs(self._link.call("XINFO", "STREAM", self._stream))
-            except CommandRefused:  # the stream does not exist yet, or we may not ask
-                facts = {}
-            native = facts.get(b"idmp-duration", 0) >= self._dedup_s and facts.get(b"idmp-maxsize", 0) >= _IDMP_SIZE
-            self._native = (self._link.connections, now_s(), native)
-        return native
 
 
 class AsyncProducer:
@@ -376,16 +345,6 @@ def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def idmp_command(stream: str, uid: bytes | None, flat: Sequence[bytes]) -> tuple[Arg, ...]:
-    """Return the XADD that adds nothing when the server knows the uid, and answers the first id.
-
-    >>> idmp_command("s", b"order-7", [b"a", b"b"])
-    ('XADD', 's', 'IDMP', 'usher-218', b'order-7', '*', b'a', b'b')
-    """
-    known = () if uid is None else ("IDMP", f"usher-{zlib.crc32(uid) % _IDMP_PRODUCERS}", uid)
-    return ("XADD", stream, *known, "*", *flat)
 
 
 def _value(name: bytes, value: object) -> bytes:

@@ -155,6 +155,8 @@ class Acker(Service):
         self._giving_back: deque[GivenBack] = deque()  # only this thread, as ``_burying``
         self._gave_back_s = -math.inf
         self._writing = False
+        # What belongs to this thread belongs to a runner of lanes while that one writes.
+        self._turn, self._is_here = threading.Lock(), False
         self._idle = True  # the thread waits to be woken
         self._lingering = False
         self._write_now = threading.Event()  # ends the linger
@@ -168,15 +170,33 @@ class Acker(Service):
 
     # ---- any thread --------------------------------------------------------------------------------------------------
 
-    def finished(self, item: Success) -> None:
+    def finished(self, item: Success, here: bool = False) -> None:
+        """Take a success. ``here``: this thread may wait for Redis, and takes a lane next."""
         self._finished.append(item)
-        if item.lane is not None and not self._lanes.has_ready:
-            self._write_now.set()  # nothing goes on before this is written
+        if item.lane is not None and not self._lanes.has_ready:  # nothing goes on before this is written
+            if here and self._write_here():
+                return
+            self._write_now.set()
         if self._idle:
             self._idle = False
             self.wake()
         elif self._lingering and len(self._finished) >= self._enough:
             self._write_now.set()
+
+    def _write_here(self) -> bool:
+        """Write what there is, unless it is being written: to wake the thread that does takes as long. Return False
+        where that one is to do it."""
+        if self.stopping or not self._turn.acquire(blocking=False):
+            return False
+        try:
+            self._is_here = True
+            self._flush()
+            return True
+        except Exception:  # it tries again, and tells
+            return False
+        finally:
+            self._is_here = False
+            self._turn.release()
 
     def failed(self, item: FailedAttempt) -> None:
         if item.outcome != RETRY_LATER:  # it costs nothing, and comes again at once
@@ -216,6 +236,7 @@ class Acker(Service):
         """Write everything at once from now on, without waiting for more to finish: this incarnation ends."""
         self._linger_s = 0.0  # first: a linger that starts after the event was cleared must see it
         self._write_now.set()
+        self.wake()
 
     def interrupt(self) -> None:
         self.hurry()
@@ -242,15 +263,12 @@ class Acker(Service):
                 return rest_s
         self._idle = False
         self._linger()
-        self._writing = True
         try:
-            self._flush()
+            with self._turn:
+                self._flush()
         except OwnershipLost as lost:
             self._on_lost(str(lost))
             return self._IDLE_S
-        finally:
-            self._writing = False
-            self._flushed_s = now_s()
         return 0.0
 
     def _rest_s(self) -> float:
@@ -261,7 +279,7 @@ class Acker(Service):
     def _gathering_s(self) -> float:
         """Return for how long tickets that are put off wait for more; 0.0 where others are to be given back."""
         waiting = [*self._to_give_back]
-        is_many = len(waiting) >= min(_GIVE_BACKS, self._reporter.enough)
+        is_many = len(waiting) >= _GIVE_BACKS or sum(len(one.ids) for one in waiting) >= self._reporter.enough
         if is_many or not self._linger_s or any(one.lane is None for one in waiting):
             return 0.0
         return self._gave_back_s + _PUT_OFF_S - now_s()
@@ -276,6 +294,14 @@ class Acker(Service):
         self._write_now.clear()  # everything that set it before now is written now
 
     def _flush(self) -> None:
+        self._writing = True
+        try:
+            self._write()
+        finally:
+            self._writing = False
+            self._flushed_s = now_s()
+
+    def _write(self) -> None:
         """Write everything that is there now: first failures, then successes, then what comes after them in their
         lanes, tickets to be given back and dead letters. Leave what comes meanwhile to the next turn: handlers that ask
         to be called again at once always bring one more failure."""
@@ -349,7 +375,7 @@ class Acker(Service):
         self.on_progress()
         held = [item.lane for item in batch if item.lane is not None]
         if held:
-            self._lanes.resume(held)
+            self._lanes.resume(held, self._is_here)
         done: dict[bytes, Item] = {}
         for item in batch:
             if (known := done.get(item.ticket)) is None:

@@ -77,7 +77,7 @@ class LaneWorker(Service):
                 return None
             end_us = clock()
             count += 1
-            if not executor.succeeded(lane, message, start_us, end_us):
+            if not executor.succeeded(lane, message, start_us, end_us, here=True):
                 return None
             if not queue or count >= _THREAD_SLICE or end_us - began_us >= _THREAD_SLICE_US:
                 break  # most lanes have one message

@@ -22,7 +22,7 @@ from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.last_error import LastError, NotedError, encode
 from usher.common.protocol.run_log import CRASHED, FAILED, GAVE_UP, RETRY_LATER
 from usher.common.runtime.fork_guard import leave
-from usher.consumer.execution.lanes import Lanes, MessageLane
+from usher.consumer.execution.lanes import SHORT_S, Lanes, MessageLane
 from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, GoOn, Outages, Sign, Wait, tells_of_connection
 from usher.consumer.handlers.error_trace import has_cause, own_line, raised_at, traced, type_name
 from usher.consumer.handlers.message import Message, OwnLease
@@ -65,7 +65,7 @@ class ErrorText:
 class Outcomes(Protocol):
     """The taker of finished, failed, given-up and put-off messages (the acker)."""
 
-    def finished(self, item: Success) -> None: ...
+    def finished(self, item: Success, here: bool = False) -> None: ...
 
     def failed(self, item: FailedAttempt) -> None: ...
 
@@ -217,21 +217,23 @@ class Executor:
         self.bury(lane, message, decision)
         return True
 
-    def succeeded(self, lane: MessageLane, message: Message, start_us: int, end_us: int) -> bool:
+    def succeeded(self, lane: MessageLane, message: Message, start_us: int, end_us: int, here: bool = False) -> bool:
         """Take the success of a handler that returned. Return True when the lane may go on, False when it is held until
-        Redis has the acknowledgement."""
+        Redis has the acknowledgement. ``here``: this thread may wait for that, and takes a lane next."""
         self._note_end(message)
         if self._limit_s:
             self.running.pop(id(message), None)
         self.handled += 1
         if self.outages.known:
             self._go_on(self.outages.done(message, self.clock(), not (lane.queue or lane.early)))
-        if self.strict:
-            message.lane = lane
-            self.lanes.hold(lane, (end_us - start_us) / 1e6)
         message.start_us, message.end_us = start_us, end_us
-        self._outcomes.finished(message)
-        return not self.strict
+        if not self.strict:
+            self._outcomes.finished(message)
+            return True
+        message.lane = lane
+        self.lanes.hold(lane, (end_us - start_us) / 1e6)
+        self._outcomes.finished(message, here)
+        return False
 
     def raised(
         self, lane: MessageLane, message: Message, problem: BaseException, text: ErrorText | None = None
@@ -274,8 +276,11 @@ class Executor:
             details = {"error": text.error, "error_type": text.error_type, "traceback": text.traceback}
             self.bury(lane, message, replace(decision, **details, at=at, noted=noted.head))
             return
-        ran_s = None if lane.apart or wait else (run.end_us - run.start_us) / 1e6
-        self._wait(lane, message, self.clock() + decision.wait_s, wait, ran_s)
+        # What fails at once, as in an outage, does not tell how long handlers take that do not.
+        ran_s = (run.end_us - run.start_us) / 1e6
+        self._wait(
+            lane, message, self.clock() + decision.wait_s, wait, None if lane.apart or ran_s < SHORT_S else ran_s
+        )
 
     def _wait(
         self, lane: MessageLane, message: Message, due_s: float, wait: Wait | None, ran_s: float | None = None

@@ -2,7 +2,7 @@
 threads.
 
 Waking a thread costs more than a short handler takes, and two threads that both compute only fight for the interpreter.
-So while handlers are short (``_SHORT_S``), one runner takes lane after lane, and one more thread watches it: if the
+So while handlers are short (``SHORT_S``), one runner takes lane after lane, and one more thread watches it: if the
 runner has not ended a lane within ``_WATCH_S`` (a handler blocks after all), the watcher runs the next lane itself and
 another thread watches. When handlers are not short, every ready lane wakes a thread.
 """
@@ -87,7 +87,7 @@ MessageLane = Lane[Message]
 #: because one is made for each lane that ran.
 Ended = tuple[MessageLane, int, float]
 
-_SHORT_S = 0.0005
+SHORT_S = 0.0005
 _WATCH_S = 0.002
 #: Weight of the newest lane in the moving average of a handler's time.
 _NEWEST = 0.2
@@ -130,11 +130,12 @@ class Lanes:
             self._wake(len(self.board.ready))
         self.on_ready()
 
-    def resume(self, lanes: Iterable[MessageLane]) -> None:
+    def resume(self, lanes: Iterable[MessageLane], here: bool = False) -> None:
+        """Let held lanes go on. ``here``: this thread takes a lane next, so that one needs nobody else."""
         with self._changed:
             for lane in lanes:
                 self.board.resume(lane)
-            self._wake(len(self.board.ready))
+            self._wake(len(self.board.ready) - here)
         self.on_ready()
 
     def hasten(self, ticket: bytes, entry_id: bytes) -> bool:
@@ -160,7 +161,7 @@ class Lanes:
             if ended is not None:
                 self._end(*ended)
             # As ``_wait_for_lane`` would find it: this runs for every lane.
-            if board.ready and not (board.waiting or self._paused or (board.running and self._mean_s < _SHORT_S)):
+            if board.ready and not (board.waiting or self._paused or (board.running and self._mean_s < SHORT_S)):
                 return self._take() if self._idle else board.take()
             return self._wait_for_lane(now_s() + timeout_s)
 
@@ -259,13 +260,13 @@ class Lanes:
     def _wake(self, ready: int) -> None:
         """Wake the threads needed for so many ready lanes; while handlers are short, one that runs and one that
         watches."""
-        if ready and self._idle:
+        if ready > 0 and self._idle:
             needed = (self.board.running == 0) + (not self._watched) if self._is_short() else ready
             if needed:
                 self._changed.notify(min(needed, ready))
 
     def _is_short(self) -> bool:
-        return self._mean_s < _SHORT_S
+        return self._mean_s < SHORT_S
 
     def _take(self) -> MessageLane | None:
         lane = self.board.take()

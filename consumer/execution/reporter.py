@@ -87,7 +87,8 @@ class Reporter(Service):
         self._take_window(2 * slots)  # the least that a leader gives
         self._enough_of_one = max(1, ticket_window // 2)
         self._hurry = False
-        self._calm = False  # this thread may be in the long pause
+        # This thread may be in the long pause; it was woken from it, once for each report.
+        self._calm = self._is_roused = False
         self._last_s = self._not_before_s = -math.inf
         self._untold = 0  # dropped ids that are not in the log yet; _why: why the last of them were dropped
         self._why = (logging.WARNING, "")
@@ -101,7 +102,9 @@ class Reporter(Service):
             self._count(items)
         while self._items and self._size > _MOST_WAITING:
             self._drop(self._take(), "too many ids wait to be reported")
-        if was_empty or self._hurry or (self._calm and not self._keeps_up()):
+        if is_late := self._calm and not self._keeps_up():
+            self._is_roused, self._calm = True, False
+        if was_empty or self._hurry or is_late:
             self.wake()
 
     def run_once(self) -> float:
@@ -112,7 +115,7 @@ class Reporter(Service):
         early_s = self._early_s()
         if early_s > 0:
             return early_s
-        self._last_s = now_s()
+        self._last_s, self._is_roused = now_s(), False
         report, self._told_retrying = self._take(), retrying
         headers = {**_QUIETLY, RETRYING_HEADER: str(retrying)} if retrying else _QUIETLY
         try:
@@ -150,7 +153,7 @@ class Reporter(Service):
 
     def _early_s(self) -> float:
         self._calm = True  # before the look: an ``add`` that ends the calm meanwhile must wake us
-        self._calm = self._keeps_up()
+        self._calm = self._keeps_up() and not self._is_roused
         pause_s = 0.0 if self._hurry else _CALM_PAUSE_S if self._calm else _PAUSE_S
         return max(self._not_before_s, self._last_s + pause_s) - now_s()
 

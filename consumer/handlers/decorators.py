@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Never, TypeVar
+from typing import Any, TypeVar, overload
 
 from usher.common.base.errors import HandlerUnusable
 
@@ -28,8 +28,12 @@ class BatchOptions:
     per_ticket: int
 
 
-def batch(most: int = 100, wait_s: float = 0.01, per_ticket: int = 1) -> Callable[[F], F]:
-    """Make the handler take a list of messages instead of one. A decorator::
+@overload
+def batch(most: F) -> F: ...
+@overload
+def batch(most: int = 100, wait_s: float = 0.01, per_ticket: int = 1) -> Callable[[F], F]: ...
+def batch(most: Any = 100, wait_s: float = 0.01, per_ticket: int = 1) -> Any:
+    """Make the handler take a list of messages instead of one. A decorator, with or without parentheses::
 
         @batch(most=100, wait_s=0.01)
         def handle(messages): ...
@@ -45,8 +49,8 @@ def batch(most: int = 100, wait_s: float = 0.01, per_ticket: int = 1) -> Callabl
 
     Raises TypeError and ValueError for options that cannot be used.
     """
-    if callable(most):
-        raise TypeError("write @batch() with parentheses")
+    if callable(most):  # without parentheses
+        return batch()(most)
     if not 1 <= most <= _MOST:
         raise ValueError(f"@batch: most must be 1 to {_MOST:,} (it is {most})")
     if not 0 <= wait_s <= _LONGEST_WAIT_S:
@@ -117,8 +121,11 @@ def given(asked: float | None, setting: float) -> float:
     return setting if asked is None else asked
 
 
+@overload
+def handler(function: F, /) -> F: ...
+@overload
 def handler(
-    *unused: Never,
+    *,
     max_attempts: int | None = None,
     backoff_s: float | None = None,
     backoff_cap_s: float | None = None,
@@ -127,8 +134,10 @@ def handler(
     rate: float | None = None,
     body: str | Callable[[bytes], Any] = "",
     away: tuple[type[BaseException], ...] | type[BaseException] = (),
-) -> Callable[[F], F]:
-    """Set options of one handler. A decorator; options that are not given are as the settings say.
+) -> Callable[[F], F]: ...
+def handler(function: Any = None, /, *, away: Any = (), **options: Any) -> Any:
+    """Set options of one handler. A decorator, with or without parentheses; options that are not given are as the
+    settings say.
 
     ``max_attempts``: starts before the message becomes a dead letter (USHER_MAX_ATTEMPTS). ``backoff_s``: wait in
     seconds before the second start, doubled for each further one (USHER_RETRY_SECONDS), up to ``backoff_cap_s``
@@ -142,16 +151,15 @@ def handler(
     as it is.
     Raises ValueError for values that no setting accepts.
     """
-    if unused:
-        raise TypeError("write @handler() with parentheses, and its options by name: @handler(max_attempts=3)")
-    kinds = away if isinstance(away, tuple) else (away,)
-    options = HandlerOptions(max_attempts, backoff_s, backoff_cap_s, deadline_s, dead_letter_policy, rate, body, kinds)
+    if function is not None and not callable(function):
+        raise TypeError("give the options of @handler by name: @handler(max_attempts=3)")
+    noted = HandlerOptions(**options, away=away if isinstance(away, tuple) else (away,))
 
     def mark(function: F) -> F:
-        setattr(function, _ATTRIBUTE, options)
+        setattr(function, _ATTRIBUTE, noted)
         return function
 
-    return mark
+    return mark if function is None else mark(function)
 
 
 def options_of(function: Callable[..., Any]) -> HandlerOptions:

@@ -1,6 +1,6 @@
 """The child process of the harness: forked, it plays one incarnation of a consumer and runs the user's handler.
 
-The harness talks to it through a socket, one JSON object per line. An order is ``run`` (a message), ``effect`` (read a
+The harness talks to it through a pipe, in JSON objects. An order is ``run`` (a message), ``effect`` (read a
 ticket's effect), ``setup`` or ``look`` (check the names, and what the handler's module opens at its import). The answer
 says how the order ended; before the child kills or freezes itself, it says so, and where.
 """
@@ -15,16 +15,15 @@ import importlib
 import inspect
 import linecache
 import os
-import select
 import signal
 import site
-import socket
 import sys
 import sysconfig
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -145,35 +144,29 @@ def load_function(spec: str, option: str) -> Callable[..., Any]:
 
 class TortureChild:
     def __init__(self, request: TortureRequest) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
             _live(theirs, request)
         theirs.close()
-        self._socket = ours
-        self._rest = b""
+        self._pipe = ours
         self.is_frozen = False
         self.is_over = False
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        self._socket.sendall(orjson.dumps(order) + b"\n")
+        self._pipe.send_bytes(orjson.dumps(order))
 
     def hear(self, within_s: float) -> dict[str, Any] | None:
         """Return the next answer, or None when there is none in time. The answer of a child that is gone is
         ``died``."""
-        until_s = time.monotonic() + within_s
-        while b"\n" not in self._rest:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0 or not select.select([self._socket], [], [], left_s)[0]:
-                return None
-            chunk = self._socket.recv(65_536)
-            if not chunk:
-                self._reap()
-                return {"ended": "died", "error": "its process ended by itself"}
-            self._rest += chunk
-        line, _, self._rest = self._rest.partition(b"\n")
-        answer: dict[str, Any] = orjson.loads(line)
+        if not self._pipe.poll(within_s):
+            return None
+        try:
+            answer: dict[str, Any] = orjson.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError):
+            self._reap()
+            return {"ended": "died", "error": "its process ended by itself"}
         if answer["ended"] == "frozen":  # it says so just before it stops: the signal to go on must not come first
             os.waitpid(self.pid, os.WUNTRACED)
             self.is_frozen = True
@@ -189,7 +182,7 @@ class TortureChild:
         if not self.is_over:
             os.kill(self.pid, signal.SIGKILL)
             self._reap()
-        self._socket.close()
+        self._pipe.close()
 
     def _reap(self) -> None:
         if not self.is_over:
@@ -200,10 +193,11 @@ class TortureChild:
 # ---- in the child process --------------------------------------------------------------------------------------------
 
 
-def _live(stage: socket.socket, request: TortureRequest) -> None:
+def _live(stage: Connection, request: TortureRequest) -> None:
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # frozen, it would outlive the harness
-        _ChildLoop(stage, request).run()
+        with contextlib.suppress(EOFError):  # the harness has gone
+            _ChildLoop(stage, request).run()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -213,14 +207,14 @@ def _live(stage: socket.socket, request: TortureRequest) -> None:
 class _ChildLoop:
     """The loop of the child process: it obeys orders, one ``_do_`` method each."""
 
-    def __init__(self, stage: socket.socket, request: TortureRequest) -> None:
+    def __init__(self, stage: Connection, request: TortureRequest) -> None:
         self._stage = stage
         self._request = request
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> None:
-        for line in self._stage.makefile("rb"):
-            order = orjson.loads(line)
+        while True:
+            order = orjson.loads(self._stage.recv_bytes())
             try:
                 answer = getattr(self, f"_do_{order['do']}")(order)
             except BaseException as problem:
@@ -232,7 +226,7 @@ class _ChildLoop:
         return load_handler(self._request.handler)
 
     def _say(self, answer: Mapping[str, Any]) -> None:
-        self._stage.sendall(orjson.dumps(answer) + b"\n")
+        self._stage.send_bytes(orjson.dumps(answer))
 
     def _do_look(self, order: dict[str, Any]) -> dict[str, Any]:
         before = _descriptors()

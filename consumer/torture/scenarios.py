@@ -130,7 +130,7 @@ SCENARIOS = (
     Scenario(
         "two_zombies",
         "two zombies wake up, the younger first",
-        "Two owners in a row stand still before message 1; a third one runs messages 1 to 3; then both wake up.",
+        "Two owners in a row freeze before message 1; a third one runs messages 1 to 3; then both wake up.",
         _FENCE,
         "a1/1:freeze b1/2:freeze c1/3 c2/3 c3/3 wake:b wake:a",
     ),
@@ -153,7 +153,7 @@ SCENARIOS = (
     ),
     Scenario(
         "zombie_within",
-        "a zombie stands still before every line",
+        "a zombie freezes before every line",
         "A process freezes in the middle of the handler for message 2; another owner takes the ticket over with"
         " messages 2 and 3; then it wakes up and finishes message 2.",
         _FENCE + " Check and effect must be one transaction.",

@@ -55,12 +55,6 @@ def cpu_seconds(pid: int) -> float:
     return sum(_of_each(pid, lambda member: sum(member.cpu_times()[:2])))
 
 
-def pss_mib(pid: int) -> float:
-    """Return the memory of the whole family in MiB, each shared page divided by the number of processes that share
-    it."""
-    return sum(_of_each(pid, lambda member: member.memory_full_info().pss)) / 2**20
-
-
 def rss_mib(pid: int) -> float:
     return max(_of_each(pid, lambda member: member.memory_info().rss), default=0) / 2**20
 
@@ -221,14 +215,11 @@ class Rig:
                 seconds["master" if name.startswith("master") else "consumers"] += cpu_seconds(program.pid)
         return seconds
 
-    def memory(self) -> dict[str, float]:
-        pids = {name: program.pid for name, program in self._programs.items()} | {"redis": self._redis.pid}
-        return {name: round(rss_mib(pid), 1) for name, pid in pids.items()}
+    def pids(self) -> dict[str, int]:
+        return {name: program.pid for name, program in self._programs.items()}
 
-    def shares(self) -> dict[str, float]:
-        """Return the MiB of each program, its processes together, with each shared page divided among the processes
-        that share it."""
-        return {name: round(pss_mib(program.pid), 1) for name, program in self._programs.items()}
+    def memory(self) -> dict[str, float]:
+        return {name: round(rss_mib(pid), 1) for name, pid in (self.pids() | {"redis": self._redis.pid}).items()}
 
     def redis_version(self) -> str:
         return redis_version(self.link)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import random
 import shutil
 import signal
 import sys
@@ -26,6 +25,7 @@ from usher.common.base.text import json_line
 from usher.common.cli.progress import progress
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.embedded import free_port
 from usher.common.runtime.settings import load, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.common.sending.pipelined import Sender, batches
@@ -33,7 +33,7 @@ from usher.common.sending.producer import Outgoing
 from usher.common.sending.workload import CsvSource, incidents
 from usher.deploy.demo.handlers import FOLDER_VARIABLE, WORK_VARIABLE, RecordReader
 from usher.deploy.demo.verdict import DemoVerdict, judge
-from usher.deploy.local.plan import LocalSettings, plan, quiet_port, start, watch
+from usher.deploy.local.plan import LocalSettings, plan, start, watch
 from usher.deploy.local.supervision import Supervision
 
 _HANDLER = "usher.deploy.demo.handlers:record"
@@ -157,7 +157,7 @@ def _run(
     records = folder / "records"
     records.mkdir()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
-    port = quiet_port(_MASTERS, random.Random())
+    port = free_port(_MASTERS)
     asked = {"state_dir": folder, "consumers": consumers, "masters": _MASTERS, "port": port, "handler": _HANDLER}
     settings = load(LocalSettings, {}, asked)
     made = plan(settings, {**clean, FOLDER_VARIABLE: str(records), WORK_VARIABLE: str(work_ms)})

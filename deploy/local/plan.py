@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import importlib
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from usher.common.cli.masters import is_well, living_consumers, somebody_leads
 from usher.common.http.serve import check_address
 from usher.common.redis.acl import user_line
 from usher.common.redis.client import CommandRefused, Link, check_reachable
-from usher.common.redis.embedded import USERS, has_selectors, prepare
+from usher.common.redis.embedded import USERS, free_port, has_selectors, prepare
 from usher.common.redis.locate import LocalInstance, announce_instance, find_local_instance
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import CommonSettings, load, name_of
@@ -42,12 +41,8 @@ from usher.deploy.local.supervision import Supervision, SupervisionHangs, Superv
 #: Seconds that programs need around the drain, in addition to it; more than ``usher.common.http.serve`` takes (8 s).
 AROUND_DRAIN_S = 12
 EXAMPLE_HANDLER = "usher.deploy.demo.handlers:show"
-#: Ports below the range from which systems assign ports, so that no other program gets ours between our look and our
-#: bind.
-_QUIET_PORTS = range(18_000, 30_000)
 #: Characters with a meaning in a command line or a value of supervisord, wherever they come from.
 _NOT_IN_A_FOLDER = frozenset('%"\\\n')
-_PORT_TRIES = 200
 _POLL_S = 0.1
 #: Stand-ins for settings that are only known at each program's start, or checked below.
 _ANY = {"handler": "any:handler"}
@@ -171,18 +166,6 @@ def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[]
     return Plan(settings, folder, redis_url, redis_port, whole)
 
 
-def quiet_port(count: int, rng: random.Random) -> int:
-    for _ in range(_PORT_TRIES):
-        first = rng.choice(_QUIET_PORTS)
-        try:
-            for port in range(first, first + count):
-                check_address(f"127.0.0.1:{port}", "USHER_PORT")
-        except StartRefused:
-            continue
-        return first
-    raise StartRefused(f"USHER_PORT: no {count} free ports in a row were found on 127.0.0.1")
-
-
 def start(made: Plan, running: Supervision, check: Callable[[], None], told: Callable[[str], None]) -> None:
     """Start Redis, masters, consumers and, for an outbox, the streamer, each when the one before is well; return when
     all are.
@@ -242,7 +225,7 @@ def _redis_port(settings: LocalSettings, folder: Path) -> int:
         check_address(f"127.0.0.1:{port}", "USHER_REDIS_PORT")
         if port not in masters:
             return port
-    port = next(port for port in iter(lambda: quiet_port(1, random.Random()), 0) if port not in masters)
+    port = next(port for port in iter(free_port, 0) if port not in masters)
     memory.write_text(f"{port}\n", "ascii")
     return port
 

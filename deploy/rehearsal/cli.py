@@ -8,6 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from usher.common.base.durations import Number
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.text import escape_control, pluralize
 from usher.common.cli.progress import progress
-from usher.common.protocol.stream_id import is_id
+from usher.common.protocol.run_log import RunRecord
+from usher.common.protocol.stream_id import is_id, milliseconds
 from usher.common.redis.client import CommandRefused
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
@@ -407,11 +409,22 @@ def _chosen(finder: Candidates, at: CommandContext, wanted: Wanted, given: dict[
     folder = given["archive"]
     if folder is None:
         return finder.chosen(wanted, given["most"])
-    from usher.master.audit.archive import archived_entries, last_runs, locked  # pyarrow is an extra
+    from usher.master.audit.archive import data_sets, locked  # pyarrow is an extra
+    from usher.master.audit.engine import quoted
+
+    entries, runs, _ = data_sets(folder, at.keys)
+    between = f"ms BETWEEN {milliseconds(wanted.first)} AND {min(milliseconds(wanted.last), 2**63 - 1)}"
+    of_ticket = "" if given["ticket"] is None else f" AND ticket = {quoted([given['ticket']])}"
+
+    def last_runs(ids: Sequence[bytes]) -> dict[bytes, RunRecord]:
+        names, of = ", ".join(RunRecord._fields[:-1]), f"id IN ({quoted(one.decode() for one in ids)})"
+        rows = runs.rows(names, of) if runs.last() else ()
+        found = sorted(starmap(RunRecord, rows), key=lambda run: (run.fence, run.start_us))
+        return {run.id.encode(): run for run in found}
 
     with locked(folder):
-        rows = archived_entries(folder, at.keys, given["ticket"], wanted.first, wanted.last)
-        return finder.chosen(wanted, given["most"], rows, lambda ids: last_runs(folder, at.keys, ids))
+        rows = ((one.encode(), raw) for one, raw in entries.rows("id, raw", between + of_ticket, wanted.first))
+        return finder.chosen(wanted, given["most"], rows, last_runs)
 
 
 def _tell_preview(over: Sequence[Candidate], left_out: int, others: list[str]) -> None:

@@ -135,9 +135,9 @@ class _NotedOutcomes:
         self._lanes = lanes
         self._note = note
 
-    def finished(self, item: Success) -> None:
+    def finished(self, item: Success, here: bool = False) -> None:
         self._note(item.ticket, item.stream_id, item.attempt, _DONE)
-        self._acker.finished(item)
+        self._acker.finished(item, here)
 
     def failed(self, item: FailedAttempt) -> None:
         self._note(item.run.ticket, item.run.stream_id, item.run.attempt, item.outcome)

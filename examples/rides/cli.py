@@ -139,7 +139,8 @@ def _print_rides_verdict(verdict: RidesVerdict) -> None:
         " kills"
     )
     console.print(
-        f"{faults}, {verdict.rolled_back} transactions rolled back; {verdict.seconds:.1f} s",
+        f"{faults}, {verdict.rolled_back} transactions rolled back, {verdict.sent_again} requests sent again;"
+        f" reconciled {verdict.reconciled} times, {verdict.wrong} times wrong; {verdict.seconds:.1f} s",
         highlight=False,
         soft_wrap=True,
     )

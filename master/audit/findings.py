@@ -1,8 +1,8 @@
 """The checks of an audit and the words of their findings. Pure.
 
-A check is one file, ``checks/<name>.sql``: its severity (and the section of the runbook, if it is another one than the
-audit's), its rule and its words, as comments, then one SELECT of (stream, id, ticket, owner, detail), a row for each
-place where its rule does not hold. What several checks read is a table of its own, ``tables/*.sql``.
+A check is one file, ``checks/<name>.sql``: its severity and marks (and the section of the runbook, if it is another
+one than the audit's), its rule and its words, as comments, then one SELECT of (stream, id, ticket, owner, detail), a
+row for each place where its rule does not hold. What several checks read is a table of its own, ``tables/*.sql``.
 """
 
 from __future__ import annotations
@@ -28,27 +28,18 @@ SHOWN = 10
 FILES = resources.files("usher.master.audit")
 #: A word of a hint that something is filled into, without the punctuation around it.
 _FILLED = re.compile(r"(?:[\w:]*\{\w+\}[\w*]*)+")
-#: Checks of the run log alone: facts of the past, which need no second look; a proof from the archive makes them, too.
-OF_RUNS = (
-    *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "run_unreadable"),
-    *("effect_twice", "repeat_declared", "stale_counted", "clock_wrong"),
-)
-#: Checks of stream and run log together: a proof makes them of entries that were not over.
-OF_ENTRIES = (
-    *("lost", "overtaken", "dead_and_done", "dead_and_pending", "letters_twice", "letter_missing", "ticket_differs"),
-    "unread_and_run",
-)
-#: Checks of names, leases and inboxes, which the second look makes anew as a whole.
-OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "unregistered")
 
 
 class AuditCheck(NamedTuple):
     """``severity``: bad (the promise was broken, or work is stuck) or warn (allowed once, but an operator should
-    look); both make the exit code 1. ``section``: of deploy/runbook.md, that goes on where ``repair`` ends; ``repair``
-    has {id} {ticket} {owner} {prefix} {runs} in it."""
+    look); both make the exit code 1. ``marks``: ``again``, when it is of what moves while it is read, so that it is
+    made once more, and not of records that do not change; ``proof``, when a proof from the archive makes it, too.
+    ``section``: of deploy/runbook.md, that goes on where ``repair`` ends; ``repair`` has {id} {ticket} {owner} {prefix}
+    {runs} in it."""
 
     name: str
     severity: str
+    marks: str
     section: str
     rule: str
     means: str
@@ -68,12 +59,11 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """``count`` places are left after a second look at the ``suspects`` of the first."""
+    """``count`` places are left after a second look."""
 
     check: AuditCheck
     stream: str
     count: int
-    suspects: int
     examples: tuple[Example, ...] = ()
 
 
@@ -84,15 +74,16 @@ def text(name: str) -> str:
 
 def _check(name: str) -> AuditCheck:
     told = re.fullmatch(
-        r"-- (bad|warn)(?:, ([\w ]*\w))?: (.*)\n-- means: (.*)\n-- repair: (.*)\n((?s:.*))",
+        r"-- (bad|warn)(?: \(([\w, ]+)\))?(?:, ([\w ]*\w))?: (.*)\n-- means: (.*)\n-- repair: (.*)\n((?s:.*))",
         text(f"checks/{name}"),
     )
     assert told is not None, name
-    severity, section, *words = told.groups("")
-    return AuditCheck(name, severity, section or "Audit", *words)
+    severity, marks, section, *words = told.groups("")
+    return AuditCheck(name, severity, marks, section or "Audit", *words)
 
 
 CHECKS = {name: _check(name) for name in sorted(one.name[:-4] for one in (FILES / "checks").iterdir())}
+MOVING, PROVES = (tuple(name for name, one in CHECKS.items() if mark in one.marks) for mark in ("again", "proof"))
 
 
 def look(example: Example, keys: Keys) -> str:

@@ -1,48 +1,52 @@
-"""Run one audit: read, judge, look again, report.
+"""Run an audit: read, judge, look again at what moved meanwhile (``usher.master.audit``), report. Or a step of the
+proof of history, which archives what is new and judges that, with what its tickets carry from before::
 
-What moved while it was read is a suspect, and the second look asks for pending entry, index record, lease and body of
-each in one script: between two scripts of Usher all of them agree (``usher.master.audit``).
+    <archive>/stream-<name>/proof/group=<group>/
+        _commits.json       proven behind `after` up to `last`, and the facts
+        carry/<n>-part-0    a row per ticket: what later executions of it are compared with (tables/carry.sql)
+        clocks/<n>-part-0   how far the clocks of consumers may be off
+        open/<n>-part-0     entries that were not over at the last run
+        found/<n>-part-0    all findings of this history, so far
+
+A commit is there as a whole or not at all, and begins where the one before it ends; the archive does not change. So a
+run that was killed is done again with the same rows, and the chain of commits is the proof that nothing lies between
+two runs. What a run has found is told before it is committed: one that is killed in between tells it again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from usher.common.base.clock import wall_ms
 from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.base.log import redacted
-from usher.common.protocol.attempts import decode
-from usher.common.protocol.keys import Keys
-from usher.common.protocol.mishaps import (
-    KEPT,
-    DeclaredLoss,
-    losses_command,
-    mishaps_command,
-    parse_losses,
-    parse_mishaps,
-)
-from usher.common.protocol.owner_words import is_given_back
-from usher.common.protocol.registration import NAME, parse
+from usher.common.protocol.keys import HALTED, Keys
+from usher.common.protocol.mishaps import KEPT, losses_command, mishaps_command, parse_losses, parse_mishaps
+from usher.common.protocol.registration import NAME
 from usher.common.protocol.stream_id import ZERO, is_id, rank
 from usher.common.redis.client import Link
 from usher.common.redis.endpoints import near
-from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_record, redis_ms
-from usher.common.redis.scripts import ScriptRunner
-from usher.master.audit import batches, findings
-from usher.master.audit.archive import said
-from usher.master.audit.batches import BulkReader, facts_of, first_of, nth, schema_of
-from usher.master.audit.engine import Engine, Found, SparkEngine, few, refusing
-from usher.master.audit.findings import CHECKS, RESERVED, AuditFinding, Example, filled, look
-from usher.master.audit.settings import AuditChoices, AuditThresholds
+from usher.common.redis.replies import TicketStream, cut_unread, facts_of, first_of, pairs, redis_ms
+from usher.master.audit import archive, batches, findings
+from usher.master.audit.archive import Commit, data_sets, note, said, seen
+from usher.master.audit.batches import BulkReader, nth, schema_of
+from usher.master.audit.engine import Engine, Found, SparkEngine, few, quoted, refusing
+from usher.master.audit.findings import CHECKS, MOVING, PROVES, RESERVED, AuditFinding, Example, filled, look
+from usher.master.audit.settings import AuditChoices
+from usher.master.membership.registry import read_registry
 from usher.master.operations.action_log import KEPT as ACTIONS_KEPT
 from usher.master.operations.live_rules import rulebook
 
@@ -61,7 +65,6 @@ MEMBERS = schema_of(
 DECLARED = schema_of("stream", "at_ms first_nth last_nth")
 _COUNTED = ("skipped_order", "before_known", "maybe_damaged", "maybe_dropped")
 _DELETED = b"max-deleted-entry-id"
-_BATCH = 200
 _NUMBER = re.compile(r"[0-9]{1,19}")
 #: Seconds for which entries that were cut unread are a finding: nothing more can be found out about them.
 _RECENT_S = 86_400
@@ -69,8 +72,10 @@ _FOREIGN = schema_of("stream detail")
 #: What a proof carries of a ticket: nothing, in an audit.
 CARRIED = schema_of("stream ticket consumer id", "fence nth begun_nth ended_us end_least")
 CARRIED_CLOCKS = schema_of("stream consumer", "above_us below_us least_us most_us")
-#: The most names of streams in a summary.
-_LISTED = 100
+#: Commits whose carries are read together before they are made one.
+_DELTAS = 32
+_OPEN = schema_of("stream id ticket", "ms seq nth")
+_FOUND = schema_of(" ".join(("check", *Example._fields)))
 
 
 @dataclass(frozen=True)
@@ -125,83 +130,49 @@ def document(report: AuditReport) -> dict[str, Any]:
 
 
 def _found(report: AuditReport, one: AuditFinding) -> dict[str, Any]:
-    name, severity, section, rule, means, *_ = one.check
+    name, severity, _, section, rule, means, *_ = one.check
     keys = Keys(one.stream, report.group)
     examples = [
         each._asdict() | {"look": look(each, keys), "repair": filled(one.check.repair, each, keys)}
         for each in one.examples
     ]
     words = {"check": name, "severity": severity, "rule": rule, "means": means, "runbook": section}
-    return words | {"stream": one.stream, "count": one.count, "suspects": one.suspects, "examples": examples}
+    return words | {"stream": one.stream, "count": one.count, "examples": examples}
 
 
 def summary(report: AuditReport, stream: str) -> dict[str, Any]:
     """Return the summary that is stored in Redis for pages and metrics: small, whatever was found. What was found is of
     this stream, with the first example of each check; the figures are of the whole run."""
-    found = [one for one in report.found if one.stream == stream]
-    counts = {
-        severity: sum(one.count for one in found if one.check.severity == severity) for severity in ("bad", "warn")
-    }
+    found = tuple(replace(one, examples=one.examples[:1]) for one in report.found if one.stream == stream)
+    told = document(replace(report, found=found))
+    severities = {kind: sum(one.count for one in found if one.check.severity == kind) for kind in ("bad", "warn")}
     return {
-        "run": report.run,
-        "started_ms": report.started_ms,
-        "seconds": report.seconds,
-        "streams": list(report.streams[:_LISTED]),
-        "verdict": replace(report, found=tuple(found)).verdict,
-        "findings": {one.check.name: one.count for one in found},
-        "severities": counts,
-        "examples": [_found(report, replace(one, examples=one.examples[:1])) for one in found],
+        **{name: told[name] for name in ("run", "started_ms", "seconds", "verdict", "findings")},
+        **{name: report.figures.get(name) for name in ("pending", "executions", "oldest_age_ms", "tickets_pending")},
+        "severities": severities,
         "unproven": len(report.unproven),
         "unproven_said": said(report.unproven),
-        **{name: report.figures.get(name) for name in ("pending", "executions", "oldest_age_ms", "tickets_pending")},
     }
 
 
 class AuditedStream(NamedTuple):
-    """A ticket stream, its group and its run log at one moment.
+    """A ticket stream, its group and its run log at one moment. ``row`` and ``declared``: of the tables ``facts`` and
+    ``declared``, the latter of losses that masters wrote down, what may come again.
 
     ``has_runs``: there are records in the run log, and all after ``cut_ms``, by Redis' clock (-1: it was never cut).
-    ``first``: the first entry that is still in the stream, None when it is empty. ``cut_unread``: how many entries were
-    cut before they were read, within the last day or not counted yet. ``declared``: losses that masters wrote down.
-    ``max_deleted``: the highest entry that was ever deleted by its id; None: not known.
+    ``first``: the first entry that is still in the stream, None when it is empty. ``max_deleted``: the highest entry
+    that was ever deleted by its id; None: not known.
     """
 
     keys: Keys
-    time_ms: int
+    row: dict[str, Any]
+    declared: list[dict[str, Any]]
     length: int
-    last_delivered: bytes
     has_runs: bool
     cut_ms: int
     dead_letters: int
     first: bytes | None
-    cut_unread: int
-    declared: tuple[DeclaredLoss, ...]
     max_deleted: bytes | None
-
-    def row(self, before: AuditedStream, *, entries_read: bool, **more: int | None) -> dict[str, Any]:
-        """Return the row of the table ``facts``. ``before``: as it was before anything was read; ``entries_read``: all
-        entries that the group has read were, not only those that are pending."""
-        return {
-            "stream": self.keys.stream,
-            "time_ms": self.time_ms,
-            "delivered_ms": min(rank(self.last_delivered) >> 64, _MOST),
-            "delivered_nth": nth(self.last_delivered),
-            "last_nth": nth(before.last_delivered),
-            "first_nth": self.first and nth(self.first),
-            "deleted_nth": nth(self.max_deleted) if entries_read and self.max_deleted else None,
-            **dict.fromkeys(("base_ms", "order_ms"), self.cut_ms if self.has_runs else self.time_ms),
-            "cut_unread": self.cut_unread,
-            "cut_told": next((": " + loss.describe() for loss in self.declared if loss.kind == "unread_cut"), ""),
-            **more,
-        }
-
-    def declared_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows of the table ``declared``: what masters declared to come again. What was taken out of the
-        pending list had not succeeded."""
-        for loss in self.declared:
-            if loss.repeats is not None and loss.kind != "taken_out":
-                first, last = loss.repeats
-                yield {"stream": self.keys.stream, "at_ms": loss.ms, "first_nth": nth(first), "last_nth": nth(last)}
 
 
 def unproven(facts: AuditedStream, known: Sequence[Any], counts: Mapping[tuple[str, str], int]) -> list[str]:
@@ -214,7 +185,7 @@ def unproven(facts: AuditedStream, known: Sequence[Any], counts: Mapping[tuple[s
     many = {name: counts.get((name, facts.keys.stream), 0) for name in _COUNTED}
     told = {
         "the run log is empty, so nothing can be said of past executions: order, overlaps, losses"
-        " (USHER_RUN_LOG_LENGTH)": not facts.has_runs and facts.last_delivered != ZERO,
+        " (USHER_RUN_LOG_LENGTH)": not facts.has_runs and facts.row["delivered_nth"] > 0,
         f"records of the run log up to {cut_ms} ms were cut (its cap) or deleted (XDEL), so order, losses and repeats"
         " are proven for entries added after that only (raise USHER_RUN_LOG_LENGTH; usher audit archive)": cut_ms >= 0,
         f"ids are up to {ahead_ms:,} ms ahead of Redis' clock, so that much less is proven (a clock set back?"
@@ -258,18 +229,35 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
         mishaps = parse_mishaps(link.call(*mishaps_command(keys)))
     except ValueError as odd:
         raise KeyForeign(f"{keys.counters} cannot be read: {odd}") from odd
-    declared = parse_losses(*link.all_of([losses_command(keys, KEPT)]))
-    ids = [one for loss in declared for span in (loss.repeats, loss.lost) if span for one in span]
+    losses = parse_losses(*link.all_of([losses_command(keys, KEPT)]))
+    ids = [one for loss in losses for span in (loss.repeats, loss.lost) if span for one in span]
     if not all(is_id(one.decode(errors="replace")) for one in ids):
         raise KeyForeign(f"{keys.losses} cannot be read: an id in it is none")
+    # What was taken out of the pending list had not succeeded.
+    repeats = [(one.ms, *one.repeats) for one in losses if one.repeats is not None and one.kind != "taken_out"]
     is_recent = time_ms // 1000 - mishaps.unread_cut_s < _RECENT_S
     unread = cut_unread(group, of_stream, counted) + (mishaps.unread_cut if is_recent else 0)
-    first_run, deleted, letters = first_of(runs), runs.get(_DELETED, ZERO), facts_of(link, keys.dead).get(b"length", 0)
+    first, first_run, deleted = first_of(of_stream), first_of(runs), runs.get(_DELETED, ZERO)
     cut = [first_run] if first_run and is_capped(runs, run_log_length) else []
     cut += [deleted] if first_run and rank(deleted) > rank(first_run) else []
     cut_ms = min(max((rank(one) >> 64 for one in cut), default=-1), _MOST)
-    about = (keys, time_ms, of_stream[b"length"], group[b"last-delivered-id"], first_run is not None, cut_ms, letters)
-    return AuditedStream(*about, first_of(of_stream), unread, tuple(declared), of_stream.get(_DELETED))
+    delivered, last_deleted = group[b"last-delivered-id"], of_stream.get(_DELETED)
+    row = dict.fromkeys(FACTS.names) | {
+        "stream": keys.stream,
+        "time_ms": time_ms,
+        "delivered_ms": min(rank(delivered) >> 64, _MOST),
+        "delivered_nth": nth(delivered),
+        "first_nth": first and nth(first),
+        "deleted_nth": last_deleted and nth(last_deleted),
+        **dict.fromkeys(("base_ms", "order_ms"), cut_ms if first_run else time_ms),
+        "drop_ms": last_drop_ms(link, keys),
+        "cut_unread": unread,
+        "cut_told": next((": " + one.describe() for one in losses if one.kind == "unread_cut"), ""),
+    }
+    declared = [dict(zip(DECLARED.names, (keys.stream, ms, nth(a), nth(b)), strict=True)) for ms, a, b in repeats]
+    letters = facts_of(link, keys.dead).get(b"length", 0)
+    about = (keys, row, declared, of_stream[b"length"], first_run is not None, cut_ms, letters, first, last_deleted)
+    return AuditedStream(*about)
 
 
 def foreign_keys(link: Link, keys: Keys) -> list[str]:
@@ -293,61 +281,22 @@ def is_capped(log: Mapping[bytes, Any], cap: int) -> bool:
 def members(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
     rows = [pairs(row) for row in reader.call("XINFO", "CONSUMERS", keys.stream, keys.group)]
     rows = [row for row in rows if row[b"name"].decode(errors="replace") not in RESERVED]
-    stored = pairs(reader.call("HGETALL", keys.consumers))
-    consumers = {name.decode(errors="replace") for name in stored}
+    registered = read_registry(reader, keys)
+    consumers = {one.registration.name for one in registered.values()}
     generation = reader.call("HGET", keys.counters, "generation")
     last = int(generation) if generation and generation.isdigit() else 1 << 63  # a lost counter says nothing
-    registered = set()
-    for one in stored.items():
-        with contextlib.suppress(ValueError):  # also of bytes that are no text
-            registered.add(parse(*one).incarnation)
-    for at in range(0, len(rows), _BATCH):
-        part, found = rows[at : at + _BATCH], []
-        leases = reader.all_of([("EXISTS", keys.prefix.encode() + b"lease:" + row[b"name"]) for row in part])
-        oldest = reader.all_of([("XPENDING", keys.stream, keys.group, "-", "+", 1, row[b"name"]) for row in part])
-        for row, lives, first in zip(part, map(bool, leases), oldest, strict=True):
-            name = row[b"name"].decode(errors="replace")
-            # Who has a lease and is registered is ours, whatever a counter that was lost or set back says.
-            consumer, _, number = name.rpartition(":")
-            was_named = NAME.fullmatch(consumer) and _NUMBER.fullmatch(number) and int(number) <= last
-            is_ours = bool(was_named) or (lives and name in registered)
-            numbers = row[b"pending"], first[0][2] if first else 0, row[b"idle"]
-            found.append((keys.stream, name, *numbers, lives, consumer in consumers, is_ours))
-        yield pa.RecordBatch.from_pylist([dict(zip(MEMBERS.names, one, strict=True)) for one in found], MEMBERS)
-
-
-class SuspectSnapshot(NamedTuple):
-    """The state of a suspect at one moment. ``owner`` None: not pending. ``whose`` (None: no record), ``ids`` and
-    ``fence``: of its ticket's record; ``attempts``: that count; ``other_owner``: of what it is compared with."""
-
-    owner: str | None
-    idle_ms: int
-    deliveries: int
-    whose: str | None
-    ids: tuple[str, ...]
-    fence: int
-    readable: bool
-    lives: bool
-    in_stream: bool
-    attempts: int | None
-    other_owner: str | None
-
-
-def looks(link: Link, keys: Keys, name: str, suspects: Iterable[Example]) -> Iterator[tuple[Example, SuspectSnapshot]]:
-    """Yield the second look at each suspect of a check, atomic per suspect; those of one owner together."""
-    scripts = ScriptRunner(link)
-    by_owner: dict[str, list[Example]] = defaultdict(list)
-    for example in suspects:
-        by_owner[example.owner].append(example)
-    for owner, examples in by_owner.items():
-        names = (keys.stream, keys.tickets, keys.lease(owner), keys.attempts)
-        for at in range(0, len(examples), _BATCH):
-            part = examples[at : at + _BATCH]
-            others = [one.detail.partition(" ")[0] if name == "ticket_owned_twice" else ZERO for one in part]
-            asked = [
-                (keys.group, one.id or ZERO, ticket_name(one), other) for one, other in zip(part, others, strict=True)
-            ]
-            yield from zip(part, map(_look, scripts.run_each("look_again", names, asked)), strict=True)
+    leases = reader.all_of([("EXISTS", keys.prefix.encode() + b"lease:" + row[b"name"]) for row in rows])
+    oldest = reader.all_of([("XPENDING", keys.stream, keys.group, "-", "+", 1, row[b"name"]) for row in rows])
+    found = []
+    for row, lives, first in zip(rows, map(bool, leases), oldest, strict=True):
+        name = row[b"name"].decode(errors="replace")
+        # Who has a lease and is registered is ours, whatever a counter that was lost or set back says.
+        consumer, _, number = name.rpartition(":")
+        was_named = NAME.fullmatch(consumer) and _NUMBER.fullmatch(number) and int(number) <= last
+        numbers = row[b"pending"], first[0][2] if first else 0, row[b"idle"]
+        told = (lives, consumer in consumers, bool(was_named) or (lives and name in registered))
+        found.append(dict(zip(MEMBERS.names, (keys.stream, name, *numbers, *told), strict=True)))
+    yield pa.RecordBatch.from_pylist(found, MEMBERS)
 
 
 def ticket_name(example: Example) -> bytes:
@@ -355,76 +304,6 @@ def ticket_name(example: Example) -> bytes:
     is not text."""
     is_own = not example.ticket or example.ticket == "\ufffd" + example.id
     return b"\xff" + example.id.encode() if is_own else example.ticket.encode()
-
-
-def _look(answer: Any) -> SuspectSnapshot:
-    owner, idle, deliveries, stored, lease, body, attempts, other = answer
-    record: Any = (None, (), 0, stored is None)
-    with contextlib.suppress(ValueError):
-        if stored is not None:
-            whose, fence, ids = parse_record(stored)
-            record = (whose.decode(), tuple(one.decode() for one in ids), fence, True)
-    owner, other = (None if one is None else one.decode(errors="replace") for one in (owner, other))
-    failures = None if attempts is None else decode(attempts).failures
-    told = (owner, idle, deliveries, *record, bool(lease), bool(body), failures, other)
-    return SuspectSnapshot._make(told)
-
-
-def is_incarnation(name: str | None) -> bool:
-    return name is not None and ":" in name
-
-
-def _agrees(look: SuspectSnapshot) -> bool:
-    if look.whose == "halted":
-        return look.owner in RESERVED
-    return look.owner == ("master" if is_given_back((look.whose or "").encode()) else look.whose)
-
-
-def _rank(one: str) -> int:
-    return rank(one.encode())
-
-
-#: Check -> whether a suspect of it is a finding at the moment of the second look. The others are of records that do not
-#: change: what was found once in those is a finding.
-_HOLDS: dict[str, Callable[[Example, SuspectSnapshot, AuditThresholds], bool]] = {
-    "pending_without_index": lambda one, look, _: (
-        is_incarnation(look.owner) and look.in_stream and look.readable and one.id not in look.ids
-    ),
-    "index_without_pending": lambda one, look, _: (
-        not look.owner and not is_incarnation(look.whose) and one.id in look.ids
-    ),
-    "owners_differ": lambda one, look, _: bool(look.owner) and one.id in look.ids and not _agrees(look),
-    "index_unreadable": lambda one, look, _: not look.readable,
-    "ticket_owned_twice": lambda one, look, _: (
-        is_incarnation(look.owner) and is_incarnation(look.other_owner) and look.other_owner != look.owner
-    ),
-    "idle_too_long": lambda one, look, most: (
-        look.owner == one.owner and look.lives and look.idle_ms > most.owner_idle_ms
-    ),
-    "parked_too_long": lambda _, look, most: (
-        look.owner in RESERVED and look.whose is None and look.idle_ms > most.parked_ms
-    ),
-    "body_gone": lambda one, look, _: bool(look.owner) and not look.in_stream,
-    "delivered_often": lambda one, look, most: bool(look.owner) and look.deliveries > most.deliveries,
-    "attempts_many": lambda one, look, most: bool(look.owner) and (look.attempts or 0) > most.attempts,
-    "attempts_leaked": lambda one, look, _: not look.owner and look.attempts is not None,
-    "dead_and_pending": lambda one, look, _: look.owner not in (None, "halted"),
-    "indexed_twice": lambda one, look, _: one.id in look.ids,
-    "index_unordered": lambda _, look, __: is_incarnation(look.whose) and [*look.ids] != sorted({*look.ids}, key=_rank),
-    "never_told": lambda one, look, _: look.lives and look.owner == one.owner == look.whose and one.id in look.ids,
-    "overtaken": lambda one, look, _: bool(look.owner) and look.in_stream,
-    "done_and_pending": lambda one, look, _: bool(look.owner) and look.in_stream,
-    "lost": lambda one, look, _: not look.owner and look.in_stream,
-    "fence_low": lambda one, look, _: look.whose is not None and look.fence < int(one.detail.rpartition(" ")[2]),
-}
-LOOKED_AGAIN = frozenset(_HOLDS)
-
-
-def still_there(
-    link: Link, keys: Keys, name: str, examples: Sequence[Example], limits: AuditThresholds
-) -> list[Example]:
-    """Return the suspects of the first look that are findings at the moment of a second one."""
-    return [one for one, look in looks(link, keys, name, examples) if _HOLDS[name](one, look, limits)]
 
 
 def last_drop_ms(link: Link, keys: Keys) -> int:
@@ -448,10 +327,7 @@ Readers = Mapping[str, tuple[BulkReader, Keys]]
 
 def read_redis(engine: Engine, readers: Readers, file: Path, schema: pa.Schema, read: Reading) -> None:
     """Make a table, of the name of ``file``, of what is read of these streams."""
-    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for reader, keys in readers.values():
-            for batch in read(reader, keys):
-                writer.write_batch(batch)
+    batches.write(file, schema, (batch for reader, keys in readers.values() for batch in read(reader, keys)))
     engine.files(file.stem, [file], schema)
 
 
@@ -479,8 +355,16 @@ class AuditRun:
         """Raises StartRefused when it cannot be completed."""
         started_ns = time.time_ns()
         with refusing("the audit was not finished, so it proves nothing"), readers_of(self._plan) as self._readers:
-            now = self._first_look()
-            return self._report(started_ns, now, self._second_look())
+            streams = self._first_look()
+            found = self._second_look()
+        figures = {
+            "entries": sum(one.length for one in streams),
+            **{name: value for (name, stream), value in self._figures.items() if not stream},
+            "dead_letters": sum(one.dead_letters for one in streams),
+            "reading_seconds": round(self._reading_s, 3),
+            "engine": self._engine.name,
+        }
+        return AuditReport.of(self._plan, started_ns, found, self._open, figures=figures)
 
     def _facts(self) -> dict[str, AuditedStream]:
         """Return the facts of each stream, and leave those out that another program wrote to."""
@@ -507,16 +391,16 @@ class AuditRun:
         now, rows = [], []
         for stream, (link, keys) in self._readers.items():
             now.append(stream_facts(link, keys, plan.run_log_length))
-            drop_ms = last_drop_ms(link, keys)
-            rows.append(now[-1].row(before[stream], entries_read=everything, drop_ms=drop_ms))
+            row = now[-1].row | {"last_nth": before[stream].row["delivered_nth"]}
+            rows.append(row if everything else row | {"deleted_nth": None})  # only pending entries were read
         engine.arrow("facts", few(FACTS, rows))
-        engine.arrow("declared", few(DECLARED, (row for one in now for row in one.declared_rows())))
+        engine.arrow("declared", few(DECLARED, (row for one in now for row in one.declared)))
         engine.arrow("carried", CARRIED.empty_table())
         engine.arrow("carried_clocks", CARRIED_CLOCKS.empty_table())
-        engine.arrow("limits", pa.Table.from_pylist([plan.thresholds._asdict()]))
+        engine.arrow("limits", pa.Table.from_pylist([plan.thresholds]))
         engine.derive(
-            *("known", "clocks", "timed", "doubtful", "suspects", "late", "twice"),
-            *("ids", "odd", "unlike", "apart", "parked", "untold", "indexed"),
+            *("held", "known", "clocks", "timed", "doubtful", "suspects", "late", "twice"),
+            *("ids", "odd", "marked", "unlike", "apart", "untold", "indexed"),
         )
         self._read_again()
         self.suspects = engine.found(CHECKS)
@@ -527,35 +411,29 @@ class AuditRun:
 
     def _read(self, everything: bool) -> None:
         """Read Redis in the order in which nothing that moves is told wrongly."""
-        # Of little data this process reads Redis for Spark, too: starting its Python workers costs more.
-        apart = isinstance(self._engine, SparkEngine) and not self._engine.small and bool(self._readers)
-        field, began_s = self._plan.field, time.monotonic()
-        if apart:
-            self._by_workers("entries", "redis_pending", entries="all" if everything else "pending")
-        else:
-            self._by_us(
-                "entries",
-                batches.PENDING,
-                lambda link, keys: batches.pending(link, keys, field(keys.stream), everything),
-            )
+        field, wanted, began_s = self._plan.field, "all" if everything else "pending", time.monotonic()
+        if not self._by_workers("entries", "redis_pending", entries=wanted):
+            pending = functools.partial(batches.pending, everything=everything)
+            self._by_us("entries", batches.PENDING, lambda link, keys: pending(link, keys, field(keys.stream)))
         self._reading_s = time.monotonic() - began_s
         self._by_us("members", MEMBERS, members)
         for read in (batches.tickets, batches.attempts, batches.inboxes):
             self._by_us(read.__name__, getattr(batches, read.__name__.upper()), read)
-        if apart:
-            self._by_workers("runs", "redis_runs")
-        else:
+        if not self._by_workers("runs", "redis_runs"):
             self._by_us("runs", batches.RUNS, lambda link, keys: batches.runs(link, keys.stream, keys.runs))
         self._by_us("letters", batches.LETTERS, batches.letters)
 
     def _by_us(self, name: str, schema: pa.Schema, read: Reading) -> None:
         read_redis(self._engine, self._readers, self._folder / f"{name}.parquet", schema, read)
 
-    def _by_workers(self, name: str, source: str, **options: str) -> None:
-        assert isinstance(self._engine, SparkEngine)
+    def _by_workers(self, name: str, source: str, **options: str) -> bool:
+        """Let Spark's workers read. False where this process is to do it, also for Spark: little data costs less than
+        to start them."""
+        if not isinstance(self._engine, SparkEngine) or self._engine.small or not self._readers:
+            return False
         given = {"url": self._plan.redis_url, "stream": ",".join(self._readers), "group": self._plan.group}
-        given |= {"ticket_field": self._plan.ticket_field}
-        self._engine.read(name, source, given | options, self._folder)
+        self._engine.read(name, source, given | {"ticket_field": self._plan.ticket_field} | options, self._folder)
+        return True
 
     def _read_again(self) -> None:
         """Read the stream for messages that were sent again, from the first one on of which nothing is known."""
@@ -572,22 +450,13 @@ class AuditRun:
         self._engine.derive("again")
 
     def _second_look(self) -> list[AuditFinding]:
-        found = self.suspects
-        if found:
-            time.sleep(findings.SETTLE_S)
-        of_members = {name for name, _ in found if name in findings.OF_MEMBERS}
-        if of_members:
-            self._by_us("members", MEMBERS, members)
-        again = self._engine.found(of_members) if of_members else {}
-        held = []
-        for (name, stream), (suspects, examples) in found.items():
-            count = suspects
-            if name in findings.OF_MEMBERS:
-                owners = {one.owner for one in examples}
-                examples = [one for one in again.get((name, stream), (0, []))[1] if one.owner in owners]
-                count = len(examples)
-            elif name in LOOKED_AGAIN:
-                examples = self._confirmed(name, stream, examples)
+        again, held = self._look_again({name for name, _ in self.suspects if name in MOVING}), []
+        for (name, stream), (count, examples) in self.suspects.items():
+            if name in MOVING:
+                suspects, known = count, {one[:4] for one in examples}
+                examples = [one for one in again.get((name, stream), (0, []))[1] if one[:4] in known]
+                if name == "parked_too_long":
+                    examples = self._not_held_back(stream, examples)
                 # Every example holds: then count all suspects, of which there are too many to ask for each.
                 count = suspects if len(examples) == findings.LOOKED_AT else len(examples)
                 if suspects > findings.LOOKED_AT and count:
@@ -595,30 +464,283 @@ class AuditRun:
                         f"{stream}: of {suspects:,} suspects of {name} the first {findings.LOOKED_AT:,} were looked at"
                         " again"
                     )
-            held.append(AuditFinding(CHECKS[name], stream, count, suspects, tuple(examples[: findings.SHOWN])))
-        return [one for one in held if one.count]
-
-    def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
-        link, keys = self._readers[stream]
-        held = still_there(link, keys, name, examples, self._plan.thresholds)
-        if held and name == "parked_too_long":  # a live rule may hold them back
-            rules = rulebook(link.call("HGETALL", keys.rules))
-            held = [one for one in held if not rules.of(ticket_name(one), b"")]
-            limits = rules.tenant_limits.values()
-            if held and (rules.holds_tenants or any(one.rate_per_second or one.concurrency for one in limits)):
-                self._open.append(
-                    f"{stream}: {len(held):,} entries wait for long; live rules hold tenants back, whose they may be"
-                    " (parked_too_long)"
-                )
-                return []
+            if count:
+                held.append(AuditFinding(CHECKS[name], stream, count, tuple(examples[: findings.SHOWN])))
         return held
 
-    def _report(self, started_ns: int, streams: Sequence[AuditedStream], found: Sequence[AuditFinding]) -> AuditReport:
-        figures = {
-            "entries": sum(one.length for one in streams),
-            **{name: value for (name, stream), value in self._figures.items() if not stream},
-            "dead_letters": sum(one.dead_letters for one in streams),
-            "reading_seconds": round(self._reading_s, 3),
-            "engine": self._engine.name,
+    def _look_again(self, moving: set[str]) -> Found:
+        """Make the checks of what moves once more: of what is read of each suspect's ticket at one moment."""
+        if not moving:
+            return {}
+        time.sleep(findings.SETTLE_S)
+        engine, read = self._engine, list[tuple[Iterable[pa.RecordBatch], ...]]()
+        for stream, (link, keys) in self._readers.items():
+            ids: dict[bytes, set[str]] = defaultdict(set)
+            of_stream = [(check, some) for (check, of), (_, some) in self.suspects.items() if of == stream]
+            suspects = [(check, one) for check, some in of_stream if check in moving for one in some]
+            for check, one in suspects:
+                ids[ticket_name(one)].add(one.id)
+                if check == "ticket_owned_twice":
+                    ids[ticket_name(one)].add(one.detail.partition(" ")[0])
+                if check == "indexed_twice":
+                    ids[one.detail.removeprefix("also in the record of ").encode()].add(one.id)
+            read.append(batches.again(link, keys, ids, {one.id for check, one in suspects if check == "body_gone"}))
+        for (name, schema), some in zip(batches.AGAIN.items(), zip(*read, strict=True), strict=True):
+            engine.arrow(name, pa.Table.from_batches(chain.from_iterable(some), schema))
+        self._by_us("members", MEMBERS, members)
+        engine.derive("marked", "unlike", "apart", "indexed")
+        if "never_told" in moving:
+            engine.derive("untold")
+        if moving & {"lost", "overtaken", "done_and_pending"}:
+            engine.derive("odd", "again")
+        return engine.found(moving)
+
+    def _not_held_back(self, stream: str, examples: Sequence[Example]) -> list[Example]:
+        link, keys = self._readers[stream]
+        rules = rulebook(link.call("HGETALL", keys.rules))
+        held = [one for one in examples if not rules.of(ticket_name(one), b"")]
+        limits = rules.tenant_limits.values()
+        if held and (rules.holds_tenants or any(one.rate_per_second or one.concurrency for one in limits)):
+            self._open.append(
+                f"{stream}: {len(held):,} entries wait for long; live rules hold tenants back, whose they may be"
+                " (parked_too_long)"
+            )
+            return []
+        return held
+
+
+class Proof:
+    """The proof of one stream; the caller holds the lock of the archive in ``place``; ``folder`` is for what is read.
+    ``span``: the history without a gap that ends now: its first record's time (None: without any), its executions, and
+    what may be missing before it. ``executions``: new ones; ``fresh``: what was not found before; ``standing``: all
+    findings; ``holes``: how many of the sentences ``unproven`` say where a span ended. Raises StartRefused when it
+    cannot be completed: then nothing is committed."""
+
+    def __init__(self, engine: Engine, plan: AuditChoices, stream: str, place: Path, folder: Path) -> None:
+        self._engine, self._plan, self._archive, self._folder = engine, plan, place, folder
+        self._began_ms = wall_ms()
+        self._keys = plan.keys(stream)
+        self._entries, self._runs, self._proofs = data_sets(place, self._keys)
+        self._link = BulkReader(near(plan.redis_url, stream))
+        self._found: list[tuple[str, int, list[Example]]] = []  # (check, count, the first of them)
+        self._before: Commit | None = None
+        self._was: Mapping[str, Any] = {}  # the facts of that commit
+        self.span: dict[str, Any] = {"since_ms": None, "executions": 0, "before": ""}
+        self._begins = False  # the span, with the new executions
+
+    @refusing("the proof was not finished; run it again")
+    def run(self, *, again: bool = False) -> None:
+        """Archive what is new, and prove it; ``again``: prove all that is archived, and stage nothing."""
+        with self._link:
+            keys, plan = self._keys, self._plan
+            before_reading, facts = seen(self._link, keys), self._facts()
+            # Pending entries before the run log: what was over by then is in it.
+            self._read("pending_now", batches.PENDING, lambda link, keys: batches.pending(link, keys, None))
+            self._before = None if again else self._last_proof()
+            self._was = self._before.facts if self._before else {}
+            archive.add(self._link.url, keys, plan.field(keys.stream), self._archive, plan.keep_days, plan.bodies)
+            self._open_archive()
+            self._begin_span()
+            self._look(facts, self._facts())
+            unjudged = self._judge()
+            self._compare_with_standing()
+            sentences = {text: is_hole for is_hole, text in self._unproven(facts, unjudged)}
+            self.unproven, self.holes = tuple(sentences), sum(sentences.values())
+            self.number, self.until_ms = self._before.number + 1 if self._before else 1, facts.row["time_ms"]
+            if not again:
+                self._stage({"span": self.span, "until_ms": self.until_ms, "seen": before_reading})
+
+    def sentence(self) -> str:
+        stream, since_ms, before = self._keys.stream, self.span["since_ms"], self.span["before"]
+        if since_ms is None:
+            return f"{stream}: no execution is archived yet, so nothing is proven"
+        ends = (since_ms, self.until_ms)
+        since, until = (time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ms / 1000)) for ms in ends)
+        return (
+            f"{stream}: proven from {since} to {until} (UTC) without a gap; executions: {self.span['executions']:,}, of"
+            f" them new: {self.executions:,}; findings in all: {len(self.standing):,}"
+            + (f"; not proven, what was before: {before}" if before else "")
+        )
+
+    def _facts(self) -> AuditedStream:
+        return stream_facts(self._link, self._keys, self._plan.run_log_length)
+
+    def _last_proof(self) -> Commit | None:
+        last = self._proofs.recover()
+        for name, data in (("runs", self._runs), ("entries", self._entries)):
+            number, end = last.facts[name] if last else (0, ZERO.decode())
+            if number and (number, end) not in [(one.number, one.last) for one in data.chain()]:
+                raise StartRefused(
+                    f"the archive's {name} are older than what was proven of them (commit {number}, up to {end}): they"
+                    f" were restored from a copy. Put back a newer copy of {data.folder}, or move {self._proofs.folder}"
+                    " away: then all that is archived is proven again"
+                )
+        return last
+
+    def _open_archive(self) -> None:
+        engine, former_runs, former_entries = self._engine, *(self._was.get(one, [0])[0] for one in ("runs", "entries"))
+        self._chain = self._runs.chain()
+        self._new_runs = [one for one in self._chain if one.number > former_runs]
+        self._kept_ms: int = (self._chain[0].facts if self._chain else {}).get("kept_ms", -1)
+        self._new_entries = [one for one in self._entries.chain() if one.number > former_entries]
+        self._archived("came", self._entries, self._new_entries, batches.STREAM)
+        self._archived("runs_new", self._runs, self._new_runs, batches.RUNS)
+        for name, schema in (("open", _OPEN), ("clocks", CARRIED_CLOCKS)):
+            engine.files(f"carried_{name}", self._files_before(f"{name}/"), schema)
+        engine.files("carried", self._proofs.files(self._proofs.chain(), "carry/") if self._before else [], CARRIED)
+        engine.arrow("limits", pa.Table.from_pylist([self._plan.thresholds]))
+        engine.keep("not_over", f"SELECT * FROM carried_open UNION ALL SELECT {', '.join(_OPEN.names)} FROM came")
+        self._read("letters", batches.LETTERS, batches.letters)
+
+    def _archived(self, name: str, data: Any, commits: Sequence[Commit], schema: pa.Schema) -> None:
+        self._engine.files(name, data.files(commits), schema, sum(one.rows for one in commits))
+
+    def _files_before(self, under: str) -> list[Path]:
+        return self._proofs.files([self._before] if self._before else [], under)
+
+    def _read(self, name: str, schema: pa.Schema, read: Reading) -> None:
+        readers = {self._keys.stream: (self._link, self._keys)}
+        read_redis(self._engine, readers, self._folder / f"{name}.parquet", schema, read)
+
+    def _begin_span(self) -> None:
+        """Count the new executions. A gap among them begins a new span: what is behind it is compared with what was
+        before it, but what is in order may have been over in between."""
+        floor, span = -1, self.span
+        span |= self._was.get("span", {})
+        for gap in [one for one in self._new_runs if one.gap]:
+            span |= {"since_ms": None, "executions": 0, "before": gap.gap}
+            self._begins, floor = True, nth(gap.after.encode())
+        [(self.executions, of_span, began_ms)] = self._engine.rows(
+            f"SELECT count(id), count(CASE WHEN rec > {floor} THEN id END),"
+            f" min(CASE WHEN rec > {floor} THEN record_ms END)"
+            f" FROM runs_new WHERE record_ms > {self._kept_ms}"
+        )
+        span["executions"] += of_span
+        span["since_ms"] = began_ms if span["since_ms"] is None else span["since_ms"]
+
+    def _look(self, facts: AuditedStream, now: AuditedStream) -> None:
+        """Make the tables of a look at the new executions, and at former ones: of tickets in doubt, which are judged
+        with all their history, and of dead letters that were over before, none of which may be done. What was open at
+        the last run, or came after it, ended after it: only a new hole can hide that."""
+        engine, span = self._engine, self.span
+        since = span["since_ms"] if span["since_ms"] is not None else -1
+        row = now.row | {
+            "last_nth": facts.row["delivered_nth"],
+            "deleted_nth": None,  # not all entries that the group has read are looked at
+            "base_ms": since if self._begins else -1,
+            "order_ms": max(since if span["before"] else -1, self._kept_ms),
+            "handled_before_ms": self._was.get("first_known"),
+            "ahead_before_ms": self._was.get("ahead_ms"),
         }
-        return AuditReport.of(self._plan, started_ns, found, self._open, figures=figures)
+        engine.arrow("facts", few(FACTS, [row]))
+        engine.arrow("declared", few(DECLARED, facts.declared))
+        engine.view(
+            "entries",
+            "SELECT n.*, p.consumer, p.idle_ms, p.deliveries, 0 AS age_ms, true AS in_stream FROM not_over n"
+            " JOIN facts f ON f.stream = n.stream LEFT JOIN pending_now p ON p.stream = n.stream AND p.id = n.id"
+            " WHERE n.nth <= f.delivered_nth",
+        )
+        engine.view("runs", "SELECT * FROM runs_new")
+        engine.derive("clocks", "timed", "doubtful")
+        engine.keep("carried_now", findings.text("tables/carry"))
+        engine.keep("clocks_now", f"SELECT {', '.join(CARRIED_CLOCKS.names)} FROM clocks")
+        over = "SELECT stream, id FROM letters ANTI JOIN not_over USING (stream, id)"
+        engine.keep("letters_over", f"{over} WHERE letter_ms >= {self._was.get('until_ms', 0)}")
+        asked = engine.rows("SELECT stream FROM doubtful UNION ALL SELECT stream FROM letters_over LIMIT 1")
+        chain = [one for one in self._chain if asked and one not in self._new_runs]
+        self._archived("former", self._runs, chain, batches.RUNS)
+        engine.keep(
+            "runs_former",
+            "SELECT * FROM former SEMI JOIN doubtful USING (stream, ticket)"
+            " UNION SELECT * FROM former SEMI JOIN letters_over USING (stream, id)",
+        )
+        engine.view("runs", "SELECT * FROM runs_new UNION ALL SELECT * FROM runs_former")
+        engine.derive("held", "known", "clocks", "timed", "suspects", "late", "twice", "ids", "odd")
+
+    def _judge(self) -> int:
+        """Judge executions, and the entries that are not over by them: whether they are pending, unread, a dead letter,
+        or lost. Returns how many are over and from before a hole."""
+        engine = self._engine
+        [(first,)] = engine.rows("SELECT min(ms) FROM odd WHERE kind IN ('lost', 'passed', 'no_letter')")
+        behind = [one for one in self._entries.chain() if first is not None and rank(one.last.encode()) >> 64 >= first]
+        self._archived("messages", self._entries, behind, batches.STREAM)
+        engine.derive("again")
+        [self._known] = engine.rows("SELECT stream, handled_ms, ahead_ms, known_ms, floor_ms FROM known")
+        self._counts = {(name, stream): count for name, stream, count in engine.rows(findings.text("figures"))}
+        moved = self._confirm(engine.found(PROVES))
+        engine.view("ended", "SELECT stream, id FROM runs_new WHERE outcome IN ('done', 'gave_up')")
+        engine.keep(
+            "is_open",
+            "SELECT n.* FROM not_over n JOIN facts f ON f.stream = n.stream LEFT JOIN pending_now p ON p.stream ="
+            " n.stream AND p.id = n.id ANTI JOIN ended e ON e.stream = n.stream AND e.id = n.id WHERE p.consumer IS NOT"
+            f" NULL OR n.nth > f.delivered_nth OR n.id IN ({quoted(moved)})",
+        )
+        left = "SELECT count(*) FROM entries ANTI JOIN ended USING (stream, id) ANTI JOIN is_open USING (stream, id)"
+        return int(engine.rows(f"{left} WHERE ms <= {self._known[4]}")[0][0]) if self._begins else 0
+
+    def _confirm(self, found: Mapping[tuple[str, str], tuple[int, list[Example]]]) -> list[str]:
+        """Look again at what moves, and return the entries that were taken for lost and are pending."""
+        keys, moved = self._keys, list[str]()
+        for (name, _), (count, examples) in found.items():
+            held = examples
+            if name in MOVING:  # whether it is trimmed by now or not: it is in the archive
+                asked = [("XPENDING", keys.stream, keys.group, one.id, one.id, 1) for one in examples]
+                rows = zip(examples, self._link.all_of(asked), strict=True)
+                owners = {one.id: entry[0][1] for one, entry in rows if entry}
+                moved += [one for one in owners if name == "lost"]
+                held = [one for one in examples if (one.id in owners) is (name != "lost")]
+                held = [one for one in held if name != "dead_and_pending" or owners[one.id] != HALTED]
+            if held:
+                self._found.append((name, count if len(held) == len(examples) else len(held), held))
+        return moved
+
+    def _compare_with_standing(self) -> None:
+        """Tell what was found now and not before; what was proven stays proven."""
+        old = [row for file in self._files_before("found/") for row in pq.ParquetFile(file).read().to_pylist()]
+        standing = {(row["check"], row["stream"], row["id"] or row["owner"], row["ticket"]): row for row in old}
+        self.fresh: list[AuditFinding] = []
+        for check, count, examples in self._found:
+            told = {(check, one.stream, one.id or one.owner, one.ticket): one for one in examples}
+            new = [one for about, one in told.items() if about not in standing]
+            standing |= {about: {"check": check, **one._asdict()} for about, one in told.items()}
+            if new:
+                count, shown = count + len(new) - len(examples), tuple(new[: findings.SHOWN])
+                self.fresh.append(AuditFinding(CHECKS[check], self._keys.stream, count, shown))
+        self.standing = list(standing.values())
+
+    def _unproven(self, facts: AuditedStream, unjudged: int) -> Iterator[tuple[bool, str]]:
+        more = f", so entries added before it are not judged, of which {unjudged:,} are over"
+        for one in [one for one in (*self._new_runs, *self._new_entries) if one.gap]:
+            yield "kept_ms" not in one.facts, f"{facts.keys.stream}: {one.gap}{more if one in self._new_runs else ''}"
+        # What was cut is told as a gap; entries are judged in the archive, trimmed or not.
+        told = facts._replace(first=ZERO, cut_ms=-1)
+        yield from ((False, text) for text in unproven(told, self._known, self._counts))
+
+    def _stage(self, facts: dict[str, Any]) -> None:
+        before, engine = self._before, self._engine
+        is_whole = before is None or len(self._proofs.chain()) > _DELTAS
+        after = before.last if before and not is_whole else ZERO.decode()
+        made = Commit(self.number, after, "", 0, first=1 if before and is_whole else None)
+        moved = "(SELECT stream, ticket FROM runs_new UNION SELECT stream, ticket FROM doubtful) r"
+        is_new = "" if is_whole else f" SEMI JOIN {moved} USING (stream, ticket)"
+        engine.arrow("found", few(_FOUND, self.standing))
+        parts = {"carry": f"SELECT {', '.join(CARRIED.names)} FROM carried_now{is_new}"}
+        parts |= {"open": f"SELECT {', '.join(_OPEN.names)} FROM is_open"}
+        parts |= {"clocks": "SELECT * FROM clocks_now", "found": "SELECT * FROM found"}
+        for part, select in parts.items():
+            engine.write(select, self._proofs.place(made, part))
+        for name, new in (("runs", self._new_runs), ("entries", self._new_entries)):
+            facts[name] = (new[-1].number, new[-1].last) if new else self._was.get(name, (0, ZERO.decode()))
+        facts |= {"first_known": self._known[3], "ahead_ms": self._known[2]}
+        facts["open_ms"] = engine.rows("SELECT min(ms) FROM is_open")[0][0]
+        self._staged = replace(made, last=facts["runs"][1], facts=facts)
+
+    @refusing("the proof was told, and not committed: the next run tells the same once more")
+    def commit(self) -> None:
+        """Commit what a run has found, once that is told, and note in Redis what is proven."""
+        self._proofs.commit(self._staged, "carry/")
+        told: list[str | int | bytes] = ["history", orjson.dumps(self.span | {"unproven": said(self.unproven)})]
+        if self._before:  # the first run proves all that is archived: its duration says nothing of the next ones
+            told += ["proven_took_ms", wall_ms() - self._began_ms]
+        with self._link:
+            note(self._link, self._keys, self.span["since_ms"], self.until_ms, *told)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import Field
 
@@ -18,20 +19,6 @@ _LEASES = 3
 #: Beyond these, an incarnation that is over is forgotten when the janitor comes by, which takes its time where all is
 #: quiet.
 _REAPED_MS = 35_000
-
-
-class AuditThresholds(NamedTuple):
-    """Limits beyond which something is a finding. ``owner_idle_ms``: an entry of an incarnation, living or dead;
-    ``parked_ms``: one under ``master`` with nothing of its ticket in processing; ``deliveries``: more than some rolling
-    restarts make of one entry; ``clocks_ms``: how far two clocks may differ where nothing bounds them; ``reaped_ms``: a
-    dead incarnation with nothing pending, in the group."""
-
-    owner_idle_ms: int = 30_000
-    parked_ms: int = 300_000
-    deliveries: int = 20
-    attempts: int = 5
-    clocks_ms: int = 1000
-    reaped_ms: int = 65_000
 
 
 class AuditSettings(CommonSettings):
@@ -73,17 +60,21 @@ class AuditChoices(AuditSettings):
     keep_days: int | None = None
     #: Whether the archive has the messages, too.
     bodies: bool = False
-    #: None: ``thresholds`` by the settings.
-    limits: AuditThresholds | None = None
+    limits: Mapping[str, int] = {}
 
     @property
     def streams(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.chosen_streams.split(",") if name.strip()) or (self.work_stream,)
 
     @property
-    def thresholds(self) -> AuditThresholds:
+    def thresholds(self) -> dict[str, int]:
+        """Return the table ``limits``, beyond which something is a finding. ``owner_idle_ms``: an entry of an
+        incarnation, living or dead; ``parked_ms``: one under ``master`` with nothing of its ticket in processing;
+        ``deliveries``: more than some rolling restarts make of one entry; ``clocks_ms``: how far two clocks may differ
+        where nothing bounds them; ``reaped_ms``: a dead incarnation with nothing pending, in the group."""
         idle_ms = int(_LEASES * self.lease_seconds * 1000)
-        return self.limits or AuditThresholds(idle_ms, attempts=self.max_attempts, reaped_ms=idle_ms + _REAPED_MS)
+        told = {"owner_idle_ms": idle_ms, "parked_ms": 300_000, "deliveries": 20, "attempts": self.max_attempts}
+        return told | {"clocks_ms": 1000, "reaped_ms": idle_ms + _REAPED_MS, **self.limits}
 
     def keys(self, stream: str) -> Keys:
         return Keys(stream, self.group)

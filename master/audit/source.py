@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -66,7 +64,7 @@ class _Reader(DataSourceReader):
 
     def _heeds(self, one: Any) -> bool:
         kind, column, value = type(one).__name__, ".".join(getattr(one, "attribute", ())), getattr(one, "value", None)
-        if kind == "EqualTo" and column in (("stream", "ticket", "id") if self.time == "ms" else ("stream", "ticket")):
+        if kind == "EqualTo" and column in (("stream", "id") if self.time == "ms" else ("stream",)):
             return self.equal.setdefault(column, value) == value
         if column != self.time or not isinstance(value, int) or not 0 <= value < _LATEST_MS:
             return False
@@ -77,15 +75,12 @@ class _Reader(DataSourceReader):
         return kind in ("EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual")
 
     def span(self) -> tuple[int, int]:
-        """Return the first and the last id to read, as numbers; the last is lower where no id can be there."""
-        wanted = self.equal.get("id")
-        if wanted is not None and not is_id(wanted):
-            return 1, 0
-        ids = [rank(wanted.encode())] if wanted else []
-        first, last = self.options.get("first", "0-0"), self.options.get("last", f"{_MOST}-{_MOST}")
-        first, last = first if "-" in first else f"{first}-0", last if "-" in last else f"{last}-{_MOST}"
-        least, most = self.least_ms << 64, (self.most_ms << 64) + _MOST
-        return max(rank(first.encode()), least, *ids), min(rank(last.encode()), most, *ids)
+        """Return the first and the last id to read, as numbers; the last is lower, or 0, where no id can be there."""
+        least, most, wanted = self.least_ms << 64, (self.most_ms << 64) + _MOST, self.equal.get("id")
+        if wanted is None:
+            return least, most
+        one = rank(wanted.encode()) if is_id(wanted) else 0
+        return max(least, one), min(most, one)
 
     def key(self, stream: str) -> str:
         return self.options.get("key", stream)
@@ -114,12 +109,9 @@ class _Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         stream, first, last = partition.value
-        if not stream:
-            return
-        wanted = self.equal.get("ticket")
-        with self.connect(stream) as reader:
-            for batch in self.rows(reader, stream, (first, last)):
-                yield batch if wanted is None else batch.filter(pc.equal(batch["ticket"], wanted))
+        if stream:
+            with self.connect(stream) as reader:
+                yield from self.rows(reader, stream, (first, last))
 
     def rows(self, reader: BulkReader, stream: str, span: Span) -> Iterator[pa.RecordBatch]:
         raw, field = self.options.get("raw") == "true", self.plan.field(stream)
@@ -247,9 +239,7 @@ def read_into(context: Any, source: str, options: Mapping[str, str], stem: Path)
 
     def write(numbered: tuple[int, InputPartition]) -> Path:
         file = stem.with_name(f"{stem.name}-{numbered[0]}.parquet")
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            for batch in reader.read(numbered[1]):
-                writer.write_batch(batch)
+        batches.write(file, schema, reader.read(numbered[1]))
         return file
 
     parts = [*enumerate(reader.partitions())]

@@ -142,15 +142,9 @@ def run(
         print_json(told | {"page": str(page), "tables": str(settings.folder / "report")})
         return
     for stream in told["streams"]:
-        total = stream["total"]
-        click.echo(f"{escape_control(stream['stream'])}: " + ("nothing was executed in " if not total else "") + about)
-        if total:
-            click.echo(
-                f"{total['executions']:,} executions, {total['failed']:,} failed, {total['retries']:,} retries,"
-                f" {total['letters']:,} dead letters, {total['worker_s'] / 3600:,.1f} worker hours"
-            )
-            for what, name in (("wait until the first start", "wait"), ("time of an execution", "run")):
-                times = (f"{span(total[f'{name}_{one}_ms'])} {one}" for one in ("p50", "p95", "p99"))
-                click.echo(f"{what}: {', '.join(times)}")
-            click.echo(stream["forecast"])
+        told_of = "nothing was executed"
+        if sums := stream["total"]:
+            hours = f"{sums['worker_s'] / 3600:,.1f} worker hours"
+            told_of = f"{sums['executions']:,} executions, {hours}. {stream['forecast']}"
+        click.echo(f"{escape_control(stream['stream'])}, {about}: {told_of}")
     click.echo(f"By tenant, handler, ticket and consumer, with plots: {page}")

@@ -185,10 +185,10 @@ def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
     columns = ("consumer", "state", "pending", "slots", "capacity", "lease left", "generation")
     cells = []
     for row in rows:
-        state = row["state"] + ", silent over HTTP" * bool(row.get("silent"))
-        room = (row.get("slots", ""), row.get("capacity", ""), f"{row['lease_ms'] / 1000:.1f} s")
-        cells.append((row["name"], state, row["pending"], *room, row["incarnation"].rpartition(":")[2]))
-    return table("Consumers", columns, cells, columns[2:6], columns[6:])
+        state, lease = row["state"] + ", silent over HTTP" * bool(row.get("silent")), f"{row['lease_ms'] / 1000:.1f} s"
+        room, generation = (row.get("slots", ""), row.get("capacity", "")), row["incarnation"].rpartition(":")[2]
+        cells.append((row["name"], state, row["pending"], *room, lease, generation))
+    return table("Consumers", columns, cells, numbers=columns[2:6], ids=columns[6:])
 
 
 def tickets_table(
@@ -196,11 +196,10 @@ def tickets_table(
 ) -> Table:
     cells = []
     for row in rows:
-        ids, state = row.get("message_ids") or [], (label(row["state"]), row.get("consumer_name", ""))
-        tries = (tried_text(row), error_text(row), str(row.get("fence", "")))
-        cells.append(
-            (row["ticket_id"] or "(none)", *shown_texts(row, shown), *state, len(ids), ids[0] if ids else "", *tries)
-        )
+        ids = row.get("message_ids") or []
+        head = (row["ticket_id"] or "(none)", *shown_texts(row, shown), label(row["state"]))
+        held = (row.get("consumer_name", ""), len(ids), ids[0] if ids else "")
+        cells.append((*head, *held, tried_text(row), error_text(row), str(row.get("fence", ""))))
     further = ("state", "consumer", "messages", "oldest message", "attempts", "last error", "fence")
     columns = ("ticket", *shown_heads(shown), *further)
     extras = ("fence", "attempts", "last error", "consumer")
@@ -226,22 +225,16 @@ def unblock_hint(row: dict[str, Any]) -> str | None:
     ids = row.get("message_ids") or ["?"]
     why = f" ({letter['reason']}: {letter['error'][:200]})" if letter else ""
     ticket = shlex.quote(row["ticket_id"])
-    ways = (
-        f"`usher dead redrive --all --ticket {ticket}` runs it again, `usher dead drop --all --ticket {ticket}`"
-        " skips it"
-    )
-    text = f"  {row['ticket_id']} waits for message {ids[0]}{why}: {ways}"
-    return escape_control(text)
+    ways = f"`usher dead redrive --all --ticket {ticket}` runs it again, `usher dead drop --all --ticket {ticket}`"
+    return escape_control(f"  {row['ticket_id']} waits for message {ids[0]}{why}: {ways} skips it")
 
 
 def console() -> Console:
     """Return a console. Without a terminal it folds no word: a search in kept output finds each word in one piece."""
     shown = Console(highlight=False, emoji=False)
-    return (
-        shown
-        if shown.is_terminal or "COLUMNS" in os.environ
-        else Console(highlight=False, emoji=False, width=_UNFOLDED)
-    )
+    if not (shown.is_terminal or "COLUMNS" in os.environ):
+        shown.width = _UNFOLDED
+    return shown
 
 
 #: Seconds that the leader may take: it asks a consumer in turn.

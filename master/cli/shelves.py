@@ -84,13 +84,23 @@ def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Seq
         )
         for letter, chosen in zip(letters, shown, strict=True)
     ]
-    columns, whole_ones = (
-        ("letter", "ticket", *shown_heads(names), "message", "reason", "attempts", "policy", "age"),
-        ("letter", "message", "attempts", "policy", "age"),
-    )
-    return fitted(
-        "Dead letters", columns, rows, ("attempts", "age"), whole_ones, extras=("message", "attempts", "policy", "age")
-    )
+    extras = ("message", "attempts", "policy", "age")
+    columns = ("letter", "ticket", *shown_heads(names), "message", "reason", *extras[1:])
+    return fitted("Dead letters", columns, rows, ("attempts", "age"), ("letter", *extras), extras=extras)
+
+
+@dead.command("kinds", help="Count dead letters by kind: reason, error, place and policy.")
+@looks
+def list_kinds(flags: dict[str, Any], as_json: bool) -> None:
+    with configured(flags, "dead") as at:
+        counts = at.letters.counts()
+    names = ("id", "count", "reason", "error_type", "at", "handler", "policy")
+    rows = [[getattr(one, name) for name in names] for one in counts.groups]
+    if as_json:
+        print_json({"kinds": [dict(zip(names, row, strict=True)) for row in rows], "are_all": counts.are_all})
+        return
+    console().print(table("Kinds of dead letters", ("kind", *names[1:]), rows, numbers=("count",), ids=("kind",)))
+    click.echo("  none" if not rows else counts.wrong or "  `usher dead list --kind KIND` lists them")
 
 
 @dead.command(

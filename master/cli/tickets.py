@@ -196,35 +196,34 @@ _NOTHING = (TicketState.IDLE, TicketState.NOT_FOUND)
 def with_outbox(document: dict[str, Any], rows: TicketRows, trouble: str = "") -> dict[str, Any]:
     """Return an explanation (``TicketExplanation.document``) with what the outbox has of the ticket. ``trouble``: why
     that is not known."""
-    reasons = (
-        _outbox_reasons(rows) if not trouble else [Reason("outbox_not_asked", f"its outbox is not known: {trouble}")]
-    )
+    unknown = [Reason("outbox_not_asked", f"its outbox is not known: {trouble}")]
+    reasons = unknown if trouble else _outbox_reasons(rows)
     if not reasons:
         return document
     shown = [{"code": reason.code, "text": reason.text} for reason in reasons]
     here = [*shown, *document["reasons"]] if document["state"] in _NOTHING else [*document["reasons"], *shown]
     told = {"reasons": here, "sentences": [reason["text"] for reason in here], "summary": here[0]["text"]}
     if document["state"] in _NOTHING and rows.staged:
-        parks = any(row.parks for row in rows.refused)
-        told |= {"state": TicketState.PARKED_IN_OUTBOX if parks else TicketState.IN_OUTBOX}
-        told |= {"waits_for": "its refused row" if parks else "the streamer"}
+        halts = any(row.halts for row in rows.refused)
+        told |= {"state": TicketState.HALTED_IN_OUTBOX if halts else TicketState.IN_OUTBOX}
+        told |= {"waits_for": "its refused row" if halts else "the streamer"}
     return document | told
 
 
 def _outbox_reasons(rows: TicketRows) -> list[Reason]:
-    holding = [row for row in rows.refused if row.parks]
+    holding = [row for row in rows.refused if row.halts]
     found = []
     if rows.staged and not holding:
         text = f"committed and not sent yet: {pluralize(rows.staged, 'row')} of it in the outbox"
         found.append(Reason("in_outbox", f"{text}, the first ({rows.first_id}) since {rows.since}"))
     if holding:
         first = holding[0]
-        text = f"row {first.id} of the outbox was refused at {first.at} ({first.reason}) and parks the ticket"
+        text = f"row {first.id} of the outbox was refused at {first.at} ({first.reason}) and halts the ticket"
         behind = f", with {pluralize(rows.staged, 'later row')} behind it" if rows.staged else ""
         end = "until it is put back or deleted in refused_log_records"
-        found.append(Reason("parked_in_outbox", f"{text}{behind}, {end}"))
+        found.append(Reason("halted_in_outbox", f"{text}{behind}, {end}"))
     for row in rows.refused:
-        if not row.parks:
+        if not row.halts:
             text = f"row {row.id} of the outbox was refused at {row.at} ({row.reason}): no message came of it"
             found.append(Reason("refused_in_outbox", f"{text}, and the ticket went on; refused_log_records has it"))
     return found
@@ -277,7 +276,7 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
         calm = "nothing is stuck" if "live" in states.values() else "no consumer is live: nothing more is handled"
         click.echo(f"{calm}{given_up}")
     elif len(rows) >= MOST:
-        click.echo(f"what has not failed is counted among the {MOST} oldest tickets")
+        click.echo(f"tickets that have not failed are counted among the {MOST} oldest only")
 
 
 def _ways(group: dict[str, Any]) -> list[str]:

@@ -64,15 +64,8 @@ def trim(
         cut, trouble = 0, ""
         if apply and isinstance(decision, Cut) and would:
             cut, trouble = _cut(trimming, decision, archived_only, would)
-    document = _document(
-        settings.one_stream,
-        facts,
-        readers(facts, archived_only=archived_only),
-        decision,
-        would,
-        cut if apply else None,
-        trouble,
-    )
+    kept_for = readers(facts, archived_only=archived_only)
+    document = _document(settings.one_stream, facts, kept_for, decision, would, cut if apply else None, trouble)
     if as_json:
         print_json(document)
     else:
@@ -119,19 +112,12 @@ def _document(
     trouble: str,
 ) -> dict[str, Any]:
     now_ms = wall_ms()
-    noted = {one.name: one.noted_ms for one in facts.checkpoints}
-    rows = []
-    for reader in kept_for:
-        age_s = round((now_ms - noted[reader.name]) / 1000, 1) if reader.kind == "checkpoint" else None
-        rows.append(
-            {
-                "kind": reader.kind,
-                "name": reader.name,
-                "keeps_from": reader.keeps_from.decode(),
-                "why": reader.why,
-                "noted_s_ago": age_s,
-            }
-        )
+    ages_s = {one.name: round((now_ms - one.noted_ms) / 1000, 1) for one in facts.checkpoints}
+    rows = [
+        {"kind": one.kind, "name": one.name, "keeps_from": one.keeps_from.decode(), "why": one.why}
+        | {"noted_s_ago": ages_s[one.name] if one.kind == "checkpoint" else None}
+        for one in kept_for
+    ]
     span = facts.span
     return {
         "stream": stream,
@@ -158,16 +144,8 @@ def _why(decision: Cut | Nothing | Refused) -> str:
 
 def _print_trim_table(told: dict[str, Any]) -> None:
     screen = console()
-    cells = [
-        (
-            row["kind"],
-            row["name"],
-            row["keeps_from"],
-            row["why"],
-            "" if row["noted_s_ago"] is None else f"{row['noted_s_ago']:,.0f} s ago",
-        )
-        for row in told["readers"]
-    ]
+    ages = ("" if (age_s := row["noted_s_ago"]) is None else f"{age_s:,.0f} s ago" for row in told["readers"])
+    cells = [(*list(row.values())[:4], age) for row, age in zip(told["readers"], ages, strict=True)]
     title = f"{told['stream']}: entries from {told['first_id'] or 'none'}, last id {told['last_id'] or 'none'}"
     screen.print(table(title, ("reader", "name", "keeps from", "why", "noted"), cells, ids=("keeps from",)))
     if told["decision"] == "refused":
@@ -177,9 +155,8 @@ def _print_trim_table(told: dict[str, Any]) -> None:
     elif told["decision"] == "nothing":
         screen.print(f"Nothing may go: {escape_control(told['why'])}.", markup=False, soft_wrap=True)
     elif told["cut"] is None:
-        number = (
-            f"{'' if told['would_cut_is_exact'] else 'more than '}{pluralize(told['would_cut'], 'entry', 'entries')}"
-        )
+        number = "" if told["would_cut_is_exact"] else "more than "
+        number = f"{number}{pluralize(told['would_cut'], 'entry', 'entries')}"
         what = f"{number} below {told['floor']} may go; the rest is kept for {told['kept_for']}. --apply cuts them."
         screen.print(what, markup=False, soft_wrap=True)
     else:

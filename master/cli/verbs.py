@@ -65,8 +65,12 @@ def _option(name: str, info: Any) -> Callable[[Any], Any]:
         kind, metavar = click.Choice(get_args(info.annotation)), ""
     elif name.endswith("_s"):
         kind, metavar = Duration(), "AGE"
-    flag = f"--{name.removesuffix('_s').replace('_', '-')}"
-    return click.option(flag, name, type=kind, default=info.default, metavar=metavar or None, help=info.description)
+    told = {"default": info.default, "metavar": metavar or None, "help": info.description}
+    return click.option(_flag(name), name, type=kind, **told)
+
+
+def _flag(name: str) -> str:
+    return "--kind" if name == "group" else f"--{name.removesuffix('_s').replace('_', '-')}"  # --group is a setting
 
 
 def asked_of(ask: type[Ask], given: dict[str, Any]) -> Any:
@@ -136,11 +140,7 @@ def _check_choice(shelf: Shelf, verb: Verb, ids: Sequence[str], everything: bool
     if ids and (everything or asked.given):
         raise click.UsageError("filters go with --all, not with ids; give your reason as --why")
     if not (ids or everything or (asked.given and shelf is TICKETS)):
-        flags = ", ".join(
-            f"--{name.removesuffix('_s').replace('_', '-')}"
-            for name, one in shelf.ask.model_fields.items()
-            if one.description
-        )
+        flags = ", ".join(_flag(name) for name, one in shelf.ask.model_fields.items() if one.description)
         raise click.UsageError(f"give ids (`usher {group} list`), or --all, with filters or without: {flags}")
     if wrong_id := next((one for one in ids if shelf is not TICKETS and not is_id(one)), None):
         noun = shelf.noun.rpartition(" ")[2]

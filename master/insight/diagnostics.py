@@ -15,7 +15,7 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.mishaps import losses_command, parse_losses, told
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
-from usher.common.redis.replies import parse_span
+from usher.common.redis.replies import pairs
 from usher.master.operations.trimming import Trimming
 from usher.master.policy.trim import Cut, Refused, Retention, decide, readers
 
@@ -121,4 +121,4 @@ class SystemDiagnostics:
 
 
 def _last(reply: Any) -> str | None:
-    return None if isinstance(reply, Exception) else parse_span(reply).last_generated.decode()
+    return None if isinstance(reply, Exception) else pairs(reply)[b"last-generated-id"].decode()

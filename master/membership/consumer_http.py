@@ -104,9 +104,11 @@ class ConsumerHttpClient:
             connection.sock.settimeout(bounds.read_s)
             if isinstance(connection.sock, ssl.SSLSocket):
                 connection.sock.do_handshake()
-            connection.request("GET", url._replace(scheme="", netloc="").geturl() or "/", headers={"Host": host})
-            response = connection.getresponse()
-            answer = ConsumerAnswer(response.status, response.read(bounds.most_bytes))  # packed data stay packed
+            asked = url._replace(scheme="", netloc="", path=url.path or "/").geturl()
+            connection.request("GET", asked, headers={"Host": host})
+            response, room = connection.getresponse(), bytearray(bounds.most_bytes)
+            # Not ``read``: of a chunk of negative length it reads all. Packed data stay packed.
+            answer = ConsumerAnswer(response.status, bytes(room[: response.readinto(room)]))
         # Of an answer that was cut, headers that end early look complete.
         return answer if now_s() - began_s < bounds.whole_s else ConsumerAnswer()
 

@@ -166,7 +166,7 @@ def _facts(
         SavedPosition(_decode_reader_name(name), value if _ID.fullmatch(value) else ZERO)
         for name, value in sorted(pairs(kept).items())
     ]
-    return RetentionFacts(None if span is None else parse_span(span), groups, checkpoints, archived, saved)
+    return RetentionFacts(None if span is None else parse_span(pairs(span)), groups, checkpoints, archived, saved)
 
 
 def turn_s(trim_keep: str) -> float:

@@ -130,7 +130,7 @@ def _ensure_group(
         return False
     facts: dict[str, Any] = {"stream": keys.stream, "group": keys.group, "restarted_at": again.start}
     facts |= {"may_repeat": format_id_range(again.repeat), "lost": format_id_range(again.lost)}
-    facts |= {} if span else {"unread": "what was not read yet is gone with the stream"}
+    facts |= {} if span else {"unread": "unread messages are gone with the stream"}
     event(log, "group_lost", level=logging.ERROR, **facts)
     return False
 

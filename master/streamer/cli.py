@@ -117,7 +117,7 @@ def _looked(settings: StreamerSettings, migrate: bool) -> int:
         store.check()
         staged, refused = store.waiting()
         click.echo(
-            f"{staged:,} staged, {refused:,} refused, {pluralize(store.parked(), 'ticket')} parked by refused rows"
+            f"{staged:,} staged, {refused:,} refused, {pluralize(store.halted(), 'ticket')} halted by refused rows"
         )
         return 1 if refused else 0
     except (SqlTrouble, sa.exc.SQLAlchemyError) as trouble:  # the latter: for example a missing right

@@ -62,7 +62,7 @@ class StreamerProgram:
             poll_s=min(pace.poll_s, lease_s / _TURNS_PER_LEASE),
             replicas=settings.outbox_wait_replicas,
             on_disk=settings.outbox_wait_aof,
-            parks=settings.outbox_refused_policy == "park",
+            halts=settings.outbox_refused_policy == "halt",
         )
         self.streamer = streamer_class(link, keys, lead, store, settings.ticket_field, pace)
         self.streamer.stalls_after_s = max(self.streamer.stalls_after_s, 2 * pace.poll_s)

@@ -41,7 +41,7 @@ _LOOK_S = 0.005
 #: Looks that find nothing (0.1 s), after which commits are asked to ring. A disk that is slow for a moment stalls all
 #: writers, and would have them ring, which costs them the most just then.
 _LOOKS = 20
-#: Seconds between counts of parked tickets.
+#: Seconds between counts of halted tickets.
 _COUNT_S = 10.0
 #: Longest wait of one call of WAIT or WAITAOF, which is repeated until it succeeds.
 _DURABLE_MS = 500
@@ -55,14 +55,14 @@ _NEXT_TRY_S = LONGEST_PAUSE_S + 1.0
 class Pace(NamedTuple):
     """Pace of a streamer. ``batch``: most rows per batch, which is one script call. ``poll_s``: longest wait between
     looks at an empty outbox. ``lease_s``: a standby takes over this long after the streamer died. ``replicas``,
-    ``on_disk``: what to wait for before rows are removed. ``parks``: a refused row parks its ticket."""
+    ``on_disk``: what to wait for before rows are removed. ``halts``: a refused row halts its ticket."""
 
     batch: int = 1000
     poll_s: float = 0.5
     lease_s: float = 5.0
     replicas: int = 0
     on_disk: bool = False
-    parks: bool = False
+    halts: bool = False
 
 
 class _Sent(NamedTuple):
@@ -97,7 +97,7 @@ class Streamer(Service):
         self._rings = False  # commits ring since a look found nothing
         self._not_durable_logged = False
         self.sent = self.refused = 0  # rows
-        self.parked = 0  # tickets that wait for a refused row
+        self.halted = 0  # tickets that wait for a refused row
         self._count_at_s = 0.0
         #: When a look last found no more than it sent; now, for a streamer that stands by.
         self.caught_up_s = now_s()
@@ -135,10 +135,10 @@ class Streamer(Service):
             return _STANDBY_S
         looked_s = now_s()
         if looked_s >= self._count_at_s:
-            self.parked, self._count_at_s = self._outbox.parked(), looked_s + _COUNT_S
+            self.halted, self._count_at_s = self._outbox.halted(), looked_s + _COUNT_S
         most = self._most
         rows = self._outbox.batch(most)
-        batch = encode(rows, self._pace.parks)
+        batch = encode(rows, self._pace.halts)
         if not batch.ids and not batch.refused:
             return self._nothing()
         self._look_s, self._looks, self._rings = _LOOK_S, 0, False
@@ -177,7 +177,7 @@ class Streamer(Service):
         self._outbox.set_aside(refused)
         self.refused += len(refused)
         self._count_at_s = 0.0
-        for row_id, reason, parks in refused:
+        for row_id, reason, halts in refused:
             event(
                 log,
                 "outbox_row_refused",
@@ -185,7 +185,7 @@ class Streamer(Service):
                 row=row_id,
                 reason=reason,
                 kept_in="refused_log_records",
-                parks_its_ticket=parks,
+                halts_its_ticket=halts,
             )
 
     def _is_still_there(self, sent: _Sent) -> bool:

@@ -117,7 +117,7 @@ def streamer_metrics(program: StreamerProgram, outbox: str) -> Iterable[Metric]:
     text = "Rows that could become no message and were set aside, with the reason, in refused_log_records."
     yield counters("outbox_refused_rows", text, "outbox", told(streamer.refused))
     text = "Tickets whose rows wait in the outbox for a refused one (USHER_OUTBOX_REFUSED_POLICY)."
-    yield gauges("outbox_parked_tickets", text, "outbox", told(streamer.parked))
+    yield gauges("outbox_halted_tickets", text, "outbox", told(streamer.halted))
     text = (
         "Since the outbox was last sent to its end; an empty one is looked at twice a second. A new"
         " leader begins with 0."

@@ -312,9 +312,7 @@ class LetterAsk(Ask):
     older_than_s: _Age | None = Field(None, description="Only those written longer ago than this: 90s, 10m, 2h, 3d.")
     younger_than_s: _Age | None = Field(None, description="Only those written less long ago than this.")
     policy: Literal["", "skip", "halt"] = Field("", description="Only those written under this policy.")
-    group: Annotated[str, Field(pattern="^([0-9a-f]{12}|others)?$")] = (
-        ""  # of the page, and no option: no list names it
-    )
+    group: str = Field("", pattern="^([0-9a-f]{12}|others)?$", description="Only those of a kind (`usher dead kinds`).")
 
     def meant(self, sees_texts: bool = True) -> LetterFilter:
         now_ms = wall_ms()

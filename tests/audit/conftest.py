@@ -3,6 +3,7 @@ is not installed."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -63,6 +64,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
                 AuditChoices(audit_dir=str(folder), memory_mib=512), folder, os.environ, small=True
             ) as engine:
                 importlib.import_module("usher.master.audit.source").register(engine.spark)
+                patched.setattr("usher.master.audit.engine.spark_engine", lambda *_: contextlib.nullcontext(engine))
                 yield engine
     finally:
         os.environ.clear()

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -15,13 +16,12 @@ import pytest
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pack_entry, pack_part
-from usher.master.audit.settings import AuditThresholds
 from usher.master.policy.rules import Rule, dump, rule_id
 
 GROUP = "g"
 _HOUR_MS = 3_600_000
 #: So wide that a slow machine makes no finding of what is well.
-LIMITS = AuditThresholds(
+LIMITS = SimpleNamespace(
     owner_idle_ms=_HOUR_MS, parked_ms=_HOUR_MS, deliveries=20, attempts=5, clocks_ms=1000, reaped_ms=50
 )
 CAP = 40

@@ -281,7 +281,7 @@ def test_an_archive_without_bodies_has_none_and_who_needs_them_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from usher.common.protocol.keys import Keys
-    from usher.master.audit.archive import archived_entries
+    from usher.master.audit.archive import data_sets
 
     monkeypatch.setenv("USHER_TICKET_STREAM", "s")
     monkeypatch.setenv("USHER_GROUP", GROUP)
@@ -294,7 +294,7 @@ def test_an_archive_without_bodies_has_none_and_who_needs_them_is_refused(
     assert _exit(["audit", "reconcile", "--states-url", url, "--value", "data.distance"]) == 2
     assert "archived with --bodies" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(StartRefused, match="it is archived with --bodies"):
-        list(archived_entries(folder, Keys("s", GROUP), None, b"0-0", b"9-9"))
+        list(data_sets(folder, Keys("s", GROUP))[0].rows("id, raw", "ms < 9", b"0-0"))
 
 
 def test_no_total_is_computed_from_an_archive_with_a_gap_below_the_checkpoint(
@@ -396,7 +396,7 @@ def test_an_archive_that_is_not_there_where_the_checks_run_is_refused(local: Any
 
     local.write("SELECT '1-1' AS id", tmp_path / "some.parquet")
     for file, told in (
-        ("some", "has 1 rows of odd, and its commits have 2: is its folder shared"),
+        ("some", "has 2 rows of odd, and where the checks run it has 1: is its folder shared"),
         ("gone", "No files"),
     ):
         with pytest.raises(StartRefused, match=told), refusing(""):

@@ -51,7 +51,7 @@ def test_a_clean_system_is_exit_code_0_and_everything_is_written(
     shown = capsys.readouterr().out
     assert "clean: the promise held" in shown
     stored = orjson.loads(link.call("GET", Keys("ticket_stream", GROUP).audit))
-    assert (stored["verdict"], stored["findings"], stored["executions"]) == ("clean", {}, 2)
+    assert (stored["verdict"], stored["findings"], stored["executions"]) == ("clean", [], 2)
     assert usher("audit", "--json") == 0
     told = orjson.loads(capsys.readouterr().out)
     assert (told["verdict"], told["findings"], told["unproven"]) == ("clean", [], [])

@@ -25,7 +25,7 @@ def plan(url: str, *streams: str, **more: Any) -> AuditChoices:
         redis_url=url,
         chosen_streams=",".join(streams),
         group=GROUP,
-        limits=LIMITS,
+        limits=vars(LIMITS),
         run_log_length=CAP,
         ticket_stream="s",
         **more,

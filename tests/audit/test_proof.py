@@ -27,7 +27,7 @@ from usher.common.redis.client import Link
 from usher.master.audit.archive import Commit, DataSet
 
 if TYPE_CHECKING:
-    from usher.master.audit.proof import Proven
+    from usher.master.audit.job import Proof
 
 #: Checks of executions and of entries that are over: what a proof from the archive is about.
 PROVEN = (
@@ -47,18 +47,18 @@ def prove(
     *,
     again: bool = False,
     keep_days: int | None = None,
-    tell: Callable[[Proven], object] = id,
-) -> Proven:
+    tell: Callable[[Proof], object] = id,
+) -> Proof:
     """As the command does: what is found is told, and then committed."""
-    from usher.master.audit.proof import Proof
+    from usher.master.audit.job import Proof
 
     with tempfile.TemporaryDirectory() as reading:
         proof = Proof(session, plan(url, stream, keep_days=keep_days), stream, folder, Path(reading))
-        proven = proof.run(again=again)
-        tell(proven)
+        proof.run(again=again)
+        tell(proof)
         if not again:
             proof.commit()
-        return proven
+        return proof
 
 
 def standing(session: Any, folder: Path, stream: str = "s") -> set[tuple[str, str]]:
@@ -68,7 +68,7 @@ def standing(session: Any, folder: Path, stream: str = "s") -> set[tuple[str, st
     return {(row["check"], row["id"] or row["owner"]) for row in rows}
 
 
-def fresh(proven: Proven) -> dict[str, set[str]]:
+def fresh(proven: Proof) -> dict[str, set[str]]:
     return {one.check.name: {example.id or example.owner for example in one.examples} for one in proven.fresh}
 
 
@@ -104,7 +104,7 @@ def test_run_by_run_each_finding_is_told_whatever_is_killed_in_between(
     behind the commit of the proof."""
     told: list[list[tuple[str, str]]] = []
 
-    def tell(proven: Proven) -> None:
+    def tell(proven: Proof) -> None:
         told.append([(check, one) for check, ids in fresh(proven).items() for one in ids])
 
     recover, commit = DataSet.recover, DataSet.commit
@@ -126,7 +126,7 @@ def test_run_by_run_each_finding_is_told_whatever_is_killed_in_between(
                 patched.setattr(DataSet, place, deadly)
                 prove(local, redis_url, tmp_path, RANDOM, tell=tell)
         proven = prove(local, redis_url, tmp_path, RANDOM, tell=tell)
-        assert proven.run == (1, 3)[n], "the second one was committed when it was killed"
+        assert proven.number == (1, 3)[n], "the second one was committed when it was killed"
     expected = standing(local, tmp_path, RANDOM)
     whole = prove(local, redis_url, tmp_path, RANDOM, again=True)
     compared = {*PROVEN} - _BY_CLOCKS - _EXCUSED
@@ -135,7 +135,7 @@ def test_run_by_run_each_finding_is_told_whatever_is_killed_in_between(
     first, not_committed, second, nothing = told
     assert sorted(not_committed) == sorted(second) and not nothing
     assert len(first + second) == len({*first, *second}) and {*first, *second} >= expected
-    assert proven.total == whole.total
+    assert proven.span["executions"] == whole.span["executions"]
 
 
 @pytest.mark.parametrize("set_clocks", [False, True], ids=["steady clocks", "clocks that are set"])
@@ -195,7 +195,7 @@ def test_the_command_says_the_span_and_costs_nothing_when_nothing_is_new(
     link.call("DEL", seeder.keys.runs)
     seeder.ran("c1:1", ("2-1", "a", 5, 200, 300), record="1700000000009-0")
     with monkeypatch.context() as patched:
-        patched.setattr("usher.master.audit.proof.Proof.commit", die)
+        patched.setattr("usher.master.audit.job.Proof.commit", die)
         assert usher("audit", "prove") == 2
     capsys.readouterr()
     assert usher("audit", "prove") == 1
@@ -227,7 +227,7 @@ def test_behind_a_hole_in_the_archive_a_new_span_begins_and_that_is_said(
     link.call("DEL", seeder.keys.runs)
     seeder.ran("c1:1", ("4-1", "a", 5, 400, 450), record="30-1")
     proven = prove(session, redis_url, tmp_path)
-    assert proven.since_ms == 30
+    assert proven.span["since_ms"] == 30
     assert fresh(proven) == {}, "what happened to 2-1 and 3-1 was cut before it was archived"
     assert any("may be missing" in sentence for sentence in proven.unproven)
     assert any("entries added before it are not judged" in sentence for sentence in proven.unproven)
@@ -304,7 +304,7 @@ def test_what_waits_before_anything_has_run_is_judged_once_something_has(
     with pytest.raises(StartRefused, match="the proof was not finished; run it again: .*_commits.json.new"):
         prove(local, redis_url, tmp_path)
     in_the_way.rmdir()
-    assert prove(local, redis_url, tmp_path).since_ms is None
+    assert prove(local, redis_url, tmp_path).span["since_ms"] is None
     seeder.ran("c1:1", ("1-1", "a", 5, 100, 150), record="10-1")
     seeder.read()
     seeder.over("1-1", "2-1", "4-1")
@@ -343,9 +343,9 @@ def test_what_is_not_kept_stays_proven_and_what_comes_is_compared_with_it(
     found = {one for one in standing(local, tmp_path / "all") if one[0] != "out_of_order"}  # which is of an old message
     assert {check for check, _ in found} == {"fence_fell", "fence_shared", "stale_counted"}
     assert standing(local, tmp_path / "cut") == found
-    assert proven.since_ms == day_ms + 50_000_000, "it stays proven"
+    assert proven.span["since_ms"] == day_ms + 50_000_000, "it stays proven"
     again = prove(local, redis_url, tmp_path / "cut", again=True)
-    assert again.holes == 0 and again.since_ms == 5 * day_ms + 50_000_002
+    assert again.holes == 0 and again.span["since_ms"] == 5 * day_ms + 50_000_002
     assert any("are not kept (--keep-days)" in sentence for sentence in again.unproven)
 
 
@@ -376,14 +376,14 @@ def test_an_archive_that_is_older_than_its_proof_is_refused_with_a_way_out_that_
     moved = Path(str(told.value).partition("or move ")[2].partition(" away")[0])
     moved.rename(tmp_path / "proof")
     proven = prove(local, redis_url, tmp_path)
-    assert (proven.total, fresh(proven)) == (3, {"effect_twice": {"1-1"}})
+    assert (proven.span["executions"], fresh(proven)) == (3, {"effect_twice": {"1-1"}})
 
 
 @pytest.mark.slow
 def test_after_many_runs_what_they_carry_is_made_one_and_says_the_same(
     local: Any, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("usher.master.audit.proof._DELTAS", 1)
+    monkeypatch.setattr("usher.master.audit.job._DELTAS", 1)
     seeder = Seeder(link, "s")
     seeder.add(("9-1", "z"))
     seeder.read()

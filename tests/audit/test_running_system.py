@@ -12,7 +12,7 @@ import pytest
 
 from tests.process.crew import KEYS, Crew, Producer, repeated
 from usher.common.redis.client import Link
-from usher.master.audit.settings import AuditChoices, AuditThresholds
+from usher.master.audit.settings import AuditChoices
 
 _LEASE_MS = 3000
 #: So long that the run log is never cut: then everything can be proven.
@@ -21,7 +21,7 @@ _RECORDS = 1_000_000
 
 def _plan(redis_url: str) -> AuditChoices:
     # The machine may be busy with something else for a while: what is idle for a minute is.
-    limits = AuditThresholds(owner_idle_ms=20 * _LEASE_MS, parked_ms=60_000, clocks_ms=100, reaped_ms=60_000)
+    limits = {"owner_idle_ms": 20 * _LEASE_MS, "parked_ms": 60_000, "clocks_ms": 100, "reaped_ms": 60_000}
     given = {"ticket_stream": KEYS.stream, "group": KEYS.group, "run_log_length": _RECORDS}
     return AuditChoices(redis_url=redis_url, limits=limits, **given)
 

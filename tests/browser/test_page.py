@@ -35,7 +35,7 @@ def test_a_stuck_ticket_is_explained_with_where_its_handler_stands_and_its_consu
     owner = stuck.locator("td").nth(5).inner_text()
     stuck.get_by_role("link", name="INC-17").click()
 
-    looking.see(f"on {owner}, 1 start, 0 charged of 9, fencing token")
+    looking.see(": attempt 1 of 9, fencing token")
     assert page.locator("h1").inner_text().split() == ["INC-17", "running"]
     assert page.locator("#explain tbody tr").count() == 3
     assert page.locator("#story").get_by_text("sent").count() == 3

@@ -85,7 +85,7 @@ def test_all_times_of_a_card_are_of_one_zone(chromium: object, system: System) -
     looking = Looking(context, system)
     system.send("INC-79", do="fail", says="it is broken")
     looking.sign_in(OPERATOR)
-    until(lambda: "tried again at" in _summary(looking), 60, "it waits for its next attempt")
+    until(lambda: "Next attempt at" in _summary(looking), 60, "it waits for its next attempt")
     told = _summary(looking)
     assert "UTC" not in told
     hour = (time.gmtime().tm_hour * 60 + time.gmtime().tm_min + 330) // 60 % 24

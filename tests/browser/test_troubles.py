@@ -123,7 +123,7 @@ TROUBLES = {
     ),
     "hang": Trouble(
         *(lambda system: system.send("hangs-1", 3, do="hang"), "hangs-1", r"hangs-1 handed over: on c\d"),
-        *(r"running: \S+ started \d+ s ago on c\d", r"hangs-1 handed over: on c\d, since .*in all 3 messages wait"),
+        *(r"running: \S+ has run on c\d for \d+ s", r"hangs-1 handed over: on c\d, since .*in all 3 messages wait"),
         lambda system: (system.folder / "mended").touch(),
     ),
     "bad deploy": Trouble(

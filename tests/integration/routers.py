@@ -6,8 +6,8 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from usher.common.protocol.message import EntryView
 from usher.common.redis.client import Arg, Link
-from usher.common.redis.replies import Entry
 from usher.common.router.desk import RouterOptions
 from usher.common.router.router import Mode, StreamRouter, Subscription
 
@@ -42,7 +42,7 @@ def taken(subscription: Subscription, count: int) -> list[bytes]:
     while len(ids) < count:
         more = subscription.take(count - len(ids), PATIENCE_S)
         assert more, f"only {ids} came"
-        ids += [entry.id for entry in more]
+        ids += [entry.stream_id for entry in more]
     return ids
 
 
@@ -68,6 +68,6 @@ class Tally:
         self.ids: dict[bytes, list[bytes]] = {}
         self.count = 0
 
-    def __call__(self, subscription: Subscription, entries: Sequence[Entry]) -> None:
-        self.ids.setdefault(subscription.key, []).extend(entry.id for entry in entries)
+    def __call__(self, subscription: Subscription, entries: Sequence[EntryView]) -> None:
+        self.ids.setdefault(subscription.key, []).extend(entry.stream_id for entry in entries)
         self.count += len(entries)

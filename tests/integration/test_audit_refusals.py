@@ -14,9 +14,10 @@ import pytest
 
 from tests.commands import usher
 from usher.common.base.errors import StartRefused
+from usher.common.outbox.database import migrate, open_engine
+from usher.common.outbox.log_consumer import stored_states
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.audit.archive import read_states
 
 ROOT = Path(__file__).parents[2]
 GROUP = "concurrency_stream_group"
@@ -62,7 +63,7 @@ def test_a_schedule_goes_on_after_an_audit_that_could_not_be_done_and_ends_with_
     audit_environ: dict[str, str],
 ) -> None:
     code = (
-        "import sys; from usher.master.audit.cli import run_every; sys.argv = ['usher', 'audit', '--every', '1'];"
+        "import sys; from usher.common.runtime.own_command import run_every; sys.argv = ['usher', 'audit', '--every', '1'];"
         " run_every(1.0)"
     )
     process = subprocess.Popen(
@@ -82,18 +83,17 @@ def test_a_schedule_goes_on_after_an_audit_that_could_not_be_done_and_ends_with_
 
 def test_what_the_reconciler_cannot_read_is_named(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'empty.db'}"
-    with pytest.raises(StartRefused, match="--states-url: .*no such table: checkpoints"):
-        read_states(url, "s", "total")
+    with pytest.raises(StartRefused, match="--states-url: it has no outbox"):
+        stored_states(url, "--states-url", "s")
     with pytest.raises(StartRefused, match="--states-url cannot be used"):
-        read_states("nonsense", "s", "total")
-    with sqlite3.connect(tmp_path / "s.db") as sql:
-        sql.execute("CREATE TABLE checkpoints (name TEXT, stream TEXT, last_id TEXT, version INTEGER)")
-        sql.execute("CREATE TABLE consumer_states (name TEXT, stream TEXT, state TEXT)")
-        sql.execute("INSERT INTO checkpoints VALUES ('c', 's', '1-1', 0)")
-        sql.execute("INSERT INTO consumer_states VALUES ('c', 's', '{')")
+        stored_states("nonsense", "--states-url", "s")
+    migrate(open_engine(url, "url"))
+    with sqlite3.connect(tmp_path / "empty.db") as sql:
+        sql.execute("INSERT INTO checkpoints (name, stream, last_id) VALUES ('c', 's', '1-1')")
+        sql.execute("INSERT INTO consumer_states (name, stream, state) VALUES ('c', 's', '{')")
     sql.close()
     with pytest.raises(StartRefused, match="--states-url: the state of c"):
-        read_states(f"sqlite:///{tmp_path / 's.db'}", "s", "total")
+        stored_states(url, "--states-url", "s")
 
 
 def test_only_what_is_archived_is_cut_when_that_is_asked_for(

@@ -10,6 +10,7 @@ import pytest
 
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
+from usher.common.runtime.own_command import run_every
 from usher.master.audit import cli
 from usher.master.audit.settings import AuditChoices
 
@@ -47,11 +48,11 @@ def test_a_proof_comes_after_its_time_or_when_a_run_log_fills_up(monkeypatch: py
     monkeypatch.setattr("sys.argv", ["usher", "audit", "--every", "5", "prove"])
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(KeyboardInterrupt):
-        cli.run_every(4.0, lambda: next(looks))
+        run_every(4.0, lambda: next(looks))
     assert ran == [["audit", "prove"]] * 2
     assert list(looks) == []
     monkeypatch.setattr("sys.argv", ["usher", "report", "--days", "1", "--every=0.001"])
     ran.clear()
     with pytest.raises(KeyboardInterrupt):
-        cli.run_every(0.06)
+        run_every(0.06)
     assert ran == [["--days", "1"]] * 2

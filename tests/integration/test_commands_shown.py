@@ -66,6 +66,20 @@ def test_of_a_letter_its_id_its_ticket_and_its_error_win_where_there_is_no_room_
     )
 
 
+def test_letters_are_counted_by_kind_and_those_of_a_kind_are_listed(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    for ticket, policy in ((b"S1", "skip"), (b"S2", "skip"), (b"H", "halt")):
+        world.owned(leader, a, ticket)
+        world.give_up(a, ticket, policy)
+    skipped, halted = kinds = json.loads(shown(world, "dead", "kinds", "--json").output)["kinds"]
+    assert [(kind["count"], kind["policy"]) for kind in kinds] == [(2, "skip"), (1, "halt")]
+    assert {skipped["id"], halted["id"]} <= set(shown(world, "dead", "kinds", columns=None).output.split())
+    listed = json.loads(shown(world, "dead", "list", "--kind", skipped["id"], "--json").output)
+    assert [letter["ticket_id"] for letter in listed["dead_letters"]] == ["S1", "S2"]
+    shown(world, "dead", "drop", "--all", "--kind", skipped["id"], "--yes")
+    assert json.loads(shown(world, "dead", "kinds", "--json").output)["kinds"] == [halted]
+
+
 def test_an_output_that_is_not_utf8_is_no_traceback(world: World) -> None:
     """A ticket id that it cannot say ended the command."""
     letters(world, "Käse-☃".encode())

@@ -104,7 +104,7 @@ def test_what_was_not_read_of_a_stream_that_is_gone_is_told_as_lost(
     stage.link.call("DEL", stage.keys.stream)
     settle(m)
     [told] = [vars(record)["facts"] for record in caplog.records if record.message == "group_lost"]
-    assert told["unread"] == "what was not read yet is gone with the stream"
+    assert told["unread"] == "unread messages are gone with the stream"
 
 
 # ---- where it begins again ----

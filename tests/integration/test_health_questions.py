@@ -86,7 +86,8 @@ def canary() -> Iterator[tuple[int, list[bytes]]]:
 def test_who_answers_200_is_well_and_is_told_nothing_about_us() -> None:
     with serving(lambda connection: connection.sendall(_WELL)) as (port, heard):
         assert _ask(f"http://127.0.0.1:{port}/api/health?x=1", more=1)
-    assert all(asked.startswith(b"GET /api/health?x=1 HTTP/1.1\r\n") for asked in heard)
+        assert _ask(f"http://127.0.0.1:{port}?x=1")
+    assert [one.partition(b"\r")[0] for one in heard] == [b"GET /api/health?x=1 HTTP/1.1"] * 2 + [b"GET /?x=1 HTTP/1.1"]
     assert b"authorization" not in heard[0].lower() and b"cookie" not in heard[0].lower()
 
 
@@ -121,6 +122,11 @@ def _reset(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
 
+def _negative_chunk(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n")
+    _endless(connection)
+
+
 def _wrong_length(connection: socket.socket) -> None:
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\nTransfer-Encoding: y\r\n\r\n")
 
@@ -138,10 +144,11 @@ def _wrong_length(connection: socket.socket) -> None:
         lambda connection: connection.sendall(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n"),
         lambda connection: connection.sendall(b"+OK\r\n"),
         _wrong_length,
+        _negative_chunk,
     ],
     ids=[
         "endless", "drip", "drip-body", "drip-body-closing", "drip-headers", "reset", "long-header", "503", "redis",
-        "wrong-length",
+        "wrong-length", "negative-chunk",
     ],
 )  # fmt: skip
 def test_a_hostile_server_is_a_silent_one_and_holds_nobody_up(

@@ -91,7 +91,7 @@ def test_a_failure_leaves_its_error_with_the_call_that_notes_its_attempts(stage:
     document = Explainer(stage.link, stage.keys, "ticket_id", 1000).explain("T").document()
     assert document["last_error"]["error"] == "KeyError: 'pen'"
     assert document["traceback"] == trace
-    assert f"its start 1 ended: {error.told}, " in "\n".join(document["sentences"])
+    assert f"last error: {error.told}, " in "\n".join(document["sentences"])
     assert "pen" not in "\n".join(document["sentences"]), "who may not see what messages say reads them too"
 
     begin(a).succeed()

@@ -319,11 +319,11 @@ def test_log_consumers_of_many_streams_wait_on_one_router(
         for consumer in consumers:
             assert consumer.step(add, 0.05) == 0
         until(
-            lambda: router.counters()["streams"] == 0
+            lambda: router.metrics()["streams"] == 0
         )  # or the next look could see one that is about to go, and not the thread's
         waiting = threading.Thread(target=consumers[1].step, args=(add, 60.0))
         waiting.start()
-        until(lambda: router.counters()["streams"] == 1)
+        until(lambda: router.metrics()["streams"] == 1)
         link.call("XADD", streams[1], "*", "uid", "a")
         waiting.join(30)
         assert not waiting.is_alive(), "the router did not wake it"

@@ -69,7 +69,7 @@ def test_its_error_is_told_with_its_line_and_for_operators_with_text_and_traceba
     sign_in(guarded, "act")
     told = guarded.get("/messages/2-1").text
     assert "KeyError: &lt;bob&gt;" in told and "shop/orders.py:41" in told and "T" * 99 in told
-    assert "3 starts, 2 charged of 5" in told
+    assert "2 of 5 (3 starts)" in told
     guarded.post("/logout")
     sign_in(guarded, "look")
     told = guarded.get("/messages/2-1").text

@@ -14,7 +14,6 @@ from tests.integration.factories import World
 from tests.integration.memory import full_memory
 from tests.integration.test_send import usher_send
 from tests.proxy import Proxy
-from usher.common.base.clock import now_s
 from usher.common.base.errors import MessageUndecodable, NotNow, ReplyUnknown
 from usher.common.protocol.keys import uid_key
 from usher.common.redis.client import CommandRefused, Link
@@ -187,45 +186,6 @@ class TestLostReplies:
     def test_what_did_not_happen_is_tried_again_for_a_while_and_then_told(self) -> None:
         with pytest.raises(NotNow):
             Producer(Link("redis://127.0.0.1:1/0", "test"), patience_s=0.2).send("T", {})
-
-
-@pytest.fixture
-def set_up(link: Link) -> None:
-    """The stream is set up for IDMP. Skips where the server does not have it: USHER_REDIS_SERVER names a Redis 8.6."""
-    link.call("XADD", STREAM, "*", "ticket_id", "first")
-    try:
-        link.call("XCFGSET", STREAM, "IDMP-DURATION", 60, "IDMP-MAXSIZE", 10_000)
-    except CommandRefused:
-        pytest.skip("this server has no IDMP")
-
-
-class TestServersOwn:
-    """IDMP (Redis 8.6)."""
-
-    @pytest.mark.usefixtures("set_up")
-    def test_repeats_are_dropped_by_the_server(self, link: Link) -> None:
-        producer = Producer(link, dedup_s=60)
-        batch = [Outgoing("T", {"number": number}, f"u{number}") for number in range(1200)]
-        first, again = producer.send_many(batch), Producer(link, dedup_s=60).send_many(batch)
-        assert [sent.id for sent in first] == [sent.id for sent in again]
-        assert len(entries(link)) == 1 + 1200
-        assert not link.call("KEYS", "*:uid:*"), "nothing but the server remembers them"
-        assert first[0].repeated is None, "which does not tell"
-
-    def test_whether_the_server_drops_repeats_is_asked_now_and_then(
-        self, link: Link, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """On any server: what it answers is played."""
-        producer, now, told = Producer(link, dedup_s=60), [now_s()], {b"idmp-duration": 60, b"idmp-maxsize": 10**6}
-        monkeypatch.setattr("usher.common.sending.producer.now_s", lambda: now[0])
-        monkeypatch.setattr("usher.common.sending.producer.pairs", lambda reply: told)
-        link.call("XADD", "s", "*", "a", "b")
-        monkeypatch.setattr(producer, "_stream", "s")
-        assert producer._server_drops_repeats()
-        told.clear()
-        assert producer._server_drops_repeats(), "not asked again yet"
-        now[0] += 11
-        assert not producer._server_drops_repeats()
 
 
 class TestCommand:

@@ -18,7 +18,7 @@ from usher.common.outbox.writer import LogRecord
 from usher.common.redis.client import Link
 from usher.master.streamer.streamer import Pace
 
-_PARKS = Pace(poll_s=0.01, parks=True)
+_HALTS = Pace(poll_s=0.01, halts=True)
 _LARGE = 17 * 2**20
 
 
@@ -45,7 +45,7 @@ def test_a_row_that_would_be_refused_for_its_size_fails_in_the_transaction_that_
     assert outbox.store.waiting() == (1, 0), "nothing of that transaction"
 
 
-def test_a_refused_row_parks_its_ticket_until_it_is_put_back_before_the_others(
+def test_a_refused_row_halts_its_ticket_until_it_is_put_back_before_the_others(
     outbox: Outbox,
     hands: Callable[..., Hand],
     link: Link,
@@ -53,7 +53,7 @@ def test_a_refused_row_parks_its_ticket_until_it_is_put_back_before_the_others(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    hand = hands(outbox, pace=_PARKS, row_bytes=10_000)
+    hand = hands(outbox, pace=_HALTS, row_bytes=10_000)
     outbox.stage(
         LogRecord("T", "a", "o", 1, "1"),
         LogRecord("T", "a", "o", "x" * 20_000, "2"),
@@ -67,14 +67,14 @@ def test_a_refused_row_parks_its_ticket_until_it_is_put_back_before_the_others(
     hand.turn(2)
     assert uids(link) == ["1", "4", "6"]
     assert outbox.store.waiting() == (2, 1)
-    assert hand.streamer.parked == 1
+    assert hand.streamer.halted == 1
     refusals = [record.__dict__["facts"] for record in caplog.records if record.message == "outbox_row_refused"]
-    assert [one["parks_its_ticket"] for one in refusals] == [True]
+    assert [one["halts_its_ticket"] for one in refusals] == [True]
     told = _explained(outbox, redis_url, capsys, "T")
     assert told["state"] == "unread", "what was sent before it waits for a master"
-    assert "(row_too_large) and parks the ticket, with 2 later rows behind it" in told["sentences"][-1]
+    assert "(row_too_large) and halts the ticket, with 2 later rows behind it" in told["sentences"][-1]
     link.call("DEL", STREAM)
-    assert _explained(outbox, redis_url, capsys, "T")["state"] == "parked_in_outbox"
+    assert _explained(outbox, redis_url, capsys, "T")["state"] == "halted_in_outbox"
     assert _explained(outbox, redis_url, capsys, "U")["state"] == "idle"
     dialect = outbox.store.dialect
     _mended(
@@ -87,13 +87,13 @@ def test_a_refused_row_parks_its_ticket_until_it_is_put_back_before_the_others(
     assert uids(link) == ["2", "3", "5"]
     hand.streamer._count_at_s = 0.0
     hand.turn()
-    assert hand.streamer.parked == 0
+    assert hand.streamer.halted == 0
 
 
 def test_a_ticket_goes_on_without_a_refused_row_that_is_deleted(
     sqlite_outbox: Outbox, hands: Callable[..., Hand], link: Link
 ) -> None:
-    hand = hands(sqlite_outbox, pace=_PARKS, row_bytes=10_000)
+    hand = hands(sqlite_outbox, pace=_HALTS, row_bytes=10_000)
     sqlite_outbox.stage(LogRecord("T", "a", "o", "x" * 20_000, "1"), LogRecord("T", "a", "o", 2, "2"))
     hand.turn(2)
     assert uids(link) == []
@@ -109,9 +109,9 @@ def test_rows_without_a_usable_ticket_park_nothing(
         for ticket in ("", "", "x" * 257, "x" * 257):
             statement = sa.text("INSERT INTO staged_log_records (ticket_id, action, object) VALUES (:ticket, 'a', 'o')")
             connection.execute(statement, {"ticket": ticket})
-    hands(sqlite_outbox, pace=_PARKS).turn()
+    hands(sqlite_outbox, pace=_HALTS).turn()
     assert sqlite_outbox.store.waiting() == (0, 4)
-    assert sqlite_outbox.store.parked() == 0
+    assert sqlite_outbox.store.halted() == 0
 
 
 def test_a_refused_row_that_parks_nothing_is_explained_and_an_outbox_that_is_away_is_no_reason_to_say_nothing(

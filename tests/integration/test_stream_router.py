@@ -3,11 +3,13 @@ input."""
 
 from __future__ import annotations
 
+import gc
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tests.integration.conftest import SYSTEM_SERVER
 from tests.integration.routers import PATIENCE_S, Tally, add, add_many, nothing_comes, running, taken, until
@@ -88,9 +90,24 @@ def test_entries_have_their_fields_and_come_by_iteration_until_the_subscription_
             subscription.close()
             subscription.close()
     later.join()  # the entries may come before the replies, and the link ends with the test
-    assert seen == [(b"1-1", [b"f", b"v"]), (b"2-1", [b"f", b"v"])]
+    assert seen == [("1-1", {"f": "v"}), ("2-1", {"f": "v"})]
     assert subscription.end is End.CLOSED
-    until(lambda: router.counters()["streams"] == 0)
+    until(lambda: router.metrics()["streams"] == 0)
+
+
+def test_what_a_router_does_is_in_the_metrics_of_its_program(router: StreamRouter, link: Link) -> None:
+    def shown(name: str) -> float | None:
+        return REGISTRY.get_sample_value(f"usher_router_{name}", {"router": "test"})
+
+    gc.collect()  # earlier ones of this name
+    before = shown("entries_total") or 0
+    subscription = router.subscribe("s")
+    add(link, "s", "1-1", "2-1")
+    taken(subscription, 2)
+    assert (shown("entries_total"), shown("streams")) == (before + 2, 1)
+    subscription.close()
+    until(lambda: shown("streams") == 0)
+    assert REGISTRY.get_sample_value("usher_service_threads_down", {"service": "router"}) is not None
 
 
 def test_a_subscriber_that_waits_gets_everything_and_nobody_waits_for_it(router: StreamRouter, link: Link) -> None:
@@ -270,7 +287,7 @@ def test_what_now_is_cannot_be_known_without_redis() -> None:
     try:
         with pytest.raises(RedisTrouble, match="where these streams end"):
             router.subscribe_all(["s"], NOW, timeout_s=0.3)
-        assert router.counters()["streams"] == 0, "nobody has a subscription that could be closed"
+        assert router.metrics()["streams"] == 0, "nobody has a subscription that could be closed"
     finally:
         router.stop()
 
@@ -290,7 +307,7 @@ def test_only_changes_under_the_prefixes_are_announced(redis_url: str) -> None:
         add(link, "c:1", "1-1")
         add(link, "a:1", "1-1")
         assert taken(subscription, 1) == [b"1-1"]
-        until(lambda: router.counters()["announced"] == 1)
+        until(lambda: router.metrics()["announced"] == 1)
     link.close()
 
 
@@ -304,7 +321,7 @@ def test_an_idle_subscription_is_less_than_a_kibibyte(url: str, mode: Mode) -> N
         try:
             before = tracemalloc.get_traced_memory()[0]
             subscriptions = router.subscribe_all(keys, on_entries=Tally())
-            until(lambda: router.counters()["empty_reads"] >= 1)
+            until(lambda: router.metrics()["empty_reads"] >= 1)
             each = (tracemalloc.get_traced_memory()[0] - before) / count
         finally:
             tracemalloc.stop()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tests.abuse import check_contract
 from tests.integration.routers import until
@@ -21,6 +22,9 @@ from tests.tls_front import Papers, TlsFront
 from usher.common.observability.metrics import Metrics
 from usher.common.observability.webhook import _TRIES, MOST_AT_ONCE, MOST_WAITING, DeadLetterNotifier, Webhook
 from usher.common.protocol.keys import Keys
+from usher.common.readers.loop import LoopOptions, MessageReadingLoop
+from usher.common.readers.reliable_stream import StreamMessage
+from usher.common.redis.client import Link
 from usher.common.runtime.settings import CommonSettings
 
 _WITHIN_S = 20.0
@@ -97,6 +101,33 @@ def start() -> Iterator[Callable[..., Webhook]]:
     for hook in made:
         hook.stop()
         assert hook.join(_WITHIN_S)
+
+
+def test_a_reading_loop_rings_for_its_letters_and_is_in_the_metrics_of_its_program(
+    server: Server, redis_url: str
+) -> None:
+    def handle(message: StreamMessage) -> None:
+        if message.fields["text"] == "bad":
+            raise ValueError("of no use")
+
+    def shown(name: str) -> float:
+        return REGISTRY.get_sample_value(f"usher_loop_{name}_total", {"stream": "payments", "group": "billing"}) or 0
+
+    done, letters = shown("done"), shown("dead_letters")
+    options = LoopOptions(threads=1, max_attempts=2, retry_s=0.01, webhook=server.url, webhook_secret="secret")
+    link = Link(redis_url, "test")
+    _, bad = link.all_of([("XADD", "payments", "*", "text", text) for text in ("good", "bad")])
+    with MessageReadingLoop(redis_url, "payments", "billing", handle, options) as loop:
+        until(lambda: server.got)
+        assert loop.health().ok
+        until(lambda: (shown("done"), shown("dead_letters")) == (done + 1, letters + 1))
+    [letter] = server.got[0]["dead_letters"]
+    assert (server.got[0]["stream"], server.got[0]["group"]) == ("payments", "billing")
+    told = [letter[name] for name in ("message_id", "reason", "error_type", "attempts")]
+    assert told == [bad.decode(), "attempts_exhausted", "ValueError", 2]
+    assert "webhook-signature" in server.headers[0]
+    assert REGISTRY.get_sample_value("usher_dead_letters_total", {"reason": "attempts_exhausted"})
+    link.close()
 
 
 def test_dead_letters_are_told_in_batches(server: Server, start: Callable[..., Webhook]) -> None:

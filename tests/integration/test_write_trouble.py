@@ -130,7 +130,7 @@ def test_who_may_not_ask_is_told_nothing() -> None:
         ("count_between", ("s",), ("0-0", "9-9", 10)),
         ("find_entries", ("s",), ("f", "v", "+", 10)),
         ("find_runs", ("s",), ("v", "+", 10)),
-        ("look_again", ("s", "t", "l", "a"), ("g", "1-1", "v", "1-1")),
+        ("look_again", ("s", "t", "a"), ("g", "v", "1-1")),
         ("look_at_sources", ("s",), ("g", 10)),
         ("pending_heads", ("s",), ("g", "", 10, "f", 256)),
         ("read_field", ("s",), ("f", "1-1")),

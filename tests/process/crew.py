@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import os
-import random
 import signal
 import subprocess
 import time
@@ -27,10 +26,10 @@ from tests.hands import (
     RecordReader,
     ReplyUnknown,
     ask,
+    free_port,
     group_of,
     is_well,
     living_consumers,
-    quiet_port,
     rank,
 )
 from tests.process.machine import USHER, environ_for, kill_all_of, processes_of, until
@@ -123,7 +122,7 @@ class Crew:
         )
 
     def start_master(self, stderr: int | None = None) -> None:
-        port = quiet_port(1, random.Random())
+        port = free_port()
         self.masters.append(f"http://127.0.0.1:{port}")
         self._start(f"master-{len(self.masters)}", "master", stderr=stderr, USHER_BIND=f"127.0.0.1:{port}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import signal
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import requests
 
-from tests.hands import quiet_port
+from tests.hands import free_port
 from tests.process.machine import ROOT, USHER, environ_for, redis_cli
 from usher import Link
 
@@ -93,12 +92,8 @@ def send_one(url: str, ticket: str, text: str) -> None:
     link.close()
 
 
-def quiet_ports(count: int) -> int:
-    return quiet_port(count, random.Random())
-
-
 def one_host(home: Path, **environ: str) -> HostFolder:
-    port = quiet_ports(25)
+    port = free_port(25)
     ports = {"USHER_PORT": str(port), "USHER_REDIS_PORT": str(port + 2)}
     return HostFolder(home, "one", "--handler", "shop:handle", **{"USHER_LEASE_SECONDS": "3", **ports, **environ})
 

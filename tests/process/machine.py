@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tests.hands import ask, quiet_port
+from tests.hands import ask, free_port
 from tests.oldest import oldest_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +93,7 @@ class UsherUp:
     def __init__(self, folder: Path, *words: str, **environ: str) -> None:
         self.folder = folder
         self.state = folder / "state"
-        self.port = quiet_port(2, random.Random())
+        self.port = free_port(2)
         self.lines: list[str] = []
         self._words = words
         self._environ = environ_for(folder, USHER_STATE_DIR=str(self.state), USHER_PORT=str(self.port), **environ)

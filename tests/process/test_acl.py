@@ -544,7 +544,7 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
         "count_between": ([stream], ["0-0", "+", 100, room]),
         "find_entries": ([stream], ["ticket_id", "T", "+", 100, room]),
         "find_runs": ([KEYS.runs], ["T", "+", 100, room]),
-        "look_again": ([stream, KEYS.tickets, lease, KEYS.attempts], [group, "1-1", "T", "2-1"]),
+        "look_again": ([stream, KEYS.tickets, KEYS.attempts], [group, "T", "1-1", "2-1"]),
         "read_field": ([stream], ["ticket_id", "1-1", "2-1", room]),
         "read_letters": ([KEYS.dead, KEYS.letters], ["-", "+", 100, "", "", room]),
     }

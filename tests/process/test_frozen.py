@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.hands import pairs, quiet_port
+from tests.hands import free_port, pairs
 from tests.outboxes import made_outbox
 from tests.process.crew import KEYS, Crew, out_of_order
 from tests.process.test_deadline import send
@@ -150,7 +149,7 @@ def test_a_master_and_a_streamer_that_freeze_are_ended_by_their_arbiters_and_wor
     with Crew(folder, link.url, PYTHONPATH=str(folder), **streams) as crew:
         crew.start(2, ["c1"], "freezing:handle")
         for name in ("streamer-1", "streamer-2"):
-            crew.run(name, "streamer", "--outbox-bind", f"127.0.0.1:{quiet_port(1, random.Random())}")
+            crew.run(name, "streamer", "--outbox-bind", f"127.0.0.1:{free_port()}")
         crew.until(lambda: len(crew.events("listening", "streamer")) == 2, 30, "streamers listen")
         crew.until(lambda: crew.events("leader_elected", "streamer"), 20, "one of them streams")
         streams_now = next(name for name in ("streamer-1", "streamer-2") if crew.events("leader_elected", name))

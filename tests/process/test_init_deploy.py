@@ -18,8 +18,8 @@ import pytest
 import redis
 import requests
 
-from tests.hands import USERS, CommandRefused
-from tests.process.host_folder import FILES, HostFolder, handled, one_host, quiet_ports, requests_ready, send_one
+from tests.hands import USERS, CommandRefused, free_port
+from tests.process.host_folder import FILES, HostFolder, handled, one_host, requests_ready, send_one
 from tests.process.machine import ROOT, USHER, environ_for, kill_all_of, processes_of, until
 from tests.tls_front import Papers
 from usher import Link
@@ -174,7 +174,7 @@ def check_users(host: HostFolder, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_two_hosts_share_one_redis_and_survive_the_loss_of_one(folder: Path) -> None:
-    port = quiet_ports(23)
+    port = free_port(23)
     masters = f"http://127.0.0.1:{port},http://127.0.0.2:{port}"
     settings = {"USHER_LEASE_SECONDS": "3", "USHER_LEADER_LEASE_SECONDS": "2", "USHER_HEALTH_HOSTS": "127.0.0.0/8"}
     settings |= {"USHER_MASTER_URLS": masters, "USHER_PORT": str(port), "USHER_REDIS_PORT": str(port + 1)}

@@ -201,7 +201,7 @@ def test_dashboard_and_alerts_ask_only_for_what_there_is(pages: Pages) -> None:
         "usher_outbox_streams",
         "usher_outbox_behind_seconds",
         "usher_outbox_refused_rows_total",
-        "usher_outbox_parked_tickets",
+        "usher_outbox_halted_tickets",
     }  # test_outbox.py sees these
     rare |= streamers
     assert len(asked) > 15

@@ -50,7 +50,7 @@ def test_an_outage_of_one_tenant_gives_nothing_up_and_is_over_as_soon_as_it_is(f
             time.sleep(0.05)
         told = _usher(crew, "stuck")
         crew.wait_until_handled(others, within_s=5)
-        assert "5 tickets waiting, uncharged, for a try that succeeds: ConnectionRefusedError in pays.py:7" in told
+        assert "5 tickets waiting for a try that succeeds, uncharged: ConnectionRefusedError in pays.py:7" in told
         explained = _usher(crew, "tickets", "explain", "a1")
         assert "5 tickets fail alike since" in explained
         (folder / "away").unlink()

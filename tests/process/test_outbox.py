@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import sqlite3
 import subprocess
@@ -18,6 +17,7 @@ import requests
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
+from examples.rides.source import Source, create_app
 from tests.commands import usher
 from tests.mysql import new_database
 from tests.outboxes import Outbox, add, made_outbox, new_schema, uids, until
@@ -26,7 +26,7 @@ from tests.process.killed_streamer import POINTS
 from tests.process.machine import ROOT, USHER, environ_for
 from usher.common.outbox.log_consumer import LogConsumer
 from usher.common.redis.client import Link
-from usher.deploy.local.plan import quiet_port
+from usher.common.redis.embedded import free_port
 
 pytestmark = pytest.mark.process
 
@@ -111,46 +111,48 @@ def _go_on(outboxes: dict[str, Outbox], redis_url: str, link: Link) -> None:
 RIDES = [sys.executable, "-m", "examples.rides"]
 
 
+def test_a_ride_may_be_sent_again_and_its_key_is_its_own(folder: Path) -> None:
+    source = Source(f"sqlite:///{folder}/rides.db")
+    client, ride = create_app(source).test_client(), {"rider": "r1", "distance": 7}
+
+    def post(key: str, body: object) -> tuple[int, object]:
+        answer = client.post("/rides", json=body, headers={"Idempotency-Key": key})
+        return answer.status_code, answer.json
+
+    assert [post("a", ride) for _ in range(2)] == [(201, {"id": "a", **ride})] * 2
+    assert post("a", ride | {"distance": 8})[0] == 422
+    assert post("b", ride)[0] == 201
+    wrong: list[tuple[str, object]] = [("", ride), ("c" * 65, ride), ("c", []), ("c", ride | {"distance": "7"})]
+    wrong += [("c", ride | {"distance": 0}), ("c", ride | {"more": 1}), ("c", ride | {"id": "d"}), ("c", {})]
+    assert [post(*one)[0] for one in wrong] == [400] * len(wrong)
+    assert (source.totals(), source.staged()) == ((2, 14), 2), "one row of the outbox for each ride"
+    source.close()
+
+
 @pytest.mark.slow
 def test_rocket_rides(folder: Path) -> None:
     """With faults on, every consumer's total is that of the source table."""
-    words = ["--rides", "300", "--seed", "67", "--json"]  # seeds whose faults come early
-    done = subprocess.run(
-        [*RIDES, *words], env=environ_for(folder), cwd=ROOT, capture_output=True, text=True, check=False, timeout=110
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    _check(json.loads(done.stdout), 300)
+    _ride(folder, 300, "--seed", "67")  # seeds whose faults come early
 
 
 @pytest.mark.slow
 def test_rocket_rides_in_postgres(folder: Path, postgres_schema_url: str) -> None:
-    words = ["--rides", "200", "--sql", postgres_schema_url, "--seed", "308"]
-    done = subprocess.run(
-        [*RIDES, *words, "--json"],
-        env=environ_for(folder),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
+    _ride(folder, 200, "--sql", postgres_schema_url, "--seed", "308")
+
+
+def _ride(folder: Path, rides: int, *words: str) -> None:
+    command, env = [*RIDES, "--rides", str(rides), *words, "--json"], environ_for(folder)
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
     assert done.returncode == 0, done.stderr + done.stdout
-    _check(json.loads(done.stdout), 200)
-
-
-def _check(verdict: dict[str, object], rides: int) -> None:
+    verdict = json.loads(done.stdout)
     assert verdict["clean"] is True
     assert (verdict["lost"], verdict["duplicates"]) == (0, 0)
-    assert isinstance(verdict["sent"], int)
-    assert isinstance(verdict["rolled_back"], int)
-    assert verdict["sent"] + verdict["rolled_back"] == rides
+    assert (verdict["sent"], verdict["wrong"]) == (rides, 0)
+    faults = ("rolled_back", "sent_again", "reconciled", "double_sent_batches", "crashes")
+    assert all(verdict[name] for name in faults), "a run without faults shows nothing"
     assert verdict["handled"] == verdict["sent"]
     assert verdict["kills"] == 3
-    assert verdict["double_sent_batches"], "a run without faults shows nothing"
-    assert verdict["crashes"], "a run without faults shows nothing"
-    consumers = verdict["consumers"]
-    assert isinstance(consumers, list)
-    assert {(one["rides"], one["distance"]) for one in consumers} == {(verdict["sent"], verdict["distance"])}
+    assert {(one["rides"], one["distance"]) for one in verdict["consumers"]} == {(verdict["sent"], verdict["distance"])}
 
 
 @pytest.fixture
@@ -175,7 +177,7 @@ def test_the_command_makes_the_tables_and_says_what_is_wrong(
     assert (code, "usher streamer --migrate" in told) == (2, True)
     assert streamer("--outbox-url", url, "--migrate") == (0, "outbox: the tables are made\n")
     assert streamer("--outbox-url", url, "--migrate") == (0, "outbox: nothing to do\n")
-    assert streamer("--outbox-url", url, "--waiting") == (0, "0 staged, 0 refused, 0 tickets parked by refused rows\n")
+    assert streamer("--outbox-url", url, "--waiting") == (0, "0 staged, 0 refused, 0 tickets halted by refused rows\n")
     assert streamer("--migrate") == (
         2,
         "usher streamer: USHER_OUTBOX_URL is not set: name the database there, or with --outbox-url\n",
@@ -235,7 +237,7 @@ def test_streamers_tell_over_http_who_streams_and_since_when_rows_wait(
     """Two of them, of one database, which fails for a while; then the first one is killed, and the other one goes
     on."""
     outbox = made_outbox(f"sqlite:///{tmp_path / 'outbox.db'}")
-    ports = quiet_port(2, random.Random())
+    ports = free_port(2)
     urls = [f"http://127.0.0.1:{ports + number}" for number in range(2)]
     given = environ_for(folder) | {"USHER_REDIS_URL": redis_url, "USHER_OUTBOX_URL": outbox.url}
     with contextlib.ExitStack() as stack:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 from supervisor.xmlrpc import SupervisorTransport
 
-from tests.hands import NotNow, ask, environment, find_redis_server, free_port, quiet_port
+from tests.hands import NotNow, ask, environment, find_redis_server, free_port
 from tests.process.machine import ROOT, environ_for, until
 from usher import Link
 
@@ -44,7 +43,7 @@ class Supervised:
         environ = environ_for(
             folder, USHER_REDIS_URL=f"redis://127.0.0.1:{self.redis_port}/0", USHER_HANDLER="shop:handle"
         )
-        port = quiet_port(1, random.Random())
+        port = free_port()
         self.master = f"http://127.0.0.1:{port}"
         whole = environment(environ, self.state, consumers=1, masters=1, port=port, redis_port=None, stop_seconds=10)
         self.environ = whole | {"USHER_AUTOSTART": "true", "USHER_LEASE_SECONDS": "3", "PYTHONPATH": str(ROOT)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -19,8 +18,7 @@ from tests.tuned import tuned
 from usher.common.base.errors import NotNow, SettingsError, StartRefused
 from usher.common.http.tls import ServerTls
 from usher.common.redis.client import Link
-from usher.common.redis.embedded import EmbeddedRedis
-from usher.deploy.local.plan import quiet_port
+from usher.common.redis.embedded import EmbeddedRedis, free_port
 from usher.master.cli.shared import configured
 
 pytestmark = pytest.mark.process
@@ -42,7 +40,7 @@ def papers(folder: Path) -> Papers:
 @pytest.fixture(scope="module")
 def running(folder: Path, papers: Papers) -> Iterator[tuple[Crew, str, Link]]:
     """A master and a consumer that speak HTTPS only."""
-    port = quiet_port(1, random.Random())
+    port = free_port()
     url = f"https://127.0.0.1:{port}"
     tls = {
         "USHER_TLS_CERT": str(papers.cert),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import socket
 import stat
@@ -35,8 +34,8 @@ from tests.process.machine import (
 from usher.common.base.errors import StartRefused
 from usher.common.cli.masters import is_well, living_consumers, somebody_leads
 from usher.common.redis.client import Link
-from usher.common.redis.embedded import EmbeddedRedis, find_redis_server
-from usher.deploy.local.plan import LocalSettings, can_prove, plan, quiet_port
+from usher.common.redis.embedded import EmbeddedRedis, find_redis_server, free_port
+from usher.deploy.local.plan import LocalSettings, can_prove, plan
 from usher.deploy.local.supervision import CONFIGURATION, environment
 
 pytestmark = pytest.mark.process
@@ -48,7 +47,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def settle(**environ: str) -> None:
         monkeypatch.chdir(folder)
-        port = str(quiet_port(2, random.Random()))
+        port = str(free_port(2))
         ours = {"USHER_STATE_DIR": str(folder / "state"), "USHER_PORT": port, **environ}
         for name, value in environ_for(folder, **ours).items():
             monkeypatch.setenv(name, value)
@@ -257,7 +256,7 @@ def test_a_supervisord_that_hangs_does_not_hold_up_a_second_ctrl_c(folder: Path)
 def test_the_exit_code_of_a_stop_is_the_same_whenever_it_comes(folder: Path, when: str, number: int, code: int) -> None:
     """As a terminal does it: the signal goes to the whole process group, so to the check of settings too, which then
     ends early."""
-    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(free_port(2)))
     command = [*UP, "--consumers", "1"]
     with subprocess.Popen(
         command,
@@ -348,7 +347,7 @@ def test_one_message_names_every_bad_setting_of_usher_up_and_of_its_programs(fol
 
 
 def test_the_port_of_redis_may_not_be_one_of_the_masters(folder: Path) -> None:
-    port = quiet_port(2, random.Random())
+    port = free_port(2)
     with pytest.raises(StartRefused, match=f"USHER_REDIS_PORT: {port + 1} is a port of the masters too .USHER_PORT"):
         plan(LocalSettings(port=port, redis_port=port + 1, state_dir=folder), {})
     (folder / "redis.port").write_text(f"{port + 1}\n")
@@ -359,9 +358,7 @@ def test_the_port_of_redis_may_not_be_one_of_the_masters(folder: Path) -> None:
 def test_the_program_of_redis_that_is_asked_for_is_told_to_who_starts_it(folder: Path) -> None:
     own = folder / "own-redis"
     own.symlink_to(find_redis_server())
-    planned = plan(
-        LocalSettings(port=quiet_port(2, random.Random()), state_dir=folder, redis_server=str(own)), environ_for(folder)
-    )
+    planned = plan(LocalSettings(port=free_port(2), state_dir=folder, redis_server=str(own)), environ_for(folder))
     assert planned.environ["USHER_REDIS_SERVER"] == str(own)
 
 
@@ -409,7 +406,7 @@ def test_the_last_words_of_a_program_are_those_of_this_run(folder: Path) -> None
     logs = folder / "state" / "logs"
     logs.mkdir(parents=True, mode=0o700)
     (logs / "consumer-1.log").write_text("said by an earlier run\n" * 9)
-    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(free_port(2)))
     words = [*UP, "--consumers", "1", "--handler", "shop:handle"]
     done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
@@ -435,7 +432,7 @@ def test_the_configuration_works_with_plain_supervisord(folder: Path) -> None:
     (state / "logs").mkdir(parents=True)
     (state / "redis").mkdir(mode=0o700)
     (state / "redis" / "password").write_text("chosen\n")
-    port, redis_port = quiet_port(1, random.Random()), quiet_port(1, random.Random())
+    port, redis_port = free_port(), free_port()
     base = environ_for(
         folder,
         USHER_HANDLER="usher.deploy.demo.handlers:show",
@@ -458,7 +455,7 @@ def test_the_configuration_works_with_plain_supervisord(folder: Path) -> None:
 
 
 def test_too_few_open_files_are_told_with_what_to_do(folder: Path) -> None:
-    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(free_port(2)))
     script = 'ulimit -n 64; (ulimit -n 1024) 2>/dev/null && exit 77; exec "$@"'
     done = subprocess.run(
         ["sh", "-c", script, "sh", *UP], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60
@@ -477,7 +474,7 @@ def test_warnings_that_are_errors_are_those_of_the_programs(folder: Path) -> Non
 
 @pytest.mark.slow
 def test_a_full_disk_behind_the_output_stops_nothing(folder: Path) -> None:
-    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(free_port(2)))
     with (
         Path("/dev/full").open("w") as full,
         subprocess.Popen(UP, env=env, cwd=folder, stdout=full, stderr=subprocess.PIPE) as up,
@@ -500,7 +497,7 @@ def test_a_full_disk_behind_the_output_stops_nothing(folder: Path) -> None:
 
 
 def test_an_output_that_nobody_reads_any_more_ends_it_in_order(folder: Path) -> None:
-    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(free_port(2)))
     with subprocess.Popen(UP, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:
         try:
             assert up.stdout is not None and up.stderr is not None
@@ -517,7 +514,7 @@ def test_an_output_that_nobody_reads_any_more_ends_it_in_order(folder: Path) -> 
 
 @pytest.mark.slow
 def test_an_output_that_nobody_reads_stops_no_end(folder: Path) -> None:
-    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(free_port(2)))
     with subprocess.Popen(UP, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:
         try:
             assert up.stdout is not None and up.stderr is not None

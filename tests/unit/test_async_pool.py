@@ -46,7 +46,7 @@ class Pool:
         )
         self.pool = AsyncPool(self.executor, handle, slots)
 
-    def finished(self, item: Message) -> None:
+    def finished(self, item: Message, here: bool = False) -> None:
         self.done.append(item.id)
         with self.lanes.lock:
             self.lanes.board.done([item.stream_id])
@@ -289,17 +289,21 @@ def test_a_failed_message_starts_again_once_its_failure_is_noted_or_a_lost_lease
     assert starts == [1, 2, 3]
 
 
-def test_what_fails_at_once_in_an_outage_does_not_make_handlers_short() -> None:
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_what_fails_at_once_in_an_outage_does_not_make_handlers_short_and_what_fails_slowly_long(
+    is_quick: bool,
+) -> None:
     async def handle(message: Message) -> None:
-        if message.id > "5":
+        is_done = message.id < "5"
+        await asyncio.sleep(0.05 * (is_done == is_quick))
+        if not is_done:
             raise ConnectionRefusedError("away")
-        await asyncio.sleep(0.05)
 
     pool = Pool(handle, policy=RetryPolicy(99, 60.0, 60.0))
     pool.add(1, 2, 3, 4)
     pool.pool.start()
     pool.until(lambda: len(pool.done) == 4)
-    assert not pool.lanes.keeps_up
+    assert pool.lanes.keeps_up == (not is_quick)
     pool.add(*range(6, 10), *range(60, 100))
     pool.until(lambda: len(pool.failures) == 44)
     pool.end()

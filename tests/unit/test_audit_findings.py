@@ -56,14 +56,13 @@ def test_where_there_was_nothing_nothing_is_said_to_have_held() -> None:
     ],
 )
 def test_the_verdict_says_how_many_were_found_of_how_many_kinds(found: dict[str, int], said: str) -> None:
-    every = tuple(AuditFinding(CHECKS[name], "s", count, count) for name, count in found.items())
+    every = tuple(AuditFinding(CHECKS[name], "s", count) for name, count in found.items())
     assert AuditReport("run", 1, 1.0, "redis://", ("s",), "g", every, (), {}).sentence() == said
 
 
 def test_the_worst_comes_first() -> None:
     found = [
-        AuditFinding(CHECKS[name], "s", 1, 1)
-        for name in ("unregistered", "overlap", "parked_too_long", "owners_differ")
+        AuditFinding(CHECKS[name], "s", 1) for name in ("unregistered", "overlap", "parked_too_long", "owners_differ")
     ]
     told = AuditReport.of(AuditChoices(), 0, found, (), figures={}).found
     assert [one.check.name for one in told] == ["overlap", "owners_differ", "parked_too_long", "unregistered"]

@@ -140,7 +140,7 @@ class Runners:
         assert handler.batch is not None
         self.services: list[Service] = batch_pool.batch_pool(handler, handler.batch, self.executor, slots)
 
-    def finished(self, item: Finished) -> None:
+    def finished(self, item: Finished, here: bool = False) -> None:
         self.finished_items.append(item)
         with self.lanes.lock:
             self.lanes.board.done([item.stream_id])

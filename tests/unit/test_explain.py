@@ -62,21 +62,21 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "runs, and Redis takes no writes": (
         *(owned(RUNS, refuses_writes=FULL), "running", "handler_runs"),
-        f"12-0 started 41 s ago on c3, 2 starts, 0 charged of 5, fencing token {FENCE}",
+        f"12-0 has run on c3 for 41 s: attempt 1 of 5, start 2, fencing token {FENCE}",
     ),
     "runs": (
         owned(RUNS),
         "running",
         "handler_runs",
-        f"12-0 started 41 s ago on c3, 2 starts, 0 charged of 5, fencing token {FENCE}",
+        f"12-0 has run on c3 for 41 s: attempt 1 of 5, start 2, fencing token {FENCE}",
     ),
     "waits for its next attempt": (
         *(owned(OwnEntry(A, "waiting", 2, 0, NOW + 90_000)), "retrying", "retry_backoff"),
-        f"12-0 failed on c3 (2 starts, 0 charged of 5, fencing token {FENCE}) and is tried again in 1 min 30 s",
+        f"12-0 failed on c3 (an attempt that is not charged, start 2, fencing token {FENCE}). Next attempt in 1 min 30 s.",
     ),
     "asked to be called later": (
         *(owned(OwnEntry(A, "waiting", 2, 0, NOW + 90_000), attempts={A: Attempts(2)}), "retrying", "retry_later"),
-        f"12-0 asked on c3 (2 starts, 0 charged of 5, fencing token {FENCE}) to be called again later, in 1 min 30 s",
+        f"12-0 asked c3 (fencing token {FENCE}) to call it again in 1 min 30 s (start 2)",
     ),
     "handed over, no free slot": (
         *(owned(OwnEntry(A, "queued"), OwnEntry(B, "queued")), "handed_over", "waits_for_slot"),
@@ -84,38 +84,35 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "a suspect": (
         *(owned(OwnEntry(A, "apart", 1), attempts={A: Attempts(2, 0, 2)}), "handed_over", "suspect_apart"),
-        (
-            f"12-0 waits on c3 (fencing token {FENCE}) for a process of its own to run in, because its process ended 2 times"
-            " while it ran"
-        ),
+        (f"12-0 waits on c3 (fencing token {FENCE}) for a process of its own. Its process ended 2 times while it ran."),
     ),
     "a suspect that runs": (
         *(owned(OwnEntry(A, "running", 3, NOW - 5_000, 0, True), attempts={A: Attempts(2, 0, 1)}), "running"),
         "suspect_runs",
         (
-            f"12-0 started 5 s ago on c3 in a process of its own, 3 starts, 0 charged of 5, fencing token {FENCE}, because its process"
-            " ended 1 time while it ran"
+            f"12-0 has run on c3 for 5 s, in a process of its own: attempt 1 of 5, start 3, fencing token {FENCE}. Its process"
+            " ended 1 time while it ran."
         ),
     ),
     "a suspect without a journal": (
         *(owned(OwnEntry(A, "apart", 0), attempts={A: Attempts(losses=3)}), "handed_over", "suspect_apart"),
         (
-            f"12-0 waits on c3 (fencing token {FENCE}) for a process of its own to run in, because 3 consumers in a row were"
-            " lost with it as the next of its ticket"
+            f"12-0 waits on c3 (fencing token {FENCE}) for a process of its own. 3 consumers in a row were lost when it was"
+            " the next of its ticket."
         ),
     ),
     "its owner does not answer": (
         *(owned(told=False, attempts={A: Attempts(2, 1)}), "handed_over", "owner_silent"),
         (
-            f"12-0 was handed over to c3 50 s ago (fencing token {FENCE}, 2 starts, 1 charged before); c3 did not say whether it"
+            f"12-0 was handed over to c3 50 s ago (fencing token {FENCE}; attempts before: 1 (2 starts)); c3 did not say whether it"
             " runs: if it is dead, others get the ticket once its lease has ended"
         ),
     ),
     "its owner is dead": (
         *(owned(owner=replace(OWNER, state="", successor="c3:8")), "recovering", "owner_lost"),
         (
-            f"consumer c3 died with 12-0 (fencing token {FENCE}): the leader http://m1 takes its entries back, oldest first,"
-            " and hands them over anew under a new fencing token, in 10 s at the latest; c3:8 has its name now and gets the"
+            f"consumer c3 died with 12-0 (fencing token {FENCE}): the leader http://m1 takes its messages back, oldest first,"
+            " and hands them over under a new fencing token, in 10 s at the latest; c3:8 has its name now and gets the"
             " ticket first"
         ),
     ),
@@ -123,29 +120,29 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         ticket(parked=(A,)),
         "waiting",
         "about_to_move",
-        "12-0 is handed over within moments by the leader http://m1",
+        "the leader http://m1 hands 12-0 over within moments",
     ),
     "parked, nobody leads": (
         *(ticket(parked=(A,), leader=None), "waiting", "no_leader"),
-        "no master leads at the moment: nothing is read or handed over before one does (is `usher master` running?)",
+        "no master leads, so nothing moves (is `usher master` running?)",
     ),
     "parked, no consumer": (
         *(ticket(parked=(A,), crowd=ConsumerTotals()), "waiting", "no_consumers"),
-        "12-0 waits for a consumer: none is registered and alive (is `usher consumer` running?)",
+        "12-0 waits for a consumer, and none is alive (is `usher consumer` running?)",
     ),
     "parked, all drain": (
         *(ticket(parked=(A,), crowd=ConsumerTotals(draining=2, paused=1, revoked=4)), "waiting", "none_accepts"),
-        "12-0 waits for a consumer that takes work: of 7 none does (0 starting, 1 paused, 2 draining, 4 revoked)",
+        "12-0 waits: none of the 7 consumers takes work (0 starting, 1 paused, 2 draining, 4 revoked)",
     ),
     "parked, all full": (
         *(ticket(parked=(A,), crowd=ConsumerTotals(live=2)), "waiting", "consumers_full"),
-        "12-0 waits for room: the 2 consumers that take work are full",
+        "12-0 waits for room: 2 consumers that take work, all full",
     ),
     "parked, and others are handled": (
         *(ticket(parked=(A,), crowd=ConsumerTotals(live=2), queue=Queue(310, 10.0, "noisy", 300)), "queued"),
         "consumers_full",
         (
-            "12-0 waits for room: the 2 consumers that take work are full; behind 310 waiting messages, of which 300 are"
+            "12-0 waits for room: 2 consumers that take work, all full; behind 310 waiting messages, of which 300 are"
             " of tenant noisy: about 31 s at 10.0 per second"
         ),
     ),
@@ -167,11 +164,15 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "parked, the leader is in doubt": (
         *(ticket(parked=(A,), board=BoardFacts("unsure", 1, True)), "waiting", "leader_unsure"),
-        "12-0 waits while the leader finds out who has the ticket (unsure)",
+        "12-0 waits until the leader has found out who has the ticket (unsure)",
     ),
     "parked, the group is lost": (
         *(ticket(parked=(A,), has_group=False), "waiting", "no_group"),
-        "the consumer group is not there: the leader makes it again, where it was",
+        "the consumer group is gone: the leader makes it again, where it was",
+    ),
+    "put off, after failures": (
+        *(ticket(kind="put_off", ids=(A,), due_ms=NOW + 17_000, attempts={A: Attempts(3, 3)}), "retrying", "put_off"),
+        "12-0 failed (attempt 3). Next attempt at 14:13:37 UTC, in 17 s.",
     ),
     "put off": (
         *(
@@ -179,7 +180,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
             "put_off",
             "put_off",
         ),
-        "12-0 waits until 14:15:23 UTC, asked for by the handler: 2 min 3 s more; no consumer has it meanwhile",
+        "12-0 asked to be called again at 14:15:23 UTC, in 2 min 3 s",
     ),
     "put off, and due on Redis' clock in a moment": (
         *(
@@ -187,18 +188,17 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
             "put_off",
             "put_off",
         ),
-        "12-0 waits until 14:13:20 UTC, untried while all of its tenant, or of its kind, fail alike: 0 s more; no"
-        " consumer has it meanwhile",
+        "12-0 waits until 14:13:20 UTC, in 0 s: all of its tenant, or of its kind, fail alike",
     ),
     "returned": (
         *(ticket(kind="returned", fence=8, ids=(A, B)), "returned", "about_to_move"),
-        "12-0 is handed over within moments by the leader http://m1",
+        "the leader http://m1 hands 12-0 over within moments",
     ),
     "unread": (
         ticket(unread=(A,), lag=900),
         "unread",
         "lag",
-        "12-0 waits to be read: the leader http://m1 reads the stream in order",
+        "the leader http://m1 has not come to 12-0 yet: it reads the stream in order",
     ),
     "unread, its ticket is paused": (  # the leader reads it all the same
         *(
@@ -210,7 +210,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "parked, as only the leader knows": (
         *(ticket(board=BoardFacts("open", 3, True)), "waiting", "about_to_move"),
-        "its next message is handed over within moments by the leader http://m1",
+        "the leader http://m1 hands its next message over within moments",
     ),
     "halted": (
         *(
@@ -225,13 +225,13 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "halted, its letter is old": (
         *(ticket(kind="halted", fence=8, ids=(A,)), "halted", "halted"),
-        "halted: 12-0 became a dead letter, which was not found; the ticket waits for an operator",
+        "halted: 12-0 became a dead letter that was not found; the ticket waits for an operator",
     ),
     "unreadable": (
         *(ticket(kind="unreadable"), "unreadable", "record_unreadable"),
         (
-            "the record of the ticket in the index cannot be read (was it written by hand?): the ticket does not move"
-            " until the record is repaired or deleted"
+            "the ticket's record in the index cannot be read (did somebody write it by hand?): repair or delete it, and"
+            " the ticket moves again"
         ),
     ),
     "delayed": (
@@ -244,10 +244,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "idle, but not all letters were looked at": (
         *(ticket(letters_are_all=False), "idle", "nothing_to_do"),
-        (
-            "the ticket has nothing unread, waiting or in processing; whether it has a dead letter is unknown: not all"
-            " were searched"
-        ),
+        ("the ticket has nothing unread, waiting or in processing; it may have a dead letter: not all were searched"),
     ),
     "not all streams were looked at": (
         *(ticket(gathered_is_exact=False, by_stream=True), "not_found", "not_looked_through"),
@@ -270,8 +267,8 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
 @pytest.mark.parametrize(
     ("known", "text"),
     [
-        (Attempts(1, 0, 1), "the last owner was lost while it ran 12-0"),
-        (Attempts(3, 3, 3, 1), "the last 3 owners were lost while they ran 12-0"),
+        (Attempts(1, 0, 1), "12-0 may end or freeze its process. The last process that ran it ended meanwhile"),
+        (Attempts(3, 3, 3, 1), "12-0 may end or freeze its process. The last 3 processes ended meanwhile"),
         (Attempts(0, 0, 0, 2), ""),
     ],
 )
@@ -292,7 +289,7 @@ def test_every_state_has_its_words(name: str) -> None:
 
 
 def test_every_state_is_in_the_table() -> None:
-    of_outbox = {TicketState.IN_OUTBOX, TicketState.PARKED_IN_OUTBOX}  # tests/unit/test_outbox_rows.py
+    of_outbox = {TicketState.IN_OUTBOX, TicketState.HALTED_IN_OUTBOX}  # tests/unit/test_outbox_rows.py
     assert {state for _, state, _, _ in _TABLE.values()} == set(TicketState) - of_outbox
 
 
@@ -414,24 +411,23 @@ class TestWhatElseIsSaid:
         for board in (None, BoardFacts("open", 1, True)):
             [first, *_] = self.sentences(ticket(parked=(A,), rules=(SLOW,), board=board))
             assert first.endswith(
-                " http://m1, but not faster than its rule lets it (slowed to 2/s by alice: maintenance (rule 71f1,"
-                " everything))"
+                " within moments, as fast as its rule lets it (slowed to 2/s by alice: maintenance (rule 71f1, everything))"
             )
         assert "rule_too" not in [reason.code for reason in explain(ticket(parked=(A,), rules=(PAUSE,))).reasons]
 
     def test_why_the_rest_stays_parked(self) -> None:
         full = owned(RUNS, parked=(C,), board=BoardFacts("open", 5, True, True))
-        assert (
-            "5 more are waiting: the owner has as many of the ticket's messages as it may have at a time"
-            in self.sentences(full)
+        assert "5 more wait: the owner has as many of the ticket's messages as it may have at a time" in self.sentences(
+            full
         )
         paused = owned(RUNS, parked=(C,), rules=(PAUSE,))
         expected = (
-            "what is not handed over yet is paused by alice: maintenance (rule 71f1, everything); what c3 has goes on"
+            "c3 goes on with what it has; the ticket's other messages are paused by alice: maintenance (rule 71f1,"
+            " everything)"
         )
         assert expected in self.sentences(paused)
         for owner in (replace(OWNER, state="draining"), replace(OWNER, paused=PAUSE)):
-            waits = "the rest waits until c3 is done with what it has, then others get it"
+            waits = "others get the rest when c3 is done with what it has"
             for more in ({"parked": (C,)}, {"unread": (C,)}, {"board": BoardFacts("open", 1, True)}):
                 assert waits in self.sentences(owned(RUNS, owner=owner, **more))
                 assert waits not in self.sentences(owned(RUNS, **more))

@@ -47,8 +47,8 @@ def refusal(spec: str) -> str:
 
 class TestFound:
     def test_a_batch_that_cannot_be_is_said_at_the_start(self, project: Path) -> None:
-        write(project, "many.py", "from usher import batch\n@batch\ndef handle(messages): ...")
-        assert "write @batch() with parentheses" in refusal("many:handle")
+        write(project, "many.py", "from usher import batch\n@batch(0)\ndef handle(messages): ...")
+        assert "most must be 1 to" in refusal("many:handle")
 
     def test_a_function_in_a_package_and_a_method_of_an_object(self, project: Path) -> None:
         write(project, "shop/__init__.py", "")

@@ -29,7 +29,7 @@ class Accounts:
         self.done: list[bytes] = []
         self.buried: list[Bury] = []
 
-    def finished(self, item: Finished) -> None:
+    def finished(self, item: Finished, here: bool = False) -> None:
         self.done.append(item.stream_id)
 
     def failed(self, failure: FailedAttempt) -> None: ...

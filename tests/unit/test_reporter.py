@@ -111,6 +111,21 @@ def test_while_the_consumer_keeps_up_the_pause_is_longer_and_ends_when_it_does_n
     assert leader.reports[3:] == [["5-0"]]
 
 
+def test_who_keeps_up_again_and_again_is_woken_once_for_each_report(clock: Clock) -> None:
+    """As with one message at a time, whose lane is ready for a moment after each."""
+    keeps_up = True
+    reporter, _ = begun(2000, keeps_up=lambda: keeps_up)
+    wakes = 0
+    for number in range(2, 52):
+        reporter._wake.clear()
+        keeps_up = False
+        reporter.add(items(number, 1))
+        wakes += reporter._wake.is_set()
+        keeps_up = True
+        assert reporter.run_once() > 0
+    assert wakes <= 2
+
+
 def test_a_report_that_comes_too_often_is_kept_and_goes_after_the_time_that_was_told(clock: Clock) -> None:
     reporter, leader = begun(spare=20)
     leader.wait_s = 2.0

@@ -6,16 +6,16 @@ import random
 
 import pytest
 
+from usher.common.protocol.message import EntryView
 from usher.common.protocol.stream_id import ZERO, rank
-from usher.common.redis.replies import Entry
 from usher.common.router.reading import sweep_slice
 from usher.common.router.schedule import LastIdCheck, Read, ReadPosition, ReadSchedule
 
 _COUNT = 3
 
 
-def entry(number: int) -> Entry:
-    return Entry(b"%d-0" % number, [b"f", b"v"])
+def entry(number: int) -> EntryView:
+    return EntryView(b"%d-0" % number, [b"f", b"v"])
 
 
 class Plot:
@@ -25,7 +25,7 @@ class Plot:
         self.book = ReadSchedule()
         if in_turn:
             self.book.in_turn = True
-        self.redis: dict[bytes, list[Entry]] = {}
+        self.redis: dict[bytes, list[EntryView]] = {}
         self.got: dict[ReadPosition, list[bytes]] = {}
         self.closed: set[ReadPosition] = set()
         self.under_way: list[Read] = []
@@ -49,13 +49,15 @@ class Plot:
     def reply(self, read: Read, room: int = 1000) -> LastIdCheck | None:
         """The reply comes, and every place has room for so many entries; one that had less is held."""
         self.under_way.remove(read)
-        entries = [one for one in self.redis.get(read.stream.key, ()) if rank(one.id) > rank(read.after)][:_COUNT]
+        entries = [one for one in self.redis.get(read.stream.key, ()) if rank(one.stream_id) > rank(read.after)][
+            :_COUNT
+        ]
         for place, share in self.book.shares(read, entries) if entries else ():
             taken = share[:room]
             place.held = len(share) > room
-            self.got[place] += [one.id for one in taken]
+            self.got[place] += [one.stream_id for one in taken]
             if taken:
-                place.last = taken[-1].id
+                place.last = taken[-1].stream_id
         self.book.finish(read, more=len(entries) >= _COUNT)
         return None if entries else self.book.to_check(read)
 
@@ -71,7 +73,7 @@ class Plot:
                     self.reply(read)
 
     def expected(self, key: bytes, after: bytes = ZERO) -> list[bytes]:
-        return [one.id for one in self.redis.get(key, ()) if rank(one.id) > rank(after)]
+        return [one.stream_id for one in self.redis.get(key, ()) if rank(one.stream_id) > rank(after)]
 
 
 @pytest.mark.parametrize("in_turn", [False, True])

@@ -84,12 +84,6 @@ def test_a_bad_value_is_shown_unless_it_may_hold_a_secret() -> None:
     assert "secret" not in str(refused.value)
 
 
-def test_a_setting_that_went_is_refused_by_its_name_and_an_empty_one_is_none() -> None:
-    with pytest.raises(SettingsError, match="USHER_TRIM_SECONDS is gone: CHANGELOG"):
-        load(MasterSettings, {"USHER_TRIM_SECONDS": "0"})
-    load(MasterSettings, {"USHER_TRIM_SECONDS": ""})
-
-
 def test_names_of_other_programs_are_left_alone_and_lookalikes_are_not() -> None:
     load(MasterSettings, {"USHER_SOMETHING_ELSE_ENTIRELY": "1", "USHER_CONSUMERS": "3", "HOME": "/"})
     with pytest.raises(SettingsError, match="did you mean USHER_API_TOKEN"):

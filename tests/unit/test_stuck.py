@@ -15,6 +15,7 @@ from usher.common.protocol.last_error import LastError
 from usher.common.protocol.mishaps import Mishaps
 from usher.common.protocol.owner_words import HALTED, RETURNED
 from usher.common.protocol.ticket_states import TicketState
+from usher.master.audit.findings import CHECKS
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.alarms import alarms, level_of
 from usher.master.policy.explain.stuck import (
@@ -33,6 +34,13 @@ from usher.master.policy.states import LISTED, ROWS, STATES, Queue, Seen, ticket
 from usher.master.policy.ticket_filter import parse_states
 
 _NOW = 1_000_000_000
+#: Checks of names and keys.
+_OF_NO_TICKET = (
+    *("attempts_leaked", "consumer_leaked", "key_foreign", "stranger_owns", "unregistered", "clock_wrong", "overlap"),
+    *("dead_and_done", "effect_twice", "fence_fell", "fence_shared", "letter_missing", "letters_twice", "lost"),
+    *("out_of_order", "overtaken", "owners_overlap", "repeat_declared", "run_unreadable", "stale_counted"),
+    *("ticket_differs", "unread_and_run"),
+)
 _SEEN = StuckContext({}, {"c1:1": "live", "c2:1": "draining", "c3:1": "revoked"}, {}, {})
 
 
@@ -82,9 +90,7 @@ def test_a_message_that_failed_is_told_at_once() -> None:
     [row] = rows(
         head(owner=b"c9:1"), seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1), head().id: Attempts(3, 3)})
     )
-    assert (row["state"], row["why"]) == ("recovering", "its consumer is lost; it is being taken back"), (
-        "it tries nothing any more"
-    )
+    assert (row["state"], row["why"]) == ("recovering", "its consumer is lost; it is being taken back")
 
 
 def test_a_ticket_that_is_no_utf_8_hides_no_other() -> None:
@@ -203,9 +209,8 @@ def test_a_redis_that_refuses_writes_comes_first_because_the_rest_follows_from_i
     assert told(write_trouble=trouble, leader_url=None)[0] == ("bad", "Redis refuses writes")
     assert told(write_trouble=trouble) == [("bad", "Redis refuses writes")]
     assert told(write_trouble=trouble | {"is_certain": False}) == [("warn", "Redis refuses writes")]
-    assert told(write_trouble=trouble | {"is_certain": False}, leader_url=None)[0] == ("bad", "Redis refuses writes"), (
-        "that nobody leads proves it"
-    )
+    proved = told(write_trouble=trouble | {"is_certain": False}, leader_url=None)[0]
+    assert proved == ("bad", "Redis refuses writes"), "that nobody leads proves it"
 
 
 @pytest.mark.parametrize(
@@ -329,6 +334,9 @@ def test_the_docs_tell_every_state() -> None:
 
 def test_the_table_has_every_state_and_every_row_has_words() -> None:
     assert {state.name for state in STATES} == set(TicketState)
+    judged = {name for state in STATES for name in state.audits.split()}
+    assert judged <= CHECKS.keys(), "a check of that name"
+    assert CHECKS.keys() - judged <= {*_OF_NO_TICKET}, "which state does it judge? (master/policy/states.py)"
     kinds, rule = (
         ("", "owned", "returned", "put_off", "halted", "unreadable"),
         Rule(Target.TICKET, "T", RuleAction.PAUSE),

@@ -1,4 +1,4 @@
--- warn: Attempts are kept for pending entries only.
+-- warn (again): Attempts are kept for pending entries only.
 -- means: Attempts of an entry that is over: memory that is never freed.
 -- repair: Delete the field: HDEL {prefix}attempts {id}.
 SELECT a.stream, a.id, '' AS ticket, '' AS owner, concat(a.attempts, ' attempts, of which ', a.failures, ' count') AS detail

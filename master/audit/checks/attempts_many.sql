@@ -1,4 +1,4 @@
--- warn, Stuck ticket: A message becomes a dead letter after USHER_MAX_ATTEMPTS starts that ended badly.
+-- warn (again), Stuck ticket: A message becomes a dead letter after USHER_MAX_ATTEMPTS starts that ended badly.
 -- means: More of them were counted than the limit allows, or it is about to be given up.
 -- repair: Look at the message and its handler's log.
 SELECT a.stream, a.id, e.ticket, e.consumer AS owner,

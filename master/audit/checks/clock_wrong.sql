@@ -1,4 +1,4 @@
--- warn: A consumer's clock is that of Redis, within half a second.
+-- warn (proof): A consumer's clock is that of Redis, within half a second.
 -- means: Fencing tokens and records say so. Executions are compared without it; handlers that ask get a wrong time.
 -- repair: Set the clock of that host, or of Redis' (NTP).
 SELECT stream, '' AS id, '' AS ticket, consumer AS owner,

@@ -1,4 +1,4 @@
--- bad: A message is done, or it is a dead letter; never both.
+-- bad (proof): A message is done, or it is a dead letter; never both.
 -- means: It has an effect and lies among the dead letters: a redrive would repeat it.
 -- repair: Discard the letter instead of redriving it.
 SELECT l.stream, l.id, l.ticket, r.consumer AS owner,

@@ -1,4 +1,4 @@
--- bad: A message that is done is not pending.
+-- bad (again): A message that is done is not pending.
 -- means: It is done, and it will run again: its effect will be there twice, unless its sink knows uids.
 -- repair: The trace of XGROUP SETID by hand, or of a claim with FORCE? Then XACK what is done. If not, please report it.
 SELECT o.stream, o.id, o.own AS ticket, o.held_by AS owner, concat('pending for ', o.held_by, ', and ', o.consumer, ' has done it') AS detail

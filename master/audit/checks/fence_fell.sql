@@ -1,4 +1,4 @@
--- bad: No message of a ticket starts under a lower fencing token after one has started under a higher one.
+-- bad (proof): No message of a ticket starts under a lower fencing token after one has started under a higher one.
 -- means: A former owner started a message after its successor had: it was paused at the worst moment, or clocks differ.
 -- repair: A fenced sink has refused its effect. Look for pauses of that process; set the clocks (NTP).
 WITH turns AS (SELECT stream, ticket, fence, consumer, max(start_least) AS start_least, max_by(id, start_least) AS id,

@@ -1,4 +1,4 @@
--- bad: The fencing token of a ticket is not lower than one under which it has run.
+-- bad (again): The fencing token of a ticket is not lower than one under which it has run.
 -- means: The record's fencing token is lower than one that sinks have seen: they refuse what its owner does now.
 -- repair: Redis restored from a copy, or the record written by hand? Restart the owner: its tickets get new tokens.
 SELECT t.stream, min(t.id) AS id, t.ticket, min(t.owner) AS owner,

@@ -1,4 +1,4 @@
--- bad: A fencing token of a ticket is given to one incarnation.
+-- bad (proof): A fencing token of a ticket is given to one incarnation.
 -- means: Two incarnations ran the ticket under one fencing token: a sink cannot tell them apart.
 -- repair: Was Redis restored from a copy? Then this is its trace. If not, please report it.
 SELECT stream, id, ticket, consumer AS owner,

@@ -1,4 +1,4 @@
--- bad: What an incarnation owns was handed over in its inbox, as far back as that goes.
+-- bad (again): What an incarnation owns was handed over in its inbox, as far back as that goes.
 -- means: It owns the entry and never heard of it: it does not run it, and later entries of the ticket wait.
 -- repair: Restart that consumer: its tickets are handed over anew. Did another program write to index or inbox?
 WITH held AS (SELECT t.* FROM entries e JOIN untold t ON t.nth = e.nth AND t.stream = e.stream AND t.id = e.id AND t.owner = e.consumer)

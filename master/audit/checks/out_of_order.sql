@@ -1,4 +1,4 @@
--- bad: A message of a ticket starts only when every earlier one is done or given up.
+-- bad (proof): A message of a ticket starts only when every earlier one is done or given up.
 -- means: A later message of the ticket had started before this one was ever done.
 -- repair: Effects of this ticket may be wrong: compare them, then please report it.
 SELECT p.stream, p.id, p.ticket, p.consumer AS owner,

@@ -1,4 +1,4 @@
--- bad: Under one fencing token, and in one incarnation, executions of a ticket follow one another.
+-- bad (proof): Under one fencing token, and in one incarnation, executions of a ticket follow one another.
 -- means: Two messages of a ticket ran at the same time in one incarnation.
 -- repair: This is a fault of Usher, or the consumer's clock was set back: please report it with the two lines.
 SELECT stream, id, ticket, consumer AS owner, concat(ran, '; ', other, ' ran until ', at_utc(ended_before)) AS detail

@@ -1,4 +1,4 @@
--- bad, No leader: Every pending entry has a living owner, or is taken back from a dead one within the recovery bound.
+-- bad (again), No leader: Every pending entry has a living owner, or is taken back from a dead one within the recovery bound.
 -- means: These entries are pending for an incarnation whose lease ended long ago; no consumer works on them.
 -- repair: See that a master leads (`usher status`); it takes them back. No master: start one.
 SELECT m.stream, '' AS id, '' AS ticket, m.name AS owner,

@@ -1,4 +1,4 @@
--- warn: Recorded executions under different fencing tokens follow one another, unless a process was paused.
+-- warn (proof): Recorded executions under different fencing tokens follow one another, unless a process was paused.
 -- means: A former owner still ran while its successor did: a sink that checks fencing tokens took the effect of one.
 -- repair: Look for pauses (suspend, swap, long collections) of the earlier owner, and at clocks. Use a fenced sink.
 WITH turns AS (SELECT stream, ticket, fence, consumer, max(end_least) AS end_least, max_by(id, end_least) AS id,

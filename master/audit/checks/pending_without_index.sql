@@ -1,4 +1,6 @@
--- bad, No leader: An entry that an incarnation has pending is in its ticket's record (tickets index).
+-- bad (again), No leader: An entry that an incarnation has pending is in its ticket's record (tickets index).
 -- means: It has an owner, but the master does not know that its ticket is in processing: a later one could overtake it.
 -- repair: The leader mends this by itself within seconds (`usher status`: is there one?); if it stays, restart it.
-SELECT stream, id, ticket, consumer AS owner, detail FROM indexed WHERE kind = 'pending_without_index'
+SELECT i.stream, i.id, i.ticket, i.consumer AS owner, i.detail
+  FROM indexed i ANTI JOIN tickets t ON t.stream = i.stream AND t.ticket = i.ticket AND (t.id = i.id OR t.id IS NULL)
+ WHERE i.kind = 'pending_without_index'

@@ -1,4 +1,4 @@
--- bad: A success counts under the fencing token of the last hand-over; a former owner's is refused.
+-- bad (proof): A success counts under the fencing token of the last hand-over; a former owner's is refused.
 -- means: A former owner's success counted while another one had its ticket: it is over, its effect maybe there twice.
 -- repair: Did Redis fail over, or was it restored from a copy? Then this may be its trace. If not, please report it.
 -- Before such a success was recorded its ticket was handed over under a higher fencing token: an execution under that was

@@ -1,4 +1,4 @@
--- bad: A message runs under the ticket that is in its entry.
+-- bad (proof): A message runs under the ticket that is in its entry.
 -- means: It ran under another ticket: beside messages that it should have come before or after.
 -- repair: Do all masters and consumers have the same USHER_TICKET_FIELD? Did another program write to the run log?
 SELECT stream, id, CASE WHEN ticket <> own THEN ticket ELSE other_ticket END AS ticket, consumer AS owner,

@@ -1,4 +1,4 @@
--- bad: All entries of a ticket that incarnations have pending belong to one of them.
+-- bad (again): All entries of a ticket that incarnations have pending belong to one of them.
 -- means: Two incarnations may run this ticket at once.
 -- repair: Stop one of the two consumers; its entries are taken back and handed over in order.
 WITH held AS (SELECT e.stream, e.ticket, e.consumer, min_by(e.id, e.nth) AS id

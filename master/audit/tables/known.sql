@@ -9,5 +9,4 @@ SELECT f.*, coalesce(r.damaged_ms, -1) AS damaged_ms, least(r.first_ms, p.first_
   LEFT JOIN (SELECT stream, min(ms) AS first_ms, max(ms - record_ms) AS ahead_ms,
                     max(CASE WHEN id IS NULL THEN record_ms END) AS damaged_ms FROM runs GROUP BY stream) r
     ON r.stream = f.stream
-  LEFT JOIN (SELECT stream, min(ms) AS first_ms FROM entries WHERE consumer IS NOT NULL GROUP BY stream) p
-    ON p.stream = f.stream) s
+  LEFT JOIN (SELECT stream, min(ms) AS first_ms FROM held GROUP BY stream) p ON p.stream = f.stream) s

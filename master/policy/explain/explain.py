@@ -42,7 +42,7 @@ def _last_error(facts: TicketFacts) -> Iterator[Reason]:
     error = last_error(facts.attempts.get(facts.first, NEVER), facts.error)
     if error is not None and facts.kind != "halted":
         when = f", {_ago(facts, error.at_ms)}" if error.at_ms else ""
-        yield Reason("last_error", f"its start {error.starts} ended: {error.told}{when}")
+        yield Reason("last_error", f"last error: {error.told}{when} (start {error.starts})")
 
 
 def _lost_with_it(facts: TicketFacts) -> Iterator[Reason]:
@@ -51,9 +51,9 @@ def _lost_with_it(facts: TicketFacts) -> Iterator[Reason]:
     first = facts.first
     known = facts.attempts.get(first, NEVER)
     if known.crashes:
-        owners = "owner was lost while it" if known.crashes == 1 else f"{known.crashes} owners were lost while they"
-        does = "it may end or freeze its process, and is tried with less and less beside it"
-        yield Reason("owners_lost", f"the last {owners} ran {_id(first)}: {does}")
+        ended = "process that ran it" if known.crashes == 1 else f"{known.crashes} processes"
+        text = f"{_id(first)} may end or freeze its process. The last {ended} ended meanwhile"
+        yield Reason("owners_lost", f"{text}, so fewer and fewer others run beside it.")
 
 
 def _explained(facts: TicketFacts) -> TicketExplanation:
@@ -117,7 +117,7 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
     if run is None:
         first = facts.ids[0] if facts.ids else b"?"
         before = facts.attempts.get(first, NEVER)
-        past = f", {attempts_told(before.starts, before.failures)} before" if before.starts else ""
+        past = f"; attempts before: {attempts_told(before.starts, before.failures)}" if before.starts else ""
         text = f"{_id(first)} was handed over to {name}{_since_fence(facts)} ({fence}{past})"
         if facts.told is not None:
             text = f"{text}; it is on its way into a lane there, or has just ended"
@@ -125,33 +125,32 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
         silent = f"{name} did not say whether it runs: if it is dead, others get the ticket once its lease has ended"
         return TicketState.HANDED_OVER, Reason("owner_silent", f"{text}; {silent}"), name, 0
     most = facts.told.max_attempts if facts.told is not None else 0
-    attempt = attempts_told(run.attempt, facts.attempts.get(run.id, NEVER).failures, most)
+    known = facts.attempts.get(run.id, NEVER)
+    attempt = _attempt(run.attempt, known.failures + 1, most)
+    if run.state == "running" and run.runs_apart:
+        text = f"{_id(run.id)} has run on {name} for {_for(facts, run.started_ms)}, in a process of its own"
+        text = f"{text}: {attempt}, {fence}. {_suspicion(facts, run.id)}."
+        return TicketState.RUNNING, Reason("suspect_runs", text), f"the handler on {name}", 0
     if run.state == "running":
-        code, where, why = ("suspect_runs", " in a process of its own", f", {_suspicion(facts, run.id)}")
-        code, where, why = (code, where, why) if run.runs_apart else ("handler_runs", "", "")
-        text = f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name}{where}, {attempt}, {fence}{why}"
-        return TicketState.RUNNING, Reason(code, text), f"the handler on {name}", 0
+        text = f"{_id(run.id)} has run on {name} for {_for(facts, run.started_ms)}: {attempt}, {fence}"
+        return TicketState.RUNNING, Reason("handler_runs", text), f"the handler on {name}", 0
     if run.state == "waiting":
         due = span(run.due_ms - facts.now_ms)
         if not run.attempt:
-            paced = f"{_id(run.id)} waits on {name} ({fence}) for its turn by the handler's rate, in {due}"
+            paced = f"{_id(run.id)} waits on {name} ({fence}): its handler's rate lets it start in {due}"
             return TicketState.HANDED_OVER, Reason("handler_rate", paced), f"its turn on {name}", run.due_ms
         if alike := told_alike(facts.error):
-            text = f"{_id(run.id)} ({name}, {fence}) {alike}; its turn is in {due}"
+            text = f"{_id(run.id)} ({name}, {fence}) {alike}. Its turn comes in {due}."
             return TicketState.RETRYING, Reason("fails_alike", text), "a try that succeeds", run.due_ms
-        if facts.attempts.get(run.id, NEVER).put_off:
-            asked = f"{_id(run.id)} asked on {name} ({attempt}, {fence}) to be called again later, in {due}"
+        if known.put_off:
+            asked = f"{_id(run.id)} asked {name} ({fence}) to call it again in {due} (start {run.attempt})"
             return TicketState.RETRYING, Reason("retry_later", asked), f"its next attempt on {name}", run.due_ms
-        failed = f"{_id(run.id)} failed on {name} ({attempt}, {fence}) and is tried again in {due}"
+        failed = f"{_id(run.id)} failed on {name} ({_attempt(run.attempt, known.failures, most)}, {fence})"
+        failed = f"{failed}. Next attempt in {due}."
         return TicketState.RETRYING, Reason("retry_backoff", failed), f"its next attempt on {name}", run.due_ms
     if run.state == "apart":
-        text = f"waits on {name} ({fence}) for a process of its own to run in, {_suspicion(facts, run.id)}"
-        return (
-            TicketState.HANDED_OVER,
-            Reason("suspect_apart", f"{_id(run.id)} {text}"),
-            f"a process of its own on {name}",
-            0,
-        )
+        text = f"{_id(run.id)} waits on {name} ({fence}) for a process of its own. {_suspicion(facts, run.id)}."
+        return TicketState.HANDED_OVER, Reason("suspect_apart", text), f"a process of its own on {name}", 0
     text = f"was handed over to {name}{_since_fence(facts)} ({fence}) and waits there for a free handler slot"
     return TicketState.HANDED_OVER, Reason("waits_for_slot", f"{_id(run.id)} {text}"), f"a handler slot on {name}", 0
 
@@ -159,34 +158,36 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
 def _suspicion(facts: TicketFacts, entry_id: bytes) -> str:
     known = facts.attempts.get(entry_id, NEVER)
     if known.crashes:
-        return f"because its process ended {pluralize(known.crashes, 'time')} while it ran"
-    return f"because {pluralize(known.losses, 'consumer')} in a row were lost with it as the next of its ticket"
+        return f"Its process ended {pluralize(known.crashes, 'time')} while it ran"
+    return f"{pluralize(known.losses, 'consumer')} in a row were lost when it was the next of its ticket"
+
+
+def _attempt(start: int, number: int, most: int) -> str:
+    """Name an attempt: the start that it is (or was), if others were not charged."""
+    told = f"attempt {number:,}{f' of {most:,}' if most else ''}" if number else "an attempt that is not charged"
+    return told if start == number else f"{told}, start {start:,}"
 
 
 def _recalled(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     if facts.board is not None and facts.board.recalled_for:
-        idle = facts.board.recalled_for
-        text = (
-            f"being recalled from {owner.name} for {idle}, which has nothing to do, unless it has started there by now"
-        )
-        yield Reason("recalled", text)
+        text = f"the leader recalls it from {owner.name} for {facts.board.recalled_for}, which has nothing to do"
+        yield Reason("recalled", f"{text}, unless it has started by now")
 
 
 def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     ends = span(owner.lease_ms)
     if owner.state == "draining":
-        gives = "it starts no more messages of the ticket and gives back those that do not run"
-        text = f"consumer {owner.name} is draining: {gives}; otherwise its lease ends in {ends}"
-        yield Reason("owner_draining", text)
+        text = "it starts no more messages of the ticket, and gives back those that do not run"
+        yield Reason("owner_draining", f"consumer {owner.name} drains: {text}; else its lease ends in {ends}")
     elif owner.state == "revoked":
-        text = f"was revoked, because its health URL was silent: it ends in {ends}, then others get the ticket"
-        yield Reason("owner_revoked", f"the lease of {owner.name} {text}")
+        text = "did not answer at its health URL, so its lease was revoked: others get the ticket in"
+        yield Reason("owner_revoked", f"{owner.name} {text} {ends}")
     else:
         yield Reason("lease", f"the lease of {owner.name} ends in {ends} unless it is renewed")
     if owner.paused is not None:
-        by = f"{owner.paused.who or 'somebody'}{owner.paused.reason and ': '}{owner.paused.reason}"
-        later = "it finishes what it has, what comes later goes to others"
-        yield Reason("owner_paused", f"consumer {owner.name} was drained by {by}: {later}")
+        text = f"drained consumer {owner.name}{owner.paused.reason and ': '}{owner.paused.reason}"
+        later = "it finishes what it has, and others get what comes later"
+        yield Reason("owner_paused", f"{owner.paused.who or 'somebody'} {text}: {later}")
 
 
 def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
@@ -194,8 +195,8 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     if facts.leader is None:
         lost = Reason("owner_lost", f"consumer {owner.name} died with {_id(first)}: its lease has ended")
         return _told(facts, TicketState.RECOVERING, (lost, _no_leader()), "a master that leads")
-    by = f"the leader {facts.leader.url} takes its entries back, oldest first, and hands them over anew under a new"
-    by = f"{by} fencing token, in {span(facts.lease_ms)} at the latest"
+    by = f"the leader {facts.leader.url} takes its messages back, oldest first, and hands them over under a new fencing"
+    by = f"{by} token, in {span(facts.lease_ms)} at the latest"
     successor = f"; {owner.successor} has its name now and gets the ticket first" if owner.successor else ""
     text = f"consumer {owner.name} died with {_id(first)} (fencing token {facts.fence}): {by}{successor}"
     reasons, until = (Reason("owner_lost", text), *_behind(facts, first)), facts.now_ms + facts.lease_ms
@@ -223,14 +224,16 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
 def _put_off(facts: TicketFacts) -> TicketExplanation:
     """Explain a ticket that was given back until a time, which Redis keeps: no consumer and no restart shortens it."""
     first, due = facts.ids[0] if facts.ids else b"?", span(facts.due_ms - facts.now_ms)
-    known, until = facts.attempts.get(first, NEVER), time_of_day(facts.due_ms)
-    tries = f"failed ({attempts_told(known.starts, known.failures)}) and is tried again at {until}, in {due}"
-    why = "asked for by the handler" if known.starts else "untried while all of its tenant, or of its kind, fail alike"
-    waits = f"waits until {until}, {why}: {due} more"
-    told = f"{_id(first)} {tries if known.failures else waits}; no consumer has it meanwhile"
+    known, until = facts.attempts.get(first, NEVER), f"{time_of_day(facts.due_ms)}, in {due}"
+    told = f"{_id(first)} asked to be called again at {until}"
+    if known.failures:
+        most = facts.error.most if facts.error is not None else 0
+        told = f"{_id(first)} failed ({_attempt(known.starts, known.failures, most)}). Next attempt at {until}."
+    elif not known.starts:
+        told = f"{_id(first)} waits until {until}: all of its tenant, or of its kind, fail alike"
     reason = Reason("put_off", told)
     if alike := told_alike(facts.error):
-        reason = Reason("fails_alike", f"{_id(first)} {alike}; it is looked at again in {due} at the latest")
+        reason = Reason("fails_alike", f"{_id(first)} {alike}. Its turn comes in {due} at the latest.")
     reasons = [reason, *_behind(facts, first)]
     reasons += [Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}") for rule in facts.rules[:1]]
     state = TicketState.RETRYING if known.failures or alike else TicketState.PUT_OFF
@@ -242,13 +245,12 @@ def _place(facts: TicketFacts, first: bytes, what: str, where: str) -> Iterator[
         how = f"the ticket's next owner begins with it, under a fencing token above {facts.fence}"
         yield Reason("returned", f"{what} was given back, by a drain, a recall or a redrive: {how}")
     elif where == TicketState.PUT_OFF:
-        yield Reason("was_put_off", f"{what} waited until {time_of_day(facts.due_ms)}, as its handler had asked")
+        yield Reason("was_put_off", f"its handler had asked to be called again at {time_of_day(facts.due_ms)}")
     elif where == TicketState.WAITING:
-        sent = _sent(facts, first)
-        yield Reason("parked", f"{what}{sent} was read by the leader and is waiting: no consumer has it")
+        yield Reason("parked", f"the leader has read {what}{_sent(facts, first)}, and no consumer has it")
     else:
         lag = f"{pluralize(facts.lag, 'entry', 'entries')} of all tickets {'is' if facts.lag == 1 else 'are'} unread"
-        yield Reason("unread", f"{what}{_sent(facts, first)} is in the stream and was not read yet; {lag}")
+        yield Reason("unread", f"the leader has not read {what}{_sent(facts, first)} yet; {lag}")
 
 
 def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> tuple[Reason, str, int]:
@@ -258,14 +260,14 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
     if rule is not None and rule.action is RuleAction.PAUSE:
         return Reason("rule_pause", f"{what} waits because the ticket is {rule.told()}"), "the rule to be lifted", 0
     if not facts.has_group:
-        text = "the consumer group is not there: the leader makes it again, where it was"
+        text = "the consumer group is gone: the leader makes it again, where it was"
         return Reason("no_group", text), "the group", 0
     if crowd.all == 0:
-        text = f"{what} waits for a consumer: none is registered and alive (is `usher consumer` running?)"
+        text = f"{what} waits for a consumer, and none is alive (is `usher consumer` running?)"
         return Reason("no_consumers", text), "a consumer", 0
     if crowd.live == 0:
         told = f"{crowd.starting} starting, {crowd.paused} paused, {crowd.draining} draining, {crowd.revoked} revoked"
-        text = f"{what} waits for a consumer that takes work: of {crowd.all} none does ({told})"
+        text = f"{what} waits: none of the {crowd.all} consumers takes work ({told})"
         return Reason("none_accepts", text), "a consumer that takes work", 0
     if rule is not None and rule.action is RuleAction.SLOW and facts.board is not None and facts.board.due_ms:
         due_ms = facts.board.due_ms
@@ -274,15 +276,15 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
     if (turn := _turn(facts, what, where)) is not None:
         return turn
     if facts.board is not None and facts.board.standing not in ("", "open"):
-        text = f"{what} waits while the leader finds out who has the ticket ({facts.board.standing})"
+        text = f"{what} waits until the leader has found out who has the ticket ({facts.board.standing})"
         return Reason("leader_unsure", text), "the leader", 0
     if where == TicketState.UNREAD:
-        text = f"{what} waits to be read: the leader {facts.leader.url} reads the stream in order"
+        text = f"the leader {facts.leader.url} has not come to {what} yet: it reads the stream in order"
         return Reason("lag", text), "the leader to read it", 0
     slowed = ""
     if rule is not None and rule.action is RuleAction.SLOW:
-        slowed = f", but not faster than its rule lets it ({rule.told()})"
-    text = f"{what} is handed over {_SOON} by the leader {facts.leader.url}{slowed}"
+        slowed = f", as fast as its rule lets it ({rule.told()})"
+    text = f"the leader {facts.leader.url} hands {what} over {_SOON}{slowed}"
     return Reason("about_to_move", text), "the leader", 0
 
 
@@ -293,19 +295,18 @@ def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] 
         text = f"{what} waits for its turn: {facts.board.turn}{behind}"
         return Reason("waits_for_turn", text), "its turn", facts.board.due_ms
     if where == TicketState.UNREAD and facts.board is not None and facts.board.is_full:
-        text = f"{what} is not read yet: the leader has reached its limit of waiting messages"
+        text = f"the leader does not read {what} yet: it has as many waiting messages as it may"
         return Reason("waiting_limit", text), "others to be done", 0
     if facts.crowd.room <= 0:
-        full = pluralize(facts.crowd.live, "consumer that takes work is full", "consumers that take work are full")
-        return Reason("consumers_full", f"{what} waits for room: the {full}{behind}"), "room on a consumer", 0
+        text = f"{what} waits for room: {pluralize(facts.crowd.live, 'consumer')} that take work, all full{behind}"
+        return Reason("consumers_full", text), "room on a consumer", 0
     if queue is not None and where != TicketState.UNREAD:
         return Reason("waits_for_turn", f"{what} waits for its turn {queue.text}"), "its turn", 0
     return None
 
 
 def _no_leader() -> Reason:
-    text = "no master leads at the moment: nothing is read or handed over before one does (is `usher master` running?)"
-    return Reason("no_leader", text)
+    return Reason("no_leader", "no master leads, so nothing moves (is `usher master` running?)")
 
 
 # ---- an operator's business ------------------------------------------------------------------------------------------
@@ -318,11 +319,11 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
         when = f"{_ago(facts, letter.written_ms)} after {pluralize(letter.attempts, 'attempt', 'attempts')}"
         text = f"halted: {_id(first)} became a dead letter {when} ({letter.why})"
     else:
-        text = f"halted: {_id(first)} became a dead letter, which was not found"
+        text = f"halted: {_id(first)} became a dead letter that was not found"
     is_gone = letter is None and facts.letters_are_all
     reasons = [Reason("halted", f"{text}; the ticket waits for an operator"), *_behind(facts, first)]
     if letter is None and not is_gone:
-        reasons.append(Reason(LETTER_UNKNOWN, "whether that letter is gone is unknown: not all were searched"))
+        reasons.append(Reason(LETTER_UNKNOWN, "that letter may be there all the same: not all were searched"))
     commands = (
         ("runs it again, then what is behind it", f"usher dead redrive --all --ticket {ticket}"),
         ("goes on without it", f"usher dead drop --all --ticket {ticket}"),
@@ -339,8 +340,8 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
 
 
 def _unreadable(facts: TicketFacts) -> TicketExplanation:
-    text = "the record of the ticket in the index cannot be read (was it written by hand?): the ticket does not move"
-    reason = Reason("record_unreadable", f"{text} until the record is repaired or deleted")
+    text = "the ticket's record in the index cannot be read (did somebody write it by hand?): repair or delete it, and"
+    reason = Reason("record_unreadable", f"{text} the ticket moves again")
     command = f"redis-cli HDEL <prefix>:tickets {shlex.quote(facts.ticket_id)}"
     ways = (("forgets the record; the sweep finds its pending entries again", command),)
     return _told(facts, TicketState.UNREADABLE, (reason,), "an operator", ways=ways)
@@ -366,7 +367,7 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
     elif sure:
         ends = "" if facts.last_letter is not None else ": everything is finished, or nothing was ever sent"
         if not facts.letters_are_all:
-            ends = "; whether it has a dead letter is unknown: not all were searched"
+            ends = "; it may have a dead letter: not all were searched"
         code, text = "nothing_to_do", f"the ticket has nothing unread, waiting or in processing{ends}"
     elif facts.unread_is_exact and facts.parked_is_exact:
         text = "nothing of the ticket was found; not all ticket streams were searched, so it may wait in one"
@@ -401,14 +402,13 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
 def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     rule = facts.rules[0] if facts.rules else None
     if rule is not None:
-        text = f"what is not handed over yet is {rule.told()}; what {owner.name} has goes on"
+        text = f"{owner.name} goes on with what it has; the ticket's other messages are {rule.told()}"
         yield Reason(f"rule_{rule.action.value}", text)
     elif facts.board is not None and facts.board.window_is_full:
         text = "the owner has as many of the ticket's messages as it may have at a time"
-        yield Reason("window_full", f"{pluralize(facts.all_parked, 'more is', 'more are')} waiting: {text}")
+        yield Reason("window_full", f"{pluralize(facts.all_parked, 'more waits', 'more wait')}: {text}")
     elif owner.state != "live" or owner.paused is not None:
-        text = f"the rest waits until {owner.name} is done with what it has, then others get it"
-        yield Reason("owner_takes_nothing", text)
+        yield Reason("owner_takes_nothing", f"others get the rest when {owner.name} is done with what it has")
 
 
 def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:
@@ -478,7 +478,11 @@ def _is_time(facts: TicketFacts, ms: int) -> bool:
 
 
 def _ago(facts: TicketFacts, at_ms: int) -> str:
-    return f"{span(facts.now_ms - at_ms)} ago" if at_ms > 0 else "at an unknown time"
+    return f"{_for(facts, at_ms)} ago" if at_ms > 0 else "at an unknown time"
+
+
+def _for(facts: TicketFacts, at_ms: int) -> str:
+    return span(facts.now_ms - at_ms) if at_ms > 0 else "an unknown time"
 
 
 def _id(entry_id: bytes) -> str:

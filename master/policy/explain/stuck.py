@@ -247,5 +247,5 @@ def what(group: Mapping[str, Any]) -> str:
     why = f": {group['text']}" if group["text"] else ": their errors are not known" if is_unknown else ""
     messages, more = group["messages"], "" if group["messages_are_all"] else "at least "
     wait = f"{more}{pluralize(messages, 'message waits', 'messages wait')}"
-    how = "waiting, uncharged, for a try that succeeds" if group.get("alike") else label(group["state"])
+    how = "waiting for a try that succeeds, uncharged" if group.get("alike") else label(group["state"])
     return f"{how}{why}, since {time_of_day(group['since_ms'])}, in all {wait}"

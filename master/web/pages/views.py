@@ -50,7 +50,6 @@ _OF_AN_AUDIT = (
     "unproven",
     "unproven_said",
     "findings",
-    "examples",
 )
 _SEVERITIES = ("bad", "warn", "unknown", "ok")
 
