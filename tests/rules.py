@@ -29,13 +29,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "requests": ("common/observability/webhook.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
     "urllib3": ("consumer/lifecycle/master_client.py",),
     "flask": (
-        "common/http/app.py",
-        "common/http/*.py",
-        "common/http/problem.py",
-        "common/http/openapi.py",
-        "master/web/*.py",
-        "master/assembly/program.py",
-        "consumer/web.py",
+        *("common/http/*.py", "master/web/*.py", "master/assembly/program.py", "consumer/web.py", "usher/page.py"),
         "examples/rides/source.py",
     ),
     "werkzeug": (
@@ -166,6 +160,7 @@ ENVIRONMENT_IN = (
     *("*/__main__.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py", "common/redis/embedded.py"),
     *("consumer/torture/pytest_plugin.py", "deploy/demo/handlers.py", "deploy/bench/handlers.py"),
     *("benchmarks/rig/recording.py", "consumer/torture/harness.py", "examples/sinks.py", "common/base/durations.py"),
+    "usher/page.py",
 )
 
 FUNCTION_LINES = 60
@@ -176,7 +171,7 @@ CRUMB_LINES = 120
 #: What the product is made of, by ending.
 SHIPPED = (".py", ".lua", ".html", ".js", ".css", ".sql")
 #: What contract tests may import of Usher: what users do. Everything else by ``tests.hands``.
-PUBLIC = frozenset({"usher", "usher.cli", "usher.django", "usher.testing"})
+PUBLIC = frozenset({"usher", "usher.cli", "usher.django", "usher.page", "usher.testing"})
 #: Words of code for former versions, of which none was ever released.
 _FORMER = re.compile(
     r"(?:former|older|earlier|previous) versions?\b(?! of (?:Redis|Python|Valkey|PostgreSQL|MySQL))"

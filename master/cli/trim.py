@@ -155,9 +155,8 @@ def _print_trim_table(told: dict[str, Any]) -> None:
     elif told["decision"] == "nothing":
         screen.print(f"Nothing may go: {escape_control(told['why'])}.", markup=False, soft_wrap=True)
     elif told["cut"] is None:
-        number = (
-            f"{'' if told['would_cut_is_exact'] else 'more than '}{pluralize(told['would_cut'], 'entry', 'entries')}"
-        )
+        number = "" if told["would_cut_is_exact"] else "more than "
+        number = f"{number}{pluralize(told['would_cut'], 'entry', 'entries')}"
         what = f"{number} below {told['floor']} may go; the rest is kept for {told['kept_for']}. --apply cuts them."
         screen.print(what, markup=False, soft_wrap=True)
     else:

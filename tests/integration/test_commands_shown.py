@@ -323,7 +323,6 @@ def test_tickets_are_shown_as_they_are_called(world: World, ticket: bytes) -> No
         ("dead", "list"),
         ("dead", "show", letter),
         ("tickets", "list"),
-        ("tickets", "show", ticket.decode()),
         ("status", "--once"),
     ):
         ended = shown(world, *words)

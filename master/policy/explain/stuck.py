@@ -119,7 +119,6 @@ def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
         "error": error["told"] if error is not None else "",
         "at": error["at"] if error is not None else "",
         "put_off": attempts.put_off and not alike,
-        "owners_lost": attempts.crashes,  # a loss may be an outage of Redis, or a restart: it blames nobody
         "alike": bool(alike) and state.name is TicketState.RETRYING,
         "state": state.name,
         "why": state.why(facts),
@@ -149,7 +148,9 @@ SHOWN = 20
 _MOST = 200
 GroupKey = tuple[str, str]
 #: The group of what is in none of the named ones.
-_FURTHER = {"state": "further", "error": "", "at": "", "tickets_are_all": True, "messages_are_all": False, "rows": []}
+FURTHER = "further"
+_FURTHER = {"state": FURTHER, "error": "", "at": "", "alike": False, "rows": []}
+_FURTHER |= {"tickets_are_all": True, "messages_are_all": False}
 
 
 def key_of(row: Mapping[str, Any]) -> GroupKey:
