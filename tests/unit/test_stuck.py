@@ -17,7 +17,7 @@ from usher.common.protocol.owner_words import HALTED, RETURNED
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.audit.findings import CHECKS, MOVING
 from usher.master.policy.board.plans import Parked
-from usher.master.policy.explain.alarms import alarms
+from usher.master.policy.explain.alarms import alarms, level_of
 from usher.master.policy.explain.stuck import (
     SHOWN,
     STUCK_MS,
@@ -208,28 +208,20 @@ def test_a_redis_that_refuses_writes_comes_first_because_the_rest_follows_from_i
     assert proved == ("bad", "Redis refuses writes"), "that nobody leads proves it"
 
 
-def test_owners_that_are_lost_one_after_another_with_one_message_are_told() -> None:
-    assert [level for level, _ in told(stuck=[stuck(owners_lost=1)])] == ["warn"]
-    assert ("bad", "INC-7: 12-0 may end or freeze its process. The last 3 processes ended meanwhile.") in (
-        told(stuck=[stuck(), stuck(owners_lost=3)])
-    )
-
-
-def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:
-    assert told(stuck=[stuck()]) == [("warn", "1 ticket is stuck or retrying; the oldest: INC-7 on c3, 4 behind")]
-    assert told(stuck=[stuck(since_ms=_NOW - 60_000)])[0][0] == "bad"
-    paused = stuck(state="paused", since_ms=_NOW - 900_000, attempts=5)
-    waits = ("warn", "1 paused ticket with messages that wait; the oldest: INC-7")
-    assert told(stuck=[paused]) == [waits], "an operator did that"
-    assert told(stuck=[paused, stuck()]) == [
-        ("warn", "1 ticket is stuck or retrying; the oldest: INC-7 on c3, 4 behind"),
-        waits,
-    ]
-    assert told(stuck=[stuck(since_ms=_NOW - 900_000, attempts=9, put_off=True)])[0][0] == "warn", (
-        "its handler did that"
-    )
-    level, text = told(stuck=[stuck(attempts=3), stuck()])[0]
-    assert (level, text) == ("bad", "2 tickets are stuck or retrying; the oldest: INC-7 on c3, 3 attempts, 4 behind")
+@pytest.mark.parametrize(
+    ("state", "row", "level"),
+    [
+        ("handed_over", {}, "warn"),
+        ("handed_over", {"since_ms": _NOW - 60_000}, "bad"),
+        ("retrying", {"attempts": 3}, "bad"),
+        ("retrying", {"since_ms": _NOW - 900_000, "attempts": 9, "put_off": True}, "warn"),  # its handler did that
+        ("paused", {"since_ms": _NOW - 900_000, "attempts": 5}, "warn"),  # an operator did that
+        *(("queued", {"since_ms": _NOW - 900_000}, "warn"), ("halted", {}, "bad")),
+    ],
+)
+def test_a_handler_may_take_its_time_before_somebody_has_to_act(state: str, row: dict[str, Any], level: str) -> None:
+    assert level_of({"state": state, "alike": False, "rows": [stuck(**row)]}, _NOW) == level
+    assert level_of({"state": state, "alike": True, "rows": []}, _NOW) == "bad", "what handlers need is away"
 
 
 @pytest.mark.parametrize(("ago_s", "is_told"), [(60, True), (86_399, True), (86_500, False)])
