@@ -130,7 +130,7 @@ TROUBLES = {
         *(
             _bad_deploy,
             "deploy-3",
-            r"1 trouble\b[\s\S]*8 tickets waiting for a try that succeeds, uncharged[\s\S]*KeyError in \S*asked.py:\d+",
+            r"1 trouble\b[\s\S]*8 tickets waiting for a try that succeeds[\s\S]*KeyError in \S+:\d+",
         ),
         *(
             r"retrying: .* \d tickets fail alike since .*, KeyError in asked.py:\d+",
