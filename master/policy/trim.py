@@ -102,7 +102,8 @@ def readers(facts: RetentionFacts, *, archived_only: bool = False) -> list[Reten
 
 
 def young(now_ms: int, keep_s: float) -> RetentionRow:
-    return RetentionRow("age", f"under {span(1000 * keep_s)}", b"%d-0" % max(0, now_ms - int(keep_s * 1000)), "is kept")
+    keeps_ms = int(keep_s * 1000)
+    return RetentionRow("age", span(keeps_ms), b"%d-0" % max(0, now_ms - keeps_ms), "is not over yet")
 
 
 @dataclass(frozen=True)
@@ -163,11 +164,8 @@ def decide(
         return Nothing("nothing is archived yet, and only what is archived may go")
     neediest = min([*wished, *needy], key=lambda reader: rank(reader.keeps_from))
     if rank(neediest.keeps_from) <= rank(facts.span.first):
-        return Nothing(
-            f"{neediest.kind} {neediest.name} {neediest.why} ({neediest.keeps_from.decode()}), and nothing lies below"
-            " that",
-            neediest,
-        )
+        why = f"{neediest.kind} {neediest.name} {neediest.why} ({neediest.keeps_from.decode()}), and nothing lies below"
+        return Nothing(f"everything is younger than {neediest.name}" if neediest.kind == "age" else why, neediest)
     return Cut(neediest.keeps_from, neediest)
 
 
