@@ -127,10 +127,14 @@ TROUBLES = {
         lambda system: (system.folder / "mended").touch(),
     ),
     "bad deploy": Trouble(
-        *(_bad_deploy, "deploy-3", r"1 trouble\b[\s\S]*8 tickets waiting, uncharged[\s\S]*KeyError in \S*asked.py:\d+"),
+        *(
+            _bad_deploy,
+            "deploy-3",
+            r"1 trouble\b[\s\S]*8 tickets waiting for a try that succeeds[\s\S]*KeyError in \S+:\d+",
+        ),
         *(
             r"retrying: .* \d tickets fail alike since .*, KeyError in asked.py:\d+",
-            r"^8 tickets waiting, .*KeyError in asked",
+            r"^8 tickets waiting for a try .*KeyError in asked",
         ),
         lambda system: (system.folder / "bad").unlink(),
     ),
@@ -138,7 +142,7 @@ TROUBLES = {
         *(lambda system: system.send("poison-1", 2, do="crash"), "poison-1"),
         *(
             r"1 trouble\b[\s\S]*poison-1 retrying: its process ended while its handler ran",
-            r"owners? (was|were) lost while",
+            r"may end or freeze its process",
         ),
         *(r"^Ticket poison-1 retrying: its process ended while its handler ran", _retried),
     ),

@@ -360,6 +360,7 @@ def test_what_waits_while_others_are_handled_is_queued_and_not_stuck() -> None:
     head = Head(b"T", b"", 0, b"%d-0" % (_THEN - 100_000), 1)
     row = describe(head, StuckContext({}, {}, {}, {}, queue=queue.text), _THEN)
     assert (row["state"], row["why"]) == ("queued", queue.text)
-    groups = TicketGroups()
-    [group] = groups.merged([row | {"shown": "T"}, row | {"shown": "U"}])
+    put_off = [_row(n, b"waits@%d" % (_THEN + n), None) for n in range(3)]
+    [group, later] = TicketGroups().merged([row | {"shown": "T"}, row | {"shown": "U"}, *put_off])
     assert group["told"].startswith("2 tickets queued: for their turn, since")
+    assert later["told"].startswith("3 tickets put off: asked to be called again later, since"), "whatever their times"

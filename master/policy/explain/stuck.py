@@ -147,6 +147,8 @@ SHOWN = 20
 #: Most groups; tickets of further ones are counted as "others".
 _MOST = 200
 GroupKey = tuple[str, str]
+#: Words for states whose own text is another one for each ticket.
+_ALL_ALIKE = {TicketState.QUEUED: "for their turn", TicketState.PUT_OFF: "asked to be called again later"}
 #: The group of what is in none of the named ones.
 FURTHER = "further"
 _FURTHER = {"state": FURTHER, "error": "", "at": "", "alike": False, "rows": []}
@@ -159,8 +161,8 @@ def key_of(row: Mapping[str, Any]) -> GroupKey:
         return state, row["error"]
     if state in (TicketState.HALTED, TicketState.RETRYING):
         return state, ""
-    if state == TicketState.QUEUED:  # whose text changes all the time
-        return state, "for their turn"
+    if (calm := _ALL_ALIKE.get(state)) is not None:
+        return state, calm
     return state, f"on {row['consumer']}" if row["consumer"] else row["why"]
 
 
