@@ -23,6 +23,7 @@ from usher.common.redis.embedded import EmbeddedRedis, find_redis_server, free_p
 from usher.common.redis.endpoints import near
 from usher.common.redis.replies import group_of, pairs
 from usher.deploy.bench.rig import BenchFailed
-from usher.deploy.demo.handlers import Execution, RecordReader
+from usher.deploy.demo.handlers import Execution
+from usher.deploy.demo.handlers import executions as read_executions
 from usher.deploy.local.supervision import environment
 from usher.master.insight.formatting import ticket_url, visible

@@ -49,7 +49,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "prometheus_client": (
         "common/observability/metrics.py",
         "master/insight/metrics.py",
-        "master/streamer/web.py",
+        "master/streamer/program.py",
         "consumer/web.py",
     ),
     "gunicorn": ("common/http/serve.py",),

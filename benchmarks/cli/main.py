@@ -30,7 +30,6 @@ _ELSEWHERE = {
     "audit": "benchmarks.cli.audit:audit",
     "compare": "benchmarks.cli.compare:compare",
     "consumers": "benchmarks.cli.consumers:consumers",
-    "notify": "benchmarks.cli.notify:notify",
     "page": "benchmarks.cli.page:page",
     "prove": "benchmarks.proof.cli:prove",
     "strangers": "benchmarks.cli.strangers:strangers",

@@ -358,7 +358,7 @@ def promise(facts: DoctorFacts) -> list[Holds]:
     ]
     if facts.number("connected_slaves") or facts.mode != "fixed":
         tail = "sends and acknowledgements that were not copied yet are lost: resend; repeats are fenced, order holds"
-        rows.append(Holds("a replica is promoted", f"{tail} for what is left"))
+        rows.append(Holds("a replica is promoted", f"{tail} for the rest"))
     return rows
 
 
@@ -487,7 +487,7 @@ def _eviction(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     elif evicted:
         means = "keys were deleted before the policy was changed; they may have been ours"
         seen = f"noeviction, but {evicted:,} keys deleted since the start"
-        yield WARN("eviction", seen, means, "compare what was sent with what was handled")
+        yield WARN("eviction", seen, means, "compare sent messages with handled ones")
     else:
         yield OK("eviction", "maxmemory-policy noeviction", "Redis deletes nothing of its own accord")
 
@@ -503,11 +503,11 @@ def _memory(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     total = limit or facts.number("total_system_memory") or 0
     seen = _mib(used) + (f" of {_mib(total)} ({'maxmemory' if limit else 'the machine'})" if total else "")
     if limit and used >= limit and (facts.told("maxmemory_policy") or "noeviction") == "noeviction":
-        means = "nothing can be sent or handed over; what is in processing is still acknowledged, and nothing is lost"
-        yield BAD("memory", seen, means, "trim what is done, or raise maxmemory")
+        means = "nothing can be sent or handed over; messages in processing are still acknowledged; nothing is lost"
+        yield BAD("memory", seen, means, "trim finished entries, or raise maxmemory")
     elif total and used >= NEARLY_FULL * total:
         means = "soon nothing can be sent any more" if limit else "soon the kernel may kill redis-server"
-        yield WARN("memory", seen, means, "trim what is done, or give Redis more memory")
+        yield WARN("memory", seen, means, "trim finished entries, or give Redis more memory")
     else:
         yield OK("memory", seen, "there is room")
 
@@ -622,10 +622,7 @@ def _replicas(facts: DoctorFacts) -> Iterator[DoctorFinding]:
             "a failover loses writes that were not copied yet; a replaced master that has not heard of it goes on"
             " accepting writes that are thrown away"
         )
-        do = (
-            "set min-replicas-to-write 1 and min-replicas-max-lag to a few seconds; resend what was sent around a"
-            " failover"
-        )
+        do = "set min-replicas-to-write 1, min-replicas-max-lag to some seconds; after a failover resend recent sends"
         yield (UNKNOWN if is_unknown else WARN)("replicas", seen, means, do)
 
 
@@ -781,7 +778,7 @@ def _consumers(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[Doctor
     elif _waits(stream):
         yield BAD("consumers", "none is alive", "entries wait and cannot run; nothing is lost", "start consumers")
     else:
-        yield WARN("consumers", "none is alive", "what is sent waits until one comes", "start consumers")
+        yield WARN("consumers", "none is alive", "messages wait until one comes", "start consumers")
     if dead := _pending_of(stream, "lost"):
         takes = "the leader takes" if stream.leader else "no leader takes"
         means = f"their leases have ended; {takes} their entries back"
@@ -795,9 +792,7 @@ def _consumers(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[Doctor
         yield WARN("strangers", _few(strangers), means, "let other programs use a group of their own")
     if stream.idle_ms > 2 * facts.lease_ms:
         seen = f"for {stream.idle_ms / 1000:,.1f} s, with leases of {facts.lease_ms / 1000:g} s"
-        means = (
-            "a living consumer touches what it holds with every renewal; is USHER_LEASE_SECONDS the same everywhere?"
-        )
+        means = "a living consumer touches its messages with every renewal; is USHER_LEASE_SECONDS the same everywhere?"
         yield WARN("idle entries", seen, means, "compare USHER_LEASE_SECONDS of all, and USHER_MIN_IDLE_SECONDS")
 
 
@@ -818,7 +813,7 @@ def _mishaps(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFi
         yield (BAD if is_new else OK)("unread entries", seen, means, do if is_new else "")
     elif not stream.counts_added:
         means = "entries that are cut before they are read leave no trace before Redis 7"
-        yield OK("unread entries", "this server does not count what is added", means)
+        yield OK("unread entries", "this server does not count added entries", means)
     for moment, loss in stream.losses:
         is_new = now_s - loss.ms / 1000 < _RECENT_S
         means = "the masters found it and wrote it down; the audit tells it from a promise that was broken"
@@ -833,7 +828,7 @@ def _growth(stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
     seen = describe(stream.grows) if stream.grows is not None else "slowly"
     room = "" if left is None else f"; Redis has room for {left:,.1f} days of it"
     if stream.trims_after_s is None:
-        means, do = "no leader trims: what is done stays", "set USHER_TRIM_KEEP of the masters, or `usher trim`"
+        means, do = "no leader trims: finished entries stay", "set USHER_TRIM_KEEP of the masters, or `usher trim`"
     elif stream.trim_held_back:
         means, do = f"it is not trimmed: {stream.trim_held_back}", "`usher trim` shows who needs what"
     else:
@@ -848,7 +843,7 @@ def judge_proof(facts: ProofFacts) -> DoctorFinding:
     is_slow = _SPARE * facts.took_ms > facts.held_ms
     took, do = f"took {facts.took_ms / 1000:,.0f} s", _FASTER if is_slow else _SOONER
     if facts.unproven_ms is None:
-        means = "what was cut from the log between two audits cannot be proven"
+        means = "entries cut from the log between two audits cannot be proven"
         do = "let `usher audit --every 5 prove` run (the program proof), which proves all of history"
         return WARN("proof", f"{held}, which is all that `usher audit` looks at", means, do)
     ago = f"{facts.unproven_ms / 1000:,.0f} s"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from usher.common.base.errors import SqlBusy, SqlTrouble, StartRefused, UsherError
@@ -148,15 +147,15 @@ def _schema_version(connection: sa.Connection) -> int:
 
 def migrate(engine: sa.Engine) -> bool:
     """Make the tables, all or nothing (MySQL: to be repeated); safe in several processes at once. Returns False when
-    they are there already. The connection takes no parameters: a block may hold several statements, and a percent sign
-    stands for itself."""
+    they are there already. The connection takes no parameters: a percent sign stands for itself."""
     check_dialect(engine)
     dialect = engine.dialect.name
     with sql_trouble("migrating the outbox"), engine.connect().execution_options(no_parameters=True) as connection:
         connection.exec_driver_sql(_BEGIN[dialect])
         try:
             is_missing = _schema_version(connection) < VERSION
-            for statement in _statements(dialect, schema(dialect)) if is_missing else ():
+            block = schema(dialect).replace("DELIMITER //\n", "").replace(" //\nDELIMITER ;", ";")
+            for statement in block.strip().split(";\n\n") if is_missing else ():
                 connection.exec_driver_sql(statement)
             connection.commit()
         except BaseException:
@@ -166,22 +165,3 @@ def migrate(engine: sa.Engine) -> bool:
             if dialect == "mysql":
                 connection.invalidate()  # the lock is the session's
     return is_missing
-
-
-def _statements(dialect: str, block: str) -> Sequence[str]:
-    if dialect == "postgresql":
-        return [block]
-    found, rest, end = [], "", ";"
-    for line in block.splitlines():
-        if line.startswith("DELIMITER "):
-            rest, end = "", line.split()[1]
-            continue
-        rest += line + "\n"
-        if (
-            sqlite3.complete_statement(rest)
-            if dialect == "sqlite"
-            else line.endswith(end) and not line.startswith("--")
-        ):
-            found.append(rest.rstrip().removesuffix(end))
-            rest = ""
-    return found

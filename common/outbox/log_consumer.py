@@ -29,7 +29,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import orjson
@@ -369,7 +368,7 @@ class LogConsumer:
                 self._apply(sql, moved, entries, handle)
                 if sql.dialect.name == "mysql" and self._read(sql) != moved:
                     # Who swallows a deadlock goes on in a new transaction: what was done before it is rolled back.
-                    raise SqlTrouble("the database rolled back what this batch had done; all of it is repeated")
+                    raise SqlTrouble("the database rolled this batch back; all of it is repeated")
         return moved
 
     def _giving_up(self, on_error: OnError, error: Exception) -> Handle:
@@ -424,9 +423,7 @@ class LogConsumer:
     def __enter__(self) -> LogConsumer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _advance(self, sql: sa.Connection, at: _Checkpoint, last_id: bytes, count: int) -> _Checkpoint | None:

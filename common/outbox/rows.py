@@ -18,7 +18,7 @@ from usher.common.protocol.message import check_ticket
 LONGEST_UID = 256
 #: Bytes after which a batch ends, with the row that goes beyond.
 BATCH_BYTES = 4 * 1024 * 1024
-#: Largest row, all its columns together; schema_*.sql have the same number. A larger one is set aside.
+#: Largest row, all its columns together. A larger one is set aside.
 ROW_BYTES = 16 * 1024 * 1024
 #: Fields of a message after the ticket's, whose name is a setting.
 FIELDS = ("uid", "action", "object", "data")
@@ -67,15 +67,12 @@ class TicketRows(NamedTuple):
 
 
 class OutboxBatch(NamedTuple):
-    """A batch of messages. ``values``: for each message ticket, uid, action, object, data. ``ids`` of their rows."""
+    """A batch of messages. ``values``: for each message ticket, uid, action, object, data. ``names``: id and uid of
+    their rows."""
 
-    ids: list[int]
+    names: list[tuple[int, str]]
     values: list[bytes]
     refused: list[Refusal]
-
-    @property
-    def names(self) -> list[tuple[int, str]]:
-        return [(row_id, uid.decode()) for row_id, uid in zip(self.ids, self.values[1 :: 1 + len(FIELDS)], strict=True)]
 
 
 def is_all(rows: Sequence[Row], count: int) -> bool:
@@ -109,7 +106,7 @@ def encode(rows: Iterable[Row], halts: bool = False) -> OutboxBatch:
             if holds:
                 halted.add(row.ticket_id)
         else:
-            batch.ids.append(row.id)
+            batch.names.append((row.id, values[1].decode()))
             batch.values.extend(values)
     return batch
 
@@ -168,43 +165,30 @@ def as_json(name: str, value: Any) -> bytes:
         if "serializable" not in str(refused):
             raise
         raise TypeError(f"{name}: {refused}: {_WAYS_OUT}") from refused
-    # Looking at each value costs more than encoding all, and naming each place ten times as much.
-    if b"null" in encoded and _may_be_not_finite((value,)) and (found := _not_finite(name, value)):
-        place, number = found
-        raise ValueError(f"{place} is {number}, which JSON cannot say: give None, or a text")
+    if b"null" in encoded and (found := _not_finite(value)):
+        raise ValueError(f"{name}{found}, which JSON cannot say: give None, or a text")
     return encoded
 
 
-def _may_be_not_finite(values: Iterable[Any]) -> bool:
-    for value in values:
-        kind = type(value)
-        if kind in _NO_NUMBERS:
-            continue
-        if kind is float:
-            if not math.isfinite(value):
-                return True
-        elif kind is dict or kind is list or kind is tuple:
-            if _may_be_not_finite(value.values() if kind is dict else value):
-                return True
-        else:
-            return True  # a dataclass, an enum, a type of its own
-    return False
-
-
-def _not_finite(place: str, value: Any) -> tuple[str, float] | None:
+def _not_finite(value: Any) -> str:
+    """Return the place of the first number that JSON cannot say, and the number; "" if there is none."""
     if isinstance(value, float):
-        return None if math.isfinite(value) else (place, value)
-    parts: Iterable[tuple[str, Any]] = ()
+        return "" if math.isfinite(value) else f" is {value}"
+    place = "[{!r}]"
+    parts: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
-        parts = ((f"{place}[{key!r}]", part) for key, part in value.items())
+        parts = value.items()
     elif isinstance(value, (list, tuple)):
-        parts = ((f"{place}[{number}]", part) for number, part in enumerate(value))
+        parts = enumerate(value)
     elif isinstance(value, enum.Enum):
-        parts = [(place, value.value)]
+        return _not_finite(value.value)
     elif dataclasses.is_dataclass(value):
-        found = getattr(value, "__dict__", None) or {
+        held = getattr(value, "__dict__", None) or {
             field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)
         }
         # orjson leaves out names that begin with an underscore.
-        parts = ((f"{place}.{name}", part) for name, part in found.items() if not name.startswith("_"))
-    return next(filter(None, (_not_finite(where, part) for where, part in parts)), None)
+        place, parts = ".{}", ((name, part) for name, part in held.items() if not name.startswith("_"))
+    for key, part in parts:
+        if type(part) not in _NO_NUMBERS and (found := _not_finite(part)):
+            return place.format(key) + found
+    return ""

@@ -1,10 +1,15 @@
-"""Read the .sql files of this folder: named queries, and the tables. Pure text: the files show exactly what is run."""
+"""Read the .sql files of this folder: named queries, and the tables, a template. Pure text, also where SQLAlchemy is
+not installed."""
 
 from __future__ import annotations
 
 import functools
 import re
 from importlib import resources
+
+import jinja2
+
+from usher.common.outbox.rows import ROW_BYTES
 
 DIALECTS = ("sqlite", "postgresql", "mysql")
 
@@ -27,7 +32,8 @@ def queries(dialect: str) -> dict[str, str]:
 
 
 def schema(dialect: str) -> str:
-    return _read(f"schema_{dialect}.sql")
+    template = jinja2.Template(_read("schema.sql"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    return template.render(dialect=dialect, row_bytes=ROW_BYTES)
 
 
 def _read(name: str) -> str:

@@ -5,29 +5,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from usher.common.base.errors import SqlBusy, SqlTrouble
-from usher.common.base.log import event
 from usher.common.outbox.database import check_schema, migrate, open_engine, sql_trouble
 from usher.common.outbox.rows import BATCH_BYTES, ROW_BYTES, Refusal, RefusedRow, Row, TicketRows
 from usher.common.outbox.sql_files import queries
 from usher.common.sql.alchemy import sa
 
-log = logging.getLogger(__name__)
-
 #: Has a connection wait for SQLite's one write lock for a moment only: a lease must not end meanwhile. Same as
 #: lock_timeout in queries.sql; for MySQL see open_engine.
 _IMPATIENT = "PRAGMA busy_timeout = 500"
-_CHANNEL = "usher_outbox"
 
 
 class OutboxStore:
@@ -46,8 +40,6 @@ class OutboxStore:
         elif self.dialect == "mysql":
             self._engine = self._single.execution_options(isolation_level="READ COMMITTED")
         self._asked: Any = None  # the driver's connection of the last batch or change
-        self._ringing: Any = None  # the one that holds the lock which has commits ring
-        self._bell: CommitNotifier | None = None
         self._socket: socket.socket | None = None  # its socket, as a descriptor of our own; guarded by self._lock
         self._lock = threading.Lock()
         self._queries = {name: sa.text(query) for name, query in queries(self._engine.dialect.name).items()}
@@ -94,32 +86,12 @@ class OutboxStore:
                 size += rows[-1].size
                 if size >= BATCH_BYTES:
                     break
-        if rows:
-            self.hush()
         return rows
 
-    def ring(self) -> bool:
-        """Have commits ring the bell until rows are read, or ``hush``. Return False where they do not, or not now: look
-        again soon. What a transaction wrote before this does not ring for it; look again after. Raises SqlTrouble.
-
-        A lock of this session, so that it ends with it: a streamer that is gone makes no commit slower.
-        """
-        if self._bell is None or not self._bell.hears:
-            return False
-        with sql_trouble("asking for a bell at commits"), self._single.connect() as connection:
+    def is_empty(self) -> bool:
+        with sql_trouble("reading the outbox"), self._single.connect() as connection:
             self._ask(connection)
-            if self._ringing is not self._asked:
-                self._ringing = self._asked if connection.scalar(self._queries["ring"]) else None
-            return self._ringing is not None
-
-    def hush(self) -> None:
-        """Have commits ring no more: others read the rows. Raises SqlTrouble."""
-        held, self._ringing = self._ringing, None
-        if held is not None:
-            with sql_trouble("asking for silence at commits"), self._single.connect() as connection:
-                self._ask(connection)
-                if held is self._asked:
-                    connection.execute(self._queries["hush"])
+            return connection.scalar(self._queries["first"]) is None
 
     def remove(self, sent: Sequence[tuple[int, str]]) -> None:
         """Delete these rows, each by its id and uid; rows that are gone already are no error. Raises SqlTrouble.
@@ -128,7 +100,7 @@ class OutboxStore:
         server misses it, in two hours.
         """
         if sent:
-            with sql_trouble("removing what was sent", canceled=SqlBusy), self._single.begin() as connection:
+            with sql_trouble("removing sent rows", canceled=SqlBusy), self._single.begin() as connection:
                 self._ask(connection)
                 self._remove(connection, sent)
 
@@ -174,11 +146,6 @@ class OutboxStore:
             ended.close()
             return True
 
-    def bell(self) -> CommitNotifier | None:
-        if self._is_postgres and self._engine.driver == "psycopg":
-            self._bell = CommitNotifier(self._engine)
-        return self._bell
-
     def close(self) -> None:
         self._engine.dispose()
         self._keep_socket(None)
@@ -214,56 +181,3 @@ class OutboxStore:
 
 def _moment(value: Any) -> str:
     return str(value)[:19].replace("T", " ")
-
-
-class CommitNotifier:
-    """Tells of commits, by LISTEN/NOTIFY, while ``OutboxStore.ring`` is on; used by one thread. A commit may be missed
-    while it connects: look from time to time all the same."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
-        self._connection: Any = None  # psycopg's own
-        self._is_deaf = False
-        #: Whether it listens now; read by other threads.
-        self.hears = False
-
-    def rings(self, wait_s: float) -> bool:
-        """Return True when something was committed, waiting up to ``wait_s`` seconds; True also after it has connected.
-        Raises SqlTrouble."""
-        with sql_trouble("listening to the outbox"):
-            try:
-                if self._connection is None and not self._is_deaf:
-                    self._connect()
-                    return True
-                if self._is_deaf:
-                    time.sleep(wait_s)
-                    return False
-                return any(True for _ in self._connection.notifies(timeout=wait_s, stop_after=1))
-            except self._engine.dialect.loaded_dbapi.Error as problem:
-                self.close()
-                raise SqlTrouble(f"listening to the outbox: {type(problem).__name__}: {problem}") from problem
-
-    def close(self) -> None:
-        connection, self._connection, self.hears = self._connection, None, False
-        if connection is not None:
-            connection.close()
-
-    def _connect(self) -> None:
-        pooled = self._engine.raw_connection()
-        connection: Any = pooled.driver_connection
-        pooled.detach()  # it is ours now, and the pool makes another one
-        self._connection = connection
-        connection.autocommit = True
-        [pid] = connection.execute("SELECT pg_backend_pid()").fetchone()
-        if pid != connection.info.backend_pid:
-            # A pooler: another client would get our notifications, and psycopg would keep them there for ever.
-            self._is_deaf = True
-            self.close()
-            why = "a connection pooler is in between, so commits are not notified but polled for"
-            event(log, "commit_notifications_unavailable", level=logging.WARNING, why=why)
-            return
-        connection.execute(
-            "SELECT pg_advisory_unlock_all()"
-        )  # the pool may have given us the session that asked to ring
-        connection.execute(f"LISTEN {_CHANNEL}")
-        self.hears = True

@@ -27,7 +27,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from usher.common.base.backoff import backoff_s
@@ -653,9 +652,7 @@ class MessageReadingLoop(Reader):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def health(self) -> Health:

@@ -71,8 +71,8 @@ _BY_CLASS = {
 }
 #: What to look at when TLS fails, whose library leaves the cause to be guessed; and words of such errors.
 _OVER_TLS = (
-    "over TLS: is the server reached with rediss, and not with redis; is its certificate valid, and for this host; does"
-    " ssl_ca_certs in the URL name the file with its CA, and ssl_certfile and ssl_keyfile what it may want of clients?"
+    "over TLS: does the URL begin with rediss; is the server's certificate valid, and for this host; does ssl_ca_certs"
+    " in the URL name the file with its CA, and ssl_certfile and ssl_keyfile a client certificate, if it wants one?"
 )
 _TLS_WORDS = ("ssl", "connection reset", "broken pipe", "no such file", "permission denied")
 #: Seconds that ``answer`` waits for the rest of a reply: TLS may make a socket readable with records of its own.

@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 #: Approximate limit of entries in one reply: 500 streams that are read from their beginning could have any number.
 _MOST_ENTRIES = 10_000
-#: (key, entries) pairs of an XREAD reply, in either protocol.
 Found = dict[bytes, list[Any]]
 #: What a router counts, in sums since it was made.
 COUNTS = {
@@ -114,7 +113,7 @@ class Subscription(ReadPosition):
         self,
         desk: RouterCoordinator,
         stream: Stream,
-        last: bytes | None,
+        last: bytes,
         callback: Callback | None,
         capacity: int,
     ) -> None:
@@ -210,16 +209,6 @@ class RouterCoordinator:
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self.on_work: Callable[[], None] = lambda: None
         self._count = count
-        self._placed = threading.Condition(self.lock)
-
-    # -- subscribers
-
-    def wait_until_placed(self, subscriptions: Sequence[Subscription], timeout_s: float) -> bool:
-        """Return True once the start of each subscription is known; False after ``timeout_s``."""
-        with self.lock:
-            return self._placed.wait_for(
-                lambda: all(one.last is not None or one.end is not None for one in subscriptions), timeout_s
-            )
 
     def close(self, subscription: Subscription, reason: End, detail: str = "") -> None:
         with self.lock:
@@ -237,7 +226,6 @@ class RouterCoordinator:
             self.counters[f"ended_{reason.name.lower()}"] += 1
             subscription.ended(reason, detail)
             self.book.remove(subscription)
-            self._placed.notify_all()
 
     # -- readers
 
@@ -284,7 +272,7 @@ class RouterCoordinator:
             for read in reads:
                 self.book.failed(read)
 
-    def came_alone(self, read: Read, reply: object) -> list[LastIdCheck]:
+    def came_alone(self, read: Read, reply: Any) -> list[LastIdCheck]:
         """Handle the reply to the XREAD of one stream, after a read of several was refused."""
         if isinstance(reply, CommandRefused):
             self._refused(read.stream, reply)
@@ -294,7 +282,7 @@ class RouterCoordinator:
         if isinstance(reply, Exception):
             self.failed([read])
             return []
-        return self.came([read], as_found(reply))
+        return self.came([read], dict(reply or ()))
 
     def checked(self, checks: Sequence[LastIdCheck], replies: Sequence[object]) -> None:
         """Compare positions with the streams' last ids. ``replies``: those to ``last_id_command`` of each stream."""
@@ -315,33 +303,6 @@ class RouterCoordinator:
                 seen = "there is none" if last_generated is None else last_generated.decode()
                 stream = check.stream.key.decode(errors="replace")
                 event(log, "stream_reset", level=logging.WARNING, stream=stream, last_id=seen)
-
-    def take_unplaced(self, most: int) -> list[tuple[Stream, list[Subscription]]]:
-        with self.lock:
-            streams = self.book.take_unplaced(most)
-            return [
-                (stream, [place for place in stream.places if isinstance(place, Subscription) and place.last is None])
-                for stream in streams
-            ]
-
-    def placed(self, asked: Sequence[tuple[Stream, list[Subscription]]], replies: Sequence[object]) -> None:
-        """Place waiting positions at the end. ``replies``: those to ``last_id_command`` of each stream."""
-        for (stream, waiting), reply in zip(asked, replies, strict=True):
-            try:
-                last_generated = last_id_of(reply)
-            except RedisTrouble:
-                self.not_placed([stream])
-            except CommandRefused as refused:
-                self._refused(stream, refused)
-            else:
-                with self.lock:
-                    self.book.placed(stream, waiting, last_generated)
-        with self.lock:
-            self._placed.notify_all()
-
-    def not_placed(self, streams: Iterable[Stream]) -> None:
-        with self.lock:
-            self.book.unplaced.extendleft(streams)
 
     # -- inside
 
@@ -383,8 +344,8 @@ class RouterCoordinator:
         event(log, "subscription_refused", level=logging.WARNING, stream=name, why=str(refused))
 
 
-def last_id_command(stream: Stream) -> tuple[Arg, ...]:
-    return ("XINFO", "STREAM", stream.key)
+def last_id_command(key: bytes) -> tuple[Arg, ...]:
+    return ("XINFO", "STREAM", key)
 
 
 def last_id_of(reply: object) -> bytes | None:
@@ -392,9 +353,4 @@ def last_id_of(reply: object) -> bytes | None:
         return None
     if isinstance(reply, Exception):
         raise reply
-    facts = reply if isinstance(reply, dict) else pairs(reply)  # type: ignore[arg-type]
-    return bytes(facts[b"last-generated-id"])
-
-
-def as_found(reply: Any) -> Found:
-    return reply if isinstance(reply, dict) else {bytes(key): entries for key, entries in reply or ()}
+    return bytes(pairs(reply)[b"last-generated-id"])  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.tracking import ChangeEar, TrackingRefused
-from usher.common.router.desk import RouterCoordinator, RouterOptions, as_found, last_id_command
+from usher.common.router.desk import RouterCoordinator, RouterOptions, last_id_command
 from usher.common.router.schedule import LastIdCheck
 from usher.common.runtime.service import Service, ServiceEnded
 
@@ -95,7 +95,6 @@ class StreamReader(Service):
     def run_once(self) -> float:
         options, in_turn = self._options, self._desk.book.in_turn
         self._look_again(in_turn)
-        self._place()
         reads = self._desk.take(options.xread_streams)
         if not reads:
             return _IDLE_S if in_turn else max(0.0, min(_LONGEST_IDLE_S, self._sweep_at_s - now_s()))
@@ -117,7 +116,7 @@ class StreamReader(Service):
                 if isinstance(one, NotNow):
                     raise one  # a pause, then again
             return 0.0
-        found = as_found(reply)
+        found = dict(reply or ())
         if not in_turn and (swept := [read for read in reads if read.swept and read.stream.key in found]):
             with self._desk.lock:
                 self._unannounced([read.stream.key for read in swept if not self._desk.book.heard_of(read)])
@@ -151,22 +150,11 @@ class StreamReader(Service):
         for at in range(0, len(checks), _MOST_ASKED):
             page = checks[at : at + _MOST_ASKED]
             try:
-                replies = self._link.pipeline([last_id_command(check.stream) for check in page])
+                replies = self._link.pipeline([last_id_command(check.stream.key) for check in page])
             except RedisTrouble as trouble:
                 self._desk.checked(checks[at:], [trouble] * len(checks[at:]))
                 raise
             self._desk.checked(page, replies)
-
-    def _place(self) -> None:
-        asked = self._desk.take_unplaced(_MOST_ASKED)
-        if not asked:
-            return
-        try:
-            replies = self._link.pipeline([last_id_command(stream) for stream, _ in asked])
-        except RedisTrouble:
-            self._desk.not_placed([stream for stream, _ in asked])
-            raise
-        self._desk.placed(asked, replies)
 
 
 def sweep_slice(streams: int, pass_s: float) -> tuple[int, float]:

@@ -10,20 +10,30 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from types import TracebackType
 
 from usher.common.base.callables import unawaitable_reason
+from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.base.log import event
 from usher.common.observability.metrics import Reader
 from usher.common.protocol.message import key_bytes
 from usher.common.protocol.stream_id import ZERO, from_rank, rank
-from usher.common.redis.client import Link
+from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import in_reach
 from usher.common.redis.tracking import ChangeEar
-from usher.common.router.desk import COUNTS, Callback, End, RouterCoordinator, RouterOptions, Subscription
+from usher.common.router.desk import (
+    COUNTS,
+    Callback,
+    End,
+    RouterCoordinator,
+    RouterOptions,
+    Subscription,
+    last_id_command,
+    last_id_of,
+)
 from usher.common.router.reading import ChangeWatch, StreamReader
 from usher.common.runtime.service import Service
 
@@ -31,7 +41,7 @@ log = logging.getLogger(__name__)
 
 _ID = re.compile(rb"[0-9]{1,20}(?:-[0-9]{1,20})?")
 _LARGEST = 2**64
-_AT_ONCE = 1000
+_AT_ONCE, _PAUSE_S = 1000, 0.1
 
 
 class _Now(Enum):
@@ -87,6 +97,7 @@ class StreamRouter(Reader):
             for one in (f"router-{number}" for number in range(1, self._options.worker_count + 1))
         ]
         self._watch = ChangeWatch(ear, self._desk, self._ring, self._fall_back)
+        self._ask, self._asking = Link(url, f"{name}:router-ask"), threading.Lock()
         self._desk.book.in_turn = mode is Mode.PORTABLE
         self._desk.on_work = self._ring
         self.labels = {"router": name}
@@ -104,15 +115,15 @@ class StreamRouter(Reader):
             service.stop()
         for service in (self._watch, *self._readers):
             service.join(timeout_s)
+        with self._asking:
+            self._ask.close()
         self._desk.close_all(End.ROUTER_STOPPED)
 
     def __enter__(self) -> StreamRouter:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def subscribe(
@@ -149,22 +160,34 @@ class StreamRouter(Reader):
             raise UsherError("this router was stopped")
         if on_entries is not None and (kind := unawaitable_reason(on_entries)):
             raise TypeError(f"on_entries is {kind}: give a plain function")
-        last = self._position(last_id)
         names = [self._key(key) for key in keys]
+        given = self._position(last_id)
         made: list[Subscription] = []
         for at in range(0, len(names), _AT_ONCE):  # in parts: nothing is delivered while the lock is held
+            part = names[at : at + _AT_ONCE]
+            lasts = self._ends(part, timeout_s) if last_id is NOW else [given] * len(part)
             with self._desk.lock:
-                for name in names[at : at + _AT_ONCE]:
+                for name, last in zip(part, lasts, strict=True):
                     subscription = Subscription(self._desk, self._desk.book.stream(name), last, on_entries, capacity)
-                    self._desk.book.add(subscription)
+                    self._desk.book.add(subscription, check=last_id is not NOW)
                     made.append(subscription)
                     self._desk.counters["subscribed"] += 1
             self._desk.on_work()
-        if last is None and not self._desk.wait_until_placed(made, timeout_s):
-            for subscription in made:
-                subscription.close()
-            raise RedisTrouble(f"Redis did not say in {timeout_s:g} s where these streams end")
         return made
+
+    def _ends(self, names: Sequence[bytes], timeout_s: float) -> list[bytes]:
+        """Return where these streams end now."""
+        until_s = now_s() + timeout_s
+        while True:
+            try:
+                with self._asking:
+                    replies = self._ask.pipeline([last_id_command(name) for name in names])
+                # What cannot be read is refused when it is read.
+                return [ZERO if isinstance(one, CommandRefused) else last_id_of(one) or ZERO for one in replies]
+            except RedisTrouble as trouble:
+                if now_s() + _PAUSE_S > until_s:
+                    raise RedisTrouble(f"Redis did not say where these streams end: {trouble}") from trouble
+                time.sleep(_PAUSE_S)
 
     def metrics(self) -> dict[str, float]:
         with self._desk.lock:
@@ -189,10 +212,8 @@ class StreamRouter(Reader):
         return name
 
     @staticmethod
-    def _position(last_id: str | bytes | _Now | None) -> bytes | None:
-        if last_id is NOW:
-            return None
-        if last_id is None:
+    def _position(last_id: str | bytes | _Now | None) -> bytes:
+        if last_id is None or isinstance(last_id, _Now):
             return ZERO
         given = last_id.encode() if isinstance(last_id, str) else bytes(last_id)
         if not _ID.fullmatch(given):

@@ -37,8 +37,7 @@ class Stream:
 
 
 class ReadPosition:
-    """The position of a subscription in its stream: ``last`` is the id of the last entry it has; None: it begins at the
-    end, which is not known yet.
+    """The position of a subscription in its stream: ``last`` is the id of the last entry it has.
 
     ``held``: it has no room, so nothing is read for it. ``resets``: how often it began anew because the stream was
     another one than before.
@@ -46,7 +45,7 @@ class ReadPosition:
 
     __slots__ = ("held", "last", "resets", "stream")
 
-    def __init__(self, stream: Stream, last: bytes | None) -> None:
+    def __init__(self, stream: Stream, last: bytes) -> None:
         self.stream = stream
         self.last = last
         self.held = False
@@ -79,7 +78,6 @@ class ReadSchedule:
         self.in_turn = False
         self._urgent: deque[Stream] = deque()
         self._queue: deque[Stream] = deque()
-        self.unplaced: deque[Stream] = deque()
         self._pass: list[Stream] = []
 
     # -- subscriptions
@@ -87,13 +85,10 @@ class ReadSchedule:
     def stream(self, key: bytes) -> Stream:
         return self.streams.get(key) or self.streams.setdefault(key, Stream(key))
 
-    def add(self, place: ReadPosition) -> None:
+    def add(self, place: ReadPosition, check: bool = True) -> None:
         stream = place.stream
         stream.places = (*stream.places, place)
-        if place.last is None:
-            self.unplaced.append(stream)
-        else:
-            self._want(stream, _CHECK)
+        self._want(stream, _CHECK if check else 0)
 
     def remove(self, place: ReadPosition) -> None:
         """Remove a position. The stream goes with its last position; a queued or busy stream goes when its turn
@@ -164,7 +159,7 @@ class ReadSchedule:
         found: list[tuple[ReadPosition, Sequence[EntryView]]] = []
         after = rank(read.after)
         for place in read.stream.places:
-            if place.last is None or place.held:
+            if place.held:
                 continue
             last = rank(place.last)
             if last < after:
@@ -198,9 +193,7 @@ class ReadSchedule:
         if found != ZERO and len(read.stream.places) < 2:
             return None  # the only position got it
         end = rank(found)
-        places = tuple(
-            (place, place.last) for place in read.stream.places if place.last is not None and rank(place.last) > end
-        )
+        places = tuple((place, place.last) for place in read.stream.places if rank(place.last) > end)
         if more and places:
             read.stream.marks |= _CHECK
         return LastIdCheck(read.stream, places) if places and not more else None
@@ -218,20 +211,8 @@ class ReadSchedule:
             self._want(check.stream, _URGENT)
         return reset
 
-    # -- places that begin at the end
-
-    def take_unplaced(self, most: int) -> list[Stream]:
-        return [self.unplaced.popleft() for _ in range(min(most, len(self.unplaced)))]
-
     def want_check(self, check: LastIdCheck) -> None:
         self._want(check.stream, _CHECK)
-
-    def placed(self, stream: Stream, waiting: Sequence[ReadPosition], last_generated: bytes | None) -> None:
-        """Place positions at the end. ``waiting``: those that were there when the stream's last id was asked for."""
-        for place in waiting:
-            if place.last is None:
-                place.last = last_generated or ZERO
-        self._want(stream, 0)
 
     # -- inside
 
@@ -264,7 +245,7 @@ class ReadSchedule:
 
 
 def _lowest(stream: Stream) -> bytes | None:
-    positions = [place.last for place in stream.places if place.last is not None and not place.held]
+    positions = [place.last for place in stream.places if not place.held]
     if len(positions) < 2:
         return positions[0] if positions else None
     return min(positions, key=rank)

@@ -362,6 +362,6 @@ def _value(name: bytes, value: object) -> bytes:
     if isinstance(value, bool) or not isinstance(value, (str, bytes, int)):
         raise TypeError(
             f"{field} is of type {type(value).__name__}: give str, bytes, int or float (str(value) of a UUID, a Decimal"
-            " or a time; int(value) of a bool; what has parts as JSON), or leave it out"
+            " or a time; int(value) of a bool; a mapping or list as JSON), or leave it out"
         )
     return key_bytes(field, value)

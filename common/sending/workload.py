@@ -10,13 +10,11 @@ import csv
 import gzip
 import io
 import itertools
-import os
 import random
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 from usher.common.base.errors import MessageUndecodable, StartRefused, UsherError
@@ -108,21 +106,6 @@ class CsvSource:
     def columns(self) -> list[str]:
         return list(self._header)
 
-    @property
-    def size(self) -> int | None:
-        try:
-            status = os.fstat(self._raw.fileno())
-        except (OSError, ValueError):
-            return None
-        return status.st_size if status.st_size > 0 else None
-
-    @property
-    def position(self) -> int:
-        try:
-            return self._raw.tell()
-        except (OSError, ValueError):
-            return 0
-
     def close(self) -> None:
         if self._raw is not getattr(sys.stdin, "buffer", None):
             self._raw.close()
@@ -130,9 +113,7 @@ class CsvSource:
     def __enter__(self) -> CsvSource:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[Outgoing]:

@@ -20,7 +20,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import OwnershipLost, ReplyUnknown
+from usher.common.base.errors import OwnershipLost, RedisTrouble, ReplyUnknown, ServerChanged
 from usher.common.base.log import event
 from usher.common.protocol.last_error import NotedError
 from usher.common.protocol.last_error import decode as decode_error
@@ -117,7 +117,8 @@ def _letter(item: GivenUp, handler: str) -> Letter:
 
 class Acker(Service):
     """The service that writes the outcome of handlers to Redis. ``finished``, ``failed``, ``give_up``, ``put_off`` and
-    ``recall`` may be called from any thread; the rest belongs to this thread."""
+    ``recall`` may be called from any thread; the rest belongs to who has ``_turn``: this thread, or a runner of lanes
+    that writes its own acknowledgement."""
 
     name = "ack"
     _IDLE_S = 2.0
@@ -174,9 +175,12 @@ class Acker(Service):
         """Take a success. ``here``: this thread may wait for Redis, and takes a lane next."""
         self._finished.append(item)
         if item.lane is not None and not self._lanes.has_ready:  # nothing goes on before this is written
-            if here and self._write_here():
+            # Not while lanes wait for a time and nobody else is there to run them: Redis may stand still.
+            if here and (self._lanes.has_idle or not self._lanes.board.waiting) and self._write_here():
                 return
             self._write_now.set()
+            if self._trouble:  # it may pause after a turn that failed
+                self.wake()
         if self._idle:
             self._idle = False
             self.wake()
@@ -186,13 +190,15 @@ class Acker(Service):
     def _write_here(self) -> bool:
         """Write what there is, unless it is being written: to wake the thread that does takes as long. Return False
         where that one is to do it."""
-        if self.stopping or not self._turn.acquire(blocking=False):
+        if not self._turn.acquire(blocking=False):
             return False
         try:
+            if self.stopping:  # the link may be closed
+                return False
             self._is_here = True
             self._flush()
             return True
-        except Exception:  # it tries again, and tells
+        except (RedisTrouble, CommandRefused, OwnershipLost, ServerChanged):  # it tries again, and tells
             return False
         finally:
             self._is_here = False
@@ -271,6 +277,10 @@ class Acker(Service):
             return self._IDLE_S
         return 0.0
 
+    def on_end(self) -> None:
+        with self._turn:
+            super().on_end()
+
     def _rest_s(self) -> float:
         if self._given_up or self._burying or self._giving_back or not self.is_settled:
             return 0.0
@@ -315,6 +325,8 @@ class Acker(Service):
         while finished > 0 and (batch := self._ledger.next_batch(finished)):
             self._acknowledge(batch)
             finished -= len(batch)
+        if self._is_here:  # what else there is may take long, and the lanes that go on wait for this thread
+            return
         refused = self._give_back() if self._giving_back else None
         left = len(self._burying)
         while left > 0:

@@ -92,6 +92,10 @@ _LONGEST_WAIT_S = 1.0
 _SLICE = 16
 
 
+#: The messages of a task's last call: its only item.
+Call = list[Sequence[Message]]
+
+
 class AsyncPool(Service):
     """A thread with an event loop. Every lane that runs is a task, with its own context; when one ends, the next one
     starts."""
@@ -104,7 +108,6 @@ class AsyncPool(Service):
         self._executor = executor
         self._handle = handle
         self._free = slots  # changed on the loop only
-        self._tasks: set[asyncio.Task[None]] = set()
         self._rung = False  # the loop was called and has not looked yet
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._context = contextvars.Context()  # of our own callbacks: lanes start in it, whichever thread rang
@@ -112,7 +115,7 @@ class AsyncPool(Service):
         self._end: asyncio.Future[None] | None = None
         self._main: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._calls: dict[asyncio.Task[Any] | None, Sequence[Message]] = {}  # the messages of each task's last call
+        self._calls: dict[asyncio.Task[Any] | None, Call] = {}  # by task
         self._asked_s = 0.0  # when the loop was asked to turn, and has not answered; 0: it has
         executor.lanes.on_ready = self._ring
 
@@ -130,11 +133,11 @@ class AsyncPool(Service):
     def on_loop(self) -> Sequence[Message]:
         """Return the messages of the call that runs on the loop at this moment, empty if it is no lane's task."""
         loop = self._event_loop
-        return self._calls.get(asyncio.current_task(loop), ()) if loop is not None else ()
+        return self._calls.get(asyncio.current_task(loop), [()])[0] if loop is not None else ()
 
     def stack_of(self, message: Message) -> str:
         """Return where the handler of ``message`` stands: in this thread, or in what its task awaits."""
-        task = next((task for task, messages in list(self._calls.items()) if message in messages), None)
+        task = next((task for task, call in list(self._calls.items()) if message in call[0]), None)
         return thread_stack(message) or (task_stack(task) if task is not None else "")
 
     def run_once(self) -> float:
@@ -180,8 +183,8 @@ class AsyncPool(Service):
         if not self.stopping:
             self._call(self._fill)
             await self._end
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=1.0)
+        if self._calls:
+            await asyncio.wait(filter(None, [*self._calls]), timeout=1.0)
 
     def _fill(self) -> None:
         """Start a task for each ready lane while slots are free, and look again when more is due. Runs on the loop."""
@@ -195,9 +198,10 @@ class AsyncPool(Service):
             return
         try:
             while self._free and (work := self._next_work()) is not None:
-                task = loop.create_task(self._run(work))
+                call: Call = [()]
+                task = loop.create_task(self._run(work, call))
                 self._free -= 1
-                self._tasks.add(task)
+                self._calls[task] = call
                 task.add_done_callback(self._ended, context=self._context)
             if self._free:
                 due_s = self._due_s()
@@ -214,7 +218,6 @@ class AsyncPool(Service):
         return self._executor.lanes.next_due_s()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         self._calls.pop(task, None)
         self._free += 1  # before the look, see ``_ring``
         if task.cancelled():
@@ -224,25 +227,25 @@ class AsyncPool(Service):
             self._executor.broken(problem)  # an error of ours, not of the handler; the lane is lost
         self._fill()
 
-    async def _run(self, lane: MessageLane) -> None:
+    async def _run(self, lane: MessageLane, call: Call) -> None:
         began_ns = time.monotonic_ns()
-        count = await self._slice(lane)
+        count = await self._slice(lane, call)
         # A cancellation that a handler asked for as it ended arrives here. The pause also keeps the loop from spinning
         # while the lease may have ended.
         await self._pause(0.0 if self._executor.lease.may_start() else 0.02)
         if count is not None:
             self._executor.lanes.release(lane, count, (time.monotonic_ns() - began_ns) / 1e9)
 
-    async def _slice(self, lane: MessageLane) -> int | None:
+    async def _slice(self, lane: MessageLane, call: Call) -> int | None:
         """Run messages of the lane. Return how many ended; None when the lane is not ours any more, and another part
         decides when it goes on."""
-        executor, task = self._executor, asyncio.current_task()
+        executor = self._executor
         count = 0
         while count < _SLICE and (message := executor.next_message(lane)) is not None:
             start_us = run_us()
             if not executor.admit(lane, message, start_us):
                 return None
-            self._calls[task], before = (message,), contextvars.copy_context()
+            call[0], before = (message,), contextvars.copy_context()
             try:
                 result = await self._handle(message)
                 if result is not None:

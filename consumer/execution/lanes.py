@@ -244,6 +244,11 @@ class Lanes:
         return bool(self.board.ready)
 
     @property
+    def has_idle(self) -> bool:
+        """Return whether a thread waits for a lane: a glance, without the lock."""
+        return self._idle > 0
+
+    @property
     def keeps_up(self) -> bool:
         """Return whether new messages are run at once: handlers are short, and no lane waits for a runner. A glance."""
         return self._is_short() and not self.board.ready

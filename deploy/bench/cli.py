@@ -102,36 +102,25 @@ def latency(runs: int, as_json: bool, **asked: Any) -> None:
 @contextlib.contextmanager
 def _leaving_no_program() -> Iterator[None]:
     """End what was started, also when a signal ends us: it comes at any line, perhaps before somebody has written down
-    what was just started. A second one does not wait for what ends gently."""
-    missed: list[BaseException] = []
-    hook = sys.unraisablehook
+    what was just started, or within a destructor, where its exception is lost: then the run fails for want of its
+    programs."""
+
+    def kill() -> None:
+        for program in machine.family(os.getpid())[1:]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                program.kill()
 
     def end(number: int, frame: object) -> None:
+        kill()
         sys.exit(128 + number)
 
-    def again(number: int, frame: object) -> None:
-        raise missed[-1]
-
-    def note(lost: sys.UnraisableHookArgs) -> None:
-        # The signal came within a destructor, where Python only tells of exceptions: raise it elsewhere.
-        if isinstance(lost.exc_value, (SystemExit, KeyboardInterrupt)):
-            missed.append(lost.exc_value)
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-        else:
-            hook(lost)
-
-    handlers = {signal.SIGTERM: end, signal.SIGHUP: end, signal.SIGALRM: again}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    sys.unraisablehook = note
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
-        sys.unraisablehook = hook
-        for program in machine.family(os.getpid())[1:]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                program.kill()
+        kill()
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 import psutil
@@ -109,9 +108,7 @@ class Rig:
         self.stream = TicketStream(self.link, self.keys)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end_programs()
         self.link.close()
         self._redis.stop()

@@ -18,8 +18,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from usher.common.base.log import event
 if TYPE_CHECKING:
     from usher.consumer.handlers.message import Message
 
-_SUFFIX = ".records"
+SUFFIX = ".records"
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ class RecordFile:
 
     def __init__(self, folder: Path, consumer: str) -> None:
         self.pid = os.getpid()
-        path = folder / f"{consumer}.{self.pid}{_SUFFIX}"
+        path = folder / f"{consumer}.{self.pid}{SUFFIX}"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._serials = itertools.count()  # next() on it is one step of the interpreter
 
@@ -67,63 +66,26 @@ class RecordFile:
         os.write(self._descriptor, f"E {serial} {time.monotonic_ns()}\n".encode("ascii"))
 
 
-@dataclass
-class _Tail:
-    """The position up to which a file has been read, and its executions by serial."""
+def executions(folder: Path) -> list[Execution]:
+    """Read the executions of all processes so far. A line that is not whole is still being written."""
+    found: list[Execution] = []
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        consumer, _, pid = path.name.removesuffix(SUFFIX).rpartition(".")
+        own: dict[str, Execution] = {}
+        for line in path.read_text("ascii").split("\n")[:-1]:
+            kind, serial, rest = line.split(" ", 2)
+            if kind == "E":
+                own[serial].end_ns = int(rest)
+                continue
+            stream_id, fence, attempt, start_ns, ticket = rest.split(" ", 4)
+            known = ticket.encode("ascii").decode("unicode_escape")
+            own[serial] = Execution(consumer, int(pid), stream_id, known, int(fence), int(attempt), int(start_ns))
+        found += own.values()
+    return found
 
-    consumer: str
-    pid: int
-    offset: int = 0
-    executions: dict[int, Execution] = field(default_factory=dict)
 
-
-class RecordReader:
-    """Reads the files of a folder while they grow. ``poll`` takes in what is new."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._tails: dict[Path, _Tail] = {}
-        self.ended = 0  # executions that have ended
-        self.started = 0
-
-    def poll(self) -> None:
-        for path in sorted(self._folder.glob("*" + _SUFFIX)):
-            if path not in self._tails:
-                consumer, _, pid = path.name.removesuffix(_SUFFIX).rpartition(".")
-                self._tails[path] = _Tail(consumer, int(pid))
-            self._read(path, self._tails[path])
-
-    def executions(self) -> Iterator[Execution]:
-        return itertools.chain.from_iterable(tail.executions.values() for tail in self._tails.values())
-
-    def pids(self) -> dict[str, int]:
-        latest: dict[str, tuple[int, int]] = {}
-        for tail in self._tails.values():
-            if tail.executions:
-                newest = max(execution.start_ns for execution in tail.executions.values())
-                latest[tail.consumer] = max(latest.get(tail.consumer, (0, 0)), (newest, tail.pid))
-        return {consumer: pid for consumer, (_, pid) in latest.items()}
-
-    def _read(self, path: Path, tail: _Tail) -> None:
-        with path.open("rb") as file:
-            file.seek(tail.offset)
-            grown = file.read()
-        whole, newline, _ = grown.rpartition(b"\n")
-        if not newline:
-            return  # the line is still being written; it is read when complete
-        tail.offset += len(whole) + 1
-        for line in whole.decode("ascii").split("\n"):
-            if line.startswith("S"):
-                _, serial, stream_id, fence, attempt, start_ns, ticket = line.split(" ", 6)
-                known = ticket.encode("ascii").decode("unicode_escape")
-                tail.executions[int(serial)] = Execution(
-                    tail.consumer, tail.pid, stream_id, known, int(fence), int(attempt), int(start_ns)
-                )
-                self.started += 1
-            else:
-                _, serial, end_ns = line.split(" ")
-                tail.executions[int(serial)].end_ns = int(end_ns)
-                self.ended += 1
+def count_ended(folder: Path) -> int:
+    return sum(path.read_bytes().count(b"\nE ") for path in folder.glob(f"*{SUFFIX}"))
 
 
 log = logging.getLogger(__name__)

@@ -26,12 +26,13 @@ from usher.common.cli.progress import progress
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.embedded import free_port
+from usher.common.redis.replies import TicketStream
 from usher.common.runtime.settings import load, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.common.sending.pipelined import Sender, batches
 from usher.common.sending.producer import Outgoing
 from usher.common.sending.workload import CsvSource, incidents
-from usher.deploy.demo.handlers import FOLDER_VARIABLE, WORK_VARIABLE, RecordReader
+from usher.deploy.demo.handlers import FOLDER_VARIABLE, SUFFIX, WORK_VARIABLE, count_ended, executions
 from usher.deploy.demo.verdict import DemoVerdict, judge
 from usher.deploy.local.plan import LocalSettings, plan, start, watch
 from usher.deploy.local.supervision import Supervision
@@ -199,8 +200,6 @@ def _run(
 #: Seconds without a handled message after which the run ends.
 PATIENCE_S = 60.0
 _POLL_S = 0.1
-#: Seconds after which acknowledgements count as missing; they follow the handlers by milliseconds.
-_ACKNOWLEDGED_WITHIN_S = 15.0
 
 
 @dataclass
@@ -220,9 +219,8 @@ class Flow:
     sent: list[tuple[str, str]] = field(default_factory=list)
     killed_ns: dict[int, int] = field(default_factory=dict)
     killed: str = ""
-
-    def __post_init__(self) -> None:
-        self._reader = RecordReader(self.records)
+    _ended: int = 0
+    _looked_s: float = 0.0
 
     def run(self, messages: Iterable[Outgoing]) -> DemoVerdict:
         began_ns = time.monotonic_ns()
@@ -231,14 +229,12 @@ class Flow:
             ids = sender.send(batch)
             self.sent += [(stream_id, str(message.ticket_id)) for stream_id, message in zip(ids, batch, strict=True)]
             self._look()
-        self._wait_for_handlers()
-        unacknowledged = self._wait_for_acknowledgements()
-        self._reader.poll()
-        executions = list(self._reader.executions())
-        last_ns = max((run.end_ns for run in executions if run.end_ns is not None), default=began_ns)
+        unacknowledged = self._wait()
+        found = executions(self.records)
+        last_ns = max((run.end_ns for run in found if run.end_ns is not None), default=began_ns)
         return judge(
             self.sent,
-            executions,
+            found,
             seconds=(last_ns - began_ns) / 1e9,
             dead=self._dead_letters(),
             killed_ns=self.killed_ns,
@@ -247,41 +243,29 @@ class Flow:
 
     def _look(self) -> None:
         self.check()
-        self._reader.poll()
-        self.progress(len(self.sent), self._reader.ended)
-        if self.kill_at is not None and self._reader.ended >= self.kill_at:
+        if time.monotonic() - self._looked_s < _POLL_S:
+            return
+        self._looked_s, self._ended = time.monotonic(), count_ended(self.records)
+        self.progress(len(self.sent), self._ended)
+        if self.kill_at is not None and self._ended >= self.kill_at:
             self._kill_one()
 
-    def _wait_for_handlers(self) -> None:
-        moved_s, seen = time.monotonic(), -1
-        while not self._all_ended() and time.monotonic() - moved_s < PATIENCE_S:
+    def _wait(self) -> int:
+        """Wait until all is acknowledged, or nothing was handled for a while. Return the number of entries that are
+        still pending in the group; all of them if there is no group to ask."""
+        group, moved_s, seen = TicketStream(self.link, self.keys), time.monotonic(), -1
+        while True:
             self._look()
-            if self._reader.ended != seen:
-                moved_s, seen = time.monotonic(), self._reader.ended
+            if self._ended != seen:
+                moved_s, seen = time.monotonic(), self._ended
+            try:
+                facts = group.group_facts()
+            except GroupMissing:
+                return len(self.sent)
+            is_read = facts[b"last-delivered-id"].decode() == self.sent[-1][0]
+            if (is_read and not facts[b"pending"]) or time.monotonic() - moved_s > PATIENCE_S:
+                return int(facts[b"pending"])
             time.sleep(_POLL_S)
-        self._look()
-
-    def _all_ended(self) -> bool:
-        if self._reader.ended < len(self.sent):
-            return False
-        ended = {run.stream_id for run in self._reader.executions() if run.end_ns is not None}
-        return all(stream_id in ended for stream_id, _ in self.sent) or len(self.sent) <= len(ended) + len(
-            self._dead_letters()
-        )
-
-    def _wait_for_acknowledgements(self) -> int:
-        """Return the number of entries still pending in the group, after time for their acknowledgement; all of them if
-        there is no group to ask."""
-        deadline_s = time.monotonic() + _ACKNOWLEDGED_WITHIN_S
-        try:
-            while (
-                pending := int(self.link.call("XPENDING", self.keys.stream, self.keys.group)[0])
-            ) and time.monotonic() < deadline_s:
-                self.check()
-                time.sleep(_POLL_S)
-        except GroupMissing:
-            return len(self.sent)
-        return pending
 
     def _dead_letters(self) -> dict[str, str]:
         dead = {}
@@ -295,13 +279,11 @@ class Flow:
 
     def _kill_one(self) -> None:
         self.kill_at = None
-        pids = self._reader.pids()
-        if not pids:
-            return
-        self.killed = min(pids)
+        last = max(self.records.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        self.killed, _, pid = last.name.removesuffix(SUFFIX).rpartition(".")
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pids[self.killed], signal.SIGKILL)
-            self.killed_ns[pids[self.killed]] = time.monotonic_ns()
+            os.kill(int(pid), signal.SIGKILL)
+            self.killed_ns[int(pid)] = time.monotonic_ns()
 
 
 def _say(what: str) -> None:

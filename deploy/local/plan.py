@@ -43,6 +43,8 @@ AROUND_DRAIN_S = 12
 EXAMPLE_HANDLER = "usher.deploy.demo.handlers:show"
 #: Characters with a meaning in a command line or a value of supervisord, wherever they come from.
 _NOT_IN_A_FOLDER = frozenset('%"\\\n')
+#: A socket's path has 108 bytes on Linux and 104 elsewhere; supervisord binds a temporary name with ".<pid>" after it.
+_LONGEST_FOLDER = 80
 _POLL_S = 0.1
 #: Stand-ins for settings that are only known at each program's start, or checked below.
 _ANY = {"handler": "any:handler"}
@@ -134,6 +136,10 @@ def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[]
     ``check`` is called while it takes long, and may raise.
     """
     folder = settings.state_folder.absolute()
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        raise StartRefused(
+            f"USHER_STATE_DIR: {folder} is too long for the sockets in it; set one of at most {_LONGEST_FOLDER} bytes"
+        )
     if odd := sorted(_NOT_IN_A_FOLDER & set(str(folder))):
         raise StartRefused(
             f"USHER_STATE_DIR: supervisord cannot use a folder with {' '.join(odd)} in its name ({folder}); set"

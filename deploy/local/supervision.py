@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import http.client
 import io
 import os
 import shlex
 import signal
 import socket
-import stat
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 import xmlrpc.client
@@ -38,9 +35,6 @@ from usher.common.http.credentials import consumers_token
 from usher.common.runtime.own_command import usher_command
 
 CONFIGURATION = Path(__file__).resolve().parents[1] / "supervisord.conf"
-#: Longest socket path: sun_path has 108 bytes on Linux and 104 elsewhere; supervisord binds a temporary name with
-#: ".<pid>" after it first.
-_LONGEST_SOCKET = 96
 _POLL_S, _READY_S = 0.1, 20.0
 _ANSWERS_IN_S = 5.0
 #: Seconds after the consumers' own time to stop: masters and Redis have 20 s each, and supervisord some.
@@ -93,7 +87,7 @@ def environment(
         "USHER_PORT": str(port),
         "USHER_MASTER_URLS": master_urls(port, masters),
         "USHER_STOP_SECONDS": str(stop_seconds),
-        "USHER_CONTROL_SOCKET": str(_control_socket(state_folder)),
+        "USHER_CONTROL_SOCKET": str(state_folder / "supervisor.sock"),
         "USHER_AUTOSTART": "false",
         "USHER_STREAMER": "false",
         "USHER_EMBEDDED_REDIS": "false",  # started by Supervision.start_group, so that it is first and alone
@@ -120,11 +114,6 @@ class Supervision:
     def start(self) -> None:
         """Start supervisord and wait until it answers. Raises StartRefused."""
         self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._socket.parent.mkdir(mode=0o700, exist_ok=True)
-        made, is_elsewhere = self._socket.parent.lstat(), self._socket.parent != self.logs.parent
-        # In the temporary folder anybody may have made it before.
-        if is_elsewhere and (not stat.S_ISDIR(made.st_mode) or made.st_uid != os.geteuid() or made.st_mode & 0o022):
-            raise StartRefused(f"{self._socket.parent}: others may write to it, or it is another's; remove it")
         self._logs_before = {
             path.name: ((file := path.stat()).st_ino, file.st_size) for path in self.logs.glob("*.log")
         }
@@ -246,16 +235,6 @@ class _Transport(SupervisorTransport):
         connection.sock.settimeout(_ANSWERS_IN_S)
         connection.sock.connect(self._path)
         return connection
-
-
-def _control_socket(state_folder: Path) -> Path:
-    """Return its path: in the state folder if that is short enough, else in the same user's folder under the temporary
-    folder."""
-    path = state_folder / "supervisor.sock"
-    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
-        return path
-    digest = hashlib.sha256(os.fsencode(state_folder)).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"usher-{os.getuid()}-{digest}" / "supervisor.sock"
 
 
 def longest_stop_s(stop_seconds: float) -> float:

@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 
 _TRIM_WORK_S = 2.0
 #: Seconds between two questions to each consumer's health URL.
-HEALTH_S = 2.0
+HEALTH_S = 3.3
 #: Failed answers in a row before a lease is revoked: 10 s, as long as a lease lives.
-HEALTH_FAILURES = 5
+HEALTH_FAILURES = 3
 
 #: As many links as OpenTelemetry keeps per span by default.
 _MOST_LINKS = 128

@@ -1,8 +1,8 @@
 """Redis as Arrow batches: pending lists with their entries, streams, run logs, dead letters, the index of tickets,
 inboxes and attempts. Spark's data sources and the snapshot of an audit stand on this.
 
-Stream ids come four times: ``id`` as Redis writes it (exact, for joins), ``ms`` and ``seq`` (up to 2**63-1), and ``nth``,
-one number in their order, up to the year 2109 and 2,097,151 entries of one millisecond.
+Stream ids come four times: ``id`` as Redis writes it (exact, for joins), ``ms`` and ``seq`` (up to 2**63-1), and
+``nth``, one number in their order, up to the year 2109 and 2,097,151 entries of one millisecond.
 """
 
 from __future__ import annotations

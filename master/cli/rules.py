@@ -205,7 +205,7 @@ def actions(flags: dict[str, Any], limit: int, as_json: bool) -> None:
         click.echo("  none")
 
 
-@click.group(help="Look at the registered consumers and at what they run; drain and resume them.")
+@click.group(help="Look at the registered consumers and their work; drain and resume them.")
 def consumers() -> None:
     pass
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from usher.common.base.text import span
 from usher.common.doctor.judgements import MemoryUse
 from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank
 
@@ -101,7 +102,8 @@ def readers(facts: RetentionFacts, *, archived_only: bool = False) -> list[Reten
 
 
 def young(now_ms: int, keep_s: float) -> RetentionRow:
-    return RetentionRow("age", "keep", b"%d-0" % max(0, now_ms - int(keep_s * 1000)), "is kept because it is younger")
+    keeps_ms = int(keep_s * 1000)
+    return RetentionRow("age", span(keeps_ms), b"%d-0" % max(0, now_ms - keeps_ms), "is not over yet")
 
 
 @dataclass(frozen=True)
@@ -162,11 +164,8 @@ def decide(
         return Nothing("nothing is archived yet, and only what is archived may go")
     neediest = min([*wished, *needy], key=lambda reader: rank(reader.keeps_from))
     if rank(neediest.keeps_from) <= rank(facts.span.first):
-        return Nothing(
-            f"{neediest.kind} {neediest.name} {neediest.why} ({neediest.keeps_from.decode()}), and nothing lies below"
-            " that",
-            neediest,
-        )
+        why = f"{neediest.kind} {neediest.name} {neediest.why} ({neediest.keeps_from.decode()}), and nothing lies below"
+        return Nothing(f"everything is younger than {neediest.name}" if neediest.kind == "age" else why, neediest)
     return Cut(neediest.keeps_from, neediest)
 
 

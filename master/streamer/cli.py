@@ -61,32 +61,24 @@ def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting:
         configure("streamer", settings.log_level, settings.log_format, settings.secrets)
         if migrate or waiting:
             sys.exit(_looked(settings, migrate))
-        if settings.outbox_bind:
-            _serve(settings)
-            return
+        from usher.common.http.serve import check_address, serve
+        from usher.common.http.tls import server_tls
         from usher.master.streamer.program import StreamerProgram
 
+        if bind := settings.outbox_bind:
+            check_reach(bind, settings.api_token, settings.tokens_file)
+            check_address(bind, _BIND)
         redis_url = resolve_redis_url(settings)
         check_at_start(redis_url, {})
-        program = StreamerProgram(settings, redis_url)
+        make = partial(StreamerProgram, settings, redis_url)
+        if bind:
+            serve(make, bind, "streamer", _STOP_S, _BIND, server_tls(settings.tls_cert, settings.tls_key))
+            return
+        program = make()
     except UsherError as refused:
         click.echo(f"usher streamer: {refused}", err=True)
         sys.exit(2)
     sys.exit(run(program))
-
-
-def _serve(settings: StreamerSettings) -> None:
-    from usher.common.http.serve import check_address, leave, serve
-    from usher.common.http.tls import server_tls
-    from usher.master.streamer.web import ServedStreamer
-
-    check_reach(settings.outbox_bind, settings.api_token, settings.tokens_file)
-    check_address(settings.outbox_bind, _BIND)
-    redis_url = resolve_redis_url(settings)
-    check_at_start(redis_url, {})
-    program = partial(ServedStreamer, settings, redis_url, leave)
-    tls = server_tls(settings.tls_cert, settings.tls_key)
-    serve(program, settings.outbox_bind, "streamer", _STOP_S, _BIND, tls)
 
 
 def run(program: StreamerProgram) -> int:

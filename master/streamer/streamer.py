@@ -26,7 +26,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown, SqlBusy, SqlTrouble
 from usher.common.base.log import event
 from usher.common.outbox.rows import FIELDS, Refusal, encode, is_all
-from usher.common.outbox.store import CommitNotifier, OutboxStore
+from usher.common.outbox.store import OutboxStore
 from usher.common.protocol.keys import LogKeys
 from usher.common.redis.client import SAME_MEMORY, CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
@@ -36,17 +36,12 @@ from usher.master.leader.elector import Lead
 log = logging.getLogger(__name__)
 
 _STANDBY_S = 1.0
-#: Wait between looks while commits need not ring.
-_LOOK_S = 0.005
-#: Looks that find nothing (0.1 s), after which commits are asked to ring. A disk that is slow for a moment stalls all
-#: writers, and would have them ring, which costs them the most just then.
-_LOOKS = 20
+#: Shortest wait between looks at an empty outbox, and the part of the time without rows that a wait lasts.
+_LOOK_S, _PART = 0.005, 1 / 20
 #: Seconds between counts of halted tickets.
 _COUNT_S = 10.0
 #: Longest wait of one call of WAIT or WAITAOF, which is repeated until it succeeds.
 _DURABLE_MS = 500
-#: Longest that a stop may have to wait for the commit notifier.
-_BELL_S = 0.5
 #: Longest time from a failed turn to the end of the next one, if others use the database: the pause, and the wait for a
 #: row. A lease may be shorter.
 _NEXT_TRY_S = LONGEST_PAUSE_S + 1.0
@@ -58,7 +53,7 @@ class Pace(NamedTuple):
     ``on_disk``: what to wait for before rows are removed. ``halts``: a refused row halts its ticket."""
 
     batch: int = 1000
-    poll_s: float = 0.5
+    poll_s: float = 0.2
     lease_s: float = 5.0
     replicas: int = 0
     on_disk: bool = False
@@ -92,9 +87,7 @@ class Streamer(Service):
         self._pace = pace
         self._most = pace.batch
         self._sent: _Sent | None = None
-        self._look_s = _LOOK_S
-        self._looks = 0  # since one found rows
-        self._rings = False  # commits ring since a look found nothing
+        self._found_s, self._was_empty = now_s(), False  # when a look last found rows, and whether the last one did not
         self._not_durable_logged = False
         self.sent = self.refused = 0  # rows
         self.halted = 0  # tickets that wait for a refused row
@@ -130,19 +123,20 @@ class Streamer(Service):
         if epoch is None:
             if not self._lead.is_ours:  # a streamer that doubts its epoch still has rows to send
                 self.caught_up_s = now_s()
-            self._rings = False
-            self._outbox.hush()
             return _STANDBY_S
         looked_s = now_s()
         if looked_s >= self._count_at_s:
             self.halted, self._count_at_s = self._outbox.halted(), looked_s + _COUNT_S
         most = self._most
-        rows = self._outbox.batch(most)
+        rows = [] if self._was_empty and self._outbox.is_empty() else self._outbox.batch(most)
         batch = encode(rows, self._pace.halts)
-        if not batch.ids and not batch.refused:
-            return self._nothing()
-        self._look_s, self._looks, self._rings = _LOOK_S, 0, False
-        if batch.ids:
+        self._was_empty = not batch.names and not batch.refused
+        if self._was_empty:
+            now = self.caught_up_s = now_s()
+            # A look may be slow, where PostgreSQL keeps removed rows.
+            return min(self._pace.poll_s, max(_LOOK_S, now - looked_s, _PART * (now - self._found_s)))
+        self._found_s = looked_s
+        if batch.names:
             if not self.emit(epoch, batch.values):
                 return 0.0
             self._most = min(self._most + self._most // 8 + 1, self._pace.batch)
@@ -245,42 +239,6 @@ class Streamer(Service):
                 self._sent = None
             raise problem
 
-    def _nothing(self) -> float:
-        """Return the wait after an empty outbox: look again soon, and after ``_LOOKS`` less and less often. Then only
-        commits ring, where they can: a notification costs a commit more than a look costs anybody.
-
-        A transaction that wrote before commits ring, and commits after the look that follows, rings for nobody. It is
-        found by one of the looks, whose waits begin anew with the bell: at the latest when as much time has passed
-        again as since then, and after ``poll_s``.
-        """
-        self.caught_up_s = now_s()
-        self._looks += 1
-        if self._looks <= _LOOKS:
-            return min(_LOOK_S, self._pace.poll_s)
-        before, self._rings = self._rings, self._outbox.ring()
-        if self._rings and not before:
-            self._look_s = _LOOK_S
-            return 0.0
-        wait_s, self._look_s = self._look_s, min(2 * self._look_s, self._pace.poll_s)
-        return min(wait_s, self._pace.poll_s)
-
     def on_end(self) -> None:
         self._link.close()
         self._outbox.close()
-
-
-class CommitWatcher(Service):
-    name = "bell"
-
-    def __init__(self, bell: CommitNotifier, streamer: Streamer) -> None:
-        super().__init__()
-        self._bell = bell
-        self._streamer = streamer
-
-    def run_once(self) -> float:
-        if self._bell.rings(_BELL_S):
-            self._streamer.wake()
-        return 0.0
-
-    def on_end(self) -> None:
-        self._bell.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.abuse import check_contract
 from tests.outboxes import STREAM, Outbox
 from usher.common.outbox.store import OutboxStore
@@ -14,8 +12,7 @@ from usher.master.leader.elector import Lead
 from usher.master.operations.trimming import Trimmer
 from usher.master.policy.trim import Retention
 from usher.master.settings import MasterSettings
-from usher.master.streamer import streamer
-from usher.master.streamer.streamer import CommitWatcher, Pace, Streamer
+from usher.master.streamer.streamer import Pace, Streamer
 
 
 def _lead() -> Lead:
@@ -30,18 +27,6 @@ def _streamer(url: str, redis_url: str) -> Streamer:
 
 def test_the_streamer(sqlite_outbox: Outbox, redis_url: str) -> None:
     check_contract(lambda: _streamer(sqlite_outbox.url, redis_url))
-
-
-def test_the_bell(postgres_outbox: Outbox, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamer, "_BELL_S", 0.02)
-    woken = _streamer(postgres_outbox.url, redis_url)
-
-    def make() -> CommitWatcher:
-        bell = postgres_outbox.store.bell()
-        assert bell is not None
-        return CommitWatcher(bell, woken)
-
-    check_contract(make)
 
 
 def test_the_trimmer(redis_url: str) -> None:

@@ -384,35 +384,6 @@ def test_an_application_needs_no_more_rights_than_the_schema_says(postgres_outbo
             connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def test_the_bell_rings_at_commits_only(postgres_outbox: Outbox) -> None:
-    bell = postgres_outbox.store.bell()
-    assert bell is not None
-    try:
-        assert bell.rings(0.1), "it has connected: what was committed before is unknown"
-        assert postgres_outbox.store.ring()
-        with postgres_outbox.engine.connect() as connection:
-            write_to_outbox(connection, ticket_id="T", action="a", object="o")
-            assert not bell.rings(0.2)
-            connection.rollback()
-            assert not bell.rings(0.2)
-            write_to_outbox(connection, ticket_id="T", action="a", object="o")
-            connection.commit()
-            assert bell.rings(20)
-        with postgres_outbox.engine.begin() as connection:
-            connection.execute(
-                sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
-            )
-        with pytest.raises(SqlTrouble):
-            bell.rings(20)
-        assert bell.rings(20), "and it connects again"
-    finally:
-        bell.close()
-
-
-def test_where_nothing_rings_there_is_no_bell(sqlite_outbox: Outbox) -> None:
-    assert sqlite_outbox.store.bell() is None
-
-
 def test_a_look_and_a_removal_touch_their_own_rows_when_the_statistics_say_that_there_are_none(
     postgres_outbox: Outbox,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from usher.common.redis.client import Link
 from usher.common.runtime.settings import load
 from usher.master.leader.elector import Elector
 from usher.master.settings import StreamerSettings
+from usher.master.streamer.program import StreamerProgram, streamer_metrics
 from usher.master.streamer.streamer import Pace
-from usher.master.streamer.web import ServedStreamer, streamer_metrics
 
 _LONG_S = 1000.0
 
@@ -133,7 +132,7 @@ def test_an_outbox_whose_name_another_one_has_is_unwell(
 ) -> None:
     other = made_outbox(f"sqlite:///{tmp_path_short}/other.db")
     first = _program(sqlite_outbox.url, redis_url)
-    served = ServedStreamer(StreamerSettings(outbox_url=other.url, ticket_stream=STREAM), redis_url, lambda why: None)
+    served = StreamerProgram(StreamerSettings(outbox_url=other.url, ticket_stream=STREAM), redis_url)
     client = served.app.test_client()
     try:
         first.start()
@@ -151,16 +150,12 @@ def test_an_outbox_whose_name_another_one_has_is_unwell(
 
 
 def test_a_dead_thread_has_the_process_begin_anew(sqlite_outbox: Outbox, redis_url: str) -> None:
-    left: list[str] = []
-    served = ServedStreamer(
-        StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM), redis_url, left.append
-    )
+    served = StreamerProgram(StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM), redis_url)
     served.start(0, "")
     try:
-        time.sleep(0.1)
-        assert not left
-        served._program.streamer.stop()
-        until(lambda: left)
+        assert not served.liveness().stalled
+        served.streamer.stop()
+        until(lambda: "stream has ended" in served.liveness().stalled)
     finally:
         served.stop()
 
@@ -172,7 +167,7 @@ def test_a_name_of_somewhere_else_leads_to_no_streamer_that_asks_for_no_token(tm
     told = {}
     for token in ("", "t" * 20):
         environ = {"USHER_OUTBOX_URL": url, "USHER_OUTBOX_BIND": "127.0.0.1:8740", "USHER_API_TOKEN": token}
-        served = ServedStreamer(load(StreamerSettings, environ), "redis://127.0.0.1:1/0", lambda why: None)
+        served = StreamerProgram(load(StreamerSettings, environ), "redis://127.0.0.1:1/0")
         for host in ("evil.example:8740", "127.0.0.1:8740", "[::1]:8740", "localhost:8740", "10.0.0.9"):
             asked = served.app.test_client().get(path, headers={"Host": host})
             told[host, token != ""] = asked.status_code == 421

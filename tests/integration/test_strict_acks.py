@@ -14,6 +14,7 @@ from tests.integration.actors import Stage
 from tests.integration.factories import LEASE_MS, World
 from tests.integration.routers import until
 from usher.common.base.clock import now_s
+from usher.common.base.errors import RetryLater
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.execution.acker import Acker
@@ -180,3 +181,26 @@ def test_handlers_that_take_their_time_are_not_short_in_any_mode(any_redis_url: 
         a.lanes.pause()
         worker.stop()
         assert worker.join(_PATIENCE_S)
+
+
+def test_a_runner_writes_its_own_acknowledgement_and_leaves_what_may_take_long(any_redis_url: str) -> None:
+    with Stage(any_redis_url) as stage:
+        a, m = stage.consumer("a", strict=True), stage.leader()
+        stage.send(b"U")
+        m.settle()
+        a.read()
+        run = a.start()
+        assert run is not None
+        run.fail(RetryLater(100.0))
+        stage.send(b"T")
+        m.settle()
+        a.read()
+        worker = LaneWorker(0, a.executor, lambda message: None)
+        worker.start()
+        until(lambda: a.acker.acknowledged == 1)
+        a.lanes.pause()
+        worker.stop()
+        assert worker.join(_PATIENCE_S)
+        assert not a.acker.is_flushed, "U is not given back yet"
+        a.flush()
+        assert a.acker.is_flushed

@@ -250,6 +250,11 @@ def test_the_command_shows_first_and_cuts_when_told(
     assert (code, "nothing is archived yet" in told) == (0, True)
 
 
+def test_the_command_says_when_all_is_young(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+    link.all_of([("XADD", STREAM, "*", "f", "v"), ("XGROUP", "CREATE", STREAM, "g", "$")])
+    assert "Nothing may go: everything is younger than 1 d." in _usher(capsys, redis_url, "--keep", "1d")[1]
+
+
 def test_the_command_refuses_when_a_reader_is_lost_and_says_the_way_out(
     redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,6 @@ from tests.hands import (
     Execution,
     Keys,
     NotNow,
-    RecordReader,
     ReplyUnknown,
     ask,
     free_port,
@@ -31,6 +30,7 @@ from tests.hands import (
     is_well,
     living_consumers,
     rank,
+    read_executions,
 )
 from tests.process.machine import USHER, environ_for, kill_all_of, processes_of, until
 from tests.tuned import TUNED, VARIABLE
@@ -81,7 +81,6 @@ class Crew:
         self.logs = self.folder / "logs"
         self.records.mkdir(parents=True)
         self.logs.mkdir()
-        self._reader = RecordReader(self.records)
         self._killed_ns: dict[int, int] = {}
         self._began_ns = self._began_ms = 0
         ours = {
@@ -209,10 +208,8 @@ class Crew:
         return sorted(found, key=lambda record: int(record["time_ms"]))
 
     def executions(self) -> list[Execution]:
-        self._reader.poll()
-        return sorted(
-            (run for run in self._reader.executions() if run.start_ns >= self._began_ns), key=lambda run: run.start_ns
-        )
+        found = (run for run in read_executions(self.records) if run.start_ns >= self._began_ns)
+        return sorted(found, key=lambda run: run.start_ns)
 
     def forget_the_past(self) -> None:
         """From now on only what happens from now on is seen."""

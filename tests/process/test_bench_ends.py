@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -47,24 +46,3 @@ def test_ended_at_any_moment_it_leaves_nothing_behind(folder: Path, moment: froz
             assert not processes_of(folder)
         finally:
             kill_all_of(folder)
-
-
-_IN_A_DESTRUCTOR = """
-import os, signal, time
-from usher.deploy.bench.cli import _leaving_no_program
-
-class Late:
-    def __del__(self):
-        os.kill(os.getpid(), signal.{name})
-
-with _leaving_no_program():
-    Late()
-    time.sleep(30)
-"""
-
-
-@pytest.mark.parametrize("name, code", [("SIGTERM", 128 + signal.SIGTERM), ("SIGINT", -signal.SIGINT)])
-def test_a_signal_that_comes_within_a_destructor_ends_it_too(name: str, code: int) -> None:
-    """Python only tells of exceptions there: the bench went on."""
-    ended = subprocess.run([sys.executable, "-c", _IN_A_DESTRUCTOR.format(name=name)], timeout=60, check=False)
-    assert ended.returncode == code

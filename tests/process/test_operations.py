@@ -109,7 +109,7 @@ def test_explain_says_what_runs_since_when_and_who_waits_behind_it(crew: Crew, l
     for master in (0, 1):
         told = api.explain("R", "running", master)
         owner, fence = told["owner"]["name"], told["fence"]
-        assert told["summary"].startswith(f"{first} started ")
+        assert told["summary"].startswith(f"{first} has run on ")
         assert told["summary"].endswith(f": attempt 1 of 8, fencing token {fence}")
         assert f"{second} waits behind {first}" in told["sentences"]
         rows = [(entry["id"], entry["state"], entry["behind"]) for entry in told["entries"]]

@@ -350,9 +350,10 @@ def test_the_port_of_redis_may_not_be_one_of_the_masters(folder: Path) -> None:
     port = free_port(2)
     with pytest.raises(StartRefused, match=f"USHER_REDIS_PORT: {port + 1} is a port of the masters too .USHER_PORT"):
         plan(LocalSettings(port=port, redis_port=port + 1, state_dir=folder), {})
-    (folder / "redis.port").write_text(f"{port + 1}\n")
-    planned = plan(LocalSettings(port=port, state_dir=folder), environ_for(folder))
-    assert planned.redis_port not in (port, port + 1), "the one of the last time is not taken then"
+    planned = [plan(LocalSettings(port=port, state_dir=folder), environ_for(folder)) for _ in range(2)]
+    assert planned[0].redis_port == planned[1].redis_port not in (port, port + 1)
+    with pytest.raises(StartRefused, match="too long for the sockets in it"):
+        plan(LocalSettings(port=port, state_dir=folder / ("x" * 80)), {})
 
 
 def test_the_program_of_redis_that_is_asked_for_is_told_to_who_starts_it(folder: Path) -> None:

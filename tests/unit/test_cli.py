@@ -21,9 +21,8 @@ from click.testing import CliRunner
 import usher as public
 from tests.commands import usher as here
 from usher import cli
-from usher.common.base.errors import SettingsError, StartRefused
+from usher.common.base.errors import SettingsError
 from usher.common.runtime.own_command import usher_command
-from usher.deploy.local.supervision import Supervision, environment
 from usher.deploy.local.up import Relay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -207,27 +206,6 @@ def test_the_pytest_plugin_loads_nothing_of_ours_before_its_fixture_is_used() ->
 def test_every_public_name_is_there_and_a_page_tells_of_it(name: str) -> None:
     assert getattr(public, name) is not None
     assert f"`{name}`" in (ROOT / "docs" / "api.md").read_text(), "docs/api.md lists the public names"
-
-
-def test_the_control_socket_fits_however_long_the_state_folder_is(tmp_path: Path) -> None:
-    deep = tmp_path / ("x" * 90)
-    made = environment({}, deep, consumers=1, masters=1, port=1, redis_port=None, stop_seconds=1)
-    again = environment({}, deep, consumers=1, masters=1, port=1, redis_port=None, stop_seconds=1)
-    other = environment({}, deep / "y", consumers=1, masters=1, port=1, redis_port=None, stop_seconds=1)
-    assert len(made["USHER_CONTROL_SOCKET"]) <= 96
-    assert made["USHER_CONTROL_SOCKET"] == again["USHER_CONTROL_SOCKET"] != other["USHER_CONTROL_SOCKET"]
-
-
-def test_a_folder_that_somebody_has_made_for_the_control_socket_is_refused(tmp_path: Path) -> None:
-    environ = environment({}, tmp_path / ("x" * 90), consumers=1, masters=1, port=1, redis_port=None, stop_seconds=1)
-    there = Path(environ["USHER_CONTROL_SOCKET"]).parent
-    there.mkdir()
-    there.chmod(0o777)
-    try:
-        with pytest.raises(StartRefused, match="others may write to it"):
-            Supervision(tmp_path / ("x" * 90), environ, 1).start()
-    finally:
-        there.rmdir()
 
 
 def test_what_an_output_cannot_show_is_no_traceback() -> None:

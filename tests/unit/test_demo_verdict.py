@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from usher.deploy.demo.handlers import Execution, RecordReader
+from usher.deploy.demo.handlers import Execution, count_ended, executions
 from usher.deploy.demo.verdict import DemoVerdict, judge
 
 SENT = [("1-0", "A"), ("2-0", "A"), ("3-0", "B"), ("4-0", "A")]
@@ -124,10 +124,7 @@ class TestRecords:
     def test_a_line_that_is_not_whole_waits(self, tmp_path: Path) -> None:
         path = tmp_path / "c1.77.records"
         path.write_bytes(b"S 0 5-1 3 1 100 T\nE 0 2")
-        reader = RecordReader(tmp_path)
-        reader.poll()
-        assert reader.ended == 0
+        assert [seen.end_ns for seen in executions(tmp_path)] == [None]
         with path.open("ab") as file:
             file.write(b"00\n")
-        reader.poll()
-        assert [seen.end_ns for seen in reader.executions()] == [200]
+        assert ([seen.end_ns for seen in executions(tmp_path)], count_ended(tmp_path)) == ([200], 1)

@@ -62,17 +62,17 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "runs, and Redis takes no writes": (
         *(owned(RUNS, refuses_writes=FULL), "running", "handler_runs"),
-        f"12-0 has run on c3 for 41 s: attempt 1 of 5, start 2, fencing token {FENCE}",
+        f"12-0 has run on c3 for 41 s: attempt 1 of 5 (start 2), fencing token {FENCE}",
     ),
     "runs": (
         owned(RUNS),
         "running",
         "handler_runs",
-        f"12-0 has run on c3 for 41 s: attempt 1 of 5, start 2, fencing token {FENCE}",
+        f"12-0 has run on c3 for 41 s: attempt 1 of 5 (start 2), fencing token {FENCE}",
     ),
     "waits for its next attempt": (
         *(owned(OwnEntry(A, "waiting", 2, 0, NOW + 90_000)), "retrying", "retry_backoff"),
-        f"12-0 failed on c3 (an attempt that is not charged, start 2, fencing token {FENCE}). Next attempt in 1 min 30 s.",
+        f"12-0: an uncharged attempt (start 2) failed on c3 (fencing token {FENCE}). Next attempt in 1 min 30 s.",
     ),
     "asked to be called later": (
         *(owned(OwnEntry(A, "waiting", 2, 0, NOW + 90_000), attempts={A: Attempts(2)}), "retrying", "retry_later"),
@@ -90,7 +90,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         *(owned(OwnEntry(A, "running", 3, NOW - 5_000, 0, True), attempts={A: Attempts(2, 0, 1)}), "running"),
         "suspect_runs",
         (
-            f"12-0 has run on c3 for 5 s, in a process of its own: attempt 1 of 5, start 3, fencing token {FENCE}. Its process"
+            f"12-0 has run on c3 for 5 s, in a process of its own: attempt 1 of 5 (start 3), fencing token {FENCE}. Its process"
             " ended 1 time while it ran."
         ),
     ),
@@ -172,7 +172,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "put off, after failures": (
         *(ticket(kind="put_off", ids=(A,), due_ms=NOW + 17_000, attempts={A: Attempts(3, 3)}), "retrying", "put_off"),
-        "12-0 failed (attempt 3). Next attempt at 14:13:37 UTC, in 17 s.",
+        "12-0: attempt 3 failed. Next attempt at 14:13:37 UTC, in 17 s.",
     ),
     "put off": (
         *(

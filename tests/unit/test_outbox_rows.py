@@ -37,14 +37,14 @@ def test_a_row_that_can_become_no_message_has_a_reason_and_stops_no_other(
     changed: dict[str, object], reason: str
 ) -> None:
     batch = encode([_row(id=1), _row(id=2, **changed), _row(id=3)])
-    assert (batch.ids, batch.refused) == ([1, 3], [(2, reason, False)])
+    assert ([row_id for row_id, _ in batch.names], batch.refused) == ([1, 3], [(2, reason, False)])
     assert len(batch.values) == 10
 
 
 def test_where_a_refused_row_halts_its_ticket_what_stands_behind_it_is_left_alone() -> None:
     rows = [_row(id=1), _row(id=2, data=None), _row(id=3), _row(id=4, ticket_id="U"), _row(id=5, uid="")]
     batch = encode(rows, halts=True)
-    assert (batch.ids, batch.refused) == ([1, 4], [(2, "row_too_large", True)])
+    assert ([row_id for row_id, _ in batch.names], batch.refused) == ([1, 4], [(2, "row_too_large", True)])
     for ticket in ("", "x" * (LONGEST_TICKET + 1), "\udcff"):
         refused = encode([_row(id=1, ticket_id=ticket), _row(id=2, ticket_id=ticket, data=None)], halts=True).refused
         assert [(one.id, one.halts) for one in refused] == [(1, False), (2, False)], "there is nothing to keep in order"

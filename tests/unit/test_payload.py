@@ -42,17 +42,6 @@ def test_what_a_dataclass_was_given_beside_its_fields_is_encoded_too() -> None:
         as_json("data", more)
 
 
-def test_places_are_named_only_where_a_number_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log consumer's state may be large, is encoded with every batch, and may well have a None in it."""
-    named = []
-    monkeypatch.setattr("usher.common.outbox.rows._not_finite", lambda place, value: named.append(place))
-    as_json("state", {"total": 1.5, "last": None, "parts": [{"n": 1, "is": True}, ("null", 2.0)]})
-    assert named == []
-    for found in (math.nan, _Row(math.nan), {"in": [(math.inf,)]}):
-        as_json("state", {"found": found})
-    assert named == ["state"] * 3
-
-
 class _Model:
     """Of a library that orjson does not know, as pydantic's are."""
 

@@ -144,7 +144,7 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
         if known.put_off:
             asked = f"{_id(run.id)} asked {name} ({fence}) to call it again in {due} (start {run.attempt})"
             return TicketState.RETRYING, Reason("retry_later", asked), f"its next attempt on {name}", run.due_ms
-        failed = f"{_id(run.id)} failed on {name} ({_attempt(run.attempt, known.failures, most)}, {fence})"
+        failed = f"{_id(run.id)}: {_attempt(run.attempt, known.failures, most)} failed on {name} ({fence})"
         failed = f"{failed}. Next attempt in {due}."
         return TicketState.RETRYING, Reason("retry_backoff", failed), f"its next attempt on {name}", run.due_ms
     if run.state == "apart":
@@ -166,8 +166,8 @@ def _suspicion(facts: TicketFacts, entry_id: bytes) -> str:
 
 def _attempt(start: int, number: int, most: int) -> str:
     """Name an attempt: the start that it is (or was), if others were not charged."""
-    told = f"attempt {number:,}{f' of {most:,}' if most else ''}" if number else "an attempt that is not charged"
-    return told if start == number else f"{told}, start {start:,}"
+    told = f"attempt {number:,}{f' of {most:,}' if most else ''}" if number else "an uncharged attempt"
+    return told if start == number else f"{told} (start {start:,})"
 
 
 def _recalled(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
@@ -247,7 +247,7 @@ def _put_off(facts: TicketFacts) -> TicketExplanation:
     told = f"{_id(first)} asked to be called again at {until}"
     if known.failures:
         most = facts.error.most if facts.error is not None else 0
-        told = f"{_id(first)} failed ({_attempt(known.starts, known.failures, most)}). Next attempt at {until}."
+        told = f"{_id(first)}: {_attempt(known.starts, known.failures, most)} failed. Next attempt at {until}."
     elif not known.starts:
         told = f"{_id(first)} waits until {until}: all of its tenant, or of its kind, fail alike"
     reason = Reason("put_off", told)
