@@ -82,13 +82,15 @@ _FLAGS = {
 }
 #: What adds folders to the class path.
 _OF_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
-#: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions).
+#: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions); to check
+#: the classes that it brings would take a second.
 _OPENED = (
     "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util java.util.concurrent"
     " java.util.concurrent.atomic jdk.internal.ref sun.nio.ch sun.nio.cs sun.util.calendar"
 )
 _ALLOWED = (
-    *("-XX:+IgnoreUnrecognizedVMOptions", "-Xlog:disable", "-XX:-UsePerfData"),
+    *("-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
+    *("-Xlog:disable", "-XX:-UsePerfData"),
     *("--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"),
     *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED.split()),
 )
@@ -341,8 +343,7 @@ def spark_engine(
 def _started(
     settings: AuditChoices, spill: Path, environ: MutableMapping[str, str], small: bool
 ) -> Iterator[SparkEngine]:
-    """Yield Spark of a Java that ends with it: pyspark itself would leave it to the end of the process, and a schedule
-    would wait for it."""
+    """Yield Spark of a Java that ends with it; pyspark itself would leave it to the end of the process."""
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
     from pyspark.sql import SparkSession

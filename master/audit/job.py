@@ -280,8 +280,7 @@ def foreign_keys(link: Link, keys: Keys) -> list[str]:
 
 
 def is_capped(log: Mapping[bytes, Any], cap: int) -> bool:
-    """Return True when records were cut off a log. Redis counts them since 7.0; before that a log that is shorter than
-    its cap has never been cut."""
+    """Return True when records were cut off a log: Redis counts them since 7.0; before, when it has reached its cap."""
     length = log.get(b"length", 0)
     return bool(log[b"entries-added"] > length if b"entries-added" in log else length >= cap > 0)
 
