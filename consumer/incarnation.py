@@ -35,7 +35,7 @@ from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.reporter import Reporter
-from usher.consumer.execution.watchdog import Watchdog
+from usher.consumer.execution.watchdog import Watchdog, stacks
 from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.loader import Handler, with_spans
 from usher.consumer.handlers.message import Message, OwnLease, message_type
@@ -216,8 +216,16 @@ class Incarnation:
             run_log_length,
             on_lost,
         )
-        watchdog.event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
+        watchdog.event_loop = self._event_loop
         return watchdog
+
+    @property
+    def _event_loop(self) -> AsyncPool | None:
+        return next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
+
+    def stacks(self) -> dict[bytes, str]:
+        """Return where the handlers stand that run in this process, by message."""
+        return stacks(loop.calls if (loop := self._event_loop) is not None else {})
 
     def _suspect_workers(
         self, settings: ConsumerSettings, wires: _Wires, stream: str, template: Template

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import math
 import os
+import re
 import socket
 import threading
 import uuid
@@ -31,7 +32,7 @@ from usher.common.runtime.process_state import ProcessState
 from usher.common.runtime.service import Health, judge, stalled
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.handlers.decorators import BatchOptions
-from usher.consumer.handlers.loader import load_handler
+from usher.consumer.handlers.loader import code_of, load_handler
 from usher.consumer.incarnation import Incarnation, master_client, terms
 from usher.consumer.isolation.process import Template
 from usher.consumer.isolation.worker import most_children
@@ -41,8 +42,9 @@ from usher.consumer.lifecycle.registrar import Registrar, Taken
 from usher.consumer.settings import ConsumerSettings
 from usher.consumer.web import consumer_metrics, create_app, hosts_of
 
-#: Most queued messages that an answer names.
-_MOST = 200
+#: Most queued messages that an answer names, and those of which it says where they run; calls of each, and characters
+#: of a file or a function.
+_MOST, _MOST_STACKS, _DEEPEST, _LONGEST = 200, 20, 8, 100
 
 
 def describe_ticket(
@@ -141,6 +143,7 @@ class ConsumerProgram:
         self._give_up = give_up
         self._state = ProcessState()  # before code of others runs
         self._handler = load_handler(settings.handler)
+        self._code = code_of(settings.handler)
         self._lock = NameLock(settings.state_folder, settings.consumer_name)
         self._lock_is_missed = False  # the log says already that another process holds it
         self._former_is_told = False
@@ -295,6 +298,11 @@ class ConsumerProgram:
         if incarnation is None or journal is None:
             return None
         running = sorted(journal.running(), key=lambda left: left.start_us)
+        # Whoever can reach this may ask: places in the code, and not what stands there.
+        told, stacks = incarnation.stacks(), dict[bytes, list[str]]()
+        for left in running[:_MOST_STACKS]:
+            calls = re.findall(r'File "(.*)", line (\d+), in (.*)', told.get(left.stream_id, ""))[-_DEEPEST:]
+            stacks[left.stream_id] = [f"{file[-_LONGEST:]}:{line} in {name[:_LONGEST]}" for file, line, name in calls]
         return {
             "incarnation": incarnation.name,
             "time_ms": run_us() // 1000,
@@ -302,6 +310,7 @@ class ConsumerProgram:
             "pid": os.getpid(),
             "version": version(),
             "handler": self._settings.handler,
+            "code": self._code,
             "memory_bytes": psutil.Process().memory_info().rss,
             "running": [
                 {
@@ -309,6 +318,7 @@ class ConsumerProgram:
                     "id": left.stream_id.decode(),
                     "attempt": left.before.starts,
                     "started_ms": left.start_us // 1000,
+                    "stack": stacks.get(left.stream_id, []),
                 }
                 for left in running[:_MOST]
             ],
@@ -321,6 +331,7 @@ class ConsumerProgram:
             "role": "consumer",
             "name": self._settings.consumer_name,
             "handler": self._settings.handler,
+            "code": self._code,
         }
         if incarnation is not None:
             tickets, messages = incarnation.lanes.load()

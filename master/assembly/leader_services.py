@@ -121,7 +121,7 @@ class LeaderServices:
             self.roster,
             self.health,
             janitor,
-            ChartKeeper(link("charts"), keys, self.lead, self.dispatcher.tenants, settings.by_stream),
+            ChartKeeper(link("charts"), keys, self.lead, self.dispatcher.tenants, settings.by_stream, self._fleet),
             *self._bell.services,
         ]
         is_work = settings.sources is not None
@@ -133,6 +133,9 @@ class LeaderServices:
         self.services.append(self._delayed)
         retention = retention_of(settings, work_stream=is_work)
         self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, retention))
+
+    def _fleet(self) -> dict[str, str]:
+        return {one: self.health.codes.get(one, "") for one in self.roster.members}
 
     def _close(self, silent: frozenset[str]) -> None:
         self.dispatcher.closed = silent

@@ -100,7 +100,7 @@ class HttpServices:
         place, settings, keys = self._place, self._place.settings, self._place.keys
         dispatcher, sources = self._leading.dispatcher, settings.sources
         asker = self._kept(OwnerQuestion(place.hosts, settings.tls_ca))
-        of_leader = dispatcher.parked_of, dispatcher.waiting_by_tenant if settings.tenant_field else dict
+        of_leader = dispatcher.parked_of, dispatcher.tenants_now if settings.tenant_field else dict
         overview = LiveOverview(place.link("pulse"), keys, settings.work_ticket_field, place.lease_ms, *of_leader)
         retention = retention_of(settings, work_stream=sources is not None)
         diagnostics = SystemDiagnostics(reads, keys, place.lease_ms, sources, retention, findings(trusted))

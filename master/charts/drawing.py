@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, log10
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, ChartSpan, percentile_ms
 
-#: Size of a chart in its own units, and the room for its axes.
-WIDTH, HEIGHT, _LEFT, _BOTTOM, _TOP = 560, 180, 80, 22, 8
+#: Size of a chart in its own units, the room for its axes, and the height of its bars.
+WIDTH, HEIGHT, _LEFT, _RIGHT, _BOTTOM, _TOP, _BARS = 560, 180, 66, 556, 22, 22, 34
 _LINES = 4
+#: Words of marks, for one and for more.
+_MARKS = {"leader": ("{} leads", "{} changes of leader"), "start": ("{} started", "{} consumers started")}
+_MARKS["deploy"] = ("code {}", "{} deploys")
 #: Milliseconds between two marks of the time axis, by span.
 _TIMES = {"1 hour": 600_000, "24 hours": 4 * 3_600_000}
 
@@ -19,7 +22,7 @@ Value = Callable[[Mapping[str, Any]], float | None]
 
 
 class Series(NamedTuple):
-    """A line of a chart; ``kind`` is its look."""
+    """A line of a chart; ``kind`` is its look: what went ``bad`` is bars below, with a scale of their own."""
 
     label: str
     kind: str
@@ -34,57 +37,43 @@ class ChartKind(NamedTuple):
     series: tuple[Series, ...]
 
 
-def _rate(name: str) -> Value:
+def _rate(of: Value) -> Value:
     def value(point: Mapping[str, Any]) -> float | None:
-        count = point.get(name)
+        count = of(point)
         return None if count is None or not point["ms"] else 1000 * float(count) / float(point["ms"])
 
     return value
 
 
 def _of_part(key: str, group: str, name: str) -> Value:
-    def value(point: Mapping[str, Any]) -> float | None:
-        part = point[group].get(name)
-        return 1000 * float(part[key] if part else 0) / float(point["ms"]) if point["ms"] else None
-
-    return value
+    return lambda point: point[group].get(name, {}).get(key, 0)
 
 
 def _percentile(key: str, share: float, group: str, name: str) -> Value:
-    def value(point: Mapping[str, Any]) -> float | None:
-        part = point[group].get(name)
-        return percentile_ms(part[key], share) if part else None
-
-    return value
+    return lambda point: percentile_ms(point[group].get(name, {}).get(key, {}), share)
 
 
-def _of_tenant(at: int, name: str, is_rate: bool) -> Value:
-    def value(point: Mapping[str, Any]) -> float | None:
-        told = point["tenants"].get(name)
-        count = float(told[at]) if told else 0.0
-        return count if not is_rate else 1000 * count / float(point["ms"]) if point["ms"] else None
-
-    return value
+def _of_tenant(at: int, name: str) -> Value:
+    return lambda point: float(point["tenants"].get(name, (0, 0))[at])
 
 
 def kinds(consumer: str, tenant: str, source: str) -> tuple[ChartKind, ...]:
     if tenant:
-        given = Series("handed over", "one", _of_tenant(0, tenant, True))
-        waiting = Series("tickets", "two", _of_tenant(1, tenant, False))
+        given = Series("handed over", "one", _rate(_of_tenant(0, tenant)))
+        waiting = Series("tickets", "two", _of_tenant(1, tenant))
         return ChartKind("Handed over per second", "number", (given,)), ChartKind("Waiting", "number", (waiting,))
     part = (BY_SOURCE, source) if source else (BY_CONSUMER, consumer or ALL)
     failed = Series("failed", "bad", _of_part("failed", *part))
     if consumer or source:
-        moved = [ChartKind("Per second", "number", (Series("done", "two", _of_part("done", *part)), failed))]
+        done = Series("done", "two", _rate(_of_part("done", *part)))
+        moved = [ChartKind("Per second", "number", (done, failed))]
     else:
-        sent, done = Series("sent", "one", _rate("sent")), Series("done", "two", _rate("done"))
-        failed = failed._replace(value=_rate("failed"))
-        lag = Series("unread (lag)", "one", lambda point: None if point["lag"] is None else float(point["lag"]))
-        pending = Series("pending", "two", lambda point: float(point["pending"]))
-        moved = [
-            ChartKind("Per second", "number", (sent, done, failed)),
-            ChartKind("Unfinished", "number", (lag, pending)),
-        ]
+        sent, done = (Series(name, look, _rate(itemgetter(name))) for name, look in (("sent", "one"), ("done", "two")))
+        failed = failed._replace(value=itemgetter("failed"))
+        given_up = Series("given up", "bad", lambda point: point.get("letters"))
+        left = Series("unread (lag)", "one", itemgetter("lag")), Series("pending", "two", itemgetter("pending"))
+        moved = [ChartKind("Per second", "number", (sent, done, failed))]
+        moved.append(ChartKind("Unfinished", "number", (*left, given_up)))
     timed = [
         ChartKind(
             title,
@@ -96,46 +85,72 @@ def kinds(consumer: str, tenant: str, source: str) -> tuple[ChartKind, ...]:
     return (*moved, *timed)
 
 
-def draw(kind: ChartKind, points: Sequence[Mapping[str, Any]], span: ChartSpan, now_ms: int) -> dict[str, Any]:
-    """Return the chart as a template needs it: lines, in pieces where points are missing, marks of both axes, and a
-    table."""
-    since_ms, right = now_ms - span.length_ms, WIDTH - 4
-    columns = [[series.value(point) for point in points] for series in kind.series]
-    top, step = _scale(max((value for column in columns for value in column if value is not None), default=0.0))
+class _Frame(NamedTuple):
+    """Place of a chart's values: ``top`` is the highest one."""
 
-    def x(ms: float) -> float:
-        return round(_LEFT + (right - _LEFT) * (ms - since_ms) / span.length_ms, 1)
+    since_ms: int
+    span: ChartSpan
+    top: float
 
-    def y(value: float) -> float:
-        return round(HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * value / top, 1)
+    def x(self, ms: float) -> float:
+        return round(_LEFT + (_RIGHT - _LEFT) * (ms - self.since_ms) / self.span.length_ms, 1)
 
-    mark_ms = _TIMES[span.label]
-    marks = range(since_ms - since_ms % mark_ms + mark_ms, now_ms + 1, mark_ms)
-    times = [max(since_ms, int(point["t"])) for point in points]
-    lines = []
-    for series, column in zip(kind.series, columns, strict=True):
+    def y(self, value: float) -> float:
+        return round(HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * value / self.top, 1)
+
+    def pieces(self, times: Sequence[int], column: Sequence[float | None]) -> list[str]:
         pieces: list[list[str]] = [[]]
         before_ms = 0
         for ms, value in zip(times, column, strict=True):
-            if pieces[-1] and (value is None or ms - before_ms > 2.5 * span.step_ms):
+            if pieces[-1] and (value is None or ms - before_ms > 2.5 * self.span.step_ms):
                 pieces.append([])
             if value is not None:
-                pieces[-1].append(f"{x(ms)},{y(value)}")
+                pieces[-1].append(f"{self.x(ms)},{self.y(value)}")
                 before_ms = ms
         # A point alone would be no line at all.
-        shown = [" ".join(piece if len(piece) > 1 else [piece[0], piece[0]]) for piece in pieces if piece]
-        lines.append({"label": series.label, "kind": series.kind, "pieces": shown})
-    return {
-        "title": kind.title,
-        "unit": kind.unit,
-        "lines": lines,
-        "levels": [(y(step * n), step * n) for n in range(round(top / step) + 1)],
-        "times": [(x(ms), ms, f"{datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC):%H:%M}") for ms in marks],
-        "rows": [(int(point["t"]), list(row)) for point, row in zip(points, zip(*columns, strict=True), strict=True)],
-        "left": _LEFT,
-        "right": right,
-        "bottom": HEIGHT - _BOTTOM,
-    }
+        return [" ".join(piece if len(piece) > 1 else [piece[0], piece[0]]) for piece in pieces if piece]
+
+    def bars(self, times: Sequence[int], column: Sequence[float | None], most: float) -> list[tuple[float, ...]]:
+        highs = [round((_BARS - 8) * (value or 0) / (most or 1), 1) for value in column]
+        return [(self.x(ms), HEIGHT + _BARS - high, high) for ms, high in zip(times, highs, strict=True) if high]
+
+    def marks(self, points: Sequence[Mapping[str, Any]]) -> list[tuple[float, int, str]]:
+        """Return what happened, each kind of it told once for a step."""
+        found: dict[tuple[int, str], list[tuple[int, str]]] = {}
+        for ms, what, name in (mark for point in points for mark in point["marks"] if mark[0] >= self.since_ms):
+            found.setdefault((ms // self.span.step_ms, what), []).append((ms, name))
+        told = [(some[0], _MARKS[what][len(some) > 1], len(some)) for (_, what), some in found.items()]
+        return [(self.x(ms), ms, text.format(name if count == 1 else count)) for (ms, name), text, count in told]
+
+
+def draw(kind: ChartKind, points: Sequence[Mapping[str, Any]], span: ChartSpan, now_ms: int) -> dict[str, Any]:
+    """Return the chart as a template needs it: lines, in pieces where points are missing, bars, what happened, marks of
+    both axes, and a table, whose rows are also shown where somebody points."""
+    columns = [[series.value(point) for point in points] for series in kind.series]
+    both = list(zip(kind.series, columns, strict=True))
+    top, step = _scale(
+        max((one or 0 for series, column in both if series.kind != "bad" for one in column), default=0.0)
+    )
+    frame = _Frame(now_ms - span.length_ms, span, top)
+    times = [max(frame.since_ms, int(point["t"])) for point in points]
+    rows = [(int(point["t"]), list(row)) for point, row in zip(points, zip(*columns, strict=True), strict=True)]
+    drawn: dict[str, Any] = {"title": kind.title, "unit": kind.unit, "lines": [], "bars": [], "rows": rows}
+    for series, column in both:
+        line: dict[str, Any] = {"label": series.label, "kind": series.kind}
+        if series.kind == "bad":
+            line["most"] = max((one or 0 for one in column), default=0)
+            drawn["bars"].append(line | {"rects": frame.bars(times, column, line["most"])})
+        else:
+            drawn["lines"].append(line | {"pieces": frame.pieces(times, column)})
+    mark_ms, wide = _TIMES[span.label], (_RIGHT - _LEFT) * span.step_ms / span.length_ms
+    moments = range(frame.since_ms - frame.since_ms % mark_ms + mark_ms, now_ms - span.length_ms // 40, mark_ms)
+    drawn |= {"marks": frame.marks(points), "labels": [series.label for series in kind.series]}
+    drawn |= {"wide": round(wide, 1), "bar": round(max(1.5, wide * 0.7), 1)}
+    drawn |= {"points": [(frame.x(ms), *row) for ms, row in zip(times, rows, strict=True)]}
+    drawn |= {"levels": [(frame.y(step * n), step * n) for n in range(round(top / step) + 1)]}
+    drawn |= {"times": [(frame.x(ms), ms) for ms in moments]}
+    height = HEIGHT + _BARS + 2 if drawn["bars"] else HEIGHT
+    return drawn | {"left": _LEFT, "right": _RIGHT, "bottom": HEIGHT - _BOTTOM, "height": height}
 
 
 def _scale(most: float) -> tuple[float, float]:
@@ -152,10 +167,11 @@ def _scale(most: float) -> tuple[float, float]:
     return step * ceil(most / step), step
 
 
-def totals(points: Sequence[Mapping[str, Any]], group: str) -> list[dict[str, Any]]:
+def totals(points: Sequence[Mapping[str, Any]], group: str, only: str | None = None) -> list[dict[str, Any]]:
+    """Return a row for each consumer, or source, of these points; ``only``: for this one."""
     found: dict[str, dict[str, Any]] = {}
     parts = (item for point in points for item in point[group].items())
-    for name, part in ((name, part) for name, part in parts if name != ALL):
+    for name, part in ((name, part) for name, part in parts if (name != ALL if only is None else name == only)):
         row = found.setdefault(name, {"name": name, "done": 0, "failed": 0, "wait": {}, "took": {}})
         row["done"] += part["done"]
         row["failed"] += part["failed"]

@@ -31,7 +31,7 @@ _FIRST_MS, _FORMER_MS = 60_000, 3_600_000
 
 class ChartKeeper(Service):
     """The service. ``tenants``: for each tenant, by name, (messages handed over so far, tickets that wait, weight, held
-    by a rule); ``by_stream``: tickets are called SOURCE/ID."""
+    by a rule); ``by_stream``: tickets are called SOURCE/ID; ``fleet``: consumers, and what code they run."""
 
     name = "charts"
     stalls_after_s = 180.0
@@ -43,8 +43,10 @@ class ChartKeeper(Service):
         lead: Lead,
         tenants: Callable[[], Mapping[str, Sequence[Any]]] = dict,
         by_stream: bool = False,
+        fleet: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         super().__init__()
+        self._fleet = fleet
         self._by_stream = by_stream
         self._link = link
         self._scripts = ScriptRunner(link)
@@ -73,21 +75,20 @@ class ChartKeeper(Service):
         after = former["runs"] if former is not None else f"{now_ms - _FIRST_MS}-0"
         runs, in_part = self._read_runs(after, level.runs)
         counted = charts.gather(runs, by_stream=self._by_stream)
-        return charts.point(now_ms, level, former, counted, self._take_tenants(), in_part=in_part)
+        made = charts.point(now_ms, level, former, counted, self._take_tenants(), in_part=in_part)
+        return made | charts.marks(now_ms, former, self._lead.epoch or 0, self._lead.leader_url or "", self._fleet())
 
     def _level(self) -> tuple[int, Level]:
         keys = self._keys
-        moment, stream, groups, taken, pending, last, failed = self._link.pipeline(
-            [
-                ("TIME",),
-                ("XINFO", "STREAM", keys.stream),
-                ("XINFO", "GROUPS", keys.stream),
-                ("GET", keys.taken),
-                ("XPENDING", keys.stream, keys.group),
-                ("XREVRANGE", keys.runs, "+", "-", "COUNT", 1),
-                ("HGET", keys.failures, "failed"),
-            ]
-        )
+        asked: list[tuple[Any, ...]] = [
+            ("TIME",),
+            ("XINFO", "STREAM", keys.stream),
+            ("XINFO", "GROUPS", keys.stream),
+            ("GET", keys.taken),
+        ]
+        asked += [("XPENDING", keys.stream, keys.group), ("XREVRANGE", keys.runs, "+", "-", "COUNT", 1)]
+        replies = self._link.pipeline([*asked, ("HGET", keys.failures, "failed")])
+        moment, stream, groups, taken, pending, last, failed = replies
         if isinstance(moment, Exception):
             raise moment
         now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000

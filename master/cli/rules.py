@@ -26,6 +26,7 @@ from usher.master.cli.shared import (
     why_option,
 )
 from usher.master.cli.verbs import perform, place_command
+from usher.master.insight.formatting import moment
 from usher.master.policy.rules import Target, rule_id
 from usher.master.verbs.verbs import VERBS, Args, NewRule, OfTarget
 
@@ -252,8 +253,9 @@ def _print_consumer(row: dict[str, Any]) -> None:
     facts = [
         ("consumer", f"{row['incarnation']}  {row['state']}"),
         ("host", f"{process['host']}  process {process['pid']}" if process else "it did not say"),
+        ("started", moment(row.get("started_ms"))),
         ("version", process.get("version", "")),
-        ("handler", process.get("handler", "")),
+        ("handler", f"{process['handler']}  code {process['code']}" if process else ""),
         ("memory", f"{memory / 2**20:,.0f} MiB" if memory else ""),
         ("messages", f"{row['pending']:,} of {row.get('capacity', 0):,}  handlers at a time {row.get('slots', 0):,}"),
         ("lease left", f"{row['lease_ms'] / 1000:.1f} s"),
@@ -263,9 +265,10 @@ def _print_consumer(row: dict[str, Any]) -> None:
         return
     now_ms = wall_ms()
     running = [
-        (one["ticket_id"], one["id"], one["attempt"], span(now_ms - one["started_ms"])) for one in process["running"]
+        (one["ticket_id"], one["id"], one["attempt"], span(now_ms - one["started_ms"]), "\n".join(one["stack"]))
+        for one in process["running"]
     ]
-    columns = ("ticket", "message", "attempt", "runs for")
+    columns = ("ticket", "message", "attempt", "runs for", "stands at")
     title = f"Runs now: {process['runs']:,}"
     console().print(table(title, columns, running, numbers=("attempt", "runs for"), ids=("message",)))
 

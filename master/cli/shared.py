@@ -188,9 +188,7 @@ def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
         state, lease = row["state"] + ", silent over HTTP" * bool(row.get("silent")), f"{row['lease_ms'] / 1000:.1f} s"
         room, generation = (row.get("slots", ""), row.get("capacity", "")), row["incarnation"].rpartition(":")[2]
         cells.append((row["name"], state, row["pending"], *room, lease, generation))
-    return table(
-        "Consumers", columns, cells, numbers=("pending", "slots", "capacity", "lease left"), ids=("generation",)
-    )
+    return table("Consumers", columns, cells, numbers=columns[2:6], ids=columns[6:])
 
 
 def tickets_table(
@@ -227,22 +225,16 @@ def unblock_hint(row: dict[str, Any]) -> str | None:
     ids = row.get("message_ids") or ["?"]
     why = f" ({letter['reason']}: {letter['error'][:200]})" if letter else ""
     ticket = shlex.quote(row["ticket_id"])
-    ways = (
-        f"`usher dead redrive --all --ticket {ticket}` runs it again, `usher dead drop --all --ticket {ticket}`"
-        " skips it"
-    )
-    text = f"  {row['ticket_id']} waits for message {ids[0]}{why}: {ways}"
-    return escape_control(text)
+    ways = f"`usher dead redrive --all --ticket {ticket}` runs it again, `usher dead drop --all --ticket {ticket}`"
+    return escape_control(f"  {row['ticket_id']} waits for message {ids[0]}{why}: {ways} skips it")
 
 
 def console() -> Console:
     """Return a console. Without a terminal it folds no word: a search in kept output finds each word in one piece."""
     shown = Console(highlight=False, emoji=False)
-    return (
-        shown
-        if shown.is_terminal or "COLUMNS" in os.environ
-        else Console(highlight=False, emoji=False, width=_UNFOLDED)
-    )
+    if not (shown.is_terminal or "COLUMNS" in os.environ):
+        shown.width = _UNFOLDED
+    return shown
 
 
 #: Seconds that the leader may take: it asks a consumer in turn.

@@ -84,13 +84,9 @@ def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Seq
         )
         for letter, chosen in zip(letters, shown, strict=True)
     ]
-    columns, whole_ones = (
-        ("letter", "ticket", *shown_heads(names), "message", "reason", "attempts", "policy", "age"),
-        ("letter", "message", "attempts", "policy", "age"),
-    )
-    return fitted(
-        "Dead letters", columns, rows, ("attempts", "age"), whole_ones, extras=("message", "attempts", "policy", "age")
-    )
+    extras = ("message", "attempts", "policy", "age")
+    columns = ("letter", "ticket", *shown_heads(names), "message", "reason", *extras[1:])
+    return fitted("Dead letters", columns, rows, ("attempts", "age"), ("letter", *extras), extras=extras)
 
 
 @dead.command("kinds", help="Count dead letters by kind: reason, error, place and policy.")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import os
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
@@ -106,29 +105,6 @@ def _first(reader: StatusReader, limit: int) -> tuple[list[dict[str, Any]], bool
     return [*rows, *parked.rows], is_cut or not parked.is_all
 
 
-@tickets.command("show", help="Show one ticket. Exit code 1 when nothing of it is in processing.")
-@click.argument("ticket_id")
-@looks
-def show_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
-    with configured(flags, "status") as at:
-        found = at.status.ticket(ticket_id)
-    if as_json:
-        print_json(found)
-    elif found is None:
-        click.echo(
-            f"nothing of ticket {ticket_id!r} is in processing; `usher tickets explain` tells whether something of it"
-            " waits"
-        )
-    else:
-        console().print(tickets_table([found], "Ticket"))
-        for message_id in found.get("message_ids", ()):
-            click.echo(f"  {message_id}")
-        if (told := unblock_hint(found)) is not None:
-            click.echo(told)
-    if found is None:
-        sys.exit(1)
-
-
 _MOST_SHOWN = 20
 _ERROR_LINES = 10
 
@@ -220,9 +196,8 @@ _NOTHING = (TicketState.IDLE, TicketState.NOT_FOUND)
 def with_outbox(document: dict[str, Any], rows: TicketRows, trouble: str = "") -> dict[str, Any]:
     """Return an explanation (``TicketExplanation.document``) with what the outbox has of the ticket. ``trouble``: why
     that is not known."""
-    reasons = (
-        _outbox_reasons(rows) if not trouble else [Reason("outbox_not_asked", f"its outbox is not known: {trouble}")]
-    )
+    unknown = [Reason("outbox_not_asked", f"its outbox is not known: {trouble}")]
+    reasons = unknown if trouble else _outbox_reasons(rows)
     if not reasons:
         return document
     shown = [{"code": reason.code, "text": reason.text} for reason in reasons]

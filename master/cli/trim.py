@@ -29,8 +29,6 @@ from usher.master.policy.trim import Cut, Nothing, Refused, RetentionFacts, Rete
 @click.option("--apply", is_flag=True, help="Cut. Without this option nothing is changed.")
 @click.option(
     "--archived-only",
-    "--archived",
-    "archived_only",
     is_flag=True,
     help="Cut only archived entries, so nothing where no archive is kept.",
 )
@@ -155,9 +153,8 @@ def _print_trim_table(told: dict[str, Any]) -> None:
     elif told["decision"] == "nothing":
         screen.print(f"Nothing may go: {escape_control(told['why'])}.", markup=False, soft_wrap=True)
     elif told["cut"] is None:
-        number = (
-            f"{'' if told['would_cut_is_exact'] else 'more than '}{pluralize(told['would_cut'], 'entry', 'entries')}"
-        )
+        number = "" if told["would_cut_is_exact"] else "more than "
+        number = f"{number}{pluralize(told['would_cut'], 'entry', 'entries')}"
         what = f"{number} below {told['floor']} may go; the rest is kept for {told['kept_for']}. --apply cuts them."
         screen.print(what, markup=False, soft_wrap=True)
     else:

@@ -158,6 +158,11 @@ class Dispatcher(Service):
             counts[ticket.tenant] += len(ticket.parked) + len(ticket.running)
         return counts
 
+    def tenants_now(self) -> dict[str, tuple[int, int]]:
+        """Return, for each tenant, how many of its messages are unfinished, and how many were handed over so far."""
+        waiting = self.waiting_by_tenant()
+        return {name.decode(errors="replace"): (waiting[name], one[0]) for name, one in self.board.tenants().items()}
+
     def tenants(self) -> dict[str, tuple[int, int, float, bool]]:
         """Return the tenants and their turns, by name: see ``FairQueue.tenants``."""
         return {name.decode(errors="replace"): told for name, told in self.board.tenants().items()}

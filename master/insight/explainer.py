@@ -95,8 +95,13 @@ class Explainer:
                 "gathered_is_exact": seen["lag_is_exact"],
                 "by_stream": self._by_stream,
             }
-        board, now_ms = self._board(ticket), wall_ms()
-        found |= {"told": told, "board": board, "lease_ms": self._lease_ms, "queue": self._queue()}
+        board, now_ms, queue = self._board(ticket), wall_ms(), self._queue()
+        if board is not None and board.has_all and board.first:  # memory knows what Redis would be searched for
+            parked = tuple(one for one in board.first if one not in found["ids"])
+            found |= {"parked": parked, "parked_is_exact": True}
+        if board is not None and queue is not None:
+            queue = queue.before(board.tenant.decode(errors="replace"))
+        found |= {"told": told, "board": board, "lease_ms": self._lease_ms, "queue": queue}
         return explain(TicketFacts(ticket_id, now_ms, **found))
 
     def leader_url(self) -> str:
@@ -107,16 +112,9 @@ class Explainer:
         """Return all facts that Redis knows, as arguments of TicketFacts, and the owner's health URL. Makes few round
         trips: a busy master is slow at each."""
         keys, until_s = self._keys, now_s() + _LOOK_S
-        commands = [
-            *INFO_COMMANDS,
-            ("HGET", keys.tickets, ticket),
-            ("HGETALL", keys.rules),
-            ("HGETALL", keys.consumers),
-            ("GET", keys.leader),
-            ("XINFO", "GROUPS", keys.stream),
-            ("XINFO", "CONSUMERS", keys.stream, keys.group),
-        ]
-        replies = self._link.pipeline(commands)
+        of_ticket = [("HGET", keys.tickets, ticket), ("HGETALL", keys.rules), ("HGETALL", keys.consumers)]
+        of_group = [("XINFO", "GROUPS", keys.stream), ("XINFO", "CONSUMERS", keys.stream, keys.group)]
+        replies = self._link.pipeline([*INFO_COMMANDS, *of_ticket, ("GET", keys.leader), *of_group])
         told, (*stored, groups, consumers) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
         for reply in stored:
             if isinstance(reply, Exception):

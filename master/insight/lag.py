@@ -52,24 +52,16 @@ def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dic
     does not know it. ``by_name``: pending entries of each name in the group; ``oldest``: the id of the first one;
     ``delivered``: the last id that the group was given; ``behind``: who has so much waiting that producers are told to
     wait, ``<group>`` or ``<group>/<tenant>``."""
-    counts = [
-        ("XLEN", keys.stream),
-        ("HLEN", keys.tickets),
-        ("XLEN", keys.dead),
-        ("HLEN", keys.attempts),
-        ("HLEN", keys.errors),
-        ("HLEN", keys.rules),
-        ("GET", keys.leader),
-        ("HGET", keys.counters, f"cut_at {keys.stream}"),
-        ("GET", keys.taken),
-    ]
+    counts: list[tuple[str, ...]] = [("XLEN", name) for name in (keys.stream, keys.dead)]
+    counts += [("HLEN", name) for name in (keys.tickets, keys.attempts, keys.errors, keys.rules)]
+    counts += [("GET", keys.leader), ("HGET", keys.counters, f"cut_at {keys.stream}"), ("GET", keys.taken)]
     of_group = [("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)]
     more = [mishaps_command(keys), ("HGETALL", LogKeys(keys.stream).behind), *waiting_commands(keys)]
     replies = link.pipeline([*counts, *of_group, *more])
     for reply in replies[: len(counts)]:
         if isinstance(reply, Exception):
             raise reply
-    entries, tickets, dead, retrying, errors, rules, leader, cut, taken, groups, pending, *told_of = replies
+    entries, dead, tickets, retrying, errors, rules, leader, cut, taken, groups, pending, *told_of = replies
     mishaps, behind, *delayed = told_of
     group, held = group_of(groups, keys.group, taken), parse_held(leader)
     total, lowest, _, owners = (0, None, None, ()) if isinstance(pending, Exception) else pending

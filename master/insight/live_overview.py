@@ -28,7 +28,7 @@ from usher.master.membership.registry import STATES
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.plans import Parked
-from usher.master.policy.explain.alarms import OK, alarms
+from usher.master.policy.explain.alarms import OK, alarms, level_of
 from usher.master.policy.letters import SUDDEN_MS
 from usher.master.policy.rates import Sample, is_still, point, rates, sample_of
 from usher.master.policy.rules import Rulebook, Target
@@ -43,8 +43,8 @@ _PATIENCE_S = 0.2
 _HISTORY = 600
 #: Records of the index looked at in a turn.
 _SLICE = 5_000
-#: Newest declared losses that are looked at.
-_LOSSES = 10
+#: Newest declared losses that are looked at, and tenants that are told of.
+_LOSSES, _TENANTS = 10, 8
 #: The most entries counted for the lag where Redis does not know it (before 7.0): while a page is open, and otherwise.
 #: Each one blocks Redis for 2 us.
 _MOST_COUNTED, _MOST_COUNTED_UNSEEN = 20_000, 4_000
@@ -53,7 +53,7 @@ _BROAD = (Target.STREAM, Target.EVERYTHING)
 
 class LiveOverview(Service):
     """The service behind the live pages. ``parked_of``, ``by_tenant``: how much this master has parked of a ticket, and
-    how many messages of each tenant are unfinished, in memory, when it leads."""
+    how many messages of each tenant are unfinished and were handed over so far, in memory, when it leads."""
 
     name = "pulse"
     stalls_after_s = 3 * _STILL_EVERY_S
@@ -65,7 +65,7 @@ class LiveOverview(Service):
         ticket_field: str,
         lease_ms: int,
         parked_of: Callable[[bytes], Parked | None],
-        by_tenant: Callable[[], Mapping[bytes, int]] = dict,
+        by_tenant: Callable[[], Mapping[str, tuple[int, int]]] = dict,
     ) -> None:
         super().__init__()
         self._link = link
@@ -74,6 +74,7 @@ class LiveOverview(Service):
         self._keys = keys
         self._lease_ms = lease_ms
         self._by_tenant = by_tenant
+        self._given: deque[tuple[int, Mapping[str, tuple[int, int]]]] = deque(maxlen=5)
         self.queue: Queue | None = None
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
         self._samples: deque[Sample] = deque(maxlen=5)
@@ -138,8 +139,15 @@ class LiveOverview(Service):
         if not watched and self._stands_still():
             return _STILL_EVERY_S
         seen = self._take_sample(_MOST_COUNTED if watched else _MOST_COUNTED_UNSEEN)
-        self.queue = Queue.of(seen, self._by_tenant() if seen["parked"] else {})
+        tenants = self._look_at_tenants(seen["time_ms"], bool(seen["parked"]))
+        self.queue = Queue.of(seen, tenants)
         seen["queue"] = self.queue and self.queue._asdict() | {"text": self.queue.text}
+        most = sorted(tenants.items(), key=lambda one: -one[1][0])[:_TENANTS]
+        seen["tenants"] = [
+            {"name": name, "waiting": waiting, "about_ms": 1000 * waiting / per_second if per_second else None}
+            for name, (waiting, per_second) in most
+            if waiting
+        ]
         if watched:
             states = self._look_at_consumers(seen)
             has_troubles = bool(seen["retrying"] or seen["errors"])
@@ -153,7 +161,9 @@ class LiveOverview(Service):
             seen["write_trouble"] = None if trouble is None else trouble._asdict()
             parked = self._by_name.get(MASTER, 0)
             rows = self._tickets.rows(parked, states, self._rules, seen["time_ms"], self.queue)
-            seen["stuck"], seen["stuck_most"], seen["groups"] = rows, MOST, self._tickets.groups(rows)
+            groups = self._tickets.groups(rows)
+            seen["groups"] = [group | {"level": level_of(group, seen["time_ms"])} for group in groups]
+            seen["stuck"], seen["stuck_most"] = rows, MOST
             counts = self._letters.counts(*(seen["time_ms"] - ms for ms in SUDDEN_MS))
             seen["letters"], seen["sudden"], seen["letters_wrong"] = counts.groups, counts.sudden, counts.wrong
             seen["alarms"] = [alarm.row() for alarm in alarms(seen)]
@@ -178,7 +188,9 @@ class LiveOverview(Service):
         return True
 
     def _take_sample(self, most_counted: int) -> dict[str, Any]:
+        began_s = now_s()
         seen = stream_sums(self._link, self._scripts, self._keys, most_counted)
+        seen["look_ms"] = round(1000 * (now_s() - began_s), 1)
         del seen["rules"], seen["behind"], seen["delivered"]
         self._by_name, self._told = seen.pop("by_name"), seen.pop("told")
         lowest = seen.pop("oldest")
@@ -190,6 +202,14 @@ class LiveOverview(Service):
         told = {"oldest_ms": oldest_ms, "sent_per_second": sent, "done_per_second": done}
         return seen | told | {"delayed": seen["delayed"]["messages"]}
 
+    def _look_at_tenants(self, now_ms: int, some_wait: bool) -> dict[str, tuple[int, float]]:
+        """Return how many messages of each tenant are unfinished, and how many are handed over per second."""
+        self._given.append((now_ms, self._by_tenant() if some_wait else {}))
+        (before_ms, before), (_, now) = self._given[0], self._given[-1]
+        seconds = max(0.001, (now_ms - before_ms) / 1000)
+        since = {name: given - before.get(name, (0, given))[1] for name, (_, given) in now.items()}
+        return {name: (now[name][0], max(0, count) / seconds) for name, count in since.items()}
+
     def _look_at_consumers(self, seen: dict[str, Any]) -> dict[str, str]:
         rules = self._rules = read_rules(self._link, self._keys)
         of_tickets = [rule for rule in rules.rules if rule.target is not Target.CONSUMER]
@@ -198,7 +218,6 @@ class LiveOverview(Service):
         rows = {}
         for row in consumer_rows(self._link, self._keys, rules, held):
             left_ms, is_alive = row.pop("lease_ms"), row["state"] != "lost"
-            row.pop("health_url", None)
             beat_ms = max(0, self._lease_ms - left_ms) if is_alive else None
             rows[row["incarnation"]] = {"slots": None, "capacity": None} | row | {"beat_ms": beat_ms}
             rows[row["incarnation"]]["tickets"] = self._tickets.owned_by(row["incarnation"])
@@ -216,5 +235,6 @@ def _nothing_yet(keys: Keys) -> dict[str, Any]:
         " write_trouble oldest_ms leader_url epoch"
     )
     known = {"time_ms": 0, "stream": keys.stream, "group": keys.group, "has_group": True, "lag_is_exact": True}
-    rows: dict[str, Any] = {"mishaps": Mishaps()._asdict(), "stuck": [], "groups": [], "alarms": [], "letters": []}
+    rows: dict[str, Any] = {"mishaps": Mishaps()._asdict(), "tenants": []}
+    rows |= {"stuck": [], "groups": [], "alarms": [], "letters": [], "look_ms": None}
     return {**dict.fromkeys(unknown.split()), **known, **rows}

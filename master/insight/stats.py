@@ -1,6 +1,6 @@
 """StreamStats: the few numbers that describe a ticket stream, for /metrics and for autoscalers.
 
-Read from Redis alone, in three round trips (before Redis 7.0 the lag is counted in some more), and kept for a moment,
+Read from Redis alone, in four round trips (before Redis 7.0 the lag is counted in some more), and kept for a moment,
 so that the cost does not depend on how many ask.
 """
 
@@ -19,15 +19,13 @@ from usher.common.base.log import event
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.mishaps import Mishaps
-from usher.common.protocol.registration import Registration, parse
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
-from usher.common.redis.replies import leases_command, pairs, parse_leases
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.insight.lag import stream_sums
 from usher.master.leader.elector import Lead
-from usher.master.membership.registry import RegisteredConsumer, state_of
+from usher.master.membership.registry import members_of, state_of
 from usher.master.operations.live_rules import rulebook
 from usher.master.policy.backlog import BacklogLimits
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
@@ -123,11 +121,9 @@ class StreamStatsReader:
         seen = stream_sums(link, self._scripts, keys, _MOST_COUNTED)
         asked = [("TIME",), ("HGETALL", keys.consumers), ("HGETALL", keys.rules), ("HGET", keys.position, "takeable")]
         moment, stored, ruled, takeable = link.all_of(asked)
-        registered, rules, by_owner = _registered(stored), rulebook(ruled), seen["by_name"]
-        leases = [leases_command(keys, list(registered))] if registered else []
+        rules, by_owner = rulebook(ruled), seen["by_name"]
         above = ("XRANGE", keys.stream, b"(" + seen["delivered"], "+", "COUNT", 1)
-        replies = link.pipeline([*INFO_COMMANDS, above, *leases])
-        told, (unread, *states) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
+        *told, unread = link.pipeline([*INFO_COMMANDS, above])
         new, trouble = [entry[0] for entry in unread] if isinstance(unread, list) else [], write_trouble(*told)
         oldest = [*new, seen["oldest"]] if seen["oldest"] else new
         unheld = self._unheld(new, by_owner, rules) if HALTED in by_owner or any(map(_holds, rules.rules)) else oldest
@@ -141,7 +137,15 @@ class StreamStatsReader:
             tried_before=seen["retrying"],
             oldest_s=_age_s(oldest, now_ms),
             led=seen["epoch"] is not None,
-            consumers=_loads(registered, states[0] if states else (), rules, by_owner),
+            consumers={
+                one.registration.name: ConsumerStats(
+                    state_of(one, rules),
+                    by_owner.get(name.encode(), 0),
+                    one.registration.slots,
+                    one.registration.capacity,
+                )
+                for name, one in sorted(members_of(link, keys, stored).items())
+            },
             delayed=delayed["messages"],
             late_s=0.0 if delayed["first_ms"] is None else max(0.0, (now_ms - delayed["first_ms"]) / 1000),
             oldest_unheld_s=_age_s(unheld, now_ms),
@@ -164,30 +168,6 @@ class StreamStatsReader:
 
 def _holds(rule: Rule) -> bool:
     return rule.target is not Target.CONSUMER and rule.action in (RuleAction.PAUSE, RuleAction.SLOW)
-
-
-def _registered(stored: Any) -> dict[str, Registration]:
-    """Return all registered consumers, by incarnation, in the order of their names; registrations that cannot be read
-    are left out (the registry logs them)."""
-    found = []
-    for name, value in pairs(stored).items():
-        try:
-            found.append(parse(name, value))
-        except ValueError:
-            continue
-    return {one.incarnation: one for one in sorted(found, key=lambda one: one.name)}
-
-
-def _loads(
-    registered: dict[str, Registration], leases: Any, rules: Rulebook, by_owner: dict[bytes, int]
-) -> dict[str, ConsumerStats]:
-    if isinstance(leases, Exception):
-        raise leases
-    loads = {}
-    for (incarnation, one), lease in zip(registered.items(), parse_leases(leases), strict=True):
-        state = state_of(RegisteredConsumer(one, lease), rules)
-        loads[one.name] = ConsumerStats(state, by_owner.get(incarnation.encode(), 0), one.slots, one.capacity)
-    return loads
 
 
 def _age_s(ids: list[bytes], now_ms: int) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import orjson
@@ -31,14 +30,13 @@ from usher.master.insight.lag import stream_sums
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
+from usher.master.policy.explain.stuck import fence_ms
 from usher.master.policy.rules import Rulebook
 from usher.master.policy.states import Seen, kind_of, ticket_state, told_alike, tried
 from usher.master.policy.ticket_filter import ORDERS, TicketFilter
 
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
 _MOST_COUNTED = 100_000
-#: The most tickets in processing that are looked through for their owners.
-_MOST_INDEXED = 20_000
 #: Seconds for which the state of many sources is kept: they are looked at one by one.
 _SOURCES_KEPT_S = 2.0
 #: The most parked messages that are looked at for their tickets, the oldest ones.
@@ -102,17 +100,12 @@ class StatusReader:
 
     def consumers(self) -> list[dict[str, Any]]:
         """Return all registered consumers, and names in the group that still hold entries without being registered
-        (``consumer_rows``), with the tickets that they have in processing."""
+        (``consumer_rows``)."""
         try:
             group = {pair.name.decode(errors="replace"): pair.pending for pair in self._stream.group_consumers()}
         except (GroupMissing, CommandRefused):
             group = {}
-        rows = consumer_rows(self._link, self._keys, read_rules(self._link, self._keys), group)
-        having: dict[bytes, list[str]] = {str(row["incarnation"]).encode(): [] for row in rows}
-        for ticket, record in islice(self._stream.records(), _MOST_INDEXED):
-            if record is not None and record.owner in having:
-                having[record.owner].append(ticket.decode(errors="replace"))
-        return [row | {"ticket_ids": sorted(having[str(row["incarnation"]).encode()])} for row in rows]
+        return consumer_rows(self._link, self._keys, read_rules(self._link, self._keys), group)
 
     def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
         """Return about ``limit`` tickets in processing and the next cursor; ``cursor`` is "0" at first, None at the
@@ -214,7 +207,8 @@ def consumer_rows(link: Link, keys: Keys, rules: Rulebook, pending: Mapping[str,
         row: dict[str, Any] = {"name": asked.name, "incarnation": incarnation, "state": state_of(member, rules)}
         row |= {"lease_ms": left_ms[incarnation], "pending": pending.get(incarnation, 0)}
         row |= {"silent": True} if incarnation in silent and member.alive else {}
-        rows.append(row | {"slots": asked.slots, "capacity": asked.capacity, "health_url": asked.health_url})
+        row |= {"slots": asked.slots, "capacity": asked.capacity, "health_url": asked.health_url}
+        rows.append(row | {"started_ms": fence_ms(asked.generation)})
     for incarnation, count in strangers(pending, members).items():
         row = {"name": name_of(incarnation), "incarnation": incarnation, "state": "lost"}
         rows.append(row | {"lease_ms": 0, "pending": count})

@@ -7,6 +7,7 @@ for the next piece.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -45,6 +46,7 @@ _SHOWN = 4_096
 #: Clocks may differ by so much: a record of the run log may have a lower time than its message.
 _CLOCKS_MS = 60_000
 END = "end"
+_BACK = re.compile(rf"({END}|\([0-9]{{1,20}}-[0-9]{{1,20}})_({END}|\([0-9]{{1,20}}-[0-9]{{1,20}})")
 
 
 class TicketHistoryPage(NamedTuple):
@@ -221,11 +223,7 @@ class TicketHistory:
     def containing(self, text: str, most: int, cursor: str = "0") -> tuple[list[tuple[bytes, bytes]], str | None]:
         """Return about ``most`` tickets in processing whose id contains ``text``, with their records; and the next
         cursor, None at the end."""
-        pattern = (
-            b"*"
-            + b"".join(b"\\" + bytes([one]) if one in b"*?[]^-\\" else bytes([one]) for one in text.encode())
-            + b"*"
-        )
+        pattern = b"*" + re.sub(rb"[*?\[\]^\\-]", rb"\\\g<0>", text.encode()) + b"*"
         ends_s = time.monotonic() + _LOOK_S
         found: dict[bytes, bytes] = {}
         count = most
@@ -243,19 +241,9 @@ class TicketHistory:
 def _parse_back(back: str | None) -> tuple[str, str]:
     if back is None:
         return "+", "+"
-    parts = back.split("_")
-    if len(parts) != 2 or any(part != END and not _is_start(part) for part in parts):
+    if (found := _BACK.fullmatch(back)) is None:
         raise ValueError("not a position in a history")
-    return parts[0], parts[1]
-
-
-def _is_start(part: str) -> bool:
-    first, dash, last = part.removeprefix("(").partition("-")
-    return (
-        part.startswith("(")
-        and bool(dash)
-        and all(one.isascii() and one.isdigit() and len(one) <= 20 for one in (first, last))
-    )
+    return found[1], found[2]
 
 
 def attempts_shown(runs: Sequence[RunRecord], is_over: bool) -> list[dict[str, Any]]:

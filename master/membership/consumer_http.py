@@ -180,10 +180,11 @@ def read_process(body: bytes, now_ms: int) -> dict[str, Any] | None:
                 "id": str(one["id"]),
                 "attempt": int(one["attempt"]),
                 "started_ms": int(one["started_ms"]) - ahead_ms,
+                "stack": [str(place)[:_LONGEST] for place in one["stack"]],
             }
             for one in document["running"]
         ]
-        told = {name: str(document[name])[:_LONGEST] for name in ("incarnation", "host", "version", "handler")}
+        told = {name: str(document[name])[:_LONGEST] for name in ("incarnation", "host", "version", "handler", "code")}
         numbers = {"pid": int(document["pid"]), "memory_bytes": None if memory is None else int(memory)}
         return {**told, **numbers, "running": running, "runs": int(document["runs"])}
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Mapping
 
 from usher.common.base.clock import now_s
@@ -99,6 +100,8 @@ class HealthChecker(Service):
         self._noted: bytes | None = None  # who is silent, as Redis has it from us for pages and commands
         self._silences: dict[str, int] = {}
         self._whys: dict[str, str] = {}  # why the last answer was none, or no good one
+        #: The code that each living consumer says it runs.
+        self.codes: dict[str, str] = {}
         self._unasked: dict[str, RegisteredConsumer] = {}  # not asked yet in this round
         self._began_s = 0.0
         # since when most are silent, and when that was last logged; 0: they are not
@@ -121,6 +124,7 @@ class HealthChecker(Service):
             self._unasked = {name: member for name, member in self._roster().items() if member.state == "live"}
             self._silences = {name: self._silences.get(name, 0) for name in self._unasked}
             self._whys = {name: self._whys.get(name, "") for name in self._unasked}
+            self.codes = {name: self.codes.get(name, "") for name in self._unasked}
             self._began_s = now_s()
         asked = {name: self._unasked.pop(name) for name in list(self._unasked)[:_SLICE]}
         for name, why in self._ask_all(asked).items():
@@ -185,6 +189,8 @@ class HealthChecker(Service):
         for incarnation, answer in answers.items():
             if answer.unfit:
                 event(log, "health_url_invalid", level=logging.WARNING, consumer=incarnation, why=answer.unfit)
+            if code := re.search(rb'"code":"([0-9a-f]{1,40})"', answer.body):
+                self.codes[incarnation] = code[1].decode()
         return {incarnation: _why_not(answer) for incarnation, answer in answers.items()}
 
     def on_end(self) -> None:

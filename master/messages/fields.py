@@ -17,6 +17,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.lag import stream_sums
 from usher.master.insight.status import add_ticket_states, ticket_row
+from usher.master.policy.letters import HALT
 
 #: Seconds that reading a list, or a search, may take for one answer; and messages read by one call.
 FIELDS_S, _READ_AT_ONCE = 0.2, 200
@@ -123,11 +124,11 @@ class MessageFields:
         until_s, (delivered, number, is_exact) = now_s() + self._within_s, self._bounds()
         place: _SearchPosition | None = (first := _begin(cursor, delivered or ZERO))
         # What moves on meanwhile may be met twice.
-        rows, looked_at = dict[tuple[str, str], dict[str, Any]](), first.looked_at
+        rows, looked_at = dict[str, dict[str, Any]](), first.looked_at
         while place is not None:
             ids, seen, following = self._look(field, value, place, delivered is not None)
             rows |= {
-                (row["message_id"], row["letter_id"]): row for row in self._told(ids, place.part, delivered or ZERO)
+                row["message_id"] or row["letter_id"]: row for row in self._told(ids, place.part, delivered or ZERO)
             }
             looked_at, place = looked_at + seen, following
             if len(rows) >= most or looked_at - first.looked_at >= most_looked_at or now_s() > until_s:
@@ -161,9 +162,11 @@ class MessageFields:
     def _told(self, ids: list[bytes], part: str, delivered: bytes) -> list[dict[str, Any]]:
         keys, named = self._keys, [one.decode() for one in ids]
         if part == _DEAD:
-            values = self._values(keys.dead, ("usher-ticket", "usher-id", *self.names), named)
+            values = self._values(keys.dead, ("usher-ticket", "usher-id", "usher-policy", *self.names), named)
+            halts = {one for one in named if _text(values.get(one), 2) == HALT}
             return [
-                self._row(DEAD_LETTER, values.get(one), 2) | {"letter_id": one, "message_id": _text(values.get(one), 1)}
+                self._row(TicketState.HALTED if one in halts else DEAD_LETTER, values.get(one), 3)
+                | {"letter_id": one, "message_id": _text(values.get(one), 1)}
                 for one in named
             ]
         asked = [("XPENDING", keys.stream, keys.group, one, one, 1) for one in ids]

@@ -60,28 +60,13 @@ class ActionLog:
 
     def note(self, action: OperatorAction, outcome: str) -> None:
         """Write a line. Never raises: the action has been done, and its log line must not make it look undone."""
-        event(
-            log,
-            "operator_action",
-            who=action.by.who,
-            via=action.by.via,
-            what=action.what,
-            on=action.on,
-            why=action.by.why,
-            outcome=outcome,
-        )
+        what: dict[str, Any] = {"what": action.what, "on": action.on}
+        event(log, "operator_action", **action.by._asdict(), **what, outcome=outcome)
         line = (part.encode("utf-8", "surrogateescape") for part in action.line())
         try:
             self._link.call("XADD", self._key, "MAXLEN", "~", KEPT, "*", "outcome", outcome, *line)
         except (RedisTrouble, CommandRefused) as trouble:
-            event(
-                log,
-                "operator_action_not_recorded",
-                level=logging.WARNING,
-                what=action.what,
-                on=action.on,
-                why=str(trouble),
-            )
+            event(log, "operator_action_not_recorded", level=logging.WARNING, **what, why=str(trouble))
 
     def carry_out(self, action: OperatorAction, steps: Iterable[Any]) -> list[Any]:
         """Return the results of these steps, each with a ``word``. The log has them even when Redis fails in the
@@ -101,9 +86,8 @@ class ActionLog:
             return [], None  # nothing is below 0-0, and Redis would refuse to look
         end = b"+" if before is None else b"(" + before
         rows = self._link.call("XREVRANGE", self._key, end, "-", "COUNT", limit)
-        return [_action_document(entry_id, flat) for entry_id, flat in rows], rows[-1][0].decode() if len(
-            rows
-        ) == limit else None
+        following = rows[-1][0].decode() if len(rows) == limit else None
+        return [_action_document(entry_id, flat) for entry_id, flat in rows], following
 
 
 def _action_document(entry_id: bytes, flat: list[bytes]) -> dict[str, Any]:

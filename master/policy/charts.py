@@ -37,7 +37,9 @@ ALL, OTHERS = "", "(others)"
 #: By what executions are counted apart: the consumer, and the source of which a work stream has the message.
 BY_CONSUMER, BY_SOURCE = "parts", "sources"
 _FIRST_US, _LAST_STEP = 100, 80
-_KNOWN = {"t", "at", "ms", "lag", "failed", BY_CONSUMER, BY_SOURCE, "tenants"}
+_KNOWN = {"t", "at", "ms", "lag", "failed", BY_CONSUMER, BY_SOURCE, "tenants", "marks", "codes"}
+#: Most marks of a point, and most codes that it remembers.
+_MARKS, _CODES = 12, 8
 
 
 def place_of(ms: int) -> str:
@@ -133,7 +135,28 @@ def point(
     told |= {"pending": level.pending, "oldest_ms": level.oldest_ms, "sent_total": level.sent}
     told |= {"done_total": level.done, "failed_total": level.failed, "runs": level.runs, **runs}
     told |= {"tenants": {name[:_LONGEST_NAME]: list(told) for name, told in list(tenants.items())[:NAMES]}}
-    return told | {"in_part": in_part}
+    return told | {"in_part": in_part, "marks": [], "codes": []}
+
+
+def marks(
+    now_ms: int, former: Mapping[str, Any] | None, epoch: int, leader_url: str, fleet: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what happened since the former point, for charts: a change of leader, starts of consumers, and deploys,
+    which are code that no consumer ran before. Epochs and generations are times (lua/includes/numbers.lua).
+
+    >>> marks(9000, {"at": 5000, "codes": ["a"]}, 6000 * 1024, "http://m", {"c:7168000": "b", "d:1": "a"})["marks"]
+    [[6000, 'leader', 'm'], [7000, 'start', 'c'], [9000, 'deploy', 'b']]
+    """
+    since_ms, known = (former["at"], former["codes"]) if former is not None else (now_ms - MINUTE_MS, None)
+    codes = sorted({code for code in fleet.values() if code})
+    found: list[list[Any]] = [[epoch // 1024, "leader", leader_url.partition("://")[2]]]
+    for incarnation in fleet:
+        name, _, generation = incarnation.rpartition(":")
+        found.append([int(generation or 0) // 1024, "start", name])
+    found = [one for one in found if since_ms < one[0] <= now_ms]
+    found += [[now_ms, "deploy", code] for code in codes if known and code not in known]
+    told = [[ms, kind, text[:_LONGEST_NAME]] for ms, kind, text in found]
+    return {"marks": told[:_MARKS], "codes": (codes or known or [])[:_CODES]}
 
 
 def merge(begin_ms: int, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -154,7 +177,8 @@ def merge(begin_ms: int, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             before = tenants.get(name, [0, 0, weight, False])
             tenants[name] = [before[0] + given, max(before[1], waiting), weight, held]
     most = sorted(tenants.items(), key=lambda item: -item[1][0])[:NAMES]
-    return merged | parts | {"tenants": dict(most)}
+    told = {"marks": [mark for one in points for mark in one["marks"]], "codes": points[-1]["codes"]}
+    return merged | parts | {"tenants": dict(most)} | told
 
 
 def encode(one: Mapping[str, Any]) -> bytes:

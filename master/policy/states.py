@@ -36,22 +36,31 @@ class Seen(NamedTuple):
 
 class Queue(NamedTuple):
     """Messages that wait for their turns while others are handled. ``tenant``: who has most of them, ``of_tenant``; ""
-    where that is not known, or there are no tenants."""
+    where that is not known, or there are no tenants. ``tenants``: of each one, by name, how many are unfinished, and
+    how many are handed over per second."""
 
     messages: int
     per_second: float
     tenant: str = ""
     of_tenant: int = 0
+    tenants: Mapping[str, tuple[int, float]] = MappingProxyType({})
 
     @classmethod
-    def of(cls, seen: Mapping[str, Any], by_tenant: Mapping[bytes, int] = MappingProxyType({})) -> Queue | None:
+    def of(
+        cls, seen: Mapping[str, Any], tenants: Mapping[str, tuple[int, float]] = MappingProxyType({})
+    ) -> Queue | None:
         """Return what waits under the master; None when nothing does, or nothing moves: then it is no queue."""
         moves = seen["leader_url"] is not None and (seen["done_per_second"] or 0) > 0
         if not (moves and seen["parked"]):
             return None
-        name, most = max(by_tenant.items(), key=lambda one: one[1], default=(b"", 0))
-        named = (name.decode(errors="replace"), min(most, seen["parked"])) if name else ("", 0)
-        return cls(seen["parked"], seen["done_per_second"], *named)
+        name, (most, _) = max(tenants.items(), key=lambda one: one[1][0], default=("", (0, 0.0)))
+        return cls(seen["parked"], seen["done_per_second"], name, min(most, seen["parked"]) * bool(name), tenants)
+
+    def before(self, tenant: str) -> Queue:
+        """Return the queue in which the tickets of this tenant stand: tenants take turns, so a flood of one is not
+        before those of another."""
+        waiting, per_second = self.tenants.get(tenant, (0, 0.0))
+        return self._replace(messages=waiting, per_second=per_second, of_tenant=-1) if tenant and per_second else self
 
     @property
     def seconds(self) -> float:
@@ -60,6 +69,7 @@ class Queue(NamedTuple):
     @property
     def text(self) -> str:
         most = f", of which {self.of_tenant:,} are of tenant {self.tenant}" if self.tenant else ""
+        most = most if self.of_tenant >= 0 else " of its tenant"
         about = f"about {span(int(self.seconds * 1000))} at {self.per_second:,.1f} per second"
         return f"behind {pluralize(self.messages, 'waiting message')}{most}: {about}"
 

@@ -31,18 +31,17 @@ class Reported(TypedDict):
 
 class ConsumerRow(TypedDict):
     """A consumer. ``state``: live, starting, paused, draining, revoked or lost. ``silent``: it does not answer the
-    leader over HTTP. ``ticket_ids``: those that it has in processing, as far as they are among 20,000 that were looked
-    through. A name of which only pending entries are left has no more than that."""
+    leader over HTTP. ``started_ms``: when it was registered. A name of which only pending entries are left has less."""
 
     name: str
     incarnation: str
     state: str
     lease_ms: int
     pending: int
-    ticket_ids: list[str]
     slots: NotRequired[int]
     capacity: NotRequired[int]
     health_url: NotRequired[str]
+    started_ms: NotRequired[int]
     silent: NotRequired[bool]
 
 
@@ -51,14 +50,15 @@ class Consumers(TypedDict):
 
 
 class ProcessRow(TypedDict):
-    """A consumer's process, as it says itself. ``running``: the messages whose handlers run, the longest first, 200 at
-    most of ``runs``."""
+    """A consumer's process, as it says itself. ``code``: changes with the handler's. ``running``: the messages whose
+    handlers run, the longest first, 200 at most of ``runs``; ``stack``: where the first 20 of them stand."""
 
     incarnation: str
     host: str
     pid: int
     version: str
     handler: str
+    code: str
     memory_bytes: int | None
     running: list[dict[str, Any]]
     runs: int
@@ -124,7 +124,8 @@ class TicketRow(TypedDict):
     waiting or unreadable. ``dead_letter``: the one that a halted ticket waits for, if half a second finds it.
     ``attempts``: the starts of its first message, of which ``charged`` count against ``max_attempts``; ``last_error``:
     null if none is known. ``shown_fields``: for operators, the fields of its first message that USHER_SHOWN_FIELDS
-    names, null for one that it lacks; null instead of them all if there was no time to read them."""
+    names, null for one that it lacks; null instead of them all if there was no time to read them. ``parked``: of one
+    that is asked for by its id, how many the leader holds back; null where that is unknown."""
 
     ticket_id: str
     state: str
@@ -140,6 +141,7 @@ class TicketRow(TypedDict):
     max_attempts: NotRequired[int | None]
     last_error: NotRequired[ErrorRow | None]
     shown_fields: NotRequired[dict[str, str | None] | None]
+    parked: NotRequired[int | None]
 
 
 class Tickets(TypedDict):
@@ -168,14 +170,6 @@ class Found(TypedDict):
     of: int
     of_is_exact: bool
     cursor: str | None
-
-
-class Ticket(TicketRow):
-    """A ticket with its parked messages. ``parked``: how many the leader holds back; null where that is unknown:
-    another master answers, or Redis alone keeps account of them (of a halted ticket, and of very many). ``/explain``
-    counts them then."""
-
-    parked: NotRequired[int | None]
 
 
 class Audit(TypedDict):

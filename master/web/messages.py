@@ -108,10 +108,8 @@ def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str,
     # Before the letters: what is given up is no longer pending in the step that writes its letter.
     standing = parts.history.standing(message_id, entry is not None)
     found_letter = parts.letters.of_message(message_id.encode())
-    waiting, runs = (
-        parts.delayed.chosen([message_id]),
-        parts.history.executions(message_id, after, found_letter.runs if found_letter else ()),
-    )
+    waiting = parts.delayed.chosen([message_id])
+    runs = parts.history.executions(message_id, after, found_letter.runs if found_letter else ())
     letter = found_letter and found_letter.row()
     if not (entry or letter or waiting or standing or runs.runs) and runs.more is None:
         raise Problem(

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import requests
+
 from tests.doors import tokens_file
 from tests.hands import EmbeddedRedis, Role, living_consumers
 from tests.process.crew import KEYS, Crew
@@ -24,13 +26,19 @@ OPERATOR, VIEWER = "a-token-of-operators", "a-token-of-viewers"
 _API = "a-token-of-the-api"
 #: What the messages ask for; the errors are what a hostile producer makes them.
 _HANDLER = """
-import pathlib, time
+import os, pathlib, time
 from usher import GiveUp
-MENDED = pathlib.Path(__file__).with_name("mended")
+MENDED, BAD = pathlib.Path(__file__).with_name("mended"), pathlib.Path(__file__).with_name("bad")
 def handle(message):
     do, says = message.fields.get("do", ""), message.fields.get("says", "it did not work")
-    if do == "hang":
-        time.sleep(600)
+    while do == "hang" and not MENDED.exists():
+        time.sleep(0.2)
+    if do == "work":
+        time.sleep(float(message.fields["seconds"]))
+    if do == "crash" and not MENDED.exists():
+        os.kill(os.getpid(), 9)
+    if do == "deploy" and BAD.exists():
+        message.fields["customer_id"]
     if do == "fail":
         raise ValueError(says)
     if do == "give up" and not MENDED.exists():
@@ -47,8 +55,8 @@ document.addEventListener('securitypolicyviolation', (event) => reports.push(eve
 class System:
     """What runs, and how messages get in."""
 
-    def __init__(self, crew: Crew, server: EmbeddedRedis, folder: Path) -> None:
-        self.crew, self.server = crew, server
+    def __init__(self, crew: Crew, server: EmbeddedRedis, folder: Path, capacity: int) -> None:
+        self.crew, self.server, self.capacity = crew, server, capacity
         self.url = crew.masters[0]
         self.folder = folder
         self.link = Link(server.url, "test:browser")
@@ -63,6 +71,18 @@ class System:
 
     def letters(self) -> int:
         return int(self.link.call("XLEN", KEYS.dead))
+
+    def consumer(self, name: str) -> None:
+        more = {"USHER_MAX_ATTEMPTS": "9", "USHER_CONCURRENCY": "16", "USHER_CAPACITY": str(self.capacity)}
+        self.crew.start_consumer(name, "asked:handle", PYTHONPATH=str(self.folder), **more)
+
+    def ask(self, method: str, path: str, **asked: Any) -> Any:
+        """What the master answers to a program; {} if nothing."""
+        head = {"Authorization": f"Bearer {OPERATOR}"}
+        try:
+            return requests.request(method, f"{self.url}/api{path}", headers=head, **{"timeout": 5} | asked).json()
+        except requests.RequestException:
+            return {}
 
 
 @contextlib.contextmanager
@@ -81,11 +101,10 @@ def running_system(capacity: int = 2000, **settings: str) -> Iterator[System]:
             }
             with Crew(folder, server.url, **tokens) as crew:
                 crew.start_master()
-                more = {"USHER_MAX_ATTEMPTS": "9", "USHER_CONCURRENCY": "16", "USHER_CAPACITY": str(capacity)}
+                made = System(crew, server, folder, capacity)
                 for consumer in ("c1", "c2"):
-                    crew.start_consumer(consumer, "asked:handle", PYTHONPATH=str(folder), **more)
+                    made.consumer(consumer)
                 crew.until(lambda: living_consumers(crew.masters, _API) >= {"c1", "c2"}, 60, "consumers are registered")
-                made = System(crew, server, folder)
                 yield made
                 made.link.close()
         left = processes_of(folder)

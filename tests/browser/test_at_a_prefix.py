@@ -44,9 +44,10 @@ def test_from_the_overview_to_a_message_and_an_action(
         page.get_by_text("no account").locator("visible=true").first.wait_for()
         page.locator("#message").get_by_role("link", name=ticket).click()
         page.locator("#link", has_text="Live").wait_for()  # and those of a ticket
-        page.locator("#why-rule").fill(f"seen {how}")
-        page.get_by_role("button", name="Pause ticket").click()
-        page.get_by_role("button", name="Resume ticket").wait_for()
+        page.get_by_role("button", name="Pause ticket...").click()
+        page.locator("#why-pause").fill(f"seen {how}")
+        page.get_by_role("button", name="Pause ticket", exact=True).click()
+        page.get_by_role("button", name="Resume ticket...").wait_for()
         page.get_by_role("link", name="Actions").click()
         looking.see(f"seen {how}")
         page.get_by_role("button", name="Sign out").click()

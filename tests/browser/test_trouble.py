@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
+from typing import Any
+
+import pytest
 
 from tests.browser.looking import OPERATOR, Looking, System
+from tests.commands import usher
 from tests.process.crew import KEYS
 from tests.process.machine import until
 
 
 def test_many_letters_at_once_are_an_alarm_counted_and_two_clicks_from_running_again(
-    looking: Looking, system: System
+    looking: Looking, system: System, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """10,000 in 20 s were no alarm; groups counted "the newest 200", and the button beside 147 acted on 5,600."""
     (system.folder / "mended").unlink(missing_ok=True)
@@ -25,6 +30,10 @@ def test_many_letters_at_once_are_an_alarm_counted_and_two_clicks_from_running_a
     kind = page.locator("#given-up tbody tr").first
     assert kind.locator("td").first.inner_text() == str(before + 301)
     assert "asked:handle" in kind.inner_text()
+    assert "became a dead letter" in "".join(system.ask("GET", "/explain?id=many-7")["sentences"])
+    assert system.ask("GET", "/health")["status"] == "ok"
+    usher("stuck", "--redis-url", system.server.url)
+    assert f"given up: {before + 301} dead letters" in capsys.readouterr().out
     page.locator("#alarms li.bad a").first.click()
     looking.go(f"/messages/{first}")
     looking.see("Was given up: it is a dead letter")
@@ -87,3 +96,31 @@ def test_all_times_of_a_card_are_of_one_zone(chromium: object, system: System) -
 def _summary(looking: Looking) -> str:
     looking.go("/tickets/INC-79")
     return str(looking.page.locator("#explain").inner_text())
+
+
+def test_few_clicks_lead_from_the_overview_to_the_reason_the_line_the_stack_a_retry_and_a_redrive(
+    looking: Looking, system: System
+) -> None:
+    """At most 1, 1, 2, 2, 2."""
+    (system.folder / "mended").unlink(missing_ok=True)
+    before, page = system.letters(), looking.page
+    for ticket, does in (("clicks-1", "fail"), ("clicks-2", "hang"), ("clicks-3", "give up")):
+        system.send(ticket, do=does, says="no")
+    until(lambda: system.letters() > before, 30, "it is a dead letter")
+    looking.sign_in(OPERATOR)
+
+    def two_clicks(first: Any, second: str, role: str = "button") -> None:
+        looking.go("/")
+        first.click()
+        page.get_by_role(role, name=re.compile(second)).first.click()
+
+    failing = page.locator(".group", has_text="retrying: ValueError in").first
+    failing.wait_for()
+    assert re.search(r"asked\.py:\d+", failing.inner_text()), "no click to the reason, and to its line"
+    two_clicks(page.locator(".group a", has_text="clicks-2").first, r"^c[12]$", "link")
+    page.locator("#process tr", has_text="clicks-2").get_by_text("in handle").first.wait_for()
+    two_clicks(failing.get_by_role("button", name="now..."), r"^Retry (all )?\d")
+    looking.see("Retry: tickets")
+    (system.folder / "mended").touch()
+    two_clicks(page.locator("#given-up button", has_text="Redrive all").first, r"^Redrive (all )?\d")
+    until(lambda: system.letters() <= before, 30, "it is redriven")

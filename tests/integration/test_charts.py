@@ -126,3 +126,19 @@ def test_a_redis_without_group_or_stream_has_a_point_too(link: Link) -> None:
     _keeper(world, epoch).run_once()
     assert ChartReader(link, world.keys).read(SPANS["1h"])[1][0]["lag"] == 0
     world.make_group()
+
+
+def test_a_point_tells_who_started_who_leads_and_what_code_is_new(world: World) -> None:
+    leader = world.elect()
+    started = [world.join(name).incarnation for name in ("a", "b")]
+    fleet = {f"old:{1024 * 1000}": "4f1c2aa", started[0]: "4f1c2aa"}
+    keeper, reader = _keeper(world, leader.epoch, fleet=lambda: fleet), ChartReader(world.link, world.keys)
+    keeper.run_once()
+    told = {(what, name) for point in reader.read(SPANS["1h"])[1] for _, what, name in point["marks"]}
+    assert told == {("leader", "one"), ("start", "a")}, "what is older is no news, nor is the code of the beginning"
+    _age(world, 61_000)
+    fleet[started[1]] = "b0b0b0b"
+    keeper.run_once()
+    point = reader.read(SPANS["1h"])[1][-1]
+    assert ("deploy", "b0b0b0b") in {(what, name) for _, what, name in point["marks"]}
+    assert point["codes"] == ["4f1c2aa", "b0b0b0b"]

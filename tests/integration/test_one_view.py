@@ -7,6 +7,7 @@ import pytest
 from tests.integration.factories import FIELD, LEASE_MS, World
 from tests.integration.gathered import Gathered
 from tests.integration.memory import full_memory
+from usher.common.base.clock import wall_ms
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.master.insight.explainer import Explainer
@@ -15,6 +16,7 @@ from usher.master.insight.stats import StreamStatsReader, lag_document
 from usher.master.insight.status import StatusReader
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
+from usher.master.policy.board.plans import BoardFacts
 from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.settings import MasterSettings
 
@@ -62,6 +64,16 @@ def test_what_waits_behind_a_halted_message_is_told_alike(world: World) -> None:
         assert f"{2 + later} wait behind {sent[0].decode()}, the next is {sent[1].decode()}" in told["sentences"]
         assert (told["in_processing"], told["parked"], told["parked_is_exact"]) == (0, 2 + later, True)
         assert [entry["state"] for entry in told["entries"]] == ["halted", *["waiting"] * (2 + later)]
+
+
+def test_the_leader_says_exactly_how_many_of_a_ticket_wait_which_and_since_when(world: World) -> None:
+    world.elect()
+    ids = tuple(b"%d-%d" % (wall_ms() - 31_000, number) for number in range(200))
+    board = BoardFacts("open", 4_000, True, first=ids)
+    told = Explainer(world.link, world.keys, FIELD, LEASE_MS, board=lambda ticket: board).explain("T").document()
+    assert (told["parked"], told["parked_is_exact"], told["entries"][0]["id"]) == (4_000, True, ids[0].decode())
+    following = f"3,999 wait behind {ids[0].decode()}, the next is {ids[1].decode()} (sent 31 s ago)"
+    assert following in told["sentences"]
 
 
 def test_what_was_not_looked_through_is_not_said_to_be_finished(world: World) -> None:

@@ -15,16 +15,7 @@ from usher.cli import usher
 from usher.common.http.auth import Guesses
 
 _PAGES = (
-    "/",
-    "/charts",
-    "/tickets",
-    "/consumers",
-    "/dead-letters",
-    "/delayed",
-    "/streams",
-    "/audit",
-    "/doctor",
-    "/rules",
+    *("/", "/charts", "/tickets", "/consumers", "/dead-letters", "/delayed", "/streams", "/audit", "/doctor", "/rules"),
     "/actions",
 )
 _POLICY = (
@@ -90,6 +81,7 @@ def test_every_page_is_there_for_a_busy_system(site: Site, world: World) -> None
         f"/dead-letters/{letters[1]}",
         "/messages/1-1",
         "/consumers?name=a",
+        "/consumers/a",
     ]
     for path in pages:
         assert site.get(path).status_code == 200, path

@@ -101,9 +101,8 @@ def test_three_hundred_sources_are_paged_searched_and_told_with_their_troubles(
     first = gathering.get("/streams").text
     found = names_in(first, r"shop:\d+|listed")
     assert len(found) == 99, "and shop:far"
-    assert first.index("shop:007") < first.index("shop:far") < first.index("shop:123"), (
-        "what needs somebody, then where most waits"
-    )
+    of_worth = [first.index(name) for name in ("shop:007", "shop:far", "shop:123")]
+    assert of_worth == sorted(of_worth), "what needs somebody, then where most waits"
     assert "not_a_stream" in first
     assert "before: why" in first
     assert "1 to 100 of 302" in first
@@ -142,7 +141,7 @@ def test_a_thousand_consumers_are_paged_and_found_by_name(site: Site, world: Wor
         pages.append(names_in(text, r"c\d{4}"))
     assert sorted(name for page in pages for name in page) == [one.name for one in lives]
     assert names_in(site.get("/consumers?name=c099").text, r"c\d{4}") == [f"c099{last}" for last in range(10)]
-    assert trips.of(site, "/") <= 2
+    assert trips.of(site, "/") <= 5, "points of the last hour, and letters by their time (a script, sent once)"
 
 
 def test_a_hundred_thousand_tickets_are_paged_and_searched(site: Site, world: World, trips: Trips) -> None:
@@ -154,17 +153,16 @@ def test_a_hundred_thousand_tickets_are_paged_and_searched(site: Site, world: Wo
         world.link.call("HSET", world.keys.tickets, *flat)
     for _ in range(21):
         site.pulse.run_once()
-    assert trips.of(site, "/tickets") <= 5, (
-        "a page of the index, what its tickets are doing, their errors, and who is parked (a script, sent once)"
-    )
+    # a page of the index, what its tickets are doing, their errors, and who is parked (a script, sent once)
+    assert trips.of(site, "/tickets") <= 5
     assert trips.of(site, "/tickets") <= 4
     assert 90 <= len(names_in(site.get("/tickets").text, r"INC-\d+")) <= 150
     assert trips.of(site, "/tickets?q=INC-7") <= 150, "it looks for a moment, not for as long as it takes"
     assert trips.of(site, "/tickets/INC-77777") <= 23, "scripts are sent once"
     assert trips.of(site, "/tickets/INC-77777") <= 13
-    assert trips.of(site, "/") <= 2
+    assert trips.of(site, "/") <= 3
     stuck = names_in(site.get("/").text, r"INC-\d+")
     assert stuck[:3] == ["INC-0", "INC-1", "INC-2"]
     assert len(stuck) == SHOWN
-    assert "<b>50</b> tickets recovering: on a" in site.get("/").text, "they are one group"
-    assert ">50+<" in site.get("/").text, "there are more than are shown"
+    assert "<b>50</b> tickets <b>recovering: on a</b>" in site.get("/").text, "they are one group"
+    assert "counted among the 50 oldest tickets" in site.get("/").text, "there are more than are shown"

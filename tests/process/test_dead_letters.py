@@ -129,13 +129,10 @@ def test_parked_tickets_wait_and_go_on_in_stream_order_when_they_are_redriven(ru
     )
     status = json.loads(_usher(crew, "status", "--json"))
     assert (status["halted"], status["dead_letters"]) == (_TICKETS, _TICKETS + _UNUSABLE + 1)
-    shown = json.loads(_usher(crew, "tickets", "show", "T7", "--json"))
-    assert (shown["state"], shown["message_ids"][0], shown["dead_letter"]["reason"]) == (
-        "halted",
-        ids["T7"][0],
-        "gave_up",
-    )
-    assert "usher dead redrive --all --ticket T7" in _usher(crew, "tickets", "show", "T7")
+    shown = json.loads(_usher(crew, "tickets", "explain", "T7", "--json"))
+    told = (shown["state"], shown["entries"][0]["id"], shown["dead_letter"]["reason"])
+    assert told == ("halted", ids["T7"][0], "gave_up")
+    assert "usher dead redrive --all --ticket T7" in _usher(crew, "tickets", "explain", "T7")
     assert "waits for message" in _usher(crew, "tickets", "list")
     assert f"halted {_TICKETS}" in _usher(crew, "status", "--once")
     assert "more than 3" in _usher(crew, "dead", "list", "--limit", "3")

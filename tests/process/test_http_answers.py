@@ -521,11 +521,11 @@ def away(short_tmp: Path) -> Iterator[int]:
         ),
         *(
             (_request("GET", path), ("redis_unavailable",))
-            for path in ("/api/consumers", "/api/tickets", "/api/tickets/T", "/api/dead-letters")
+            for path in ("/api/consumers", "/api/tickets", "/api/dead-letters")
         ),
         *(
             (_request("GET", path), ("redis_unavailable",))
-            for path in ("/api/rules", "/api/actions", "/api/tickets/T/explain", "/api/lag")
+            for path in ("/api/rules", "/api/actions", "/api/explain?id=T", "/api/lag")
         ),
         (_request("POST", "/api/rules", {"target": "everything", "action": "pause"}), ("redis_unavailable",)),
     ],

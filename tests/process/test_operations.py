@@ -64,7 +64,7 @@ class Api:
 
         def is_so() -> bool:
             try:
-                last.update(self.ask("GET", f"/api/tickets/{ticket}/explain", master=master))
+                last.update(self.ask("GET", f"/api/explain?id={ticket}", master=master))
             except requests.ConnectionError:  # it is being started
                 return False
             return last["state"] == state and reason in ("", *(one["code"] for one in last["reasons"]))

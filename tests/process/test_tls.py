@@ -91,7 +91,7 @@ def test_a_ticket_is_followed_over_https(running: tuple[Crew, str, Link], papers
     """The connection leaves gunicorn for the feed; what is written to it must still be encrypted."""
     _, url, link = running
     link.call("XADD", KEYS.stream, "*", "ticket_id", "F")
-    asked = f"{url}/api/tickets/F/events?last_event_id=0"
+    asked = f"{url}/api/events?id=F&last_event_id=0"
     with requests.get(asked, headers=_bearer(), verify=str(papers.ca), timeout=20, stream=True) as reply:
         lines = reply.iter_lines(chunk_size=1)
         assert next(lines) == b": following"

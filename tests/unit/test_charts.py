@@ -119,7 +119,7 @@ def test_a_chart_has_pieces_where_points_are_missing_and_keeps_within_its_axes()
             charts.point(_NOW + 60_000 * minute, _level(100 * minute, 0), former, _NOTHING, {}, in_part=False)
         )
     drawn = draw(kinds("", "", "")[0], points, SPANS["1h"], _NOW + 45 * 60_000)
-    assert [len(line["pieces"]) for line in drawn["lines"]] == [3, 3, 3]
+    assert [len(line["pieces"]) for line in drawn["lines"]] == [3, 3]
     places = [
         tuple(map(float, one.split(",")))
         for line in drawn["lines"]

@@ -11,7 +11,7 @@ import pytest
 
 from usher.common.protocol.attempts import CUT_OFF, NEVER, Attempts
 from usher.common.protocol.last_error import LastError, decode, encode
-from usher.consumer.execution.watchdog import thread_stack
+from usher.consumer.execution.watchdog import stacks
 from usher.consumer.handlers.error_trace import own_line, traced
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.batches import TriedTogether
@@ -81,7 +81,7 @@ def test_a_dump_of_a_process_that_hangs_begins_with_the_innermost_call() -> None
 def test_the_stack_of_a_handler_is_found_in_its_thread() -> None:
     from usher.consumer.execution import async_pool as thread_pool
 
-    message, other = (Message(b"T", b"1-1", 1, [], OwnLease(1.0, 0.0)) for _ in range(2))
+    message = Message(b"T", b"1-1", 1, [], OwnLease(1.0, 0.0))
     begun, over = threading.Event(), threading.Event()
 
     def handle(given: Message) -> None:
@@ -97,20 +97,20 @@ def test_the_stack_of_a_handler_is_found_in_its_thread() -> None:
         def admit(self, *_: object) -> bool:
             return True
 
-        def succeeded(self, *_: object) -> bool:
+        def succeeded(self, *_: object, here: bool = False) -> bool:
             return False
 
     worker = thread_pool.LaneWorker(0, _Executor(), handle)  # type: ignore[arg-type]
     running = threading.Thread(target=worker._run, args=(Lane(b"T"),))
     running.start()
     begun.wait(30)
-    stack = thread_stack(message)
+    stack = stacks({})[b"1-1"]
     over.set()
     running.join()
     assert "in handle" in stack
     assert "_run" not in stack, "it begins with the handler"
     assert own_line(stack).rpartition(":")[0].endswith("test_last_error.py")
-    assert thread_stack(other) == ""
+    assert not stacks({})
 
 
 def test_what_is_kept_is_bounded_in_bytes_whatever_an_error_says() -> None:

@@ -120,7 +120,7 @@ class TestSlow:
         assert {board.parked_of(name) for name in names[-5:]} == {Parked(1, True)}
         assert board.parked_of(b"unknown") is None
         assert looked_for == []
-        assert board.glance(names[-1], NOW, 1000) == BoardFacts("open", 1, True, False, 0)
+        assert board.glance(names[-1], NOW, 1000) == BoardFacts("open", 1, True, False, 0, first=(b"110-0",))
         assert looked_for == [names[-1]], "that is what looks through them"
 
     def test_a_slow_rule_for_many_tickets_does_not_fill_memory(self) -> None:

@@ -15,9 +15,9 @@ from usher.common.protocol.last_error import LastError
 from usher.common.protocol.mishaps import Mishaps
 from usher.common.protocol.owner_words import HALTED, RETURNED
 from usher.common.protocol.ticket_states import TicketState
-from usher.master.audit.findings import CHECKS, OF_ENTRIES, OF_RUNS
+from usher.master.audit.findings import CHECKS, MOVING
 from usher.master.policy.board.plans import Parked
-from usher.master.policy.explain.alarms import alarms
+from usher.master.policy.explain.alarms import alarms, level_of
 from usher.master.policy.explain.stuck import (
     SHOWN,
     STUCK_MS,
@@ -34,8 +34,8 @@ from usher.master.policy.states import LISTED, ROWS, STATES, Queue, Seen, ticket
 from usher.master.policy.ticket_filter import parse_states
 
 _NOW = 1_000_000_000
-#: Checks of names and keys.
-_OF_NO_TICKET = ("attempts_leaked", "consumer_leaked", "key_foreign", "stranger_owns", "unregistered")
+#: Checks of what moves, but of no state: of messages that are over, and of names.
+_OF_NO_STATE = {"attempts_leaked", "consumer_leaked", "lost", "overtaken", "stranger_owns", "unregistered"}
 _SEEN = StuckContext({}, {"c1:1": "live", "c2:1": "draining", "c3:1": "revoked"}, {}, {})
 
 
@@ -81,13 +81,11 @@ def test_a_message_that_failed_is_told_at_once() -> None:
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3)}))
     assert (row["state"], row["put_off"], row["why"]) == ("retrying", True, "asked to be called again later")
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(1, losses=1)}))
-    assert (row["put_off"], row["why"], row["owners_lost"]) == (False, "its consumer was lost with it; retrying", 0)
+    assert (row["put_off"], row["why"]) == (False, "its consumer was lost with it; retrying")
     [row] = rows(
         head(owner=b"c9:1"), seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1), head().id: Attempts(3, 3)})
     )
-    assert (row["state"], row["why"]) == ("recovering", "its consumer is lost; it is being taken back"), (
-        "it tries nothing any more"
-    )
+    assert (row["state"], row["why"]) == ("recovering", "its consumer is lost; it is being taken back")
 
 
 def test_a_ticket_that_is_no_utf_8_hides_no_other() -> None:
@@ -149,7 +147,7 @@ def snapshot(**more: Any) -> dict[str, Any]:
         "dead_letters": 0,
     }
     calm |= {"write_trouble": None, "mishaps": Mishaps()._asdict()}
-    return calm | {"broad_rules": [], "stuck": [], "stuck_most": 50, "consumers": consumers} | more
+    return calm | {"broad_rules": [], "stuck": [], "groups": [], "consumers": consumers} | more
 
 
 def told(**more: Any) -> list[tuple[str, str]]:
@@ -162,7 +160,6 @@ def stuck(**more: Any) -> dict[str, Any]:
         "since_ms": _NOW - 10_000,
         "attempts": 0,
         "put_off": False,
-        "owners_lost": 0,
         "head": "12-0",
         "consumer": "c3",
         "behind": 4,
@@ -196,21 +193,6 @@ def test_consumers_are_behind_when_much_is_unread_and_has_been_for_long(
     assert (level, text.startswith("The consumers are behind")) == (("warn", True) if is_behind else ("ok", False))
 
 
-def test_a_flood_is_told_as_a_queue_with_where_to_slow_its_tenant() -> None:
-    flood = {"queue": {"tenant": "a&b", "text": "behind 310"}, "stuck": [stuck(state="queued")] * 49}
-    [alarm] = alarms(snapshot(**flood))
-    assert alarm == ("warn", "Tickets wait for their turn, behind 310", "/rules?tenant=a%26b")
-
-
-def test_of_more_than_are_looked_at_it_is_said_that_there_may_be_more() -> None:
-    for state, says in (
-        ("handed_over", "2 tickets or more are stuck"),
-        ("paused", "2 paused tickets or more with messages"),
-    ):
-        assert told(stuck=[stuck(state=state)] * 2, stuck_most=2)[0][1].startswith(says)
-        assert "or more" not in told(stuck=[stuck(state=state)] * 2, stuck_most=3)[0][1]
-
-
 def test_a_rule_for_all_tickets_is_not_forgotten() -> None:
     assert told(broad_rules=["paused by alice (rule r1, everything)"]) == [
         ("warn", "All tickets are paused by alice (rule r1, everything)")
@@ -222,37 +204,24 @@ def test_a_redis_that_refuses_writes_comes_first_because_the_rest_follows_from_i
     assert told(write_trouble=trouble, leader_url=None)[0] == ("bad", "Redis refuses writes")
     assert told(write_trouble=trouble) == [("bad", "Redis refuses writes")]
     assert told(write_trouble=trouble | {"is_certain": False}) == [("warn", "Redis refuses writes")]
-    assert told(write_trouble=trouble | {"is_certain": False}, leader_url=None)[0] == ("bad", "Redis refuses writes"), (
-        "that nobody leads proves it"
-    )
+    proved = told(write_trouble=trouble | {"is_certain": False}, leader_url=None)[0]
+    assert proved == ("bad", "Redis refuses writes"), "that nobody leads proves it"
 
 
-def test_owners_that_are_lost_one_after_another_with_one_message_are_told() -> None:
-    assert [level for level, _ in told(stuck=[stuck(owners_lost=1)])] == ["warn"]
-    assert (
-        "bad",
-        "INC-7: 12-0 may end or freeze its process. The last 3 processes ended meanwhile.",
-    ) in (told(stuck=[stuck(), stuck(owners_lost=3)]))
-
-
-def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:
-    assert told(stuck=[stuck()]) == [("warn", "1 ticket is stuck or retrying; the oldest: INC-7 on c3, 4 behind")]
-    assert told(stuck=[stuck(since_ms=_NOW - 60_000)])[0][0] == "bad"
-    paused = stuck(state="paused", since_ms=_NOW - 900_000, attempts=5)
-    waits = ("warn", "1 paused ticket with messages that wait; the oldest: INC-7")
-    assert told(stuck=[paused]) == [waits], "an operator did that"
-    assert told(stuck=[paused, stuck()]) == [
-        ("warn", "1 ticket is stuck or retrying; the oldest: INC-7 on c3, 4 behind"),
-        waits,
-    ]
-    assert told(stuck=[stuck(since_ms=_NOW - 900_000, attempts=9, put_off=True)])[0][0] == "warn", (
-        "its handler did that"
-    )
-    level, text = told(stuck=[stuck(attempts=3), stuck()])[0]
-    assert (level, text) == (
-        "bad",
-        "2 tickets are stuck or retrying; the oldest: INC-7 on c3, 3 attempts, 4 behind",
-    )
+@pytest.mark.parametrize(
+    ("state", "row", "level"),
+    [
+        ("handed_over", {}, "warn"),
+        ("handed_over", {"since_ms": _NOW - 60_000}, "bad"),
+        ("retrying", {"attempts": 3}, "bad"),
+        ("retrying", {"since_ms": _NOW - 900_000, "attempts": 9, "put_off": True}, "warn"),  # its handler did that
+        ("paused", {"since_ms": _NOW - 900_000, "attempts": 5}, "warn"),  # an operator did that
+        *(("queued", {"since_ms": _NOW - 900_000}, "warn"), ("halted", {}, "bad")),
+    ],
+)
+def test_a_handler_may_take_its_time_before_somebody_has_to_act(state: str, row: dict[str, Any], level: str) -> None:
+    assert level_of({"state": state, "alike": False, "rows": [stuck(**row)]}, _NOW) == level
+    assert level_of({"state": state, "alike": True, "rows": []}, _NOW) == "bad", "what handlers need is away"
 
 
 @pytest.mark.parametrize(("ago_s", "is_told"), [(60, True), (86_399, True), (86_500, False)])
@@ -360,12 +329,9 @@ def test_the_docs_tell_every_state() -> None:
 
 def test_the_table_has_every_state_and_every_row_has_words() -> None:
     assert {state.name for state in STATES} == set(TicketState)
-    judged, of_none = (
-        {name for state in STATES for name in state.audits.split()},
-        {*OF_RUNS, *OF_ENTRIES, *_OF_NO_TICKET},
-    )
+    judged = {name for state in STATES for name in state.audits.split()}
     assert judged <= CHECKS.keys(), "a check of that name"
-    assert CHECKS.keys() - judged <= of_none, "which state does it judge? (master/policy/states.py)"
+    assert {*MOVING} - judged == _OF_NO_STATE, "which state does it judge? (master/policy/states.py)"
     kinds, rule = (
         ("", "owned", "returned", "put_off", "halted", "unreadable"),
         Rule(Target.TICKET, "T", RuleAction.PAUSE),
@@ -381,17 +347,20 @@ def test_the_table_has_every_state_and_every_row_has_words() -> None:
 
 def test_what_waits_while_others_are_handled_is_queued_and_not_stuck() -> None:
     moves = {"leader_url": "http://m", "done_per_second": 140.0, "parked": 4_210}
-    queue = Queue.of(moves, {b"noisy": 3_900, b"b": 2})
+    queue = Queue.of(moves, {"noisy": (3_900, 130.0), "b": (2, 10.0)})
     assert queue is not None
     assert (
         queue.text
         == "behind 4,210 waiting messages, of which 3,900 are of tenant noisy: about 30 s at 140.0 per second"
     )
+    assert queue.before("b").text == "behind 2 waiting messages of its tenant: about 200 ms at 10.0 per second"
+    assert queue.before("new") == queue.before("") == queue, "what is not known is not made up"
     for stands in ({"done_per_second": 0.0}, {"leader_url": None}, {"parked": 0}, {"done_per_second": None}):
         assert Queue.of(moves | stands) is None
     head = Head(b"T", b"", 0, b"%d-0" % (_THEN - 100_000), 1)
     row = describe(head, StuckContext({}, {}, {}, {}, queue=queue.text), _THEN)
     assert (row["state"], row["why"]) == ("queued", queue.text)
-    groups = TicketGroups()
-    [group] = groups.merged([row | {"shown": "T"}, row | {"shown": "U"}])
+    put_off = [_row(n, b"waits@%d" % (_THEN + n), None) for n in range(3)]
+    [group, later] = TicketGroups().merged([row | {"shown": "T"}, row | {"shown": "U"}, *put_off])
     assert group["told"].startswith("2 tickets queued: for their turn, since")
+    assert later["told"].startswith("3 tickets put off: asked to be called again later, since"), "whatever their times"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 from usher.common.protocol.keys import MASTER
 from usher.common.protocol.marks import Mark
@@ -47,8 +48,8 @@ from usher.master.policy.board.tickets import (
 from usher.master.policy.board.turns import FairQueue
 from usher.master.policy.rules import Rulebook
 
-#: Most entries read ahead at a time: fewer would hide for longer what stands behind a flood.
-_AHEAD = 1000
+#: Most entries read ahead at a time: fewer would hide for longer what stands behind a flood; and told of a ticket.
+_AHEAD, _TOLD = 1000, 200
 #: Standings of tickets that wait for a time or for somebody, whatever consumers do.
 _STILL = (Standing.WAITING, Standing.HALTED)
 #: Seconds between two times at which records are written of tickets of which something is over, and most at a time.
@@ -859,6 +860,7 @@ class Board:
             "" if asked is None else asked.idle,
             turn,
             tenant,
+            first=tuple(islice(ticket.parked.copy(), _TOLD)),  # a copy: another thread may be changing it
         )
 
     def parked_of(self, name: bytes) -> Parked | None:

@@ -78,7 +78,7 @@ class BoardFacts:
     """A ticket as the leader remembers it, when it is this master. ``standing``: see master/policy/board/tickets.py.
     ``due_ms``: when a slowed or waiting ticket goes on. ``recalled_for``: the consumer for which it was asked back.
     ``turn``: why it does not have its turn, if that is known. ``is_full``: so many entries wait that no more are
-    read."""
+    read. ``first``: the first of what is parked."""
 
     standing: str
     parked: int
@@ -89,3 +89,4 @@ class BoardFacts:
     turn: str = ""
     tenant: bytes = b""
     is_full: bool = False
+    first: tuple[bytes, ...] = ()

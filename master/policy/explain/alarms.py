@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
 from usher.common.base.text import pluralize
 from usher.common.doctor.judgements import NEARLY_FULL
+from usher.common.protocol.ticket_states import TicketState
+from usher.master.policy.explain.stuck import FURTHER
+from usher.master.policy.states import BAD, BY_NAME, WARN
 
 #: Number of unread messages, and age of the oldest one, above which an alarm says that consumers are behind.
 _LAG, _OLD_MS = 1_000, 60_000
 #: A handler may take its time: only above this age, or with this many attempts, somebody has to act.
 _STILL_MS, _ATTEMPTS = 60_000, 3
-#: This many owners in a row that were lost with the same message are no accident.
-_LOST = 2
 #: Seconds for which an alarm tells what somebody did to the stream.
 _RECENT_S = 86_400
 #: Declared losses of the group itself; of others there are alarms anyway.
 _OF_GROUP = ("group_lost", "set_back")
-#: What an operator has stopped, or a dead letter, or what waits for its turn, has alarms of its own; of further groups
-#: the states are not known.
-_NOT_STILL = ("halted", "paused", "queued", "further")
-BAD, WARN, OK = "bad", "warn", "ok"
+OK = "ok"
 _WORDS = {BAD: "Critical", WARN: "Warning", OK: "OK"}
 
 
@@ -37,13 +34,26 @@ class Alarm(NamedTuple):
         return {"level": self.level, "word": _WORDS[self.level], "text": self.text, "href": self.href}
 
 
+def level_of(group: Mapping[str, Any], now_ms: int) -> str:
+    """Return the level of a group of stuck tickets. What an operator has paused waits for that operator, what is queued
+    for its turn, and what asked to be called later has not failed."""
+    state = BY_NAME.get(group["state"])
+    if group["alike"] or (state is not None and state.severity == BAD):
+        return BAD
+    is_calm = group["state"] in (TicketState.PAUSED, TicketState.QUEUED, TicketState.PUT_OFF, FURTHER)
+    tries = max((row["attempts"] for row in group["rows"] if not row["put_off"]), default=0)
+    is_old = any(not row["put_off"] and now_ms - row["since_ms"] >= _STILL_MS for row in group["rows"])
+    return BAD if not is_calm and (is_old or tries >= _ATTEMPTS) else WARN
+
+
 def alarms(seen: Mapping[str, Any]) -> list[Alarm]:
-    """Return the alarms of a snapshot of the pulse; when there are none, one that says that all is well."""
+    """Return the alarms of a snapshot of the pulse, beside its groups of stuck tickets; when there is neither, one that
+    says that all is well."""
     of_rules = [Alarm(WARN, f"All tickets are {told}", "/rules") for told in seen["broad_rules"]]
     found = [*_of_programs(seen), *_of_stream(seen), *_of_tickets(seen), *of_rules, *_of_flow(seen)]
-    return sorted(found, key=lambda one: one.level != BAD) or [
-        Alarm(OK, _calm(seen), "/dead-letters" if seen["dead_letters"] else "")
-    ]
+    if not (found or seen["groups"]):
+        return [Alarm(OK, _calm(seen), "/dead-letters" if seen["dead_letters"] else "")]
+    return sorted(found, key=lambda one: one.level != BAD)
 
 
 def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
@@ -81,60 +91,19 @@ def _of_stream(seen: Mapping[str, Any]) -> list[Alarm]:
 
 
 def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
-    found = []
-    halted = [row for row in seen["stuck"] if row["state"] == "halted"]
-    # A ticket that an operator has paused waits for that operator, not for the reader of this.
-    paused = [row for row in seen["stuck"] if row["state"] == "paused"]
-    still = [row for row in seen["stuck"] if row["state"] not in _NOT_STILL and not row.get("alike")]
-    alike = [group for group in seen.get("groups", ()) if group.get("alike")]
-    found += [Alarm(BAD, f"What handlers need is away: {group['told']}", "/tickets") for group in alike]
-    if halted or seen["halted"]:
-        told = pluralize(max(len(halted), seen["halted"]), "ticket")
-        found.append(Alarm(BAD, f"{told} halted by a dead letter: redrive or drop it", "/dead-letters"))
-    if still:
-        first = still[0]
-        more = len(seen["stuck"]) >= seen["stuck_most"]
-        groups = [one for one in seen.get("groups", ()) if one["state"] not in _NOT_STILL and one not in alike]
-        known = sum(one["tickets"] for one in groups)
-        count = (
-            f"{max(len(still), known):,} tickets or more are"
-            if more
-            else f"{pluralize(len(still), 'ticket')} {'is' if len(still) == 1 else 'are'}"
-        )
-        on = f" on {first['consumer']}" if first["consumer"] else ""
-        tries = f", {pluralize(first['attempts'], 'attempt')}" if first["attempts"] else ""
-        behind = (
-            f", {'' if first['behind_is_exact'] else 'at least '}{first['behind']:,} behind" if first["behind"] else ""
-        )
-        # A message that asked to be called later has not gone wrong.
-        acts = any(
-            not row["put_off"] and (seen["time_ms"] - row["since_ms"] >= _STILL_MS or row["attempts"] >= _ATTEMPTS)
-            for row in still
-        )
-        text = f"{count} stuck or retrying; the oldest: {first['shown']}{on}{tries}{behind}"
-        found.append(Alarm(BAD if acts else WARN, text, first["href"]))
-    if (lost := [row for row in still if row["owners_lost"] >= _LOST]) != []:
-        row = max(lost, key=lambda one: int(one["owners_lost"]))
-        text = f"{row['shown']}: {row['head']} may end or freeze its process"
-        found.append(Alarm(BAD, f"{text}. The last {row['owners_lost']} processes ended meanwhile.", row["href"]))
-    if paused:
-        told = pluralize(len(paused), "paused ticket") + " or more" * (len(seen["stuck"]) >= seen["stuck_most"])
-        text = f"{told} with messages that wait; the oldest: {paused[0]['shown']}"
-        found.append(Alarm(WARN, text, paused[0]["href"]))
-    return found
+    if not seen["halted"] or any(group["state"] == TicketState.HALTED for group in seen["groups"]):
+        return []  # else they are not among those that were looked at yet
+    told = f"{pluralize(seen['halted'], 'ticket')} halted by a dead letter: redrive or drop it"
+    return [Alarm(BAD, told, "/dead-letters")]
 
 
 def _of_flow(seen: Mapping[str, Any]) -> list[Alarm]:
-    queue = seen.get("queue")
-    if queue and any(row["state"] == "queued" for row in seen["stuck"]):
-        text = f"Tickets wait for their turn, {queue['text']}"
-        href = "/rules?" + urlencode({"tenant": queue["tenant"]}) if queue["tenant"] else "/consumers"
-        return [Alarm(WARN, text, href)]
     # of what is pending; also None without a group, where the number of unread entries is unknown
     oldest_ms = seen["oldest_ms"]
     found = [Alarm(BAD, seen["sudden"], "/dead-letters")] if seen.get("sudden") else []
     found += [Alarm(WARN, seen["letters_wrong"], "/dead-letters")] if seen.get("letters_wrong") else []
-    if seen["lag"] >= _LAG and oldest_ms and seen["time_ms"] - oldest_ms >= _OLD_MS:
+    is_queued = any(group["state"] == TicketState.QUEUED for group in seen["groups"])  # which says behind what
+    if seen["lag"] >= _LAG and not is_queued and oldest_ms and seen["time_ms"] - oldest_ms >= _OLD_MS:
         lag = f"{'' if seen['lag_is_exact'] else 'more than '}{seen['lag']:,}"
         found.append(Alarm(WARN, f"The consumers are behind: {lag} messages are unread", "/consumers"))
     return found

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from usher.common.base.text import pluralize, span, time_of_day
 from usher.common.protocol.attempts import NEVER, attempts_told
+from usher.common.protocol.stream_id import milliseconds
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.explain.facts import EntryRow, OwnEntry, OwnerFacts, Reason, TicketExplanation, TicketFacts
 from usher.master.policy.rules import Rule, RuleAction, Target
@@ -150,11 +151,8 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
     if run.state == "apart":
         text = f"{_id(run.id)} waits on {name} ({fence}) for a process of its own. {_suspicion(facts, run.id)}."
         return TicketState.HANDED_OVER, Reason("suspect_apart", text), f"a process of its own on {name}", 0
-    text = (
-        f"{_id(run.id)} was handed over to {name}{_since_fence(facts)} ({fence}) and waits there for a free handler"
-        " slot"
-    )
-    return TicketState.HANDED_OVER, Reason("waits_for_slot", text), f"a handler slot on {name}", 0
+    text = f"was handed over to {name}{_since_fence(facts)} ({fence}) and waits there for a free handler slot"
+    return TicketState.HANDED_OVER, Reason("waits_for_slot", f"{_id(run.id)} {text}"), f"a handler slot on {name}", 0
 
 
 def _suspicion(facts: TicketFacts, entry_id: bytes) -> str:
@@ -172,35 +170,24 @@ def _attempt(start: int, number: int, most: int) -> str:
 
 def _recalled(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     if facts.board is not None and facts.board.recalled_for:
-        idle = facts.board.recalled_for
-        text = (
-            f"the leader recalls it from {owner.name} for {idle}, which has nothing to do, unless it has started by now"
-        )
-        yield Reason("recalled", text)
+        text = f"the leader recalls it from {owner.name} for {facts.board.recalled_for}, which has nothing to do"
+        yield Reason("recalled", f"{text}, unless it has started by now")
 
 
 def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     ends = span(owner.lease_ms)
     if owner.state == "draining":
-        text = (
-            f"consumer {owner.name} drains: it starts no more messages of the ticket, and gives back those that do not"
-            f" run; else its lease ends in {ends}"
-        )
-        yield Reason("owner_draining", text)
+        text = "it starts no more messages of the ticket, and gives back those that do not run"
+        yield Reason("owner_draining", f"consumer {owner.name} drains: {text}; else its lease ends in {ends}")
     elif owner.state == "revoked":
-        text = (
-            f"{owner.name} did not answer at its health URL, so its lease was revoked: others get the ticket in {ends}"
-        )
-        yield Reason("owner_revoked", text)
+        text = "did not answer at its health URL, so its lease was revoked: others get the ticket in"
+        yield Reason("owner_revoked", f"{owner.name} {text} {ends}")
     else:
         yield Reason("lease", f"the lease of {owner.name} ends in {ends} unless it is renewed")
     if owner.paused is not None:
-        why = f": {owner.paused.reason}" if owner.paused.reason else ""
-        text = (
-            f"{owner.paused.who or 'somebody'} drained consumer {owner.name}{why}: it finishes what it has, and others"
-            " get what comes later"
-        )
-        yield Reason("owner_paused", text)
+        text = f"drained consumer {owner.name}{owner.paused.reason and ': '}{owner.paused.reason}"
+        later = "it finishes what it has, and others get what comes later"
+        yield Reason("owner_paused", f"{owner.paused.who or 'somebody'} {text}: {later}")
 
 
 def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
@@ -208,17 +195,11 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     if facts.leader is None:
         lost = Reason("owner_lost", f"consumer {owner.name} died with {_id(first)}: its lease has ended")
         return _told(facts, TicketState.RECOVERING, (lost, _no_leader()), "a master that leads")
-    by = (
-        f"the leader {facts.leader.url} takes its messages back, oldest first, and hands them over under a new fencing"
-        " token"
-    )
+    by = f"the leader {facts.leader.url} takes its messages back, oldest first, and hands them over under a new fencing"
+    by = f"{by} token, in {span(facts.lease_ms)} at the latest"
     successor = f"; {owner.successor} has its name now and gets the ticket first" if owner.successor else ""
-    until = facts.now_ms + facts.lease_ms
-    text = (
-        f"consumer {owner.name} died with {_id(first)} (fencing token {facts.fence}): {by}, in {span(facts.lease_ms)}"
-        f" at the latest{successor}"
-    )
-    reasons = (Reason("owner_lost", text), *_behind(facts, first))
+    text = f"consumer {owner.name} died with {_id(first)} (fencing token {facts.fence}): {by}{successor}"
+    reasons, until = (Reason("owner_lost", text), *_behind(facts, first)), facts.now_ms + facts.lease_ms
     return _told(facts, TicketState.RECOVERING, reasons, "its recovery by the leader", until)
 
 
@@ -234,7 +215,7 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
     state = TicketState.PAUSED if obstacle.code == "rule_pause" and is_held else where
     if where == TicketState.WAITING and obstacle.code in _QUEUES and facts.queue is not None:
         state = TicketState.QUEUED
-    reasons = [obstacle, *_place(facts, what, where), *_behind(facts, first)]
+    reasons = [obstacle, *_place(facts, first, what, where), *_behind(facts, first)]
     if rule is not None and not obstacle.code.startswith("rule_"):
         reasons.append(Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}"))
     return _told(facts, state, reasons, waits_for, until_ms)
@@ -259,17 +240,17 @@ def _put_off(facts: TicketFacts) -> TicketExplanation:
     return _told(facts, state, reasons, "a try that succeeds" if alike else "its time", facts.due_ms)
 
 
-def _place(facts: TicketFacts, what: str, where: str) -> Iterator[Reason]:
+def _place(facts: TicketFacts, first: bytes, what: str, where: str) -> Iterator[Reason]:
     if where == TicketState.RETURNED:
         how = f"the ticket's next owner begins with it, under a fencing token above {facts.fence}"
         yield Reason("returned", f"{what} was given back, by a drain, a recall or a redrive: {how}")
     elif where == TicketState.PUT_OFF:
         yield Reason("was_put_off", f"its handler had asked to be called again at {time_of_day(facts.due_ms)}")
     elif where == TicketState.WAITING:
-        yield Reason("parked", f"the leader has read {what}, and no consumer has it")
+        yield Reason("parked", f"the leader has read {what}{_sent(facts, first)}, and no consumer has it")
     else:
         lag = f"{pluralize(facts.lag, 'entry', 'entries')} of all tickets {'is' if facts.lag == 1 else 'are'} unread"
-        yield Reason("unread", f"the leader has not read {what} yet; {lag}")
+        yield Reason("unread", f"the leader has not read {what}{_sent(facts, first)} yet; {lag}")
 
 
 def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> tuple[Reason, str, int]:
@@ -325,10 +306,7 @@ def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] 
 
 
 def _no_leader() -> Reason:
-    return Reason(
-        "no_leader",
-        "no master leads, so nothing moves (is `usher master` running?)",
-    )
+    return Reason("no_leader", "no master leads, so nothing moves (is `usher master` running?)")
 
 
 # ---- an operator's business ------------------------------------------------------------------------------------------
@@ -362,56 +340,42 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
 
 
 def _unreadable(facts: TicketFacts) -> TicketExplanation:
-    text = (
-        "the ticket's record in the index cannot be read (did somebody write it by hand?): repair or delete it, and"
-        " the ticket moves again"
-    )
-    reasons = (Reason("record_unreadable", text),)
+    text = "the ticket's record in the index cannot be read (did somebody write it by hand?): repair or delete it, and"
+    reason = Reason("record_unreadable", f"{text} the ticket moves again")
     command = f"redis-cli HDEL <prefix>:tickets {shlex.quote(facts.ticket_id)}"
     ways = (("forgets the record; the sweep finds its pending entries again", command),)
-    return _told(facts, TicketState.UNREADABLE, reasons, "an operator", ways=ways)
+    return _told(facts, TicketState.UNREADABLE, (reason,), "an operator", ways=ways)
 
 
 def _delayed(facts: TicketFacts) -> Iterator[Reason]:
     at_least, are = "" if facts.delayed_is_exact else "at least ", "is" if facts.delayed == 1 else "are"
     due = f"due in {span(facts.due_ms - facts.now_ms)}" if facts.due_ms > facts.now_ms else "due now"
-    yield Reason(
-        "delayed",
-        f"{at_least}{pluralize(facts.delayed, 'message')} of the ticket {are} delayed,"
-        f" {'' if facts.delayed == 1 else 'the first is '}{due}",
-    )
+    first, many = "" if facts.delayed == 1 else "the first is ", pluralize(facts.delayed, "message")
+    yield Reason("delayed", f"{at_least}{many} of the ticket {are} delayed, {first}{due}")
     if facts.leader is None:
         yield _no_leader()
 
 
 def _nothing(facts: TicketFacts) -> TicketExplanation:
     sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered and facts.gathered_is_exact
+    code = "not_looked_through"
     if facts.not_gathered:
         at_least = "" if facts.gathered_is_exact else "at least "
-        waits = (
-            f"{at_least}{pluralize(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be"
-            " gathered"
-        )
-        reasons = [
-            Reason("not_gathered", f"the ticket has nothing in the work stream; {waits}, and some may belong to it")
-        ]
+        waits = f"{at_least}{pluralize(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be"
+        text = f"the ticket has nothing in the work stream; {waits} gathered, and some may belong to it"
+        code = "not_gathered"
     elif sure:
         ends = "" if facts.last_letter is not None else ": everything is finished, or nothing was ever sent"
         if not facts.letters_are_all:
             ends = "; it may have a dead letter: not all were searched"
-        reasons = [Reason("nothing_to_do", f"the ticket has nothing unread, waiting or in processing{ends}")]
+        code, text = "nothing_to_do", f"the ticket has nothing unread, waiting or in processing{ends}"
     elif facts.unread_is_exact and facts.parked_is_exact:
-        text = (
-            "nothing of the ticket was found; not all ticket streams were searched, so it may wait in one to be"
-            " gathered"
-        )
-        reasons = [Reason("not_looked_through", text)]
+        text = "nothing of the ticket was found; not all ticket streams were searched, so it may wait in one"
+        text = f"{text} to be gathered"
     else:
-        text = (
-            "the ticket has nothing in processing; more is unread or waiting than was searched, so it may be further"
-            " behind"
-        )
-        reasons = [Reason("not_looked_through", text)]
+        text = "the ticket has nothing in processing; more is unread or waiting than was searched, so it may be further"
+        text = f"{text} behind"
+    reasons = [Reason(code, text)]
     if facts.by_stream and "/" not in facts.ticket_id:
         of_streams = "with several streams, ask for STREAM/ID"
         reasons.append(Reason("by_stream", f"{of_streams}, such as shop:3/{facts.ticket_id}"))
@@ -424,13 +388,10 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
     reasons += [Reason("rule_too", f"a rule waits for it: the ticket is {rule.told()}") for rule in facts.rules[:1]]
     commands += tuple(_rule_commands(facts))
     if facts.delayed:
-        shows = (
-            "shows them; `usher delayed drop` ends them",
-            f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}",
-        )
-        return TicketExplanation(
-            facts, TicketState.DELAYED, (*_delayed(facts), *reasons), (), "its time", facts.due_ms, (shows, *commands)
-        )
+        lists = f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}"
+        commands = (("shows them; `usher delayed drop` ends them", lists), *commands)
+        reasons = [*_delayed(facts), *reasons]
+        return TicketExplanation(facts, TicketState.DELAYED, tuple(reasons), (), "its time", facts.due_ms, commands)
     state = TicketState.IDLE if sure else TicketState.NOT_FOUND
     return TicketExplanation(facts, state, tuple(reasons), (), "", 0, commands)
 
@@ -444,11 +405,8 @@ def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
         text = f"{owner.name} goes on with what it has; the ticket's other messages are {rule.told()}"
         yield Reason(f"rule_{rule.action.value}", text)
     elif facts.board is not None and facts.board.window_is_full:
-        yield Reason(
-            "window_full",
-            f"{pluralize(facts.all_parked, 'more waits', 'more wait')}: the owner has as many of the ticket's messages"
-            " as it may have at a time",
-        )
+        text = "the owner has as many of the ticket's messages as it may have at a time"
+        yield Reason("window_full", f"{pluralize(facts.all_parked, 'more waits', 'more wait')}: {text}")
     elif owner.state != "live" or owner.paused is not None:
         yield Reason("owner_takes_nothing", f"others get the rest when {owner.name} is done with what it has")
 
@@ -466,9 +424,9 @@ def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:
     if not first:
         yield Reason("behind", f"{exact}{pluralize(count, 'entry waits', 'entries wait')}")
     elif count == 1 and waiting:
-        yield Reason("behind", f"{exact}{_id(waiting[0])} waits behind {_id(first)}")
+        yield Reason("behind", f"{exact}{_id(waiting[0])}{_sent(facts, waiting[0])} waits behind {_id(first)}")
     else:
-        following = f", the next is {_id(waiting[0])}" if waiting else ""
+        following = f", the next is {_id(waiting[0])}{_sent(facts, waiting[0])}" if waiting else ""
         yield Reason("behind", f"{exact}{pluralize(count, 'waits', 'wait')} behind {_id(first)}{following}")
 
 
@@ -486,11 +444,10 @@ def _rows(facts: TicketFacts, run: OwnEntry | None) -> Iterator[EntryRow]:
         elif of_record == TicketState.PUT_OFF and known.failures:  # as the lists say it
             state = TicketState.RETRYING
         if own is not None:
-            started_ms, due_ms = (
-                (own.started_ms if state == TicketState.RUNNING else 0),
-                (own.due_ms if state == TicketState.RETRYING else 0),
+            started_ms = own.started_ms * (state == TicketState.RUNNING)
+            yield EntryRow(
+                entry_id, state, own.attempt, started_ms, own.due_ms * (state == TicketState.RETRYING), before
             )
-            yield EntryRow(entry_id, state, own.attempt, started_ms, due_ms, before)
         else:
             yield EntryRow(entry_id, state, known.starts, behind=before)
         before = entry_id
@@ -508,7 +465,16 @@ def _rule_commands(facts: TicketFacts) -> Iterator[tuple[str, str]]:
 def _since_fence(facts: TicketFacts) -> str:
     """Say when the ticket got its owner: fences are made from the clock (lua/includes/numbers.lua)."""
     handed_ms = facts.fence // 1024
-    return f" {_ago(facts, handed_ms)}" if 0 <= facts.now_ms - handed_ms < 10 * 365 * 86_400_000 else ""
+    return f" {_ago(facts, handed_ms)}" if _is_time(facts, handed_ms) else ""
+
+
+def _sent(facts: TicketFacts, entry_id: bytes) -> str:
+    sent_ms = milliseconds(entry_id) if entry_id[:1].isdigit() else 0
+    return f" (sent {_ago(facts, sent_ms)})" if _is_time(facts, sent_ms) else ""
+
+
+def _is_time(facts: TicketFacts, ms: int) -> bool:
+    return 0 <= facts.now_ms - ms < 10 * 365 * 86_400_000  # a number need not be one
 
 
 def _ago(facts: TicketFacts, at_ms: int) -> str:

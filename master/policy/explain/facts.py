@@ -1,6 +1,6 @@
 """Facts that an explanation is made of, and the explanation itself: plain values. Pure.
 
-The document of an explanation (``GET /api/tickets/{id}/explain``, ``usher tickets explain --json``)::
+The document of an explanation (``GET /api/explain?id=``, ``usher tickets explain --json``)::
 
     {"ticket_id": "42", "time_ms": 1790000000000,
      "state": a TicketState, "summary": "one sentence", "sentences": ["...", ...],

@@ -119,7 +119,6 @@ def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
         "error": error["told"] if error is not None else "",
         "at": error["at"] if error is not None else "",
         "put_off": attempts.put_off and not alike,
-        "owners_lost": attempts.crashes,  # a loss may be an outage of Redis, or a restart: it blames nobody
         "alike": bool(alike) and state.name is TicketState.RETRYING,
         "state": state.name,
         "why": state.why(facts),
@@ -148,8 +147,12 @@ SHOWN = 20
 #: Most groups; tickets of further ones are counted as "others".
 _MOST = 200
 GroupKey = tuple[str, str]
+#: Words for states whose own text is another one for each ticket.
+_ALL_ALIKE = {TicketState.QUEUED: "for their turn", TicketState.PUT_OFF: "asked to be called again later"}
 #: The group of what is in none of the named ones.
-_FURTHER = {"state": "further", "error": "", "at": "", "tickets_are_all": True, "messages_are_all": False, "rows": []}
+FURTHER = "further"
+_FURTHER = {"state": FURTHER, "error": "", "at": "", "alike": False, "rows": []}
+_FURTHER |= {"tickets_are_all": True, "messages_are_all": False}
 
 
 def key_of(row: Mapping[str, Any]) -> GroupKey:
@@ -158,8 +161,8 @@ def key_of(row: Mapping[str, Any]) -> GroupKey:
         return state, row["error"]
     if state in (TicketState.HALTED, TicketState.RETRYING):
         return state, ""
-    if state == TicketState.QUEUED:  # whose text changes all the time
-        return state, "for their turn"
+    if (calm := _ALL_ALIKE.get(state)) is not None:
+        return state, calm
     return state, f"on {row['consumer']}" if row["consumer"] else row["why"]
 
 

@@ -117,9 +117,8 @@ def _completed(entry_id: bytes, fields: Sequence[bytes], wanted: Collection[byte
             name = "completed" if facts.get("outcome", "done") == "done" else "attempt"
             # An execution that ended with its process could not say when.
             ended = {"time_ms": run.end_us // 1000 if run.end_us else milliseconds(entry_id)}
-            yield Event(
-                ticket, name, {"ticket_id": facts.pop("ticket"), "message_id": facts.pop("id"), **ended, **facts}
-            )
+            ids = {"ticket_id": facts.pop("ticket"), "message_id": facts.pop("id")}
+            yield Event(ticket, name, ids | ended | facts)
 
 
 class TicketSnapshot(NamedTuple):
@@ -154,6 +153,5 @@ def changes(ticket: bytes, before: TicketSnapshot, now: TicketSnapshot) -> Itera
         yield Event(ticket, "state", dict(row))
     for message_id, attempts in now.attempts.items():
         if before.attempts.get(message_id) != attempts:
-            yield Event(
-                ticket, "attempt", {"ticket_id": row["ticket_id"], "message_id": message_id, "attempts": attempts}
-            )
+            facts = {"ticket_id": row["ticket_id"], "message_id": message_id, "attempts": attempts}
+            yield Event(ticket, "attempt", facts)

@@ -83,7 +83,7 @@ def _add_bulk(actions: Blueprint, parts: Parts, go: Go, shelf: Shelf) -> None:
         asked, ids = asked_of(shelf.ask, form), _chosen_ids()
         if shelf is TICKETS and not asked.given:
             raise refused("give a state, a consumer or an error")
-        if shelf is DELAYED and not (ids or form.get("all")):
+        if not (ids or form.get("all")) and (shelf is DELAYED or form.get("chosen")):
             raise refused("nothing was chosen: go back, and choose messages in the first column")
         wanted, told = shelf.meant(asked, sees_texts()), asked.told(f"all {shelf.noun}s")
         more: dict[str, Any] = {"due_ms": _due_ms(parts)} if verb.args is MovedDelayed else {}

@@ -17,6 +17,7 @@ from usher.common.http.auth import CSRF_FIELD, Doorman, csrf_token, doorman, loc
 from usher.common.http.credentials import Role
 from usher.common.protocol.attempts import attempts_told
 from usher.master.insight.formatting import FILTERS, message_url, number, spark, ticket_url
+from usher.master.policy.explain.alarms import OK
 from usher.master.policy.states import BY_NAME, LISTED
 from usher.master.policy.ticket_filter import ORDERS
 from usher.master.web.pages.actions import action_routes
@@ -30,19 +31,17 @@ _POLICY = (
 )
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _FILES = ("usher.css", "usher.js", "icon.svg")
-_NAV = (
-    ("overview", "/", "Overview"),
-    ("charts", "/charts", "Charts"),
-    ("tickets", "/tickets", "Tickets"),
-    ("consumers", "/consumers", "Consumers"),
-    ("dead-letters", "/dead-letters", "Dead letters"),
-    ("delayed", "/delayed", "Delayed"),
-    ("rules", "/rules", "Rules"),
-    ("streams", "/streams", "Streams"),
-    ("audit", "/audit", "Audit"),
-    ("doctor", "/doctor", "Doctor"),
-    ("actions", "/actions", "Actions"),
-)
+_NAV = {
+    "Now": (("overview", "/", "Overview"), ("charts", "/charts", "Charts")),
+    "Work": (
+        ("tickets", "/tickets", "Tickets"),
+        ("dead-letters", "/dead-letters", "Dead letters"),
+        ("delayed", "/delayed", "Delayed"),
+    ),
+    "Fleet": (("consumers", "/consumers", "Consumers"), ("streams", "/streams", "Streams")),
+    "Control": (("rules", "/rules", "Rules"), ("actions", "/actions", "Actions")),
+    "Trust": (("audit", "/audit", "Audit"), ("doctor", "/doctor", "Doctor")),
+}
 _LOGIN = "/login"
 
 
@@ -108,11 +107,6 @@ def _add_files(site: Blueprint, files: dict[str, tuple[bytes, str]]) -> None:
             response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
         return response
 
-    @site.get("/favicon.ico")
-    @needs(Role.ANYBODY)
-    def icon() -> AnyResponse:
-        return redirect("/static/icon.svg", 302)
-
 
 def _add_login(site: Blueprint) -> None:
     @site.get(_LOGIN)
@@ -148,7 +142,9 @@ def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:
     may_look = role.may(Role.VIEWER)
     # Every page takes a snapshot, so that the counts beside the names of pages are up to date on all of them.
     seen = parts.overview.snapshot() if may_look else {}
-    counts = _counts(seen)
+    found = [alarm for alarm in seen.get("alarms", ()) if alarm["level"] != OK]
+    number_of = len(found) + len(seen.get("groups", ()))
+    counts = _counts(seen, number_of)
     theme = request.cookies.get("usher_theme")
     return {
         "role": role.value,
@@ -158,7 +154,8 @@ def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:
         "shown_names": parts.fields.names if role.may(Role.OPERATOR) else (),
         "signed_in": may_look and bool(csrf_token()) and doorman().asks,
         "signed_on": g.get("signed_on", ""),
-        "nav": [(name, href, label, counts.get(name, "")) for name, href, label in _NAV],
+        "nav": [(group, [(*page, counts.get(page[0], "")) for page in pages]) for group, pages in _NAV.items()],
+        "troubles": number_of,
         "theme": theme if theme in ("light", "dark") else "",
         "pulse": seen,
         "now_ms": wall_ms(),
@@ -166,15 +163,10 @@ def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:
     }
 
 
-def _counts(seen: dict[str, Any]) -> dict[str, str]:
-    stuck, most = sum(row["state"] != "queued" for row in seen.get("stuck", ())), seen.get("stuck_most", -1)
-    letters, rules = seen.get("dead_letters"), seen.get("rules")
-    told = {
-        "overview": f"{stuck}{'+' if stuck == most else ''}",
-        "dead-letters": number(letters),
-        "rules": number(rules),
-    }
-    return {name: text for name, text in told.items() if text not in ("0", "-")}
+def _counts(seen: dict[str, Any], number_of: int) -> dict[str, str]:
+    names = {"dead-letters": "dead_letters", "rules": "rules", "tickets": "tickets", "delayed": "delayed"}
+    told = {name: seen.get(key) for name, key in {**names, "consumers": "living"}.items()} | {"overview": number_of}
+    return {name: number(count) for name, count in told.items() if count}
 
 
 def _problem_page(response: Response) -> Response:

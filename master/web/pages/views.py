@@ -11,13 +11,12 @@ from flask import Blueprint, g, render_template, request
 from usher.common.http.app import Problem
 from usher.common.http.credentials import Role
 from usher.common.protocol.stream_id import is_id
-from usher.master.charts.drawing import HEIGHT, WIDTH, draw, kinds, totals, turns
-from usher.master.insight.formatting import ticket_url
+from usher.master.charts.drawing import WIDTH, draw, kinds, totals, turns
 from usher.master.insight.status import ParkedRows, ticket_row
 from usher.master.insight.ticket_history import BAR
-from usher.master.policy.charts import BY_CONSUMER, BY_SOURCE, NAMES, SPANS
+from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, NAMES, SPANS
 from usher.master.policy.letters import HALT, LetterFilter, also_for
-from usher.master.policy.rules import MOST_RULES, Target, alike
+from usher.master.policy.rules import MOST_RULES, alike
 from usher.master.verbs.bulk import BulkJob
 from usher.master.verbs.verbs import DelayedAsk, DryRun, LetterAsk, TicketAsk, Verb
 from usher.master.web.api import read_ticket_id
@@ -78,13 +77,33 @@ def _add_live(views: Blueprint, parts: Parts) -> None:
         groups = with_fields(parts.fields.add_to_groups, pulse["groups"])
         given_up = [group for group in pulse["letters"] if group.policy != HALT]
         facts = {"pulse": pulse | {"groups": groups}, "history": parts.overview.history(), "kinds": len(given_up)}
-        return render_page("system/overview.html", "overview", given_up=given_up[:_GROUPS_OF_OVERVIEW], **facts)
+        now_ms, points = _points(parts, "1h")
+        of_all = [(totals([one], BY_CONSUMER, ALL) or [{}])[0] for one in points]
+        facts["points"] = [one | {"wait_99": told.get("wait_99")} for one, told in zip(points, of_all, strict=True)]
+        facts["by_name"] = {row["name"]: row for row in totals(points[-1:], BY_CONSUMER)}
+        facts |= {"speed": of_all[-1] if of_all else {}, "consumers": parts.overview.consumers()}
+        of_hour = kinds("", "", "")[0]._replace(title="Last hour, per second")
+        facts["chart"] = draw(of_hour, points, SPANS["1h"], now_ms) if points else None
+        facts |= {"width": WIDTH, "given_up": given_up[:_GROUPS_OF_OVERVIEW]}
+        return render_page("system/overview.html", "overview", **facts)
+
+    @views.get("/consumers/<name>")
+    def consumer(name: str) -> str:
+        rows = [row for row in parts.overview.consumers() if row["name"] == name]
+        if not rows:
+            raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
+        rows = [row | {"process": parts.ask_process(str(row.get("health_url", "")))} for row in rows]
+        now_ms, points = _points(parts, "24h", name)
+        starts = [ms for one in points for ms, what, text in one["marks"] if (what, text) == ("start", name)]
+        of_name = next((row for row in totals(points, BY_CONSUMER) if row["name"] == name), None)
+        facts = {"name": name, "rows": rows, "starts": starts[::-1], "day": of_name}
+        drawn = [draw(kind, points, SPANS["24h"], now_ms) for kind in kinds(name, "", "")] if of_name else []
+        return render_page("operations/consumer.html", "consumers", drawn=drawn, width=WIDTH, **facts)
 
     @views.get("/consumers")
     def consumers() -> str:
         rows, name = parts.overview.consumers(), request.args.get("name", "")
-        drained = {rule.value for rule in parts.rules.read().rules if rule.target is Target.CONSUMER}
-        fitting = [row | {"drained": row["name"] in drained} for row in rows if name in row["name"]]
+        fitting = [row for row in rows if name in row["name"]]
         fitting.sort(key=lambda row: (_ATTENTION.get(row["state"], len(_ATTENTION)), row["incarnation"]))
         after = request.args.get("after", "")
         start = next((at + 1 for at, row in enumerate(fitting) if row["incarnation"] == after), 0)
@@ -127,7 +146,7 @@ def _add_tickets(views: Blueprint, parts: Parts) -> None:
 
     @views.get("/tickets/<rest:ticket_id>")
     def ticket(ticket_id: str) -> str:
-        return _ticket_page(parts, read_ticket_id(at=b"/tickets/"))
+        return _ticket_page(parts, read_ticket_id())
 
 
 def _add_messages(views: Blueprint, parts: Parts) -> None:
@@ -194,12 +213,7 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
     shown = with_fields(lambda some: parts.fields.add(some, lambda row: row["id"]), entries[:_ENTRIES])
     facts: dict[str, Any] = {"entries": shown, "more_entries": max(0, len(entries) - _ENTRIES)}
     facts["orders"] = parts.orders.offers(explained)
-    live = (
-        ticket_url(ticket_id).replace("/tickets/", "/api/tickets/", 1) + "/events"
-        if ticket_url(ticket_id).startswith("/tickets/")
-        else ""
-    )
-    facts |= {"bar": BAR, "timeline": timeline._asdict(), "explained": explained, "live": live}
+    facts |= {"bar": BAR, "timeline": timeline._asdict(), "explained": explained}
     return render_page("tickets/ticket.html", "tickets", ticket_id=ticket_id, **facts)
 
 
@@ -236,7 +250,6 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
             "told": asked.told(""),
             "ages": AGES,
             "jobs": parts.bulk.jobs[:5],
-            "here": request.full_path.rstrip("?"),
             "also": also_for(parts.letters.other_groups()),
         }
         following = found.cursor and "/dead-letters?" + urlencode({**given, "before": found.cursor.decode()})
@@ -315,13 +328,28 @@ def _add_charts(views: Blueprint, parts: Parts) -> None:
         span, of = asked.get("span", "1h"), {name: asked.get(name, "") for name in ("consumer", "tenant", "source")}
         if span not in SPANS or max(map(len, of.values())) > _LONGEST_ID:
             raise refused("the span must be 1h or 24h")
-        now_ms, points = parts.charts.read(SPANS[span])
+        now_ms, points = _points(parts, span, of["consumer"])
         facts: dict[str, Any] = {"spans": SPANS, "span": span, **of}
         facts |= {"drawn": [draw(kind, points, SPANS[span], now_ms) for kind in kinds(**of)]}
         facts |= {"by": {"Consumer": totals(points, BY_CONSUMER), "Source": totals(points, BY_SOURCE)}}
-        facts |= {"by_tenant": turns(points), "names": NAMES, "now_ms": now_ms}
+        facts |= {"by_tenant": turns(points), "names": NAMES}
         facts |= {"in_part": sum(one["in_part"] for one in points), "points": len(points), "has_points": bool(points)}
-        return render_page("system/charts.html", "charts", width=WIDTH, height=HEIGHT, **facts)
+        return render_page("system/charts.html", "charts", width=WIDTH, **facts)
+
+
+def _points(parts: Parts, name: str, consumer: str = "") -> tuple[int, list[dict[str, Any]]]:
+    """Return the end of the present step in ms, so that a chart changes once in a step, and the points up to then, with
+    how many letters that are still there were written in each. ``consumer``: whose starts are told alone."""
+    span = SPANS[name]
+    now_ms, points = parts.charts.read(span)
+    now_ms += -now_ms % span.step_ms
+    steps = range(now_ms - span.length_ms - span.step_ms, now_ms, span.step_ms)
+    groups = parts.letters.counts(*steps).groups
+    letters = dict(zip(reversed(steps), map(sum, zip(*(group.times for group in groups), strict=True)), strict=False))
+    for point in points:
+        point["letters"] = letters.get(point["t"], 0)
+        point["marks"] = [one for one in point["marks"] if one[1] != "start" or consumer in ("", one[2])]
+    return now_ms, points
 
 
 # -- the system

@@ -13,7 +13,7 @@
       time.title = `${time.textContent} UTC`;
       time.textContent = `${when.getFullYear()}-${two(when.getMonth() + 1)}-${two(when.getDate())} ${clock(when)}:${two(when.getSeconds())}${time.dateTime.slice(19, -1)}`;
     }
-    const texts = all(".summary, .explain li, .alarms li, .group summary", root).flatMap((told) => [told, ...told.children]);
+    const texts = all(".summary, .explain li, .trouble div, .trouble p", root).flatMap((told) => [told, ...told.children]);
     for (const text of texts.flatMap((told) => Array.from(told.childNodes)).filter((child) => child.nodeType === Node.TEXT_NODE))
       text.data = text.data.replace(/\b(\d\d):(\d\d):(\d\d) UTC\b/g, (...told) => {
         const when = new Date(new Date().setUTCHours(told[1], told[2], told[3]));
@@ -45,13 +45,12 @@
     }
     while (at) { const gone = at; at = at.nextSibling; gone.remove(); }
   };
-  const unhide = (root) => { for (const box of all("[data-all]", root)) box.hidden = false; };
-  const link = one("#link"), bar = one("#stale"), title = document.title.replace("Not up to date · ", "");
+  const unhide = (root) => { for (const box of all(navigator.clipboard ? "[data-all], [data-copy]" : "[data-all]", root)) box.hidden = false; };
+  const link = one("#link"), bar = one("#stale"), untitled = (text) => text.replace("Not up to date · ", "");
   /* Milliseconds: of a beat, and of the last answer that the server itself called fresh. Silence is not good news: after two beats
      nothing here says OK, whoever is away. */
-  const beat_ms = 3000, live = document.body.dataset.live || "";
-  const every_ms = () => Number(one("[data-again]")?.dataset.again) * 1000 || (live && beat_ms) || 0;
-  let late = null, asked = false, asked_ms = Date.now(), fresh_ms = Number(bar.dataset.since) || Date.now(), why = bar.dataset.why || "", source = null;
+  const beat_ms = 3000, every_ms = () => Number(one("[data-again]")?.dataset.again) * 1000 || 0;
+  let title = untitled(document.title), asked = false, asked_ms = Date.now(), fresh_ms = Number(bar.dataset.since) || Date.now(), why = bar.dataset.why || "";
   const judge = (is_stale) => {
     const told = `Not up to date since ${new Date(fresh_ms).toLocaleTimeString("en-GB")}: ${why || "no answer from this master"}`;
     if (is_stale && bar.textContent !== told) bar.textContent = told;
@@ -73,31 +72,19 @@
       if (!answer.ok) { wrong = one("main p", fresh)?.textContent || `status ${answer.status}`; throw new Error(wrong); }
       localize(fresh);
       unhide(fresh);
+      title = untitled(fresh.title);
       for (const old of all("[data-swap]")) { const made = fresh.getElementById(old.id); if (made) morph(old, made); }
       why = one("#stale", fresh).dataset.why || "";
       if (!why) fresh_ms = Date.now();
       judge(why);
     } catch { why = wrong; judge(!bar.hidden); } finally { asked = false; }
   };
-  const soon = () => { if (!late) late = setTimeout(() => { late = null; swap(); }, Math.max(0, asked_ms + 2000 - Date.now())); };
-
-  // -- the connection: none while the page is hidden
-
-  const open = () => {
-    if (!live || source || document.hidden) return;
-    source = new EventSource(live);
-    for (const name of ["entry", "hand_over", "attempt", "completed", "dead_letter", "state"])
-      source.addEventListener(name, soon);
-  };
-  const close = () => { if (source) { source.close(); source = null; } };
-  document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else { fresh_ms = Date.now(); open(); soon(); } });
-  window.addEventListener("pagehide", close);
-  window.addEventListener("pageshow", open);
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) { fresh_ms = Date.now(); swap(); } });
   setInterval(() => {
-    if (document.hidden) return;
     const ms = every_ms();
-    if (ms && Date.now() - asked_ms >= ms) soon();
-    if (ms && Date.now() - fresh_ms > 2 * Math.max(ms, beat_ms)) judge(true);
+    if (!ms || document.hidden) return;
+    if (Date.now() - asked_ms >= Math.max(ms, 2000)) swap();
+    if (Date.now() - fresh_ms > 2 * Math.max(ms, beat_ms)) judge(true);
   }, 1000);
 
   // -- buttons and keys
@@ -112,9 +99,9 @@
       event.target.blur();
     }
   });
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("[data-confirm]");
-    if (button && !window.confirm(button.dataset.confirm)) event.preventDefault();
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (button) { await navigator.clipboard.writeText(button.dataset.copy); button.textContent = "Copied"; }
   });
   document.addEventListener("change", (event) => {
     const box = event.target.closest("[data-all]");
@@ -131,6 +118,7 @@
   const name = () => { theme.textContent = dark() ? "Light" : "Dark"; theme.setAttribute("aria-label", `Use the ${dark() ? "light" : "dark"} theme`); };
   localize(document);
   judge(!bar.hidden);
+  if (!theme) return; // the log-in
   theme.hidden = false;
   name();
   theme.addEventListener("click", () => {

@@ -1,0 +1,71 @@
+"""The page, mounted in a web application of your own, which says who comes in: ``page`` (docs/operate.md)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flask import Flask, Request, g
+
+from usher.common.http import app as web
+from usher.common.http.auth import Doorman
+from usher.common.http.credentials import STRANGER, Credentials, Identity, Role
+from usher.common.http.problem import Problem
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link, SharedLink
+from usher.common.redis.locate import resolve_redis_url
+from usher.common.runtime.settings import CommonSettings, load
+from usher.master.insight.diagnostics import SystemDiagnostics
+from usher.master.insight.live_overview import LiveOverview
+from usher.master.messages.fields import FIELDS_S
+from usher.master.web.api import REGISTER_BODY
+from usher.master.web.messages import message_routes
+from usher.master.web.operations import operation_routes
+from usher.master.web.pages.site import add_pages
+from usher.master.web.parts import Parts
+from usher.master.web.shelves import shelf_routes
+
+__all__ = ["page"]
+
+#: Names who asks, by the WSGI environment of the request, and says whether they may act; None: nobody whom you admit.
+People = Callable[[Mapping[str, Any]], tuple[str, bool] | None]
+
+
+class _Guests(Doorman):
+    """A doorman who knows whom the application around admits."""
+
+    def __init__(self, people: People) -> None:
+        super().__init__(Credentials("", None))
+        self._people = people
+
+    def recognise(self, asked: Request) -> tuple[Identity, bool]:
+        found, refused = self._people(asked.environ), "the application around this page does not admit you"
+        g.refusal = None if found else Problem(403, "not_admitted", refused)
+        return (Identity(Role.OPERATOR if found[1] else Role.VIEWER, found[0]) if found else STRANGER), False
+
+
+def page(people: People, **settings: str) -> Flask:
+    """Return the page as a WSGI application. It reads the settings that all commands share (``redis_url``,
+    ``ticket_stream``, ...) from here or the environment, and Redis alone, as a standby does. Raises SettingsError."""
+    given = load(CommonSettings, os.environ, settings)
+    url, keys = resolve_redis_url(given), Keys(given.work_stream, given.group)
+    lease_ms, field = int(given.lease_seconds * 1000), given.work_ticket_field
+    reads = SharedLink(url, "page:reads")
+    overview = LiveOverview(Link(url, "page:pulse"), keys, field, lease_ms, lambda ticket: None)
+    diagnostics = SystemDiagnostics(reads, keys, lease_ms, given.sources)
+    parts = Parts(given, reads, keys, FIELDS_S, overview=overview, diagnostics=diagnostics)
+    app, starting = web.create_app(__name__, _Guests(people), REGISTER_BODY), threading.Lock()
+    for routes in (shelf_routes, operation_routes, message_routes):
+        app.register_blueprint(routes(parts))
+    add_pages(app, parts)
+    services = [overview, parts.bulk]
+
+    @app.before_request
+    def begin() -> None:  # in the process that answers, which may be a fork of the one that made this
+        with starting:
+            while services:
+                services.pop().start()
+
+    return app
