@@ -839,7 +839,7 @@ def report(settings: AuditChoices, days: int, top: int, as_json: bool) -> None:
             (folder / name).replace(settings.folder / "report" / f"{name}.parquet")
         told = workload(engine, dict(zip(settings.streams, slots, strict=True)), top, date.today())
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-        environment.filters["ms"] = span
+        environment.filters |= {"ms": span, "number": lambda one: f"{one:,.0f}" if one >= 1000 else f"{one:.3g}"}
         template = environment.from_string((findings.FILES / "workload.html").read_text(encoding="utf-8"))
         (folder / page.name).write_text(template.render(told=told, about=about, dims=DIMENSIONS), encoding="utf-8")
         (folder / page.name).replace(page)
