@@ -18,7 +18,7 @@ from usher.master.audit.settings import AuditChoices, AuditSettings
 def main() -> None:
     settings = AuditChoices(**load(AuditSettings, os.environ).model_dump(), memory_mib=int(sys.argv[1]))
     url, [stream] = resolve_redis_url(settings), settings.streams
-    with session(settings, url, os.environ, local=True) as (made, reading):
+    with session(settings, url, local=True) as (made, reading):
         print(orjson.dumps({"ready": True}).decode(), flush=True)
         for line in sys.stdin:
             proof = Proof(made, settings, stream, settings.folder / "archive", reading)

@@ -17,7 +17,6 @@ but for the executions that later ones are compared with (``_carried``).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -41,7 +40,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream, facts_of, first_of, redis_ms
 from usher.master.audit import batches
 from usher.master.audit.batches import BulkReader
-from usher.master.audit.engine import Engine, few, local_engine, quoted, refusing
+from usher.master.audit.engine import Engine, few, held, local_engine, quoted, refusing
 
 #: So many sentences are stored in Redis, of so many characters.
 _SAID, _LONGEST = 20, 300
@@ -235,12 +234,10 @@ def data_sets(folder: Path, keys: Keys) -> tuple[DataSet, DataSet, DataSet]:
 def locked(folder: Path) -> Iterator[None]:
     with refusing(f"the archive's folder {folder} cannot be used"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = (folder / "_lock").open("w")
+        lock = held(folder / "_lock")
+    if lock is None:
+        raise StartRefused(f"another process writes to the archive {folder}; wait for it")
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as held:
-            raise StartRefused(f"another process writes to the archive {folder}; wait for it") from held
         yield
 
 
@@ -376,17 +373,14 @@ def totals_of_archive(
         has = None
         with contextlib.suppress(InvalidOperation):  # its state has no such number
             has = Decimal(str(state.get(key))).quantize(_PLACES)
-        why = [f"the archive has a gap: {one.gap}" for one in chain if one.gap and _below(one.after, last_id)]
-        if _below(chain[-1].last, last_id):
+        upto = rank(last_id.encode())
+        why = [f"the archive has a gap: {one.gap}" for one in chain if one.gap and rank(one.after.encode()) < upto]
+        if rank(chain[-1].last.encode()) < upto:
             why.append(f"the archive ends at {chain[-1].last}, before its checkpoint")
         total = Decimal(sums.get(name) or 0).quantize(_PLACES)
         told = None if why else float(total), last_id, None if has is None else float(has)
         found.append((name, *told, not why and has == total, next(iter(why), "")))
     return found
-
-
-def _below(one: str, other: str) -> bool:
-    return rank(one.encode()) < rank(other.encode())
 
 
 def seen(link: Link, keys: Keys) -> list[Any]:

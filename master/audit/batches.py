@@ -1,9 +1,8 @@
 """Redis as Arrow batches: pending lists with their entries, streams, run logs, dead letters, the index of tickets,
 inboxes and attempts. Spark's data sources and the snapshot of an audit stand on this.
 
-Stream ids come four times: ``id`` as Redis writes it (exact, for joins), ``ms`` and ``seq``, and ``nth``, one number in
-their order: up to the year 2109 and 2,097,151 entries of one millisecond; what lies beyond is not told apart by it. A
-number beyond 2**63-1, which only a hostile producer sends, becomes that.
+Stream ids come four times: ``id`` as Redis writes it (exact, for joins), ``ms`` and ``seq`` (up to 2**63-1), and
+``nth``, one number in their order, up to the year 2109 and 2,097,151 entries of one millisecond.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ Span = tuple[bytes, bytes]
 Fields = frozenset[bytes]
 ALL: Span = b"-", b"+"
 _TEXT, _NUMBER, _BYTES = pa.string(), pa.int64(), pa.binary()
-_FIELDS = pa.map_(pa.string(), pa.string())
 
 
 def schema_of(texts: str, numbers: str = "", **others: pa.DataType) -> pa.Schema:
@@ -64,7 +62,7 @@ def schema_of(texts: str, numbers: str = "", **others: pa.DataType) -> pa.Schema
 #: ``consumer`` null: the entry is not pending; ``ticket`` null: none, or an unfit one; ``in_stream`` False: no body.
 PENDING = schema_of("stream id consumer ticket", "ms seq nth idle_ms deliveries age_ms", in_stream=pa.bool_())
 #: ``fields``: of one name the first, other bytes than UTF-8 replaced; ``raw``: names and values as they are, or null.
-STREAM = schema_of("stream id ticket", "ms seq nth", fields=_FIELDS, raw=pa.list_(_BYTES))
+STREAM = schema_of("stream id ticket", "ms seq nth", fields=pa.map_(_TEXT, _TEXT), raw=pa.list_(_BYTES))
 #: ``ticket``: a message without one is a ticket of its own, under a name that is no text; ``record``: its id in the
 #: run log, ``rec`` that as one number, ``n`` the place in it; ``id`` null: it cannot be read.
 RUNS = schema_of(

@@ -8,7 +8,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,13 +25,13 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import RunRecord
 from usher.common.protocol.stream_id import ZERO, rank
-from usher.common.redis.client import CommandRefused, Link, check_reachable
+from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import facts_of, first_of
 from usher.common.runtime.own_command import run_every
 from usher.common.runtime.settings import load, options, takes_json
-from usher.master.audit.findings import CHECKS, PROVES, filled, look
+from usher.master.audit.findings import PROVES, filled, look
 from usher.master.audit.settings import LOCAL, AuditChoices, AuditSettings
 from usher.master.cli.shared import console, fitted, print_json, stacked, table
 from usher.master.insight.formatting import moment
@@ -49,46 +49,21 @@ _SHOWN_EXAMPLES = 2
 T = TypeVar("T")
 #: Below both, Spark is started for little data.
 _SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 4_000
+_KEEP = "Days that stay in the archive, and of older ones what later executions are compared with [default: all]."
+_BODIES = "Archive what is in the messages, too: replay and reconcile need it [default: ids, times, tickets and uids]."
 _archives = stacked(
-    click.option(
-        "--keep-days",
-        type=click.IntRange(1),
-        metavar="DAYS",
-        help="Keep so many days in the archive, of older ones only what later executions are compared with [default:"
-        " all].",
-    ),
-    click.option(
-        "--bodies",
-        is_flag=True,
-        help="Archive what is in the messages, too: replay and reconcile need it [default: ids, times, tickets and"
-        " uids].",
-    ),
+    click.option("--keep-days", type=click.IntRange(1), metavar="DAYS", help=_KEEP),
+    click.option("--bodies", is_flag=True, help=_BODIES),
     takes_json,
 )
+_ENGINE = "What executes the SQL: spark, local (DuckDB in this process), or auto (USHER_AUDIT_ENGINE)."
+_EVERY = "Do it again and again until stopped; `audit --every 5 prove` sooner, too, when the run log fills up."
+_MEMORY = "Memory of what executes the SQL (Java's heap) [default: 1024]; what does not fit goes to disk."
 _looks = stacked(
-    click.option(
-        "--streams", metavar="NAMES", default="", help="Comma separated [default: that of USHER_TICKET_STREAM]."
-    ),
-    click.option(
-        "--engine",
-        type=click.Choice(("auto", "local", "spark")),
-        help="What executes the SQL: spark, local (DuckDB in this process), or auto (USHER_AUDIT_ENGINE).",
-    ),
-    click.option(
-        "--every",
-        type=Number(0.1, 43_200),
-        metavar="MINUTES",
-        help="Do it again and again until stopped; `audit --every 5 prove` sooner, too, when the run log fills up.",
-    ),
-    click.option(
-        "--memory",
-        "memory_mib",
-        type=click.IntRange(512),
-        metavar="MIB",
-        default=1024,
-        show_default=True,
-        help="Memory of what executes the SQL, in MiB (Java's heap); what does not fit goes to disk.",
-    ),
+    click.option("--streams", metavar="NAMES", default="", help="Comma separated [default: USHER_TICKET_STREAM]."),
+    click.option("--engine", type=click.Choice(("auto", "local", "spark")), help=_ENGINE),
+    click.option("--every", type=Number(0.1, 43_200), metavar="MINUTES", help=_EVERY),
+    click.option("--memory", "memory_mib", type=click.IntRange(512), metavar="MIB", default=1024, help=_MEMORY),
     takes_json,
     options(AuditSettings),
 )
@@ -99,7 +74,7 @@ _looks = stacked(
     help="""Audit the pending lists and the run log of a running system: in this process, or with Spark on this machine
     or on a cluster.
 
-    `usher audit checks` lists the checks. Exit code 0: nothing found, 1: findings, 2: the audit could not be done.""",
+    docs/reference.md lists the checks. Exit code 0: nothing found, 1: findings, 2: the audit could not be done.""",
 )
 @click.option("--py-files", default="", metavar="ZIP", help="Usher, for Spark's executors on other machines.")
 @_looks
@@ -171,30 +146,19 @@ def _safe(text: str) -> str:
 def _audited(settings: AuditChoices) -> AuditReport:
     from usher.master.audit.job import AuditRun, summary
 
-    with session(settings, settings.redis_url, os.environ) as (engine, reading):
+    with session(settings, settings.redis_url) as (engine, reading):
         report = AuditRun(engine, settings, reading).run()
+
+    def store(link: Link, keys: Keys) -> None:
+        link.call("SET", keys.audit, orjson.dumps(summary(report, keys.stream)))
+
     problems = []
     for stream in settings.streams:
         try:
-            told = orjson.dumps(summary(report, stream))
-            with_link(settings, stream, functools.partial(_store, told))
+            with_link(settings, stream, store)
         except StartRefused as refused:  # memory or disk of Redis is full: the findings matter all the more
             problems.append(f"{stream}: the summary could not be stored, masters still show an earlier run: {refused}")
     return dataclasses.replace(report, unproven=(*report.unproven, *problems))
-
-
-def _store(told: bytes, link: Link, keys: Keys) -> None:
-    link.call("SET", keys.audit, told)
-
-
-@audit.command(
-    help="List the checks of an audit: each one's name, its rule, and what it means when the rule does not hold."
-)
-@takes_json
-def checks(as_json: bool) -> None:
-    rows = [(one.name, one.severity, one.rule, one.means) for one in CHECKS.values()]
-    shown = rows if as_json else [(name, label(severity), *words) for name, severity, *words in rows]
-    _tell(as_json, {}, "checks", "Findings", ("finding", "severity", "rule", "means"), shown)
 
 
 @audit.command(
@@ -286,7 +250,7 @@ def prove(again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> No
             click.echo(json_line(told) if as_json else "Nothing is new: what was proven is proven until now.")
             return
         url, archived = settings.redis_url, place if again else None
-        with session(settings, url, os.environ, archived, local=not again) as (engine, reading):
+        with session(settings, url, archived, local=not again) as (engine, reading):
             proofs = [Proof(engine, settings, stream, place, reading) for stream in settings.streams]
             for one in proofs:
                 one.run(again=again)
@@ -305,13 +269,9 @@ def prove(again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> No
 
     Shows name, total and last id of each. Exit code 1: some differ (`LogConsumer.reset` sets a right one)."""
 )
+@click.option("--states-url", required=True, help="SQLAlchemy URL of the database with these tables.")
 @click.option(
-    "--states-url", required=True, help="SQLAlchemy URL of the database with checkpoints and consumer_states."
-)
-@click.option(
-    "--value",
-    required=True,
-    help="The value to sum: a message field, or data.NAME for a number in the JSON of field data.",
+    "--value", required=True, help="A message field to sum, or data.NAME for a number in the JSON of field data."
 )
 @click.option("--object", "kind", default="", help="Only messages with this value in the field object.")
 @click.option("--state-key", default="total", show_default=True, help="The number in a consumer's state.")
@@ -329,7 +289,7 @@ def reconcile(states_url: str, value: str, kind: str, state_key: str, as_json: b
     with locked(place):
         if data.recover() is None:
             raise StartRefused(f"there is no archive of {stream} in {place}: run `usher audit archive` first")
-        with session(settings, "", os.environ, place) as (engine, _):
+        with session(settings, "", place) as (engine, _):
             rows = totals_of_archive(engine, data, value, kind, state_key, states)
     names = ("name", "total", "last_id", "has", "agrees", "why")
     _tell(as_json, {"stream": stream}, "consumers", "Totals as they should be", names, rows)
@@ -352,22 +312,17 @@ def report(flags: dict[str, Any], days: int, top: int, every: float | None, as_j
     if every:
         run_every(every * 60)
     settings = reachable(settings)
-    from usher.master.audit import workload
+    from usher.master.audit import job
 
-    workload.run(settings, os.environ, settings.archive, days, top, as_json)
+    job.report(settings, days, top, as_json)
 
 
 @contextlib.contextmanager
 def session(
-    settings: AuditChoices,
-    url: str,
-    environ: MutableMapping[str, str],
-    archive: Path | None = None,
-    *,
-    local: bool = False,
+    settings: AuditChoices, url: str, archive: Path | None = None, *, local: bool = False
 ) -> Iterator[tuple[Engine, Path]]:
     """Yield the engine of the settings, and a folder. ``url`` and ``archive``: what is to be read; ``local``: where the
-    settings leave it open, this process; ``environ``: see ``spark_engine``. Raises StartRefused."""
+    settings leave it open, this process. Raises StartRefused."""
     from usher.master.audit.archive import data_sets
     from usher.master.audit.engine import GATEWAY, local_engine, own_folder, spark_engine
 
@@ -378,12 +333,12 @@ def session(
     with contextlib.ExitStack() as opened:
         folder = opened.enter_context(own_folder(settings.folder / "reading"))
         opened.enter_context(Console(stderr=True).status("auditing"))
-        is_free = settings.audit_engine == "auto" and settings.audit_spark_master == LOCAL and GATEWAY not in environ
+        is_free = settings.audit_engine == "auto" and settings.audit_spark_master == LOCAL and GATEWAY not in os.environ
         if settings.audit_engine == "local" or (is_free and (local or find_spec("pyspark") is None)):
             yield opened.enter_context(local_engine(folder, settings.memory_mib)), folder
             return
         small = entries + rows < _SMALL_ENTRIES and records < _SMALL_RECORDS
-        yield opened.enter_context(spark_engine(settings, folder, environ, small)), folder
+        yield opened.enter_context(spark_engine(settings, folder, os.environ, small)), folder
 
 
 def with_link(settings: AuditChoices, stream: str, do: Callable[[Link, Keys], T]) -> T:
@@ -395,12 +350,9 @@ def with_link(settings: AuditChoices, stream: str, do: Callable[[Link, Keys], T]
         return do(link, settings.keys(stream))
 
 
-def _amount(link: Link, keys: Keys) -> tuple[int, int]:
-    """Return the number of entries and of records to read."""
-    with contextlib.suppress(CommandRefused):  # the audit says what cannot be read
-        entries, records = link.all_of([("XLEN", keys.stream), ("XLEN", keys.runs)])
-        return entries, records
-    return 0, 0
+def _amount(link: Link, keys: Keys) -> list[int]:
+    """Return the number of entries and of records to read; of what cannot be read the audit tells."""
+    return [one if isinstance(one, int) else 0 for one in link.pipeline([("XLEN", keys.stream), ("XLEN", keys.runs)])]
 
 
 def is_filling(settings: AuditChoices) -> bool:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,11 +34,10 @@ from usher.common.redis.client import CommandRefused
 from usher.master.audit.findings import CHECKS, LOOKED_AT, Example, text
 from usher.master.audit.settings import LOCAL, AuditChoices
 
-_COLUMNS = "check_name, stream, id, ticket, owner, detail"
 _NUMBERED = ", ".join(f"try_cast(split_part(id, '-', {part}) AS BIGINT)" for part in (1, 2))
 #: The findings of several checks: of each check and stream how many, and the first by name.
 _FOUND = f"""\
-SELECT {_COLUMNS}, total FROM (
+SELECT check_name, stream, id, ticket, owner, detail, total FROM (
   SELECT *, count(*) OVER (PARTITION BY check_name, stream) AS total,
          row_number() OVER (PARTITION BY check_name, stream ORDER BY {_NUMBERED}, id, owner, ticket, detail) AS place
     FROM ({{checks}}) f) p
@@ -83,13 +82,15 @@ _FLAGS = {
 }
 #: What adds folders to the class path.
 _OF_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
-#: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions).
+#: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions); to check
+#: the classes that it brings would take a second.
 _OPENED = (
     "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util java.util.concurrent"
     " java.util.concurrent.atomic jdk.internal.ref sun.nio.ch sun.nio.cs sun.util.calendar"
 )
 _ALLOWED = (
-    *("-XX:+IgnoreUnrecognizedVMOptions", "-Xlog:disable", "-XX:-UsePerfData"),
+    *("-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
+    *("-Xlog:disable", "-XX:-UsePerfData"),
     *("--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"),
     *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED.split()),
 )
@@ -257,23 +258,32 @@ def first_cause(failed: Exception) -> str:
     return told[0].removeprefix("Caused by").removeprefix(": ")[:500]
 
 
+def held(file: Path) -> IO[bytes] | None:
+    """Open a file, and hold its lock until it is closed; None: another process holds it."""
+    opened = file.open("ab")
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return opened
+    opened.close()
+    return None
+
+
 @contextlib.contextmanager
 def own_folder(place: Path) -> Iterator[Path]:
     """Yield a folder of this run's own: the first ``1``, ``2`` ... in ``place`` that no other run has, without what a
     killed one has left; what Java and Spark say of it lies beside it. Raises StartRefused."""
-    with contextlib.ExitStack() as opened:
-        for number in itertools.count(1):
-            folder = place / str(number)
-            with refusing(f"USHER_AUDIT_DIR: the folder {folder} cannot be used"), contextlib.suppress(BlockingIOError):
-                place.mkdir(mode=0o700, parents=True, exist_ok=True)
-                log = opened.enter_context(folder.with_suffix(".log").open("ab"))
-                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                log.truncate(0)
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(mode=0o700)
-                break
-        opened.callback(shutil.rmtree, folder, ignore_errors=True)
-        yield folder
+    with refusing(f"USHER_AUDIT_DIR: the folder {place} cannot be used"):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folders = (place / str(number) for number in itertools.count(1))
+        folder, log = next((one, log) for one in folders if (log := held(one.with_suffix(".log"))) is not None)
+        log.truncate(0)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+    with log:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -333,8 +343,7 @@ def spark_engine(
 def _started(
     settings: AuditChoices, spill: Path, environ: MutableMapping[str, str], small: bool
 ) -> Iterator[SparkEngine]:
-    """Yield Spark of a Java that ends with it: pyspark itself would leave it to the end of the process, and a schedule
-    would wait for it."""
+    """Yield Spark of a Java that ends with it; pyspark itself would leave it to the end of the process."""
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
     from pyspark.sql import SparkSession

@@ -13,12 +13,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import NamedTuple
 
-from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.protocol.keys import Keys
 
-#: Names of the group that are no incarnations, and that no lease is asked of.
-RESERVED = frozenset({MASTER.decode(), HALTED.decode()})
-#: A fence is at least the milliseconds of Redis' clock when it was given, times this (common/lua/includes).
-FENCES_PER_MS = 1024
 #: The most suspects of one check and stream that are looked at again, lowest ids first; the others are only counted.
 LOOKED_AT = 2000
 #: Seconds before the second look at suspects: what was half done when it was read is over by then.

@@ -1,5 +1,6 @@
 """Run an audit: read, judge, look again at what moved meanwhile (``usher.master.audit``), report. Or a step of the
-proof of history, which archives what is new and judges that, with what its tickets carry from before::
+proof of history, which archives what is new and judges that, with what its tickets carry from before. Or ``usher
+report``: waits, run times, retries, dead letters and worker seconds of what was executed. Of a proof::
 
     <archive>/stream-<name>/proof/group=<group>/
         _commits.json       proven behind `after` up to `last`, and the facts
@@ -18,14 +19,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, timedelta
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
+import jinja2
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,19 +38,22 @@ import pyarrow.parquet as pq
 from usher.common.base.clock import wall_ms
 from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.base.log import redacted
-from usher.common.protocol.keys import HALTED, Keys
+from usher.common.base.text import escape_control, span
+from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.mishaps import KEPT, losses_command, mishaps_command, parse_losses, parse_mishaps
 from usher.common.protocol.registration import NAME
-from usher.common.protocol.stream_id import ZERO, is_id, rank
+from usher.common.protocol.stream_id import ZERO, after, is_id, rank
 from usher.common.redis.client import Link
 from usher.common.redis.endpoints import near
 from usher.common.redis.replies import TicketStream, cut_unread, facts_of, first_of, pairs, redis_ms
 from usher.master.audit import archive, batches, findings
-from usher.master.audit.archive import Commit, data_sets, note, said, seen
+from usher.master.audit.archive import Commit, data_sets, locked, note, said, seen
 from usher.master.audit.batches import BulkReader, nth, schema_of
+from usher.master.audit.cli import session, with_link
 from usher.master.audit.engine import Engine, Found, SparkEngine, few, quoted, refusing
-from usher.master.audit.findings import CHECKS, MOVING, PROVES, RESERVED, AuditFinding, Example, filled, look
+from usher.master.audit.findings import CHECKS, MOVING, PROVES, AuditFinding, Example, filled, look
 from usher.master.audit.settings import AuditChoices
+from usher.master.cli.shared import print_json
 from usher.master.membership.registry import read_registry
 from usher.master.operations.action_log import KEPT as ACTIONS_KEPT
 from usher.master.operations.live_rules import rulebook
@@ -63,7 +71,6 @@ MEMBERS = schema_of(
     "stream name", "pending oldest_idle_ms idle_ms", **dict.fromkeys(("lives", "registered", "is_ours"), pa.bool_())
 )
 DECLARED = schema_of("stream", "at_ms first_nth last_nth")
-_COUNTED = ("skipped_order", "before_known", "maybe_damaged", "maybe_dropped")
 _DELETED = b"max-deleted-entry-id"
 _NUMBER = re.compile(r"[0-9]{1,19}")
 #: Seconds for which entries that were cut unread are a finding: nothing more can be found out about them.
@@ -76,6 +83,15 @@ CARRIED_CLOCKS = schema_of("stream consumer", "above_us below_us least_us most_u
 _DELTAS = 32
 _OPEN = schema_of("stream id ticket", "ms seq nth")
 _FOUND = schema_of(" ".join(("check", *Example._fields)))
+
+#: Dimensions, in the order in which people ask for them, and the tables that Parquet files are made of.
+DIMENSIONS = ("tenant", "handler", "ticket", "consumer")
+_FILES = ("days", "hours")
+_DAY_US = 86_400_000_000
+#: Days from which a trend is told, and days beyond which a forecast says nothing.
+_LEAST_DAYS, _FAR_DAYS = 3, 730
+_ROW = ("stream", "dim", "name", "day", "executions", "done", "failed", "retries", "letters", "worker_s")
+_TIMES = ("wait_p50_ms", "wait_p95_ms", "wait_p99_ms", "run_p50_ms", "run_p95_ms", "run_p99_ms")
 
 
 @dataclass(frozen=True)
@@ -114,11 +130,7 @@ class AuditReport:
         if self.verdict == "clean":
             if not any(self.figures.get(name) for name in ("entries", "pending", "executions")):
                 return "nothing found, for there is nothing: no message and no execution in any of the streams"
-            return (
-                "nothing found: whatever could be checked is as promised"
-                if self.unproven
-                else "clean: the promise held"
-            )
+            return "nothing found: what could be checked is as promised" if self.unproven else "clean: the promise held"
         count, kinds = sum(one.count for one in self.found), len({one.check.name for one in self.found})
         found = "1 finding" if count == 1 else f"{count:,} findings" + (f" of {kinds} kinds" if kinds > 1 else "")
         return found + ("; the promise was broken" if self.verdict == "bad" else "")
@@ -156,13 +168,9 @@ def summary(report: AuditReport, stream: str) -> dict[str, Any]:
 
 
 class AuditedStream(NamedTuple):
-    """A ticket stream, its group and its run log at one moment. ``row`` and ``declared``: of the tables ``facts`` and
-    ``declared``, the latter of losses that masters wrote down, what may come again.
-
+    """A ticket stream, its group and its run log at one moment. ``row`` and ``declared``: of these tables (``facts``).
     ``has_runs``: there are records in the run log, and all after ``cut_ms``, by Redis' clock (-1: it was never cut).
-    ``first``: the first entry that is still in the stream, None when it is empty. ``max_deleted``: the highest entry
-    that was ever deleted by its id; None: not known.
-    """
+    ``first``: the first entry that is still in the stream; ``max_deleted``: the highest one that was ever deleted."""
 
     keys: Keys
     row: dict[str, Any]
@@ -182,7 +190,7 @@ def unproven(facts: AuditedStream, known: Sequence[Any], counts: Mapping[tuple[s
     gone = "its entries" if first is None else f"the entries before {first.decode()}"
     deleted = facts.max_deleted if first and facts.max_deleted and rank(facts.max_deleted) > rank(first) else b""
     since = "none ever was" if handled_ms is None else f"that was added at {handled_ms} ms"
-    many = {name: counts.get((name, facts.keys.stream), 0) for name in _COUNTED}
+    many = defaultdict(int, {name: count for (name, stream), count in counts.items() if stream == facts.keys.stream})
     told = {
         "the run log is empty, so nothing can be said of past executions: order, overlaps, losses"
         " (USHER_RUN_LOG_LENGTH)": not facts.has_runs and facts.row["delivered_nth"] > 0,
@@ -272,15 +280,14 @@ def foreign_keys(link: Link, keys: Keys) -> list[str]:
 
 
 def is_capped(log: Mapping[bytes, Any], cap: int) -> bool:
-    """Return True when records were cut off a log. Redis counts them since 7.0; before that a log that is shorter than
-    its cap has never been cut."""
+    """Return True when records were cut off a log: Redis counts them since 7.0; before, when it has reached its cap."""
     length = log.get(b"length", 0)
     return bool(log[b"entries-added"] > length if b"entries-added" in log else length >= cap > 0)
 
 
 def members(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
     rows = [pairs(row) for row in reader.call("XINFO", "CONSUMERS", keys.stream, keys.group)]
-    rows = [row for row in rows if row[b"name"].decode(errors="replace") not in RESERVED]
+    rows = [row for row in rows if row[b"name"] not in (MASTER, HALTED)]
     registered = read_registry(reader, keys)
     consumers = {one.registration.name for one in registered.values()}
     generation = reader.call("HGET", keys.counters, "generation")
@@ -346,10 +353,7 @@ class AuditRun:
     def __init__(self, engine: Engine, plan: AuditChoices, folder: Path) -> None:
         self._engine, self._plan, self._folder = engine, plan, folder
         self.suspects: Found = {}
-        self._readers: dict[str, tuple[BulkReader, Keys]] = {}
-        self._reading_s = 0.0
         self._open: list[str] = []  # what could not be proven
-        self._figures: dict[tuple[str, str], int] = {}
 
     def run(self) -> AuditReport:
         """Raises StartRefused when it cannot be completed."""
@@ -399,14 +403,14 @@ class AuditRun:
         engine.arrow("carried_clocks", CARRIED_CLOCKS.empty_table())
         engine.arrow("limits", pa.Table.from_pylist([plan.thresholds]))
         engine.derive(
-            *("held", "known", "clocks", "timed", "doubtful", "suspects", "late", "twice"),
+            *("held", "known", "clocks", "timed", "doubtful", "suspects", "turns", "late", "twice"),
             *("ids", "odd", "marked", "parts", "unlike", "apart", "untold", "indexed"),
         )
         self._read_again()
         self.suspects = engine.found(CHECKS)
         self._figures = {(figure, stream): value for figure, stream, value in engine.rows(findings.text("figures"))}
         known = {row[0]: row for row in engine.rows("SELECT stream, handled_ms, ahead_ms FROM known")}
-        self._open = [text for one in now for text in unproven(one, known[one.keys.stream], self._figures)]
+        self._open += [text for one in now for text in unproven(one, known[one.keys.stream], self._figures)]
         return now
 
     def _read(self, everything: bool) -> None:
@@ -513,8 +517,7 @@ class Proof:
     """The proof of one stream; the caller holds the lock of the archive in ``place``; ``folder`` is for what is read.
     ``span``: the history without a gap that ends now: its first record's time (None: without any), its executions, and
     what may be missing before it. ``executions``: new ones; ``fresh``: what was not found before; ``standing``: all
-    findings; ``holes``: how many of the sentences ``unproven`` say where a span ended. Raises StartRefused when it
-    cannot be completed: then nothing is committed."""
+    findings; ``holes``: how many of the sentences ``unproven`` say where a span ended. Raises StartRefused."""
 
     def __init__(self, engine: Engine, plan: AuditChoices, stream: str, place: Path, folder: Path) -> None:
         self._engine, self._plan, self._archive, self._folder = engine, plan, place, folder
@@ -523,8 +526,6 @@ class Proof:
         self._entries, self._runs, self._proofs = data_sets(place, self._keys)
         self._link = BulkReader(near(plan.redis_url, stream))
         self._found: list[tuple[str, int, list[Example]]] = []  # (check, count, the first of them)
-        self._before: Commit | None = None
-        self._was: Mapping[str, Any] = {}  # the facts of that commit
         self.span: dict[str, Any] = {"since_ms": None, "executions": 0, "before": ""}
         self._begins = False  # the span, with the new executions
 
@@ -533,15 +534,15 @@ class Proof:
         """Archive what is new, and prove it; ``again``: prove all that is archived, and stage nothing."""
         with self._link:
             keys, plan = self._keys, self._plan
-            before_reading, facts = seen(self._link, keys), self._facts()
+            before_reading, facts = seen(self._link, keys), stream_facts(self._link, keys, plan.run_log_length)
             # Pending entries before the run log: what was over by then is in it.
             self._read("pending_now", batches.PENDING, lambda link, keys: batches.pending(link, keys, None))
             self._before = None if again else self._last_proof()
-            self._was = self._before.facts if self._before else {}
+            self._was: Mapping[str, Any] = self._before.facts if self._before else {}
             archive.add(self._link.url, keys, plan.field(keys.stream), self._archive, plan.keep_days, plan.bodies)
             self._open_archive()
             self._begin_span()
-            self._look(facts, self._facts())
+            self._look(facts, stream_facts(self._link, keys, plan.run_log_length))
             unjudged = self._judge()
             self._compare_with_standing()
             sentences = {text: is_hole for is_hole, text in self._unproven(facts, unjudged)}
@@ -561,9 +562,6 @@ class Proof:
             f" them new: {self.executions:,}; findings in all: {len(self.standing):,}"
             + (f"; not proven, what was before: {before}" if before else "")
         )
-
-    def _facts(self) -> AuditedStream:
-        return stream_facts(self._link, self._keys, self._plan.run_log_length)
 
     def _last_proof(self) -> Commit | None:
         last = self._proofs.recover()
@@ -655,7 +653,7 @@ class Proof:
             " UNION SELECT * FROM former SEMI JOIN letters_over USING (stream, id)",
         )
         engine.view("runs", "SELECT * FROM runs_new UNION ALL SELECT * FROM runs_former")
-        engine.derive("held", "known", "clocks", "timed", "suspects", "late", "twice", "ids", "odd")
+        engine.derive("held", "known", "clocks", "timed", "suspects", "turns", "late", "twice", "ids", "odd")
 
     def _judge(self) -> int:
         """Judge executions, and the entries that are not over by them: whether they are pending, unread, a dead letter,
@@ -744,3 +742,114 @@ class Proof:
             told += ["proven_took_ms", wall_ms() - self._began_ms]
         with self._link:
             note(self._link, self._keys, self.span["since_ms"], self.until_ms, *told)
+
+
+def forecast(busiest: Mapping[str, float], slots: int, today: date) -> tuple[str, date | None]:
+    """Return, by least squares, how the busiest hour of a day grows, in words, and when it fills all slots (None: not
+    within two years, or nobody knows). ``busiest``: day -> handlers that ran on average in its busiest hour. Days
+    without executions count as none.
+
+    >>> forecast({"2026-01-01": 1.0, "2026-01-02": 2.0, "2026-01-03": 3.0}, 8, date(2026, 1, 3))[1]
+    datetime.date(2026, 1, 8)
+    >>> forecast({"2026-01-01": 9.0, "2026-01-02": 9.0, "2026-01-03": 9.0}, 8, date(2026, 1, 3))[1]
+    datetime.date(2026, 1, 3)
+    """
+    days = sorted(map(date.fromisoformat, busiest))
+    if not days or (count := (days[-1] - days[0]).days + 1) < _LEAST_DAYS:
+        return f"No forecast yet: it takes {_LEAST_DAYS} days, and there are {len(days)}.", None
+    levels = [busiest.get(str(days[0] + timedelta(n)), 0.0) for n in range(count)]
+    growth, level = statistics.linear_regression(range(count), levels)
+    a_day = growth / (statistics.fmean(levels) or 1.0)
+    moved = f"grew by {a_day:.1%}" if a_day >= 0 else f"shrank by {-a_day:.1%}"
+    trend = f"Over {count} days the busiest hour {moved} a day."
+    if not slots:
+        return f"{trend} No consumer lives, so how much they could do is not known.", None
+    now = level + growth * (today - days[0]).days
+    left = 0.0 if now >= slots else (slots - now) / growth if growth > 0 else float(_FAR_DAYS + 1)
+    full_on = today + timedelta(days=round(left)) if left <= _FAR_DAYS else None
+    when = "last for two years" if full_on is None else f"are all busy by {full_on}"
+    return f"{trend} At this rate the {slots} slots of the consumers that live now {when}.", full_on
+
+
+def measure(engine: Engine, settings: AuditChoices, archive: Path, folder: Path, since_us: int) -> None:
+    """Make the tables ``days`` and ``hours`` of what was executed since then: of the archive in ``archive``, and of the
+    run log behind it. ``folder`` is for what is read. Raises StartRefused."""
+    files: list[Path] = []
+    rows, floors = 0, {}
+    first_day = str(date.fromtimestamp(0) + timedelta(microseconds=since_us))
+    for stream in settings.streams:
+        _, runs, _ = data_sets(archive, settings.keys(stream))
+        if (last := runs.recover()) is None:
+            continue
+        floors[stream] = last.last.encode()
+        found = [one for one in runs.complete()[0] if one.parent.name >= f"date={first_day}"]
+        files, rows = files + found, rows + sum(pq.read_metadata(one).num_rows for one in found)
+    engine.files("archived", files, batches.RUNS, rows if files else None)
+
+    def read(reader: Any, keys: Any) -> Any:
+        since = after(floors[keys.stream]) if keys.stream in floors else b"-"
+        return batches.runs(reader, keys.stream, keys.runs, (since, b"+"))
+
+    with readers_of(settings) as readers:
+        read_redis(engine, readers, folder / "logged.parquet", batches.RUNS, read)
+        read_redis(engine, readers, folder / "letters.parquet", batches.LETTERS, batches.letters)
+    engine.view("runs", "SELECT * FROM archived UNION ALL SELECT * FROM logged")
+    engine.view("events", findings.text("tables/events").replace("{since_us}", str(since_us)))
+    engine.view("worked", findings.text("tables/worked"))
+    for name in ("measured", "spread", *_FILES):
+        engine.keep(name, findings.text(f"tables/{name}"))
+
+
+def workload(engine: Engine, slots: Mapping[str, int], top: int, today: date) -> dict[str, Any]:
+    """Return what page and --json tell, of the tables of ``measure``: for each stream the totals, days, and the first
+    ``top`` names of each dimension by worker seconds."""
+    names = (*_ROW, *_TIMES, "busiest")
+    wanted = f"""SELECT d.{", d.".join(names[:-1])}, coalesce(h.busiest, 0) FROM (
+        SELECT *, row_number() OVER (PARTITION BY stream, day, dim ORDER BY worker_s DESC, executions DESC, name) AS nth
+          FROM days) d LEFT JOIN (SELECT stream, substr(hour, 1, 10) AS day, max(busy) AS busiest FROM hours
+                                   GROUP BY stream, substr(hour, 1, 10)) h ON h.stream = d.stream AND h.day = d.day
+         WHERE dim = 'all' OR (d.day = '' AND nth <= {top}) ORDER BY d.stream, dim, d.day, nth"""
+    rows, told = [dict(zip(names, row, strict=True)) for row in engine.rows(wanted)], []
+    for stream in slots:
+        of = {
+            dim: [one for one in rows if (one["stream"], one["dim"]) == (stream, dim)] for dim in ("all", *DIMENSIONS)
+        }
+        whole, days = ([one for one in of["all"] if bool(one["day"]) is is_day] for is_day in (False, True))
+        busiest = {one["day"]: one["busiest"] for one in days if one["executions"]}
+        expected, full_on = forecast(busiest, slots[stream], today)
+        found = {"stream": stream, "total": next(iter(whole), None), "days": days, "slots": slots[stream]}
+        named = {dim: [one for one in of[dim] if one["name"]] for dim in DIMENSIONS}
+        told.append(found | {"top": named, "forecast": expected, "full_on": full_on})
+    return {"streams": told}
+
+
+def report(settings: AuditChoices, days: int, top: int, as_json: bool) -> None:
+    """Make page and tables of the last days, and print what they tell. Raises StartRefused."""
+    now_s, place, page = time.time(), settings.archive, settings.folder / "report.html"
+    since_us = (int(now_s * 1e6) // _DAY_US - days + 1) * _DAY_US
+    about = f"{days} days up to {time.strftime('%Y-%m-%d %H:%M', time.gmtime(now_s))} UTC"
+    done = refusing("the report was not made")
+    with done, locked(place), session(settings, settings.redis_url, place) as (engine, folder):
+        measure(engine, settings, place, folder, since_us)
+        lives = (with_link(settings, one, read_registry) for one in settings.streams)
+        slots = [sum(one.registration.slots for one in found.values() if one.alive) for found in lives]
+        (settings.folder / "report").mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in _FILES:
+            engine.write(f"SELECT * FROM {name}", folder / name)
+            (folder / name).replace(settings.folder / "report" / f"{name}.parquet")
+        told = workload(engine, dict(zip(settings.streams, slots, strict=True)), top, date.today())
+        environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+        environment.filters |= {"ms": span, "number": lambda one: f"{one:,.0f}" if one >= 1000 else f"{one:.3g}"}
+        template = environment.from_string((findings.FILES / "workload.html").read_text(encoding="utf-8"))
+        (folder / page.name).write_text(template.render(told=told, about=about, dims=DIMENSIONS), encoding="utf-8")
+        (folder / page.name).replace(page)
+    if as_json:
+        print_json(told | {"page": str(page), "tables": str(settings.folder / "report")})
+        return
+    for stream in told["streams"]:
+        told_of = "nothing was executed"
+        if sums := stream["total"]:
+            hours = f"{sums['worker_s'] / 3600:,.1f} worker hours"
+            told_of = f"{sums['executions']:,} executions, {hours}. {stream['forecast']}"
+        click.echo(f"{escape_control(stream['stream'])}, {about}: {told_of}")
+    click.echo(f"By tenant, handler, ticket and consumer, with plots: {page}")

@@ -14,11 +14,9 @@ from usher.common.runtime.settings import CommonSettings
 
 #: Where Spark runs by default.
 LOCAL = "local[2]"
-#: Leases for which an entry of an incarnation may be idle: its renewal touches it three times in each.
-_LEASES = 3
-#: Beyond these, an incarnation that is over is forgotten when the janitor comes by, which takes its time where all is
-#: quiet.
-_REAPED_MS = 35_000
+#: Leases for which an entry of an incarnation may be idle (its renewal touches it three times in each), and how much
+#: later one that is over is forgotten at the latest: the janitor takes its time where all is quiet.
+_LEASES, _REAPED_MS = 3, 35_000
 
 
 class AuditSettings(CommonSettings):
@@ -51,14 +49,13 @@ class AuditSettings(CommonSettings):
 
 
 class AuditChoices(AuditSettings):
-    """The settings, and what options of the command choose for this run; ``redis_url`` is the one that was found."""
+    """The settings, and what options of the command choose for this run; ``redis_url`` is the one that was found.
+    ``keep_days`` and ``bodies``: of the archive."""
 
     chosen_streams: str = ""
     memory_mib: int = 1024
     py_files: str = ""
-    #: Of the archive; None: all are kept.
     keep_days: int | None = None
-    #: Whether the archive has the messages, too.
     bodies: bool = False
     limits: Mapping[str, int] = {}
 

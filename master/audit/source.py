@@ -1,10 +1,8 @@
-"""Data sources of Usher's Redis for PySpark: ``redis_pending``, ``redis_stream`` and ``redis_runs`` (schemas:
-``batches``). Register them once per session, then read and write them as any other format; docs/audit.md has the
-options, and the filters that are pushed down::
+"""Data sources of Usher's Redis for PySpark: ``redis_pending``, ``redis_stream`` and ``redis_runs`` (docs/audit.md)::
 
-    from usher.master.audit import source
-    source.register(spark)
-    spark.read.format("redis_pending").option("url", "redis://localhost:6379").load().groupBy("consumer").count().show()
+from usher.master.audit import source
+source.register(spark)
+spark.read.format("redis_pending").option("url", "redis://localhost:6379").load().groupBy("consumer").count().show()
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from usher.common.redis.acl import programs
 from usher.common.redis.client import Link
 from usher.master.audit.cli import is_filling
 from usher.master.audit.engine import spark_engine
-from usher.master.audit.findings import FENCES_PER_MS
 from usher.master.audit.settings import AuditChoices
+from usher.master.policy.explain.stuck import FENCES_PER_MS
 
 if TYPE_CHECKING:
     from usher.master.audit.engine import SparkEngine

@@ -13,9 +13,10 @@ from tests.commands import usher
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.sending.producer import Producer
-from usher.master.audit.findings import FENCES_PER_MS, AuditFinding
+from usher.master.audit.findings import AuditFinding
 from usher.master.audit.job import last_drop_ms
 from usher.master.operations.action_log import KEPT
+from usher.master.policy.explain.stuck import FENCES_PER_MS
 from usher.master.policy.rules import Rule, RuleAction, Target
 
 
@@ -186,7 +187,7 @@ def test_of_entries_that_are_cut_from_the_stream_losses_are_not_proven_and_that_
     seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(3, 6)))
     link.call("XTRIM", "s", "MINID", "4-1")
     report = audit(local, plan(redis_url, "s"))
-    assert (report.found, report.sentence()) == ((), "nothing found: whatever could be checked is as promised")
+    assert (report.found, report.sentence()) == ((), "nothing found: what could be checked is as promised")
     assert report.unproven == (
         (
             "s: the entries before 4-1 are not in it any more (trimmed or deleted); whether all of them were handled"

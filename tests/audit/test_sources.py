@@ -239,16 +239,8 @@ def test_line_breaks_and_marks_in_names_and_values_change_nothing(
     seeder = Seeder(link, "s")
     hostile = "a\r\n+PONG\r\n"
     for n in range(1, 300):
-        link.call(
-            "XADD",
-            "s",
-            f"{n}-1",
-            "before",
-            hostile * (n % 3),
-            "ticket_id",
-            f"T{n}",
-            *(["more", "x" * 5000] if n % 2 else []),
-        )
+        more = ["more", "x" * 5000] if n % 2 else []
+        link.call("XADD", "s", f"{n}-1", "before", hostile * (n % 3), "ticket_id", f"T{n}", *more)
     seeder.read()
     seeder.own(hostile, "7-1")
     seeder.over("8-1", "9-1")

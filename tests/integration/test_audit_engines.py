@@ -51,7 +51,8 @@ def test_spark_executes_the_checks_but_for_the_steps_of_a_proof_unless_it_is_sai
     link.call("XGROUP", "CREATE", keys.stream, keys.group, "0", "MKSTREAM")
     monkeypatch.setattr(engine, "local_engine", begins("local"))
     monkeypatch.setattr(engine, "spark_engine", begins("spark"))
+    monkeypatch.setattr("os.environ", environ)
     settings = AuditChoices(redis_url=redis_url, ticket_stream="s", group="g", audit_dir=str(tmp_path), **given)
-    with cli.session(settings, redis_url, environ, local=step):
+    with cli.session(settings, redis_url, local=step):
         pass
     assert begun == [expected]

@@ -10,10 +10,7 @@ others AS (
     FROM done d JOIN suspects o ON o.stream = d.stream AND o.ticket = d.ticket AND o.id = d.id
    WHERE o.outcome <> 'done' AND o.fence > d.fence AND (o.fence >> 10) < d.record_ms AND d.fence = d.highest
   UNION ALL
-  SELECT d.*, o.fence, o.consumer, o.id, o.start_us
-    FROM done d JOIN (SELECT stream, ticket, fence, consumer, min(rec) AS rec, min_by(id, rec) AS id, min_by(start_us, rec) AS start_us
-                        FROM suspects GROUP BY stream, ticket, fence, consumer) o
-      ON o.stream = d.stream AND o.ticket = d.ticket
+  SELECT d.*, o.fence, o.consumer, o.rec_id, o.rec_us FROM done d JOIN turns o ON o.stream = d.stream AND o.ticket = d.ticket
    WHERE o.fence > d.fence AND o.rec < d.rec AND d.fence = d.highest)
 SELECT stream, id, ticket, consumer AS owner,
        concat(ran, '; it was noted as done at ', at_utc(record_ms * 1000), ', when ', min_by(by_consumer, by_fence),

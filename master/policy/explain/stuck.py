@@ -23,7 +23,7 @@ from usher.master.policy.states import LISTED, Seen, kind_of, ticket_state, told
 STUCK_MS = 5_000
 #: A fence is the milliseconds of its hand-over times this, unless numbers were given faster
 #: (lua/includes/numbers.lua).
-_FENCES_PER_MS = 1024
+FENCES_PER_MS = 1024
 
 
 class Head(NamedTuple):
@@ -68,7 +68,7 @@ def oldest(heads: Iterable[Head], most: int) -> list[Head]:
 
 
 def fence_ms(fence: int) -> int:
-    return fence // _FENCES_PER_MS
+    return fence // FENCES_PER_MS
 
 
 def since_ms(head: Head, moved_ms: int, now_ms: int) -> int:
