@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import orjson
@@ -37,6 +38,8 @@ from usher.master.policy.ticket_filter import ORDERS, TicketFilter
 
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
 _MOST_COUNTED = 100_000
+#: The most tickets in processing that are looked through for their owners.
+_MOST_INDEXED = 20_000
 #: Seconds for which the state of many sources is kept: they are looked at one by one.
 _SOURCES_KEPT_S = 2.0
 #: The most parked messages that are looked at for their tickets, the oldest ones.
@@ -100,12 +103,17 @@ class StatusReader:
 
     def consumers(self) -> list[dict[str, Any]]:
         """Return all registered consumers, and names in the group that still hold entries without being registered
-        (``consumer_rows``)."""
+        (``consumer_rows``), with the tickets that they have in processing."""
         try:
             group = {pair.name.decode(errors="replace"): pair.pending for pair in self._stream.group_consumers()}
         except (GroupMissing, CommandRefused):
             group = {}
-        return consumer_rows(self._link, self._keys, read_rules(self._link, self._keys), group)
+        rows = consumer_rows(self._link, self._keys, read_rules(self._link, self._keys), group)
+        having: dict[bytes, list[str]] = {str(row["incarnation"]).encode(): [] for row in rows}
+        for ticket, record in islice(self._stream.records(), _MOST_INDEXED):
+            if record is not None and record.owner in having:
+                having[record.owner].append(ticket.decode(errors="replace"))
+        return [row | {"ticket_ids": sorted(having[str(row["incarnation"]).encode()])} for row in rows]
 
     def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
         """Return about ``limit`` tickets in processing and the next cursor; ``cursor`` is "0" at first, None at the

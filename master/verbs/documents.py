@@ -31,13 +31,15 @@ class Reported(TypedDict):
 
 class ConsumerRow(TypedDict):
     """A consumer. ``state``: live, starting, paused, draining, revoked or lost. ``silent``: it does not answer the
-    leader over HTTP. ``started_ms``: when it was registered. A name of which only pending entries are left has less."""
+    leader over HTTP. ``ticket_ids``: those that it has in processing, as far as they are among 20,000 that were looked
+    through. ``started_ms``: when it was registered. A name of which only pending entries are left has less."""
 
     name: str
     incarnation: str
     state: str
     lease_ms: int
     pending: int
+    ticket_ids: list[str]
     slots: NotRequired[int]
     capacity: NotRequired[int]
     health_url: NotRequired[str]

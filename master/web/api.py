@@ -31,7 +31,16 @@ from usher.common.runtime.settings import checked_by
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.messages.fields import MessageFields
 from usher.master.policy.explain.ticket_events import parse_position
-from usher.master.verbs.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Tickets
+from usher.master.verbs.documents import (
+    Audit,
+    Consumers,
+    Deregistered,
+    Registered,
+    Reported,
+    Sources,
+    TicketRow,
+    Tickets,
+)
 from usher.master.web.parts import AckItem, AckReport, Desk
 from usher.master.web.seen import seen, with_fields
 
@@ -45,6 +54,8 @@ _LONGEST_TICKET_ID = 256
 _LARGEST_FENCE = 2**63 - 1
 _MINIMAL = "return=minimal"
 _TICKETS_ON_A_PAGE, _MOST_TICKETS_ON_A_PAGE = 100, 200
+_TICKETS_PATH = b"/api/tickets/"
+TICKET_PROBLEMS = {404: "unknown_ticket", 422: "ticket ids have 1 to 256 bytes"}
 
 _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LOCK = re.compile(r"[A-Za-z0-9._:-]{1,200}")
@@ -125,7 +136,8 @@ class _TicketsQuery(BaseModel):
 
 
 class TicketQuery(BaseModel):
-    """A ticket by query: in a path, an id that is nothing but dots may be taken for something else on the way."""
+    """A ticket by query: in a path, an id that ends like a route (``x/explain``), or is nothing but dots, may be taken
+    for something else on the way."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -136,11 +148,15 @@ class TicketQuery(BaseModel):
 _POSITION = r"^([0-9]{1,20}-[0-9]{1,20}(_[0-9]{1,20}-[0-9]{1,20}){2}|0|)$"
 
 
-class _FollowedTicket(TicketQuery):
-    """A ticket, and the point where a broken subscription continues: the id of the last event seen, as in the header
-    Last-Event-ID; 0: everything that is still there."""
+class _Position(BaseModel):
+    """The point where a broken subscription continues: the id of the last event seen, as in the header Last-Event-ID;
+    0: everything that is still there."""
 
     last_event_id: str = Field("", pattern=_POSITION)
+
+
+class _FollowedTicket(_Position, TicketQuery):
+    """A ticket, and the point from which to follow it."""
 
 
 def routes(desk: Desk, health_hosts: HealthHosts, fields: MessageFields | None = None) -> Blueprint:
@@ -238,6 +254,14 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
         page = desk.status.tickets(asked.cursor or "0", min(asked.limit, _MOST_TICKETS_ON_A_PAGE))
         return answer(seen(page | {"tickets": told(page["tickets"])}))
 
+    @api.get("/tickets/<rest:ticket_id>")
+    @tells("One ticket in processing.", {200: TicketRow}, problems=TICKET_PROBLEMS)
+    def ticket(ticket_id: str) -> Response:
+        found = desk.ticket(read_ticket_id())
+        if found is None:
+            raise Problem(404, "unknown_ticket", "no ticket of that id is in processing")
+        return answer(seen(told([found])[0]))
+
     @api.get("/audit")
     @tells("The result of the last audit; null when there was none.", {200: Audit})
     def audit() -> Response:
@@ -247,17 +271,31 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
 def _add_events(api: Blueprint, desk: Desk) -> None:
     """Server-sent events of a ticket, for as long as the client stays. Viewers get all but what messages say."""
 
-    @api.get("/events")
+    @api.get("/tickets/<rest:ticket_id>/events")
     @tells(
         "The events of a ticket from now on, as server-sent events.",
         {200: "text/event-stream"},
+        query=_Position,
+        problems=TICKET_PROBLEMS,
+    )
+    def follow(ticket_id: str) -> Response:
+        return _followed(desk, read_ticket_id(b"/events"))
+
+    @api.get("/events")
+    @tells(
+        "The events of a ticket of any id: in a path, some ids may be taken for something else.",
+        {200: "text/event-stream"},
         query=_FollowedTicket,
     )
-    def follow() -> Response:
-        asked, position = read_query(_FollowedTicket).id, _read_position()
-        if request.method == "HEAD":
-            return Response(content_type="text/event-stream")
-        return desk.feed.follow(caller(), asked.encode(), position, g.role.may(Role.OPERATOR)).response
+    def follow_by_query() -> Response:
+        return _followed(desk, read_query(_FollowedTicket).id)
+
+
+def _followed(desk: Desk, asked: str) -> Response:
+    position = _read_position()
+    if request.method == "HEAD":
+        return Response(content_type="text/event-stream")
+    return desk.feed.follow(caller(), asked.encode(), position, g.role.may(Role.OPERATOR)).response
 
 
 def _read_position() -> list[bytes] | None:
@@ -324,12 +362,12 @@ def _unfit(field: str, problem: str) -> Problem:
     return unprocessable([{"field": field, "problem": problem}])
 
 
-def read_ticket_id() -> str:
-    """Return the ticket id of the path of a page, from the bytes: Flask's own text has a question mark where they
-    are not UTF-8. Raises Problem 404, 422."""
+def read_ticket_id(behind: bytes = b"", at: bytes = _TICKETS_PATH) -> str:
+    """Return the ticket id of the path between ``at`` and ``behind``, from the bytes: Flask's own text has a question
+    mark where they are not UTF-8. Raises Problem 404, 422."""
     path = request.environ["PATH_INFO"].encode("latin-1")
     try:
-        ticket_id: str = path.removeprefix(b"/tickets/").decode()
+        ticket_id: str = path.removeprefix(at).removesuffix(behind).decode()
     except UnicodeDecodeError:
         raise Problem(404, "unknown_ticket", "ticket ids are UTF-8") from None
     if not _fits(ticket_id):

@@ -17,13 +17,14 @@ from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.verbs.documents import Actions, ConsumerShown, Explanation, Rules
 from usher.master.verbs.verbs import VERBS, Args, Outcome, Tools, Unfit, Verb
-from usher.master.web.api import TicketQuery
+from usher.master.web.api import TicketQuery, read_ticket_id
 from usher.master.web.parts import Parts
 from usher.master.web.seen import seen
 
 #: The most bytes of a body: 500 ids of letters fit.
 BODY = 32 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 500
+_EXPLAIN = b"/explain"
 
 
 class _Page(BaseModel):
@@ -34,13 +35,26 @@ class _Page(BaseModel):
 
 
 def operation_routes(parts: Parts) -> Blueprint:
-    """Return ``/api/explain``, ``/api/rules``, ``/api/actions``,
+    """Return ``/api/tickets/{id}/explain``, ``/api/explain``, ``/api/rules``, ``/api/actions``,
     ``/api/consumers/{name}/process``, and the routes of the verbs."""
     api = Blueprint("operations", __name__, url_prefix="/api")
 
+    @api.get("/tickets/<rest:ticket_id>/explain")
+    @tells(
+        "The reason why a ticket waits, and until when.",
+        {200: Explanation},
+        problems={422: "ticket ids have 1 to 256 bytes"},
+    )
+    def explain(ticket_id: str) -> Response:
+        return answer(seen(parts.explainer.explain(read_ticket_id(_EXPLAIN)).document()))
+
     @api.get("/explain")
-    @tells("The reason why a ticket waits, and until when.", {200: Explanation}, query=TicketQuery)
-    def explain() -> Response:
+    @tells(
+        "The explanation of a ticket of any id: in a path, some ids may be taken for something else.",
+        {200: Explanation},
+        query=TicketQuery,
+    )
+    def explain_by_query() -> Response:
         return answer(seen(parts.explainer.explain(read_query(TicketQuery).id).document()))
 
     @api.get("/rules")

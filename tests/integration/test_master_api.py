@@ -324,6 +324,11 @@ def test_a_page_that_cannot_be_is_422(master: Running, query: str) -> None:
     assert ask(master, "GET", f"/api/tickets?{query}").status_code == 422
 
 
+@pytest.mark.parametrize(("path", "status"), [("unknown", 404), ("%FF", 404), ("t" * 257, 422), ("%C3%A4" * 129, 422)])
+def test_a_ticket_that_is_not_there_or_cannot_be(master: Running, path: str, status: int) -> None:
+    assert ask(master, "GET", f"/api/tickets/{path}").status_code == status
+
+
 def test_health_of_a_master_that_is_well(master: Running) -> None:
     for path in ("/api/health", "/api/health/ready"):
         answered = ask(master, "GET", path)

@@ -15,6 +15,7 @@ from tests.integration.factories import LEASE_MS, World
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
+from usher.master.insight.status import StatusReader
 from usher.master.membership.registration import Membership, NameInUse, RegistrationOver
 from usher.master.membership.registry import read_registry
 
@@ -339,3 +340,11 @@ def test_who_asks_again_when_the_clock_of_redis_was_set_back_is_not_told_that_as
     given = world.members.register(asked).registration
     world.link.call("PEXPIRE", world.keys.lease(given.incarnation), 7_200_000)
     assert world.members.register(asked).left_ms == LEASE_MS
+
+
+def test_the_list_of_consumers_names_the_tickets_that_each_has_in_processing(world: World) -> None:
+    leader, a, b = world.elect(), world.join("a"), world.join("b")
+    world.owned(leader, a, b"T", b"1-1")
+    world.owned(leader, a, b"S", b"2-1")
+    rows = StatusReader(world.link, world.keys).consumers()
+    assert {row["incarnation"]: row["ticket_ids"] for row in rows} == {a.incarnation: ["S", "T"], b.incarnation: []}

@@ -44,7 +44,7 @@ def send(link: Link, ticket: str, count: int) -> list[str]:
 
 
 def events_url(master: str, ticket: str) -> str:
-    return f"{master}/api/events?id={ticket}"
+    return f"{master}/api/tickets/{ticket}/events"
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_followers_have_a_limit_and_leave_room_for_requests(folder: Path, redis_
         sockets, texts = [], []
         for number in range(count):
             sock = closing.enter_context(socket.create_connection((host, int(port)), timeout=_PATIENCE_S))
-            sock.sendall(f"GET /api/events?id=T{number} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            sock.sendall(f"GET /api/tickets/T{number}/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             sockets.append(sock)
         texts = [_read_until(sock, b'"state":"idle"') for sock in sockets]
         assert all(text.startswith(b"HTTP/1.1 200 OK\r\n") for text in texts)
@@ -129,8 +129,12 @@ def _check_refusals(master: str) -> None:
     wrong = requests.get(url, headers={"Last-Event-ID": "x"}, timeout=_PATIENCE_S)
     assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "last_event_id")
     assert requests.get(url, headers={"Accept": "text/html"}, timeout=_PATIENCE_S).status_code == 406
-    events = {"Accept": "text/event-stream"}
-    assert requests.get(f"{master}/api/tickets", headers=events, timeout=_PATIENCE_S).status_code == 406
+    assert (
+        requests.get(
+            f"{master}/api/tickets/T1", headers={"Accept": "text/event-stream"}, timeout=_PATIENCE_S
+        ).status_code
+        == 406
+    )
     assert requests.head(url, timeout=_PATIENCE_S).status_code == 200
 
 

@@ -36,7 +36,10 @@ def wait(message):
 """
 #: Ids that a path, a query, a proxy or a client may take for something else.
 _IDS = (
-    *("x/explain", "/explain", "x/events", "x", "a/b", "a//b", "/a", "a/", "a?b", "?id=x", "a#b", "#"),
+    *(
+        "x/explain", "explain", "/explain", "x/explain/explain", "x/events", "events", "x", "a/b", "a//b", "/a", "a/",
+        "a?b", "?id=x", "a#b", "#",
+    ),
     *(
         "%2F", "a%2Fb", "%", "%252F", ".", "..", "...", "a/..", "../x", "a/./b", "a.b", "a b", " ", "a+b", "a&id=x",
         "a;b", "a\\b", "ä😀", "[a-z]*",
@@ -89,6 +92,12 @@ def test_the_api_finds_it_by_query(held: Held) -> None:
         listed = held.get(f"/api/tickets?id={asked}").json()
         assert [(row["ticket_id"], row["message_ids"]) for row in listed["tickets"]] == [(ticket, [entry])]
         assert listed["cursor"] is None
+
+
+def test_the_api_explains_it_by_path_but_for_dots_which_clients_take_out(held: Held) -> None:
+    for ticket, entry in held.entries.items():
+        if ticket not in (".", ".."):
+            assert found(held.get(f"/api/tickets/{quote(ticket, safe='')}/explain").json()) == (ticket, [entry])
 
 
 def test_its_owner_says_what_it_does_with_it(held: Held) -> None:

@@ -146,7 +146,7 @@ def _add_tickets(views: Blueprint, parts: Parts) -> None:
 
     @views.get("/tickets/<rest:ticket_id>")
     def ticket(ticket_id: str) -> str:
-        return _ticket_page(parts, read_ticket_id())
+        return _ticket_page(parts, read_ticket_id(at=b"/tickets/"))
 
 
 def _add_messages(views: Blueprint, parts: Parts) -> None:
