@@ -101,9 +101,7 @@ class Site:
         """As the form of a page does."""
         token = re.search(r'name="csrf_token" value="([^"]+)"', self.get("/").text)
         return self.client.post(
-            path,
-            data=form | ({"csrf_token": token[1]} if token else {}),
-            headers=HTML | {"Origin": "http://localhost"},
+            path, data=form | ({"csrf_token": token[1]} if token else {}), headers=HTML | {"Origin": "http://localhost"}
         )
 
 

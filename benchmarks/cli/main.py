@@ -156,13 +156,7 @@ def hot(
 @VOLATILE
 @JSON
 def scale(
-    handlers: str,
-    messages: int | None,
-    consumers: int | None,
-    slots: int,
-    runs: int,
-    no_aof: bool,
-    as_json: bool,
+    handlers: str, messages: int | None, consumers: int | None, slots: int, runs: int, no_aof: bool, as_json: bool
 ) -> None:
     settings = {"USHER_CONCURRENCY": str(slots)}
 
@@ -179,7 +173,7 @@ def scale(
     help=(
         "Measure the cost of two masters and two consumers while nothing happens: commands of Redis and CPU per"
         " second, memory."
-    ),
+    )
 )
 @click.option(
     "--seconds", type=click.FloatRange(min=1), default=30.0, show_default=True, help="How long nothing happens."

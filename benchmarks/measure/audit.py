@@ -129,15 +129,8 @@ def _audit(
     folder: Path, server: EmbeddedRedis, names: list[str], cores: int, environ: Mapping[str, str], memory_mib: int
 ) -> dict[str, Any]:
     base = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
-    base |= {
-        "USHER_REDIS_URL": server.url,
-        "USHER_GROUP": GROUP,
-        "USHER_AUDIT_DIR": str(folder / "audit"),
-    }
-    base |= {
-        "USHER_LEASE_SECONDS": "3600",
-        "USHER_AUDIT_SPARK_MASTER": f"local[{cores}]",
-    }
+    base |= {"USHER_REDIS_URL": server.url, "USHER_GROUP": GROUP, "USHER_AUDIT_DIR": str(folder / "audit")}
+    base |= {"USHER_LEASE_SECONDS": "3600", "USHER_AUDIT_SPARK_MASTER": f"local[{cores}]"}
     base |= {"USHER_RUN_LOG_LENGTH": "10000000"}
     redis_before, began = cpu_seconds(server.pid), time.monotonic()
     words = ("--streams", ",".join(names), "--memory", str(memory_mib), "--json")

@@ -110,12 +110,7 @@ class Subscription(ReadPosition):
     __slots__ = ("_capacity", "_channel", "_desk", "_waiting", "callback", "detail", "end")
 
     def __init__(
-        self,
-        desk: RouterCoordinator,
-        stream: Stream,
-        last: bytes,
-        callback: Callback | None,
-        capacity: int,
+        self, desk: RouterCoordinator, stream: Stream, last: bytes, callback: Callback | None, capacity: int
     ) -> None:
         super().__init__(stream, last)
         self._desk = desk

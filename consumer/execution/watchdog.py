@@ -40,8 +40,8 @@ _HEAD = "Stack (most recent call last):\n"
 
 def stacks(tasks: Mapping[asyncio.Task[Any] | None, Sequence[Sequence[Message]]]) -> dict[bytes, str]:
     """Return, by message, the calls of each handler that runs here, from the handler on: those of its thread, or of
-    what its task awaits. ``tasks``: of handlers on an event loop, with their messages."""
-    found = {one.stream_id: task_stack(task) for task, call in list(tasks.items()) if task for one in call[0]}
+    what its task awaits. ``tasks``: of handlers on an event loop, with the messages of their last calls."""
+    found = {one.stream_id: task_stack(task) for task, (messages,) in list(tasks.items()) if task for one in messages}
     for top in list(sys._current_frames().values()):
         frames = [frame for frame, _ in traceback.walk_stack(top)]
         ours = next((at for at, frame in enumerate(frames) if _runs(frame)), 0)

@@ -132,11 +132,7 @@ Exit code 0: safe. 1: not safe. 2: nothing can be said, and why.
     help="Most lines of the handler before which a fault is tried.",
 )
 @click.option(
-    "--handler-seconds",
-    type=Number(min=1),
-    default=30.0,
-    show_default=True,
-    help="Longest that one call may take.",
+    "--handler-seconds", type=Number(min=1), default=30.0, show_default=True, help="Longest that one call may take."
 )
 @takes_json
 def torture(

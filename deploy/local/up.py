@@ -112,7 +112,7 @@ _WATCH_EVERY_S = 1.0
         "Run everything on this machine: an embedded Redis (unless USHER_REDIS_URL is set), masters and consumers."
         " Ctrl-C drains and stops everything (exit code 130), SIGTERM too (0); asked again, they kill what still runs."
         " Masters and consumers take their settings from the environment: USHER_MAX_ATTEMPTS=3 usher up."
-    ),
+    )
 )
 @click.option("--reload", is_flag=True, help="Restart consumers when a .py file here, or below, has changed.")
 @click.option(

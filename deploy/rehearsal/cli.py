@@ -40,15 +40,7 @@ from usher.deploy.rehearsal.candidates import (
 )
 from usher.deploy.rehearsal.replay import Replay
 from usher.master.cli.log import place
-from usher.master.cli.shared import (
-    CommandContext,
-    caller,
-    configured,
-    console,
-    print_json,
-    table,
-    why_option,
-)
+from usher.master.cli.shared import CommandContext, caller, configured, console, print_json, table, why_option
 from usher.master.cli.verbs import asks
 from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
 from usher.master.operations.dead_letters import DeadLetters
@@ -282,14 +274,7 @@ def _print_rehearsals(handler: str, done: Sequence[Rehearsed], asked: int, comma
     taken = sum(one.now.is_taken for one in done)
     if as_json:
         counts = {"messages": asked, "taken": taken, "not_taken": len(done) - taken, "not_tried": asked - len(done)}
-        print_json(
-            {
-                "handler": handler,
-                **counts,
-                "rehearsals": [one.document() for one in done],
-                "redrive": command,
-            }
-        )
+        print_json({"handler": handler, **counts, "rehearsals": [one.document() for one in done], "redrive": command})
         return
     rows = [
         [*cells, Text(now, "green" if one.now.is_taken else "red"), seconds]

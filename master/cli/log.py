@@ -20,15 +20,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import Entry
 from usher.common.runtime.settings import CommonSettings, options, takes_json
 from usher.common.sending.producer import SECONDS
-from usher.master.cli.shared import (
-    configured,
-    console,
-    looks,
-    print_json,
-    shown_heads,
-    shown_texts,
-    table,
-)
+from usher.master.cli.shared import configured, console, looks, print_json, shown_heads, shown_texts, table
 from usher.master.messages.fields import FoundMessages, MessageFields
 
 #: Entries of the first page, and of any page at most. The number follows from the weight of the entries read: about

@@ -29,8 +29,6 @@ from usher.master.policy.trim import Cut, Nothing, Refused, RetentionFacts, Rete
 @click.option("--apply", is_flag=True, help="Cut. Without this option nothing is changed.")
 @click.option(
     "--archived-only",
-    "--archived",
-    "archived_only",
     is_flag=True,
     help="Cut only archived entries, so nothing where no archive is kept.",
 )

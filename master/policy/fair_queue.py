@@ -109,7 +109,6 @@ class Rounds:
         self._news = _Queue()
         self._looks = _Queue()
         self._swept: set[bytes] = set()  # those in ``_looks`` only because of a sweep
-        self._grown: set[bytes] = set()  # see ``grown``; only known sources
         self.troubles: dict[bytes, TurnResult] = {}
 
     @property
@@ -123,12 +122,6 @@ class Rounds:
     def holds(self, source: bytes) -> bool:
         return self._known.get(source) in self._shards
 
-    def grown(self) -> list[bytes]:
-        """Return the sources of our shards from which entries were moved since the last call, or may have been: also
-        those that were just found or taken over."""
-        grown, self._grown = self._grown, set()
-        return list(filter(self.holds, grown))
-
     def found(self, sources: Iterable[bytes]) -> int:
         """Add sources that exist. Return how many of them were not known."""
         before = len(self._known)
@@ -136,7 +129,6 @@ class Rounds:
             self._doubted.discard(source)
             if source not in self._known:
                 self._known[source] = shard_of(source)
-                self._grown.add(source)
                 self._look_at(source)
         return len(self._known) - before
 
@@ -168,7 +160,6 @@ class Rounds:
         if taken:
             for source, shard in self._known.items():
                 if shard in taken:
-                    self._grown.add(source)
                     self._swept.discard(source)
                     self._looks.add(source)
         return bool(taken)
@@ -209,8 +200,6 @@ class Rounds:
                     self.troubles[source] = one
             else:
                 self.troubles.pop(source, None)
-            if one.moved and source in self._known:
-                self._grown.add(source)
             if one.outcome is TurnOutcome.MORE:
                 self._news.add(source)
             elif one.outcome is TurnOutcome.FULL:
@@ -224,13 +213,10 @@ class Rounds:
     def again(self, turn: Turn) -> None:
         """Put back a turn whose outcome is unknown: all of it is looked at again, before everything else."""
         self._swept.difference_update(turn.sources)
-        # The next call moves nothing of what this one may have moved.
-        self._grown.update(source for source in turn.sources if source in self._known)
         self._news.add_first(turn.sources)
 
     def _forget(self, source: bytes) -> None:
         self._known.pop(source, None)
-        self._grown.discard(source)
 
     def _look_at_known(self) -> None:
         for source in self._known:

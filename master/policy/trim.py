@@ -20,8 +20,6 @@ from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank
 
 #: What is kept for a reader so much longer than is wished is told.
 _LONG_MS = 3_600_000
-#: Parts of a stream that is kept for its age in which it is cut, where there are many streams.
-_PARTS = 24
 
 
 class GroupNeeds(NamedTuple):
@@ -127,13 +125,6 @@ class Retention:
             found.append(RetentionRow("archive", "archived", facts.archived, "is archived up to here"))
         return found
 
-    def over_ms(self, first: bytes, now_ms: int) -> int:
-        """Return when it is worth while to look again at a stream that begins with ``first`` and is kept for its age:
-        a part of it is over by then."""
-        part_ms = int(self.keep_s * 1000 / _PARTS)
-        kept_ms = int(self.keep_s * 1000)
-        return min(max(milliseconds(first), now_ms - kept_ms), now_ms) + kept_ms + part_ms
-
     def held_back(self, facts: RetentionFacts, decision: Cut | Nothing | Refused, now_ms: int) -> str:
         """Return who keeps entries for an hour longer than is wished; "" when nobody does."""
         if isinstance(decision, Refused):
@@ -179,17 +170,6 @@ def decide_gathered(
     if gathered is None or (facts.span is not None and rank(gathered) > rank(facts.span.last_generated)):
         return Nothing("it is not gathered")
     return decide(facts, archived_only=archived_only, wished=wished)
-
-
-def is_held_back(facts: RetentionFacts, group: str, *, archived_only: bool = False) -> bool:
-    """Return whether gathered entries of a source are kept for other readers that are not lost: they may go later,
-    although nothing more is gathered."""
-    gathered = _gathered(facts, group)
-    if gathered is None or facts.span is None or facts.span.first is None:
-        return False
-    if archived_only and facts.archived is None:
-        return True
-    return rank(readers(facts, archived_only=archived_only)[0].keeps_from) < rank(gathered)
 
 
 def _gathered(facts: RetentionFacts, group: str) -> bytes | None:

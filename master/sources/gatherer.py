@@ -115,11 +115,6 @@ class Gatherer(Service):
         with self._lock:
             return self._rounds.holds(source)
 
-    def grown(self) -> list[bytes]:
-        """Return the sources of our shards that may have more to cut than at the last call."""
-        with self._lock:
-            return self._rounds.grown()
-
     # ---- the turn ----------------------------------------------------------------------------------------------------
 
     def run_once(self) -> float:

@@ -36,8 +36,8 @@ from usher.master.leader.elector import Lead
 log = logging.getLogger(__name__)
 
 _STANDBY_S = 1.0
-#: Shortest wait between looks at an empty outbox, and the part of the time without rows that a wait lasts.
-_LOOK_S, _PART = 0.005, 1 / 20
+#: Waits between looks at an empty outbox: the shortest, the part of the time without rows, and after slow looks.
+_LOOK_S, _PART, _SLOW_S = 0.005, 1 / 20, 0.5
 #: Seconds between counts of halted tickets.
 _COUNT_S = 10.0
 #: Longest wait of one call of WAIT or WAITAOF, which is repeated until it succeeds.
@@ -133,8 +133,10 @@ class Streamer(Service):
         self._was_empty = not batch.names and not batch.refused
         if self._was_empty:
             now = self.caught_up_s = now_s()
-            # A look may be slow, where PostgreSQL keeps removed rows.
-            return min(self._pace.poll_s, max(_LOOK_S, now - looked_s, _PART * (now - self._found_s)))
+            wait_s = min(self._pace.poll_s, max(_LOOK_S, _PART * (now - self._found_s)))
+            # A look is slow where many rows wait for refused ones, or PostgreSQL keeps those that were removed.
+            took_s = now - looked_s
+            return wait_s if took_s < _SLOW_S / 20 else max(wait_s, min(_SLOW_S, 9 * took_s))
         self._found_s = looked_s
         if batch.names:
             if not self.emit(epoch, batch.values):

@@ -57,15 +57,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
     (folder / "spark-defaults.conf").write_text("spark.sql.execution.arrow.maxRecordsPerBatch 5000\n")
     os.environ["SPARK_CONF_DIR"] = str(folder)
     try:
-        with pytest.MonkeyPatch.context() as patched:
-            # Its classes are no use to another session of the tests, and to write them takes as long as they do.
-            patched.setattr("usher.master.audit.engine._MAKES_CACHE", "-Dcache")
-            with spark_engine(
-                AuditChoices(audit_dir=str(folder), memory_mib=512), folder, os.environ, small=True
-            ) as engine:
-                importlib.import_module("usher.master.audit.source").register(engine.spark)
-                patched.setattr("usher.master.audit.engine.spark_engine", lambda *_: contextlib.nullcontext(engine))
-                yield engine
+        with (
+            pytest.MonkeyPatch.context() as patched,
+            spark_engine(AuditChoices(audit_dir=str(folder), memory_mib=512), folder, os.environ, small=True) as engine,
+        ):
+            importlib.import_module("usher.master.audit.source").register(engine.spark)
+            patched.setattr("usher.master.audit.engine.spark_engine", lambda *_: contextlib.nullcontext(engine))
+            yield engine
     finally:
         os.environ.clear()
         os.environ.update(kept)

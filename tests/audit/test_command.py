@@ -23,6 +23,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.acl import programs
 from usher.common.redis.client import Link
 from usher.master.audit.cli import is_filling
+from usher.master.audit.engine import spark_engine
 from usher.master.audit.findings import FENCES_PER_MS
 from usher.master.audit.settings import AuditChoices
 
@@ -209,6 +210,7 @@ def test_a_user_without_an_entry_in_passwd_audits_with_spark(settings: dict[str,
 def test_without_pyspark_the_way_out_is_named(
     settings: dict[str, str], seeder: Seeder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("usher.master.audit.engine.spark_engine", spark_engine)  # the fixture of others has replaced it
     monkeypatch.setitem(sys.modules, "pyspark.errors", None)
     monkeypatch.setitem(sys.modules, "pyspark", None)
     assert usher("audit", "--engine", "spark") == 2

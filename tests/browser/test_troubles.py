@@ -43,8 +43,9 @@ class Trouble(NamedTuple):
 
 def _signal(number: int, *names: str) -> Callable[[System], None]:
     def send(system: System) -> None:
-        for name in names:
-            os.kill(system.crew.worker_of(name), number)
+        for name in names:  # an arbiter would put another worker in the place of one that stands still
+            for pid in (system.crew.processes[name].pid, system.crew.worker_of(name)):
+                os.kill(pid, number)
 
     return send
 
@@ -95,7 +96,7 @@ def _is_there(system: System, ticket: str) -> bool:
 
 
 def _drop(ticket: str) -> Callable[[System], Any]:
-    return lambda system: system.ask("POST", "/dead-letters/drop", json={"filter": {"ticket": ticket}})
+    return lambda system: system.ask("POST", "/dead-letters/drop", json={"filter": {"ticket": ticket}}, timeout=60)
 
 
 def _bad_deploy(system: System) -> None:
@@ -153,7 +154,7 @@ TROUBLES = {
     ),
     "frozen consumer": Trouble(
         *(_signal(signal.SIGSTOP, "c1", "c2"), "none", r"No consumer is live|consumers? lost|not answering"),
-        *(r"idle", r"no consumer is live", lambda system: None),
+        *(r"idle", r"no consumer is live", _signal(signal.SIGCONT, "c1", "c2")),
     ),
     "killed consumers": Trouble(
         *(_killed, "held-1", r"No consumer is live: nothing is handled"),

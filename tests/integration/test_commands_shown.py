@@ -33,10 +33,7 @@ _ID = b"1795461475818-0"
 
 
 def shown(world: World, *words: str, columns: str | None = "80") -> Any:
-    environ = {
-        **environ_of(world),
-        "COLUMNS": columns,
-    }
+    environ = {**environ_of(world), "COLUMNS": columns}
     return CliRunner().invoke(usher, [*words], env=environ)
 
 
@@ -83,12 +80,7 @@ def test_letters_are_counted_by_kind_and_those_of_a_kind_are_listed(world: World
 def test_an_output_that_is_not_utf8_is_no_traceback(world: World) -> None:
     """A ticket id that it cannot say ended the command."""
     letters(world, "Käse-☃".encode())
-    environ = {
-        "PATH": os.environ["PATH"],
-        **environ_of(world),
-        "COLUMNS": "200",
-        "PYTHONIOENCODING": "ascii",
-    }
+    environ = {"PATH": os.environ["PATH"], **environ_of(world), "COLUMNS": "200", "PYTHONIOENCODING": "ascii"}
     for words in (["dead", "list"], ["dead", "list", "--json"]):
         done = subprocess.run(
             [sys.executable, ROOT / "usher" / "__main__.py", *words], env=environ, capture_output=True, timeout=60

@@ -19,11 +19,7 @@ from tests.proxy import Proxy
 from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.redis.client import CommandRefused, Link
 from usher.master.operations.action_log import ActionLog, By, OperatorAction
-from usher.master.operations.delayed_messages import (
-    AT_ONCE,
-    DelayedResult,
-    DelayedView,
-)
+from usher.master.operations.delayed_messages import AT_ONCE, DelayedResult, DelayedView
 
 _LATER = FUTURE + 1_000_000
 

@@ -289,11 +289,7 @@ def test_all_links_of_a_process_leave_a_former_master_with_the_first_one_that_he
 def test_who_hears_of_changes_leaves_a_former_master_with_the_others(pair: UnderSentinel) -> None:
     """There nothing changes, it answers every PING, and the sources of the other one were found by the next scan
     only."""
-    ear, goes, stream = (
-        ChangeEar(pair.url, "test:ear", [b"s"]),
-        Link(pair.url, "test:goes"),
-        "s:1",
-    )
+    ear, goes, stream = (ChangeEar(pair.url, "test:ear", [b"s"]), Link(pair.url, "test:goes"), "s:1")
     with running(pair.url, Mode.CHANGE_DRIVEN) as router:
         subscription = router.subscribe(stream)
         add(goes, stream, "1-1")

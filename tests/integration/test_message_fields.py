@@ -240,11 +240,7 @@ def test_programs_search_too_if_they_may(filled: World) -> None:
     for value, number in ((b"\xff", 1), ("\ufffd".encode(), 0)):
         answered = get("act", f"/api/find?field=kind&value={quote(value)}").get_json()
         assert len(answered["messages"]) == number
-    for bad in (
-        "field=kind",
-        "field=usher-id&value=1",
-        "field=kind&value=1&cursor=x",
-    ):
+    for bad in ("field=kind", "field=usher-id&value=1", "field=kind&value=1&cursor=x"):
         assert get("act", f"/api/find?{bad}").status_code == 422, bad
     assert get("act", f"/api/find?field=kind&value={'ä' * 4_000}").status_code == 414
     assert [row["shown_fields"] for row in get("act", "/api/dead-letters").get_json()["dead_letters"]] == [

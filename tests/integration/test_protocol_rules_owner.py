@@ -157,11 +157,7 @@ def _prefix_is_kept(stage: Stage, ids: list[bytes]) -> None:
     ),
     mutant(
         "later batches go before one that is unsure",
-        CodeEdit(
-            "usher.consumer.policy.acks:AckLedger.next_batch",
-            "if not self.is_again:",
-            "if self.finished:",
-        ),
+        CodeEdit("usher.consumer.policy.acks:AckLedger.next_batch", "if not self.is_again:", "if self.finished:"),
     ),
 )
 def test_a_batch_whose_reply_is_not_known_is_sent_again_before_later_ones(stage: Stage) -> None:

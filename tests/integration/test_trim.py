@@ -246,7 +246,7 @@ def test_the_command_shows_first_and_cuts_when_told(
     assert (code, document["cut"], document["floor"], document["kept_for"]) == (0, 500, "600-1", "checkpoint totals")
     assert [reader["name"] for reader in document["readers"]] == ["totals", "g"]
     assert _length(link) == 500
-    code, told = _usher(capsys, redis_url, "--apply", "--keep", "1d", "--archived")
+    code, told = _usher(capsys, redis_url, "--apply", "--keep", "1d", "--archived-only")
     assert (code, "nothing is archived yet" in told) == (0, True)
 
 

@@ -97,7 +97,7 @@ def test_the_stack_of_a_handler_is_found_in_its_thread() -> None:
         def admit(self, *_: object) -> bool:
             return True
 
-        def succeeded(self, *_: object) -> bool:
+        def succeeded(self, *_: object, here: bool = False) -> bool:
             return False
 
     worker = thread_pool.LaneWorker(0, _Executor(), handle)  # type: ignore[arg-type]

@@ -8,7 +8,9 @@ joined AS (
          coalesce(e.nth, i.nth) AS nth, e.ticket AS own, e.consumer AS held_by, coalesce(e.in_stream, false) AS in_stream,
          e.id IS NOT NULL AS was_read, i.id IS NOT NULL AS ran, coalesce(i.done, false) AS done,
          coalesce(i.gave_up, false) AS gave_up, i.ticket, i.other_ticket, i.consumer, i.outcome
-    FROM (SELECT * FROM entries WHERE consumer IS NULL OR (SELECT count(*) FROM ids) + (SELECT count(*) FROM carried) > 0) e
+    FROM (SELECT * FROM entries WHERE consumer IS NULL
+          UNION ALL SELECT e.* FROM entries e SEMI JOIN (SELECT stream FROM ids UNION SELECT stream FROM carried) h ON h.stream = e.stream
+                     WHERE e.consumer IS NOT NULL) e
     FULL OUTER JOIN ids i ON i.nth = e.nth AND i.stream = e.stream AND i.id = e.id)
 SELECT * FROM (
 SELECT b.*, a.id AS passed, k.floor_ms, k.known_ms, k.damaged_ms, k.drop_ms,
