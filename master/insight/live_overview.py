@@ -32,7 +32,7 @@ from usher.master.policy.explain.alarms import OK, alarms, level_of
 from usher.master.policy.letters import SUDDEN_MS
 from usher.master.policy.rates import Sample, is_still, point, rates, sample_of
 from usher.master.policy.rules import Rulebook, Target
-from usher.master.policy.states import BAD, Queue
+from usher.master.policy.states import Queue
 
 #: Seconds between two looks: while a page is open, while none is, and while nothing moves either; and how long a page
 #: counts as open after it was asked for.
@@ -162,8 +162,7 @@ class LiveOverview(Service):
             parked = self._by_name.get(MASTER, 0)
             rows = self._tickets.rows(parked, states, self._rules, seen["time_ms"], self.queue)
             groups = self._tickets.groups(rows)
-            groups = [group | {"level": level_of(group, seen["time_ms"])} for group in groups]
-            seen["groups"] = sorted(groups, key=lambda one: str(one["level"]) != BAD)
+            seen["groups"] = [group | {"level": level_of(group, seen["time_ms"])} for group in groups]
             seen["stuck"], seen["stuck_most"] = rows, MOST
             counts = self._letters.counts(*(seen["time_ms"] - ms for ms in SUDDEN_MS))
             seen["letters"], seen["sudden"], seen["letters_wrong"] = counts.groups, counts.sudden, counts.wrong

@@ -96,7 +96,7 @@ def _is_there(system: System, ticket: str) -> bool:
 
 
 def _drop(ticket: str) -> Callable[[System], Any]:
-    return lambda system: system.ask("POST", "/dead-letters/drop", json={"filter": {"ticket": ticket}})
+    return lambda system: system.ask("POST", "/dead-letters/drop", json={"filter": {"ticket": ticket}}, timeout=60)
 
 
 def _bad_deploy(system: System) -> None:
