@@ -74,7 +74,7 @@ _looks = stacked(
     help="""Audit the pending lists and the run log of a running system: in this process, or with Spark on this machine
     or on a cluster.
 
-    docs/reference.md lists the checks. Exit code 0: nothing found, 1: findings, 2: the audit could not be done.""",
+    `python docs/reference.py findings` lists the checks. Exit code 0: nothing found, 1: findings, 2: not done.""",
 )
 @click.option("--py-files", default="", metavar="ZIP", help="Usher, for Spark's executors on other machines.")
 @_looks

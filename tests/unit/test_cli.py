@@ -155,7 +155,7 @@ def test_an_error_that_nobody_expected_is_exit_code_2_with_its_traceback(
 def test_a_command_whose_output_nobody_reads_any_more_ends_without_a_word_and_not_as_if_it_had_found_something() -> (
     None
 ):
-    code = "import sys; from usher.cli import run; sys.exit(run(['audit', 'checks']))"
+    code = "import sys; from usher.cli import run; sys.exit(run(['acl']))"
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as gone:
