@@ -77,7 +77,7 @@ class System:
         self.crew.start_consumer(name, "asked:handle", PYTHONPATH=str(self.folder), **more)
 
     def ask(self, method: str, path: str, **asked: Any) -> Any:
-        """What the master answers to a program; {} if nothing."""
+        """Return what the master answers to a program; {} if nothing."""
         head = {"Authorization": f"Bearer {OPERATOR}"}
         try:
             return requests.request(method, f"{self.url}/api{path}", headers=head, **{"timeout": 5} | asked).json()

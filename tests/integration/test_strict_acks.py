@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.integration.actors import Stage
+from tests.integration.actors import Stage, Trouble
 from tests.integration.factories import LEASE_MS, World
 from tests.integration.routers import until
 from usher.common.base.clock import now_s
@@ -204,3 +204,26 @@ def test_a_runner_writes_its_own_acknowledgement_and_leaves_what_may_take_long(a
         assert not a.acker.is_flushed, "U is not given back yet"
         a.flush()
         assert a.acker.is_flushed
+
+
+@pytest.mark.parametrize("trouble", [Trouble.REPLY_LOST, Trouble.NEVER_SENT])
+def test_what_a_runner_could_not_write_for_sure_the_acker_is_woken_to_write_before_the_ticket_goes_on(
+    any_redis_url: str, trouble: Trouble
+) -> None:
+    begun: list[tuple[bytes, int]] = []
+    with Stage(any_redis_url) as stage:
+        a, m = stage.consumer("a", strict=True), stage.leader()
+        one, other = stage.send(b"T", b"1-1", b"2-1")
+        m.settle()
+        a.read()
+        a.link.troubles["ack"] = trouble
+        a.acker._IDLE_S = 60.0  # type: ignore[misc]
+        a.acker.start()
+        worker = LaneWorker(0, a.executor, lambda message: begun.append((message.stream_id, a.acker.acknowledged)))
+        worker.start()
+        until(lambda: a.acker.acknowledged == 2)
+        a.lanes.pause()
+        for service in (worker, a.acker):
+            service.stop()
+            assert service.join(_PATIENCE_S)
+        assert (begun, stage.world.pending()) == ([(one, 0), (other, 1)], {})
