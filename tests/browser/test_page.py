@@ -81,6 +81,7 @@ def test_on_a_phone_nothing_is_scrolled_sideways_and_the_head_is_low(looking: Lo
     page.get_by_role("button", name="Menu").click()
     page.get_by_role("navigation").get_by_role("link", name="Dead letters").click()
     row = page.locator("tbody tr", has_text="0815")
+    row.first.wait_for()  # ``evaluate_all`` does not
     named = "cells => cells.map(cell => getComputedStyle(cell, '::before').content)"
     assert '"Ticket"' in row.locator("td").evaluate_all(named), "each line says what it is"
 

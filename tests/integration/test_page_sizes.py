@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,10 +24,10 @@ _MOST_BYTES = 300_000
 
 
 class Trips:
-    """Round trips of all links."""
+    """Round trips of all links, of this thread: others may go on behind former tests."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count, self.thread = 0, threading.get_ident()
 
     def of(self, site: Site, path: str) -> int:
         """Of a GET, which has to be answered and short."""
@@ -42,7 +43,7 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
     made, send = Trips(), Link._send
 
     def counted(link: Link, connection: Any, packed: Any, replies: int = 1) -> None:
-        made.count += 1
+        made.count += threading.get_ident() == made.thread
         send(link, connection, packed, replies)
 
     monkeypatch.setattr(Link, "_send", counted)
