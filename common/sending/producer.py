@@ -20,8 +20,11 @@ import os
 import random
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from usher.common.base.backoff import backoff_s
@@ -30,10 +33,20 @@ from usher.common.base.errors import Behind, NotNow, ReplyUnknown
 from usher.common.observability.tracing import context_fields, sending
 from usher.common.protocol.keys import LogKeys, uid_key
 from usher.common.protocol.marks import MarkFields
-from usher.common.protocol.message import DUE_FIELD, UID_FIELD, Key, check_ticket, key_bytes, ticket_key, ticket_value
+from usher.common.protocol.message import (
+    DUE_FIELD,
+    REPLY_FIELD,
+    UID_FIELD,
+    Key,
+    check_ticket,
+    key_bytes,
+    ticket_key,
+    ticket_value,
+)
 from usher.common.redis.client import Arg, ClientLink, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
+from usher.common.sending.calls import Answers, AsyncAnswers, Calls, SyncAnswers
 
 T = TypeVar("T")
 Value = str | bytes | int | float
@@ -57,7 +70,7 @@ _AGAIN_S = 0.5
 
 
 class Outgoing(NamedTuple):
-    """A message on its way into a stream. ``uid`` None: the field ``uid``, if there is one.
+    """A message on its way into a stream. ``uid`` None: the field ``uid``, if there is one. ``reply_to``: of ``call``.
 
     ``ticket_id`` None: the ticket is in a field, as a ticket field with dots says; else it is refused.
     """
@@ -65,6 +78,7 @@ class Outgoing(NamedTuple):
     ticket_id: Key | None
     fields: Mapping[str, Value]
     uid: Key | None = None
+    reply_to: bytes = b""
 
 
 class Sent(NamedTuple):
@@ -106,6 +120,7 @@ class Producer:
         if not patience_s >= 0:  # nan: it would end never
             raise ValueError(f"patience_s must be a number of seconds (it is {patience_s})")
         self._link = link = linked(redis)
+        self._place = link.url if isinstance(redis, Link) else redis
         self._scripts = ScriptRunner(link)
         self._stream = stream
         self._ticket_field = ticket_field.encode()
@@ -117,6 +132,7 @@ class Producer:
         self._marks = MarkFields(tenant_field)
         # By process: in a forked child another thread's lock is never released.
         self._locks: dict[int, threading.Lock] = {}
+        self._calls: dict[int, Calls] = {}
 
     def send(
         self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, due_ms: int | None = None
@@ -124,8 +140,38 @@ class Producer:
         """Add one message; return the id of its entry, also when it is a repeat. Raises what ``send_many`` raises."""
         return self.send_many([Outgoing(ticket_id, fields, uid)], due_ms)[0].id
 
+    def call(
+        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, *, timeout_s: float
+    ) -> Any:
+        """Add one message, wait until it is handled, and return its result: what its handler returned, or gave to
+        ``message.result``. Raises Failed when it is a dead letter, CallTimeout when it was not handled in ``timeout_s``
+        seconds (it is later), and what ``send_many`` raises."""
+        answers = self.stream(ticket_id, fields, uid, timeout_s=timeout_s)
+        answers.per_part = False
+        deque(answers, 0)
+        return answers.result
+
+    def stream(
+        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, *, timeout_s: float
+    ) -> SyncAnswers:
+        """Add one message; return an iterator over what its handler gives to ``message.progress``, as it comes. It has
+        the ``result`` at the end, and meanwhile the number of the ``run``: if that grows, the handler began anew.
+        Raises what ``call`` raises; ``timeout_s`` is the longest wait for the next part."""
+        answers = SyncAnswers(timeout_s)
+        self.begin(answers, Outgoing(ticket_id, fields, uid))
+        return answers
+
+    def begin(self, answers: Answers, message: Outgoing) -> None:
+        if (calls := self._calls.get(os.getpid())) is None:
+            calls = self._calls.setdefault(os.getpid(), Calls(linked(self._place), self._stream))
+            weakref.finalize(self, calls.stop)
+        with suppress(ReplyUnknown):  # should Redis have taken it, it is answered
+            answers.id = self.send_many([message._replace(reply_to=calls.begin(answers))])[0].id
+
     def close(self) -> None:
-        """Close the connection. The next send opens it again."""
+        """Close the connections. The next send opens its own again; who waits for an answer gets an error."""
+        if calls := self._calls.pop(os.getpid(), None):
+            calls.stop()
         with self._lock():
             self._link.close()
 
@@ -181,8 +227,11 @@ class Producer:
         if len(fields) < len(message.fields):
             raise ValueError("two of the fields have one name: as text and as bytes, or as a number and as text")
         head = [] if due_ms is None else [DUE_FIELD, b"%d" % due_ms]
+        if REPLY_FIELD in fields:
+            raise ValueError(f"the field {REPLY_FIELD.decode()!r} says who waits for the result: send it with call()")
         if head and DUE_FIELD in fields:
             raise ValueError("the field 'due_ms' says when a delayed message is due: give it as due_ms")
+        head += [REPLY_FIELD, message.reply_to] if message.reply_to else []
         uid = None if message.uid is None else key_bytes("uid", message.uid)
         if UID_FIELD in fields:
             given = key_bytes("the field 'uid'", fields.pop(UID_FIELD))
@@ -278,6 +327,21 @@ class AsyncProducer:
 
     async def send_many(self, messages: Iterable[Outgoing], due_ms: int | None = None) -> list[Sent]:
         return await self._in_thread(self._producer.send_many, list(messages), due_ms)
+
+    async def call(
+        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, *, timeout_s: float
+    ) -> Any:
+        answers = self.stream(ticket_id, fields, uid, timeout_s=timeout_s)
+        answers.per_part = False
+        async for _ in answers:
+            pass
+        return answers.result
+
+    def stream(
+        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, *, timeout_s: float
+    ) -> AsyncAnswers:
+        message = Outgoing(ticket_id, fields, uid)
+        return AsyncAnswers(timeout_s, lambda answers: self._in_thread(self._producer.begin, answers, message))
 
     async def close(self) -> None:
         """Close the connection. The next send opens it again."""
