@@ -13,7 +13,7 @@ import queue
 import secrets
 import threading
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -99,9 +99,11 @@ class SyncAnswers(Answers):
 
 
 class AsyncAnswers(Answers):
-    """``begin`` sends the message, when its answers are first asked for."""
+    """``begin`` has the message sent, when its answers are first asked for."""
 
-    def __init__(self, timeout_s: float, begin: Callable[[AsyncAnswers], Awaitable[None]]) -> None:
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, timeout_s: float, begin: Callable[[AsyncAnswers], None]) -> None:
         self._came: asyncio.Queue[Came] = asyncio.Queue()
         super().__init__(timeout_s, self._came.put_nowait)
         self.loop = asyncio.get_running_loop()
@@ -111,12 +113,12 @@ class AsyncAnswers(Answers):
         return self
 
     async def __anext__(self) -> Any:
+        while self._begins:
+            self._begins.pop()(self)
         while not self._is_over:
             left_s = self._left_s()
             try:
                 async with asyncio.timeout(left_s):
-                    while self._begins:
-                        await self._begins.pop()(self)
                     came = await self._came.get()
             except TimeoutError:
                 continue
@@ -171,21 +173,22 @@ class Calls(Service):
             return _IDLE_S
         for _, entries in reply or ():
             self._last = entries[-1][0]
-            self._tell([(self._waits_for(came), came) for came in [pairs(flat) for _, flat in entries]])
+            self.tell([(self._waits_for(came), came) for came in [pairs(flat) for _, flat in entries]])
         return 0.0
 
     def _tell_all(self, problem: Exception) -> None:
         with self._lock:
             everyone = list(self._waiting.values())
             self._waiting.clear()
-        self._tell([(answers, problem) for answers in everyone])
+        self.tell([(answers, problem) for answers in everyone])
 
     def _waits_for(self, came: dict[bytes, bytes]) -> Answers | None:
         number = int(came[b"call"])
         with self._lock:
             return self._waiting.get(number) if b"part" in came else self._waiting.pop(number, None)
 
-    def _tell(self, told: list[tuple[Answers | None, Any]]) -> None:
+    @staticmethod
+    def tell(told: list[tuple[Answers | None, Any]]) -> None:
         by_loop: defaultdict[asyncio.AbstractEventLoop | None, list[tuple[Answers, Came]]] = defaultdict(list)
         for answers, came in told:
             if answers is not None:

@@ -24,12 +24,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import now_s
-from usher.common.base.errors import Behind, NotNow, ReplyUnknown
+from usher.common.base.errors import Behind, MessageUndecodable, NotNow, ReplyUnknown
 from usher.common.observability.tracing import context_fields, sending
 from usher.common.protocol.keys import LogKeys, uid_key
 from usher.common.protocol.marks import MarkFields
@@ -158,15 +157,27 @@ class Producer:
         the ``result`` at the end, and meanwhile the number of the ``run``: if that grows, the handler began anew.
         Raises what ``call`` raises; ``timeout_s`` is the longest wait for the next part."""
         answers = SyncAnswers(timeout_s)
-        self.begin(answers, Outgoing(ticket_id, fields, uid))
+        self.begin([(answers, Outgoing(ticket_id, fields, uid))])
         return answers
 
-    def begin(self, answers: Answers, message: Outgoing) -> None:
+    def begin(self, batch: Sequence[tuple[Answers, Outgoing]]) -> None:
+        """Send messages together, and let their answers come. What one of them is refused for is told to it alone."""
         if (calls := self._calls.get(os.getpid())) is None:
             calls = self._calls.setdefault(os.getpid(), Calls(linked(self._place), self._stream))
             weakref.finalize(self, calls.stop)
-        with suppress(ReplyUnknown):  # should Redis have taken it, it is answered
-            answers.id = self.send_many([message._replace(reply_to=calls.begin(answers))])[0].id
+        sent: list[Sent] = []
+        try:
+            self._send([one._replace(reply_to=calls.begin(answers)) for answers, one in batch], None, sent)
+        except ReplyUnknown:
+            pass  # what Redis has taken is answered
+        except Exception as problem:
+            if len(batch) > 1 and isinstance(problem, (TypeError, ValueError, MessageUndecodable)):
+                for one in batch:
+                    self.begin([one])
+            else:
+                calls.tell([(answers, problem) for answers, _ in batch[len(sent) :]])
+        for (answers, _), one_sent in zip(batch, sent, strict=False):
+            answers.id = one_sent.id
 
     def close(self) -> None:
         """Close the connections. The next send opens its own again; who waits for an answer gets an error."""
@@ -192,6 +203,11 @@ class Producer:
         (the outcome is unknown, and not every message has a uid), CommandRefused. Calling again with the same messages
         is safe where all have uids, within ``dedup_s``.
         """
+        sent: list[Sent] = []
+        self._send(list(messages), due_ms, sent)
+        return sent
+
+    def _send(self, messages: Sequence[Outgoing], due_ms: int | None, sent: list[Sent]) -> None:
         stream = self._stream if due_ms is None else LogKeys(self._stream).delayed
         is_number = isinstance(due_ms, (int, float)) and not isinstance(due_ms, bool)
         if due_ms is not None and (not is_number or not 0 <= due_ms < LATEST_MS or int(due_ms) in SECONDS):
@@ -200,7 +216,6 @@ class Producer:
                 f"due_ms is a time in milliseconds since the epoch, below {LATEST_MS} (it is {due_ms!r}{seconds}):"
                 " int(when.timestamp() * 1000)"
             )
-        messages, sent = list(messages), []
         with sending(self._stream, len(messages)):
             context = [part.encode() for field in context_fields().items() for part in field]
             prepared = [self._prepared(message, context, due_ms) for message in messages]
@@ -209,7 +224,6 @@ class Producer:
             for batch in _batches(prepared):
                 recognisable = self._dedup_s > 0 and all(uid is not None for uid, _ in batch)
                 sent += self._patiently(lambda batch=batch: self._add(stream, batch), recognisable)  # type: ignore[misc]
-        return sent
 
     def _heed(self, tenants: set[bytes]) -> None:
         if self._sign is not None:
@@ -319,6 +333,7 @@ class AsyncProducer:
         self.ms_from_now = Producer.ms_from_now
         # By process: a thread of its own, for the loop's are the application's, which look names up on them.
         self._threads: dict[int, ThreadPoolExecutor] = {}
+        self._outboxes: dict[asyncio.AbstractEventLoop, list[tuple[Answers, Outgoing]]] = {}
 
     async def send(
         self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, due_ms: int | None = None
@@ -340,8 +355,17 @@ class AsyncProducer:
     def stream(
         self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, *, timeout_s: float
     ) -> AsyncAnswers:
-        message = Outgoing(ticket_id, fields, uid)
-        return AsyncAnswers(timeout_s, lambda answers: self._in_thread(self._producer.begin, answers, message))
+        # The trace is the caller's: what goes out together has one context.
+        message = Outgoing(ticket_id, {**context_fields(), **fields}, uid)
+        return AsyncAnswers(timeout_s, lambda answers: self._begin(answers, message))
+
+    def _begin(self, answers: AsyncAnswers, message: Outgoing) -> None:
+        """Send it together with all others of this turn of the loop."""
+        loop = answers.loop
+        if loop not in self._outboxes:
+            self._outboxes[loop] = []
+            loop.call_soon(lambda: self._in_thread(self._producer.begin, self._outboxes.pop(loop)))
+        self._outboxes[loop].append((answers, message))
 
     async def close(self) -> None:
         """Close the connection. The next send opens it again."""

@@ -24,6 +24,7 @@ from usher.common.base.errors import NotNow, OwnershipLost, RedisTrouble, ReplyU
 from usher.common.base.log import event
 from usher.common.protocol.last_error import NotedError
 from usher.common.protocol.last_error import decode as decode_error
+from usher.common.protocol.message import REPLY_FIELD
 from usher.common.protocol.run_log import DONE, FAILURES, RETRY_LATER, Ran, encode, encode_kept
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import HandOver
@@ -32,7 +33,7 @@ from usher.common.runtime.service import Service
 from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.outages import Outages
 from usher.consumer.execution.reporter import Item, Reporter
-from usher.consumer.handlers.message import Message, Told, asking
+from usher.consumer.handlers.message import Message, Told, answers_of
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts, ms_until
 from usher.consumer.policy.acks import AckLedger, FailedAttempt, Linger, Success
 from usher.consumer.policy.outcome import OPERATOR, Bury
@@ -154,6 +155,7 @@ class Acker(Service):
         self._given_up: deque[GivenUp] = deque()
         # Only this thread: given-up messages; what finished before them is in the ledger.
         self._burying: deque[GivenUp] = deque()
+        self._asked: set[bytes] = set()  # messages whose callers wait, from before they are in the ledger
         self._parts: deque[tuple[Any, ...]] = deque()
         self._numbers = count(1)
         self._to_give_back: deque[GivenBack] = deque()
@@ -177,7 +179,11 @@ class Acker(Service):
 
     def finished(self, item: Success, here: bool = False) -> None:
         """Take a success. ``here``: this thread may wait for Redis, and takes a lane next."""
+        if is_asked := REPLY_FIELD in item._flat:  # all that results cost where nobody asks for one
+            self._asked.add(item.stream_id)
         self._finished.append(item)
+        if is_asked:
+            self._write_now.set()
         if item.lane is not None and not self._lanes.has_ready:  # nothing goes on before this is written
             # Not while lanes wait for a time and nobody else is there to run them: Redis may stand still.
             if here and (self._lanes.has_idle or not self._lanes.board.waiting) and self._write_here():
@@ -405,8 +411,11 @@ class Acker(Service):
     def _acknowledge(self, batch: list[Success]) -> None:
         record = encode(self._incarnation, batch, by=self.ran) if self._run_log_length else b""
         ids = [item.stream_id for item in batch]
-        self._tell_untold(self._steps.ack(ids, record, self._run_log_length, self._ledger.is_again, asking(batch)))
+        asked = self._asked and self._asked.intersection(ids)
+        answers = answers_of([item for item in batch if item.stream_id in asked]) if asked else ()
+        self._tell_untold(self._steps.ack(ids, record, self._run_log_length, self._ledger.is_again, answers))
         self._ledger.settle()
+        self._asked -= asked
         self.counts.done(batch)
         with self._lanes.lock:
             self._lanes.board.done(ids)

@@ -198,11 +198,10 @@ class Message(EntryView):
         return f"<Message {self.id} of ticket {self.scoped_ticket_id!r}, fence {self.fence}, attempt {self.attempt}>"
 
 
-def asking(batch: Sequence[Any]) -> list[tuple[bytes, ...]]:
-    """Return the answers for messages that are done (see OwnerScripts.ack). It is all that results cost where nobody
-    asks for one."""
-    asked = [(one, to) for one in batch if REPLY_FIELD in one._flat and (to := one.reply_to)]
-    return [(to[0], one.stream_id, to[1], *(getattr(one, "answer", None) or told(None))) for one, to in asked]
+def answers_of(asked: Sequence[Any]) -> list[tuple[bytes, ...]]:
+    """Return the answers for messages that are done (see OwnerScripts.ack), of those whose callers can be told."""
+    found = [(one, one.reply_to) for one in asked]
+    return [(to[0], one.stream_id, to[1], *(getattr(one, "answer", None) or told(None))) for one, to in found if to]
 
 
 class GatheredMessage(Message):
