@@ -179,7 +179,7 @@ class Acker(Service):
 
     def finished(self, item: Success, here: bool = False) -> None:
         """Take a success. ``here``: this thread may wait for Redis, and takes a lane next."""
-        if is_asked := REPLY_FIELD in item._flat:  # all that results cost where nobody asks for one
+        if is_asked := REPLY_FIELD in item.flat:  # all that results cost where nobody asks for one
             self._asked.add(item.stream_id)
         self._finished.append(item)
         if is_asked:

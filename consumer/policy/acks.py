@@ -47,8 +47,6 @@ class Success(Executed, Protocol):
     def lane(self) -> Any:
         """Return the held lane, when the next message of the ticket must wait for the acknowledgement."""
 
-    _flat: Any
-
 
 class Finished(NamedTuple):
     """An execution that ended, as it was then. Times are microseconds since the epoch."""
