@@ -159,8 +159,8 @@ THREADS_IN = (
 ENVIRONMENT_IN = (
     *("*/__main__.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py", "common/redis/embedded.py"),
     *("consumer/torture/pytest_plugin.py", "deploy/demo/handlers.py", "deploy/bench/handlers.py"),
-    *("benchmarks/rig/recording.py", "consumer/torture/harness.py", "examples/sinks.py", "common/base/durations.py"),
-    "usher/page.py",
+    *("benchmarks/rig/recording.py", "consumer/torture/harness.py", "examples/sinks.py"),
+    *("examples/request_reply.py", "common/base/durations.py", "usher/page.py"),
 )
 
 FUNCTION_LINES = 60

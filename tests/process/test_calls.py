@@ -8,15 +8,20 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import requests
 
+from examples import request_reply
 from tests.hands import pairs
 from tests.process.crew import KEYS, Crew
+from tests.process.machine import ROOT, USHER
 from usher import AsyncProducer, CallTimeout, Failed, Link, Producer
 
 pytestmark = pytest.mark.process
@@ -79,6 +84,10 @@ def test_what_a_call_is_answered(folder: Path, link: Link, handler: str) -> None
         answers = producer.stream("U", {"does": "abort"}, timeout_s=20)  # the second run is in a process of its own
         assert [(part, answers.run) for part in answers] == [(1, 1), (2, 2)]
         assert answers.result["attempt"] == 3
+        for words, code, said in [("n=5", 0, '"attempt"'), ("does=give up", 1, "gave_up"), ("for=3", 124, "goes on")]:
+            send = [*USHER, "send", "--ticket", "T", "--wait", "--timeout", "1s", "--redis-url", link.url, words]
+            done = subprocess.run(send, capture_output=True, text=True, check=False)
+            assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done
         late_s, data = [], []
         producer.send("T", {"parts": 20, "every": 0.02, "for": 0.5}, uid="a/b", follow=True)
         with requests.get(f"{crew.masters[0]}/api/messages/a/b/events", stream=True, timeout=10) as events:
@@ -139,3 +148,22 @@ def test_each_call_is_answered_once_whoever_is_killed(folder: Path, link: Link) 
         assert {len(some) for some in finals.values()} == {1}
         assert all(some == sorted(set(some)) for some in parts.values())
         assert len(failed) < len(answers) / 10
+
+
+def test_the_example_waits_for_an_answer_and_streams_it(
+    folder: Path, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", link.url)
+
+    async def ask() -> tuple[Any, list[str]]:
+        async with request_reply.lifespan(request_reply.app):
+            transport = httpx.ASGITransport(request_reply.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://app/conversations/42/") as client:
+                answered, streamed = await asyncio.gather(client.get("answer?ask=Who"), client.get("stream?ask=Why"))
+        return answered.json(), streamed.text.split("\n\n")
+
+    with Crew(folder, link.url, PYTHONPATH=str(ROOT)) as crew:
+        crew.start(1, ["c1"], "examples.request_reply:answer")
+        answered, streamed = asyncio.run(ask())
+    assert answered == {"answer": "You asked: Who?", "attempt": 1}
+    assert streamed[:3] == ['data: "You"', 'data: "asked:"', 'data: "Why?"']
