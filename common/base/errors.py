@@ -66,8 +66,8 @@ class Failed(UsherError):
 
 
 class CallTimeout(UsherError, TimeoutError):
-    """Nobody has answered a call in time. The work goes on: the message (its ``id``, "" where it is not known whether
-    Redis took it) is in its place in the stream, and is handled all the same."""
+    """Nobody has answered a call in time. The work goes on: the message is handled all the same. ``id``: its own, ""
+    where it is not known whether Redis took it."""
 
     def __init__(self, id: str, timeout_s: float) -> None:
         self.id = id

@@ -1,8 +1,6 @@
 """Calls: messages whose senders wait for what becomes of them. One stream takes all answers of a process, and a thread
-reads it with one blocking read, and only while somebody waits: no key, no connection and no polling per call.
-
-An answer is written in the step that acknowledges the message, or makes it a dead letter, so there is one. Should
-several groups handle the stream, or a dead letter be redriven, the first one counts.
+reads it with one blocking read, only while somebody waits. An answer is written in the step that acknowledges the
+message, or makes it a dead letter; of several groups, or after a redrive, the first one counts.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from usher.common.redis.replies import pairs
 from usher.common.runtime.service import Service
 
 #: Longest blocking read, and longest time between two looks whether somebody waits; entries of one read.
-_BLOCK_S, _IDLE_S, _PAGE = 5.0, 60.0, 1000
+_BLOCK_S, _IDLE_S, _PAGE = 5.0, 60.0, 100
 
 
 class Answers:
@@ -114,7 +112,7 @@ class Calls(Service):
         self._link = link
         self._key = LogKeys(stream).replies(secrets.token_hex(16)).encode()
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a producer may be forgotten, and stop this, at any moment
         # Who has forgotten its call waits no more.
         self._waiting: WeakValueDictionary[int, Answers] = WeakValueDictionary()
         self._last, self._connection = ZERO, 0

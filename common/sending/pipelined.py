@@ -1,7 +1,5 @@
-"""Add many messages to a ticket stream: in order, in batches, and without hiding what is unknown.
-
-A lost answer may have been a yes: the caller learns what was certainly accepted and what is unknown.
-"""
+"""Add many messages to a ticket stream, in order and in batches, and tell what was certainly accepted and what is
+unknown: a lost answer may have been a yes."""
 
 from __future__ import annotations
 
@@ -14,10 +12,8 @@ from usher.common.base.errors import MessageUndecodable, NotNow, ReplyUnknown, U
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.sending.producer import BATCH, Outgoing, Producer
 
-#: Seconds for which a message that has a uid is sent again.
-_PATIENCE_S = 10.0
-_LONGEST_NAP_S = 0.1
-_SHORTEST_NAP_S = 0.001
+#: Seconds for which a message that has a uid is sent again; and of the naps between batches.
+_PATIENCE_S, _LONGEST_NAP_S, _SHORTEST_NAP_S = 10.0, 0.1, 0.001
 
 
 class SendingStopped(UsherError):
@@ -79,12 +75,7 @@ def paced(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[list[Outgoing]]:
-    """Yield the messages in batches on an open-loop schedule of ``rate`` per second: message i is due at i / rate,
-    however slow Redis is.
-
-    A late sender catches up in full batches instead of stretching the schedule (which would hide the delay it is meant
-    to cause).
-    """
+    """Yield the messages in batches: message i is due at i / rate, however late the former ones were."""
     source = iter(messages)
     started, taken = clock(), 0
     due = 1

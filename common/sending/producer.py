@@ -1,14 +1,8 @@
-"""Send messages with care: a message that has a uid may be sent again, and is added once.
+"""Send messages with care: a message that has a uid may be sent again, and is added once; and wait for what becomes of
+them (calls.py). No producer needs this: ``XADD`` from any language is a valid message.
 
-No producer needs this (``XADD`` from any language is a valid message); it is for programs that repeat a send whose
-reply was lost::
-
-    producer = Producer("redis://...", dedup_s=3600)
-    producer.send("42", {"text": "hello"}, uid="order-7")
-
-A uid is remembered for ``dedup_s`` seconds from its first send, together with the id of its entry, which a repeat is
-answered: a key per message, some 150 bytes and the uid. A failover that lost the last moments forgets it: an effect
-that must not happen twice is guarded where it takes place. docs/sending.md has delayed messages and several streams.
+A uid is remembered for ``dedup_s`` seconds from its first send, with the id of its entry: some 150 bytes and the uid. A
+failover that lost the last moments forgets it: an effect that must not happen twice is guarded where it takes place.
 """
 
 from __future__ import annotations
@@ -422,11 +416,7 @@ def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:
 
 def _value(name: bytes, value: object) -> bytes:
     """Encode the value of a field. Raises TypeError for a value without a text of its own: no reader could use Python's
-    name for it; and ValueError for a number that is none.
-
-    >>> _value(b"a", "a"), _value(b"a", 1.5)
-    (b'a', b'1.5')
-    """
+    name for it; and ValueError for a number that is none."""
     field = f"the field {name.decode(errors='replace')!r}"
     if isinstance(value, float):
         if not math.isfinite(value):

@@ -1,8 +1,5 @@
-"""Make messages to send: a made-up incident workload, or the rows of a CSV file.
-
-The made-up one is a pure function of its arguments: the same seed gives the same messages on every machine, so that two
-runs can be compared.
-"""
+"""Make messages to send: the rows of a CSV file, or a made-up incident workload: the same seed gives the same messages
+on every machine, so that two runs can be compared."""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ class Acker(Service):
             self._steps.ack((), answers=parts)
             for _ in parts:
                 self._parts.popleft()
-        while finished > 0 and (batch := self._ledger.next_batch(finished)):
+        while finished > 0 and (batch := self._ledger.next_batch(self._fitting(finished))):
             self._acknowledge(batch)
             finished -= len(batch)
         if self._is_here:  # what else there is may take long, and the lanes that go on wait for this thread
@@ -397,6 +397,15 @@ class Acker(Service):
         self.counts.failed(noted)
         if self.outages.wonders(now_s()):
             self.outages.hear(self._steps.some_errors(), now_s())
+
+    def _fitting(self, most: int) -> int:
+        """Return how many of those that finished one call takes: their answers may be large."""
+        size = 0
+        for number, one in enumerate([*islice(self._finished, BATCH)] if self._asked else (), 1):
+            size += sum(map(len, getattr(one, "answer", None) or ()))
+            if size > _LETTER_BYTES:
+                return min(most, number)
+        return most
 
     def _acknowledge(self, batch: list[Success]) -> None:
         record = encode(self._incarnation, batch, by=self.ran) if self._run_log_length else b""

@@ -155,8 +155,8 @@ class Message(EntryView):
         return reply_address(self._flat or ()) if REPLY_FIELD in (self._flat or ()) else None
 
     def result(self, value: Any) -> None:
-        """Set what its caller (``Producer.call``, ``stream``) is answered when it is done, as a return value other than
-        None does. Raises TypeError and ValueError for what cannot be sent to a caller, if there is one."""
+        """Set what its caller (``Producer.call``) is told when it is done, as a return value other than None does.
+        Raises TypeError and ValueError for what cannot be sent, if there is a caller."""
         if self.reply_to is not None:
             self.answer = told(value)
 
@@ -196,10 +196,8 @@ class Message(EntryView):
 
 def answers_of(asked: Iterable[Any]) -> list[tuple[bytes, ...]]:
     """Return the answers for messages that are done (see OwnerScripts.ack), of those whose callers can be told."""
-    found = [(one, one.reply_to) for one in asked]
-    return [
-        (to[0], one.stream_id, to[1], b"", *(getattr(one, "answer", None) or told(None))) for one, to in found if to
-    ]
+    found = [(one.reply_to, one.stream_id, getattr(one, "answer", None) or told(None)) for one in asked]
+    return [(to[0], stream_id, to[1], b"", *answer) for to, stream_id, answer in found if to]
 
 
 class GatheredMessage(Message):

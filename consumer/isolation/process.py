@@ -128,8 +128,7 @@ class CallResult:
         return words.get(self.how, "") + self.error
 
 
-def from_wire(told: Sequence[str] | None) -> Any:
-    """Return what a caller is told, of which each byte is a letter on the wire."""
+def from_wire(told: Sequence[str] | None) -> Any:  # each byte is a letter there
     return told and tuple(part.encode("latin-1") for part in told)
 
 

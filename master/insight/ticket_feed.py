@@ -157,12 +157,11 @@ class TicketFeed(Service):
                 for last, flat in (link.call(*read, block_s=_EMPTY_S) or [[key, []]])[0][1]:
                     told = pairs(flat)
                     what = b"failed" if b"failed" in told else b"progress" if b"part" in told else b"result"
-                    texts = {
-                        name.decode(): value.decode("latin-1" if name == b"bytes" else "utf-8", "replace")
-                        for name, value in told.items()
-                    }
-                    data = orjson.dumps(texts | ({"json": orjson.Fragment(told[b"json"])} if b"json" in told else {}))
-                    yield b"id: %b\nevent: %b\ndata: %b\n\n" % (last, what, data)
+                    code = "latin-1" if b"bytes" in told else "utf-8"  # a letter for each byte
+                    data: dict[str, Any] = {name.decode(): one.decode(code, "replace") for name, one in told.items()}
+                    if b"json" in told:
+                        data["json"] = orjson.Fragment(told[b"json"])
+                    yield b"id: %b\nevent: %b\ndata: %b\n\n" % (last, what, orjson.dumps(data))
                     if what != b"progress":
                         return
 

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import flask
-import httpx
 import pytest
 import redis
 import redis.asyncio
@@ -100,22 +99,6 @@ def recipe(word: str, redis_url: str) -> types.SimpleNamespace:
     module = {"REDIS_URL": redis_url, "__name__": "shop"}
     exec(block, module)  # noqa: S102 - our own document
     return types.SimpleNamespace(**module)
-
-
-def test_the_recipe_for_fastapi(link: Link, redis_url: str) -> None:
-    pytest.importorskip("fastapi")
-    app: Any = recipe("fastapi", redis_url).app
-
-    async def ask() -> httpx.Response:
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client,
-        ):
-            return await client.post("/orders/42/paid?amount=12.50")
-
-    answer = asyncio.run(ask())
-    assert answer.status_code == 202
-    assert entries(link) == [(answer.json()["id"], [b"ticket_id", b"42", b"kind", b"paid", b"amount", b"12.50"])]
 
 
 def test_the_recipe_for_flask(link: Link, redis_url: str) -> None:
