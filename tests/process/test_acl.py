@@ -202,7 +202,7 @@ def test_a_whole_system_works_under_these_users(emptied: Guarded, tmp_path: Path
         # A crash, and what follows it: the successor notes it, the leader takes back.
         crew.kill_worker("c1")
         sent += [producer.xadd(KEYS.stream, {"ticket_id": f"T{number % 11}"}).decode() for number in range(100)]
-        _usher(tmp_path, emptied.url("sender"), "send", "--ticket", "T1", "text=more")
+        _usher(tmp_path, emptied.url("sender"), "send", "--ticket", "T1", "--wait", "text=more")
         crew.wait_until_handled(sent, 60)
         crew.wait_until_settled(admin)
         # For later: by hand, and by the command; one is dropped before it comes.
