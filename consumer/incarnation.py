@@ -17,10 +17,11 @@ from usher.common.base.log import event
 from usher.common.http.serve import LEAST_SILENCE_S, LOOK_S, Liveness
 from usher.common.observability.metrics import Metrics
 from usher.common.observability.webhook import DeadLetterNotifier
-from usher.common.protocol.attempts import GIVEN_UP
+from usher.common.protocol.attempts import CLEARED, GIVEN_UP
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.marks import MarkFields, parse_weights
 from usher.common.protocol.run_log import Ran
+from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link, SameServer
 from usher.common.redis.replies import Order
 from usher.common.redis.scripts import ScriptRunner
@@ -31,7 +32,7 @@ from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
 from usher.consumer.execution.batch_pool import batch_pool
 from usher.consumer.execution.drain import Drain
-from usher.consumer.execution.executor import Executor
+from usher.consumer.execution.executor import Beside, Executor
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.reporter import Reporter
@@ -48,7 +49,7 @@ from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
 from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEnding, wait_until
 from usher.consumer.lifecycle.registrar import Taken
 from usher.consumer.policy.acks import linger
-from usher.consumer.policy.outcome import RetryPolicy, TicketPace
+from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.settings import ConsumerSettings
 
 
@@ -63,7 +64,8 @@ class Orders:
 
     def obey(self, order: Order) -> None:
         steps = {"retry": self._retry, "give_up": self._give_up, "cancel": self._cancel}
-        step = steps.get(order.what)
+        steps |= {"interrupt": self._interrupt, "clear": self._clear}
+        step = steps.get(order.what.partition(" ")[0])
         is_done = step is not None and step(order)
         facts: dict[str, Any] = {"ticket": order.ticket.decode(), "id": order.id, "what": order.what}
         event(log, "order_obeyed" if is_done else "order_without_effect", level=logging.WARNING, **facts)
@@ -84,6 +86,31 @@ class Orders:
                 self._lanes.board.given_up.add(order.id)
         self._lanes.hasten(order.ticket, order.id)
         return is_held
+
+    def _clear(self, order: Order) -> bool:
+        """Have all that waits of the ticket here become dead letters in their turn; what runs is left alone."""
+        with self._lanes.lock:
+            queued, _, _ = self._lanes.board.look(order.ticket)
+            for message in queued:
+                message.failures, message.plain = CLEARED, False
+        if queued:
+            self._lanes.hasten(order.ticket, queued[0].stream_id)
+        return bool(queued)
+
+    def _interrupt(self, order: Order) -> bool:
+        """Interrupt what runs of the ticket; where it still runs after the seconds that the order has, cancel it."""
+        runs = [one.stream_id for one in self._journal.running(order.ticket) if not one.is_apart]
+        if not runs:
+            return False
+        first, besides = min(runs, key=rank), self._executor.besides
+        besides.setdefault(first, Beside()).cancelled.set()
+        self._executor.cancel_task(first)
+        with self._lanes.lock:  # which it needs to absorb anything
+            if first not in [one.stream_id for one in self._journal.running(order.ticket)]:
+                besides.pop(first, None)
+        if grace := order.what.partition(" ")[2]:
+            self._executor.late.append((now_s() + float(grace), lambda: self._cancel(order._replace(id=first))))
+        return True
 
     def _cancel(self, order: Order) -> bool:
         with self._lanes.lock:  # before what runs: a child that ends in between is not this process
@@ -171,12 +198,12 @@ class Incarnation:
             self.lanes, self.acker, journal, self.lease, policy, settings.ack_mode == "strict", limit_s, self._broken
         )
         self._on_lost = on_lost
-        self.executor.pace = TicketPace(rate) if (rate := handler.options.rate) else None
-        self.executor.away, self.executor.unnoted = handler.options.away, self.acker.unnoted
+        self.executor.obey(handler.options)
+        self.executor.unnoted = self.acker.unnoted
         outages = self.acker.outages = self.executor.outages
         outages.kinds_of, outages.slots = kinds_of(settings.marks, handler.kind_of), slots
         call_in_children(self.executor.end_in_child)
-        self.reader = self._make_reader(settings, wires, keys, on_lost)
+        self.reader = self._make_reader(settings, wires, keys, handler.batch is not None, on_lost)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
         self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, settings.concurrency)
@@ -192,13 +219,14 @@ class Incarnation:
         self._goodbye = master_client(settings, taken.leader_url)
 
     def _make_reader(
-        self, settings: ConsumerSettings, wires: _Wires, keys: Keys, on_lost: Callable[[str], None]
+        self, settings: ConsumerSettings, wires: _Wires, keys: Keys, is_batch: bool, on_lost: Callable[[str], None]
     ) -> InboxReader:
         link = wires.link("read")
         reader = InboxReader(link, keys, self.name, self.lanes, self.lease)
         reader.most_bytes, reader.slots = settings.capacity_bytes, settings.concurrency
         reader.on_recall = self.acker.recall
         reader.message_type = message_type(keys.stream, settings.sources is not None)
+        reader.message_type.runner = None if is_batch else self.executor
         steps = wires.steps(link)
         ending = ProcessEnding(steps, self._is_flushed, self._journal, settings.run_log_length, on_lost)
         reader.on_order = Orders(self.executor, self._journal, ending).obey

@@ -30,6 +30,7 @@ from usher.common.redis.locate import check_leases
 from usher.common.runtime.name_lock import NameLock, boot_id
 from usher.common.runtime.process_state import ProcessState
 from usher.common.runtime.service import Health, judge, stalled
+from usher.consumer.execution.executor import MOST_ABSORBED
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import code_of, load_handler
@@ -237,7 +238,8 @@ class ConsumerProgram:
             try:
                 name, slots = taken.registration.incarnation, self._settings.concurrency
                 at_once = messages_at_once(slots, self._handler.batch) + most_children(slots)
-                self._journal = Journal(self._journal_path(), origin(self._settings), name, at_once)
+                spare = 0 if self._handler.batch else MOST_ABSORBED
+                self._journal = Journal(self._journal_path(), origin(self._settings), name, at_once, spare)
                 self._incarnation = Incarnation(
                     self._settings,
                     self._redis_url,

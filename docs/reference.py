@@ -318,8 +318,8 @@ def redis_keys() -> Iterator[tuple[str, str]]:
                 yield getattr(maker, name), said
             elif inspect.isfunction(member) and said and not name.startswith("_"):
                 yield getattr(maker, name)("INCARNATION"), said
-    said = re.sub(r"\s+", " ", (inspect.getdoc(keys.uid_key) or "").partition(">>>")[0])
-    yield keys.uid_key("S", b"UID").decode(), said
+    for key, made in ((keys.uid_key, keys.uid_key("S", b"UID")), (keys.waiting_key, keys.waiting_key("S", "G", b"T"))):
+        yield made.decode(), re.sub(r"\s+", " ", (inspect.getdoc(key) or "").partition(">>>")[0])
 
 
 def findings_page() -> str:

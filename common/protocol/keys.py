@@ -34,6 +34,16 @@ def uid_key(stream: str, uid: bytes) -> bytes:
     return f"{_tagged(stream)}:uid:".encode() + uid
 
 
+def waiting_key(stream: str, group: str, ticket: bytes) -> bytes:
+    """List with PX: ids of a ticket's messages, in order, that producers with a ``ticket_limit`` have added. Written
+    by send (common/sending/producer.py); those that are over leave it when there is no room.
+
+    >>> waiting_key("ticket_stream", "g", b"42")
+    b'{ticket_stream}:waiting:g:42'
+    """
+    return f"{_tagged(stream)}:waiting:{group}:".encode() + ticket
+
+
 class _Key:
     """A key, named behind the ``prefix`` as its attribute unless ``name`` is given. ``said``: for docs."""
 

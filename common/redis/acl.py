@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from usher.common.base.errors import StartRefused
-from usher.common.protocol.keys import Keys, LogKeys, uid_key
+from usher.common.protocol.keys import Keys, LogKeys, uid_key, waiting_key
 from usher.common.protocol.sources import is_pattern
 from usher.common.redis.scripts import source
 
@@ -181,6 +181,11 @@ def _senders(given: Sequence[str], log: LogKeys) -> tuple[AclProgram, ...]:
                 Grant(("xadd",), (*given, log.delayed)),
                 Grant(("hgetall",), (log.behind,)),
                 Grant(("get", "set"), tuple(uid_key(one, b"*").decode() for one in given)),
+                Grant(("xinfo|groups", "xpending"), tuple(given)),
+                Grant(
+                    ("llen", "lindex", "lpop", "rpush", "pexpire"),
+                    tuple(waiting_key(one, "*", b"*").decode() for one in given),
+                ),
             ),
         ),
     )

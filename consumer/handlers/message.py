@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, ClassVar
 
 from usher.common.base.clock import now_s
@@ -70,6 +71,8 @@ class Message(EntryView):
     #: True in a dry run (`usher rehearse`), in which no effect may stay: sinks roll back. Check it before an effect
     #: that no sink makes.
     is_rehearsal: ClassVar[bool] = False
+    #: The executor of the handler that runs; None in a child process, and for handlers of batches.
+    runner: ClassVar[Any] = None
     start_us: int  # time of the last start; unset before the first
     end_us: int  # time at which its handler returned; unset before that
 
@@ -120,6 +123,27 @@ class Message(EntryView):
         """Return whether this process still owns the ticket. Ask before an effect that no fence guards; the answer can
         be out of date by the time you act."""
         return self._lease.holds()
+
+    def absorb(self, limit: int | None = None) -> list[Message]:
+        """Take what waits of the ticket now into this run: up to ``limit`` messages, in order, which end with this one.
+
+        Called first, it merges what has come; called between steps, it steers. When the run succeeds, all are
+        acknowledged together. When it fails, all come back in order, and each runs alone the next time, uncharged; so
+        do those of a run that a crash ended. Empty when nothing waits, or when this message runs alone: after a
+        failure, and in a batch.
+        """
+        return self.runner.absorb(self, limit) if self.runner else []
+
+    async def more(self, timeout_s: float) -> Message | None:
+        """Wait for the next message of the ticket, up to ``timeout_s`` seconds, and absorb it. None: none came, or
+        this process ends."""
+        return await self.runner.more(self, timeout_s) if self.runner else None
+
+    @property
+    def cancelled(self) -> threading.Event:
+        """Return the event that is set when somebody interrupts this run (``usher tickets interrupt``). An ``async
+        def`` handler gets a CancelledError, too, once, at its next await. End by return, RetryLater or GiveUp."""
+        return self.runner.beside(self).cancelled if self.runner else threading.Event()
 
     @property
     def known(self) -> Attempts:

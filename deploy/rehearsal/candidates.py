@@ -20,7 +20,7 @@ from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.message import REPLAY_OF, UID_FIELD, check_ticket, first_value, ticket_value
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import DONE as RAN_WELL
-from usher.common.protocol.run_log import RunRecord
+from usher.common.protocol.run_log import MERGED, RunRecord
 from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.stream_id import is_id, rank
 from usher.common.redis.client import Arg, Link
@@ -71,7 +71,7 @@ class Candidate:
         if run is None:
             return self
         ended = Before(ENDED, f"over; {run.outcome.replace('_', ' ')} at its last start")
-        before = _DONE if run.outcome == RAN_WELL else ended
+        before = _DONE if run.outcome in (RAN_WELL, MERGED) else ended
         return replace(self, before=before, fence=self.fence or run.fence, run=run)
 
     @property

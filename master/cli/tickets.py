@@ -19,8 +19,10 @@ import requests
 from pydantic import Field
 
 from usher.common.base.clock import wall_ms
+from usher.common.base.durations import Duration
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.text import escape_control, json_line, label, pluralize
+from usher.common.cli.send import fields_of
 from usher.common.outbox.rows import TicketRows
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.locate import find_local_instance
@@ -178,11 +180,15 @@ def _order(order: TicketOrder) -> Callable[[Tools, str, dict[str, Any]], int]:
     """Return the command's way with one ticket: what it would do is said first."""
 
     def give(tools: Tools, ticket_id: str, given: dict[str, Any]) -> int:
-        args, as_json = NewOrder.model_construct(ticket_id=ticket_id, order=order.value), given["as_json"]
+        more: dict[str, Any] = {
+            "grace_s": given.get("grace_s") or 0.0,
+            "fields": fields_of(given.get("fields", ())) or None,
+        }
+        args, as_json = NewOrder.model_construct(ticket_id=ticket_id, order=order.value, **more), given["as_json"]
         planned = VERBS["tickets order"].perform(tools, args.model_copy(update={"preview": True}))
         if planned.problem or given["preview"]:
             args = args.model_copy(update={"preview": True})
-        elif order is not TicketOrder.RETRY:  # which harms nothing
+        elif order not in (TicketOrder.RETRY, TicketOrder.INTERRUPT):  # which harm nothing
             confirm(f"{planned.document['note']}: go on?", given["yes"], as_json)
         return perform(tools, "tickets order", args, as_json)
 
@@ -435,7 +441,14 @@ def _when(ms: float) -> str:
     return at.strftime("%H:%M:%S" if at.date() == datetime.now().date() else "%Y-%m-%d %H:%M:%S")
 
 
+def _with_message(command: Any) -> Any:
+    grace = click.option("--grace", "grace_s", type=Duration(), help="Cancel a run that has not ended after so long.")
+    told = "Send a message to the ticket first; again for more fields."
+    return grace(click.option("--with", "fields", multiple=True, metavar="FIELD=VALUE", help=told)(command))
+
+
 for _one in TicketOrder:
-    tickets.add_command(shelf_command(TICKETS.verbs[_one.value.replace("_", "-")], one=_order(_one)))
+    _extra = _with_message if _one is TicketOrder.INTERRUPT else lambda command: command
+    tickets.add_command(shelf_command(TICKETS.verbs[_one.value.replace("_", "-")], _extra, one=_order(_one)))
 for _command in (shelf_command(TICKETS.verbs["pause"]), follow_ticket, explain_ticket):
     tickets.add_command(_command)

@@ -123,6 +123,8 @@ def shelf_command(
             tools = at.tools(by)
             if one is not None and len(ids) == 1:
                 code = one(tools, ids[0], given)
+            elif given.pop("fields", None) or given.pop("grace_s", None):
+                raise click.UsageError("--with and --grace go with one ticket")
             else:
                 code = _act(tools, verb, shelf, list(dict.fromkeys(ids)), asked, args_of, given)
         sys.exit(code)

@@ -574,6 +574,20 @@ def cancel(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
     return _ordered(tools, items, TicketOrder.CANCEL)
 
 
+@TICKETS.verb("interrupt", "Interrupt", "")
+def interrupt(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+    """Tell the run of a ticket's message to end: ``message.cancelled`` is set, and an ``async def`` handler gets a
+    CancelledError. The handler decides how it ends; nothing else is cut off."""
+    return _ordered(tools, items, TicketOrder.INTERRUPT)
+
+
+@TICKETS.verb("clear", "Clear", "")
+def clear(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+    """Make dead letters (reason ``cleared``) of what waits of a ticket at its consumer, in order; what runs is left
+    alone."""
+    return _ordered(tools, items, TicketOrder.CLEAR)
+
+
 @TICKETS.verb("pause", "Pause", "", is_harmful=False)
 def pause(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
     """Pause each of these tickets by a rule of its own, until it is lifted. What a consumer already has goes on."""
@@ -588,24 +602,33 @@ def pause(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
             return
 
 
-class NewOrder(Args):
+class OrderArgs(Args):
+    """What an order about a ticket may have."""
+
+    preview: bool = False
+    grace_s: float = Field(0.0, ge=0, le=86_400, description="Cancel an interrupted run that has not ended after this.")
+    fields: dict[str, str] | None = Field(None, description="A message that is sent first, to the same ticket.")
+
+
+class NewOrder(OrderArgs):
     """An order about the first unfinished message of a ticket."""
 
     ticket_id: TicketId
-    order: Literal["retry", "give_up", "cancel"]
-    preview: bool = False
+    order: Literal["retry", "give_up", "cancel", "interrupt", "clear"]
 
 
 @verb("tickets order", "POST /orders", NewOrder, {200: OrderAnswer}, {409: "order_refused"})
 def order(tools: Tools, args: NewOrder) -> Outcome:
     """Order something about the first unfinished message of a ticket: retry (due now), give_up (it becomes a dead
-    letter, in order) or cancel (its run is ended). With preview nothing happens."""
+    letter, in order), cancel (its run is ended), interrupt (its run is told) or clear (what waits behind it becomes
+    dead letters). With preview nothing happens."""
     about = (TicketOrder(args.order), args.ticket_id)
-    result = tools.orders.preview(*about) if args.preview else tools.orders.give(*about, tools.by)
-    refused = result.outcome == "refused"
-    return Outcome(
-        result.shown(), f"{result.outcome}: {result.note}", 409 if refused else 200, "order_refused" * refused
-    )
+    sent = tools.orders.producer.send(args.ticket_id, args.fields) if args.fields and not args.preview else ""
+    result = tools.orders.preview(*about) if args.preview else tools.orders.give(*about, tools.by, grace_s=args.grace_s)
+    refused, told = result.outcome == "refused", f"{result.outcome}: {result.note}"
+    document = result.shown() | ({"sent": sent} if sent else {})
+    told = f"sent {sent}; {told}" if sent else told
+    return Outcome(document, told, 409 if refused else 200, "order_refused" * refused)
 
 
 # -- rules

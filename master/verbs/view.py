@@ -53,7 +53,7 @@ class View:
         self.charts = ChartReader(link, keys)
         known = (ask_owner, board, self.status.sources, settings.by_stream, queue)
         self.explainer = Explainer(link, keys, field, lease_ms, *known)
-        self.orders = TicketOrders(link, keys, self.explained)
+        self.orders = TicketOrders(link, keys, self.explained, field)
 
     def explained(self, ticket_id: str) -> dict[str, Any]:
         """Return the explanation of a ticket, as a document."""

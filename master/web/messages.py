@@ -23,7 +23,7 @@ from usher.master.web.shelves import shown
 
 _MOST_ON_A_PAGE = 200
 #: Of an execution, what belongs to the message that is asked for.
-_OF_EXECUTIONS = ("ticket_id", "began_ms", "ended_ms", "took_ms", "outcome", "attempt", "fence", "owner")
+_OF_EXECUTIONS = ("ticket_id", "began_ms", "ended_ms", "took_ms", "outcome", "attempt", "fence", "owner", "into")
 
 
 class _FindQuery(BaseModel):
@@ -155,7 +155,7 @@ def _document(message_id: str, facts: dict[str, Any]) -> dict[str, Any]:
     told |= {"bytes": entry.get("bytes"), "field_count": entry.get("field_count"), "fields": facts["fields"]}
     told |= {"sentences": now.get("sentences", []) if now.get("is_first") else [], "entry": now.get("row")}
     told |= {"delayed": facts["delayed"], "dead_letter": facts["letter"]}
-    told |= {"executions": [{name: run[name] for name in _OF_EXECUTIONS} for run in runs["runs"]]}
+    told |= {"executions": [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in runs["runs"]]}
     told |= {"cursor": runs["more"], "run_log_begins_ms": runs["begins_ms"], "executions_are_cut": runs["is_cut"]}
     told |= {"attempts": noted["attempts"]["starts"], "charged": noted["attempts"]["failures"]}
     told |= {"last_error": noted["last_error"], "traceback": noted["traceback"]}
