@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 #: Modules, and the public names that each defines.
 _DEFINED = {
-    "usher.common.base.errors": "Behind GiveUp Invalid PartialFailure RetryLater UsherError",
+    "usher.common.base.errors": "Behind CallTimeout Failed GiveUp Invalid PartialFailure RetryLater UsherError",
     "usher.common.outbox.log_consumer": "LogConsumer LogLost Record",
     "usher.common.outbox.writer": "LogRecord write_all_to_outbox write_to_outbox",
     "usher.common.protocol.message": "EntryView",
@@ -43,6 +43,8 @@ _HOMES = {name: module for module, names in _DEFINED.items() for name in names.s
 if TYPE_CHECKING:
     __version__: str
     from usher.common.base.errors import Behind as Behind
+    from usher.common.base.errors import CallTimeout as CallTimeout
+    from usher.common.base.errors import Failed as Failed
     from usher.common.base.errors import GiveUp as GiveUp
     from usher.common.base.errors import Invalid as Invalid
     from usher.common.base.errors import PartialFailure as PartialFailure

@@ -57,6 +57,25 @@ class Behind(UsherError):
         super().__init__(f"{stream}{of} is behind: {waiting:,} messages wait; nothing was sent")
 
 
+class Failed(UsherError):
+    """The message (its ``id``) that was sent with ``call`` is a dead letter, for a ``reason`` such as gave_up;
+    ``error``: the handler's."""
+
+    def __init__(self, reason: str, error: str, id: str) -> None:
+        self.reason, self.error, self.id = reason, error, id
+        super().__init__(f"message {id} is a dead letter: {reason}{': ' * bool(error)}{error}")
+
+
+class CallTimeout(UsherError, TimeoutError):
+    """Nobody has answered a call in time. The work goes on: the message (its ``id``, "" where it is not known whether
+    Redis took it) is in its place in the stream, and is handled all the same."""
+
+    def __init__(self, id: str, timeout_s: float) -> None:
+        self.id = id
+        what = f"the work goes on: message {id} is handled all the same" if id else "the message may be handled or not"
+        super().__init__(f"no answer within {timeout_s:g} s; {what}")
+
+
 class SqlTrouble(UsherError):
     """The SQL transaction failed, or its outcome is unknown; the turn is retried."""
 

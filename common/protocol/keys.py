@@ -95,6 +95,12 @@ class LogKeys:
         messages count then.""")
     behind = _Key("""Hash with PX, only while producers are to wait: ``<group>``, or ``<group>/<tenant>`` -> how many
         messages wait. Written by note_behind; producers look at it.""")
+
+    def replies(self, caller: str) -> str:
+        """Stream with PX, capped: answers to one caller (common/sending/calls.py), of all groups of the stream. Written
+        by ack and progress, and with dead letters; trimmed by the caller."""
+        return f"{self.prefix}replies:{caller}"
+
     due_until = _Key("""String: the id up to which ``delayed`` is in ``due``. Written by due_delayed.""")
 
 

@@ -21,6 +21,9 @@ Key = str | bytes | int | uuid.UUID
 #: Longest ticket id in bytes: every index, inbox and log carries the ids.
 LONGEST_TICKET = 256
 UID_FIELD = b"uid"
+#: Field of a message whose sender waits for its result: see ``reply_address``. ``Producer`` puts it first.
+REPLY_FIELD = b"usher_reply"
+_ADDRESS = re.compile(rb"(.+:replies:[0-9a-f]{32}) ([0-9]{1,15})", re.DOTALL)
 #: Most bytes of JSON in which a ticket id is looked for; below this number a script has all whole ones exactly.
 _LONGEST_JSON, _EXACT = 65_536, 2**53
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -133,13 +136,24 @@ def _as_scripts_parse(text: bytes) -> Any:
         return None
 
 
+def reply_address(fields: Sequence[bytes]) -> tuple[bytes, bytes] | None:
+    """Return the key of the stream that an entry's answer is for, and the number of the call; None if nobody waits.
+
+    >>> reply_address([b"usher_reply", b"{s}:replies:" + b"0" * 32 + b" 7", b"ticket_id", b"42"])
+    (b'{s}:replies:00000000000000000000000000000000', b'7')
+    """
+    found = _ADDRESS.fullmatch(first_value(fields, REPLY_FIELD) or b"")
+    return found and (found[1], found[2])
+
+
 def as_mapping(fields: Sequence[bytes]) -> dict[str, str]:
     """Return the fields as text. Bytes that are not UTF-8 survive as surrogates: ``value.encode("utf-8",
     "surrogateescape")`` gives them back."""
     values = iter(fields)
     mapping: dict[str, str] = {}
     for name, value in zip(values, values, strict=True):
-        mapping.setdefault(name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+        if name != REPLY_FIELD:
+            mapping.setdefault(name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
     return mapping
 
 
@@ -181,7 +195,7 @@ class EntryView:
 
     @property
     def fields(self) -> dict[str, str]:
-        """All fields as text; bytes that are not UTF-8 survive as surrogates (``value.encode("utf-8",
+        """All fields of the producer as text; bytes that are not UTF-8 survive as surrogates (``value.encode("utf-8",
         "surrogateescape")``)."""
         if self._fields is None:
             self._fields = as_mapping(self._flat or ())

@@ -92,14 +92,15 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
     everything, at = f"{keys.prefix}*", keys.stream
     fed = tuple(source if is_pattern(source) else _escape_pattern(source) for source in sources)
     notes, delayed = (log.checkpoints, log.archived, log.groups), (log.delayed, log.due, log.due_until, log.behind)
-    its_keys = (at, everything, *notes, *delayed, uid_key(at, b"*").decode())
+    replies = tuple(LogKeys(one).replies("*") for one in fed or (at,))
+    its_keys = (at, everything, *notes, *delayed, *replies, uid_key(at, b"*").decode())
     of_sources = (*fed, *(key for log in map(LogKeys, fed) for key in (log.groups, log.checkpoints, log.archived)))
     scripts = _MASTER + _GATHERING * bool(fed)
     sends = (*_MASTER_SENDS, *("scan",) * bool(fed), "evalsha", "eval", "script|exists", "script|load")
     of_scripts = (command for name in scripts for command in commands_of(name))
     return (
-        *_senders(fed or (at,), log),
-        AclProgram("consumer", "consumers", _CONSUMER, ("time",), _with_scripts(*_consumer(keys))),
+        *_senders(fed or (at,), log, keys.taken),
+        AclProgram("consumer", "consumers", _CONSUMER, ("time",), _with_scripts(*_consumer(keys, replies))),
         AclProgram(
             "master",
             "masters, and the commands of operators",
@@ -146,7 +147,7 @@ def _with_scripts(*grants: Grant) -> tuple[Grant, ...]:
     return (*grants, Grant(("evalsha",), tuple(dict.fromkeys(key for grant in grants for key in grant.keys))))
 
 
-def _consumer(keys: Keys) -> tuple[Grant, ...]:
+def _consumer(keys: Keys, replies: tuple[str, ...]) -> tuple[Grant, ...]:
     lease, inbox = keys.lease("*"), keys.inbox("*")
     return (
         Grant(("xreadgroup", "xread", "xrange", "xack", "xclaim", "xpending", "xgroup|delconsumer"), (keys.stream,)),
@@ -159,10 +160,11 @@ def _consumer(keys: Keys) -> tuple[Grant, ...]:
         Grant(("xadd", "xdel", "xlen", "xrevrange"), (keys.runs, keys.dead, keys.changed)),
         Grant(("zadd", "zscore", "zlexcount", "zrem"), (keys.letters,)),
         Grant(("hget", "hdel"), (keys.consumers,)),
+        Grant(("xadd", "xdel", "pexpire"), replies),
     )
 
 
-def _senders(given: Sequence[str], log: LogKeys) -> tuple[AclProgram, ...]:
+def _senders(given: Sequence[str], log: LogKeys, taken: str) -> tuple[AclProgram, ...]:
     return (
         AclProgram(
             "producer",
@@ -181,11 +183,13 @@ def _senders(given: Sequence[str], log: LogKeys) -> tuple[AclProgram, ...]:
                 Grant(("xadd",), (*given, log.delayed)),
                 Grant(("hgetall",), (log.behind,)),
                 Grant(("get", "set"), tuple(uid_key(one, b"*").decode() for one in given)),
-                Grant(("xinfo|groups", "xpending"), tuple(given)),
+                Grant(("get",), (taken,)),
+                Grant(("xpending",), tuple(given)),
                 Grant(
                     ("llen", "lindex", "lpop", "rpush", "pexpire"),
-                    tuple(waiting_key(one, "*", b"*").decode() for one in given),
+                    tuple(waiting_key(one, "*", b"").decode() for one in given),
                 ),
+                Grant(("xread", "xtrim"), tuple(LogKeys(one).replies("*") for one in given)),
             ),
         ),
     )
@@ -199,7 +203,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
+_CONSUMER = ("renew", "ack", "dead_letter", "charge", "progress", "drain", "give_back", "deregister", "note_crash")
 _MASTER = _words(
     "begin read_parked reject note_cut take_back free_tickets sweep save_position recount_letters count_letters "
     "note_behind note_chart revoke reap forget_attempts elect resign "

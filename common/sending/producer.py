@@ -20,20 +20,32 @@ import os
 import random
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import now_s
-from usher.common.base.errors import Behind, NotNow, ReplyUnknown
+from usher.common.base.errors import Behind, MessageUndecodable, NotNow, ReplyUnknown
 from usher.common.observability.tracing import context_fields, sending
 from usher.common.protocol.keys import Keys, LogKeys, uid_key, waiting_key
 from usher.common.protocol.marks import MarkFields
-from usher.common.protocol.message import DUE_FIELD, UID_FIELD, Key, check_ticket, key_bytes, ticket_key, ticket_value
+from usher.common.protocol.message import (
+    DUE_FIELD,
+    REPLY_FIELD,
+    UID_FIELD,
+    Key,
+    check_ticket,
+    key_bytes,
+    ticket_key,
+    ticket_value,
+)
 from usher.common.redis.client import Arg, ClientLink, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
+from usher.common.sending.calls import Answers, AsyncAnswers, Calls, SyncAnswers
 
 T = TypeVar("T")
 Value = str | bytes | int | float
@@ -59,7 +71,7 @@ _AGAIN_S = 0.5
 
 
 class Outgoing(NamedTuple):
-    """A message on its way into a stream. ``uid`` None: the field ``uid``, if there is one.
+    """A message on its way into a stream. ``uid`` None: the field ``uid``, if there is one. ``reply_to``: of ``call``.
 
     ``ticket_id`` None: the ticket is in a field, as a ticket field with dots says; else it is refused.
     """
@@ -67,6 +79,7 @@ class Outgoing(NamedTuple):
     ticket_id: Key | None
     fields: Mapping[str, Value]
     uid: Key | None = None
+    reply_to: bytes = b""
 
 
 class Sent(NamedTuple):
@@ -117,6 +130,7 @@ class Producer:
             raise ValueError(f"ticket_limit must be a whole number up to {_HIGHEST_LIMIT:,} (it is {ticket_limit!r})")
         self._ticket_limit, self._group = ticket_limit, group
         self._link = link = linked(redis)
+        self._place = link.url if isinstance(redis, Link) else redis
         self._scripts = ScriptRunner(link)
         self._stream = stream
         self._ticket_field = ticket_field.encode()
@@ -128,6 +142,7 @@ class Producer:
         self._marks = MarkFields(tenant_field)
         # By process: in a forked child another thread's lock is never released.
         self._locks: dict[int, threading.Lock] = {}
+        self._calls: dict[int, Calls] = {}
 
     def send(
         self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, due_ms: int | None = None
@@ -159,8 +174,50 @@ class Producer:
 
         return self._patiently(ask, False)  # asked again, it could meet the next run
 
+    def call(
+        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, *, timeout_s: float
+    ) -> Any:
+        """Add one message, wait until it is handled, and return its result: what its handler returned, or gave to
+        ``message.result``. Raises Failed when it is a dead letter, CallTimeout when it was not handled in ``timeout_s``
+        seconds (it is later), and what ``send_many`` raises."""
+        answers = self.stream(ticket_id, fields, uid, timeout_s=timeout_s)
+        answers.per_part = False
+        deque(answers, 0)
+        return answers.result
+
+    def stream(
+        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, *, timeout_s: float
+    ) -> SyncAnswers:
+        """Add one message; return an iterator over what its handler gives to ``message.progress``, as it comes. It has
+        the ``result`` at the end, and meanwhile the number of the ``run``: if that grows, the handler began anew.
+        Raises what ``call`` raises; ``timeout_s`` is the longest wait for the next part."""
+        answers = SyncAnswers(timeout_s)
+        self.begin([(answers, Outgoing(ticket_id, fields, uid))])
+        return answers
+
+    def begin(self, batch: Sequence[tuple[Answers, Outgoing]]) -> None:
+        """Send messages together, and let their answers come. What one of them is refused for is told to it alone."""
+        if (calls := self._calls.get(os.getpid())) is None:
+            calls = self._calls.setdefault(os.getpid(), Calls(linked(self._place), self._stream))
+            weakref.finalize(self, calls.stop)
+        sent: list[Sent] = []
+        try:
+            self._send([one._replace(reply_to=calls.begin(answers)) for answers, one in batch], None, sent)
+        except ReplyUnknown:
+            pass  # what Redis has taken is answered
+        except Exception as problem:
+            if len(batch) > 1 and isinstance(problem, (Behind, TypeError, ValueError, MessageUndecodable)):
+                for one in batch:
+                    self.begin([one])
+            else:
+                calls.tell([(answers, problem) for answers, _ in batch[len(sent) :]])
+        for (answers, _), one_sent in zip(batch, sent, strict=False):
+            answers.id = one_sent.id
+
     def close(self) -> None:
-        """Close the connection. The next send opens it again."""
+        """Close the connections. The next send opens its own again; who waits for an answer gets an error."""
+        if calls := self._calls.pop(os.getpid(), None):
+            calls.stop()
         with self._lock():
             self._link.close()
 
@@ -181,6 +238,11 @@ class Producer:
         (the outcome is unknown, and not every message has a uid), CommandRefused. Calling again with the same messages
         is safe where all have uids, within ``dedup_s``.
         """
+        sent: list[Sent] = []
+        self._send(list(messages), due_ms, sent)
+        return sent
+
+    def _send(self, messages: Sequence[Outgoing], due_ms: int | None, sent: list[Sent]) -> None:
         stream = self._stream if due_ms is None else LogKeys(self._stream).delayed
         is_number = isinstance(due_ms, (int, float)) and not isinstance(due_ms, bool)
         if due_ms is not None and (not is_number or not 0 <= due_ms < LATEST_MS or int(due_ms) in SECONDS):
@@ -189,7 +251,6 @@ class Producer:
                 f"due_ms is a time in milliseconds since the epoch, below {LATEST_MS} (it is {due_ms!r}{seconds}):"
                 " int(when.timestamp() * 1000)"
             )
-        messages, sent = list(messages), []
         with sending(self._stream, len(messages)):
             context = [part.encode() for field in context_fields().items() for part in field]
             prepared = [self._prepared(message, context, due_ms) for message in messages]
@@ -198,7 +259,6 @@ class Producer:
             for batch in _batches(prepared):
                 recognisable = self._dedup_s > 0 and all(uid is not None for uid, _ in batch)
                 sent += self._patiently(lambda batch=batch: self._add(stream, batch), recognisable)  # type: ignore[misc]
-        return sent
 
     def _heed(self, tenants: set[bytes]) -> None:
         if self._sign is not None:
@@ -216,8 +276,11 @@ class Producer:
         if len(fields) < len(message.fields):
             raise ValueError("two of the fields have one name: as text and as bytes, or as a number and as text")
         head = [] if due_ms is None else [DUE_FIELD, b"%d" % due_ms]
+        if REPLY_FIELD in fields:
+            raise ValueError(f"the field {REPLY_FIELD.decode()!r} says who waits for the result: send it with call()")
         if head and DUE_FIELD in fields:
             raise ValueError("the field 'due_ms' says when a delayed message is due: give it as due_ms")
+        head += [REPLY_FIELD, message.reply_to] if message.reply_to else []
         uid = None if message.uid is None else key_bytes("uid", message.uid)
         if UID_FIELD in fields:
             given = key_bytes("the field 'uid'", fields.pop(UID_FIELD))
@@ -270,7 +333,7 @@ class Producer:
             ids = self._pipelined([("XADD", stream, "*", *flat) for _, flat in batch])
             return [Sent(entry_id, False) for entry_id in ids]
         sign = stream if self._sign is None else self._sign.key
-        keys: list[str | bytes] = [stream, sign]
+        keys: list[str | bytes] = [stream, sign, Keys(self._stream, self._group).taken]
         args: list[Arg] = [int(self._dedup_s * 1000), self._ticket_limit if is_limited else 0, self._group, _KEPT_MS]
         tickets = [ticket_value(flat, self._ticket_field) or b"" for _, flat in batch] if is_limited else []
         for place, (uid, flat) in enumerate(batch):
@@ -313,6 +376,7 @@ class AsyncProducer:
         self.ms_from_now = Producer.ms_from_now
         # By process: a thread of its own, for the loop's are the application's, which look names up on them.
         self._threads: dict[int, ThreadPoolExecutor] = {}
+        self._outboxes: dict[asyncio.AbstractEventLoop, list[tuple[Answers, Outgoing]]] = {}
 
     async def send(
         self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, due_ms: int | None = None
@@ -327,6 +391,30 @@ class AsyncProducer:
 
     async def clear(self, ticket_id: Key) -> bool:
         return await self._in_thread(self._producer.clear, ticket_id)
+
+    async def call(
+        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, *, timeout_s: float
+    ) -> Any:
+        answers = self.stream(ticket_id, fields, uid, timeout_s=timeout_s)
+        answers.per_part = False
+        async for _ in answers:
+            pass
+        return answers.result
+
+    def stream(
+        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, *, timeout_s: float
+    ) -> AsyncAnswers:
+        # The trace is the caller's: what goes out together has one context.
+        message = Outgoing(ticket_id, {**context_fields(), **fields}, uid)
+        return AsyncAnswers(timeout_s, lambda answers: self._begin(answers, message))
+
+    def _begin(self, answers: AsyncAnswers, message: Outgoing) -> None:
+        """Send it together with all others of this turn of the loop."""
+        loop = answers.loop
+        if loop not in self._outboxes:
+            self._outboxes[loop] = []
+            loop.call_soon(lambda: self._in_thread(self._producer.begin, self._outboxes.pop(loop)))
+        self._outboxes[loop].append((answers, message))
 
     async def close(self) -> None:
         """Close the connection. The next send opens it again."""

@@ -16,11 +16,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
-from typing import NamedTuple
+from itertools import count, islice
+from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import OwnershipLost, RedisTrouble, ReplyUnknown, ServerChanged
+from usher.common.base.errors import NotNow, OwnershipLost, RedisTrouble, ReplyUnknown, ServerChanged
 from usher.common.base.log import event
 from usher.common.protocol.last_error import NotedError
 from usher.common.protocol.last_error import decode as decode_error
@@ -32,7 +32,7 @@ from usher.common.runtime.service import Service
 from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.outages import Outages
 from usher.consumer.execution.reporter import Item, Reporter
-from usher.consumer.handlers.message import Message
+from usher.consumer.handlers.message import Message, Told, answers_of
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts, ms_until
 from usher.consumer.policy.acks import AckLedger, FailedAttempt, Linger, Success
 from usher.consumer.policy.outcome import CLEARED_OUT, OPERATOR, Bury
@@ -74,6 +74,8 @@ _GIVE_BACKS = 50
 #: So long after others, tickets that are put off wait for more, up to as many as one script takes: each note of one
 #: that was given back may stop a turn of the leader, which hands over others.
 _PUT_OFF_S = 0.25
+#: Most parts of results that are sent at once; and most bytes that wait, where each counts so many more than it has.
+_PARTS, _WAITING_BYTES, _PART_BYTES = 200, 1 << 24, 200
 #: The policy under which a ticket goes on after a dead letter.
 SKIP = "skip"
 #: Reasons of dead letters after which a ticket goes on under any policy.
@@ -152,6 +154,9 @@ class Acker(Service):
         self._given_up: deque[GivenUp] = deque()
         # Only this thread: given-up messages; what finished before them is in the ledger.
         self._burying: deque[GivenUp] = deque()
+        self._asked: set[bytes] = set()  # messages whose callers wait, from before they are in the ledger
+        self._parts: deque[tuple[Any, ...]] = deque()
+        self._numbers = count(1)
         self._to_give_back: deque[GivenBack] = deque()
         self._giving_back: deque[GivenBack] = deque()  # only this thread, as ``_burying``
         self._gave_back_s = -math.inf
@@ -173,11 +178,16 @@ class Acker(Service):
 
     def absorbed(self, item: Success, absorbed: Sequence[Success]) -> None:
         """Take those that ended with ``item``, in order, before that itself is taken."""
+        self._asked.update([one.stream_id for one in absorbed if one.is_asked])
         self._ledger.absorbed[item.stream_id] = absorbed
 
     def finished(self, item: Success, here: bool = False) -> None:
         """Take a success. ``here``: this thread may wait for Redis, and takes a lane next."""
+        if is_asked := item.is_asked:  # all that results cost where nobody asks for one
+            self._asked.add(item.stream_id)
         self._finished.append(item)
+        if is_asked:
+            self._write_now.set()
         if item.lane is not None and not self._lanes.has_ready:  # nothing goes on before this is written
             # Not while lanes wait for a time and nobody else is there to run them: Redis may stand still.
             if here and (self._lanes.has_idle or not self._lanes.board.waiting) and self._write_here():
@@ -212,6 +222,15 @@ class Acker(Service):
         if item.outcome != RETRY_LATER:  # it costs nothing, and comes again at once
             self.unnoted.add(item.run.stream_id)
         self._failed.append(item)
+        self.wake()
+
+    def progress(self, message: Message, told: Told) -> None:
+        """Send a part of a message's result at once. Raises NotNow when too much waits."""
+        if len(self._parts) * (_PART_BYTES + len(told[1])) > _WAITING_BYTES:
+            raise NotNow("BUSY", f"{len(self._parts):,} parts of results wait for Redis")
+        if to := message.reply_to:
+            self._parts.append((*to, message.fence, message.attempt, next(self._numbers), *told))
+        self._write_now.set()
         self.wake()
 
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
@@ -260,7 +279,7 @@ class Acker(Service):
     def is_settled(self) -> bool:
         """Return whether nothing but dead letters and tickets to be given back waits to be written: their lanes are
         held or gone, and no other ticket is concerned."""
-        is_empty = not (len(self._ledger) or self._failed or self._noting)
+        is_empty = not (len(self._ledger) or self._failed or self._noting or self._parts)
         return is_empty and not self._writing  # in this order: a batch leaves the ledger only after _writing is set
 
     # ---- this thread -------------------------------------------------------------------------------------------------
@@ -326,6 +345,7 @@ class Acker(Service):
         finished = len(self._ledger)  # before the failures are counted: they include those of finished messages
         for _ in range(bool(self._noting) + -(-len(self._failed) // BATCH)):
             self._note_failures()
+        self._send_parts()  # those of what has finished by then, at least
         while finished > 0 and (batch := self._ledger.next_batch(finished)):
             self._acknowledge(batch)
             finished -= self._ledger.taken
@@ -379,12 +399,28 @@ class Acker(Service):
         if self.outages.wonders(now_s()):
             self.outages.hear(self._steps.some_errors(), now_s())
 
+    def _send_parts(self) -> None:
+        while some := [*islice(self._parts, _PARTS)]:
+            try:
+                self._tell_untold(self._steps.progress(some))
+            except CommandRefused as refused:  # what Redis never accepts must not hold up acknowledgements
+                self._tell_untold(str(refused))
+            for _ in some:
+                self._parts.popleft()
+
+    def _tell_untold(self, why: str) -> None:
+        if why:
+            event(log, "answer_not_written", level=logging.ERROR, why=why)
+
     def _acknowledge(self, batch: list[Success]) -> None:
         into = self._ledger.into
         record = encode(self._incarnation, batch, by=self.ran, into=into) if self._run_log_length else b""
         ids = [item.stream_id for item in batch]
-        self._steps.ack(ids, record, self._run_log_length, self._ledger.is_again)
+        asked = self._asked and self._asked.intersection(ids)
+        answers = answers_of([item for item in batch if item.stream_id in asked]) if asked else ()
+        self._tell_untold(self._steps.ack(ids, record, self._run_log_length, self._ledger.is_again, answers))
         self._ledger.settle()
+        self._asked -= asked
         self.counts.done([item for item in batch if item.stream_id not in into] if into else batch, len(into))
         with self._lanes.lock:
             self._lanes.board.done(ids)

@@ -72,6 +72,7 @@ class LaneWorker(Service):
                 result = handle(message)
                 if result is not None:
                     check_ran(result)
+                    message.result(result)
             except BaseException as problem:  # sys.exit() in a handler must not end this thread and lose the lane
                 executor.raised(lane, message, problem)
                 return None
@@ -249,6 +250,7 @@ class AsyncPool(Service):
                 result = await self._handle(message)
                 if result is not None:
                     check_ran(result)
+                    message.result(result)
             except BaseException as problem:
                 # sys.exit() in a handler must not end the loop, and its own cancellation must not lose the lane.
                 if issubclass(type(problem), asyncio.CancelledError) and self._ends():

@@ -289,6 +289,7 @@ class Executor:
         lane is not the runner's any more. ``text``: where that is not told by ``problem``."""
         self._note_end(message)
         self.running.pop(id(message), None)
+        message.answer = None
         self.failed += 1
         problem = self._of_all(lane, message, readable(problem)) if self.besides else readable(problem)
         self.outages.ended(message.ticket)
@@ -443,6 +444,7 @@ class Executor:
         """Put back messages that were started in one call with others, and must wait for an earlier one of their
         ticket. The lane stays the runner's."""
         for message in messages:
+            message.answer = None
             self._note_end(message)
             self.running.pop(id(message), None)
         with self.lanes.lock:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
+import orjson
+
 from usher.common.base.clock import now_s
+from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.attempts import NEVER, Attempts
-from usher.common.protocol.message import UID_FIELD, EntryView, as_mapping, first_value
+from usher.common.protocol.message import REPLY_FIELD, UID_FIELD, EntryView, as_mapping, first_value, reply_address
 from usher.common.protocol.sources import FROM_FIELD, SCOPED_TICKET_FIELD
 
 
@@ -41,6 +45,30 @@ class OwnLease:
         return now_s() < self.ends_s
 
 
+#: What a caller is told: its kind, json or bytes, and itself; and most bytes of it.
+Told = tuple[bytes, bytes]
+_LONGEST_RESULT = 1 << 20
+
+
+def told(value: object) -> Told:
+    """Encode what a caller is told. Raises TypeError, ValueError."""
+    kind, data = b"bytes", value
+    if not isinstance(data, bytes):
+        try:
+            kind, data = b"json", orjson.dumps(value, default=lambda model: model.model_dump(mode="json"))
+        except TypeError as wrong:  # a JSONEncodeError is one
+            raise TypeError(
+                f"a {type(value).__name__} cannot be sent to the caller ({wrong}): give what JSON has, a pydantic"
+                " model, a dataclass, or bytes of your own encoding"
+            ) from None
+    if len(data) > _LONGEST_RESULT:
+        raise ValueError(
+            f"the result has {len(data):,} bytes, and at most {_LONGEST_RESULT:,} are sent to the caller: store it, and"
+            " send where it is, or send it in parts (message.progress)"
+        )
+    return kind, data
+
+
 class Message(EntryView):
     """A message of a ticket, as a handler sees it.
 
@@ -52,6 +80,7 @@ class Message(EntryView):
     __slots__ = (
         "_lease",
         "alone",
+        "answer",
         "attempt",
         "crashes",
         "deadline",
@@ -73,6 +102,9 @@ class Message(EntryView):
     is_rehearsal: ClassVar[bool] = False
     #: The executor of the handler that runs; None in a child process, and for handlers of batches.
     runner: ClassVar[Any] = None
+    #: Takes chunks to callers; see message_type.
+    on_progress: ClassVar[Callable[[Message, Told], None]] = lambda message, told: None
+    answer: Told | None  # of this run; unset: none
     start_us: int  # time of the last start; unset before the first
     end_us: int  # time at which its handler returned; unset before that
 
@@ -146,6 +178,36 @@ class Message(EntryView):
         return self.runner.beside(self).cancelled if self.runner else threading.Event()
 
     @property
+    def is_asked(self) -> bool:
+        return self._flat is not None and REPLY_FIELD in self._flat
+
+    @property
+    def reply_to(self) -> tuple[bytes, bytes] | None:
+        """Return whom its result is for: a key, and the number of a call; None if nobody waits for it."""
+        return reply_address(self._flat or ()) if self.is_asked else None
+
+    def result(self, value: Any) -> None:
+        """Set what its caller (``Producer.call``, ``stream``) is answered when it is done, as a return value other than
+        None does. Raises TypeError and ValueError for what cannot be sent to a caller, if there is one."""
+        for one in self._callers():
+            one.answer = told(value)
+
+    def _callers(self) -> Iterator[Message]:
+        """Yield what this run ends, as far as somebody waits for its result: all of them get the same."""
+        beside = self.runner.besides.get(self.stream_id) if self.runner else None
+        for one in (self, *(beside.absorbed if beside else ())):
+            if one.reply_to is not None:
+                yield one
+
+    def progress(self, chunk: Any) -> None:
+        """Send a part of the result at once to its caller (``Producer.stream``), if there is one. Raises what
+        ``result`` raises, OwnershipLost when this process' lease has ended, NotNow when too much waits to be sent."""
+        for one in self._callers():
+            if not self._lease.holds():
+                raise OwnershipLost("the lease has ended: another run of this message may be under way")
+            type(self).on_progress(one, told(chunk))
+
+    @property
     def known(self) -> Attempts:
         return Attempts(self.attempt, self.failures, self.crashes, self.losses)
 
@@ -169,6 +231,12 @@ class Message(EntryView):
 
     def __repr__(self) -> str:
         return f"<Message {self.id} of ticket {self.scoped_ticket_id!r}, fence {self.fence}, attempt {self.attempt}>"
+
+
+def answers_of(asked: Sequence[Any]) -> list[tuple[bytes, ...]]:
+    """Return the answers for messages that are done (see OwnerScripts.ack), of those whose callers can be told."""
+    found = [(one, one.reply_to) for one in asked]
+    return [(to[0], one.stream_id, to[1], *(getattr(one, "answer", None) or told(None))) for one, to in found if to]
 
 
 class GatheredMessage(Message):
@@ -213,11 +281,18 @@ class GatheredMessage(Message):
         return self._fields
 
 
-def message_type(stream: str, is_gathered: bool, is_rehearsal: bool = False) -> type[Message]:
-    """Return the class for messages of ``stream``. The class knows the stream, and whether this is a rehearsal, so that
-    a message pays nothing for it."""
+def message_type(
+    stream: str,
+    is_gathered: bool,
+    is_rehearsal: bool = False,
+    on_progress: Callable[[Message, Told], None] = Message.on_progress,
+) -> type[Message]:
+    """Return the class for messages of ``stream``. The class knows the stream, whether this is a rehearsal, and who
+    takes chunks, so that a message pays nothing for it."""
     base = GatheredMessage if is_gathered else Message
     made: type[Message] = type(
-        base.__name__, (base,), {"__slots__": (), "stream": stream, "is_rehearsal": is_rehearsal}
+        base.__name__,
+        (base,),
+        {"__slots__": (), "stream": stream, "is_rehearsal": is_rehearsal, "on_progress": staticmethod(on_progress)},
     )
     return made

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,6 +43,7 @@ from usher.consumer.isolation.process import (
     INVALID,
     LATER,
     LEASE,
+    PART,
     RAISED,
     STARTS,
     STATUS,
@@ -117,7 +119,8 @@ class Slot(Service):
         if self._handler.batch is not None:
             [verdict] = judge([[message]], returned, raised)
             raised = verdict.error
-        return ended(raised, seconds)
+        told = getattr(message, "answer", None) if raised is None else None
+        return replace(ended(raised, seconds), answer=told and _on_wire(told))
 
     def _called(self, message: Message) -> Any:
         handler = self._handler
@@ -131,6 +134,7 @@ class Slot(Service):
             returned = handler.call(given_to)
         if handler.batch is None and returned is not None:
             check_ran(returned)
+            message.result(returned)
         return returned
 
 
@@ -183,6 +187,10 @@ def ended(raised: BaseException | None, seconds: float) -> CallResult:
 
 def answer(asker: socket.socket, document: dict[str, Any] | CallResult) -> None:
     asker.sendall(orjson.dumps(document) + b"\n")
+
+
+def _on_wire(told: tuple[bytes, bytes]) -> tuple[str, str]:
+    return told[0].decode(), told[1].decode("latin-1")
 
 
 def _ignore(*_: object) -> None:
@@ -265,7 +273,10 @@ def run(asked_by: int, where: int) -> None:
         return
     limit_s = given(handler.options.deadline_s, spec.handler_s)
     lease = OwnLease(0.0 if spec.has_lease else math.inf, now_s())
-    slot = Slot(asker, handler, message_type(spec.stream, spec.is_gathered, spec.is_rehearsal), lease, limit_s)
+    made = message_type(
+        spec.stream, spec.is_gathered, spec.is_rehearsal, lambda message, told: answer(asker, {PART: _on_wire(told)})
+    )
+    slot = Slot(asker, handler, made, lease, limit_s)
     answer(asker, {"limit_s": limit_s})
     slot.start()
     if spec.has_lease:

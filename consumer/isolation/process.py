@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -36,6 +36,8 @@ HUNG, DIED, NOT_RUN = "hung", "died", "not_run"
 #: The key of an order that only says when the lease ends, on the clock ``now_s``; and of the answer that the handler is
 #: called next.
 LEASE, STARTS = "lease_ends_s", "starts"
+#: The key of an answer that is a part of the result, and not its end.
+PART = "part"
 #: The frame that calls the handler; the frames below it are ours.
 _OURS = re.compile(r'^ +File ".*[/\\]consumer[/\\]isolation[/\\]child\.py".*$', re.MULTILINE)
 
@@ -95,7 +97,8 @@ class CallResult:
 
     ``how``: done, raised, retry_later, gave_up, invalid, hung (it was ended), died (it ended its process), not_run.
     ``error``: type and text of the exception, else another remark; ``after_s``: seconds that a RetryLater asks for;
-    ``seconds``: duration of the call; ``is_in_doubt``: it died, and need not be the reason.
+    ``seconds``: duration of the call; ``is_in_doubt``: it died, and need not be the reason; ``answer``: what its caller
+    is told, as ``from_wire`` reads it.
     """
 
     how: str
@@ -105,6 +108,7 @@ class CallResult:
     after_s: float = 0.0
     seconds: float = 0.0
     is_in_doubt: bool = False
+    answer: tuple[str, str] | None = None
 
     @property
     def is_taken(self) -> bool:
@@ -124,6 +128,11 @@ class CallResult:
             return "done"
         words = {RAISED: "raises ", HUNG: "hung: ", DIED: "ended its process ", NOT_RUN: "not run: "}
         return words.get(self.how, "") + self.error
+
+
+def from_wire(told: Sequence[str] | None) -> Any:
+    """Return what a caller is told, of which each byte is a letter on the wire."""
+    return told and tuple(part.encode("latin-1") for part in told)
 
 
 def calls_of_handler(dump: str) -> str:
@@ -280,6 +289,8 @@ class HandlerProcess:
         self._limit_s = 0.0
         self._rest = b""
         self._is_late = False
+        #: Takes parts of results.
+        self.on_part: Callable[[tuple[bytes, bytes]], None] = lambda told: None
         #: Other observations, as sentences.
         self.notes: list[str] = []
 
@@ -298,7 +309,8 @@ class HandlerProcess:
         self.is_fresh = False
         self._is_late = is_in_doubt = False
         try:
-            answer = self._hear(limit_s + _GRACE_S)
+            while (answer := self._hear(began_s + limit_s + _GRACE_S - time.monotonic())) and PART in answer:
+                self.on_part(from_wire(answer[PART]))
         except OSError:  # it has gone
             answer = None
         if answer is not None:

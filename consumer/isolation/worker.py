@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from functools import partial
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import (
@@ -46,6 +47,7 @@ from usher.consumer.isolation.process import (
     Piece,
     ProcessSpec,
     Template,
+    from_wire,
 )
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.policy.quarantine import is_unseen, needs_fresh_process
@@ -150,6 +152,7 @@ class SuspectWorker(Service):
         self._runs = message.stream_id
         try:
             known = message.attempt - 1, message.failures, message.crashes, message.losses
+            child.on_part = partial(type(message).on_progress, message)
             result = child.run(Piece(message.ticket, message.stream_id, message.fence, known, message.flat))
         except _CancelAsked:
             self._end_child(gently=False)
@@ -165,6 +168,7 @@ class SuspectWorker(Service):
             return
         executor.refused_children = 0
         if result.how == DONE:
+            message.answer = from_wire(result.answer)
             end_us = message.start_us + (time.monotonic_ns() - began_ns) // 1000
             if executor.succeeded(lane, message, message.start_us, end_us):
                 executor.lanes.release(lane, 0, 0.0)

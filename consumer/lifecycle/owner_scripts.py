@@ -17,7 +17,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError, NotedError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.registration import Registration
-from usher.common.redis.client import CommandRefused
+from usher.common.redis.client import Arg, CommandRefused
 from usher.common.redis.scripts import ScriptRunner
 
 _NO_ERROR = NotedError()
@@ -122,13 +122,34 @@ class OwnerScripts:
         return Renewal((state or b"").decode(), 0)
 
     def ack(
-        self, ids: Sequence[bytes], run_record: bytes = b"", run_log_length: int = 0, is_again: bool = False
-    ) -> None:
-        """Acknowledge messages. ``is_again``: the reply to the same call was lost before."""
+        self,
+        ids: Sequence[bytes],
+        run_record: bytes = b"",
+        run_log_length: int = 0,
+        is_again: bool = False,
+        answers: Sequence[tuple[bytes, ...]] = (),
+    ) -> str:
+        """Acknowledge messages, and answer the callers of those that this call acknowledged. ``is_again``: the reply to
+        the same call was lost before. ``answers``: (reply stream, message id, call, kind of the result, result). Return
+        why an answer was not written, or ""."""
         keys = self._keys
-        script_keys = (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors)
-        args = (keys.group, run_record, run_log_length, "1" if is_again else "", *ids)
-        self._check(self._scripts.run("ack", script_keys, args))
+        script_keys: tuple[str | bytes, ...] = (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors)
+        args: tuple[Arg, ...] = (keys.group, run_record, run_log_length, "1" if is_again else "", *ids)
+        if answers:
+            script_keys += tuple(one[0] for one in answers)
+            args += tuple(part for one in answers for part in one[1:])
+        return self._told(self._scripts.run("ack", script_keys, args))
+
+    def progress(self, parts: Sequence[tuple[Any, ...]]) -> str:
+        """Send parts of results to the callers: (reply stream, call, fence, attempt, number, kind, part). Return as
+        ``ack``."""
+        script_keys: list[str | bytes] = [self._lease, *(one[0] for one in parts)]
+        args: list[Arg] = [part for one in parts for part in one[1:]]
+        return self._told(self._scripts.run("progress", script_keys, args))
+
+    def _told(self, reply: bytes) -> str:
+        self._check(reply)
+        return "" if reply == b"OK" else reply.decode(errors="replace")
 
     def dead_letters(self, letters: Sequence[Letter]) -> list[Buried | Exception]:
         """Give messages up, each in an atomic step of its own, in two round trips. The answer of a step that may not

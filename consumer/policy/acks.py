@@ -47,6 +47,10 @@ class Success(Executed, Protocol):
     def lane(self) -> Any:
         """Return the held lane, when the next message of the ticket must wait for the acknowledgement."""
 
+    @property
+    def is_asked(self) -> bool:
+        """Return whether somebody waits for its result."""
+
 
 class Finished(NamedTuple):
     """An execution that ended, as it was then. Times are microseconds since the epoch."""

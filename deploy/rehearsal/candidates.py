@@ -17,7 +17,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import MessageUndecodable, StartRefused
 from usher.common.protocol.attempts import NEVER, Attempts, decode
 from usher.common.protocol.keys import HALTED, MASTER, Keys
-from usher.common.protocol.message import REPLAY_OF, UID_FIELD, check_ticket, first_value, ticket_value
+from usher.common.protocol.message import REPLAY_OF, REPLY_FIELD, UID_FIELD, check_ticket, first_value, ticket_value
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import DONE as RAN_WELL
 from usher.common.protocol.run_log import MERGED, RunRecord
@@ -194,7 +194,7 @@ def again(flat: Sequence[bytes], entry_id: bytes, name: str, same_uid: bool) -> 
     kept = [
         part
         for pair in zip(flat[::2], flat[1::2], strict=True)
-        if pair[0] not in (UID_FIELD, REPLAY_OF)
+        if pair[0] not in (UID_FIELD, REPLAY_OF, REPLY_FIELD)
         for part in pair
     ]
     return uid, [*kept, UID_FIELD, former if same_uid else uid, REPLAY_OF, entry_id]

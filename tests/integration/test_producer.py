@@ -15,7 +15,7 @@ from tests.integration.memory import full_memory
 from tests.integration.test_send import usher_send
 from tests.proxy import Proxy
 from usher.common.base.errors import Behind, MessageUndecodable, NotNow, ReplyUnknown
-from usher.common.protocol.keys import uid_key
+from usher.common.protocol.keys import Keys, uid_key
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.common.sending.producer import Outgoing, Producer
@@ -239,10 +239,11 @@ def test_no_more_of_a_ticket_waits_than_its_limit(link: Link, redis_url: str) ->
         producer.send_many([Outgoing("B", {"n": 0}), Outgoing("A", {"n": 1})])
     assert link.call("XLEN", stream) == 3, "none of a batch is added"
     link.call("XGROUP", "CREATE", stream, group, "0")
-    link.call("XREADGROUP", "GROUP", group, "x", "COUNT", 2, "STREAMS", stream, ">")
+    link.call("XREADGROUP", "GROUP", group, "x", "NOACK", "COUNT", 2, "STREAMS", stream, ">")
     with pytest.raises(Behind):
-        producer.send("A", {"n": 3})  # two run, one is unread
-    link.call("XACK", stream, group, ids[0])
+        producer.send("A", {"n": 3})  # the leader has read two, and handed them over to nobody yet
+    link.call("XCLAIM", stream, group, "x", 0, ids[1], "FORCE")
+    link.call("SET", Keys(stream, group).taken, f"{ids[1]} 2")  # the first is over
     producer.send("A", {"n": 3})
     with pytest.raises(Behind):
         producer.send("A", {"n": 4})

@@ -25,7 +25,7 @@ from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
-from usher.consumer.policy.acks import Finished, Linger
+from usher.consumer.policy.acks import Linger
 
 _NEVER_S = 3600.0
 _PATIENCE_S = 20.0
@@ -51,14 +51,15 @@ def _acker(world: World, lanes: Lanes, enough: int = 500, was_quiet: bool = Fals
         reporter.on_end()
 
 
-def _finish(lanes: Lanes, acker: Acker, entry_id: bytes, strict: bool) -> None:
+def _finish(lanes: Lanes, acker: Acker, strict: bool) -> None:
     """As Executor.succeeded does."""
     lane = lanes.take_now()
     assert lane is not None
-    lane.queue.popleft()
+    message = lane.queue.popleft()
+    message.start_us, message.end_us, message.lane = 1, 2, lane if strict else None
     if strict:
         lanes.hold(lane)
-    acker.finished(Finished(b"T", entry_id, 1, 1, 1, 2, lane if strict else None))
+    acker.finished(message)
     if not strict:
         lanes.release(lane, 1, 0.0)
 
@@ -82,8 +83,8 @@ def _lanes() -> Lanes:
 def test_a_ticket_by_itself_does_not_wait_for_others_to_finish(world: World) -> None:
     lanes = _lanes()
     with _acker(world, lanes) as acker:
-        for count, entry_id in enumerate((b"1-1", b"2-1"), 1):
-            _finish(lanes, acker, entry_id, strict=True)
+        for count in (1, 2):
+            _finish(lanes, acker, strict=True)
             until(lambda least=count: acker.acknowledged >= least)
     assert world.pending() == {}
 
@@ -92,7 +93,7 @@ def test_while_others_can_run_more_is_waited_for(world: World) -> None:
     lanes = _lanes()
     lanes.add([(b"U", [Message(b"U", b"3-1", 1, [b"ticket_id", b"U"], OwnLease(60.0, 0.0))])])
     with _acker(world, lanes) as acker:
-        _finish(lanes, acker, b"1-1", strict=True)
+        _finish(lanes, acker, strict=True)
         assert lanes.has_ready
         assert not acker._write_now.is_set()
 
@@ -100,7 +101,7 @@ def test_while_others_can_run_more_is_waited_for(world: World) -> None:
 def test_pipelined_messages_are_waited_for(world: World) -> None:
     lanes = _lanes()
     with _acker(world, lanes) as acker:
-        _finish(lanes, acker, b"1-1", strict=False)
+        _finish(lanes, acker, strict=False)
         assert not acker._write_now.is_set()
         assert acker.acknowledged == 0
 
@@ -108,19 +109,19 @@ def test_pipelined_messages_are_waited_for(world: World) -> None:
 def test_as_many_as_are_worth_a_call_wait_for_no_more(world: World) -> None:
     lanes = _lanes()
     with _acker(world, lanes, enough=2) as acker:
-        _finish(lanes, acker, b"1-1", strict=False)
+        _finish(lanes, acker, strict=False)
         until(lambda: acker._lingering)
         assert acker.acknowledged == 0
-        _finish(lanes, acker, b"2-1", strict=False)
+        _finish(lanes, acker, strict=False)
         until(lambda: acker.acknowledged >= 2)
 
 
 def test_what_finishes_after_a_quiet_time_is_written_at_once_and_then_more_is_waited_for(world: World) -> None:
     lanes = _lanes()
     with _acker(world, lanes, was_quiet=True) as acker:
-        _finish(lanes, acker, b"1-1", strict=False)
+        _finish(lanes, acker, strict=False)
         until(lambda: acker.acknowledged >= 1)
-        _finish(lanes, acker, b"2-1", strict=False)
+        _finish(lanes, acker, strict=False)
         until(lambda: acker._lingering)
         assert not acker._write_now.is_set()
         assert acker.acknowledged == 1
@@ -131,11 +132,11 @@ def test_where_the_incarnation_ends_nothing_waits_for_more_to_finish(world: Worl
     unacknowledged."""
     lanes = _lanes()
     with _acker(world, lanes) as acker:
-        _finish(lanes, acker, b"1-1", strict=False)
+        _finish(lanes, acker, strict=False)
         until(lambda: acker._lingering)
         acker.hurry()
         until(lambda: acker.acknowledged >= 1)
-        _finish(lanes, acker, b"2-1", strict=False)
+        _finish(lanes, acker, strict=False)
         until(lambda: acker.acknowledged >= 2)
 
 

@@ -509,7 +509,7 @@ _WRONG = ("1e18", "1000000000000000000", "-1", "nan", "inf", "1e308", "0", "", "
 def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
     """Keys and arguments with which each script that a user may run does its work."""
     stream, log, me, room = KEYS.stream, LogKeys(KEYS.stream), "c:1", 100_000
-    group, lease = KEYS.group, KEYS.lease("c:1")
+    group, lease, replies = KEYS.group, KEYS.lease("c:1"), log.replies("a" * 32)
     lead: dict[str, tuple[list[str], list[str | int]]] = {
         "emit": ([stream, log.leader], ["7", 2, "ticket_id", "uid", "T", "a", "U", "b"]),
         "elect": ([log.leader, log.counters], ["here", 60_000, "7"]),
@@ -518,9 +518,10 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
     own: dict[str, tuple[list[str], list[str | int]]] = {
         "renew": ([lease, stream, KEYS.lease("c:2"), KEYS.changed], [group, me, 60_000, "-", 60_000]),
         "ack": (
-            [stream, lease, KEYS.attempts, KEYS.runs, KEYS.errors],
-            [group, '{"ids":["1-1","2-1"]}', 100, "", "1-1", "2-1"],
+            [stream, lease, KEYS.attempts, KEYS.runs, KEYS.errors, replies],
+            [group, '{"ids":["1-1","2-1"]}', 100, "", "1-1", "2-1", "1-1", 7, "result", "null"],
         ),
+        "progress": ([lease, replies], [7, 9, 1, 1, "progress", "null"]),
         "dead_letter": (
             [stream, lease, KEYS.tickets, KEYS.dead, KEYS.attempts, KEYS.changed, KEYS.errors, KEYS.letters],
             [group, me, "U", "3-1", "gave_up", "", 1, 1, 2, 9, "", "", "skip", "", "", "", room],

@@ -26,7 +26,7 @@ end
 -- an entry that is too large: the letter then keeps its first 100 fields, and of each name and value 1,024 bytes.
 -- Returns true when the letter has all of the fields.
 -- Bury first, then acknowledge: Redis does not roll a script back, and a letter that cannot be written must not cost
--- the message. Needs index, included before.
+-- the message. Needs index and answer, included before.
 local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_ms, last_ms, fields, more)
   fields, more = fields or {}, more or {}
   local letter = {
@@ -57,6 +57,10 @@ local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_
   for at = 1, kept do letter[head + at] = shortened > 0 and string.sub(fields[at], 1, 1024) or fields[at] end
   redis.call('XDEL', dead_key, '0-0') -- deletes nothing: a write that needs no memory goes first (see at_full_memory)
   index_letter(redis.call('XADD', dead_key, '*', unpack(letter)), (head_of(letter)))
+  for at = 1, #fields, 2 do -- the caller of the message hears of it (common/protocol/message.py, reply_address)
+    local to, call = string.match(fields[at] == 'usher_reply' and fields[at + 1] or '', '^(.+:replies:%x+) (%d+)$')
+    if call and #call < 16 then answer(to, call, 'failed', reason, 'error', error, 'id', id) end
+  end
   return kept == #fields and shortened == 0
 end
 

@@ -7,7 +7,7 @@
 -- Why Lua: the page and the bodies must be of one moment, and an entry whose body is gone becomes a dead letter in the
 --          same step.
 -- Memory: works when full
---- @include leads bodies ticket_of index letter
+--- @include leads bodies ticket_of index answer letter
 --- @numbers count 4 6, large 7
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local rows = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], 'master')

@@ -8,7 +8,7 @@
 --          in stream_ack an entry is removed only while no other group reads the stream (reads_alone); and only if
 --          its letter has all of it: else its fields would be lost, and it could not be redriven.
 -- Memory: works when full
---- @include bodies index letter reads_alone at_full_memory
+--- @include bodies index answer letter reads_alone at_full_memory
 local stream, group, reader = KEYS[1], ARGV[1], ARGV[2]
 redis.call('XLEN', KEYS[2]) -- what is no stream fails here, before anything has changed
 at_full_memory(KEYS[3])

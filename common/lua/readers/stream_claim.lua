@@ -6,7 +6,7 @@
 -- Why Lua: XAUTOCLAIM does not say whose the entries were. JUSTID: taking over is no delivery. Without the cursor,
 --          what lies behind 10 x COUNT young entries is never found.
 -- Memory: works when full
---- @include bodies index letter at_full_memory
+--- @include bodies index answer letter at_full_memory
 --- @numbers large 3, count 5
 local stream, group = KEYS[1], ARGV[1]
 local count = tonumber(ARGV[5])

@@ -1,31 +1,26 @@
 -- send: add messages to the ticket stream; one whose uid was sent before, within the window, is not added again. With a
 --       limit, none is added where more of a ticket would wait.
--- KEYS: 1 stream, 2 the sign of limits (behind), or the stream again if that is not asked, then for each message the
---       key of its uid, or the stream again for one without a uid, and with a limit the key of its ticket's waiting
--- ARGV: 1 window in ms, 2 limit (0: none), 3 the group that is waited for, 4 ms for which waiting is kept; then for
---       each message: the number of its names and values, and these in turn
+-- KEYS: 1 stream, 2 the sign of limits (behind), or the stream again if that is not asked, 3 taken (of the group that
+--       is waited for), then for each message the key of its uid, or the stream again for one without a uid, and with a
+--       limit the key of its ticket's waiting
+-- ARGV: 1 window in ms, 2 limit (0: none), 3 the group, 4 ms for which waiting is kept; then for each message: the
+--       number of its names and values, and these in turn
 -- Returns: {for each message {id of its entry, 1 if it was there before this call (or earlier in it), else 0}, ...},
 --          {names and values of the sign}; or, where there is no room, {number of the message}, {how many wait}
 -- Why Lua: a uid that is noted without its entry would lose the message, and an entry without its uid would come
 --          twice; two producers that count first and add later are over the limit together.
 -- Memory: refused when full
---- @include util group
+--- @include util
 --- @numbers large 1, large 2, large 4
 local stream, limit, step = KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[2]) > 0 and 2 or 1
-local known, rooms, read, at = {}, {}, nil, 5
-for _ = 3, #KEYS, step do at = at + 1 + whole(ARGV[at], math.min(#ARGV - at, 7000)) end
+local known, rooms, at = {}, {}, 5
+for _ = 4, #KEYS, step do at = at + 1 + whole(ARGV[at], math.min(#ARGV - at, 7000)) end
 at = 5
 local sign = KEYS[2] ~= stream and redis.call('HGETALL', KEYS[2]) or {}
--- Where the group is not made yet, all waits.
+-- What was given to the group above `taken` may be in nobody's list yet.
+local taken = step == 2 and string.match(redis.call('GET', KEYS[3]) or '', '^%S+')
 local function waits(id)
-  if read == nil then
-    read = false
-    for _, flat in ipairs(redis.pcall('XINFO', 'GROUPS', stream)) do
-      local facts = facts_of(flat)
-      read = facts['name'] == ARGV[3] and facts['last-delivered-id'] or read
-    end
-  end
-  return not read or is_above(id, read) or #redis.call('XPENDING', stream, ARGV[3], id, id, 1) > 0
+  return not taken or is_above(id, taken) or #redis.call('XPENDING', stream, ARGV[3], id, id, 1) > 0
 end
 -- Of a ticket they end in their order, so those that are over come first.
 local function room_of(key)
@@ -35,17 +30,17 @@ local function room_of(key)
   end
   return limit - redis.call('LLEN', key)
 end
-for n = 3, #KEYS, step do
+for n = 4, #KEYS, step do
   -- A key that is no string, or no list, fails here, before anything has changed.
   if KEYS[n] ~= stream then known[KEYS[n]] = redis.call('GET', KEYS[n]) end
   local key = step == 2 and not known[KEYS[n]] and KEYS[n + 1]
   if key then
     rooms[key] = (rooms[key] or room_of(key)) - 1
-    if rooms[key] < 0 then return {{(n - 1) / 2}, {redis.call('LLEN', key)}} end
+    if rooms[key] < 0 then return {{(n - 2) / 2}, {redis.call('LLEN', key)}} end
   end
 end
 local reply = {}
-for n = 3, #KEYS, step do
+for n = 4, #KEYS, step do
   local size = tonumber(ARGV[at])
   local id = known[KEYS[n]]
   if id then

@@ -1,0 +1,205 @@
+"""Calls: messages whose senders wait for what becomes of them. One stream takes all answers of a process, and a thread
+reads it with one blocking read, and only while somebody waits: no key, no connection and no polling per call.
+
+An answer is written in the step that acknowledges the message, or makes it a dead letter, so there is one. Should
+several groups handle the stream, or a dead letter be redriven, the first one counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import orjson
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import CallTimeout, Failed, UsherError
+from usher.common.protocol.keys import LogKeys
+from usher.common.protocol.stream_id import ZERO, from_rank, rank
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.replies import pairs
+from usher.common.runtime.service import Service
+
+#: Longest blocking read, and longest time between two looks whether somebody waits; entries of one read.
+_BLOCK_S, _IDLE_S, _PAGE = 5.0, 60.0, 1000
+Came = dict[bytes, bytes] | Exception
+
+
+class Answers:
+    """What comes for a call: parts, if its handler sends any, then ``result``. ``run``: the number of the execution
+    that sent the last part; when it grows, the handler began anew: it had failed, or its process had ended.
+    ``per_part``: the time-out is for the next part, not for the result. ``loop``: where ``put`` is to be called."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self, timeout_s: float, put: Callable[[Came], None]) -> None:
+        if not timeout_s > 0:  # nan, too
+            raise ValueError(f"timeout_s must be a number of seconds above 0 (it is {timeout_s})")
+        self.put = put
+        self.per_part = True
+        self.result: Any = None
+        self.run = 0
+        self.id = ""
+        self._timeout_s, self._until_s = timeout_s, now_s() + timeout_s
+        self._at = (0, 0, 0)
+        self._is_over = False
+
+    def _left_s(self) -> float:
+        left_s = self._until_s - now_s()
+        if left_s <= 0:
+            self._is_over = True
+            raise CallTimeout(self.id, self._timeout_s)
+        return left_s
+
+    def _part_of(self, came: Came) -> tuple[Any, ...]:
+        """Return the part in what came, if it is a new one. Raises what ended the call."""
+        if self.per_part:
+            self._until_s = now_s() + self._timeout_s
+        self._is_over = isinstance(came, Exception) or b"part" not in came
+        if isinstance(came, Exception):
+            raise came
+        if b"failed" in came:
+            raise Failed(*(came.get(name, b"").decode(errors="replace") for name in (b"failed", b"error", b"id")))
+        value = came[b"bytes"] if b"bytes" in came else orjson.loads(came[b"json"])
+        if self._is_over:
+            self.result = value
+            return ()
+        at = (int(came[b"fence"]), int(came[b"attempt"]), int(came[b"part"]))
+        if at <= self._at:  # it was sent again, because the answer to it was lost
+            return ()
+        self.run += at[:2] != self._at[:2]
+        self._at = at
+        return (value,)
+
+
+class SyncAnswers(Answers):
+    def __init__(self, timeout_s: float) -> None:
+        self._came: queue.SimpleQueue[Came] = queue.SimpleQueue()
+        super().__init__(timeout_s, self._came.put)
+
+    def __iter__(self) -> SyncAnswers:
+        return self
+
+    def __next__(self) -> Any:
+        while not self._is_over:
+            try:
+                came = self._came.get(timeout=self._left_s())
+            except queue.Empty:
+                continue
+            for part in self._part_of(came):
+                return part
+        raise StopIteration
+
+
+class AsyncAnswers(Answers):
+    """``begin`` has the message sent, when its answers are first asked for."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, timeout_s: float, begin: Callable[[AsyncAnswers], None]) -> None:
+        self._came: asyncio.Queue[Came] = asyncio.Queue()
+        super().__init__(timeout_s, self._came.put_nowait)
+        self.loop = asyncio.get_running_loop()
+        self._begins = [begin]
+
+    def __aiter__(self) -> AsyncAnswers:
+        return self
+
+    async def __anext__(self) -> Any:
+        while self._begins:
+            self._begins.pop()(self)
+        while not self._is_over:
+            left_s = self._left_s()
+            try:
+                async with asyncio.timeout(left_s):
+                    came = await self._came.get()
+            except TimeoutError:
+                continue
+            for part in self._part_of(came):
+                return part
+        raise StopAsyncIteration
+
+
+class Calls(Service):
+    """The calls of one process that wait, and the thread that reads what comes for them."""
+
+    name = "usher-calls"
+
+    def __init__(self, link: Link, stream: str) -> None:
+        super().__init__()
+        self._link = link
+        self._key = LogKeys(stream).replies(secrets.token_hex(16)).encode()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        # Who has forgotten its call waits no more.
+        self._waiting: WeakValueDictionary[int, Answers] = WeakValueDictionary()
+        self._last, self._connection = ZERO, 0
+
+    def begin(self, answers: Answers) -> bytes:
+        """Let ``answers`` wait for what comes to the address that is returned. Called from any thread."""
+        number = next(self._numbers)
+        with self._lock:
+            self._waiting[number] = answers
+            if self.last_turn_s is None:
+                self.start()
+        self.wake()
+        return b"%b %d" % (self._key, number)
+
+    def interrupt(self) -> None:
+        self._tell_all(UsherError("the producer was closed"))
+        self._link.interrupt()
+
+    def run_once(self) -> float:
+        if not self._waiting:
+            return _IDLE_S
+        # Of what was read nothing is left: after a reconnect, perhaps to another server, it is read from the beginning.
+        if self._link.connections != self._connection:
+            self._last, self._connection = ZERO, self._link.connections
+        trim = [] if self._last == ZERO else [("XTRIM", self._key, "MINID", from_rank(rank(self._last) + 1))]
+        read = ("XREAD", "COUNT", _PAGE, "BLOCK", int(1000 * _BLOCK_S), "STREAMS", self._key, self._last)
+        try:
+            for reply in self._link.pipeline([*trim, read], block_s=_BLOCK_S):
+                if isinstance(reply, Exception):
+                    raise reply
+        except CommandRefused as refused:
+            self._tell_all(refused)
+            return _IDLE_S
+        for _, entries in reply or ():
+            self._last = entries[-1][0]
+            self.tell([(self._waits_for(came), came) for came in [pairs(flat) for _, flat in entries]])
+        return 0.0
+
+    def _tell_all(self, problem: Exception) -> None:
+        with self._lock:
+            everyone = list(self._waiting.values())
+            self._waiting.clear()
+        self.tell([(answers, problem) for answers in everyone])
+
+    def _waits_for(self, came: dict[bytes, bytes]) -> Answers | None:
+        number = int(came[b"call"])
+        with self._lock:
+            return self._waiting.get(number) if b"part" in came else self._waiting.pop(number, None)
+
+    @staticmethod
+    def tell(told: list[tuple[Answers | None, Any]]) -> None:
+        by_loop: defaultdict[asyncio.AbstractEventLoop | None, list[tuple[Answers, Came]]] = defaultdict(list)
+        for answers, came in told:
+            if answers is not None:
+                by_loop[answers.loop].append((answers, came))
+        for loop, some in by_loop.items():
+            try:
+                _put(some) if loop is None else loop.call_soon_threadsafe(_put, some)
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits there any more
+
+
+def _put(told: list[tuple[Answers, Came]]) -> None:
+    for answers, came in told:
+        answers.put(came)
