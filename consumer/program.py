@@ -12,6 +12,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from usher.consumer.incarnation import Incarnation, master_client, terms
 from usher.consumer.isolation.process import Template
 from usher.consumer.isolation.worker import most_children
 from usher.consumer.lifecycle.journal import Journal, read_journal
+from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.process_ending import report_crash
 from usher.consumer.lifecycle.registrar import Registrar, Taken
 from usher.consumer.settings import ConsumerSettings
@@ -141,6 +143,7 @@ class ConsumerProgram:
         self._redis_url = redis_url
         self._leave = leave
         self._give_up = give_up
+        self.masters: Callable[[str | None], MasterClient] = partial(master_client, settings)
         self._state = ProcessState()  # before code of others runs
         self._handler = load_handler(settings.handler)
         self._code = code_of(settings.handler)
@@ -157,7 +160,7 @@ class ConsumerProgram:
         self._metrics.add(lambda: consumer_metrics(self._incarnation, settings.concurrency))
         self.app = create_app(
             Doorman(Credentials(settings.api_token, settings.tokens_file)),
-            self._health,
+            self.health,
             self._facts,
             self._metrics,
             lambda: self._stopped,
@@ -167,17 +170,17 @@ class ConsumerProgram:
             self._describe,
         )
 
-    def start(self, port: int, host: str) -> None:
-        """Start to register; the registrar's thread takes the name lock."""
+    def start(self, port: int, host: str, at: str = "") -> None:
+        """Start to register; the registrar's thread takes the name lock. ``at``: the path of our application there."""
         settings = self._settings
         own_url = settings.advertise_url.rstrip("/") or url_of(host, port, settings.tls_cert is not None)
-        health_url = f"{own_url}/api/health"
+        health_url = f"{own_url}{at}/api/health"
         event(
             log, "consumer_starting", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency
         )
         self._registrar = Registrar(
             lambda: self._ask(health_url),
-            master_client(settings, None),
+            self.masters(None),
             self._begin,
             self._tell_of_former,
             self._give_up,
@@ -248,6 +251,7 @@ class ConsumerProgram:
                     self._metrics,
                     self._state,
                     self._template,
+                    self.masters,
                 )
                 self._incarnation.acker.on_progress = self._ends.progressed
                 self._ends.began()
@@ -276,7 +280,7 @@ class ConsumerProgram:
         still = stalled([registrar], now_s(), 0.0) if registrar is not None else ""
         return Liveness(max(silence_s, LEAST_SILENCE_S), still)
 
-    def _health(self) -> Health:
+    def health(self) -> Health:
         incarnation, registrar = self._incarnation, self._registrar
         if incarnation is None:
             why = registrar.trouble if registrar is not None else None

@@ -93,7 +93,7 @@ class HttpServices:
         window, look_now = TICKET_WINDOW, leading.roster.wake
         desk = Desk(membership, parts.status, leading.dispatcher, lead, all_services, window, look_now, self._feed)
         facts: dict[str, Any] = {"metrics": metrics, "draining": draining, "stalled": stalled}
-        hosts = hosts_of(settings)
+        hosts, self.desk = hosts_of(settings), desk
         self.app = create_app(desk, doorman=doorman, health_hosts=place.hosts, hosts=hosts, parts=parts, **facts)
 
     def _make_parts(self, reads: SharedLink, trusted: str) -> Parts:
@@ -187,31 +187,31 @@ class MasterProgram:
 
     def __init__(self, settings: MasterSettings, redis_url: str) -> None:
         self._settings = settings
-        self._place = place = MasterContext(settings, redis_url)
+        self.place = place = MasterContext(settings, redis_url)
         self._stopping = False
         self._services: list[Service] = []
         metrics = Metrics()
-        self._leading = LeaderServices(place, metrics)
+        self.leading = LeaderServices(place, metrics)
         sources = settings.sources
         self._gathering = (
             SourceServices(settings, sources, place.keys, redis_url, place.link) if sources is not None else None
         )
-        self._facing = HttpServices(
-            place, self._leading, metrics, self._services, lambda: self._stopping, lambda: self.liveness().stalled
+        self.facing = HttpServices(
+            place, self.leading, metrics, self._services, lambda: self._stopping, lambda: self.liveness().stalled
         )
-        self._services += self._leading.services
+        self._services += self.leading.services
         if self._gathering is not None:
             self._services += self._gathering.services
-        self._services += self._facing.services
-        self.app = self._facing.app
+        self._services += self.facing.services
+        self.app = self.facing.app
 
     def start(self, port: int, host: str) -> None:
         settings = self._settings
         url = settings.advertise_url or url_of(host, port, settings.tls_cert is not None)
         if self._gathering is not None:
             self._gathering.url = url
-        self._services.append(self._leading.elector(url))
-        event(log, "master_starting", url=url, stream=self._place.keys.stream, group=self._place.keys.group)
+        self._services.append(self.leading.elector(url))
+        event(log, "master_starting", url=url, stream=self.place.keys.stream, group=self.place.keys.group)
         for service in self._services:
             service.start()
 
@@ -219,18 +219,25 @@ class MasterProgram:
         """Return how long this master may be silent, and whether its elector or dispatcher stands still; they watch the
         work of all others, and Redis gives the lead to another master without them."""
         lease_s, elector = self._settings.leader_lease_seconds, self._services[-1]
-        still = stalled([self._leading.dispatcher, elector], now_s(), lease_s)
+        still = stalled([self.leading.dispatcher, elector], now_s(), lease_s)
         return Liveness(max(elector.stalls_after_s, lease_s), still)
 
-    def stop(self) -> None:
+    def resign(self) -> None:
         """End the work first, then give the lead up, so that a standby takes over at once and finds nothing moving."""
         self._stopping = True
-        *workers, elector = self._services
-        for service in workers:
-            service.stop()
-        for service in workers:
-            service.join(_JOIN_S)
-        elector.stop()
-        elector.join(_JOIN_S)
-        self._facing.close()
-        self._leading.close()
+        *workers, elector = (one for one in self._services if one not in self.facing.services)
+        _end(workers)
+        _end([elector])
+
+    def stop(self) -> None:
+        self.resign()
+        _end(self.facing.services)
+        self.facing.close()
+        self.leading.close()
+
+
+def _end(services: Sequence[Service]) -> None:
+    for service in services:
+        service.stop()
+    for service in services:
+        service.join(_JOIN_S)
