@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import math
@@ -12,16 +13,14 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from usher.common.base.clock import now_s, run_us, wall_ms
 from usher.common.base.extras import version
 from usher.common.base.log import event
-from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials
 from usher.common.http.serve import LEAST_SILENCE_S, Liveness, WorkerEnds, url_of
 from usher.common.observability.metrics import Metrics, of_handlers
@@ -42,7 +41,9 @@ from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.process_ending import report_crash
 from usher.consumer.lifecycle.registrar import Registrar, Taken
 from usher.consumer.settings import ConsumerSettings
-from usher.consumer.web import consumer_metrics, create_app, hosts_of
+
+if TYPE_CHECKING:
+    from flask import Flask
 
 #: Most queued messages that an answer names, and those of which it says where they run; calls of each, and characters
 #: of a file or a function.
@@ -143,7 +144,7 @@ class ConsumerProgram:
         self._redis_url = redis_url
         self._leave = leave
         self._give_up = give_up
-        self.masters: Callable[[str | None], MasterClient] = partial(master_client, settings)
+        self.masters: Callable[[str | None], MasterClient] = functools.partial(master_client, settings)
         self._state = ProcessState()  # before code of others runs
         self._handler = load_handler(settings.handler)
         self._code = code_of(settings.handler)
@@ -157,8 +158,15 @@ class ConsumerProgram:
         self._stopped = False
         self._metrics = Metrics()
         self._metrics.add(of_handlers)
+
+    @functools.cached_property
+    def app(self) -> Flask:
+        from usher.common.http.auth import Doorman
+        from usher.consumer.web import consumer_metrics, create_app, hosts_of
+
+        settings = self._settings
         self._metrics.add(lambda: consumer_metrics(self._incarnation, settings.concurrency))
-        self.app = create_app(
+        return create_app(
             Doorman(Credentials(settings.api_token, settings.tokens_file)),
             self.health,
             self._facts,

@@ -29,7 +29,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "requests": ("common/observability/webhook.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
     "urllib3": ("consumer/lifecycle/master_client.py",),
     "flask": (
-        *("common/http/*.py", "master/web/*.py", "master/assembly/program.py", "consumer/web.py", "usher/page.py"),
+        *("common/http/*.py", "master/web/*.py", "master/assembly/facing.py", "consumer/web.py", "usher/page.py"),
         "examples/rides/source.py",
     ),
     "werkzeug": (

@@ -56,7 +56,6 @@ from gunicorn.workers.workertmp import WorkerTmp
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import began_here, event, flush
-from usher.common.http.push import MOST_FOLLOWERS
 from usher.common.http.tls import ServerTls
 from usher.common.runtime.clock_steps import look_for_steps
 from usher.common.runtime.fork_guard import end_children_by, try_for
@@ -79,6 +78,8 @@ _EVERY_S = 0.5
 _LONGEST_LOOK_S = 2.0
 #: Requests that are answered at a time, beside the live subscriptions; more wait. Threads start when they are needed.
 _REQUESTS = 128
+#: Of all subscriptions of one program; one caller may have half of them.
+MOST_FOLLOWERS = 192
 #: From so many connections on the one that waits longest is closed for each new one; more than the second number wait
 #: to be accepted; and files that this process may open, where that is allowed.
 _CROWDED, _CONNECTIONS, _FILES = 2000, 2200, 4096

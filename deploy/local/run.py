@@ -116,10 +116,9 @@ class RunProgram:
 
     def __init__(self, settings: RunSettings, redis_url: str, *of_consumer: Any) -> None:
         self._settings, self._redis_url = settings, redis_url
-        self.master = MasterProgram(settings, redis_url)
         self.consumer = ConsumerProgram(settings, redis_url, *of_consumer)
+        self.master = MasterProgram(settings, redis_url, is_shy=True, beside=self.consumer.health)
         self.consumer.masters = lambda leader_url: OwnMaster(self.master, settings.concurrency)
-        self.master.facing.desk.beside = self.consumer.health
         self._at = BESIDE + settings.consumer_name
 
     def app(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
