@@ -168,6 +168,7 @@ class Incarnation:
         metrics: Metrics,
         state: ProcessState,
         template: Template,
+        masters: Callable[[str | None], MasterClient],
     ) -> None:
         anchor()
         name = taken.registration.incarnation
@@ -179,16 +180,14 @@ class Incarnation:
         self._journal = journal
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
         self.lanes = Lanes(settings.marks, parse_weights(settings.tenant_weights))
-        slots, capacity, masters = settings.concurrency, settings.capacity, master_client(settings, taken.leader_url)
-        self.reporter = Reporter(
-            masters, name, taken.registration.slots, capacity, taken.ticket_window, lambda: self.lanes.keeps_up
-        )
+        slots, capacity, reports_to = settings.concurrency, settings.capacity, masters(taken.leader_url)
+        of_registration = reports_to, name, taken.registration.slots, capacity, taken.ticket_window
+        self.reporter = Reporter(*of_registration, lambda: self.lanes.keeps_up)
         self.reporter.retrying, self.lanes.on_retry = lambda: len(self.lanes.board.waiting), self.reporter.hear_of_retry
         waits = linger(FLUSH_S, settings.ack_mode == "strict", capacity - slots, taken.ticket_window)
         ack_link, beat_link = link("ack"), link("beat", max(0.2, taken.lease_s / 3))
-        self.acker = Acker(
-            ack_link, steps(ack_link), self.lanes, self.reporter, name, waits, settings.run_log_length, on_lost
-        )
+        of_log = waits, settings.run_log_length, on_lost
+        self.acker = Acker(ack_link, steps(ack_link), self.lanes, self.reporter, name, *of_log)
         self.bell = DeadLetterNotifier(metrics, settings, settings.consumer_name, keys)
         self.acker.policy = handler.options.dead_letter_policy or settings.dead_letter_policy
         self.acker.on_dead_letter, self.acker.ran = self._ring, Ran(settings.handler, settings.marks)
@@ -216,7 +215,7 @@ class Incarnation:
         self._drain_steps = steps(self._drain_link)
         lease_ms = int(taken.lease_s * 1000)
         self._drain = Drain(self._drain_steps, self.lanes, self.reader, self.acker, lease_ms, self._deregister)
-        self._goodbye = master_client(settings, taken.leader_url)
+        self._goodbye = masters(taken.leader_url)
 
     def _make_reader(
         self, settings: ConsumerSettings, wires: _Wires, keys: Keys, is_batch: bool, on_lost: Callable[[str], None]

@@ -28,7 +28,7 @@ from usher.common.protocol import keys
 from usher.common.runtime.settings import CommonSettings, name_of
 from usher.consumer.settings import ConsumerSettings
 from usher.consumer.web import create_app as consumer_app
-from usher.master.assembly.program import create_app as master_app
+from usher.master.assembly.facing import create_app as master_app
 from usher.master.audit.findings import CHECKS
 from usher.master.audit.settings import AuditSettings
 from usher.master.membership.health_url import parse_hosts

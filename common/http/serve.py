@@ -56,7 +56,6 @@ from gunicorn.workers.workertmp import WorkerTmp
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import began_here, event, flush
-from usher.common.http.push import MOST_FOLLOWERS
 from usher.common.http.tls import ServerTls
 from usher.common.runtime.clock_steps import look_for_steps
 from usher.common.runtime.fork_guard import end_children_by, try_for
@@ -79,6 +78,8 @@ _EVERY_S = 0.5
 _LONGEST_LOOK_S = 2.0
 #: Requests that are answered at a time, beside the live subscriptions; more wait. Threads start when they are needed.
 _REQUESTS = 128
+#: Of all subscriptions of one program; one caller may have half of them.
+MOST_FOLLOWERS = 192
 #: From so many connections on the one that waits longest is closed for each new one; more than the second number wait
 #: to be accepted; and files that this process may open, where that is allowed.
 _CROWDED, _CONNECTIONS, _FILES = 2000, 2200, 4096
@@ -132,6 +133,7 @@ def serve(
     setting: str = "USHER_BIND",
     tls: ServerTls | None = None,
     ends: WorkerEnds | None = None,
+    listener: socket.socket | None = None,
 ) -> None:
     """Run ``program`` at ``bind`` (``host:port``) until a signal ends it.
 
@@ -145,11 +147,11 @@ def serve(
       a supervisor more than that);
     * ``liveness()``, asked twice a second once ``start`` has returned, until a stop is asked for.
 
-    ``ends`` hears of each worker that ends, in the arbiter. Raises StartRefused when the address is not free, and with
-    the message of whatever UsherError ``make`` or ``start`` raised.
+    ``ends`` hears of each worker that ends, in the arbiter. ``listener``: that of ``listen``. Raises StartRefused when
+    the address is not free, and with the message of whatever UsherError ``make`` or ``start`` raised.
     """
     warn_of_plain_http(bind, tls)
-    listener = _listen(bind, setting)
+    listener = listener or listen(bind, setting)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < _FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES if hard < 0 else min(_FILES, hard), hard))
@@ -182,11 +184,16 @@ def url_of(host: str, port: int, tls: bool) -> str:
 def check_address(bind: str, setting: str) -> None:
     """Raise StartRefused, naming ``setting``, unless ``bind`` (``host:port``) can be listened at. Port 0 is always
     free."""
-    _listen(bind, setting).close()
+    listen(bind, setting).close()
 
 
-def _listen(bind: str, setting: str) -> socket.socket:
+def listen(bind: str, setting: str, near: int = 0) -> socket.socket:
+    """Listen at ``bind``; where that is taken, at one of the ``near`` ports after it. Raises StartRefused."""
     host, _, port = bind.rpartition(":")
+    if near:
+        with contextlib.suppress(StartRefused):
+            return listen(bind, setting)
+        return listen(f"{host}:{int(port) + 1}", setting, near - 1)
     host = host.strip("[]")
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -159,6 +159,8 @@ class Keys:
     changed = _Key("""Stream, capped: tickets whose record another process than the leader changed, changes of the
         rules, consumers that come and go. It wakes the leader, and standbys when it resigns. Written by dead_letter,
         redrive, drop, change_rules, register, renew, drain, revoke, deregister, resign.""")
+    reports = _Key("""Stream, capped: reports to a leader in another process, of consumers that have no master's URL
+        (`usher run`). Written by these, read by the leader.""")
     rules = _Key("""Hash: id of a live rule -> ``version ms json`` (master/policy/rules.py). For ever. Written by
         change_rules, read by the leader.""")
     actions = _Key("""Stream, capped: the action log of the operators (master/operations/action_log.py). Written by

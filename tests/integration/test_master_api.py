@@ -25,7 +25,7 @@ from usher.common.http import serve as serving
 from usher.common.http.serve import Liveness
 from usher.common.protocol.registration import Registration
 from usher.common.runtime.service import Health
-from usher.master.assembly.program import create_app
+from usher.master.assembly.facing import create_app
 from usher.master.membership.health_url import parse_hosts
 from usher.master.membership.registration import NameInUse, RegistrationOver, RegistrationResult
 from usher.master.web.parts import AckReport, IncarnationFenced, NotLeader

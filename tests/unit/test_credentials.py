@@ -27,7 +27,7 @@ from usher.common.http.credentials import (
 )
 from usher.consumer.__main__ import main as consumer_main
 from usher.master.__main__ import main as master_main
-from usher.master.assembly.access import hosts_of
+from usher.master.assembly.facing import hosts_of
 from usher.master.settings import MasterSettings
 
 
