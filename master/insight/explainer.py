@@ -134,7 +134,7 @@ class Explainer:
             "ids": tuple(ids),
             "lag": lag.entries,
             "has_group": delivered is not None,
-            "leader": _leader(held),
+            "leader": LeaderFacts(parse_held(held).url or "") if isinstance(held, bytes) else None,
             "rules": tuple(rules.all_of(ticket, tenant)),
             "crowd": _crowd(members, rules, pending),
             "health_url": "",
@@ -252,13 +252,6 @@ def _record(value: Any) -> tuple[str, TicketRecord | None, int]:
     except ValueError:
         return "unreadable", None, 0
     return kind_of(record.owner), record._replace(ids=sorted(record.ids, key=rank)), due_ms_of(record.owner) or 0
-
-
-def _leader(held: Any) -> LeaderFacts | None:
-    if not isinstance(held, bytes):
-        return None
-    _, url = parse_held(held)
-    return LeaderFacts(url or "")
 
 
 def _crowd(members: dict[str, RegisteredConsumer], rules: Rulebook, pending: dict[bytes, int]) -> ConsumerTotals:
