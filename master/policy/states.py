@@ -233,7 +233,7 @@ def told_alike(error: LastError | None) -> str:
     if error is None or not error.alike:
         return ""
     many = pluralize(error.alike, "ticket fails", "tickets fail alike")
-    since = f"{many} since {time_of_day(error.since_ms)}, {error.told}"
+    since = f"at least {many} since {time_of_day(error.since_ms)}, {error.told}"
     return f"waits: {since}. Each consumer tries one of them a second, and charges no attempt"
 
 

@@ -130,7 +130,11 @@ def _add_tickets(views: Blueprint, parts: Parts) -> None:
             return _search(parts, asked, cursor, _by_field(parts))
         given, sort = asked_of(TicketAsk, request.args), asked_sort(request.args)
         if given.given or sort:
-            return _filtered(parts, given, sort)
+            found = parts.status.find(given.meant(sees_texts()), sort or "age", _ROWS, _FIND_S, _COUNT_S)
+            facts = found._asdict() | {"rows": _told(parts, found.rows), "told": given.told("all tickets")}
+            return render_page(
+                "tickets/tickets.html", "tickets", q="", given=given.model_dump() | {"sort": sort}, **facts
+            )
         page = parts.status.tickets(cursor, _ROWS)
         # They are not in the index, so they come first.
         parked = parts.status.parked(_ROWS, until_s=now_s() + _LOOK_S) if cursor == "0" else ParkedRows([], True)
@@ -160,13 +164,6 @@ def _add_messages(views: Blueprint, parts: Parts) -> None:
             raise refused("after is not one from a page")
         facts = message_facts(parts, message_id, after)
         return render_page("tickets/message.html", "tickets", message_id=message_id, **facts)
-
-
-def _filtered(parts: Parts, asked: TicketAsk, sort: str) -> str:
-    found = parts.status.find(asked.meant(sees_texts()), sort or "age", _ROWS, _FIND_S, _COUNT_S)
-    facts = found._asdict() | {"rows": _told(parts, found.rows)}
-    facts |= {"given": asked.model_dump() | {"sort": sort}, "told": asked.told("all tickets")}
-    return render_page("tickets/tickets.html", "tickets", q="", **facts)
 
 
 def _by_field(parts: Parts) -> dict[str, Any]:
