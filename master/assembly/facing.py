@@ -104,7 +104,7 @@ class HttpServices:
         overview = LiveOverview(place.link("pulse"), keys, settings.work_ticket_field, place.lease_ms, *of_leader)
         retention = retention_of(settings, work_stream=sources is not None)
         diagnostics = SystemDiagnostics(reads, keys, place.lease_ms, sources, retention, findings(trusted))
-        of_view = (settings, reads, keys, FIELDS_S, asker, dispatcher.glance, lambda: overview.queue)
+        of_view = (settings, reads, keys, FIELDS_S, asker, dispatcher.glance, overview)
         return Parts(*of_view, overview=overview, diagnostics=diagnostics, ask_process=asker.process)
 
     def _kept(self, part: _Part) -> _Part:

@@ -179,8 +179,8 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
         return
     field = at.settings.ticket_field
     lines = [
-        (one.id, moment_text(one.due_ms, "seconds"), _left(one.due_ms - now_ms), one.ticket, _short(one.fields, field))
-        for one in rows
+        (one.id, moment_text(one.due_ms, "seconds"), span(left) if left > 0 else "now", one.ticket, told)
+        for one, left, told in ((one, one.due_ms - now_ms, _short(one.fields, field)) for one in rows)
     ]
     console().print(
         table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due"))
@@ -218,10 +218,6 @@ def _delayed_document(one: Delayed) -> dict[str, Any]:
 def _short(fields: dict[str, str], ticket_field: str) -> str:
     text = " ".join(f"{name}={value}" for name, value in fields.items() if name not in (ticket_field, "due_ms"))
     return text if len(text) <= _FIELDS_SHOWN else text[: _FIELDS_SHOWN - 1] + "…"
-
-
-def _left(milliseconds: int) -> str:
-    return span(milliseconds) if milliseconds > 0 else "now"
 
 
 delayed.add_command(shelf_command(DELAYED.verbs["send"]))

@@ -43,13 +43,12 @@ from usher.master.cli.shared import (
 )
 from usher.master.cli.verbs import asked_of, asks, perform, shelf_command
 from usher.master.insight.lag import stream_sums
-from usher.master.insight.status import LOOKED_AT, StatusReader
+from usher.master.insight.status import ORDERS
 from usher.master.insight.stuck_tickets import MOST, StuckTickets
 from usher.master.membership.registry import read_registry, state_of
 from usher.master.policy.explain.facts import Reason
 from usher.master.policy.rates import rates, sample_of
 from usher.master.policy.states import BY_NAME, Queue
-from usher.master.policy.ticket_filter import ORDERS, TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.settings import OutboxUrl
 from usher.master.verbs.verbs import TICKETS, VERBS, NewOrder, TicketAsk, Tools
@@ -62,21 +61,16 @@ def tickets() -> None:
 
 @tickets.command("list", help="List tickets in processing, and those that wait.")
 @asks(TicketAsk)
-@click.option("--sort", type=click.Choice(list(ORDERS)), help="Look at all, and list the first in this order.")
+@click.option("--sort", type=click.Choice(list(ORDERS)), default="age", show_default=True, help="The order.")
 @click.option(
     "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most tickets listed."
 )
 @looks
-def list_tickets(flags: dict[str, Any], sort: str | None, limit: int, as_json: bool, **given: Any) -> None:
+def list_tickets(flags: dict[str, Any], sort: str, limit: int, as_json: bool, **given: Any) -> None:
     asked = asked_of(TicketAsk, given)
-    wanted = asked.meant()
     with configured(flags, "status") as at:
-        reader = at.status
-        if sort is None and wanted == TicketFilter():
-            rows, more = _first(reader, limit)
-        else:
-            found = reader.find(wanted, sort or "age", limit)
-            rows, more = reader.explained(found.rows), found.number > len(found.rows) or not found.is_all
+        found = at.status.find(asked.meant(), sort, limit)
+        rows, more = found.rows, found.number > len(found.rows) or not found.is_all
         rows, shown = at.fields.add_to_tickets(rows), at.settings.shown_names
     if as_json:
         print_json({"tickets": rows, "more": more})
@@ -88,23 +82,6 @@ def list_tickets(flags: dict[str, Any], sort: str | None, limit: int, as_json: b
         click.echo(f"  none: {asked.told('everything that was read is done')}")
     elif len(rows) >= limit and more:
         click.echo(f"  the first {len(rows):,}; --limit shows more")
-    elif more:
-        click.echo(
-            f"  more is waiting: only tickets of the oldest {LOOKED_AT} messages are listed; `usher tickets explain`"
-            " knows every ticket"
-        )
-
-
-def _first(reader: StatusReader, limit: int) -> tuple[list[dict[str, Any]], bool]:
-    rows: list[dict[str, Any]] = []
-    cursor: str | None = "0"
-    while cursor is not None and len(rows) < limit:
-        page = reader.tickets(cursor, min(1000, limit))
-        rows += page["tickets"]
-        cursor = page["cursor"]
-    is_cut, rows = cursor is not None or len(rows) > limit, reader.explained(rows[:limit])
-    parked = reader.parked(limit - len(rows))
-    return [*rows, *parked.rows], is_cut or not parked.is_all
 
 
 _MOST_SHOWN = 20

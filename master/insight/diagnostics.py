@@ -85,10 +85,11 @@ class SystemDiagnostics:
         now_ms, memory = look_at_memory(self._link)
         grows = read_growth(self._link, self._keys.stream, length, facts.span, now_ms, memory)
         losses = parse_losses(*self._link.pipeline([losses_command(self._keys, _LOSSES)]))
-        last = self._link.pipeline([("XINFO", "STREAM", name) for name in beside])
+        seen = self._link.pipeline([("XINFO", "STREAM", name) for name in beside])
+        last = [None if isinstance(one, Exception) else pairs(one)[b"last-generated-id"].decode() for one in seen]
         others = [
-            {"name": name, "what": what, "entries": count, "last": _last(reply)}
-            for (name, what), count, reply in zip(beside.items(), entries, last, strict=True)
+            {"name": name, "what": what, "entries": count, "last": newest}
+            for (name, what), count, newest in zip(beside.items(), entries, last, strict=True)
         ]
         archived_only, wished = self._retention.archived_only, self._retention.wishes(facts, now_ms)
         decision = decide(facts, archived_only=archived_only, wished=wished)
@@ -118,7 +119,3 @@ class SystemDiagnostics:
                 "others": others,
             }
         ]
-
-
-def _last(reply: Any) -> str | None:
-    return None if isinstance(reply, Exception) else pairs(reply)[b"last-generated-id"].decode()

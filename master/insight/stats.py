@@ -28,7 +28,7 @@ from usher.master.leader.elector import Lead
 from usher.master.membership.registry import members_of, state_of
 from usher.master.operations.live_rules import rulebook
 from usher.master.policy.backlog import BacklogLimits
-from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
+from usher.master.policy.rules import RuleAction, Rulebook, Target
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,9 @@ class StreamStatsReader:
         *told, unread = link.pipeline([*INFO_COMMANDS, above])
         new, trouble = [entry[0] for entry in unread] if isinstance(unread, list) else [], write_trouble(*told)
         oldest = [*new, seen["oldest"]] if seen["oldest"] else new
-        unheld = self._unheld(new, by_owner, rules) if HALTED in by_owner or any(map(_holds, rules.rules)) else oldest
+        holds = {(rule.target is not Target.CONSUMER, rule.action) for rule in rules.rules}
+        is_held = HALTED in by_owner or not holds.isdisjoint(((True, RuleAction.PAUSE), (True, RuleAction.SLOW)))
+        unheld = self._unheld(new, by_owner, rules) if is_held else oldest
         sources = self._sources() or {"lag": 0, "lag_is_exact": True}
         now_ms, delayed = int(moment[0]) * 1000 + int(moment[1]) // 1000, seen["delayed"]
         return StreamStats(
@@ -164,10 +166,6 @@ class StreamStatsReader:
             [("XPENDING", self._keys.stream, self._keys.group, "-", "+", 1, name) for name in owners]
         )
         return ([] if rules.pauses_all else new) + [row[0] for page in pages if isinstance(page, list) for row in page]
-
-
-def _holds(rule: Rule) -> bool:
-    return rule.target is not Target.CONSUMER and rule.action in (RuleAction.PAUSE, RuleAction.SLOW)
 
 
 def _age_s(ids: list[bytes], now_ms: int) -> float:

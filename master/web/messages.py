@@ -123,7 +123,9 @@ def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str,
     ticket_id = next(filter(None, found), None)
     now = _now(parts, ticket_id, message_id) if entry and ticket_id else None
     fields = entry.pop("fields") if entry else None
-    state = _state(letter, delayed, now) or standing or ("over" if entry else "gone")
+    row = now and now["row"]
+    state = "delayed" if delayed else row["state"] if row else "dead_letter" if letter else standing
+    state = str(state or ("over" if entry else "gone"))
     facts = {"ticket_id": ticket_id, "entry": entry, "letter": letter}
     facts |= {"delayed": delayed, "runs": runs._asdict(), "now": now, "fields": fields if sees_texts() else None}
     return facts | {"message_state": state} | parts.history.beside(message_id)
@@ -140,13 +142,6 @@ def _now(parts: Parts, ticket_id: str, message_id: str) -> dict[str, Any] | None
     facts = {"summary": explained["summary"], "owner": explained["owner"], "ticket_state": explained["state"]}
     is_first = bool(explained["entries"]) and explained["entries"][0]["id"] == message_id
     return facts | {"row": row, "is_first": is_first, "sentences": explained["sentences"]}
-
-
-def _state(letter: Any, delayed: Any, now: dict[str, Any] | None) -> str:
-    row = now and now["row"]
-    if delayed:
-        return "delayed"
-    return str(row["state"]) if row else "dead_letter" if letter else ""
 
 
 def _document(message_id: str, facts: dict[str, Any]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from usher.common.http.auth import CSRF_FIELD, Doorman, csrf_token, doorman, loc
 from usher.common.http.credentials import Role
 from usher.common.protocol.attempts import attempts_told
 from usher.master.insight.formatting import FILTERS, message_url, number, spark, ticket_url
+from usher.master.insight.status import ORDERS
 from usher.master.policy.explain.alarms import OK
 from usher.master.policy.states import BY_NAME, LISTED
-from usher.master.policy.ticket_filter import ORDERS
 from usher.master.web.pages.actions import action_routes
 from usher.master.web.pages.forms import FlashMessages, group_url
 from usher.master.web.pages.views import view_routes
@@ -46,7 +46,9 @@ _LOGIN = "/login"
 
 
 def add_pages(app: Flask, parts: Parts) -> None:
-    files = _read_files()
+    folder = resources.files("usher.master.web.pages") / "static"
+    read = {name: (folder / name).read_bytes() for name in _FILES}
+    files = {name: (data, hashlib.sha256(data).hexdigest()[:12]) for name, data in read.items()}
     notes = FlashMessages()
     site = Blueprint("pages", __name__, template_folder="templates")
     _add_files(site, files)
@@ -87,12 +89,6 @@ def add_pages(app: Flask, parts: Parts) -> None:
             response.headers["X-Frame-Options"] = "DENY"
             response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
         return response
-
-
-def _read_files() -> dict[str, tuple[bytes, str]]:
-    folder = resources.files("usher.master.web.pages") / "static"
-    found = {name: (folder / name).read_bytes() for name in _FILES}
-    return {name: (data, hashlib.sha256(data).hexdigest()[:12]) for name, data in found.items()}
 
 
 def _add_files(site: Blueprint, files: dict[str, tuple[bytes, str]]) -> None:

@@ -8,11 +8,12 @@ from urllib.parse import quote, urlencode
 
 from flask import Blueprint, g, render_template, request
 
+from usher.common.base.clock import now_s
 from usher.common.http.app import Problem
 from usher.common.http.credentials import Role
 from usher.common.protocol.stream_id import is_id
 from usher.master.charts.drawing import WIDTH, draw, kinds, totals, turns
-from usher.master.insight.status import ParkedRows, ticket_row
+from usher.master.insight.status import ParkedRows, ticket_rows
 from usher.master.insight.ticket_history import BAR
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, NAMES, SPANS
 from usher.master.policy.letters import HALT, LetterFilter, also_for
@@ -35,8 +36,8 @@ _ENTRIES = 30
 _LETTERS, _GROUPS_OF_OVERVIEW, _HOUR_MS = 50, 5, 3_600_000
 #: Seconds after which the search for matching letters ends for this page.
 _LOOK_S = 0.05
-#: Seconds that a search of all tickets may take.
-_FIND_S = 1.0
+#: Seconds that a search of all tickets may take, and after which it counts no more of them.
+_FIND_S, _COUNT_S = 1.0, 0.15
 _LONGEST_ID = 256
 _ATTENTION = {"lost": 0, "revoked": 1, "draining": 2, "paused": 3}
 #: The fields of a summary; one of another version may lack some.
@@ -107,9 +108,9 @@ def _add_live(views: Blueprint, parts: Parts) -> None:
         fitting.sort(key=lambda row: (_ATTENTION.get(row["state"], len(_ATTENTION)), row["incarnation"]))
         after = request.args.get("after", "")
         start = next((at + 1 for at, row in enumerate(fitting) if row["incarnation"] == after), 0)
-        ticket_row = fitting[start : start + _CONSUMERS_ON_A_PAGE]
-        following = ticket_row[-1]["incarnation"] if start + len(ticket_row) < len(fitting) else None
-        facts = {"rows": ticket_row, "total": len(rows), "name": name, "following": following}
+        shown_rows = fitting[start : start + _CONSUMERS_ON_A_PAGE]
+        following = shown_rows[-1]["incarnation"] if start + len(shown_rows) < len(fitting) else None
+        facts = {"rows": shown_rows, "total": len(rows), "name": name, "following": following}
         return render_page("operations/consumers.html", "consumers", **facts)
 
 
@@ -129,10 +130,14 @@ def _add_tickets(views: Blueprint, parts: Parts) -> None:
             return _search(parts, asked, cursor, _by_field(parts))
         given, sort = asked_of(TicketAsk, request.args), asked_sort(request.args)
         if given.given or sort:
-            return _filtered(parts, given, sort)
+            found = parts.status.find(given.meant(sees_texts()), sort or "age", _ROWS, _FIND_S, _COUNT_S)
+            facts = found._asdict() | {"rows": _told(parts, found.rows), "told": given.told("all tickets")}
+            return render_page(
+                "tickets/tickets.html", "tickets", q="", given=given.model_dump() | {"sort": sort}, **facts
+            )
         page = parts.status.tickets(cursor, _ROWS)
         # They are not in the index, so they come first.
-        parked = parts.status.parked(_ROWS) if cursor == "0" else ParkedRows([], True)
+        parked = parts.status.parked(_ROWS, until_s=now_s() + _LOOK_S) if cursor == "0" else ParkedRows([], True)
         rows = _told(parts, [*parked.rows, *page["tickets"]])
         return render_page(
             "tickets/tickets.html",
@@ -161,13 +166,6 @@ def _add_messages(views: Blueprint, parts: Parts) -> None:
         return render_page("tickets/message.html", "tickets", message_id=message_id, **facts)
 
 
-def _filtered(parts: Parts, asked: TicketAsk, sort: str) -> str:
-    found = parts.status.find(asked.meant(sees_texts()), sort or "age", _ROWS, _FIND_S)
-    facts = {"rows": _told(parts, found.rows), "number": found.number, "is_all": found.is_all}
-    facts |= {"given": asked.model_dump() | {"sort": sort}, "told": asked.told("all tickets")}
-    return render_page("tickets/tickets.html", "tickets", q="", **facts)
-
-
 def _by_field(parts: Parts) -> dict[str, Any]:
     given, cursor = query_bytes("q"), request.args.get("at")
     name, equals, value = given.lstrip().partition(b"=")
@@ -189,7 +187,7 @@ def _search(parts: Parts, asked: str, cursor: str, by_field: dict[str, Any]) -> 
     if is_longer or by_field.get("goes_on"):
         return render_page("tickets/tickets.html", "tickets", q=asked, by_field=by_field, only_field=True)
     found, following = parts.history.containing(asked, _ROWS, cursor)
-    rows = _told(parts, parts.status.told([ticket_row(ticket, value) for ticket, value in found]))
+    rows = _told(parts, ticket_rows(parts.link, parts.keys, found))
     letters, more = parts.letters.newest(LetterFilter(asked.encode()), None, 20, _LOOK_S)
     facts: dict[str, Any] = {"letters": [letter.row() for letter in letters], "more_letters": more is not None}
     if STREAM_ID.fullmatch(asked):
