@@ -161,7 +161,7 @@ ENVIRONMENT_IN = (
     *("*/__main__.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py", "common/redis/embedded.py"),
     *("consumer/torture/pytest_plugin.py", "deploy/demo/handlers.py", "deploy/bench/handlers.py"),
     *("benchmarks/rig/recording.py", "consumer/torture/harness.py", "examples/sinks.py", "common/base/durations.py"),
-    *("usher/page.py", "usher/management/commands/usher.py"),
+    *("examples/request_reply.py", "usher/page.py", "usher/management/commands/usher.py"),
 )
 
 FUNCTION_LINES = 60

@@ -13,7 +13,7 @@ import click
 
 from usher.common.base.clock import now_s
 from usher.common.base.durations import Duration, Moment, Number, moment_text
-from usher.common.base.errors import Behind, NotNow
+from usher.common.base.errors import Behind, CallTimeout, NotNow, UsherError
 from usher.common.base.text import escape_control, json_line, pluralize
 from usher.common.cli.progress import progress
 from usher.common.protocol.message import DUE_FIELD, FOR_FIELD
@@ -50,8 +50,12 @@ _LOOK_S = 0.5
     help="Messages per second. Default: as fast as Redis takes them.",
 )
 @click.option(
-    "--wait", is_flag=True, help="Wait before each batch while masters say that too much waits (USHER_BACKLOG_LIMIT)."
+    "--wait",
+    is_flag=True,
+    help="Wait before each batch while masters say that too much waits (USHER_BACKLOG_LIMIT). With --ticket: wait until"
+    " it is handled, and print its result; exit code 1: a dead letter, 124: not handled within --timeout.",
 )
+@click.option("--timeout", "timeout_s", type=Duration(), default="60s", show_default=True, help="Of --wait.")
 @click.option(
     "--dedup",
     type=Number(min=1, max=86_400),
@@ -92,6 +96,10 @@ def send(flags: dict[str, Any], **given: Any) -> None:
             source = _recognisable(source, given)
         sender.due_ms = _due(given, link)
         before = _waiting(link, settings.one_stream) if given["wait"] else lambda: None
+        if given["wait"] and isinstance(source, list):
+            before()
+            producer = Producer(url, settings.one_stream, settings.ticket_field)
+            sys.exit(_answered(producer, source[0], given["timeout_s"]))
         sys.exit(_sent(sender, source, given["rate"], given["as_json"], before))
 
 
@@ -110,6 +118,8 @@ def _check_usage(given: dict[str, Any]) -> None:
         raise click.UsageError("--after: that is too late, the last time is in the year 33658")
     if given["ticket"] == "":
         raise click.UsageError("--ticket is empty: the message would be a dead letter at once (empty_ticket_id)")
+    if given["ticket"] and given["wait"] and {given["dedup"], given["after_s"], given["at_ms"]} != {None}:
+        raise click.UsageError("--wait with --ticket is for the result: it goes with no --after, --at and --dedup")
     if given["fields"] and given["ticket"] is None:
         raise click.UsageError(f"{given['fields'][0]!r}: fields on the command line need --ticket")
 
@@ -210,6 +220,16 @@ def _waiting(link: Link, stream: str) -> Callable[[], None]:
                 time.sleep(_LOOK_S)
 
     return wait
+
+
+def _answered(producer: Producer, message: Outgoing, timeout_s: float) -> int:
+    try:
+        result = producer.call(message.ticket_id, message.fields, timeout_s=timeout_s)
+    except (UsherError, CommandRefused, ValueError) as problem:
+        click.echo(escape_control(f"usher: {problem}"), err=True)
+        return 124 if isinstance(problem, CallTimeout) else 1
+    click.echo(result if isinstance(result, bytes) else json_line(result))
+    return 0
 
 
 def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before: Callable[[], None]) -> int:

@@ -7,6 +7,7 @@ together. ``{S}:G:`` is the prefix, ``S`` the stream, ``G`` the group; a stream 
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +101,10 @@ class LogKeys:
         """Stream with PX, capped: answers to one caller (common/sending/calls.py), of all groups of the stream. Written
         by ack and progress, and with dead letters; trimmed by the caller."""
         return f"{self.prefix}replies:{caller}"
+
+    def followed(self, uid: bytes) -> bytes:
+        """Return the address for answers to whoever knows the uid: a reply stream of its own."""
+        return f"{self.replies(hashlib.sha256(uid).hexdigest()[:32])} 0".encode()
 
     due_until = _Key("""String: the id up to which ``delayed`` is in ``due``. Written by due_delayed.""")
 

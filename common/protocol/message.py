@@ -174,8 +174,8 @@ class EntryView:
         return self._flat is None
 
     @property
-    def flat(self) -> tuple[bytes, ...]:
-        return tuple(self._flat or ())
+    def flat(self) -> Sequence[bytes]:
+        return self._flat or ()
 
     @property
     def size(self) -> int:

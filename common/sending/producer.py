@@ -145,10 +145,17 @@ class Producer:
         self._calls: dict[int, Calls] = {}
 
     def send(
-        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, due_ms: int | None = None
+        self,
+        ticket_id: Key | None,
+        fields: Mapping[str, Value],
+        uid: Key | None = None,
+        due_ms: int | None = None,
+        follow: bool = False,
     ) -> str:
-        """Add one message; return the id of its entry, also when it is a repeat. Raises what ``send_many`` raises."""
-        return self.send_many([Outgoing(ticket_id, fields, uid)], due_ms)[0].id
+        """Add one message; return the id of its entry, also when it is a repeat. ``follow``: what its handler tells can
+        be read under its ``uid`` (GET /api/messages/{uid}/events). Raises what ``send_many`` raises."""
+        to = LogKeys(self._stream).followed(key_bytes("uid", uid)) if follow else b""
+        return self.send_many([Outgoing(ticket_id, fields, uid, to)], due_ms)[0].id
 
     def interrupt(self, ticket_id: Key) -> bool:
         """Tell the run of the ticket's message to end (``message.cancelled``). Return False if no consumer has the
@@ -379,9 +386,14 @@ class AsyncProducer:
         self._outboxes: dict[asyncio.AbstractEventLoop, list[tuple[Answers, Outgoing]]] = {}
 
     async def send(
-        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, due_ms: int | None = None
+        self,
+        ticket_id: Key | None,
+        fields: Mapping[str, Value],
+        uid: Key | None = None,
+        due_ms: int | None = None,
+        follow: bool = False,
     ) -> str:
-        return await self._in_thread(self._producer.send, ticket_id, fields, uid, due_ms)
+        return await self._in_thread(self._producer.send, ticket_id, fields, uid, due_ms, follow)
 
     async def send_many(self, messages: Iterable[Outgoing], due_ms: int | None = None) -> list[Sent]:
         return await self._in_thread(self._producer.send_many, list(messages), due_ms)

@@ -70,7 +70,7 @@ class Piece:
     stream_id: bytes
     fence: int
     known: tuple[int, int, int, int]
-    flat: tuple[bytes, ...]
+    flat: Sequence[bytes]
 
     def document(self) -> dict[str, Any]:
         """Return the message as a document for the wire: bytes as Latin-1, which has a letter for each.

@@ -8,17 +8,20 @@ the events it has missed.
 
 from __future__ import annotations
 
+import base64
 import logging
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import orjson
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
 from usher.common.http.push import LiveStream, LiveStreams
-from usher.common.protocol.keys import Keys
+from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD
 from usher.common.protocol.stream_id import ZERO, milliseconds, rank, sequence
 from usher.common.redis.client import CommandRefused, Link
@@ -52,6 +55,8 @@ _PAGE, _PAGES = 500, 8
 #: counts as not reading.
 _ENOUGH_BYTES = 65_536
 _EMPTY_S = 5.0
+#: Seconds between two signs of life to who follows a message.
+_SIGN_S = 2.0
 
 
 class Follower:
@@ -133,6 +138,38 @@ class TicketFeed(Service):
         follower.live = self._live.open(who, lambda: self._post("left", follower), lambda: self._written(follower))
         self._post("came", follower)
         return follower.live
+
+    def follow_message(self, who: str, uid: str, last: str) -> LiveStream:
+        """Begin an answer with what the handler of a message tells, behind the entry ``last``. Raises Problem."""
+        stream = self._keys.stream
+        if self._field == SCOPED_TICKET_FIELD:  # a handler's uid, where several streams are taken in
+            stream, _, uid = uid.partition("/")
+        key = LogKeys(stream).followed(uid.encode()).removesuffix(b" 0")
+        return self._live.open(who, frames_of=lambda live: self._told(live, key, last.encode()))
+
+    def _told(self, live: LiveStream, key: bytes, last: bytes) -> Iterator[bytes]:
+        """Yield what comes until the result, or until the reader has gone, which a write shows."""
+        link = Link(self._link.url, "master:answers")
+        try:
+            while not live.closed:
+                yield b":\n\n"
+                read = ("XREAD", "COUNT", 100, "BLOCK", int(1000 * _SIGN_S), "STREAMS", key, last)
+                for last, flat in (link.call(*read, block_s=_SIGN_S) or [[key, []]])[0][1]:
+                    told, data = pairs(flat), {}
+                    what = "failed" if b"failed" in told else "progress" if b"part" in told else "result"
+                    for name in told.keys() - {b"call", b"json", b"bytes"}:
+                        data[name.decode()] = told[name].decode(errors="replace")
+                    if b"json" in told:
+                        data["value"] = orjson.Fragment(told[b"json"])
+                    elif b"bytes" in told:
+                        data["base64"] = base64.b64encode(told[b"bytes"]).decode()
+                    yield b"id: %b\nevent: %b\ndata: %b\n\n" % (last, what.encode(), orjson.dumps(data))
+                    if what != "progress":
+                        return
+        except RedisTrouble:
+            pass  # it comes back, and says where it was
+        finally:
+            link.close()
 
     def _written(self, follower: Follower) -> None:
         if follower.waits:

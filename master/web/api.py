@@ -27,6 +27,7 @@ from usher.common.protocol.registration import (
     Registration,
     name_of,
 )
+from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.settings import checked_by
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.messages.fields import MessageFields
@@ -289,6 +290,18 @@ def _add_events(api: Blueprint, desk: Desk) -> None:
     )
     def follow_by_query() -> Response:
         return _followed(desk, read_query(_FollowedTicket).id)
+
+    @api.get("/messages/<rest:uid>/events")
+    @tells(
+        "What the handler of a message tells that was sent to be followed: progress, then result or failed.",
+        {200: "text/event-stream"},
+        role=Role.OPERATOR,
+    )
+    def follow_message(uid: str) -> Response:
+        asked, last = read_ticket_id(b"/events", b"/api/messages/"), request.headers.get("Last-Event-ID", "")
+        if request.method == "HEAD":
+            return Response(content_type="text/event-stream")
+        return desk.feed.follow_message(caller(), asked, last if is_id(last) else "0").response
 
 
 def _followed(desk: Desk, asked: str) -> Response:
