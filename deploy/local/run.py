@@ -117,7 +117,7 @@ class RunProgram:
     def __init__(self, settings: RunSettings, redis_url: str, *of_consumer: Any) -> None:
         self._settings, self._redis_url = settings, redis_url
         self.consumer = ConsumerProgram(settings, redis_url, *of_consumer)
-        self.master = MasterProgram(settings, redis_url, is_shy=True, beside=self.consumer.health)
+        self.master = MasterProgram(settings, redis_url, self.consumer.health)
         self.consumer.masters = lambda leader_url: OwnMaster(self.master, settings.concurrency)
         self._at = BESIDE + settings.consumer_name
 
@@ -158,7 +158,8 @@ class RunProgram:
 @click.argument("spec", metavar="[HANDLER]", required=False)
 @options(RunSettings)
 def run(flags: dict[str, Any], spec: str | None) -> None:
-    settings = _settings(flags | ({"handler": spec if ":" in spec else f"{spec}:handle"} if spec else {}))
+    named = {"handler": spec if ":" in spec else f"{spec}:handle"} if spec else {}
+    settings = load(RunSettings, os.environ, flags | named)
     listener, tls = listen(settings.bind, "USHER_BIND", _PORTS), server_tls(settings.tls_cert, settings.tls_key)
     settings = _named(settings, listener.getsockname()[1])
     configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
@@ -180,7 +181,7 @@ async def running(handle: Callable[..., Any], **settings: str) -> AsyncIterator[
     if handle.__module__ == "__main__":
         raise HandlerUnusable(f"{handler}: put the handler into a module: other processes import it, too")
     with contextlib.ExitStack() as stack:
-        given = _named(_settings({**settings, "handler": handler}), os.getpid())
+        given = _named(load(RunSettings, os.environ, {**settings, "handler": handler}), os.getpid())
         redis_url = await asyncio.to_thread(stack.enter_context, redis_of(given))
         of_consumer = leave, partial(leave, for_good=True), WorkerEnds(), Template()
         program = await asyncio.to_thread(RunProgram, given, redis_url, *of_consumer)
@@ -189,10 +190,6 @@ async def running(handle: Callable[..., Any], **settings: str) -> AsyncIterator[
             yield
         finally:
             await asyncio.to_thread(program.stop)
-
-
-def _settings(flags: Mapping[str, Any]) -> RunSettings:
-    return load(RunSettings, os.environ, flags)
 
 
 def _named(settings: RunSettings, number: int) -> RunSettings:

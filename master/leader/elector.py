@@ -134,10 +134,7 @@ class DeathWatch(Service):
         self._path, self._tell = path, tell
 
     def run_once(self) -> float:
-        with (
-            contextlib.suppress(OSError),
-            self._path.open("rb+") as file,
-        ):  # it is gone: in peace, or on another machine
+        with contextlib.suppress(OSError), self._path.open("rb+") as file:  # none: it left, or is on another machine
             fcntl.lockf(file, fcntl.LOCK_EX)
             self._path.unlink(missing_ok=True)
             self._tell()
