@@ -190,10 +190,6 @@ def check_address(bind: str, setting: str) -> None:
 def listen(bind: str, setting: str, near: int = 0) -> socket.socket:
     """Listen at ``bind``; where that is taken, at one of the ``near`` ports after it. Raises StartRefused."""
     host, _, port = bind.rpartition(":")
-    if near:
-        with contextlib.suppress(StartRefused):
-            return listen(bind, setting)
-        return listen(f"{host}:{int(port) + 1}", setting, near - 1)
     host = host.strip("[]")
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -214,6 +210,8 @@ def listen(bind: str, setting: str, near: int = 0) -> socket.socket:
         listener.listen(1024)
     except OSError as refused:
         listener.close()
+        if near and refused.errno == errno.EADDRINUSE:
+            return listen(f"{bind.rpartition(':')[0]}:{int(port) + 1}", setting, near - 1)
         reasons = {
             errno.EADDRINUSE: "is in use by another program; stop that or choose another port",
             errno.EADDRNOTAVAIL: "is not an address of this machine",

@@ -281,6 +281,7 @@ class Elector(Service):
             with contextlib.suppress(OSError):  # without it others wait for our lease
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _OURS.add(path := self._lock_of(self._holder))
+                path.touch(0o600)
                 self._life = path.open("wb")
                 fcntl.lockf(self._life, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
