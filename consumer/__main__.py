@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib
 import io
 import os
 import signal
@@ -45,7 +44,6 @@ def main(flags: dict[str, Any]) -> None:
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
         check_at_start(redis_url, {"USHER_LEASE_SECONDS": settings.lease_seconds})
-        importlib.import_module("usher.consumer.web")  # before the fork: for a worker that comes back
         template = Template()
         ends = WorkerEnds(partial(name_what_ran, settings), template.begin)
         program = partial(ConsumerProgram, settings, redis_url, leave, partial(leave, for_good=True), ends, template)

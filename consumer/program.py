@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import logging
 import math
 import os
@@ -159,14 +160,16 @@ class ConsumerProgram:
         self._stopped = False
         self._metrics = Metrics()
         self._metrics.add(of_handlers)
+        web = functools.partial(importlib.import_module, "usher.consumer.web")
+        self._metrics.add(lambda: web().consumer_metrics(self._incarnation, settings.concurrency))
 
     @functools.cached_property
     def app(self) -> Flask:
+        """The web application, made when somebody asks for something: it takes 10 MiB and a tenth of a second."""
         from usher.common.http.auth import Doorman
-        from usher.consumer.web import consumer_metrics, create_app, hosts_of
+        from usher.consumer.web import create_app, hosts_of
 
         settings = self._settings
-        self._metrics.add(lambda: consumer_metrics(self._incarnation, settings.concurrency))
         return create_app(
             Doorman(Credentials(settings.api_token, settings.tokens_file)),
             self.health,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -44,7 +43,6 @@ def main(flags: dict[str, Any]) -> None:
         check_at_start(redis_url, {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})
         log_doctor_findings(redis_url, Keys(settings.work_stream, settings.group))
         tls = server_tls(settings.tls_cert, settings.tls_key)
-        importlib.import_module("usher.master.assembly.facing")  # before the fork: for a worker that comes back
         serve(lambda: MasterProgram(settings, redis_url), settings.bind, "master", graceful_s=10.0, tls=tls)
     except UsherError as refused:
         click.echo(escape_control(f"usher master: {refused}", kept="\n"), err=True)

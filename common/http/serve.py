@@ -140,7 +140,7 @@ def serve(
     ``make`` is called in the worker, after the fork, so that no thread and no connection is shared with the arbiter. It
     returns an object with
 
-    * ``app``, the WSGI application;
+    * ``app``, the WSGI application, asked for with each request;
     * ``start(port, host)``, which starts the threads. ``port`` is the real one, also where 0 was asked for;
     * ``stop()``, which drains, and joins the threads. Called once, on a thread of its own, while HTTP still answers;
       also after ``start`` has raised. It gets ``graceful_s`` seconds; the whole program is gone at most 3 s later (give
@@ -190,10 +190,6 @@ def check_address(bind: str, setting: str) -> None:
 def listen(bind: str, setting: str, near: int = 0) -> socket.socket:
     """Listen at ``bind``; where that is taken, at one of the ``near`` ports after it. Raises StartRefused."""
     host, _, port = bind.rpartition(":")
-    if near:
-        with contextlib.suppress(StartRefused):
-            return listen(bind, setting)
-        return listen(f"{host}:{int(port) + 1}", setting, near - 1)
     host = host.strip("[]")
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -214,6 +210,8 @@ def listen(bind: str, setting: str, near: int = 0) -> socket.socket:
         listener.listen(1024)
     except OSError as refused:
         listener.close()
+        if near and refused.errno == errno.EADDRINUSE:
+            return listen(f"{bind.rpartition(':')[0]}:{int(port) + 1}", setting, near - 1)
         reasons = {
             errno.EADDRINUSE: "is in use by another program; stop that or choose another port",
             errno.EADDRNOTAVAIL: "is not an address of this machine",
@@ -640,7 +638,7 @@ class _Program(BaseApplication):
             self._drain.start()
         except UsherError as refused:
             self._refuse(refused)
-        return self._closing(self._served.app)
+        return self._answer
 
     def _post_worker_init(self, worker: Any) -> None:
         self._end_http = worker.handle_exit
@@ -672,22 +670,19 @@ class _Program(BaseApplication):
         for number in (signal.SIGPIPE, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
 
-    def _closing(self, app: WSGIApplication) -> WSGIApplication:
+    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Close a connection whose answer says so, which gunicorn does not heed, and any while the program ends. Nor
         is a body waited for that nobody wants. ``start_response`` is a method of gunicorn's response."""
+        is_bodied = "HTTP_TRANSFER_ENCODING" in environ or environ.get("CONTENT_LENGTH", "0") not in ("", "0")
+        is_read_only = environ["REQUEST_METHOD"] in ("GET", "HEAD")
 
-        def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-            is_bodied = "HTTP_TRANSFER_ENCODING" in environ or environ.get("CONTENT_LENGTH", "0") not in ("", "0")
-            is_read_only = environ["REQUEST_METHOD"] in ("GET", "HEAD")
+        def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            if self._asked or ("Connection", "close") in headers or (is_bodied and (is_read_only or status >= "4")):
+                start_response.__self__.force_close()  # type: ignore[attr-defined]
+            return start_response(status, headers, *more)
 
-            def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-                if self._asked or ("Connection", "close") in headers or (is_bodied and (is_read_only or status >= "4")):
-                    start_response.__self__.force_close()  # type: ignore[attr-defined]
-                return start_response(status, headers, *more)
-
-            return app(environ, start)
-
-        return application
+        answer: Iterable[bytes] = self._served.app(environ, start)
+        return answer
 
     def silence(self) -> tuple[float, str]:
         """Return for how long the worker may be silent, 0 while its services stand still, and what it does."""

@@ -17,7 +17,7 @@ MOST_SLOTS = 1024
 WINDOW_HEADER = "Usher-Window"
 #: Header of a report: how many tickets of this consumer wait for a retry. None without it.
 RETRYING_HEADER = "Usher-Retrying"
-#: Path of a consumer that shares its process and port with a master.
+#: Path of a consumer that shares its process with a master: its URL may be good on its own machine alone.
 BESIDE = "/consumer/"
 #: The evidence of a name lock: the lock (boot id, device, inode), and a moment at which it was held.
 _EVIDENCE = re.compile(r"([^:]+:[0-9]+:[0-9]+):([0-9]{1,20})")
@@ -40,11 +40,6 @@ class Registration:
     capacity: int
     lock: str = NO_LOCK
     generation: int = 0
-
-    @property
-    def is_beside_master(self) -> bool:
-        """True for a consumer of `usher run`: its URL may be good on its own machine alone."""
-        return BESIDE in self.health_url
 
     @property
     def incarnation(self) -> str:

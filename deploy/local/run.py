@@ -26,6 +26,7 @@ from usher.common.base.errors import HandlerUnusable, RedisTrouble
 from usher.common.base.log import configure, redacted
 from usher.common.http.serve import Liveness, WorkerEnds, leave, listen, serve, url_of
 from usher.common.http.tls import server_tls
+from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import BESIDE, RETRYING_HEADER, Registration
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.embedded import EmbeddedRedis
@@ -42,6 +43,7 @@ from usher.consumer.isolation.process import Template
 from usher.consumer.lifecycle.master_client import MasterAnswer, MasterClient, MasterUnavailable
 from usher.consumer.program import ConsumerProgram, name_what_ran
 from usher.consumer.settings import ConsumerSettings
+from usher.master.__main__ import log_doctor_findings
 from usher.master.assembly.program import MasterProgram
 from usher.master.dispatch.events import report_of
 from usher.master.leader.limits import TICKET_WINDOW
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 #: Ports that are tried after the one that is taken.
-_PORTS = 16
+_PORTS = 64
 #: Reports that wait in Redis for the leader, at most; and the least time between two of a process.
 _REPORTS, _PACE_S = 100, 0.01
 
@@ -117,7 +119,7 @@ class RunProgram:
     def __init__(self, settings: RunSettings, redis_url: str, *of_consumer: Any) -> None:
         self._settings, self._redis_url = settings, redis_url
         self.consumer = ConsumerProgram(settings, redis_url, *of_consumer)
-        self.master = MasterProgram(settings, redis_url, is_shy=True, beside=self.consumer.health)
+        self.master = MasterProgram(settings, redis_url, self.consumer.health)
         self.consumer.masters = lambda leader_url: OwnMaster(self.master, settings.concurrency)
         self._at = BESIDE + settings.consumer_name
 
@@ -158,12 +160,14 @@ class RunProgram:
 @click.argument("spec", metavar="[HANDLER]", required=False)
 @options(RunSettings)
 def run(flags: dict[str, Any], spec: str | None) -> None:
-    settings = _settings(flags | ({"handler": spec if ":" in spec else f"{spec}:handle"} if spec else {}))
+    named = {"handler": spec if ":" in spec else f"{spec}:handle"} if spec else {}
+    settings = load(RunSettings, os.environ, flags | named)
     listener, tls = listen(settings.bind, "USHER_BIND", _PORTS), server_tls(settings.tls_cert, settings.tls_key)
     settings = _named(settings, listener.getsockname()[1])
     configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
     check_handler(settings.handler)
     with redis_of(settings) as redis_url:
+        log_doctor_findings(redis_url, Keys(settings.work_stream, settings.group))
         template = Template()
         ends = WorkerEnds(partial(name_what_ran, settings), template.begin)
         program = partial(RunProgram, settings, redis_url, leave, partial(leave, for_good=True), ends, template)
@@ -180,19 +184,16 @@ async def running(handle: Callable[..., Any], **settings: str) -> AsyncIterator[
     if handle.__module__ == "__main__":
         raise HandlerUnusable(f"{handler}: put the handler into a module: other processes import it, too")
     with contextlib.ExitStack() as stack:
-        given = _named(_settings({**settings, "handler": handler}), os.getpid())
+        given = _named(load(RunSettings, os.environ, {**settings, "handler": handler}), os.getpid())
         redis_url = await asyncio.to_thread(stack.enter_context, redis_of(given))
-        of_consumer = leave, partial(leave, for_good=True), WorkerEnds(), Template()
+        stack.callback((template := Template()).end)
+        of_consumer = leave, partial(leave, for_good=True), WorkerEnds(), template
         program = await asyncio.to_thread(RunProgram, given, redis_url, *of_consumer)
         try:
             program.start(0, "127.0.0.1")
             yield
         finally:
             await asyncio.to_thread(program.stop)
-
-
-def _settings(flags: Mapping[str, Any]) -> RunSettings:
-    return load(RunSettings, os.environ, flags)
 
 
 def _named(settings: RunSettings, number: int) -> RunSettings:
@@ -210,11 +211,13 @@ def redis_of(settings: RunSettings) -> Iterator[str]:
         yield _checked(settings)
         return
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (folder / "run.users").open("a") as users, (folder / "run.lock").open("a") as turn:
+    for path in (paths := (folder / "run.users", folder / "run.lock")):
+        path.touch(0o600)
+    with paths[0].open("a") as users, paths[1].open("a") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         fcntl.flock(users, fcntl.LOCK_SH)
         if find_local_instance(folder) is None:
-            server = EmbeddedRedis(folder, server=settings.redis_server)
+            server = EmbeddedRedis(folder, None, server=settings.redis_server)
             server.start()
             announce_instance(folder, LocalInstance(server.url, f"http://{settings.bind}", server.pid))
         fcntl.flock(turn, fcntl.LOCK_UN)

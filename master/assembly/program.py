@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from usher.common.base.clock import now_s
@@ -18,7 +18,7 @@ from usher.master.assembly.leader_services import LeaderServices
 from usher.master.settings import MasterSettings
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+    from flask import Flask
 
     from usher.master.assembly.facing import HttpServices
 
@@ -28,16 +28,11 @@ _JOIN_S = 3.0
 
 
 class MasterProgram:
-    """The master as usher.common.http.serve runs it: web application, start, stop. ``is_shy``: it faces nobody before
-    somebody asks, since that takes 10 MiB and a fifth of a second. ``beside``: the health of what else its process
-    runs."""
+    """The master as usher.common.http.serve runs it: web application, start, stop. It faces nobody before somebody
+    asks, since that takes 10 MiB and a fifth of a second. ``beside``: the health of what else its process runs."""
 
     def __init__(
-        self,
-        settings: MasterSettings,
-        redis_url: str,
-        is_shy: bool = False,
-        beside: Callable[[], Health] = lambda: Health(()),
+        self, settings: MasterSettings, redis_url: str, beside: Callable[[], Health] = lambda: Health(())
     ) -> None:
         self._settings, self._beside = settings, beside
         self.place = place = MasterContext(settings, redis_url)
@@ -53,12 +48,12 @@ class MasterProgram:
             self._services += self._gathering.services
         self._facing: HttpServices | None = None
         self._once = threading.Lock()
-        limits = settings.backlog_limit, settings.tenant_backlog_limit, settings.tokens_file
-        if not is_shy or any(limits):
-            self._face()
+        if settings.backlog_limit or settings.tenant_backlog_limit or settings.tokens_file or settings.proxies:
+            self._face()  # its services are wanted, or its settings are to be checked
 
-    def app(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        return (self._facing or self._face()).app(environ, start_response)
+    @property
+    def app(self) -> Flask:
+        return (self._facing or self._face()).app
 
     def _face(self) -> HttpServices:
         from usher.master.assembly.facing import HttpServices

@@ -134,10 +134,7 @@ class DeathWatch(Service):
         self._path, self._tell = path, tell
 
     def run_once(self) -> float:
-        with (
-            contextlib.suppress(OSError),
-            self._path.open("rb+") as file,
-        ):  # it is gone: in peace, or on another machine
+        with contextlib.suppress(OSError), self._path.open("rb+") as file:  # none: it left, or is on another machine
             fcntl.lockf(file, fcntl.LOCK_EX)
             self._path.unlink(missing_ok=True)
             self._tell()
@@ -284,6 +281,7 @@ class Elector(Service):
             with contextlib.suppress(OSError):  # without it others wait for our lease
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _OURS.add(path := self._lock_of(self._holder))
+                path.touch(0o600)
                 self._life = path.open("wb")
                 fcntl.lockf(self._life, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

@@ -21,6 +21,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced, NotNow
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import BESIDE
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
@@ -122,7 +123,7 @@ class HealthChecker(Service):
             return self._every_s
         if not self._unasked:
             alive = ((name, member) for name, member in self._roster().items() if member.state == "live")
-            self._unasked = {name: member for name, member in alive if not member.registration.is_beside_master}
+            self._unasked = {name: member for name, member in alive if BESIDE not in member.registration.health_url}
             self._silences = {name: self._silences.get(name, 0) for name in self._unasked}
             self._whys = {name: self._whys.get(name, "") for name in self._unasked}
             self.codes = {name: self.codes.get(name, "") for name in self._unasked}
