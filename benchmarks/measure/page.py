@@ -111,7 +111,7 @@ def _pages(rig: Rig) -> Iterator[str]:
     yield from (f"/tickets/{ticket}-1" for ticket in (waiting, failing, given_up, "parked"))
     yield from ("/consumers", "/consumers/consumer-1", "/dead-letters", "/dead-letters?error=nothing+has+this")
     yield from (f"/dead-letters?ticket={given_up}-1", "/dead-letters?error=GiveUp7", f"/dead-letters/{letter}")
-    yield from (f"/messages/{message}", "/delayed", "/rules", "/streams", "/audit", "/doctor", "/actions")
+    yield from (f"/messages/{message}", "/delayed", "/finished", "/rules", "/streams", "/audit", "/doctor", "/actions")
     yield from (f"/api/explain?id={waiting}-1", "/api/consumers", "/api/tickets", "/api/dead-letters", "/api/lag")
 
 

@@ -24,11 +24,11 @@ from usher.master.cli.shared import (
     stacked,
     table,
 )
-from usher.master.cli.verbs import asked_of, asks, shelf_command
+from usher.master.cli.verbs import asked_of, asks, place_command, shelf_command
 from usher.master.insight.formatting import moment
 from usher.master.operations.delayed_messages import Delayed, check_due
 from usher.master.policy.letters import DeadLetter
-from usher.master.verbs.verbs import DELAYED, LETTERS, MovedDelayed, Tools
+from usher.master.verbs.verbs import DELAYED, LETTERS, VERBS, MovedDelayed, Tools
 
 _FIELDS_SHOWN = 60
 
@@ -144,6 +144,7 @@ def _for_people(letter: DeadLetter) -> list[tuple[str, str]]:
 
 for _verb in LETTERS.verbs.values():
     dead.add_command(shelf_command(_verb))
+dead.add_command(place_command(VERBS["dead edit"]))
 
 
 @click.group(
@@ -168,14 +169,8 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
         waiting, unsorted = view.waiting(), view.unsorted()
     now_ms = wall_ms()
     if as_json:
-        print_json(
-            {
-                "waiting": waiting.messages,
-                "first_ms": waiting.first_ms,
-                "time_ms": now_ms,
-                "messages": [_delayed_document(one) for one in rows],
-            }
-        )
+        told = {"waiting": waiting.messages, "first_ms": waiting.first_ms, "time_ms": now_ms}
+        print_json(told | {"messages": [_delayed_document(one) for one in rows]})
         return
     field = at.settings.ticket_field
     lines = [

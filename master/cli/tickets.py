@@ -21,7 +21,7 @@ from pydantic import Field
 from usher.common.base.clock import wall_ms
 from usher.common.base.durations import Duration
 from usher.common.base.errors import StartRefused, UsherError
-from usher.common.base.text import escape_control, json_line, label, pluralize
+from usher.common.base.text import escape_control, json_line, label, pluralize, span
 from usher.common.cli.send import fields_of
 from usher.common.outbox.rows import TicketRows
 from usher.common.protocol.ticket_states import TicketState
@@ -82,6 +82,29 @@ def list_tickets(flags: dict[str, Any], sort: str, limit: int, as_json: bool, **
         click.echo(f"  none: {asked.told('everything that was read is done')}")
     elif len(rows) >= limit and more:
         click.echo(f"  the first {len(rows):,}; --limit shows more")
+
+
+@tickets.command("finished", help="List the latest messages that were done or given up, as the run log has them.")
+@click.option("--ticket", default="", metavar="ID", help="Only those of this ticket.")
+@click.option("--handler", default="", metavar="MODULE:FUNCTION", help="Only those that it handled.")
+@click.option("--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most listed.")
+@looks
+def list_finished(flags: dict[str, Any], ticket: str, handler: str, limit: int, as_json: bool) -> None:
+    with configured(flags, "status") as at:
+        rows, older = at.history.finished(ticket, handler, "", limit)
+        while len(rows) < limit and older is not None:
+            more, older = at.history.finished(ticket, handler, older, limit - len(rows))
+            rows += more
+    is_cut, rows = older is not None or len(rows) > limit, rows[:limit]
+    if as_json:
+        print_json({"finished": rows, "more": is_cut})
+        return
+    names = ("ticket_id", "message_id", "outcome", "handler")
+    shown = [(_when(row["ms"]), span(row["took_ms"]), *(row[name] for name in names)) for row in rows]
+    console().print(table("Finished", ("ended", "ran for", "ticket", "message", "outcome", "handler"), shown))
+    click.echo(
+        "  the first of more; --limit shows more" if is_cut else "  none" if not rows else "  all of the run log"
+    )
 
 
 _MOST_SHOWN = 20

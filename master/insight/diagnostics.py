@@ -39,9 +39,7 @@ class SystemDiagnostics:
         of_master: tuple[DoctorFinding, ...] = (),
     ) -> None:
         self._link = link  # guarded by self._lock
-        self._keys = keys
-        self._lease_ms = lease_ms
-        self._sources = sources
+        self._keys, self._lease_ms, self._sources = keys, lease_ms, sources
         self._retention = retention or Retention()
         self._of_master = of_master
         self._lock = threading.Lock()
@@ -94,10 +92,8 @@ class SystemDiagnostics:
         archived_only, wished = self._retention.archived_only, self._retention.wishes(facts, now_ms)
         decision = decide(facts, archived_only=archived_only, wished=wished)
         if isinstance(decision, Cut):
-            floor, why = (
-                decision.floor.decode(),
-                f"{decision.because.kind} {decision.because.name} {decision.because.why}",
-            )
+            floor, because = decision.floor.decode(), decision.because
+            why = f"{because.kind} {because.name} {because.why}"
         else:
             floor, why = "", "; ".join(decision.problems) if isinstance(decision, Refused) else decision.why
         span, kept_for = facts.span, readers(facts, archived_only=archived_only)

@@ -103,9 +103,7 @@ class StreamStatsReader:
 
     def __init__(self, link: Link, keys: Keys, sources: Callable[[], dict[str, Any] | None] = lambda: None) -> None:
         self._link = link  # guarded by self._lock, like all below
-        self._scripts = ScriptRunner(link)
-        self._keys = keys
-        self._sources = sources
+        self._scripts, self._keys, self._sources = ScriptRunner(link), keys, sources
         self._lock = threading.Lock()
         self._kept: tuple[float, StreamStats] | None = None
 
@@ -212,13 +210,9 @@ class BacklogWatch(Service):
         by_tenant: Callable[[], Mapping[bytes, int]],
     ) -> None:
         super().__init__()
-        self._link = link
-        self._scripts = ScriptRunner(link)
+        self._link, self._scripts = link, ScriptRunner(link)
         self._keys, self._key = keys, LogKeys(keys.stream).behind
-        self._lead = lead
-        self._limits = limits
-        self._waiting = waiting
-        self._by_tenant = by_tenant
+        self._lead, self._limits, self._waiting, self._by_tenant = lead, limits, waiting, by_tenant
         self.behind: dict[bytes, int] = {}
         self._said_s = 0.0
 

@@ -105,12 +105,9 @@ class StatusReader:
     def __init__(
         self, link: Link, keys: Keys, sources: SourceSelection | None = None, ticket_field: str = "ticket_id"
     ) -> None:
-        self._ticket_field = ticket_field
-        self._link = link
+        self._ticket_field, self._link = ticket_field, link
         self._sources = SourcesReader(link, keys, sources) if sources is not None else None
-        self._keys = keys
-        self._stream = TicketStream(link, keys)
-        self._scripts = ScriptRunner(link)
+        self._keys, self._stream, self._scripts = keys, TicketStream(link, keys), ScriptRunner(link)
         self._letters = DeadLetters(link, keys)
         self._seen_sources: tuple[float, dict[str, Any]] | None = None
 

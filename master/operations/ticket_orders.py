@@ -47,10 +47,7 @@ Explain = Callable[[str], dict[str, Any]]
 
 class TicketOrders:
     def __init__(self, link: Link, keys: Keys, explain: Explain, ticket_field: str = "ticket_id") -> None:
-        self._explain = explain
-        self._link = link
-        self._keys = keys
-        self._stream = TicketStream(link, keys)
+        self._explain, self._link, self._keys, self._stream = explain, link, keys, TicketStream(link, keys)
         self._scripts = ScriptRunner(link)
         self.producer = Producer(link, keys.stream, ticket_field)
 

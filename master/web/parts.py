@@ -73,14 +73,8 @@ class Desk:
         look_now: Callable[[], None],
         feed: TicketFeed,
     ) -> None:
-        self._membership = membership
-        self.status = status
-        self._dispatcher = dispatcher
-        self._lead = lead
-        self._services = services
-        self.ticket_window = ticket_window
-        self._look_now = look_now
-        self.feed = feed
+        self._membership, self.status, self._dispatcher, self._lead = membership, status, dispatcher, lead
+        self._services, self.ticket_window, self._look_now, self.feed = services, ticket_window, look_now, feed
         self.beside: Callable[[], Health] = lambda: Health(())  # of what else is in this process
 
     def register(self, asked: Registration) -> RegistrationResult:

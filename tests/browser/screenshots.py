@@ -18,7 +18,7 @@ from tests.process.machine import until
 _PAGES = (
     *("/", "/charts", "/tickets", "/tickets?state=retrying&sort=age", "/tickets?q=INC-1", "/tickets?q=do%3Dfail"),
     *("/tickets/INC-1", "/tickets/INC-2", "/tickets/unknown", "/consumers", "/consumers/c1", "/dead-letters"),
-    *("/delayed", "/rules", "/streams", "/audit", "/doctor", "/actions", "/nowhere"),
+    *("/delayed", "/rules", "/finished", "/streams", "/audit", "/doctor", "/actions", "/nowhere"),
 )
 #: So many tickets are stuck in all sorts of ways, and none is given up while one looks; more are mostly halted, and none
 #: is tried again.

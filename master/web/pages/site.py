@@ -35,6 +35,7 @@ _NAV = {
     "Now": (("overview", "/", "Overview"), ("charts", "/charts", "Charts")),
     "Work": (
         ("tickets", "/tickets", "Tickets"),
+        ("finished", "/finished", "Finished"),
         ("dead-letters", "/dead-letters", "Dead letters"),
         ("delayed", "/delayed", "Delayed"),
     ),
