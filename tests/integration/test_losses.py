@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.integration.actors import Stage
@@ -27,12 +25,6 @@ class _Killed(BaseException):
 
 def _die(*_: object) -> None:
     raise _Killed
-
-
-@pytest.fixture
-def stage(any_redis_url: str) -> Iterator[Stage]:
-    with Stage(any_redis_url) as made:
-        yield made
 
 
 def _declared(stage: Stage) -> list[DeclaredLoss]:
