@@ -21,9 +21,9 @@ _MYSQL_WAIT_S = 15
 _MYSQL_IMPATIENT = "SET SESSION innodb_lock_wait_timeout = 1"
 #: SQLite's words for a full disk: other programs that open the file are short of the same disk.
 _SQLITE_FULL = "disk is full"
-_NOT_ASYNC = (
-    "give a URL, or what create_engine makes of it, with a plain driver (postgresql+psycopg://..., mysql+pymysql://...,"
-    " sqlite:///...)"
+_PLAIN = (
+    "the outbox takes a URL, or what create_engine makes of it, of PostgreSQL, MySQL (and MariaDB) or SQLite, with a"
+    " driver that is not asynchronous (postgresql+psycopg://..., mysql+pymysql://..., sqlite:///...)"
 )
 #: The version of the schema that this Usher needs.
 VERSION = 1
@@ -81,15 +81,9 @@ def check_dialect(engine: Any) -> None:
     """Raise OutboxMisused for databases other than PostgreSQL, MySQL and SQLite, and for objects that are no
     synchronous engine."""
     if not isinstance(engine, sa.Engine):
-        is_async = hasattr(engine, "sync_engine")
-        raise OutboxMisused(f"this is {'an asynchronous engine' if is_async else type(engine).__name__}; {_NOT_ASYNC}")
-    if engine.dialect.is_async:
-        raise OutboxMisused(f"the driver {engine.dialect.driver} is asynchronous; {_NOT_ASYNC}")
-    if engine.dialect.name not in DIALECTS:
-        raise OutboxMisused(
-            f"the outbox works in PostgreSQL, MySQL (and MariaDB, as mysql+pymysql://) and SQLite; this URL is for"
-            f" {engine.dialect.name}"
-        )
+        raise OutboxMisused(f"{_PLAIN}; this is a {type(engine).__name__}")
+    if engine.dialect.is_async or engine.dialect.name not in DIALECTS:
+        raise OutboxMisused(f"{_PLAIN}; this one is for {engine.dialect.name}, by {engine.dialect.driver}")
 
 
 def _any_bytes(connection: Any, _record: object) -> None:
