@@ -42,17 +42,7 @@ _FIND_S, _COUNT_S = 1.0, 0.15
 _LONGEST_ID = 256
 _ATTENTION = {"lost": 0, "revoked": 1, "draining": 2, "paused": 3}
 #: The fields of a summary; one of another version may lack some.
-_OF_AN_AUDIT = [
-    "run",
-    "started_ms",
-    "seconds",
-    "verdict",
-    "pending",
-    "executions",
-    "unproven",
-    "unproven_said",
-    "findings",
-]
+_OF_AN_AUDIT = "run started_ms seconds verdict pending executions unproven unproven_said findings".split()
 _SEVERITIES = ("bad", "warn", "unknown", "ok")
 
 
