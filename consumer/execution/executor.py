@@ -32,7 +32,7 @@ from usher.consumer.handlers.error_trace import has_cause, own_line, raised_at, 
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import APART, Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished, Success
-from usher.consumer.policy.batches import TriedTogether, goes_alone
+from usher.consumer.policy.batches import TriedTogether
 from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, Settling, TicketPace, TryAgain, decide, unended
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
 
@@ -364,7 +364,7 @@ class Executor:
         taken: list[Message] = []
         with self.lanes.lock:
             lane, last = self.lanes.board.lanes.get(message.ticket), message
-            if lane is None or not message.in_hand or goes_alone(message) or not self.lease.may_start():
+            if lane is None or not message.in_hand or not _may_join(message) or not self.lease.may_start():
                 return []
             if lane.early:
                 lane.merge_early()
@@ -373,7 +373,7 @@ class Executor:
             while lane.queue and not (self.lanes.paused or (limit is not None and len(taken) >= limit)):
                 one = lane.queue[0]
                 is_next = rank(one.stream_id) > rank(last.stream_id) and one.fence > lane.forgotten
-                if not is_next or goes_alone(one) or not self._has_spare():
+                if not is_next or not _may_join(one) or not self._has_spare():
                     break
                 last = lane.queue.popleft()
                 self.begin(last, run_us())
@@ -461,6 +461,12 @@ class Executor:
         """End this incarnation: our own code failed around a handler call, so its lanes cannot be trusted any more."""
         event(log, "executor_failed", level=logging.CRITICAL, error=format_error(problem))
         self._on_broken(f"{type(problem).__name__} around a handler call")
+
+
+def _may_join(message: Message) -> bool:
+    """Return whether a message may share a run: it has not failed, and has ended no process, as far as is known."""
+    is_fit = message.plain or not (message.body_is_gone or is_suspect(message.known))
+    return is_fit and not (message.alone or message.failures)
 
 
 def _tell(message: Message, problem: BaseException, text: ErrorText, decision: TryAgain | Bury) -> None:
