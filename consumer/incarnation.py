@@ -224,7 +224,8 @@ class Incarnation:
         reader = InboxReader(link, keys, self.name, self.lanes, self.lease)
         reader.most_bytes, reader.slots = settings.capacity_bytes, settings.concurrency
         reader.on_recall = self.acker.recall
-        reader.message_type = message_type(keys.stream, settings.sources is not None, on_progress=self.acker.progress)
+        reader.message_type = message_type(keys.stream, settings.sources is not None)
+        reader.message_type.on_progress = self.acker.progress
         reader.message_type.runner = None if is_batch else self.executor
         steps = wires.steps(link)
         ending = ProcessEnding(steps, self._is_flushed, self._journal, settings.run_log_length, on_lost)

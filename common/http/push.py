@@ -96,14 +96,10 @@ class LiveStreams:
         return len(self._open)
 
     def open(
-        self,
-        who: str,
-        on_closed: Callable[[], None] = lambda: None,
-        on_written: Callable[[], None] = lambda: None,
-        frames_of: Callable[[LiveStream], Iterator[bytes]] | None = None,
+        self, who: str, on_closed: Callable[[], None], on_written: Callable[[], None] = lambda: None
     ) -> LiveStream:
         """Begin an answer to the caller ``who`` ("": callers are not told apart), which is the ``response`` of what is
-        returned. ``frames_of``: makes it, in place of what is sent. Raises Problem 503."""
+        returned. Raises Problem 503."""
         live = LiveStream(on_written)
         with self._lock:
             its = Counter(self._open.values())[who] if who else 0
@@ -112,7 +108,6 @@ class LiveStreams:
                 raise Problem(503, "too_many_followers", why, headers={"Retry-After": "5"})
             self._open[live] = who
         frames = live.frames(request.environ.get("gunicorn.socket") if request else None)
-        frames = frames_of(live) if frames_of is not None else frames
         live.response = Response(frames, content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
         @live.response.call_on_close

@@ -14,6 +14,8 @@ from typing import Any
 #: Reserved consumer names of the group. No incarnation can have one of them: incarnations contain a colon.
 MASTER = b"master"
 HALTED = b"halted"
+#: Field of a message whose sender waits for its result: the key of its reply stream, and the number of the call.
+REPLY_FIELD = b"usher_reply"
 
 
 def _tagged(stream: str) -> str:
@@ -99,7 +101,7 @@ class LogKeys:
 
     def replies(self, caller: str) -> str:
         """Stream with PX, capped: answers to one caller (common/sending/calls.py), of all groups of the stream. Written
-        by ack and progress, and with dead letters; trimmed by the caller."""
+        by ack, and with dead letters; trimmed by the caller."""
         return f"{self.prefix}replies:{caller}"
 
     def followed(self, uid: bytes) -> bytes:

@@ -15,14 +15,13 @@ from typing import Any
 
 from usher.common.base.errors import MessageUndecodable
 from usher.common.base.text import parse_json
+from usher.common.protocol.keys import REPLY_FIELD
 
 #: What programs may give as the key of a ticket, or of a message (uid).
 Key = str | bytes | int | uuid.UUID
 #: Longest ticket id in bytes: every index, inbox and log carries the ids.
 LONGEST_TICKET = 256
 UID_FIELD = b"uid"
-#: Field of a message whose sender waits for its result: see ``reply_address``. ``Producer`` puts it first.
-REPLY_FIELD = b"usher_reply"
 _ADDRESS = re.compile(rb"(.+:replies:[0-9a-f]{32}) ([0-9]{1,15})", re.DOTALL)
 #: Most bytes of JSON in which a ticket id is looked for; below this number a script has all whole ones exactly.
 _LONGEST_JSON, _EXACT = 65_536, 2**53
@@ -137,11 +136,7 @@ def _as_scripts_parse(text: bytes) -> Any:
 
 
 def reply_address(fields: Sequence[bytes]) -> tuple[bytes, bytes] | None:
-    """Return the key of the stream that an entry's answer is for, and the number of the call; None if nobody waits.
-
-    >>> reply_address([b"usher_reply", b"{s}:replies:" + b"0" * 32 + b" 7", b"ticket_id", b"42"])
-    (b'{s}:replies:00000000000000000000000000000000', b'7')
-    """
+    """Return the key of the stream that an entry's answer is for, and the number of the call; None if nobody waits."""
     found = _ADDRESS.fullmatch(first_value(fields, REPLY_FIELD) or b"")
     return found and (found[1], found[2])
 

@@ -160,7 +160,7 @@ def _consumer(keys: Keys, replies: tuple[str, ...]) -> tuple[Grant, ...]:
         Grant(("xadd", "xdel", "xlen", "xrevrange"), (keys.runs, keys.dead, keys.changed)),
         Grant(("zadd", "zscore", "zlexcount", "zrem"), (keys.letters,)),
         Grant(("hget", "hdel"), (keys.consumers,)),
-        Grant(("xadd", "xdel", "pexpire"), replies),
+        Grant(("xadd", "pexpire"), replies),
     )
 
 
@@ -203,7 +203,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_CONSUMER = ("renew", "ack", "dead_letter", "charge", "progress", "drain", "give_back", "deregister", "note_crash")
+_CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
 _MASTER = _words(
     "begin read_parked reject note_cut take_back free_tickets sweep save_position recount_letters count_letters "
     "note_behind note_chart revoke reap forget_attempts elect resign "

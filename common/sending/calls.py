@@ -12,8 +12,9 @@ import itertools
 import queue
 import secrets
 import threading
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -29,27 +30,51 @@ from usher.common.runtime.service import Service
 
 #: Longest blocking read, and longest time between two looks whether somebody waits; entries of one read.
 _BLOCK_S, _IDLE_S, _PAGE = 5.0, 60.0, 1000
-Came = dict[bytes, bytes] | Exception
 
 
 class Answers:
-    """What comes for a call: parts, if its handler sends any, then ``result``. ``run``: the number of the execution
-    that sent the last part; when it grows, the handler began anew: it had failed, or its process had ended.
-    ``per_part``: the time-out is for the next part, not for the result. ``loop``: where ``put`` is to be called."""
+    """What comes for a call, in ``came``: parts, if its handler sends any, then ``result``. ``run``: the number of the
+    execution that sent the last part; when it grows, the handler began anew: it had failed, or its process had ended.
+    ``per_part``: the time-out is for the next part, not for the result."""
 
-    loop: asyncio.AbstractEventLoop | None = None
-
-    def __init__(self, timeout_s: float, put: Callable[[Came], None]) -> None:
+    def __init__(self, timeout_s: float, came: queue.SimpleQueue[Any] | asyncio.Queue[Any]) -> None:
         if not timeout_s > 0:  # nan, too
             raise ValueError(f"timeout_s must be a number of seconds above 0 (it is {timeout_s})")
-        self.put = put
+        self.came: Any = came
+        self.loop = asyncio.get_running_loop() if isinstance(came, asyncio.Queue) else None
         self.per_part = True
         self.result: Any = None
         self.run = 0
         self.id = ""
         self._timeout_s, self._until_s = timeout_s, now_s() + timeout_s
-        self._at = (0, 0, 0)
+        self._at: tuple[int, ...] = ()
         self._is_over = False
+
+    def __iter__(self) -> Answers:
+        return self
+
+    def __next__(self) -> Any:
+        while not self._is_over:
+            left_s = self._left_s()
+            with suppress(queue.Empty):
+                for part in self._part_of(self.came.get(timeout=left_s)):
+                    return part
+        raise StopIteration
+
+    def __aiter__(self) -> Answers:
+        return self
+
+    async def __anext__(self) -> Any:
+        while not self._is_over:
+            left_s = self._left_s()
+            try:
+                async with asyncio.timeout(left_s):
+                    came = await self.came.get()
+            except TimeoutError:
+                continue
+            for part in self._part_of(came):
+                return part
+        raise StopAsyncIteration
 
     def _left_s(self) -> float:
         left_s = self._until_s - now_s()
@@ -58,7 +83,7 @@ class Answers:
             raise CallTimeout(self.id, self._timeout_s)
         return left_s
 
-    def _part_of(self, came: Came) -> tuple[Any, ...]:
+    def _part_of(self, came: dict[bytes, bytes] | Exception) -> tuple[Any, ...]:
         """Return the part in what came, if it is a new one. Raises what ended the call."""
         if self.per_part:
             self._until_s = now_s() + self._timeout_s
@@ -71,60 +96,12 @@ class Answers:
         if self._is_over:
             self.result = value
             return ()
-        at = (int(came[b"fence"]), int(came[b"attempt"]), int(came[b"part"]))
+        at = tuple(map(int, came[b"part"].split()))  # fence, attempt, number
         if at <= self._at:  # it was sent again, because the answer to it was lost
             return ()
         self.run += at[:2] != self._at[:2]
         self._at = at
         return (value,)
-
-
-class SyncAnswers(Answers):
-    def __init__(self, timeout_s: float) -> None:
-        self._came: queue.SimpleQueue[Came] = queue.SimpleQueue()
-        super().__init__(timeout_s, self._came.put)
-
-    def __iter__(self) -> SyncAnswers:
-        return self
-
-    def __next__(self) -> Any:
-        while not self._is_over:
-            try:
-                came = self._came.get(timeout=self._left_s())
-            except queue.Empty:
-                continue
-            for part in self._part_of(came):
-                return part
-        raise StopIteration
-
-
-class AsyncAnswers(Answers):
-    """``begin`` has the message sent, when its answers are first asked for."""
-
-    loop: asyncio.AbstractEventLoop
-
-    def __init__(self, timeout_s: float, begin: Callable[[AsyncAnswers], None]) -> None:
-        self._came: asyncio.Queue[Came] = asyncio.Queue()
-        super().__init__(timeout_s, self._came.put_nowait)
-        self.loop = asyncio.get_running_loop()
-        self._begins = [begin]
-
-    def __aiter__(self) -> AsyncAnswers:
-        return self
-
-    async def __anext__(self) -> Any:
-        while self._begins:
-            self._begins.pop()(self)
-        while not self._is_over:
-            left_s = self._left_s()
-            try:
-                async with asyncio.timeout(left_s):
-                    came = await self._came.get()
-            except TimeoutError:
-                continue
-            for part in self._part_of(came):
-                return part
-        raise StopAsyncIteration
 
 
 class Calls(Service):
@@ -154,7 +131,8 @@ class Calls(Service):
 
     def interrupt(self) -> None:
         self._tell_all(UsherError("the producer was closed"))
-        self._link.interrupt()
+        if self.alive:  # not in a forked child, whose connection is its parent's
+            self._link.interrupt()
 
     def run_once(self) -> float:
         if not self._waiting:
@@ -172,34 +150,28 @@ class Calls(Service):
             self._tell_all(refused)
             return _IDLE_S
         for _, entries in reply or ():
-            self._last = entries[-1][0]
-            self.tell([(self._waits_for(came), came) for came in [pairs(flat) for _, flat in entries]])
+            self._last, came = entries[-1][0], [pairs(flat) for _, flat in entries]
+            with self._lock:
+                waiting = self._waiting
+                told = [(waiting.get if b"part" in one else waiting.pop)(int(one[b"call"]), None) for one in came]
+            self.tell(zip(told, came, strict=True))
         return 0.0
 
     def _tell_all(self, problem: Exception) -> None:
         with self._lock:
             everyone = list(self._waiting.values())
             self._waiting.clear()
-        self.tell([(answers, problem) for answers in everyone])
-
-    def _waits_for(self, came: dict[bytes, bytes]) -> Answers | None:
-        number = int(came[b"call"])
-        with self._lock:
-            return self._waiting.get(number) if b"part" in came else self._waiting.pop(number, None)
+        self.tell((answers, problem) for answers in everyone)
 
     @staticmethod
-    def tell(told: list[tuple[Answers | None, Any]]) -> None:
-        by_loop: defaultdict[asyncio.AbstractEventLoop | None, list[tuple[Answers, Came]]] = defaultdict(list)
-        for answers, came in told:
-            if answers is not None:
-                by_loop[answers.loop].append((answers, came))
-        for loop, some in by_loop.items():
-            try:
-                _put(some) if loop is None else loop.call_soon_threadsafe(_put, some)
-            except RuntimeError:
-                pass  # the loop is closed: nobody waits there any more
+    def tell(told: Iterable[tuple[Answers | None, Any]]) -> None:
+        some = [(answers, came) for answers, came in told if answers is not None]
+        for loop, of_loop in itertools.groupby(some, lambda one: one[0].loop):
+            put = _put if loop is None else partial(loop.call_soon_threadsafe, _put)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                put([*of_loop])
 
 
-def _put(told: list[tuple[Answers, Came]]) -> None:
+def _put(told: list[tuple[Answers, Any]]) -> None:
     for answers, came in told:
-        answers.put(came)
+        answers.came.put_nowait(came)

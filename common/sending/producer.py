@@ -17,6 +17,7 @@ import asyncio
 import contextvars
 import math
 import os
+import queue
 import random
 import threading
 import time
@@ -28,24 +29,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import now_s
-from usher.common.base.errors import Behind, MessageUndecodable, NotNow, ReplyUnknown
+from usher.common.base.errors import Behind, NotNow, ReplyUnknown
 from usher.common.observability.tracing import context_fields, sending
-from usher.common.protocol.keys import Keys, LogKeys, uid_key, waiting_key
+from usher.common.protocol.keys import REPLY_FIELD, Keys, LogKeys, uid_key, waiting_key
 from usher.common.protocol.marks import MarkFields
-from usher.common.protocol.message import (
-    DUE_FIELD,
-    REPLY_FIELD,
-    UID_FIELD,
-    Key,
-    check_ticket,
-    key_bytes,
-    ticket_key,
-    ticket_value,
-)
+from usher.common.protocol.message import DUE_FIELD, UID_FIELD, Key, check_ticket, key_bytes, ticket_key, ticket_value
 from usher.common.redis.client import Arg, ClientLink, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
-from usher.common.sending.calls import Answers, AsyncAnswers, Calls, SyncAnswers
+from usher.common.sending.calls import Answers, Calls
 
 T = TypeVar("T")
 Value = str | bytes | int | float
@@ -145,17 +137,10 @@ class Producer:
         self._calls: dict[int, Calls] = {}
 
     def send(
-        self,
-        ticket_id: Key | None,
-        fields: Mapping[str, Value],
-        uid: Key | None = None,
-        due_ms: int | None = None,
-        follow: bool = False,
+        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, due_ms: int | None = None
     ) -> str:
-        """Add one message; return the id of its entry, also when it is a repeat. ``follow``: what its handler tells can
-        be read under its ``uid`` (GET /api/messages/{uid}/events). Raises what ``send_many`` raises."""
-        to = LogKeys(self._stream).followed(key_bytes("uid", uid)) if follow else b""
-        return self.send_many([Outgoing(ticket_id, fields, uid, to)], due_ms)[0].id
+        """Add one message; return the id of its entry, also when it is a repeat. Raises what ``send_many`` raises."""
+        return self.send_many([Outgoing(ticket_id, fields, uid)], due_ms)[0].id
 
     def interrupt(self, ticket_id: Key) -> bool:
         """Tell the run of the ticket's message to end (``message.cancelled``). Return False if no consumer has the
@@ -181,29 +166,30 @@ class Producer:
 
         return self._patiently(ask, False)  # asked again, it could meet the next run
 
-    def call(
-        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, *, timeout_s: float
-    ) -> Any:
+    def send_followed(self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key) -> str:
+        """Add one message; what its handler tells can be read from a master: GET /api/messages/{uid}/events."""
+        to = LogKeys(self._stream).followed(key_bytes("uid", uid))
+        return self.send_many([Outgoing(ticket_id, fields, uid, to)])[0].id
+
+    def call(self, ticket_id: Key | None, fields: Mapping[str, Value], timeout_s: float) -> Any:
         """Add one message, wait until it is handled, and return its result: what its handler returned, or gave to
         ``message.result``. Raises Failed when it is a dead letter, CallTimeout when it was not handled in ``timeout_s``
         seconds (it is later), and what ``send_many`` raises."""
-        answers = self.stream(ticket_id, fields, uid, timeout_s=timeout_s)
+        answers = self.stream(ticket_id, fields, timeout_s)
         answers.per_part = False
         deque(answers, 0)
         return answers.result
 
-    def stream(
-        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, *, timeout_s: float
-    ) -> SyncAnswers:
+    def stream(self, ticket_id: Key | None, fields: Mapping[str, Value], timeout_s: float) -> Answers:
         """Add one message; return an iterator over what its handler gives to ``message.progress``, as it comes. It has
         the ``result`` at the end, and meanwhile the number of the ``run``: if that grows, the handler began anew.
         Raises what ``call`` raises; ``timeout_s`` is the longest wait for the next part."""
-        answers = SyncAnswers(timeout_s)
-        self.begin([(answers, Outgoing(ticket_id, fields, uid))])
+        answers = Answers(timeout_s, queue.SimpleQueue())
+        self.begin([(answers, Outgoing(ticket_id, fields))])
         return answers
 
     def begin(self, batch: Sequence[tuple[Answers, Outgoing]]) -> None:
-        """Send messages together, and let their answers come. What one of them is refused for is told to it alone."""
+        """Send messages together, and let their answers come, or what they are refused for."""
         if (calls := self._calls.get(os.getpid())) is None:
             calls = self._calls.setdefault(os.getpid(), Calls(linked(self._place), self._stream))
             weakref.finalize(self, calls.stop)
@@ -213,7 +199,7 @@ class Producer:
         except ReplyUnknown:
             pass  # what Redis has taken is answered
         except Exception as problem:
-            if len(batch) > 1 and isinstance(problem, (Behind, TypeError, ValueError, MessageUndecodable)):
+            if len(batch) > 1 and isinstance(problem, Behind):
                 for one in batch:
                     self.begin([one])
             else:
@@ -386,14 +372,12 @@ class AsyncProducer:
         self._outboxes: dict[asyncio.AbstractEventLoop, list[tuple[Answers, Outgoing]]] = {}
 
     async def send(
-        self,
-        ticket_id: Key | None,
-        fields: Mapping[str, Value],
-        uid: Key | None = None,
-        due_ms: int | None = None,
-        follow: bool = False,
+        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, due_ms: int | None = None
     ) -> str:
-        return await self._in_thread(self._producer.send, ticket_id, fields, uid, due_ms, follow)
+        return await self._in_thread(self._producer.send, ticket_id, fields, uid, due_ms)
+
+    async def send_followed(self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key) -> str:
+        return await self._in_thread(self._producer.send_followed, ticket_id, fields, uid)
 
     async def send_many(self, messages: Iterable[Outgoing], due_ms: int | None = None) -> list[Sent]:
         return await self._in_thread(self._producer.send_many, list(messages), due_ms)
@@ -404,29 +388,22 @@ class AsyncProducer:
     async def clear(self, ticket_id: Key) -> bool:
         return await self._in_thread(self._producer.clear, ticket_id)
 
-    async def call(
-        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, *, timeout_s: float
-    ) -> Any:
-        answers = self.stream(ticket_id, fields, uid, timeout_s=timeout_s)
+    async def call(self, ticket_id: Key | None, fields: Mapping[str, Value], timeout_s: float) -> Any:
+        answers = self.stream(ticket_id, fields, timeout_s)
         answers.per_part = False
         async for _ in answers:
             pass
         return answers.result
 
-    def stream(
-        self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key | None = None, *, timeout_s: float
-    ) -> AsyncAnswers:
-        # The trace is the caller's: what goes out together has one context.
-        message = Outgoing(ticket_id, {**context_fields(), **fields}, uid)
-        return AsyncAnswers(timeout_s, lambda answers: self._begin(answers, message))
-
-    def _begin(self, answers: AsyncAnswers, message: Outgoing) -> None:
-        """Send it together with all others of this turn of the loop."""
-        loop = answers.loop
-        if loop not in self._outboxes:
+    def stream(self, ticket_id: Key | None, fields: Mapping[str, Value], timeout_s: float) -> Answers:
+        answers, loop = Answers(timeout_s, asyncio.Queue()), asyncio.get_running_loop()
+        message = Outgoing(ticket_id, {**context_fields(), **fields})  # the trace is the caller's
+        self._producer._prepared(message, [], None)  # one that is refused is no other's trouble
+        if loop not in self._outboxes:  # what comes in this turn of the loop goes out together
             self._outboxes[loop] = []
             loop.call_soon(lambda: self._in_thread(self._producer.begin, self._outboxes.pop(loop)))
         self._outboxes[loop].append((answers, message))
+        return answers
 
     async def close(self) -> None:
         """Close the connection. The next send opens it again."""

@@ -183,10 +183,10 @@ class Acker(Service):
 
     def finished(self, item: Success, here: bool = False) -> None:
         """Take a success. ``here``: this thread may wait for Redis, and takes a lane next."""
-        if is_asked := item.is_asked:  # all that results cost where nobody asks for one
+        if item.is_asked:  # with the look below, all that results cost where nobody asks for one
             self._asked.add(item.stream_id)
         self._finished.append(item)
-        if is_asked:
+        if self._asked:
             self._write_now.set()
         if item.lane is not None and not self._lanes.has_ready:  # nothing goes on before this is written
             # Not while lanes wait for a time and nobody else is there to run them: Redis may stand still.
@@ -228,8 +228,8 @@ class Acker(Service):
         """Send a part of a message's result at once. Raises NotNow when too much waits."""
         if len(self._parts) * (_PART_BYTES + len(told[1])) > _WAITING_BYTES:
             raise NotNow("BUSY", f"{len(self._parts):,} parts of results wait for Redis")
-        if to := message.reply_to:
-            self._parts.append((*to, message.fence, message.attempt, next(self._numbers), *told))
+        key, call = message.reply_to or (b"", b"")
+        self._parts.append((key, b"", call, f"{message.fence} {message.attempt} {next(self._numbers)}", *told))
         self._write_now.set()
         self.wake()
 
@@ -345,7 +345,10 @@ class Acker(Service):
         finished = len(self._ledger)  # before the failures are counted: they include those of finished messages
         for _ in range(bool(self._noting) + -(-len(self._failed) // BATCH)):
             self._note_failures()
-        self._send_parts()  # those of what has finished by then, at least
+        while parts := [*islice(self._parts, _PARTS)]:  # those of what has finished by then, at least
+            self._steps.ack((), answers=parts)
+            for _ in parts:
+                self._parts.popleft()
         while finished > 0 and (batch := self._ledger.next_batch(finished)):
             self._acknowledge(batch)
             finished -= self._ledger.taken
@@ -399,28 +402,14 @@ class Acker(Service):
         if self.outages.wonders(now_s()):
             self.outages.hear(self._steps.some_errors(), now_s())
 
-    def _send_parts(self) -> None:
-        while some := [*islice(self._parts, _PARTS)]:
-            try:
-                self._tell_untold(self._steps.progress(some))
-            except CommandRefused as refused:  # what Redis never accepts must not hold up acknowledgements
-                self._tell_untold(str(refused))
-            for _ in some:
-                self._parts.popleft()
-
-    def _tell_untold(self, why: str) -> None:
-        if why:
-            event(log, "answer_not_written", level=logging.ERROR, why=why)
-
     def _acknowledge(self, batch: list[Success]) -> None:
         into = self._ledger.into
         record = encode(self._incarnation, batch, by=self.ran, into=into) if self._run_log_length else b""
         ids = [item.stream_id for item in batch]
-        asked = self._asked and self._asked.intersection(ids)
-        answers = answers_of([item for item in batch if item.stream_id in asked]) if asked else ()
-        self._tell_untold(self._steps.ack(ids, record, self._run_log_length, self._ledger.is_again, answers))
+        answers = answers_of(item for item in batch if item.stream_id in self._asked) if self._asked else ()
+        self._steps.ack(ids, record, self._run_log_length, self._ledger.is_again, answers)
         self._ledger.settle()
-        self._asked -= asked
+        self._asked.difference_update(ids if self._asked else ())
         self.counts.done([item for item in batch if item.stream_id not in into] if into else batch, len(into))
         with self._lanes.lock:
             self._lanes.board.done(ids)

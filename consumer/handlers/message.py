@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import orjson
@@ -11,7 +11,8 @@ import orjson
 from usher.common.base.clock import now_s
 from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.attempts import NEVER, Attempts
-from usher.common.protocol.message import REPLY_FIELD, UID_FIELD, EntryView, as_mapping, first_value, reply_address
+from usher.common.protocol.keys import REPLY_FIELD
+from usher.common.protocol.message import UID_FIELD, EntryView, as_mapping, first_value, reply_address
 from usher.common.protocol.sources import FROM_FIELD, SCOPED_TICKET_FIELD
 
 
@@ -57,15 +58,11 @@ def told(value: object) -> Told:
         try:
             kind, data = b"json", orjson.dumps(value, default=lambda model: model.model_dump(mode="json"))
         except TypeError as wrong:  # a JSONEncodeError is one
-            raise TypeError(
-                f"a {type(value).__name__} cannot be sent to the caller ({wrong}): give what JSON has, a pydantic"
-                " model, a dataclass, or bytes of your own encoding"
-            ) from None
+            way_out = "give what JSON has, a pydantic model, a dataclass, or bytes of your own encoding"
+            raise TypeError(f"a {type(value).__name__} cannot be sent to the caller ({wrong}): {way_out}") from None
     if len(data) > _LONGEST_RESULT:
-        raise ValueError(
-            f"the result has {len(data):,} bytes, and at most {_LONGEST_RESULT:,} are sent to the caller: store it, and"
-            " send where it is, or send it in parts (message.progress)"
-        )
+        way_out = "store it, and send where it is, or send it in parts (message.progress)"
+        raise ValueError(f"the result has {len(data):,} bytes, and at most {_LONGEST_RESULT:,} are sent: {way_out}")
     return kind, data
 
 
@@ -102,8 +99,7 @@ class Message(EntryView):
     is_rehearsal: ClassVar[bool] = False
     #: The executor of the handler that runs; None in a child process, and for handlers of batches.
     runner: ClassVar[Any] = None
-    #: Takes chunks to callers; see message_type.
-    on_progress: ClassVar[Callable[[Message, Told], None]] = lambda message, told: None
+    on_progress: ClassVar[Callable[[Message, Told], None]] = lambda message, told: None  # of each message_type
     answer: Told | None  # of this run; unset: none
     start_us: int  # time of the last start; unset before the first
     end_us: int  # time at which its handler returned; unset before that
@@ -233,10 +229,12 @@ class Message(EntryView):
         return f"<Message {self.id} of ticket {self.scoped_ticket_id!r}, fence {self.fence}, attempt {self.attempt}>"
 
 
-def answers_of(asked: Sequence[Any]) -> list[tuple[bytes, ...]]:
+def answers_of(asked: Iterable[Any]) -> list[tuple[bytes, ...]]:
     """Return the answers for messages that are done (see OwnerScripts.ack), of those whose callers can be told."""
     found = [(one, one.reply_to) for one in asked]
-    return [(to[0], one.stream_id, to[1], *(getattr(one, "answer", None) or told(None))) for one, to in found if to]
+    return [
+        (to[0], one.stream_id, to[1], b"", *(getattr(one, "answer", None) or told(None))) for one, to in found if to
+    ]
 
 
 class GatheredMessage(Message):
@@ -281,18 +279,11 @@ class GatheredMessage(Message):
         return self._fields
 
 
-def message_type(
-    stream: str,
-    is_gathered: bool,
-    is_rehearsal: bool = False,
-    on_progress: Callable[[Message, Told], None] = Message.on_progress,
-) -> type[Message]:
-    """Return the class for messages of ``stream``. The class knows the stream, whether this is a rehearsal, and who
-    takes chunks, so that a message pays nothing for it."""
+def message_type(stream: str, is_gathered: bool, is_rehearsal: bool = False) -> type[Message]:
+    """Return the class for messages of ``stream``. The class knows the stream, and whether this is a rehearsal, so that
+    a message pays nothing for it."""
     base = GatheredMessage if is_gathered else Message
     made: type[Message] = type(
-        base.__name__,
-        (base,),
-        {"__slots__": (), "stream": stream, "is_rehearsal": is_rehearsal, "on_progress": staticmethod(on_progress)},
+        base.__name__, (base,), {"__slots__": (), "stream": stream, "is_rehearsal": is_rehearsal}
     )
     return made

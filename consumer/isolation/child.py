@@ -120,7 +120,7 @@ class Slot(Service):
             [verdict] = judge([[message]], returned, raised)
             raised = verdict.error
         told = getattr(message, "answer", None) if raised is None else None
-        return replace(ended(raised, seconds), answer=told and _on_wire(told))
+        return replace(ended(raised, seconds), answer=told)
 
     def _called(self, message: Message) -> Any:
         handler = self._handler
@@ -186,11 +186,7 @@ def ended(raised: BaseException | None, seconds: float) -> CallResult:
 
 
 def answer(asker: socket.socket, document: dict[str, Any] | CallResult) -> None:
-    asker.sendall(orjson.dumps(document) + b"\n")
-
-
-def _on_wire(told: tuple[bytes, bytes]) -> tuple[str, str]:
-    return told[0].decode(), told[1].decode("latin-1")
+    asker.sendall(orjson.dumps(document, default=lambda data: data.decode("latin-1")) + b"\n")
 
 
 def _ignore(*_: object) -> None:
@@ -273,9 +269,8 @@ def run(asked_by: int, where: int) -> None:
         return
     limit_s = given(handler.options.deadline_s, spec.handler_s)
     lease = OwnLease(0.0 if spec.has_lease else math.inf, now_s())
-    made = message_type(
-        spec.stream, spec.is_gathered, spec.is_rehearsal, lambda message, told: answer(asker, {PART: _on_wire(told)})
-    )
+    made = message_type(spec.stream, spec.is_gathered, spec.is_rehearsal)
+    made.on_progress = lambda message, told: answer(asker, {PART: told})
     slot = Slot(asker, handler, made, lease, limit_s)
     answer(asker, {"limit_s": limit_s})
     slot.start()

@@ -33,11 +33,9 @@ from usher.common.runtime.own_command import usher_command
 DONE, RAISED, LATER, GAVE_UP, INVALID = "done", "raised", "retry_later", "gave_up", "invalid"
 HUNG, DIED, NOT_RUN = "hung", "died", "not_run"
 
-#: The key of an order that only says when the lease ends, on the clock ``now_s``; and of the answer that the handler is
-#: called next.
-LEASE, STARTS = "lease_ends_s", "starts"
-#: The key of an answer that is a part of the result, and not its end.
-PART = "part"
+#: The key of an order that only says when the lease ends, on the clock ``now_s``; of the answer that the handler is
+#: called next; and of one with a part of the result.
+LEASE, STARTS, PART = "lease_ends_s", "starts", "part"
 #: The frame that calls the handler; the frames below it are ours.
 _OURS = re.compile(r'^ +File ".*[/\\]consumer[/\\]isolation[/\\]child\.py".*$', re.MULTILINE)
 
@@ -108,7 +106,7 @@ class CallResult:
     after_s: float = 0.0
     seconds: float = 0.0
     is_in_doubt: bool = False
-    answer: tuple[str, str] | None = None
+    answer: Sequence[Any] | None = None
 
     @property
     def is_taken(self) -> bool:
@@ -289,7 +287,6 @@ class HandlerProcess:
         self._limit_s = 0.0
         self._rest = b""
         self._is_late = False
-        #: Takes parts of results.
         self.on_part: Callable[[tuple[bytes, bytes]], None] = lambda told: None
         #: Other observations, as sentences.
         self.notes: list[str] = []

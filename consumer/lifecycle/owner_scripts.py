@@ -5,21 +5,25 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.errors import OwnershipLost
+from usher.common.base.log import event
 from usher.common.protocol.attempts import Attempts, encode
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError, NotedError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.registration import Registration
-from usher.common.redis.client import Arg, CommandRefused
+from usher.common.redis.client import CommandRefused
 from usher.common.redis.scripts import ScriptRunner
 
+log = logging.getLogger(__name__)
 _NO_ERROR = NotedError()
 _NO_ERRORS: Mapping[bytes, NotedError] = MappingProxyType({})
 _SOME, _NEW_MS = 40, 60_000  # last errors that are looked at, and how old they may be
@@ -127,29 +131,16 @@ class OwnerScripts:
         run_record: bytes = b"",
         run_log_length: int = 0,
         is_again: bool = False,
-        answers: Sequence[tuple[bytes, ...]] = (),
-    ) -> str:
+        answers: Sequence[tuple[Any, ...]] = (),
+    ) -> None:
         """Acknowledge messages, and answer the callers of those that this call acknowledged. ``is_again``: the reply to
-        the same call was lost before. ``answers``: (reply stream, message id, call, kind of the result, result). Return
-        why an answer was not written, or ""."""
+        the same call was lost before. ``answers``: (reply stream, message id, call, b"", kind, result), and parts of
+        results of messages that run: (reply stream, b"", call, "fence attempt number", kind, part)."""
         keys = self._keys
-        script_keys: tuple[str | bytes, ...] = (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors)
-        args: tuple[Arg, ...] = (keys.group, run_record, run_log_length, "1" if is_again else "", *ids)
-        if answers:
-            script_keys += tuple(one[0] for one in answers)
-            args += tuple(part for one in answers for part in one[1:])
-        return self._told(self._scripts.run("ack", script_keys, args))
-
-    def progress(self, parts: Sequence[tuple[Any, ...]]) -> str:
-        """Send parts of results to the callers: (reply stream, call, fence, attempt, number, kind, part). Return as
-        ``ack``."""
-        script_keys: list[str | bytes] = [self._lease, *(one[0] for one in parts)]
-        args: list[Arg] = [part for one in parts for part in one[1:]]
-        return self._told(self._scripts.run("progress", script_keys, args))
-
-    def _told(self, reply: bytes) -> str:
-        self._check(reply)
-        return "" if reply == b"OK" else reply.decode(errors="replace")
+        script_keys = (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors, *(one[0] for one in answers))
+        told = chain.from_iterable(one[1:] for one in answers)
+        args = (keys.group, run_record, run_log_length, "1" if is_again else "", *ids, *told)
+        self._check(self._scripts.run("ack", script_keys, args))
 
     def dead_letters(self, letters: Sequence[Letter]) -> list[Buried | Exception]:
         """Give messages up, each in an atomic step of its own, in two round trips. The answer of a step that may not
@@ -212,12 +203,15 @@ class OwnerScripts:
         keys, mine = self._keys, self._registration
         script_keys = (keys.stream, self._lease, keys.inbox(mine.incarnation), keys.consumers, keys.changed)
         reply = self._scripts.run("deregister", script_keys, (keys.group, mine.incarnation, mine.name, mine.dump()))
-        self._check(reply)
+        if reply == b"LOST":
+            raise self._lost()
         return bool(reply == b"OK")
 
     def _check(self, answer: bytes) -> None:
         if answer == b"LOST":
             raise self._lost()
+        if answer != b"OK":
+            event(log, "answer_not_written", level=logging.ERROR, why=str(answer, errors="replace"))
 
     def _lost(self) -> OwnershipLost:
         return OwnershipLost(f"the lease of {self._incarnation} has ended")

@@ -8,11 +8,11 @@ the events it has missed.
 
 from __future__ import annotations
 
-import base64
 import logging
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from typing import Any
 
 import orjson
@@ -55,8 +55,6 @@ _PAGE, _PAGES = 500, 8
 #: counts as not reading.
 _ENOUGH_BYTES = 65_536
 _EMPTY_S = 5.0
-#: Seconds between two signs of life to who follows a message.
-_SIGN_S = 2.0
 
 
 class Follower:
@@ -139,32 +137,29 @@ class TicketFeed(Service):
         stream = self._keys.stream
         if self._field == SCOPED_TICKET_FIELD:  # a handler's uid, where several streams are taken in
             stream, _, uid = uid.partition("/")
+        live = self._live.open(who, lambda: None)
         key = LogKeys(stream).followed(uid.encode()).removesuffix(b" 0")
-        return self._live.open(who, frames_of=lambda live: self._told(live, key, last.encode()))
+        live.response.response = self._told(live, key, last.encode())
+        return live
 
     def _told(self, live: LiveStream, key: bytes, last: bytes) -> Iterator[bytes]:
         """Yield what comes until the result, or until the reader has gone, which a write shows."""
         link = Link(self._link.url, "master:answers")
-        try:
+        with suppress(RedisTrouble), closing(link):  # after a trouble it comes back, and says where it was
             while not live.closed:
                 yield b":\n\n"
-                read = ("XREAD", "COUNT", 100, "BLOCK", int(1000 * _SIGN_S), "STREAMS", key, last)
-                for last, flat in (link.call(*read, block_s=_SIGN_S) or [[key, []]])[0][1]:
-                    told, data = pairs(flat), {}
-                    what = "failed" if b"failed" in told else "progress" if b"part" in told else "result"
-                    for name in told.keys() - {b"call", b"json", b"bytes"}:
-                        data[name.decode()] = told[name].decode(errors="replace")
-                    if b"json" in told:
-                        data["value"] = orjson.Fragment(told[b"json"])
-                    elif b"bytes" in told:
-                        data["base64"] = base64.b64encode(told[b"bytes"]).decode()
-                    yield b"id: %b\nevent: %b\ndata: %b\n\n" % (last, what.encode(), orjson.dumps(data))
-                    if what != "progress":
+                read = ("XREAD", "COUNT", 100, "BLOCK", int(1000 * _EMPTY_S), "STREAMS", key, last)
+                for last, flat in (link.call(*read, block_s=_EMPTY_S) or [[key, []]])[0][1]:
+                    told = pairs(flat)
+                    what = b"failed" if b"failed" in told else b"progress" if b"part" in told else b"result"
+                    texts = {
+                        name.decode(): value.decode("latin-1" if name == b"bytes" else "utf-8", "replace")
+                        for name, value in told.items()
+                    }
+                    data = orjson.dumps(texts | ({"json": orjson.Fragment(told[b"json"])} if b"json" in told else {}))
+                    yield b"id: %b\nevent: %b\ndata: %b\n\n" % (last, what, data)
+                    if what != b"progress":
                         return
-        except RedisTrouble:
-            pass  # it comes back, and says where it was
-        finally:
-            link.close()
 
     def _written(self, follower: Follower) -> None:
         if follower.waits:

@@ -519,9 +519,8 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
         "renew": ([lease, stream, KEYS.lease("c:2"), KEYS.changed], [group, me, 60_000, "-", 60_000]),
         "ack": (
             [stream, lease, KEYS.attempts, KEYS.runs, KEYS.errors, replies],
-            [group, '{"ids":["1-1","2-1"]}', 100, "", "1-1", "2-1", "1-1", 7, "result", "null"],
+            [group, '{"ids":["1-1","2-1"]}', 100, "", "1-1", "2-1", "1-1", 7, "", "json", "null"],
         ),
-        "progress": ([lease, replies], [7, 9, 1, 1, "progress", "null"]),
         "dead_letter": (
             [stream, lease, KEYS.tickets, KEYS.dead, KEYS.attempts, KEYS.changed, KEYS.errors, KEYS.letters],
             [group, me, "U", "3-1", "gave_up", "", 1, 1, 2, 9, "", "", "skip", "", "", "", room],
