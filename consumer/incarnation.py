@@ -56,11 +56,11 @@ from usher.consumer.settings import ConsumerSettings
 class Orders:
     """The one who carries orders out, on the reader's thread."""
 
-    def __init__(self, executor: Executor, journal: Journal, ending: ProcessEnding) -> None:
+    def __init__(self, executor: Executor, journal: Journal, ending: ProcessEnding, steps: OwnerScripts) -> None:
         self._executor = executor
         self._lanes = executor.lanes
         self._journal = journal
-        self._ending = ending
+        self._ending, self._steps = ending, steps
 
     def obey(self, order: Order) -> None:
         steps = {"retry": self._retry, "give_up": self._give_up, "cancel": self._cancel}
@@ -91,32 +91,39 @@ class Orders:
         """Have all that waits of the ticket here become dead letters in their turn; what runs is left alone."""
         with self._lanes.lock:
             queued, _, _ = self._lanes.board.look(order.ticket)
-            for message in queued:
-                message.failures, message.plain = CLEARED, False
+        # First in Redis: whoever has them next, after a drain or a crash, is to know.
+        self._steps.charge({one.stream_id: one.known._replace(failures=CLEARED) for one in queued})
+        for message in queued:
+            message.failures, message.plain = CLEARED, False
         if queued:
             self._lanes.hasten(order.ticket, queued[0].stream_id)
         return bool(queued)
 
     def _interrupt(self, order: Order) -> bool:
         """Interrupt what runs of the ticket; where it still runs after the seconds that the order has, cancel it."""
-        runs = [one.stream_id for one in self._journal.running(order.ticket) if not one.is_apart]
-        if not runs:
+        runs = [one for one in self._journal.running(order.ticket) if not one.is_apart]
+        run = min(runs, key=lambda one: rank(one.stream_id)) if runs else None
+        if run is None or (order.id and order.id != run.stream_id):
             return False
-        first, besides = min(runs, key=rank), self._executor.besides
-        besides.setdefault(first, Beside()).cancelled.set()
-        self._executor.cancel_task(first)
+        told = self._executor.besides.setdefault(run.stream_id, Beside()).cancelled
+        if not told.is_set():
+            told.set()
+            self._executor.cancel_task(run.stream_id)
         with self._lanes.lock:  # which it needs to absorb anything
-            if first not in [one.stream_id for one in self._journal.running(order.ticket)]:
-                besides.pop(first, None)
+            if run.stream_id not in [one.stream_id for one in self._journal.running(order.ticket)]:
+                self._executor.besides.pop(run.stream_id, None)
         if grace := order.what.partition(" ")[2]:
-            self._executor.late.append((now_s() + float(grace), lambda: self._cancel(order._replace(id=first))))
+            late = order._replace(id=run.stream_id)
+            self._executor.late.append((now_s() + float(grace), lambda: self._cancel(late, run.start_us)))
         return True
 
-    def _cancel(self, order: Order) -> bool:
+    def _cancel(self, order: Order, start_us: int = 0) -> bool:
+        """Cancel the run; only the one that began at ``start_us``, if that is given."""
         with self._lanes.lock:  # before what runs: a child that ends in between is not this process
             lane = self._lanes.board.lanes.get(order.ticket)
             is_apart = lane is not None and lane.apart
-        runs = [one for one in self._journal.running(order.ticket) if one.stream_id == order.id]
+        running = self._journal.running(order.ticket)
+        runs = [one for one in running if one.stream_id == order.id and start_us in (0, one.start_us)]
         if not runs:
             return False
         if is_apart:
@@ -227,9 +234,9 @@ class Incarnation:
         reader.message_type = message_type(keys.stream, settings.sources is not None)
         reader.message_type.on_progress = self.acker.progress
         reader.message_type.runner = None if is_batch else self.executor
-        steps = wires.steps(link)
+        steps = wires.steps(wires.link("ending"))  # of any thread, once
         ending = ProcessEnding(steps, self._is_flushed, self._journal, settings.run_log_length, on_lost)
-        reader.on_order = Orders(self.executor, self._journal, ending).obey
+        reader.on_order = Orders(self.executor, self._journal, ending, wires.steps(link)).obey
         return reader
 
     def _watchdog(self, wires: _Wires, limit_s: float, run_log_length: int, on_lost: Callable[[str], None]) -> Watchdog:

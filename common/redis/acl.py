@@ -186,7 +186,7 @@ def _senders(given: Sequence[str], log: LogKeys, taken: str) -> tuple[AclProgram
                 Grant(("get",), (taken,)),
                 Grant(("xpending",), tuple(given)),
                 Grant(
-                    ("llen", "lindex", "lpop", "rpush", "pexpire"),
+                    ("llen", "lindex", "ltrim", "rpush", "pexpire"),
                     tuple(waiting_key(one, "*", b"").decode() for one in given),
                 ),
                 Grant(("xread", "xtrim"), tuple(LogKeys(one).replies("*") for one in given)),

@@ -181,10 +181,12 @@ class Executor:
         if (
             self.settling is not None
             and not message.attempt
+            and rank(message.stream_id) > rank(lane.settled)
             and (due_s := self.settling.due_s(message.ticket, lane.last, now := self.clock())) > now
         ):
             self.lanes.retry(lane, message, due_s)
             return False
+        lane.settled = lane.last  # what came until now has settled
         if self.pace is not None and (due_s := self.pace.due_s(message.ticket, now := self.clock())) > now:
             self.lanes.retry(lane, message, due_s)
             return False
@@ -274,7 +276,8 @@ class Executor:
         return False
 
     def _end_absorbed(self, message: Message, end_us: int) -> None:
-        absorbed = self.besides.pop(message.stream_id, Beside()).absorbed
+        with self.lanes.lock:  # who absorbs from another thread has ended, or finds that the message has
+            absorbed = self.besides.pop(message.stream_id, Beside()).absorbed
         for one in absorbed:
             self._note_end(one)
             self.handled += 1
@@ -356,20 +359,25 @@ class Executor:
         return self.outages.failed(message, sign, how, self.clock())
 
     def beside(self, message: Message) -> Beside:
-        found = self.besides.get(message.stream_id) or Beside()
-        return self.besides.setdefault(message.stream_id, found) if message.in_hand else found
+        """Return what its run has beside it; what is nobody's if it does not run."""
+        found = self.besides.get(message.stream_id)
+        if found is None:
+            # First this, then the look: whoever ends the run does it the other way round.
+            found = self.besides.setdefault(message.stream_id, Beside())
+            if not message.in_hand:
+                self.besides.pop(message.stream_id, None)
+        return found
 
     def absorb(self, message: Message, limit: int | None) -> list[Message]:
         """Take messages that wait in the lane of ``message``, which runs, into its run, in order."""
         taken: list[Message] = []
         with self.lanes.lock:
-            lane, last = self.lanes.board.lanes.get(message.ticket), message
-            if lane is None or not message.in_hand or not _may_join(message) or not self.lease.may_start():
+            beside, lane = self.beside(message), self.lanes.board.lanes.get(message.ticket)
+            if lane is None or not (message.in_hand and _may_join(message) and self.lease.may_start()):
                 return []
             if lane.early:
                 lane.merge_early()
-            if message.stream_id in self.besides and (former := self.besides[message.stream_id].absorbed):
-                last = former[-1]
+            last = (message, *beside.absorbed)[-1]
             while lane.queue and not (self.lanes.paused or (limit is not None and len(taken) >= limit)):
                 one = lane.queue[0]
                 is_next = rank(one.stream_id) > rank(last.stream_id) and one.fence > lane.forgotten
@@ -377,43 +385,44 @@ class Executor:
                     break
                 last = lane.queue.popleft()
                 self.begin(last, run_us())
-                self.beside(message).absorbed.append(last)
+                beside.absorbed.append(last)
                 taken.append(last)
         in_hand.set(message)
         return taken
 
     async def more(self, message: Message, timeout_s: float) -> Message | None:
         """Return the next message of the ticket, absorbed; None after ``timeout_s``, and when a drain begins."""
-        loop, until_s = asyncio.get_running_loop(), self.clock() + timeout_s
+        loop, until_s, run = asyncio.get_running_loop(), self.clock() + timeout_s, message.attempt
+        came = asyncio.Event()
 
         def wake() -> None:
             loop.call_soon_threadsafe(came.set)
 
-        while True:
-            came = asyncio.Event()
-            self.lanes.awaited[message.ticket] = wake
-            try:
+        self.lanes.awaited[wake] = message.ticket
+        try:
+            while message.attempt == run:  # a task that outlives its run waits for nothing
+                came.clear()
                 if (found := self.absorb(message, 1)) or self.lanes.paused:
                     return found[0] if found else None
                 await asyncio.wait_for(came.wait(), until_s - self.clock())
-            except TimeoutError:
-                return None
-            finally:
-                self.lanes.awaited.pop(message.ticket, None)
+        except TimeoutError:
+            pass
+        finally:
+            del self.lanes.awaited[wake]
+        return None
 
     def _of_all(self, lane: MessageLane, message: Message, problem: BaseException) -> BaseException:
         """Put back what the run had absorbed, and return the problem of its message: which one caused it shows when
         each is tried by itself."""
-        beside = self.besides.pop(message.stream_id, Beside())
-        if beside.cancelled.is_set() and isinstance(problem, asyncio.CancelledError):
-            problem = GiveUp("interrupted")
-        if not beside.absorbed:
-            return problem
-        is_later = isinstance(problem, RetryLater)
+        with self.lanes.lock:
+            beside = self.besides.pop(message.stream_id, Beside())
+        is_interrupted = beside.cancelled.is_set() and isinstance(problem, asyncio.CancelledError)
+        problem = GiveUp("interrupted") if is_interrupted else problem
+        is_plain = is_interrupted or isinstance(problem, RetryLater) or not beside.absorbed
         for one in (message, *beside.absorbed):
-            one.alone = not is_later
+            one.alone = one.alone or not is_plain
         self.requeue(lane, beside.absorbed)
-        return problem if is_later else TriedTogether(problem)
+        return problem if is_plain else TriedTogether(problem)
 
     def look(self) -> None:
         """Let tickets go on that nobody else lets, and do what is due by now. Called every second."""

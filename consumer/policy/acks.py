@@ -91,7 +91,7 @@ class AckLedger:
         self.into: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
-        return len(self.finished) + len(self._under_way)
+        return len(self.finished) + (self.taken if self._under_way else 0)
 
     def next_batch(self, most: int | None = None) -> list[Success]:
         """Return the batch that is under way, or a new one of up to ``most`` messages; empty when there is nothing."""
@@ -99,11 +99,13 @@ class AckLedger:
         if not self.is_again:
             limit, take = self._most if most is None else min(self._most, most), self.finished.popleft
             self.taken = min(limit, len(self.finished))
-            self._under_way = [take() for _ in range(self.taken)]
             self.into = {}
-            if self.absorbed:
-                runs, self._under_way = self._under_way, []
-                for run in runs:
+            if not self.absorbed:
+                self._under_way = [take() for _ in range(self.taken)]
+            else:
+                limit, self.taken = self.taken, 0
+                while self.taken < limit and len(self._under_way) < self._most:  # a script has no room for many more
+                    run, self.taken = take(), self.taken + 1
                     others = self.absorbed.pop(run.stream_id, ())
                     self.into |= {one.stream_id: run.stream_id for one in others}
                     self._under_way += (run, *others)

@@ -151,7 +151,7 @@ class Settling:
         if due_s <= now_s:
             return now_s
         if len(self._seen) >= self._most:  # tickets that went elsewhere while they waited
-            self._seen = {name: one for name, one in self._seen.items() if one[2] > now_s - 2 * self._most_s}
+            self._seen = {name: one for name, one in [*self._seen.items()] if one[2] > now_s - 2 * self._most_s}
             self._most = max(_MANY, 2 * len(self._seen))
         self._seen[ticket] = last_ms, came_s, first_s
         return due_s

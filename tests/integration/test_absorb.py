@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -130,6 +132,53 @@ def test_a_ticket_begins_when_nothing_has_come_for_a_while(usher_kit: Make) -> N
     [(at_s, taken)] = runs
     assert 0.5 <= at_s <= 1.0
     assert taken == [0, 1, 2]
+
+
+def test_what_has_settled_does_not_settle_again(usher_kit: Make) -> None:
+    began: list[float] = []
+    kit = usher_kit(handler(settle_s=0.5)(lambda message: began.append(kit.now_s)))
+    _send(kit, range(5))
+    kit.run()
+    assert len(began) == 5
+    assert began[-1] < 1.0
+
+
+def test_an_interrupted_run_is_given_up_and_what_it_had_absorbed_runs_next(usher_kit: Make) -> None:
+    runs: list[list[int]] = []
+
+    def talk(message: Message) -> None:
+        runs.append(_numbers(message, *message.absorb(1)))
+        if len(runs) == 1:
+            message.cancelled.set()
+            raise asyncio.CancelledError
+
+    kit = usher_kit(talk)
+    _send(kit, range(3))
+    kit.run()
+    assert runs == [[0, 1], [1, 2]]
+    assert [letter.error for letter in kit.given_up] == ["GiveUp: interrupted"]
+
+
+def test_who_absorbs_from_another_thread_while_the_run_ends_loses_nothing(usher_kit: Make) -> None:
+    """Threads that the handler leaves behind go on absorbing when it has returned."""
+    runs: list[list[int]] = []
+    late: list[Message] = []
+    threads: list[threading.Thread] = []
+
+    def leave(message: Message) -> None:
+        runs.append(_numbers(message))
+        threads.append(threading.Thread(target=lambda: [late.extend(message.absorb(1)) for _ in range(50)]))
+        threads[-1].start()
+
+    kit = usher_kit(leave)
+    ids = _send(kit, range(60))
+    kit.run()
+    for thread in threads:
+        thread.join()
+    taken = [number for run in runs for number in run] + _numbers(*late)
+    assert sorted(taken) == [*range(60)]
+    assert sorted(kit.acknowledged, key=ids.index) == ids
+    assert not kit._executor.besides
 
 
 @pytest.mark.parametrize("wrong", [{"settle_s": -1}, {"settle_s": "1"}, {"settle_max_s": float("nan")}])

@@ -250,6 +250,12 @@ def test_no_more_of_a_ticket_waits_than_its_limit(link: Link, redis_url: str) ->
     producer.send_many([Outgoing("B", {"n": n}) for n in range(3)])
     with pytest.raises(Behind, match="ticket B is behind: 3 messages wait"):
         producer.send("B", {"n": 3})
+    last = link.call("XINFO", "STREAM", stream)[7]
+    link.call("SET", Keys(stream, group).taken, last + b" 9")
+    link.call("XACK", stream, group, ids[1])
+    producer.send_many([Outgoing("A", {"n": n}) for n in range(3)])  # all that was sent before is over
+    sent = producer.send_many([Outgoing("C", {"n": 0}, uid="c")] * 4 + [Outgoing("C", {"n": n}) for n in (1, 2)])
+    assert len({one.id for one in sent}) == 3, "a repeat in a batch counts once"
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, True, "3", 10_001])

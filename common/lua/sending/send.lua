@@ -13,7 +13,7 @@
 --- @include util
 --- @numbers large 1, large 2, large 4
 local stream, limit, step = KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[2]) > 0 and 2 or 1
-local known, rooms, at = {}, {}, 5
+local known, rooms, over, at = {}, {}, {}, 5
 for _ = 4, #KEYS, step do at = at + 1 + whole(ARGV[at], math.min(#ARGV - at, 7000)) end
 at = 5
 local sign = KEYS[2] ~= stream and redis.call('HGETALL', KEYS[2]) or {}
@@ -22,21 +22,24 @@ local taken = step == 2 and string.match(redis.call('GET', KEYS[3]) or '', '^%S+
 local function waits(id)
   return not taken or is_above(id, taken) or #redis.call('XPENDING', stream, ARGV[3], id, id, 1) > 0
 end
--- Of a ticket they end in their order, so those that are over come first.
-local function room_of(key)
-  while redis.call('LLEN', key) >= limit do
-    if waits(redis.call('LINDEX', key, 0)) then break end
-    redis.call('LPOP', key)
-  end
-  return limit - redis.call('LLEN', key)
-end
 for n = 4, #KEYS, step do
   -- A key that is no string, or no list, fails here, before anything has changed.
-  if KEYS[n] ~= stream then known[KEYS[n]] = redis.call('GET', KEYS[n]) end
-  local key = step == 2 and not known[KEYS[n]] and KEYS[n + 1]
+  local is_known = known[KEYS[n]] ~= nil
+  if KEYS[n] ~= stream and not is_known then
+    known[KEYS[n]] = redis.call('GET', KEYS[n])
+    is_known = known[KEYS[n]]
+  end
+  local key = step == 2 and not is_known and KEYS[n + 1]
   if key then
-    rooms[key] = (rooms[key] or room_of(key)) - 1
-    if rooms[key] < 0 then return {{(n - 2) / 2}, {redis.call('LLEN', key)}} end
+    -- Of a ticket they end in their order, so those that are over come first. They leave behind the first XADD, which
+    -- alone asks for memory.
+    rooms[key], over[key] = (rooms[key] or limit) - 1, over[key] or 0
+    local size = redis.call('LLEN', key)
+    while size - over[key] > rooms[key] do
+      local head = redis.call('LINDEX', key, over[key])
+      if not head or waits(head) then return {{(n - 2) / 2}, {size - over[key]}} end
+      over[key] = over[key] + 1
+    end
   end
 end
 local reply = {}
@@ -52,6 +55,8 @@ for n = 4, #KEYS, step do
       known[KEYS[n]] = id
     end
     if step == 2 then
+      redis.call('LTRIM', KEYS[n + 1], over[KEYS[n + 1]], -1)
+      over[KEYS[n + 1]] = 0
       redis.call('RPUSH', KEYS[n + 1], id)
       redis.call('PEXPIRE', KEYS[n + 1], ARGV[4])
     end
