@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -184,7 +185,8 @@ async def running(handle: Callable[..., Any], **settings: str) -> AsyncIterator[
     if handle.__module__ == "__main__":
         raise HandlerUnusable(f"{handler}: put the handler into a module: other processes import it, too")
     with contextlib.ExitStack() as stack:
-        given = _named(load(RunSettings, os.environ, {**settings, "handler": handler}), os.getpid())
+        here = {"advertise_url": f"http://{socket.gethostname()}/process-{os.getpid()}"}  # where nobody listens
+        given = _named(load(RunSettings, os.environ, here | settings | {"handler": handler}), os.getpid())
         redis_url = await asyncio.to_thread(stack.enter_context, redis_of(given))
         stack.callback((template := Template()).end)
         of_consumer = leave, partial(leave, for_good=True), WorkerEnds(), template
