@@ -33,9 +33,8 @@ async def main():
 asyncio.run(main())
 """
 _SETTINGS = """
-INSTALLED_APPS = ["usher", "shop"]
+INSTALLED_APPS, SECRET_KEY = ["usher", "shop"], "-"
 TASKS = {"default": {"BACKEND": "usher.django.TaskBackend", "OPTIONS": {"redis": "%s", "ticket": "account"}}}
-SECRET_KEY = "-"
 """
 _TASKS = """
 try:
