@@ -6,11 +6,13 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import io
 import logging
 import math
 import os
 import re
 import socket
+import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -148,6 +150,9 @@ class ConsumerProgram:
         self._give_up = give_up
         self.masters: Callable[[str | None], MasterClient] = functools.partial(master_client, settings)
         self._state = ProcessState()  # before code of others runs
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # Whatever a handler prints is seen, in the order of the log, even if its process is killed.
+            sys.stdout.reconfigure(line_buffering=True)
         self._handler = load_handler(settings.handler)
         self._code = code_of(settings.handler)
         self._lock = NameLock(settings.state_folder, settings.consumer_name)

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -116,9 +117,11 @@ class OwnMaster(MasterClient):
 class RunProgram:
     """A master and a consumer as usher.common.http.serve runs them: one web application, one start, one stop."""
 
-    def __init__(self, settings: RunSettings, redis_url: str, *of_consumer: Any) -> None:
+    def __init__(self, settings: RunSettings, redis_url: str, ends: WorkerEnds, template: Template) -> None:
+        leases_s = {"USHER_LEASE_SECONDS": settings.lease_seconds}
+        check_at_start(redis_url, leases_s | {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})
         self._settings, self._redis_url = settings, redis_url
-        self.consumer = ConsumerProgram(settings, redis_url, *of_consumer)
+        self.consumer = ConsumerProgram(settings, redis_url, leave, partial(leave, for_good=True), ends, template)
         self.master = MasterProgram(settings, redis_url, self.consumer.health)
         self.consumer.masters = lambda leader_url: OwnMaster(self.master, settings.concurrency)
         self._at = BESIDE + settings.consumer_name
@@ -170,9 +173,11 @@ def run(flags: dict[str, Any], spec: str | None) -> None:
         log_doctor_findings(redis_url, Keys(settings.work_stream, settings.group))
         template = Template()
         ends = WorkerEnds(partial(name_what_ran, settings), template.begin)
-        program = partial(RunProgram, settings, redis_url, leave, partial(leave, for_good=True), ends, template)
-        graceful_s, name = settings.drain_seconds + 5, settings.consumer_name
-        serve(program, settings.bind, name, graceful_s, tls=tls, ends=ends, listener=listener)
+        program, of_name = (
+            partial(RunProgram, settings, redis_url, ends, template),
+            (settings.bind, settings.consumer_name),
+        )
+        serve(program, *of_name, settings.drain_seconds + 5, tls=tls, ends=ends, listener=listener)
 
 
 @contextlib.asynccontextmanager
@@ -184,11 +189,11 @@ async def running(handle: Callable[..., Any], **settings: str) -> AsyncIterator[
     if handle.__module__ == "__main__":
         raise HandlerUnusable(f"{handler}: put the handler into a module: other processes import it, too")
     with contextlib.ExitStack() as stack:
-        given = _named(load(RunSettings, os.environ, {**settings, "handler": handler}), os.getpid())
+        here = {"advertise_url": f"http://{socket.gethostname()}/process-{os.getpid()}"}  # where nobody listens
+        given = _named(load(RunSettings, os.environ, here | settings | {"handler": handler}), os.getpid())
         redis_url = await asyncio.to_thread(stack.enter_context, redis_of(given))
         stack.callback((template := Template()).end)
-        of_consumer = leave, partial(leave, for_good=True), WorkerEnds(), template
-        program = await asyncio.to_thread(RunProgram, given, redis_url, *of_consumer)
+        program = await asyncio.to_thread(RunProgram, given, redis_url, WorkerEnds(), template)
         try:
             program.start(0, "127.0.0.1")
             yield
@@ -208,7 +213,7 @@ def redis_of(settings: RunSettings) -> Iterator[str]:
     first such process of this machine starts it, the last one ends it; it lives on when they are killed."""
     folder = settings.state_folder
     if settings.redis_url:
-        yield _checked(settings)
+        yield resolve_redis_url(settings)
         return
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in (paths := (folder / "run.users", folder / "run.lock")):
@@ -222,7 +227,7 @@ def redis_of(settings: RunSettings) -> Iterator[str]:
             announce_instance(folder, LocalInstance(server.url, f"http://{settings.bind}", server.pid))
         fcntl.flock(turn, fcntl.LOCK_UN)
         try:
-            yield _checked(settings)
+            yield resolve_redis_url(settings)
         finally:
             fcntl.flock(turn, fcntl.LOCK_EX)
             fcntl.flock(users, fcntl.LOCK_UN)
@@ -234,9 +239,3 @@ def redis_of(settings: RunSettings) -> Iterator[str]:
                     with lock.open("a") as free:  # its own until it has ended
                         fcntl.flock(free, fcntl.LOCK_EX)
                     (folder / "up.json").unlink(missing_ok=True)
-
-
-def _checked(settings: RunSettings) -> str:
-    redis_url, leases = resolve_redis_url(settings), ("lease_seconds", "leader_lease_seconds")
-    check_at_start(redis_url, {f"USHER_{name.upper()}": getattr(settings, name) for name in leases})
-    return redis_url

@@ -32,16 +32,9 @@ async def main():
 
 asyncio.run(main())
 """
-_MANAGE = """
-import os, sys
-from django.core.management import execute_from_command_line
-os.environ["DJANGO_SETTINGS_MODULE"] = "site_settings"
-execute_from_command_line(sys.argv)
-"""
 _SETTINGS = """
-INSTALLED_APPS = ["usher", "shop"]
+INSTALLED_APPS, SECRET_KEY = ["usher", "shop"], "-"
 TASKS = {"default": {"BACKEND": "usher.django.TaskBackend", "OPTIONS": {"redis": "%s", "ticket": "account"}}}
-SECRET_KEY = "-"
 """
 _TASKS = """
 try:
@@ -113,17 +106,12 @@ def test_within_a_program_of_ones_own(folder: Path, redis_url: str) -> None:
 
 def test_in_django_it_runs_the_tasks(folder: Path, redis_url: str) -> None:
     (folder / "shop").mkdir()
-    files = {
-        "manage.py": _MANAGE,
-        "site_settings.py": _SETTINGS % redis_url,
-        "shop/__init__.py": "",
-        "shop/tasks.py": _TASKS,
-    }
+    files = {"site_settings.py": _SETTINGS % redis_url, "shop/__init__.py": "", "shop/tasks.py": _TASKS}
     for name, text in files.items():
         (folder / name).write_text(text)
-    environ = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), PYTHONPATH=str(ROOT))
-    environ["USHER_BIND"] = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "manage.py"]
+    given = {"DJANGO_SETTINGS_MODULE": "site_settings", "USHER_BIND": f"127.0.0.1:{free_port()}"}
+    environ = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), PYTHONPATH=str(ROOT), **given)
+    command = [sys.executable, "-m", "django"]
     with subprocess.Popen([*command, "usher"], env=environ, cwd=folder, stdout=subprocess.PIPE, text=True) as running:
         send = [*command, "shell", "-v0", "-c", "from shop.tasks import book; book.enqueue(account=42)"]
         assert subprocess.run(send, env=environ, cwd=folder, check=False).returncode == 0
