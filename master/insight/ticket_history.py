@@ -35,7 +35,7 @@ from usher.master.policy.letters import LetterFilter
 #: Entries, or records of executions, that one call looks at: a millisecond or so of Redis.
 _ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
 #: Seconds that a piece spends on one stream, the first of a ticket and any other; and about how many events it finds.
-_FIRST_S, _PIECE_S, _PIECE_EVENTS = 0.02, 0.1, 200
+_FIRST_S, _PIECE_S, _PIECE_EVENTS = 0.02, 0.06, 200
 #: Seconds after which a search for tickets by a part of their ids ends.
 _LOOK_S = 0.06
 _LETTERS = 50
@@ -191,12 +191,8 @@ class TicketHistory:
         those of a ticket and of a handler, if given. And behind which record of the run log others may be; None: none
         are."""
         text = orjson.dumps(ticket) if ticket else b'"handler":' + orjson.dumps(handler) if handler else b""
-        start, at_once, rows, ends_s = (
-            f"({before}" if before else "+",
-            1,
-            list[dict[str, Any]](),
-            time.monotonic() + 0.1,
-        )
+        start, at_once, ends_s = f"({before}" if before else "+", 1, time.monotonic() + _PIECE_S
+        rows = list[dict[str, Any]]()
         while True:
             _, last, records, is_all = self._scripts.run("find_runs", (self._keys.runs,), (text, start, at_once))
             for record in records:

@@ -60,17 +60,10 @@ def add_pages(app: Flask, parts: Parts) -> None:
     guard: Doorman = app.extensions["usher_doorman"]
     guard.login_path = _LOGIN
     app.jinja_env.filters.update(FILTERS)
-    app.jinja_env.globals.update(
-        csrf_token=csrf_token,
-        csrf_name=CSRF_FIELD,
-        quoted=shlex.quote,
-        ticket_url=ticket_url,
-        spark_points=spark,
-        message_url=message_url,
-    )
-    app.jinja_env.globals.update(
-        attempts_told=attempts_told, group_url=group_url, states=BY_NAME, listed_states=LISTED, orders=ORDERS
-    )
+    known: dict[str, Any] = {"csrf_token": csrf_token, "csrf_name": CSRF_FIELD, "quoted": shlex.quote, "orders": ORDERS}
+    known |= {"ticket_url": ticket_url, "message_url": message_url, "group_url": group_url, "spark_points": spark}
+    known |= {"attempts_told": attempts_told, "states": BY_NAME, "listed_states": LISTED}
+    app.jinja_env.globals.update(known)
     app.jinja_env.globals["root"] = LocalProxy(lambda: request.script_root)
     app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
@@ -169,9 +162,8 @@ def _counts(seen: dict[str, Any], number_of: int) -> dict[str, str]:
 def _problem_page(response: Response) -> Response:
     problem = response.get_json()
     title = str(problem.get("title", "problem")).replace("_", " ").capitalize()
-    page = make_response(
-        render_template("layout/problem.html", page="problem", problem=problem, title=title), response.status_code
-    )
+    text = render_template("layout/problem.html", page="problem", problem=problem, title=title)
+    page = make_response(text, response.status_code)
     for name in ("Retry-After", "Allow", "Connection", "WWW-Authenticate"):
         if name in response.headers:
             page.headers[name] = response.headers[name]
