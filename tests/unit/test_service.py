@@ -82,6 +82,12 @@ def test_a_service_survives_the_abuse_of_its_contract(make: Callable[[], Service
     check_contract(make)
 
 
+def test_a_service_that_has_nothing_more_to_do_ends() -> None:
+    service = Finished()
+    service.start()
+    assert service.join(PATIENCE_S) and not service.alive
+
+
 def _services_of_usher() -> Iterator[type[Service]]:
     """Every Service class of the three packages."""
     for package in (usher.common, usher.master, usher.consumer):
