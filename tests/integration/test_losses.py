@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 from tests.integration.actors import Stage
@@ -17,14 +19,6 @@ from usher.common.runtime.settings import CommonSettings, load
 from usher.master.cli.status import drawn, look
 from usher.master.insight.status import StatusReader
 from usher.master.leader.losses import LossBook
-
-
-class _Killed(BaseException):
-    """In place of a SIGKILL."""
-
-
-def _die(*_: object) -> None:
-    raise _Killed
 
 
 def _declared(stage: Stage) -> list[DeclaredLoss]:
@@ -111,8 +105,8 @@ def test_who_dies_when_it_has_made_the_group_again_has_declared_that(stage: Stag
     half_done(stage, m)
     destroy_group(stage)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(TicketStream, "create_group", _die)
-        with pytest.raises(_Killed):
+        patched.setattr(TicketStream, "create_group", Mock(side_effect=SystemExit))
+        with pytest.raises(SystemExit):
             settle(m)
     assert [loss.kind for loss in _declared(stage)] == ["group_lost"]
 
