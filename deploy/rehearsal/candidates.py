@@ -24,7 +24,7 @@ from usher.common.protocol.run_log import MERGED, RunRecord
 from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.stream_id import is_id, rank
 from usher.common.redis.client import Arg, Link
-from usher.common.redis.replies import TicketRecord, group_of, parse_record
+from usher.common.redis.replies import group_of, record_or_none
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.isolation.process import NOT_RUN, CallResult, Piece
 from usher.master.operations.dead_letters import DeadLetters
@@ -407,7 +407,7 @@ class Candidates:
                 raise reply
         facts = group_of(groups, keys.group, taken)
         delivered = -1 if facts is None else rank(facts[b"last-delivered-id"])
-        records = dict(zip(tickets, map(_record, values), strict=True))
+        records = dict(zip(tickets, map(record_or_none, values), strict=True))
         found, over = [], []
         for (one, ticket), tries, rows in zip(entries, attempts, pending, strict=True):
             before = _state(one, None if isinstance(rows, Exception) or not rows else rows[0][1], delivered)
@@ -453,10 +453,3 @@ def _state(entry_id: bytes, owner: bytes | None, delivered: int) -> Before | Non
     if owner is not None:
         return Before(HELD, f"in processing by {name_of(owner.decode(errors='replace'))}")
     return Before(WAITING, "not read yet") if rank(entry_id) > delivered else None
-
-
-def _record(value: bytes | None) -> TicketRecord | None:
-    try:
-        return None if value is None else parse_record(value)
-    except ValueError:
-        return None

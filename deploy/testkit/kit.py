@@ -365,7 +365,7 @@ class Kit:
             elif returned is not None and self.handler.batch is None:
                 check_ran(returned)
             return returned, None
-        except (Exception, SystemExit) as problem:
+        except (Exception, SystemExit, asyncio.CancelledError) as problem:
             self._error = f"{type(problem).__name__}: {problem}"
             return None, problem
 
