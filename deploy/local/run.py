@@ -204,7 +204,8 @@ async def running(handle: Callable[..., Any], **settings: str) -> AsyncIterator[
 def _named(settings: RunSettings, number: int) -> RunSettings:
     """Number the consumer's name by the port, which nobody else on this machine has: who starts there again gets the
     tickets of one that was killed, at once."""
-    return settings.model_copy(update={"consumer_name": f"{settings.consumer_name[:58]}-{number}"})
+    named = {"consumer_name": f"{settings.consumer_name[:58]}-{number}"}
+    return settings.model_copy(update=named | {"bind": f"{settings.bind.rpartition(':')[0]}:{number}"})
 
 
 @contextlib.contextmanager
