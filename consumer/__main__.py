@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import io
 import os
 import signal
 import sys
@@ -36,9 +35,6 @@ _STEP_S = 0.02
 def main(flags: dict[str, Any]) -> None:
     try:
         settings = load(ConsumerSettings, os.environ, flags)
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            # Whatever a handler prints is seen, in the order of the log, even if its process is killed.
-            sys.stdout.reconfigure(line_buffering=True)
         configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
         check_handler(settings.handler)
         check_address(settings.bind, "USHER_BIND")

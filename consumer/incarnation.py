@@ -17,10 +17,11 @@ from usher.common.base.log import event
 from usher.common.http.serve import LEAST_SILENCE_S, LOOK_S, Liveness
 from usher.common.observability.metrics import Metrics
 from usher.common.observability.webhook import DeadLetterNotifier
-from usher.common.protocol.attempts import GIVEN_UP
+from usher.common.protocol.attempts import CLEARED, GIVEN_UP
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.marks import MarkFields, parse_weights
 from usher.common.protocol.run_log import Ran
+from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link, SameServer
 from usher.common.redis.replies import Order
 from usher.common.redis.scripts import ScriptRunner
@@ -31,7 +32,7 @@ from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
 from usher.consumer.execution.batch_pool import batch_pool
 from usher.consumer.execution.drain import Drain
-from usher.consumer.execution.executor import Executor
+from usher.consumer.execution.executor import Beside, Executor
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.reporter import Reporter
@@ -48,22 +49,23 @@ from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
 from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEnding, wait_until
 from usher.consumer.lifecycle.registrar import Taken
 from usher.consumer.policy.acks import linger
-from usher.consumer.policy.outcome import RetryPolicy, TicketPace
+from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.settings import ConsumerSettings
 
 
 class Orders:
     """The one who carries orders out, on the reader's thread."""
 
-    def __init__(self, executor: Executor, journal: Journal, ending: ProcessEnding) -> None:
+    def __init__(self, executor: Executor, journal: Journal, ending: ProcessEnding, steps: OwnerScripts) -> None:
         self._executor = executor
         self._lanes = executor.lanes
         self._journal = journal
-        self._ending = ending
+        self._ending, self._steps = ending, steps
 
     def obey(self, order: Order) -> None:
         steps = {"retry": self._retry, "give_up": self._give_up, "cancel": self._cancel}
-        step = steps.get(order.what)
+        steps |= {"interrupt": self._interrupt, "clear": self._clear}
+        step = steps.get(order.what.partition(" ")[0])
         is_done = step is not None and step(order)
         facts: dict[str, Any] = {"ticket": order.ticket.decode(), "id": order.id, "what": order.what}
         event(log, "order_obeyed" if is_done else "order_without_effect", level=logging.WARNING, **facts)
@@ -85,11 +87,43 @@ class Orders:
         self._lanes.hasten(order.ticket, order.id)
         return is_held
 
-    def _cancel(self, order: Order) -> bool:
+    def _clear(self, order: Order) -> bool:
+        """Have all that waits of the ticket here become dead letters in their turn; what runs is left alone."""
+        with self._lanes.lock:
+            queued, _, _ = self._lanes.board.look(order.ticket)
+        # First in Redis: whoever has them next, after a drain or a crash, is to know.
+        self._steps.charge({one.stream_id: one.known._replace(failures=CLEARED) for one in queued})
+        for message in queued:
+            message.failures, message.plain = CLEARED, False
+        if queued:
+            self._lanes.hasten(order.ticket, queued[0].stream_id)
+        return bool(queued)
+
+    def _interrupt(self, order: Order) -> bool:
+        """Interrupt what runs of the ticket; where it still runs after the seconds that the order has, cancel it."""
+        runs = [one for one in self._journal.running(order.ticket) if not one.is_apart]
+        run = min(runs, key=lambda one: rank(one.stream_id)) if runs else None
+        if run is None or (order.id and order.id != run.stream_id):
+            return False
+        told = self._executor.besides.setdefault(run.stream_id, Beside()).cancelled
+        if not told.is_set():
+            told.set()
+            self._executor.cancel_task(run.stream_id)
+        with self._lanes.lock:  # which it needs to absorb anything
+            if run.stream_id not in [one.stream_id for one in self._journal.running(order.ticket)]:
+                self._executor.besides.pop(run.stream_id, None)
+        if grace := order.what.partition(" ")[2]:
+            late = order._replace(id=run.stream_id)
+            self._executor.late.append((now_s() + float(grace), lambda: self._cancel(late, run.start_us)))
+        return True
+
+    def _cancel(self, order: Order, start_us: int = 0) -> bool:
+        """Cancel the run; only the one that began at ``start_us``, if that is given."""
         with self._lanes.lock:  # before what runs: a child that ends in between is not this process
             lane = self._lanes.board.lanes.get(order.ticket)
             is_apart = lane is not None and lane.apart
-        runs = [one for one in self._journal.running(order.ticket) if one.stream_id == order.id]
+        running = self._journal.running(order.ticket)
+        runs = [one for one in running if one.stream_id == order.id and start_us in (0, one.start_us)]
         if not runs:
             return False
         if is_apart:
@@ -141,6 +175,7 @@ class Incarnation:
         metrics: Metrics,
         state: ProcessState,
         template: Template,
+        masters: Callable[[str | None], MasterClient],
     ) -> None:
         anchor()
         name = taken.registration.incarnation
@@ -152,16 +187,14 @@ class Incarnation:
         self._journal = journal
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
         self.lanes = Lanes(settings.marks, parse_weights(settings.tenant_weights))
-        slots, capacity, masters = settings.concurrency, settings.capacity, master_client(settings, taken.leader_url)
-        self.reporter = Reporter(
-            masters, name, taken.registration.slots, capacity, taken.ticket_window, lambda: self.lanes.keeps_up
-        )
+        slots, capacity, reports_to = settings.concurrency, settings.capacity, masters(taken.leader_url)
+        of_registration = reports_to, name, taken.registration.slots, capacity, taken.ticket_window
+        self.reporter = Reporter(*of_registration, lambda: self.lanes.keeps_up)
         self.reporter.retrying, self.lanes.on_retry = lambda: len(self.lanes.board.waiting), self.reporter.hear_of_retry
         waits = linger(FLUSH_S, settings.ack_mode == "strict", capacity - slots, taken.ticket_window)
         ack_link, beat_link = link("ack"), link("beat", max(0.2, taken.lease_s / 3))
-        self.acker = Acker(
-            ack_link, steps(ack_link), self.lanes, self.reporter, name, waits, settings.run_log_length, on_lost
-        )
+        of_log = waits, settings.run_log_length, on_lost
+        self.acker = Acker(ack_link, steps(ack_link), self.lanes, self.reporter, name, *of_log)
         self.bell = DeadLetterNotifier(metrics, settings, settings.consumer_name, keys)
         self.acker.policy = handler.options.dead_letter_policy or settings.dead_letter_policy
         self.acker.on_dead_letter, self.acker.ran = self._ring, Ran(settings.handler, settings.marks)
@@ -171,12 +204,12 @@ class Incarnation:
             self.lanes, self.acker, journal, self.lease, policy, settings.ack_mode == "strict", limit_s, self._broken
         )
         self._on_lost = on_lost
-        self.executor.pace = TicketPace(rate) if (rate := handler.options.rate) else None
-        self.executor.away, self.executor.unnoted = handler.options.away, self.acker.unnoted
+        self.executor.obey(handler.options)
+        self.executor.unnoted = self.acker.unnoted
         outages = self.acker.outages = self.executor.outages
         outages.kinds_of, outages.slots = kinds_of(settings.marks, handler.kind_of), slots
         call_in_children(self.executor.end_in_child)
-        self.reader = self._make_reader(settings, wires, keys, on_lost)
+        self.reader = self._make_reader(settings, wires, keys, handler.batch is not None, on_lost)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
         self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, settings.concurrency)
@@ -189,10 +222,10 @@ class Incarnation:
         self._drain_steps = steps(self._drain_link)
         lease_ms = int(taken.lease_s * 1000)
         self._drain = Drain(self._drain_steps, self.lanes, self.reader, self.acker, lease_ms, self._deregister)
-        self._goodbye = master_client(settings, taken.leader_url)
+        self._goodbye = masters(taken.leader_url)
 
     def _make_reader(
-        self, settings: ConsumerSettings, wires: _Wires, keys: Keys, on_lost: Callable[[str], None]
+        self, settings: ConsumerSettings, wires: _Wires, keys: Keys, is_batch: bool, on_lost: Callable[[str], None]
     ) -> InboxReader:
         link = wires.link("read")
         reader = InboxReader(link, keys, self.name, self.lanes, self.lease)
@@ -200,9 +233,10 @@ class Incarnation:
         reader.on_recall = self.acker.recall
         reader.message_type = message_type(keys.stream, settings.sources is not None)
         reader.message_type.on_progress = self.acker.progress
-        steps = wires.steps(link)
+        reader.message_type.runner = None if is_batch else self.executor
+        steps = wires.steps(wires.link("ending"))  # of any thread, once
         ending = ProcessEnding(steps, self._is_flushed, self._journal, settings.run_log_length, on_lost)
-        reader.on_order = Orders(self.executor, self._journal, ending).obey
+        reader.on_order = Orders(self.executor, self._journal, ending, wires.steps(link)).obey
         return reader
 
     def _watchdog(self, wires: _Wires, limit_s: float, run_log_length: int, on_lost: Callable[[str], None]) -> Watchdog:

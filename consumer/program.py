@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import importlib
+import io
 import logging
 import math
 import os
 import re
 import socket
+import sys
 import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from usher.common.base.clock import now_s, run_us, wall_ms
 from usher.common.base.extras import version
 from usher.common.base.log import event
-from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials
 from usher.common.http.serve import LEAST_SILENCE_S, Liveness, WorkerEnds, url_of
 from usher.common.observability.metrics import Metrics, of_handlers
@@ -30,6 +33,7 @@ from usher.common.redis.locate import check_leases
 from usher.common.runtime.name_lock import NameLock, boot_id
 from usher.common.runtime.process_state import ProcessState
 from usher.common.runtime.service import Health, judge, stalled
+from usher.consumer.execution.executor import MOST_ABSORBED
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import code_of, load_handler
@@ -37,10 +41,13 @@ from usher.consumer.incarnation import Incarnation, master_client, terms
 from usher.consumer.isolation.process import Template
 from usher.consumer.isolation.worker import most_children
 from usher.consumer.lifecycle.journal import Journal, read_journal
+from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.process_ending import report_crash
 from usher.consumer.lifecycle.registrar import Registrar, Taken
 from usher.consumer.settings import ConsumerSettings
-from usher.consumer.web import consumer_metrics, create_app, hosts_of
+
+if TYPE_CHECKING:
+    from flask import Flask
 
 #: Most queued messages that an answer names, and those of which it says where they run; calls of each, and characters
 #: of a file or a function.
@@ -141,7 +148,11 @@ class ConsumerProgram:
         self._redis_url = redis_url
         self._leave = leave
         self._give_up = give_up
+        self.masters: Callable[[str | None], MasterClient] = functools.partial(master_client, settings)
         self._state = ProcessState()  # before code of others runs
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # Whatever a handler prints is seen, in the order of the log, even if its process is killed.
+            sys.stdout.reconfigure(line_buffering=True)
         self._handler = load_handler(settings.handler)
         self._code = code_of(settings.handler)
         self._lock = NameLock(settings.state_folder, settings.consumer_name)
@@ -154,10 +165,19 @@ class ConsumerProgram:
         self._stopped = False
         self._metrics = Metrics()
         self._metrics.add(of_handlers)
-        self._metrics.add(lambda: consumer_metrics(self._incarnation, settings.concurrency))
-        self.app = create_app(
+        web = functools.partial(importlib.import_module, "usher.consumer.web")
+        self._metrics.add(lambda: web().consumer_metrics(self._incarnation, settings.concurrency))
+
+    @functools.cached_property
+    def app(self) -> Flask:
+        """The web application, made when somebody asks for something: it takes 10 MiB and a tenth of a second."""
+        from usher.common.http.auth import Doorman
+        from usher.consumer.web import create_app, hosts_of
+
+        settings = self._settings
+        return create_app(
             Doorman(Credentials(settings.api_token, settings.tokens_file)),
-            self._health,
+            self.health,
             self._facts,
             self._metrics,
             lambda: self._stopped,
@@ -167,17 +187,17 @@ class ConsumerProgram:
             self._describe,
         )
 
-    def start(self, port: int, host: str) -> None:
-        """Start to register; the registrar's thread takes the name lock."""
+    def start(self, port: int, host: str, at: str = "") -> None:
+        """Start to register; the registrar's thread takes the name lock. ``at``: the path of our application there."""
         settings = self._settings
         own_url = settings.advertise_url.rstrip("/") or url_of(host, port, settings.tls_cert is not None)
-        health_url = f"{own_url}/api/health"
+        health_url = f"{own_url}{at}/api/health"
         event(
             log, "consumer_starting", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency
         )
         self._registrar = Registrar(
             lambda: self._ask(health_url),
-            master_client(settings, None),
+            self.masters(None),
             self._begin,
             self._tell_of_former,
             self._give_up,
@@ -237,7 +257,8 @@ class ConsumerProgram:
             try:
                 name, slots = taken.registration.incarnation, self._settings.concurrency
                 at_once = messages_at_once(slots, self._handler.batch) + most_children(slots)
-                self._journal = Journal(self._journal_path(), origin(self._settings), name, at_once)
+                spare = 0 if self._handler.batch else MOST_ABSORBED
+                self._journal = Journal(self._journal_path(), origin(self._settings), name, at_once, spare)
                 self._incarnation = Incarnation(
                     self._settings,
                     self._redis_url,
@@ -248,6 +269,7 @@ class ConsumerProgram:
                     self._metrics,
                     self._state,
                     self._template,
+                    self.masters,
                 )
                 self._incarnation.acker.on_progress = self._ends.progressed
                 self._ends.began()
@@ -276,7 +298,7 @@ class ConsumerProgram:
         still = stalled([registrar], now_s(), 0.0) if registrar is not None else ""
         return Liveness(max(silence_s, LEAST_SILENCE_S), still)
 
-    def _health(self) -> Health:
+    def health(self) -> Health:
         incarnation, registrar = self._incarnation, self._registrar
         if incarnation is None:
             why = registrar.trouble if registrar is not None else None

@@ -28,7 +28,7 @@ from usher.common.protocol import keys
 from usher.common.runtime.settings import CommonSettings, name_of
 from usher.consumer.settings import ConsumerSettings
 from usher.consumer.web import create_app as consumer_app
-from usher.master.assembly.program import create_app as master_app
+from usher.master.assembly.facing import create_app as master_app
 from usher.master.audit.findings import CHECKS
 from usher.master.audit.settings import AuditSettings
 from usher.master.membership.health_url import parse_hosts
@@ -318,8 +318,8 @@ def redis_keys() -> Iterator[tuple[str, str]]:
                 yield getattr(maker, name), said
             elif inspect.isfunction(member) and said and not name.startswith("_"):
                 yield getattr(maker, name)("INCARNATION"), said
-    said = re.sub(r"\s+", " ", (inspect.getdoc(keys.uid_key) or "").partition(">>>")[0])
-    yield keys.uid_key("S", b"UID").decode(), said
+    for key, made in ((keys.uid_key, keys.uid_key("S", b"UID")), (keys.waiting_key, keys.waiting_key("S", "G", b"T"))):
+        yield made.decode(), re.sub(r"\s+", " ", (inspect.getdoc(key) or "").partition(">>>")[0])
 
 
 def findings_page() -> str:

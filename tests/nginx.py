@@ -12,16 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.hands import free_port as free_port
 from tests.served import PATIENCE_S
 
 _NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 needs_nginx = pytest.mark.skipif(_NGINX is None, reason="nginx is not installed")
-
-
-def free_port() -> int:
-    """A port that nobody has at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @contextmanager

@@ -151,13 +151,13 @@ def somebody_else() -> int:
     return next(entry.pw_uid for entry in pwd.getpwall() if entry.pw_uid)
 
 
-def ending_with_us() -> Callable[[], None]:
-    """For ``preexec_fn``: the server stops when the thread that started it is gone, however the test run ended."""
+def ending_with_us(number: int = signal.SIGINT) -> Callable[[], None]:
+    """For ``preexec_fn``: the child gets that signal when the thread that started it is gone, however the test ended."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)  # loaded before the fork
 
     def ask() -> None:
         if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
+            prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
     return ask
 

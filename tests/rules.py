@@ -29,7 +29,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "requests": ("common/observability/webhook.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
     "urllib3": ("consumer/lifecycle/master_client.py",),
     "flask": (
-        *("common/http/*.py", "master/web/*.py", "master/assembly/program.py", "consumer/web.py", "usher/page.py"),
+        *("common/http/*.py", "master/web/*.py", "master/assembly/facing.py", "consumer/web.py", "usher/page.py"),
         "examples/rides/source.py",
     ),
     "werkzeug": (
@@ -50,7 +50,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     # An extra: only imported where somebody else has imported it before.
     "opentelemetry": ("common/observability/tracing.py",),
     # Not a dependency: only who imports usher.django has it.
-    "django": ("consumer/handlers/django_tasks.py",),
+    "django": ("consumer/handlers/django_tasks.py", "usher/management/commands/usher.py"),
     "django_tasks": ("consumer/handlers/django_tasks.py",),
     "pytest": ("consumer/torture/pytest_plugin.py", "deploy/testkit/pytest_plugin.py"),
     "pyspark": ("master/audit/*.py",),
@@ -99,6 +99,7 @@ ROOMS = (
     *("master/web", "master/web/pages", "master/assembly", "master/cli", "master/streamer"),
     *("master/audit/settings", "master/audit", "master"),
     *("deploy", "deploy/rehearsal", "deploy/demo", "deploy/bench", "deploy/local", "deploy/testkit", "usher"),
+    *("usher/management", "usher/management/commands"),
     *(
         "benchmarks/rig",
         "benchmarks/peers",
@@ -159,8 +160,8 @@ THREADS_IN = (
 ENVIRONMENT_IN = (
     *("*/__main__.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py", "common/redis/embedded.py"),
     *("consumer/torture/pytest_plugin.py", "deploy/demo/handlers.py", "deploy/bench/handlers.py"),
-    *("benchmarks/rig/recording.py", "consumer/torture/harness.py", "examples/sinks.py"),
-    *("examples/request_reply.py", "common/base/durations.py", "usher/page.py"),
+    *("benchmarks/rig/recording.py", "consumer/torture/harness.py", "examples/sinks.py", "common/base/durations.py"),
+    *("examples/request_reply.py", "usher/page.py", "usher/management/commands/usher.py"),
 )
 
 FUNCTION_LINES = 60

@@ -4,6 +4,7 @@ have.
 Your programs import from here, and only from here::
 
     from usher import handler, batch, Message, GiveUp, RetryLater, PartialFailure   # handlers
+    from usher import running                                                      # them, within your program
     from usher import Producer, Link                                               # send
     from usher import SqlSink, AsyncSqlSink, RedisGuard                            # effects that happen exactly once
     from usher import write_to_outbox, LogConsumer                                 # transactional outbox
@@ -37,6 +38,7 @@ _DEFINED = {
     "usher.consumer.sinks.redis_guard": "RedisGuard",
     "usher.consumer.sinks.sql": "SqlSink",
     "usher.consumer.sinks.sql_async": "AsyncSqlSink",
+    "usher.deploy.local.run": "running",
 }
 _HOMES = {name: module for module, names in _DEFINED.items() for name in names.split()}
 
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
     from usher.consumer.sinks.redis_guard import RedisGuard as RedisGuard
     from usher.consumer.sinks.sql import SqlSink as SqlSink
     from usher.consumer.sinks.sql_async import AsyncSqlSink as AsyncSqlSink
+    from usher.deploy.local.run import running as running
 
 __all__ = [*sorted(_HOMES)]
 

@@ -54,6 +54,7 @@ class Listed(NamedTuple):
 #: The commands by what they are for, as ``usher --help`` lists them.
 PARTS: dict[str, dict[str, Listed]] = {
     "Run": {
+        "run": Listed("usher.deploy.local.run:run", "Run a handler: one process that handles messages, and may lead."),
         "up": Listed("usher.deploy.local.up:up", "Run everything on this machine: Redis, two masters, consumers."),
         "demo": Listed("usher.deploy.local.demo:demo", "Start everything, send messages, check every single one."),
         "master": Listed("usher.master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
@@ -179,6 +180,8 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as wrong:  # as click does for options
+            if ":" in args[0] or any(Path(args[0].replace(".", "/") + end).exists() for end in (".py", "/__init__.py")):
+                return "run", self.get_command(ctx, "run"), args
             close = difflib.get_close_matches(args[0], COMMANDS, 1)
             if not close or "Did you mean" in wrong.message:
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from flask import Flask, Request, g
@@ -46,9 +47,10 @@ class _Guests(Doorman):
         return (Identity(Role.OPERATOR if found[1] else Role.VIEWER, found[0]) if found else STRANGER), False
 
 
-def page(people: People, **settings: str) -> Flask:
+def page(people: People, others: Mapping[str, str] = MappingProxyType({}), **settings: str) -> Flask:
     """Return the page as a WSGI application. It reads the settings that all commands share (``redis_url``,
-    ``ticket_stream``, ...) from here or the environment, and Redis alone, as a standby does. Raises SettingsError."""
+    ``ticket_stream``, ...) from here or the environment, and Redis alone, as a standby does. ``others``: the addresses
+    of pages of several streams, this one too, by name: its menu leads to them. Raises SettingsError."""
     given = load(CommonSettings, os.environ, settings)
     url, keys = resolve_redis_url(given), Keys(given.work_stream, given.group)
     lease_ms, field = int(given.lease_seconds * 1000), given.work_ticket_field
@@ -60,6 +62,7 @@ def page(people: People, **settings: str) -> Flask:
     for routes in (shelf_routes, operation_routes, message_routes):
         app.register_blueprint(routes(parts))
     add_pages(app, parts)
+    app.jinja_env.globals["others"] = dict(others)
     services = [overview, parts.bulk]
 
     @app.before_request

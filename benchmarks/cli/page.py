@@ -18,15 +18,18 @@ from usher.deploy.bench.rig import BenchFailed
 
 @click.command(
     help=(
-        "Measure the load time of each page of the master, while messages come in and a great many tickets wait for"
-        " their next attempt: with one connection for all, and with a new one each. The headline is of all GETs"
-        " together."
+        "Measure the load time of each page of the master, while messages come in, a great many tickets wait, fail or"
+        " are held, and there are as many dead letters: with one connection for all, and with a new one each. The"
+        " headline is of all GETs together."
     )
 )
 @click.option(
-    "--pending", type=click.IntRange(100, 100_000), default=100_000, show_default=True, help="Tickets that wait."
+    "--pending", type=click.IntRange(100, 100_000), default=100_000, show_default=True, help="Tickets in trouble."
 )
-@click.option("--rate", type=click.FloatRange(min=1), default=2000.0, show_default=True, help="Messages per second.")
+@click.option("--letters", type=click.IntRange(100, 100_000), default=100_000, show_default=True, help="Dead letters.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0), default=2000.0, show_default=True, help="Messages per second; 0: quiet."
+)
 @click.option(
     "--gets",
     type=click.IntRange(min=1),
@@ -41,9 +44,9 @@ from usher.deploy.bench.rig import BenchFailed
     help="Without append-only file. Default: appendonly yes, appendfsync everysec, as shipped.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def page(pending: int, rate: float, gets: int, consumers: int, no_aof: bool, as_json: bool) -> None:
+def page(pending: int, letters: int, rate: float, gets: int, consumers: int, no_aof: bool, as_json: bool) -> None:
     try:
-        runs = measure_page.page(pending, rate, gets, consumers, not no_aof, os.environ)
+        runs = measure_page.page(pending, letters, rate, gets, consumers, not no_aof, os.environ)
     except BenchFailed as failed:
         click.echo(f"usher: {failed}", err=True)
         sys.exit(1)

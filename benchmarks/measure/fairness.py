@@ -58,7 +58,7 @@ class _Load:
 
     def quiet(self, flood: int, settings: dict[str, str], streams: int = 1) -> dict[str, Any]:
         """Measure the waits of a quiet tenant's messages that come during a flood, and the flood's time."""
-        with new_rig(self._durable, self._environ, streams) as (rig, _):
+        with new_rig(self._durable, self._environ, STREAM if streams == 1 else f"{STREAM}:*") as (rig, _):
             names = [STREAM] * 2 if streams == 1 else [f"{STREAM}:{number}" for number in range(2)]
             last = self._add(rig, names[0], [f"a{n % _TICKETS}" for n in range(flood)], b"a")
             began_s = self._begin(rig, settings)

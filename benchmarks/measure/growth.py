@@ -29,7 +29,7 @@ def growth(
     days: float, day_s: float, rate: float, streams: int, durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """Run once. A day of ``day_s`` seconds has ``rate`` messages in each."""
-    with new_rig(durable, environ, streams) as (rig, folder):
+    with new_rig(durable, environ, STREAM if streams == 1 else f"{STREAM}:*") as (rig, folder):
         PeerJob(str(folder), rig.url, int(1.1 * days * day_s * rate) + 1000, len(_BODY), 2, 0).save([])
         load = _Traffic(rig, [STREAM] if streams == 1 else [f"{STREAM}:{number}" for number in range(streams)])
         settings = {

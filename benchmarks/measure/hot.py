@@ -42,7 +42,10 @@ def hot(
         alone = phases.end("alone", len(names))
         before = rig.memory()
         began = time.monotonic()
-        send_on_schedule(rig, names, b"x" * 100, rate, flood=Flood(rig, messages).send)
+        flood = Flood(rig, messages)
+        send_on_schedule(rig, names, b"x" * 100, rate, idle=lambda wait_s: None if flood.send() else time.sleep(wait_s))
+        while flood.send():
+            pass
         sent_s = time.monotonic() - began
         during = phases.end("during the flood", len(names))
         _wait_until_parked(rig)
@@ -116,9 +119,7 @@ class Flood:
     def send(self) -> bool:
         """Send one page; False when all are sent."""
         count = min(_FLOOD_PAGE, self._left)
-        for reply in self._rig.link.pipeline([self._command] * count):
-            if isinstance(reply, Exception):
-                raise reply
+        self._rig.link.all_of([self._command] * count)
         self._left -= count
         return self._left > 0
 

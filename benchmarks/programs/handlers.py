@@ -10,13 +10,14 @@ from typing import Any
 import orjson
 
 from benchmarks.rig.recording import record
-from usher import RetryLater
+from usher import GiveUp, RetryLater
 from usher.deploy.bench.handlers import DUE_FIELD, note_wait, timed
 
 #: The ticket of `python -m benchmarks hot`.
 HOT_TICKET = b"HOT"
-#: Prefix of the tickets of `python -m benchmarks page` whose messages are tried again tomorrow.
-WAITING = b"waiting"
+#: Prefixes of the tickets of `python -m benchmarks page` whose messages are tried again tomorrow, fail, or are given
+#: up; and kinds of these.
+WAITING, FAILING, GIVEN_UP, _KINDS = b"waiting", b"failing", b"given-up", 20
 #: Field of the time until which ``recorded_unless_broken`` fails, in seconds since the epoch.
 BROKEN_UNTIL = "broken_until"
 #: Seconds that ``sleeping`` and ``sleeping_async`` take.
@@ -74,6 +75,10 @@ def waiting(message: Any) -> None:
     """Do nothing, except for some tickets."""
     if message.ticket.startswith(WAITING):
         raise RetryLater(86_400)
+    for begin, base in ((FAILING, ValueError), (GIVEN_UP, GiveUp)):
+        if message.ticket.startswith(begin):
+            number = int(message.ticket.rpartition(b"-")[2])
+            raise type(f"{base.__name__}{number % _KINDS}", (base,), {})(f"no account {number}")
 
 
 def timed_but_hot(message: Any) -> None:

@@ -81,7 +81,7 @@ class _Prover:
         assert process.stdout is not None
         while not select.select([process.stdout], [], [], 0.1)[0]:
             with contextlib.suppress(OSError):
-                spilt = sum(file.stat().st_size for file in self._folder.glob("local/*/*"))
+                spilt = sum(file.stat().st_size for file in self._folder.glob("reading/*/*"))
                 self.most_spilt = max(self.most_spilt, spilt)
         line = process.stdout.readline()
         if not line:

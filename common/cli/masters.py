@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+import requests
 
 _TIMEOUT_S = 2.0
-#: Use no proxy, whatever the environment says: these are this machine's own addresses.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
@@ -27,23 +23,14 @@ class ProbeAnswer:
 
 def ask(url: str, token: str = "") -> ProbeAnswer:
     """GET a URL of a master; never raises."""
-    request = urllib.request.Request(url, headers={"Accept": "application/json"})
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
+    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
-        with _OPENER.open(request, timeout=_TIMEOUT_S) as reply:
-            return ProbeAnswer(reply.status, _json(reply.read()))
-    except urllib.error.HTTPError as refused:
-        with refused:
-            return ProbeAnswer(refused.code, _json(refused.read()))
-    except (OSError, ValueError) as failed:
+        with requests.Session() as asking:
+            asking.trust_env = False  # no proxy: these are this machine's own addresses
+            answer = asking.get(url, headers=headers, timeout=_TIMEOUT_S)
+            return ProbeAnswer(answer.status_code, _json(answer.content))
+    except (OSError, ValueError) as failed:  # those of requests are OSError
         return ProbeAnswer(0, None, str(failed))
-    except http.client.HTTPException as unreadable:
-        return ProbeAnswer(
-            0,
-            None,
-            f"what listens there does not speak HTTP ({type(unreadable).__name__}): another server has that port",
-        )
 
 
 def is_well(url: str, token: str = "") -> tuple[bool, str]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -185,10 +185,11 @@ def _source(
         return stack.enter_context(CsvSource(given["csv_path"], given["key"], settings.ticket_field))
     if given["simulate"] is not None:
         return incidents(given["simulate"], given["tickets"], given["seed"])
-    return [_one_message(given["ticket"], given["fields"], settings.ticket_field)]
+    return [Outgoing(given["ticket"], fields_of(given["fields"], settings.ticket_field))]
 
 
-def _one_message(ticket: str, pairs: tuple[str, ...], ticket_field: str) -> Outgoing:
+def fields_of(pairs: Sequence[str], ticket_field: str = "") -> dict[str, str]:
+    """Parse FIELD=VALUE, each. Raises UsageError."""
     fields = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -199,7 +200,7 @@ def _one_message(ticket: str, pairs: tuple[str, ...], ticket_field: str) -> Outg
         if name in fields:
             raise click.UsageError(f"{pair!r}: the field {name} is given twice")
         fields[name] = value
-    return Outgoing(ticket, fields)
+    return fields
 
 
 def _waiting(link: Link, stream: str) -> Callable[[], None]:

@@ -7,7 +7,7 @@ import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.durations import moment_text
@@ -55,8 +55,6 @@ _SETTINGS = (
     "timeout",
 )
 _SENTINEL_CHANNEL = "__sentinel__:hello"
-#: Seconds for which Redis' clock is watched beside ours.
-_WATCH_S = 0.1
 #: Number of pending entries among which the longest idle one is sought.
 _MOST_IDLE = 100
 #: Newest declared losses that are told.
@@ -73,9 +71,6 @@ _OTHER_WORDS = 4
 
 def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | None = None) -> DoctorFacts:
     refused: dict[str, str] = {}
-    # Connecting takes several round trips, and it is unknown which one carries the time: do that first.
-    _time(link, {})
-    first = _time(link, refused)
     return dataclasses.replace(
         _server(link, keys, refused),
         lease_ms=lease_ms,
@@ -84,7 +79,7 @@ def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | No
         gathering=None
         if sources is None
         else _allowed("sources", refused, lambda: SourcesReader(link, keys, sources).overview()),
-        clock=_clock(link, first, refused),
+        clock=_clock(link, refused),
     )
 
 
@@ -159,41 +154,14 @@ def _is_told(reply: Any, question: str, refused: dict[str, str]) -> bool:
     return True
 
 
-class _Time(NamedTuple):
-    """A measurement: Redis' milliseconds, ours on a steady clock, ours on the wall, all at the middle of one call, and
-    its duration."""
-
-    redis_ms: int
-    steady_ms: float
-    wall_ms: int
-    trip_ms: float
-
-
-def _time(link: Link, refused: dict[str, str]) -> _Time | None:
-    before_s, wall_ns = time.monotonic(), time.time_ns()
+def _clock(link: Link, refused: dict[str, str]) -> Clock | None:
+    before_s, before_ms = time.monotonic(), wall_ms()
     [reply] = link.pipeline([("TIME",)])
-    trip_s = time.monotonic() - before_s
+    trip_ms = (time.monotonic() - before_s) * 1000
     if not _is_told(reply, "TIME", refused):
         return None
-    seconds, micros = map(int, reply)
-    return _Time(
-        seconds * 1000 + micros // 1000,
-        (before_s + trip_s / 2) * 1000,
-        wall_ns // 1_000_000 + int(trip_s * 500),
-        trip_s * 1000,
-    )
-
-
-def _clock(link: Link, first: _Time | None, refused: dict[str, str]) -> Clock | None:
-    if first is None:
-        return None
-    time.sleep(max(0.0, _WATCH_S - (time.monotonic() - first.steady_ms / 1000)))
-    last = _time(link, refused)
-    if last is None:
-        return None
-    watched_ms = int(last.steady_ms - first.steady_ms)
-    drift_ms = last.redis_ms - first.redis_ms - watched_ms
-    return Clock(last.redis_ms, last.redis_ms - last.wall_ms, drift_ms, watched_ms, min(first.trip_ms, last.trip_ms))
+    now_ms = int(reply[0]) * 1000 + int(reply[1]) // 1000
+    return Clock(now_ms, now_ms - before_ms - int(trip_ms / 2), trip_ms)
 
 
 def _stream(link: Link, keys: Keys) -> TicketStreamFacts:

@@ -46,13 +46,10 @@ class DoctorFinding:
 
 @dataclass(frozen=True)
 class Clock:
-    """Redis' clock beside ours: how far it is ahead, and how much faster than time itself it went while we watched.
-    Also the round trip to Redis. Milliseconds."""
+    """Redis' clock beside ours, how far it is ahead, and the round trip to Redis. Milliseconds."""
 
     redis_ms: int
     ahead_ms: int
-    drift_ms: int
-    watched_ms: int
     trip_ms: float = 0.0
 
 
@@ -258,8 +255,6 @@ _BUSY_MS = 5000
 INFO_COMMANDS = (("INFO", "persistence"), ("INFO", "memory"), ("INFO", "replication"))
 #: Difference of two machines' clocks, in ms, from which displayed times are misleading.
 _SKEW_MS = 2000
-#: Difference in ms that two clocks may show while we watch: at most that of the two round trips.
-_JUMP_MS = 200
 _AHEAD_MS = 1000
 #: Factor from milliseconds to epochs, fences and generations.
 _NUMBERS_PER_MS = 1024
@@ -655,11 +650,7 @@ def _clock(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         do = "allow TIME to this user"
         yield UNKNOWN("clock", facts.why_not("TIME"), "leases and ids rest on Redis' clock", do)
         return
-    if abs(clock.drift_ms) > _JUMP_MS:
-        seen = f"in {clock.watched_ms} ms Redis' clock went {clock.watched_ms + clock.drift_ms} ms"
-        means = "leases end early or late; fencing tokens hold all the same"
-        yield WARN("clock", seen, means, "let the clock of Redis' host be slewed, not set")
-    elif abs(clock.ahead_ms) > _SKEW_MS:
+    if abs(clock.ahead_ms) > _SKEW_MS:
         where = "ahead of" if clock.ahead_ms > 0 else "behind"
         seen = f"Redis is {abs(clock.ahead_ms) / 1000:,.1f} s {where} this machine"
         means = "leases are Redis' own and hold; times that people see are off by as much"

@@ -48,6 +48,7 @@ class Role(enum.StrEnum):
     VIEWER = "viewer"
     OPERATOR = "operator"
     CONSUMER = "consumer"
+    PRODUCER = "producer"
     ALL = "all"
 
     def may(self, needed: Role) -> bool:
@@ -56,11 +57,12 @@ class Role(enum.StrEnum):
         >>> Role.OPERATOR.may(Role.VIEWER), Role.VIEWER.may(Role.OPERATOR), Role.OPERATOR.may(Role.CONSUMER)
         (True, False, False)
         """
-        return needed is Role.ANYBODY or self in (Role.ALL, needed) or (self is Role.OPERATOR and needed is Role.VIEWER)
+        is_of_operators = self is Role.OPERATOR and needed in (Role.VIEWER, Role.PRODUCER)
+        return needed is Role.ANYBODY or self in (Role.ALL, needed) or is_of_operators
 
 
 #: Roles that a token of the file may have.
-FILE_ROLES = (Role.VIEWER, Role.OPERATOR, Role.CONSUMER, Role.ALL)
+FILE_ROLES = (Role.VIEWER, Role.OPERATOR, Role.CONSUMER, Role.PRODUCER, Role.ALL)
 
 
 @dataclass(frozen=True)

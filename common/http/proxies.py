@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from werkzeug.middleware.proxy_fix import ProxyFix
-
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -68,6 +66,8 @@ def neighbours(text: str) -> str:
 
 
 def behind_proxies(app: WSGIApplication, proxies: Sequence[Network]) -> WSGIApplication:
+    from werkzeug.middleware.proxy_fix import ProxyFix  # 3 MiB, and settings need the networks alone
+
     fixed = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
 
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[Any]:

@@ -18,11 +18,10 @@ from flask import Response, request
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.http.problem import Problem
+from usher.common.http.serve import MOST_FOLLOWERS
 
 log = logging.getLogger(__name__)
 
-#: Of all subscriptions of one program; one caller may have half of them.
-MOST_FOLLOWERS = 192
 #: How often it is looked whether the client is there, and when one that was idle gets a sign of life.
 _LOOK_S, _HEARTBEAT_S = 2.0, 15.0
 _MOST_BYTES = 262_144

@@ -56,7 +56,6 @@ from gunicorn.workers.workertmp import WorkerTmp
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import began_here, event, flush
-from usher.common.http.push import MOST_FOLLOWERS
 from usher.common.http.tls import ServerTls
 from usher.common.runtime.clock_steps import look_for_steps
 from usher.common.runtime.fork_guard import end_children_by, try_for
@@ -79,6 +78,8 @@ _EVERY_S = 0.5
 _LONGEST_LOOK_S = 2.0
 #: Requests that are answered at a time, beside the live subscriptions; more wait. Threads start when they are needed.
 _REQUESTS = 128
+#: Of all subscriptions of one program; one caller may have half of them.
+MOST_FOLLOWERS = 192
 #: From so many connections on the one that waits longest is closed for each new one; more than the second number wait
 #: to be accepted; and files that this process may open, where that is allowed.
 _CROWDED, _CONNECTIONS, _FILES = 2000, 2200, 4096
@@ -132,24 +133,25 @@ def serve(
     setting: str = "USHER_BIND",
     tls: ServerTls | None = None,
     ends: WorkerEnds | None = None,
+    listener: socket.socket | None = None,
 ) -> None:
     """Run ``program`` at ``bind`` (``host:port``) until a signal ends it.
 
     ``make`` is called in the worker, after the fork, so that no thread and no connection is shared with the arbiter. It
     returns an object with
 
-    * ``app``, the WSGI application;
+    * ``app``, the WSGI application, asked for with each request;
     * ``start(port, host)``, which starts the threads. ``port`` is the real one, also where 0 was asked for;
     * ``stop()``, which drains, and joins the threads. Called once, on a thread of its own, while HTTP still answers;
       also after ``start`` has raised. It gets ``graceful_s`` seconds; the whole program is gone at most 3 s later (give
       a supervisor more than that);
     * ``liveness()``, asked twice a second once ``start`` has returned, until a stop is asked for.
 
-    ``ends`` hears of each worker that ends, in the arbiter. Raises StartRefused when the address is not free, and with
-    the message of whatever UsherError ``make`` or ``start`` raised.
+    ``ends`` hears of each worker that ends, in the arbiter. ``listener``: that of ``listen``. Raises StartRefused when
+    the address is not free, and with the message of whatever UsherError ``make`` or ``start`` raised.
     """
     warn_of_plain_http(bind, tls)
-    listener = _listen(bind, setting)
+    listener = listener or listen(bind, setting)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < _FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES if hard < 0 else min(_FILES, hard), hard))
@@ -182,10 +184,11 @@ def url_of(host: str, port: int, tls: bool) -> str:
 def check_address(bind: str, setting: str) -> None:
     """Raise StartRefused, naming ``setting``, unless ``bind`` (``host:port``) can be listened at. Port 0 is always
     free."""
-    _listen(bind, setting).close()
+    listen(bind, setting).close()
 
 
-def _listen(bind: str, setting: str) -> socket.socket:
+def listen(bind: str, setting: str, near: int = 0) -> socket.socket:
+    """Listen at ``bind``; where that is taken, at one of the ``near`` ports after it. Raises StartRefused."""
     host, _, port = bind.rpartition(":")
     host = host.strip("[]")
     try:
@@ -207,6 +210,8 @@ def _listen(bind: str, setting: str) -> socket.socket:
         listener.listen(1024)
     except OSError as refused:
         listener.close()
+        if near and refused.errno == errno.EADDRINUSE:
+            return listen(f"{bind.rpartition(':')[0]}:{int(port) + 1}", setting, near - 1)
         reasons = {
             errno.EADDRINUSE: "is in use by another program; stop that or choose another port",
             errno.EADDRNOTAVAIL: "is not an address of this machine",
@@ -633,7 +638,7 @@ class _Program(BaseApplication):
             self._drain.start()
         except UsherError as refused:
             self._refuse(refused)
-        return self._closing(self._served.app)
+        return self._answer
 
     def _post_worker_init(self, worker: Any) -> None:
         self._end_http = worker.handle_exit
@@ -665,22 +670,19 @@ class _Program(BaseApplication):
         for number in (signal.SIGPIPE, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
 
-    def _closing(self, app: WSGIApplication) -> WSGIApplication:
+    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Close a connection whose answer says so, which gunicorn does not heed, and any while the program ends. Nor
         is a body waited for that nobody wants. ``start_response`` is a method of gunicorn's response."""
+        is_bodied = "HTTP_TRANSFER_ENCODING" in environ or environ.get("CONTENT_LENGTH", "0") not in ("", "0")
+        is_read_only = environ["REQUEST_METHOD"] in ("GET", "HEAD")
 
-        def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-            is_bodied = "HTTP_TRANSFER_ENCODING" in environ or environ.get("CONTENT_LENGTH", "0") not in ("", "0")
-            is_read_only = environ["REQUEST_METHOD"] in ("GET", "HEAD")
+        def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            if self._asked or ("Connection", "close") in headers or (is_bodied and (is_read_only or status >= "4")):
+                start_response.__self__.force_close()  # type: ignore[attr-defined]
+            return start_response(status, headers, *more)
 
-            def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-                if self._asked or ("Connection", "close") in headers or (is_bodied and (is_read_only or status >= "4")):
-                    start_response.__self__.force_close()  # type: ignore[attr-defined]
-                return start_response(status, headers, *more)
-
-            return app(environ, start)
-
-        return application
+        answer: Iterable[bytes] = self._served.app(environ, start)
+        return answer
 
     def silence(self) -> tuple[float, str]:
         """Return for how long the worker may be silent, 0 while its services stand still, and what it does."""

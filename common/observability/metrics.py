@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Info, ProcessCollector, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.exposition import choose_encoder
 
 from usher.common.base.clock import now_s
 from usher.common.base.extras import version
@@ -45,8 +45,6 @@ DEAD_LETTER_REASONS = (
     "unreadable_due_ms",
 )
 _FULL = ("oom", "misconf")
-_TEXT = "text/plain; version=0.0.4; charset=utf-8"
-_OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Metrics:
@@ -76,9 +74,8 @@ class Metrics:
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
         """Return what Prometheus reads, and its content type: OpenMetrics, if ``accept`` asks for it, else its text."""
-        if "application/openmetrics-text" in accept:
-            return bytes(openmetrics.generate_latest(self._registry)), _OPENMETRICS
-        return bytes(generate_latest(self._registry)), _TEXT
+        encode, content_type = choose_encoder(accept)
+        return bytes(encode(self._registry)), content_type
 
 
 class _Collector:
@@ -199,4 +196,4 @@ def _redis_errors() -> Iterable[Metric]:
         "Answers and connections of Redis that were errors. class: Redis' first word, connect, reply_unknown, nogroup,"
         " refused."
     )
-    yield counters("redis_errors", text, "class", dict.fromkeys(_FULL, 0) | troubles.seen())
+    yield counters("redis_errors", text, "class", dict.fromkeys(_FULL, 0) | troubles)

@@ -12,17 +12,18 @@ from usher.common.sql.alchemy import sa
 from usher.common.sql.engine import postgres_args
 from usher.common.sql.errors import CANCELED, PassingCause, driver_message, is_autocommit, passing, sqlstate
 
-#: Seconds that a writer waits for SQLite's one write lock.
-_SQLITE_WAIT_S = 30.0
+#: Seconds that a writer waits for SQLite's one write lock; and a streamer, whose lease must not end meanwhile (as with
+#: lock_timeout in queries.sql).
+_SQLITE_WAIT_S, _SQLITE_STREAMS_S = 30.0, 0.5
 #: Seconds for which a streamer waits for an answer of MySQL, whose drivers have no other way to notice that it is gone.
 _MYSQL_WAIT_S = 15
 #: A row that somebody holds is waited for as long as MySQL can count: a lease must not end meanwhile.
 _MYSQL_IMPATIENT = "SET SESSION innodb_lock_wait_timeout = 1"
 #: SQLite's words for a full disk: other programs that open the file are short of the same disk.
 _SQLITE_FULL = "disk is full"
-_NOT_ASYNC = (
-    "give a URL, or what create_engine makes of it, with a plain driver (postgresql+psycopg://..., mysql+pymysql://...,"
-    " sqlite:///...)"
+_PLAIN = (
+    "the outbox takes a URL, or what create_engine makes of it, of PostgreSQL, MySQL (and MariaDB) or SQLite, with a"
+    " driver that is not asynchronous (postgresql+psycopg://..., mysql+pymysql://..., sqlite:///...)"
 )
 #: The version of the schema that this Usher needs.
 VERSION = 1
@@ -67,7 +68,7 @@ def open_engine(url: str, setting: str, *, streams: bool = False) -> sa.Engine:
 
 def _waits(url: sa.engine.URL, streams: bool) -> dict[str, Any]:
     if url.get_backend_name() == "sqlite":
-        return {} if "timeout" in url.query else {"timeout": _SQLITE_WAIT_S}
+        return {} if "timeout" in url.query else {"timeout": _SQLITE_STREAMS_S if streams else _SQLITE_WAIT_S}
     if url.get_backend_name() == "mysql":
         waits: dict[str, Any] = {"connect_timeout": 5}
         if streams:
@@ -80,15 +81,9 @@ def check_dialect(engine: Any) -> None:
     """Raise OutboxMisused for databases other than PostgreSQL, MySQL and SQLite, and for objects that are no
     synchronous engine."""
     if not isinstance(engine, sa.Engine):
-        is_async = hasattr(engine, "sync_engine")
-        raise OutboxMisused(f"this is {'an asynchronous engine' if is_async else type(engine).__name__}; {_NOT_ASYNC}")
-    if engine.dialect.is_async:
-        raise OutboxMisused(f"the driver {engine.dialect.driver} is asynchronous; {_NOT_ASYNC}")
-    if engine.dialect.name not in DIALECTS:
-        raise OutboxMisused(
-            f"the outbox works in PostgreSQL, MySQL (and MariaDB, as mysql+pymysql://) and SQLite; this URL is for"
-            f" {engine.dialect.name}"
-        )
+        raise OutboxMisused(f"{_PLAIN}; this is a {type(engine).__name__}")
+    if engine.dialect.is_async or engine.dialect.name not in DIALECTS:
+        raise OutboxMisused(f"{_PLAIN}; this one is for {engine.dialect.name}, by {engine.dialect.driver}")
 
 
 def _any_bytes(connection: Any, _record: object) -> None:

@@ -3,11 +3,8 @@ messages."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import socket
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,10 +15,6 @@ from usher.common.outbox.database import check_schema, migrate, open_engine, sql
 from usher.common.outbox.rows import BATCH_BYTES, ROW_BYTES, Refusal, RefusedRow, Row, TicketRows
 from usher.common.outbox.sql_files import queries
 from usher.common.sql.alchemy import sa
-
-#: Has a connection wait for SQLite's one write lock for a moment only: a lease must not end meanwhile. Same as
-#: lock_timeout in queries.sql; for MySQL see open_engine.
-_IMPATIENT = "PRAGMA busy_timeout = 500"
 
 
 class OutboxStore:
@@ -39,9 +32,6 @@ class OutboxStore:
             self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         elif self.dialect == "mysql":
             self._engine = self._single.execution_options(isolation_level="READ COMMITTED")
-        self._asked: Any = None  # the driver's connection of the last batch or change
-        self._socket: socket.socket | None = None  # its socket, as a descriptor of our own; guarded by self._lock
-        self._lock = threading.Lock()
         self._queries = {name: sa.text(query) for name, query in queries(self._engine.dialect.name).items()}
 
     @property
@@ -74,7 +64,6 @@ class OutboxStore:
         """
         values = {"count": count, "bytes": BATCH_BYTES, "row_bytes": self._row_bytes}
         with sql_trouble("reading the outbox"), self._single.connect() as connection:
-            self._ask(connection)
             rows: list[Row] = []
             size = 0
             for *columns, read_only in connection.execute(self._queries["batch"], values):
@@ -90,7 +79,6 @@ class OutboxStore:
 
     def is_empty(self) -> bool:
         with sql_trouble("reading the outbox"), self._single.connect() as connection:
-            self._ask(connection)
             return connection.scalar(self._queries["first"]) is None
 
     def remove(self, sent: Sequence[tuple[int, str]]) -> None:
@@ -101,19 +89,16 @@ class OutboxStore:
         """
         if sent:
             with sql_trouble("removing sent rows", canceled=SqlBusy), self._single.begin() as connection:
-                self._ask(connection)
                 self._remove(connection, sent)
 
     def set_aside(self, refused: Sequence[Refusal]) -> None:
         """Move these rows to refused_log_records, each with its reason. Raises SqlTrouble."""
         with sql_trouble("setting rows aside", canceled=SqlBusy), self._engine.begin() as connection:
-            self._ask(connection)
             connection.execute(self._queries["set_aside"], [one._asdict() for one in refused])
             self._remove(connection, [(one.id, None) for one in refused])
 
     def halted(self) -> int:
         with sql_trouble("counting the outbox"), self._single.connect() as connection:
-            self._ask(connection)
             return int(connection.scalar(self._queries["halted"]) or 0)
 
     def waiting(self) -> tuple[int, int]:
@@ -134,39 +119,8 @@ class OutboxStore:
             rows = tuple(RefusedRow(row.id, row.reason, _moment(row.refused_at), bool(row.halts)) for row in refused)
             return TicketRows(staged, first_id, _moment(since), rows)
 
-    def interrupt(self) -> bool:
-        """End a question that PostgreSQL does not answer, from another thread, by ending its connection. The waiting
-        thread gets SqlTrouble. Returns False when there is no connection that could be ended."""
-        with self._lock:
-            ended, self._socket = self._socket, None
-            if ended is None:
-                return False
-            with contextlib.suppress(OSError):  # it is over already
-                ended.shutdown(socket.SHUT_RDWR)
-            ended.close()
-            return True
-
     def close(self) -> None:
         self._engine.dispose()
-        self._keep_socket(None)
-
-    def _ask(self, connection: sa.Connection) -> None:
-        """Note which connection is asked. A descriptor of our own stays valid when the connection is closed and its
-        number goes to another one."""
-        driver: Any = connection.connection.driver_connection
-        if driver is not self._asked:
-            self._keep_socket(driver)
-            if self.dialect == "sqlite" and "timeout" not in self._engine.url.query:
-                driver.execute(_IMPATIENT)
-
-    def _keep_socket(self, driver: Any) -> None:
-        over = (AttributeError, OSError, self._engine.dialect.loaded_dbapi.Error)  # there is none, or it is closed
-        with self._lock:
-            if self._socket is not None:
-                self._socket.close()
-            self._asked, self._socket = driver, None
-            with contextlib.suppress(*over):
-                self._socket = socket.socket(fileno=os.dup(driver.fileno()))
 
     def _remove(self, connection: sa.Connection, rows: Sequence[tuple[int, str | None]]) -> None:
         ids, uids = zip(*rows, strict=True)

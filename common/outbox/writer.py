@@ -66,27 +66,6 @@ def write_all_to_outbox(connection: Any, records: Iterable[LogRecord]) -> list[s
         statement = sa.text(queries("sqlite")["write"])
         _check_transactional(driver_of(_begun(connection, statement)))
         connection.execute(statement, rows)
-    elif isinstance(connection, (sa.Engine, sa.orm.sessionmaker)):
-        raise OutboxMisused(
-            "write_to_outbox() wants the connection or session of your transaction, not what makes one: else it would"
-            " not roll back with it"
-        )
-    elif isinstance(getattr(connection, "sync_engine", None), sa.Engine) and not hasattr(connection, "run_sync"):
-        raise OutboxMisused(
-            "write_to_outbox() wants the connection of your transaction, not the engine: async with engine.begin() as"
-            " connection: await connection.run_sync(lambda own: write_to_outbox(own, ticket_id=...))"
-        )
-    elif hasattr(connection, "run_sync"):
-        raise OutboxMisused(
-            "this connection is asynchronous: await connection.run_sync(lambda own: write_to_outbox(own,"
-            " ticket_id=...))"
-        )
-    elif inspect.iscoroutinefunction(getattr(connection, "commit", None)):
-        # Its coroutines would never be awaited, and nothing would be written.
-        raise OutboxMisused(
-            "this connection of a driver is asynchronous: await connection.execute(...) the INSERT of queries.sql"
-            " yourself"
-        )
     else:
         _plain_write(connection, rows)
     return [row["uid"] for row in rows]
@@ -115,10 +94,11 @@ def _check_transactional(driver: Any) -> None:
 def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
     style = _style(connection)
     if style is None:
-        kind = f"{type(connection).__module__}.{type(connection).__name__}"
         raise OutboxMisused(
-            f"write_to_outbox() does not know what to do with {kind}: give a connection, or run the INSERT of"
-            " queries.sql yourself"
+            "write_to_outbox() wants the open connection or session of your transaction, so that the record rolls back"
+            " with it; not what makes one, and no asynchronous one: await connection.run_sync(lambda own:"
+            " write_to_outbox(own, ticket_id=...)), or run the INSERT of queries.sql yourself (this is a"
+            f" {type(connection).__module__}.{type(connection).__name__})"
         )
     if not hasattr(connection, "in_atomic_block"):
         _check_transactional(connection)
@@ -138,7 +118,8 @@ def _style(connection: Any) -> str | None:
     if hasattr(connection, "in_atomic_block"):  # Django's
         return "%({})s" if connection.vendor in DIALECTS else None
     module = type(connection).__module__.partition(".")[0]
-    if not hasattr(connection, "cursor"):  # a cursor, or something unrelated
+    # Nobody would await what is asked of an asynchronous one. Without cursor: a cursor, or something unrelated.
+    if inspect.iscoroutinefunction(getattr(connection, "commit", None)) or not hasattr(connection, "cursor"):
         return None
     if module == "sqlite3" or any(base.__module__ == "sqlite3" for base in type(connection).__mro__):
         return ":{}"

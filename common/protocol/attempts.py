@@ -21,6 +21,8 @@ CUT_OFF, RAN_PAST = "its process ended while its handler ran", "it ran past USHE
 #: So many failures use up every number of attempts: an operator has given the message up (lua/operations/order.lua).
 #: Consumers of any version make a dead letter of it in its turn.
 GIVEN_UP = 900_000_000
+#: The same, of what waited when somebody cleared its ticket.
+CLEARED = GIVEN_UP + 1
 
 
 class Attempts(NamedTuple):

@@ -37,6 +37,16 @@ def uid_key(stream: str, uid: bytes) -> bytes:
     return f"{_tagged(stream)}:uid:".encode() + uid
 
 
+def waiting_key(stream: str, group: str, ticket: bytes) -> bytes:
+    """List with PX: ids of a ticket's messages, in order, that producers with a ``ticket_limit`` have added. Written
+    by send (common/sending/producer.py); those that are over leave it when there is no room.
+
+    >>> waiting_key("ticket_stream", "g", b"42")
+    b'{ticket_stream}:waiting:g:42'
+    """
+    return f"{_tagged(stream)}:waiting:{group}:".encode() + ticket
+
+
 class _Key:
     """A key, named behind the ``prefix`` as its attribute unless ``name`` is given. ``said``: for docs."""
 
@@ -156,6 +166,8 @@ class Keys:
     changed = _Key("""Stream, capped: tickets whose record another process than the leader changed, changes of the
         rules, consumers that come and go. It wakes the leader, and standbys when it resigns. Written by dead_letter,
         redrive, drop, change_rules, register, renew, drain, revoke, deregister, resign.""")
+    reports = _Key("""Stream, capped: reports to a leader in another process, of consumers that have no master's URL
+        (`usher run`). Written by these, read by the leader.""")
     rules = _Key("""Hash: id of a live rule -> ``version ms json`` (master/policy/rules.py). For ever. Written by
         change_rules, read by the leader.""")
     actions = _Key("""Stream, capped: the action log of the operators (master/operations/action_log.py). Written by

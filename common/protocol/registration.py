@@ -17,6 +17,8 @@ MOST_SLOTS = 1024
 WINDOW_HEADER = "Usher-Window"
 #: Header of a report: how many tickets of this consumer wait for a retry. None without it.
 RETRYING_HEADER = "Usher-Retrying"
+#: Path of a consumer that shares its process with a master: its URL may be good on its own machine alone.
+BESIDE = "/consumer/"
 #: The evidence of a name lock: the lock (boot id, device, inode), and a moment at which it was held.
 _EVIDENCE = re.compile(r"([^:]+:[0-9]+:[0-9]+):([0-9]{1,20})")
 

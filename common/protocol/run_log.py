@@ -4,14 +4,15 @@ A record is one JSON object of columns, so that a batch of 1,000 costs one encod
 ``ids``, ``tickets``, ``fences``, ``attempts``, ``start_us``, ``end_us`` (microseconds since the epoch, on the
 consumer's clock); ``consumer`` is the incarnation, ``handler`` its USHER_HANDLER. The column ``outcomes`` is present if
 not all are ``done`` (ack.lua adds it if it refuses some); an execution that ended with its process is ``crashed``, and
-its end is 0. Where messages have tenants, ``tenant`` is a column of places in the list ``tenants``; where they have
+its end is 0. ``into`` is there if runs absorbed messages: for each of these the id of the run, for others "".
+Where messages have tenants, ``tenant`` is a column of places in the list ``tenants``; where they have
 priorities, ``priority`` is one.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import orjson
@@ -19,12 +20,15 @@ import orjson
 from usher.common.protocol.marks import NO_FIELDS, MarkFields
 
 DONE, FAILED, RETRY_LATER, GAVE_UP, CRASHED = "done", "failed", "retry_later", "gave_up", "crashed"
+#: Of a message that another's run had absorbed: it is done, and began and ended with the end of that run.
+MERGED = "merged"
 FAILURES = frozenset({FAILED, GAVE_UP, CRASHED})
 
 
 class RunRecord(NamedTuple):
-    """An execution. ``outcome``: done, failed (its handler raised), retry_later, gave_up, or crashed (it ended
-    with its process). ``error``: what anybody may see of it, where it is kept with its message."""
+    """An execution. ``outcome``: done, merged (the run of ``into`` absorbed it), failed (its handler raised),
+    retry_later, gave_up, or crashed (it ended with its process). ``error``: what anybody may see of it, where it is
+    kept with its message."""
 
     consumer: str
     ticket: str
@@ -35,6 +39,7 @@ class RunRecord(NamedTuple):
     end_us: int
     outcome: str = DONE
     error: str = ""
+    into: str = ""
 
 
 class Executed(Protocol):
@@ -62,10 +67,18 @@ class Ran(NamedTuple):
 
 
 _UNKNOWN = Ran()
+_NONE: Mapping[bytes, bytes] = {}
 
 
-def encode(consumer: str, executed: Sequence[Executed], outcomes: Sequence[str] = (), by: Ran = _UNKNOWN) -> bytes:
-    """Encode these executions as one record. ``outcomes``: one for each; if empty, all are done."""
+def encode(
+    consumer: str,
+    executed: Sequence[Executed],
+    outcomes: Sequence[str] = (),
+    by: Ran = _UNKNOWN,
+    into: Mapping[bytes, bytes] = _NONE,
+) -> bytes:
+    """Encode these executions as one record. ``outcomes``: one for each; if empty, all are done. ``into``: ids of runs
+    by those of what they absorbed."""
     record: dict[str, Any] = {
         "consumer": consumer,
         "ids": orjson.Fragment(b'["%b"]' % b'","'.join([e.stream_id for e in executed])),
@@ -77,6 +90,8 @@ def encode(consumer: str, executed: Sequence[Executed], outcomes: Sequence[str] 
     }
     if outcomes:
         record["outcomes"] = outcomes
+    if into:
+        record["into"] = [into.get(e.stream_id, b"").decode() for e in executed]
     if by.handler:
         record["handler"] = by.handler
     if not by.marks.is_empty:
@@ -94,10 +109,12 @@ def decode(record: bytes) -> Iterator[RunRecord]:
     columns = orjson.loads(record)
     names = ("ids", "tickets", "fences", "attempts", "start_us", "end_us")
     outcomes = columns.get("outcomes") or [DONE] * len(columns["ids"])
-    for entry_id, ticket, fence, attempt, start_us, end_us, outcome in zip(
-        *(columns[name] for name in names), outcomes, strict=True
+    runs = columns.get("into") or [""] * len(columns["ids"])
+    for entry_id, ticket, fence, attempt, start_us, end_us, outcome, into in zip(
+        *(columns[name] for name in names), outcomes, runs, strict=True
     ):
-        yield RunRecord(columns["consumer"], ticket, entry_id, fence, attempt, start_us, end_us, outcome)
+        outcome = MERGED if into else outcome
+        yield RunRecord(columns["consumer"], ticket, entry_id, fence, attempt, start_us, end_us, outcome, into=into)
 
 
 def encode_kept(consumer: str, run: Executed, outcome: str, error: str = "") -> bytes:
@@ -108,8 +125,8 @@ def encode_kept(consumer: str, run: Executed, outcome: str, error: str = "") -> 
 def decode_kept(lines: bytes, ticket: str, entry_id: str) -> list[RunRecord]:
     """Parse such lines.
 
-    >>> decode_kept(b'["c:1",9,1,5,7,"x","E"]' + b"\\nnot one", "T", "1-0")
-    [RunRecord(consumer='c:1', ticket='T', id='1-0', fence=9, attempt=1, start_us=5, end_us=7, outcome='x', error='E')]
+    >>> [(one.consumer, one.end_us) for one in decode_kept(b'["c:1",9,1,5,7,"x","E"]' + b"\\nnot one", "T", "1-0")]
+    [('c:1', 7)]
     """
     found = []
     for line in lines.split(b"\n"):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from usher.common.base.errors import StartRefused
-from usher.common.protocol.keys import Keys, LogKeys, uid_key
+from usher.common.protocol.keys import Keys, LogKeys, uid_key, waiting_key
 from usher.common.protocol.sources import is_pattern
 from usher.common.redis.scripts import source
 
@@ -99,7 +99,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
     sends = (*_MASTER_SENDS, *("scan",) * bool(fed), "evalsha", "eval", "script|exists", "script|load")
     of_scripts = (command for name in scripts for command in commands_of(name))
     return (
-        *_senders(fed or (at,), log),
+        *_senders(fed or (at,), log, keys.taken),
         AclProgram("consumer", "consumers", _CONSUMER, ("time",), _with_scripts(*_consumer(keys, replies))),
         AclProgram(
             "master",
@@ -164,7 +164,7 @@ def _consumer(keys: Keys, replies: tuple[str, ...]) -> tuple[Grant, ...]:
     )
 
 
-def _senders(given: Sequence[str], log: LogKeys) -> tuple[AclProgram, ...]:
+def _senders(given: Sequence[str], log: LogKeys, taken: str) -> tuple[AclProgram, ...]:
     return (
         AclProgram(
             "producer",
@@ -183,6 +183,12 @@ def _senders(given: Sequence[str], log: LogKeys) -> tuple[AclProgram, ...]:
                 Grant(("xadd",), (*given, log.delayed)),
                 Grant(("hgetall",), (log.behind,)),
                 Grant(("get", "set"), tuple(uid_key(one, b"*").decode() for one in given)),
+                Grant(("get",), (taken,)),
+                Grant(("xpending",), tuple(given)),
+                Grant(
+                    ("llen", "lindex", "ltrim", "rpush", "pexpire"),
+                    tuple(waiting_key(one, "*", b"").decode() for one in given),
+                ),
                 Grant(("xread", "xtrim"), tuple(LogKeys(one).replies("*") for one in given)),
             ),
         ),

@@ -14,6 +14,7 @@ import socket
 import sys
 import termios
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -101,22 +102,16 @@ def unsent_bytes(sock: socket.socket) -> int:
 NOT_YET = object()
 
 
-class Troubles:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: dict[str, int] = {}  # guarded by self._lock
+class Troubles(Counter[str]):
+    """Errors of Redis by their first word, of all threads."""
 
     def count(self, trouble: Exception) -> Any:
-        word = _word_of(trouble)
-        with self._lock:
-            self._counts[word] = self._counts.get(word, 0) + 1
+        with _COUNTING:
+            self[_word_of(trouble)] += 1
         return trouble
 
-    def seen(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._counts)
 
-
+_COUNTING = threading.Lock()
 troubles = Troubles()
 
 
@@ -537,4 +532,4 @@ def check_reachable(url: str) -> None:
 
 
 def _info(reply: bytes) -> dict[str, str]:
-    return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
+    return dict(line.split(":", 1) for line in reply.decode(errors="replace").splitlines() if ":" in line)

@@ -112,7 +112,7 @@ def parse_record(value: bytes) -> TicketRecord:
     return TicketRecord(owner, int(fence), ids)
 
 
-def _record_or_none(value: bytes | None) -> TicketRecord | None:
+def record_or_none(value: bytes | None) -> TicketRecord | None:
     try:
         return None if value is None else parse_record(value)
     except ValueError:
@@ -295,7 +295,7 @@ class TicketStream:
         while True:
             cursor, fields = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", count)
             for at in range(0, len(fields), 2):
-                yield fields[at], _record_or_none(fields[at + 1])
+                yield fields[at], record_or_none(fields[at + 1])
             if cursor == b"0":
                 return
 
@@ -303,7 +303,7 @@ class TicketStream:
         if not tickets:
             return []
         values = self._link.call("HMGET", self._keys.tickets, *tickets)
-        return [_record_or_none(value) for value in values]
+        return [record_or_none(value) for value in values]
 
 
 def group_of(groups: Any, name: str, taken: Any) -> dict[bytes, Any] | None:

@@ -4,10 +4,6 @@
 these arguments before anything else happens (``_MOST``); those whose place is not fixed a script checks itself
 (given.lua). The server is asked what it can do, its version is no guide: the ``#!lua`` line, by which a script says how
 it behaves when memory is full, is prepended only if the server reads it.
-
-A script that reads bodies (``lua/includes/bodies.lua``) is told how many bytes of them it may read, as its last
-argument: less after a call that took long or whose reply did not come, so that a slow Redis is not asked for the same
-again and again.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from importlib import resources
 from typing import Any
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown
+from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.redis.client import Arg, CommandRefused, Link, ScriptMissing
 
 _INCLUDE = re.compile(r"^--- @include (.+)\n", re.MULTILINE)
@@ -35,20 +31,12 @@ _MEMORY = {
     "-- Memory: works when full": "#!lua flags=allow-oom\n",
     "-- Memory: refused when full": "#!lua\n",
 }
-#: Most bytes of bodies that one call may read, and the fewest: of one entry, since each counts for 512 more.
-MOST_ROOM, _LEAST_ROOM = 8 * 1024 * 1024, 512
-#: More room may follow a call that took less than the first time, less follows one that took longer than the second. In
-#: seconds.
-_FAST_S, _SLOW_S = 0.2, 1.0
 _LOADS_AGAIN = (
     "and this user may not send it: a master of this version loads it within moments, or at once `usher acl --load`,"
     " both as the user of masters"
 )
 #: Seconds after which Redis is asked again whether it knows the steps of others: a lease lasts longer than that.
 _LOAD_EVERY_S = 4.0
-#: Seconds after a reply that did not come before there is more room again: a new leader reads everything from the
-#: beginning, and must come to the end.
-REST_S = 60.0
 
 
 @functools.cache
@@ -61,23 +49,6 @@ def _checks(found: re.Match[str]) -> str:
     kinds = [part.split() for part in found[1].split(", ") if part]
     checks = [f"whole(ARGV[{at}], {_MOST[kind]})\n" for kind, *places in kinds for at in places]
     return "--- @include given\n" + "".join(checks)
-
-
-def next_room(room: int, took_s: float | None) -> int:
-    """Return the bytes of bodies that the next call of a script may read. ``took_s``: how long the last one took that
-    might read ``room``; None: its reply did not come.
-
-    >>> next_room(1_000_000, 0.01), next_room(1_000_000, 0.5), next_room(1_000_000, 3.0), next_room(1_000_000, None)
-    (2000000, 1000000, 500000, 500000)
-    """
-    if took_s is None or took_s > _SLOW_S:
-        return max(_LEAST_ROOM, room // 2)
-    return min(MOST_ROOM, 2 * room) if took_s < _FAST_S else room
-
-
-@functools.cache
-def reads_bodies(name: str) -> bool:
-    return any("bodies" in words.split() for words in _INCLUDE.findall(_texts()[name]))
 
 
 @functools.cache
@@ -109,9 +80,6 @@ class ScriptRunner:
         self.link = link
         self._reads_flags = True  # until the server refuses them
         self._prepared: dict[str, tuple[str, str]] = {}
-        # Of steps that read bodies: bytes that the next call may read, and until when these do not grow.
-        self._rooms: dict[str, int] = {}
-        self._rests_until_s: dict[str, float] = {}
         # The connection over which steps were loaded for others, and when Redis is asked whether it still knows them.
         self._loaded_over: int | None = None
         self._next_load_s = 0.0
@@ -142,18 +110,11 @@ class ScriptRunner:
 
         Sending the text after NOSCRIPT is no repetition: Redis did not run anything.
         """
-        digest = self.prepared(name)[1]
-        room, began_s = self._room(name), now_s()
+        arguments = (len(keys), *keys, *args)
         try:
-            try:
-                reply = self.link.call("EVALSHA", digest, len(keys), *keys, *args, *room)
-            except ScriptMissing as missing:
-                reply = self._run_text(name, (len(keys), *keys, *args, *room), missing)
-        except ReplyUnknown:
-            self._took(name, None)
-            raise
-        self._took(name, now_s() - began_s)
-        return reply
+            return self.link.call("EVALSHA", self.prepared(name)[1], *arguments)
+        except ScriptMissing as missing:
+            return self._run_text(name, arguments, missing)
 
     def load(self, name: str) -> None:
         """Have Redis know step ``name``. Raises ReplyUnknown, CommandRefused."""
@@ -166,19 +127,6 @@ class ScriptRunner:
                 self._reads_flags = False
                 self._prepared.clear()
                 self.link.call("SCRIPT", "LOAD", self.prepared(name)[0])
-
-    def _room(self, name: str) -> tuple[int, ...]:
-        return (self._rooms.get(name, MOST_ROOM),) if reads_bodies(name) else ()
-
-    def _took(self, name: str, seconds: float | None) -> None:
-        if not reads_bodies(name):
-            return
-        room = self._rooms.get(name, MOST_ROOM)
-        if seconds is None:
-            self._rests_until_s[name] = now_s() + REST_S
-        following = next_room(room, seconds)
-        if following < room or now_s() >= self._rests_until_s.get(name, 0.0):
-            self._rooms[name] = following
 
     def run_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
         answers = self.try_each(name, keys, each)
@@ -202,15 +150,11 @@ class ScriptRunner:
         except RedisTrouble as trouble:
             not_sent = NotNow("CONNECT", f"not sent, because an earlier command failed: {trouble}")
             return [trouble, *[not_sent] * (len(each) - 1)]
-        digest, room = self.prepared(name)[1], self._room(name)
+        digest = self.prepared(name)[1]
+        commands = [("EVALSHA", digest, len(keys), *keys, *args) for keys, args in each[1:]]
         try:
-            return [
-                first,
-                *self.link.pipeline([("EVALSHA", digest, len(keys), *keys, *args, *room) for keys, args in each[1:]]),
-            ]
+            return [first, *self.link.pipeline(commands)]
         except RedisTrouble as trouble:  # the first run has happened, and the caller must hear of it
-            if isinstance(trouble, ReplyUnknown):
-                self._took(name, None)
             return [first, *[trouble] * (len(each) - 1)]
 
     def prepared(self, name: str) -> tuple[str, str]:

@@ -26,8 +26,6 @@ from usher.common.runtime.service import Service, ServiceEnded
 _IDLE_S, _LONGEST_IDLE_S = 0.2, 1.0
 #: Most streams whose last id is asked for at once.
 _MOST_ASKED = 500
-#: Streams of one step of the slow pass, and the shortest time between two steps.
-_AT_ONCE, _SHORTEST_S = 250, 0.05
 
 
 class ChangeWatch(Service):
@@ -141,10 +139,10 @@ class StreamReader(Service):
             with self._desk.lock:
                 book.check_all()
         if not in_turn and now >= self._sweep_at_s:
+            every_s = min(_LONGEST_IDLE_S, self._options.sweep_seconds)
             with self._desk.lock:
-                size, every_s = sweep_slice(len(book.streams), self._options.sweep_seconds)
-                book.sweep(size)
-            self._sweep_at_s = now + max(every_s, _SHORTEST_S)
+                book.sweep(math.ceil(len(book.streams) * every_s / self._options.sweep_seconds))
+            self._sweep_at_s = now + every_s
 
     def _checked(self, checks: Sequence[LastIdCheck]) -> None:
         for at in range(0, len(checks), _MOST_ASKED):
@@ -155,18 +153,3 @@ class StreamReader(Service):
                 self._desk.checked(checks[at:], [trouble] * len(checks[at:]))
                 raise
             self._desk.checked(page, replies)
-
-
-def sweep_slice(streams: int, pass_s: float) -> tuple[int, float]:
-    """Return how many streams to look at, and how often (s), for a pass over all streams in ``pass_s``: a little once a
-    second; of many streams, a few hundred at a time, because changed ones wait meanwhile.
-
-    >>> sweep_slice(600, 60.0), sweep_slice(60_000, 60.0)
-    ((10, 1.0), (250, 0.25))
-    """
-    per_second = streams / pass_s
-    if per_second <= _AT_ONCE:
-        size = max(1, min(streams, math.ceil(per_second)))
-        return size, min(1.0, pass_s * size / max(1, streams))
-    every_s = max(_SHORTEST_S, _AT_ONCE / per_second)
-    return math.ceil(per_second * every_s), every_s

@@ -8,7 +8,6 @@ where Redis does not announce changes. What a subscription may rely on: docs/pla
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.base.log import event
 from usher.common.observability.metrics import Reader
 from usher.common.protocol.message import key_bytes
-from usher.common.protocol.stream_id import ZERO, from_rank, rank
+from usher.common.protocol.stream_id import ZERO, from_rank, is_id, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import in_reach
 from usher.common.redis.tracking import ChangeEar
@@ -39,8 +38,6 @@ from usher.common.runtime.service import Service
 
 log = logging.getLogger(__name__)
 
-_ID = re.compile(rb"[0-9]{1,20}(?:-[0-9]{1,20})?")
-_LARGEST = 2**64
 _AT_ONCE, _PAUSE_S = 1000, 0.1
 
 
@@ -216,12 +213,12 @@ class StreamRouter(Reader):
         if last_id is None or isinstance(last_id, _Now):
             return ZERO
         given = last_id.encode() if isinstance(last_id, str) else bytes(last_id)
-        if not _ID.fullmatch(given):
-            raise ValueError("a stream id looks like 1526919030474-55")
-        position = rank(given if b"-" in given else given + b"-0")
-        if position >= _LARGEST << 64 or int(given.partition(b"-")[2] or 0) >= _LARGEST:
-            raise ValueError("a part of a stream id is at most 18446744073709551615")
-        return from_rank(position)
+        given = given if b"-" in given else given + b"-0"
+        if not is_id(given.decode(errors="replace")):
+            raise ValueError(
+                "a stream id looks like 1526919030474-55, and a part of it is at most 18446744073709551615"
+            )
+        return from_rank(rank(given))
 
     def _ring(self) -> None:
         for reader in self._readers:

@@ -25,7 +25,7 @@ from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import now_s
 from usher.common.base.errors import Behind, NotNow, ReplyUnknown
 from usher.common.observability.tracing import context_fields, sending
-from usher.common.protocol.keys import REPLY_FIELD, LogKeys, uid_key
+from usher.common.protocol.keys import REPLY_FIELD, Keys, LogKeys, uid_key, waiting_key
 from usher.common.protocol.marks import MarkFields
 from usher.common.protocol.message import DUE_FIELD, UID_FIELD, Key, check_ticket, key_bytes, ticket_key, ticket_value
 from usher.common.redis.client import Arg, ClientLink, Link
@@ -45,6 +45,8 @@ BATCH, BATCH_BYTES = 500, 262_144
 #: Lua's stack ends at about 8,000 values.
 _MOST_FIELDS = 3500
 LONGEST_UID = 512
+#: Highest ``ticket_limit``; and ms for which a ticket's waiting messages are kept behind its last one.
+_HIGHEST_LIMIT, _KEPT_MS = 10_000, 7 * 86_400_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 #: Latest due time: later ones are no time in milliseconds (lua/sending/due_delayed.lua).
 LATEST_MS = 10**15
@@ -88,6 +90,10 @@ class Producer:
     ``heed_limits``: raise Behind while masters say that too much waits (USHER_BACKLOG_LIMIT) for this stream; of a
     stream that is gathered, name the work stream. ``tenant_field``: as masters have it (USHER_TENANT_FIELD), to heed
     limits of tenants too. The sign is read along with what is sent, so it is heeded from the next send on.
+
+    ``ticket_limit``: raise Behind, and add nothing, where more than so many messages of a ticket would wait, the one
+    that runs included: those that producers with a limit have added and that ``group`` has not ended. Counted in the
+    step that adds them; delayed messages are not. 0: no limit.
     """
 
     def __init__(
@@ -99,11 +105,16 @@ class Producer:
         patience_s: float = 10.0,
         heed_limits: bool | str = False,
         tenant_field: str = "",
+        ticket_limit: int = 0,
+        group: str = "concurrency_stream_group",
     ) -> None:
         if dedup_s != 0 and not 0.001 <= dedup_s < LATEST_MS / 1000:
             raise ValueError(f"dedup_s must be 0, or at least 0.001 seconds, and no infinity (it is {dedup_s})")
         if not patience_s >= 0:  # nan: it would end never
             raise ValueError(f"patience_s must be a number of seconds (it is {patience_s})")
+        if type(ticket_limit) is not int or not 0 <= ticket_limit <= _HIGHEST_LIMIT:
+            raise ValueError(f"ticket_limit must be a whole number up to {_HIGHEST_LIMIT:,} (it is {ticket_limit!r})")
+        self._ticket_limit, self._group = ticket_limit, group
         self._link = link = linked(redis)
         self._place = link.url if isinstance(redis, Link) else redis
         self._scripts = ScriptRunner(link)
@@ -124,6 +135,30 @@ class Producer:
     ) -> str:
         """Add one message; return the id of its entry, also when it is a repeat. Raises what ``send_many`` raises."""
         return self.send_many([Outgoing(ticket_id, fields, uid)], due_ms)[0].id
+
+    def interrupt(self, ticket_id: Key) -> bool:
+        """Tell the run of the ticket's message to end (``message.cancelled``). Return False if no consumer has the
+        ticket. Raises NotNow, and ReplyUnknown: it may have been told."""
+        return self._ask_owner("interrupt", ticket_key(ticket_id))
+
+    def clear(self, ticket_id: Key) -> bool:
+        """Have what waits of the ticket at its consumer become dead letters (reason ``cleared``), in order; what runs
+        is left alone. Return False if no consumer has the ticket."""
+        return self._ask_owner("clear", ticket_key(ticket_id))
+
+    def _ask_owner(self, what: str, ticket: bytes) -> bool:
+        keys = Keys(self._stream, self._group)
+
+        def ask() -> bool:
+            with self._lock():
+                owner = bytes(self._link.call("HGET", keys.tickets, ticket) or b"").partition(b" ")[0]
+                if b":" not in owner:
+                    return False
+                # Without the inbox its owner has ended; who has the ticket by now does not run what ran then.
+                told = ("order", what, "ticket", ticket, "id", "")
+                return bool(self._link.call("XADD", keys.inbox(owner.decode()), "NOMKSTREAM", "*", *told))
+
+        return self._patiently(ask, False)  # asked again, it could meet the next run
 
     def send_followed(self, ticket_id: Key | None, fields: Mapping[str, Value], uid: Key) -> str:
         """Add one message; what its handler tells can be read from a master: GET /api/messages/{uid}/events."""
@@ -158,7 +193,11 @@ class Producer:
         except ReplyUnknown:
             pass  # what Redis has taken is answered
         except Exception as problem:
-            calls.tell([(answers, problem) for answers, _ in batch[len(sent) :]])
+            if len(batch) > 1 and isinstance(problem, Behind):
+                for one in batch:
+                    self.begin([one])
+            else:
+                calls.tell([(answers, problem) for answers, _ in batch[len(sent) :]])
         for (answers, _), one_sent in zip(batch, sent, strict=False):
             answers.id = one_sent.id
 
@@ -276,15 +315,23 @@ class Producer:
         return self._locks.get(os.getpid()) or self._locks.setdefault(os.getpid(), threading.Lock())
 
     def _added(self, stream: str, batch: Sequence[Prepared]) -> list[Sent]:
-        if not self._dedup_s:
+        is_limited = self._ticket_limit and stream == self._stream
+        if not (self._dedup_s or is_limited):
             ids = self._pipelined([("XADD", stream, "*", *flat) for _, flat in batch])
             return [Sent(entry_id, False) for entry_id in ids]
         sign = stream if self._sign is None else self._sign.key
-        keys = [stream, sign, *(stream if uid is None else uid_key(self._stream, uid) for uid, _ in batch)]
-        args: list[Arg] = [int(self._dedup_s * 1000)]
-        for _, flat in batch:
+        keys: list[str | bytes] = [stream, sign, Keys(self._stream, self._group).taken]
+        args: list[Arg] = [int(self._dedup_s * 1000), self._ticket_limit if is_limited else 0, self._group, _KEPT_MS]
+        tickets = [ticket_value(flat, self._ticket_field) or b"" for _, flat in batch] if is_limited else []
+        for place, (uid, flat) in enumerate(batch):
+            keys.append(stream if uid is None or not self._dedup_s else uid_key(self._stream, uid))
+            if is_limited:
+                keys.append(waiting_key(self._stream, self._group, tickets[place]))
             args += (len(flat), *flat)
         rows, told = self._scripts.run("send", keys, args)
+        if rows and isinstance(rows[0], int):
+            ticket = tickets[rows[0] - 1].decode(errors="replace")
+            raise Behind(self._stream, "", told[0], ticket)
         if self._sign is not None:
             self._sign.learn(told)
         return [Sent(entry_id.decode(), bool(repeated)) for entry_id, repeated in rows]
@@ -328,6 +375,12 @@ class AsyncProducer:
 
     async def send_many(self, messages: Iterable[Outgoing], due_ms: int | None = None) -> list[Sent]:
         return await self._in_thread(self._producer.send_many, list(messages), due_ms)
+
+    async def interrupt(self, ticket_id: Key) -> bool:
+        return await self._in_thread(self._producer.interrupt, ticket_id)
+
+    async def clear(self, ticket_id: Key) -> bool:
+        return await self._in_thread(self._producer.clear, ticket_id)
 
     async def call(self, ticket_id: Key | None, fields: Mapping[str, Value], timeout_s: float) -> Any:
         answers = self.stream(ticket_id, fields, timeout_s)

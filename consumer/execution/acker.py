@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, OwnershipLost, RedisTrouble, ReplyUnknown, ServerChanged
 from usher.common.base.log import event
-from usher.common.protocol.keys import REPLY_FIELD
 from usher.common.protocol.last_error import NotedError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.run_log import DONE, FAILURES, RETRY_LATER, Ran, encode, encode_kept
@@ -36,7 +35,7 @@ from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.message import Message, Told, answers_of
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts, ms_until
 from usher.consumer.policy.acks import AckLedger, FailedAttempt, Linger, Success
-from usher.consumer.policy.outcome import OPERATOR, Bury
+from usher.consumer.policy.outcome import CLEARED_OUT, OPERATOR, Bury
 
 #: The waiting time is taken from the first execution of a batch, and from every so many-th after it.
 _EVERY = 64
@@ -50,8 +49,8 @@ class HandlerCounters:
         self.handlers = DurationHistogram()
         self.waits = DurationHistogram(LONG_US)
 
-    def done(self, runs: Sequence[Success]) -> None:
-        self.outcomes[DONE] += len(runs)
+    def done(self, runs: Sequence[Success], absorbed: int) -> None:
+        self.outcomes[DONE] += len(runs) + absorbed
         self.handlers.add([run.end_us - run.start_us for run in runs])
         self.waits.add(
             [run.start_us - 1000 * int(run.stream_id.partition(b"-")[0]) for run in runs[::_EVERY] if run.attempt == 1]
@@ -80,7 +79,7 @@ _PARTS, _WAITING_BYTES, _PART_BYTES = 200, 1 << 24, 200
 #: The policy under which a ticket goes on after a dead letter.
 SKIP = "skip"
 #: Reasons of dead letters after which a ticket goes on under any policy.
-_GOES_ON = ("body_gone", OPERATOR)
+_GOES_ON = ("body_gone", OPERATOR, CLEARED_OUT)
 
 
 class GivenBack(NamedTuple):
@@ -177,9 +176,14 @@ class Acker(Service):
 
     # ---- any thread --------------------------------------------------------------------------------------------------
 
+    def absorbed(self, item: Success, absorbed: Sequence[Success]) -> None:
+        """Take those that ended with ``item``, in order, before that itself is taken."""
+        self._asked.update([one.stream_id for one in absorbed if one.is_asked])
+        self._ledger.absorbed[item.stream_id] = absorbed
+
     def finished(self, item: Success, here: bool = False) -> None:
         """Take a success. ``here``: this thread may wait for Redis, and takes a lane next."""
-        if REPLY_FIELD in item.flat:  # with the look below, all that results cost where nobody asks for one
+        if item.is_asked:  # with the look below, all that results cost where nobody asks for one
             self._asked.add(item.stream_id)
         self._finished.append(item)
         if self._asked:
@@ -347,7 +351,7 @@ class Acker(Service):
                 self._parts.popleft()
         while finished > 0 and (batch := self._ledger.next_batch(self._fitting(finished))):
             self._acknowledge(batch)
-            finished -= len(batch)
+            finished -= self._ledger.taken
         if self._is_here:  # what else there is may take long, and the lanes that go on wait for this thread
             return
         refused = self._give_back() if self._giving_back else None
@@ -408,13 +412,14 @@ class Acker(Service):
         return most
 
     def _acknowledge(self, batch: list[Success]) -> None:
-        record = encode(self._incarnation, batch, by=self.ran) if self._run_log_length else b""
+        into = self._ledger.into
+        record = encode(self._incarnation, batch, by=self.ran, into=into) if self._run_log_length else b""
         ids = [item.stream_id for item in batch]
         answers = answers_of(item for item in batch if item.stream_id in self._asked) if self._asked else ()
         self._steps.ack(ids, record, self._run_log_length, self._ledger.is_again, answers)
         self._ledger.settle()
         self._asked.difference_update(ids if self._asked else ())
-        self.counts.done(batch)
+        self.counts.done([item for item in batch if item.stream_id not in into] if into else batch, len(into))
         with self._lanes.lock:
             self._lanes.board.done(ids)
         self.acknowledged += len(ids)

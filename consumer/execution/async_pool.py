@@ -117,7 +117,12 @@ class AsyncPool(Service):
         self._timer: asyncio.TimerHandle | None = None
         self.calls: dict[asyncio.Task[Any] | None, Call] = {}  # by task
         self._asked_s = 0.0  # when the loop was asked to turn, and has not answered; 0: it has
-        executor.lanes.on_ready = self._ring
+        executor.lanes.on_ready, executor.cancel_task = self._ring, lambda one: self._call(lambda: self._cancel(one))
+
+    def _cancel(self, stream_id: bytes) -> None:
+        for task, [messages] in self.calls.items():
+            if task is not None and any(one.stream_id == stream_id and one.in_hand for one in messages):
+                task.cancel()
 
     def silent_s(self) -> float:
         """Return for how long the loop has not turned, 0.0 if it did since the last question. For the watchdog."""

@@ -7,8 +7,10 @@ A runner's turn: ``next_message``, ``admit`` (False: the lane is not the runner'
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -21,20 +23,24 @@ from usher.common.base.text import format_error
 from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.last_error import LastError, NotedError, encode
 from usher.common.protocol.run_log import CRASHED, FAILED, GAVE_UP, RETRY_LATER
+from usher.common.protocol.stream_id import rank
 from usher.common.runtime.fork_guard import leave
 from usher.consumer.execution.lanes import SHORT_S, Lanes, MessageLane
 from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, GoOn, Outages, Sign, Wait, tells_of_connection
+from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.error_trace import has_cause, own_line, raised_at, traced, type_name
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import APART, Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished, Success
 from usher.consumer.policy.batches import TriedTogether
-from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, TicketPace, TryAgain, decide, unended
+from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, Settling, TicketPace, TryAgain, decide, unended
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
 
 log = logging.getLogger(__name__)
 
 
+#: Most messages that all runs of a consumer absorb at a time.
+MOST_ABSORBED = 512
 #: Child processes that ran no handler, until suspects run in this process.
 _MOST_REFUSED = 3
 #: Pause before a look whether Redis has noted the failure of a message, without which it is not started again.
@@ -53,6 +59,14 @@ class ProcessEnded(UsherError):
         super().__init__()
 
 
+class Beside:
+    """What a run has beside its message: those that it absorbed, and whether somebody interrupts it."""
+
+    def __init__(self) -> None:
+        self.absorbed: list[Message] = []
+        self.cancelled = threading.Event()
+
+
 @dataclass(frozen=True)
 class ErrorText:
     """An error as text, where the error itself is in another process."""
@@ -64,6 +78,8 @@ class ErrorText:
 
 class Outcomes(Protocol):
     """The taker of finished, failed, given-up and put-off messages (the acker)."""
+
+    def absorbed(self, item: Success, absorbed: Sequence[Success]) -> None: ...
 
     def finished(self, item: Success, here: bool = False) -> None: ...
 
@@ -95,10 +111,14 @@ class Executor:
         self._outcomes = outcomes
         self._note_start: Callable[..., None] = starts.started
         self._note_end: Callable[[Message], None] = starts.ended
+        self._has_spare = starts.has_spare
         self.lease = lease
         self.policy = policy
         self.rng, self.clock = random.Random(), now_s  # of pauses before a retry
         self._on_broken = on_broken
+        self.late: list[tuple[float, Callable[[], object]]] = []  # what is to be done, and when
+        #: Cancels the task that runs the message of this id. Of ``def`` handlers there is none.
+        self.cancel_task: Callable[[bytes], None] = lambda stream_id: None
         self.strict = strict
         self._limit_s = limit_s
         # Messages whose handlers run, by the identity of the message; kept only with a time limit.
@@ -106,11 +126,20 @@ class Executor:
         # Messages whose run in a child process an operator has ended.
         self.cancelled: set[bytes] = set()
         self.pace: TicketPace | None = None
+        self.settling: Settling | None = None
         self.unnoted: Collection[bytes] = ()
         self.outages, self.away = Outages(), tuple[type[BaseException], ...]()  # away: errors that the handler declares
+        # What runs have beside their message, by its id: few have anything.
+        self.besides: dict[bytes, Beside] = {}
         self.refused_children = 0  # child processes in a row that ran no handler: they could not load it
         self.handled = 0  # only roughly right: counted without a lock, for people to look at
         self.failed = 0
+
+    def obey(self, options: HandlerOptions) -> None:
+        self.away = options.away
+        self.pace = TicketPace(options.rate) if options.rate else None
+        if settle_s := options.settle_s:
+            self.settling = Settling(settle_s, given(options.settle_max_s, 10 * settle_s))
 
     def end_in_child(self) -> None:
         """Call this in a child process that a handler has forked: the child then ends where its handler ends, or where
@@ -120,7 +149,7 @@ class Executor:
     @property
     def is_plain(self) -> bool:
         """Return whether nothing but its own past may hold a message up, as long as nothing fails alike."""
-        return not self._limit_s and self.pace is None
+        return not self._limit_s and self.pace is None and self.settling is None
 
     @property
     def ended(self) -> int:
@@ -149,6 +178,15 @@ class Executor:
         lane is not the runner's any more. ``is_first``: none of its ticket is in the call already, to be lost then."""
         if is_first and not message.plain and not self._may_start_here(lane, message):
             return False
+        if (
+            self.settling is not None
+            and not message.attempt
+            and rank(message.stream_id) > rank(lane.settled)
+            and (due_s := self.settling.due_s(message.ticket, lane.last, now := self.clock())) > now
+        ):
+            self.lanes.retry(lane, message, due_s)
+            return False
+        lane.settled = lane.last  # what came until now has settled
         if self.pace is not None and (due_s := self.pace.due_s(message.ticket, now := self.clock())) > now:
             self.lanes.retry(lane, message, due_s)
             return False
@@ -227,6 +265,8 @@ class Executor:
         if self.outages.known:
             self._go_on(self.outages.done(message, self.clock(), not (lane.queue or lane.early)))
         message.start_us, message.end_us = start_us, end_us
+        if self.besides:
+            self._end_absorbed(message, end_us)
         if not self.strict:
             self._outcomes.finished(message)
             return True
@@ -234,6 +274,16 @@ class Executor:
         self.lanes.hold(lane, (end_us - start_us) / 1e6)
         self._outcomes.finished(message, here)
         return False
+
+    def _end_absorbed(self, message: Message, end_us: int) -> None:
+        with self.lanes.lock:  # who absorbs from another thread has ended, or finds that the message has
+            absorbed = self.besides.pop(message.stream_id, Beside()).absorbed
+        for one in absorbed:
+            self._note_end(one)
+            self.handled += 1
+            one.start_us = one.end_us = end_us  # in the run log none of a ticket's runs overlap
+        if absorbed:
+            self._outcomes.absorbed(message, absorbed)
 
     def raised(
         self, lane: MessageLane, message: Message, problem: BaseException, text: ErrorText | None = None
@@ -244,7 +294,7 @@ class Executor:
         self.running.pop(id(message), None)
         message.answer = None
         self.failed += 1
-        problem = readable(problem)
+        problem = self._of_all(lane, message, readable(problem)) if self.besides else readable(problem)
         self.outages.ended(message.ticket)
         name, at = (text.error_type, own_line(text.traceback)) if text else (type_name(problem), raised_at(problem))
         wait = self._outage(message, problem, (name, at))
@@ -308,10 +358,79 @@ class Executor:
         how = DECLARED if is_declared else CONNECTION if tells_of_connection(problem) else OTHER
         return self.outages.failed(message, sign, how, self.clock())
 
+    def beside(self, message: Message) -> Beside:
+        """Return what its run has beside it; what is nobody's if it does not run."""
+        found = self.besides.get(message.stream_id)
+        if found is None:
+            # First this, then the look: whoever ends the run does it the other way round.
+            found = self.besides.setdefault(message.stream_id, Beside())
+            if not message.in_hand:
+                self.besides.pop(message.stream_id, None)
+        return found
+
+    def absorb(self, message: Message, limit: int | None) -> list[Message]:
+        """Take messages that wait in the lane of ``message``, which runs, into its run, in order."""
+        taken: list[Message] = []
+        with self.lanes.lock:
+            beside, lane = self.beside(message), self.lanes.board.lanes.get(message.ticket)
+            if lane is None or not (message.in_hand and _may_join(message) and self.lease.may_start()):
+                return []
+            if lane.early:
+                lane.merge_early()
+            last = (message, *beside.absorbed)[-1]
+            while lane.queue and not (self.lanes.paused or (limit is not None and len(taken) >= limit)):
+                one = lane.queue[0]
+                is_next = rank(one.stream_id) > rank(last.stream_id) and one.fence > lane.forgotten
+                if not is_next or not _may_join(one) or not self._has_spare():
+                    break
+                last = lane.queue.popleft()
+                self.begin(last, run_us())
+                beside.absorbed.append(last)
+                taken.append(last)
+        in_hand.set(message)
+        return taken
+
+    async def more(self, message: Message, timeout_s: float) -> Message | None:
+        """Return the next message of the ticket, absorbed; None after ``timeout_s``, and when a drain begins."""
+        loop, until_s, run = asyncio.get_running_loop(), self.clock() + timeout_s, message.attempt
+        came = asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(came.set)
+
+        self.lanes.awaited[wake] = message.ticket
+        try:
+            while message.attempt == run:  # a task that outlives its run waits for nothing
+                came.clear()
+                if (found := self.absorb(message, 1)) or self.lanes.paused:
+                    return found[0] if found else None
+                await asyncio.wait_for(came.wait(), until_s - self.clock())
+        except TimeoutError:
+            pass
+        finally:
+            del self.lanes.awaited[wake]
+        return None
+
+    def _of_all(self, lane: MessageLane, message: Message, problem: BaseException) -> BaseException:
+        """Put back what the run had absorbed, and return the problem of its message: which one caused it shows when
+        each is tried by itself."""
+        with self.lanes.lock:
+            beside = self.besides.pop(message.stream_id, Beside())
+        is_interrupted = beside.cancelled.is_set() and isinstance(problem, asyncio.CancelledError)
+        problem = GiveUp("interrupted") if is_interrupted else problem
+        is_plain = is_interrupted or isinstance(problem, RetryLater) or not beside.absorbed
+        for one in (message, *beside.absorbed):
+            one.alone = one.alone or not is_plain
+        self.requeue(lane, beside.absorbed)
+        return problem if is_plain else TriedTogether(problem)
+
     def look(self) -> None:
-        """Let tickets go on that nobody else lets. Called every second."""
+        """Let tickets go on that nobody else lets, and do what is due by now. Called every second."""
         if self.outages.known:
             self._go_on(self.outages.overdue(self.clock()))
+        for late in [one for one in self.late if one[0] <= self.clock()]:
+            self.late.remove(late)
+            late[1]()
 
     def _go_on(self, over: Sequence[GoOn]) -> None:
         for on in over:
@@ -351,6 +470,12 @@ class Executor:
         """End this incarnation: our own code failed around a handler call, so its lanes cannot be trusted any more."""
         event(log, "executor_failed", level=logging.CRITICAL, error=format_error(problem))
         self._on_broken(f"{type(problem).__name__} around a handler call")
+
+
+def _may_join(message: Message) -> bool:
+    """Return whether a message may share a run: it has not failed, and has ended no process, as far as is known."""
+    is_fit = message.plain or not (message.body_is_gone or is_suspect(message.known))
+    return is_fit and not (message.alone or message.failures)
 
 
 def _tell(message: Message, problem: BaseException, text: ErrorText, decision: TryAgain | Bury) -> None:

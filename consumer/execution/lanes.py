@@ -116,6 +116,8 @@ class Lanes:
         self._ended = 0
         self._watched = False
         self._paused = False
+        #: Called without waiting, when the ticket gets more, or nothing more starts.
+        self.awaited: dict[Callable[[], None], bytes] = {}
         self.on_retry: Callable[[], None] = lambda: None
         self.on_ready: Callable[[], None] = lambda: None  # for a runner that cannot wait here (an event loop)
 
@@ -125,6 +127,8 @@ class Lanes:
         with self._changed:
             for ticket, messages in parts:
                 self.board.add(ticket, messages)
+                for wake in [one for one, of in [*self.awaited.items()] if of == ticket] if self.awaited else ():
+                    wake()
                 if self._fair is not None and ticket in self.board.lanes:
                     self._fair.got_more(self.board.lanes[ticket])
             self._wake(len(self.board.ready))
@@ -230,6 +234,8 @@ class Lanes:
     def pause(self) -> None:
         with self._changed:
             self._paused = True
+            for wake in [*self.awaited]:
+                wake()
             self._changed.notify_all()
             self._suspected.notify_all()
         self.on_ready()

@@ -98,13 +98,15 @@ class HandlerOptions:
     rate: float | None = None
     body: str | Callable[[bytes], Any] = ""
     away: tuple[type[BaseException], ...] = ()
+    settle_s: float | None = None
+    settle_max_s: float | None = None
 
     def __post_init__(self) -> None:
         if not all(isinstance(one, type) and issubclass(one, Exception) for one in self.away):
             raise ValueError(f"away must be types of exceptions (it is {self.away!r})")
         if self.max_attempts is not None and not (type(self.max_attempts) is int and 1 <= self.max_attempts <= 1000):
             raise ValueError(f"max_attempts must be a whole number from 1 to 1000 (it is {self.max_attempts!r})")
-        for name in ("backoff_s", "backoff_cap_s", "deadline_s"):
+        for name in ("backoff_s", "backoff_cap_s", "deadline_s", "settle_s", "settle_max_s"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= 86_400):
                 raise ValueError(f"{name} must be seconds from 0 to 86400 (it is {value!r})")
@@ -134,6 +136,8 @@ def handler(
     rate: float | None = None,
     body: str | Callable[[bytes], Any] = "",
     away: tuple[type[BaseException], ...] | type[BaseException] = (),
+    settle_s: float | None = None,
+    settle_max_s: float | None = None,
 ) -> Callable[[F], F]: ...
 def handler(function: Any = None, /, *, away: Any = (), **options: Any) -> Any:
     """Set options of one handler. A decorator, with or without parentheses; options that are not given are as the
@@ -147,8 +151,9 @@ def handler(function: Any = None, /, *, away: Any = (), **options: Any) -> Any:
     meanwhile, and a message that is tried again waits for its turn too. Not with ``@batch``. ``body``: what a typed
     handler's value is made of: ``json`` or ``msgpack`` of the field ``body``, its ``bytes``, all ``fields``, or a
     function of its bytes; as it is: JSON if there is a body, else all fields. ``away``: types of errors that say that
-    what the handler needs is away: what fails so waits, uncharged, and is tried one by one. The function itself stays
-    as it is.
+    what the handler needs is away: what fails so waits, uncharged, and is tried one by one. ``settle_s``: a ticket
+    begins when nothing has come for so many seconds, at the latest ``settle_max_s`` (ten times as long) after its first
+    message; not with ``@batch``. ``message.absorb()`` takes what has come. The function itself stays as it is.
     Raises ValueError for values that no setting accepts.
     """
     if function is not None and not callable(function):

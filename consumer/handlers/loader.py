@@ -90,10 +90,10 @@ def handler_of(target: Any, spec: str = "") -> Handler:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {spec.partition(':')[2]} is not a function")
     _check_runs(spec, target)
     options, batched = options_of(target), batch_of(target)
-    if options.rate is not None and batched is not None:
+    if (options.rate, options.settle_s) != (None, None) and batched is not None:
         raise HandlerUnusable(
-            f"USHER_HANDLER={spec}: @handler(rate=...) is for a handler of single messages; slow the tickets of a"
-            " @batch handler with `usher slow`"
+            f"USHER_HANDLER={spec}: @handler(rate=..., settle_s=...) is for a handler of single messages; slow the"
+            " tickets of a @batch handler with `usher slow`"
         )
     try:
         if hasattr(type(target), "handler_body"):  # a router, run_task of usher.django; a Mock has any attribute

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import orjson
@@ -96,6 +97,8 @@ class Message(EntryView):
     #: True in a dry run (`usher rehearse`), in which no effect may stay: sinks roll back. Check it before an effect
     #: that no sink makes.
     is_rehearsal: ClassVar[bool] = False
+    #: The executor of the handler that runs; None in a child process, and for handlers of batches.
+    runner: ClassVar[Any] = None
     on_progress: ClassVar[Callable[[Message, Told], None]] = lambda message, told: None  # of each message_type
     answer: Told | None  # of this run; unset: none
     start_us: int  # time of the last start; unset before the first
@@ -149,24 +152,56 @@ class Message(EntryView):
         be out of date by the time you act."""
         return self._lease.holds()
 
+    def absorb(self, limit: int | None = None) -> list[Message]:
+        """Take what waits of the ticket now into this run: up to ``limit`` messages, in order, which end with this one.
+
+        Called first, it merges what has come; called between steps, it steers. When the run succeeds, all are
+        acknowledged together. When it fails, all come back in order, and each runs alone the next time, uncharged; so
+        do those of a run that a crash ended. Empty when nothing waits, or when this message runs alone: after a
+        failure, and in a batch.
+        """
+        return self.runner.absorb(self, limit) if self.runner else []
+
+    async def more(self, timeout_s: float) -> Message | None:
+        """Wait for the next message of the ticket, up to ``timeout_s`` seconds, and absorb it. None: none came, or
+        this process ends."""
+        return await self.runner.more(self, timeout_s) if self.runner else None
+
+    @property
+    def cancelled(self) -> threading.Event:
+        """Return the event that is set when somebody interrupts this run (``usher tickets interrupt``). An ``async
+        def`` handler gets a CancelledError, too, once, at its next await. End by return, RetryLater or GiveUp."""
+        return self.runner.beside(self).cancelled if self.runner else threading.Event()
+
+    @property
+    def is_asked(self) -> bool:
+        return self._flat is not None and REPLY_FIELD in self._flat
+
     @property
     def reply_to(self) -> tuple[bytes, bytes] | None:
         """Return whom its result is for: a key, and the number of a call; None if nobody waits for it."""
-        return reply_address(self._flat or ()) if REPLY_FIELD in (self._flat or ()) else None
+        return reply_address(self._flat or ()) if self.is_asked else None
 
     def result(self, value: Any) -> None:
-        """Set what its caller (``Producer.call``) is told when it is done, as a return value other than None does.
-        Raises TypeError and ValueError for what cannot be sent, if there is a caller."""
-        if self.reply_to is not None:
-            self.answer = told(value)
+        """Set what its caller (``Producer.call``, ``stream``) is answered when it is done, as a return value other than
+        None does. Raises TypeError and ValueError for what cannot be sent to a caller, if there is one."""
+        for one in self._callers():
+            one.answer = told(value)
+
+    def _callers(self) -> Iterator[Message]:
+        """Yield what this run ends, as far as somebody waits for its result: all of them get the same."""
+        beside = self.runner.besides.get(self.stream_id) if self.runner else None
+        for one in (self, *(beside.absorbed if beside else ())):
+            if one.reply_to is not None:
+                yield one
 
     def progress(self, chunk: Any) -> None:
         """Send a part of the result at once to its caller (``Producer.stream``), if there is one. Raises what
         ``result`` raises, OwnershipLost when this process' lease has ended, NotNow when too much waits to be sent."""
-        if self.reply_to is not None:
+        for one in self._callers():
             if not self._lease.holds():
                 raise OwnershipLost("the lease has ended: another run of this message may be under way")
-            type(self).on_progress(self, told(chunk))
+            type(self).on_progress(one, told(chunk))
 
     @property
     def known(self) -> Attempts:

@@ -57,10 +57,11 @@ class Former(NamedTuple):
 class Journal:
     """The journal of one incarnation. ``started`` and ``ended`` may be called from any thread; each is one write."""
 
-    def __init__(self, path: Path | None, origin: str, incarnation: str, slots: int) -> None:
+    def __init__(self, path: Path | None, origin: str, incarnation: str, slots: int, spare: int = 0) -> None:
         """Start an empty journal at ``path``. With None, or a file that cannot be made, it is kept in memory only: no
-        process will read it, and all else is the same."""
-        size = _HEADER.size + slots * _SLOT.size
+        process will read it, and all else is the same. ``spare``: further slots, for what runs absorb."""
+        size = _HEADER.size + (slots + spare) * _SLOT.size
+        self._slots = slots
         self._path = path
         self._map = _mapped(path, size)
         _HEADER.pack_into(self._map, 0, _MAGIC, origin.encode(), incarnation.encode(), 0)
@@ -76,6 +77,9 @@ class Journal:
         message.slot = slot
         ticket, known = message.ticket, (message.attempt, message.failures, message.crashes, message.losses)
         self._pack(self._map, slot, message.fence, start_us, *known, message.stream_id, len(ticket), ticket, state)
+
+    def has_spare(self) -> bool:
+        return len(self._free) > self._slots
 
     def ended(self, message: Message) -> None:
         slot = message.slot

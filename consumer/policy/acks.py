@@ -47,6 +47,10 @@ class Success(Executed, Protocol):
     def lane(self) -> Any:
         """Return the held lane, when the next message of the ticket must wait for the acknowledgement."""
 
+    @property
+    def is_asked(self) -> bool:
+        """Return whether somebody waits for its result."""
+
 
 class Finished(NamedTuple):
     """An execution that ended, as it was then. Times are microseconds since the epoch."""
@@ -73,23 +77,38 @@ class FailedAttempt(NamedTuple):
 
 class AckLedger:
     """Finished messages on their way to Redis. Many threads may append to ``finished``; ``next_batch`` and ``settle``
-    are called from one. ``is_again``: the batch under way was asked for before."""
+    are called from one. ``is_again``: the batch under way was asked for before; ``taken``: how many of ``finished`` it
+    has. ``absorbed``: what runs ended beside their message, by its id; ``into``: the id of the run by that of what it
+    absorbed, in this batch. They are acknowledged together."""
 
     def __init__(self, most: int) -> None:
         self.finished: deque[Success] = deque()  # append and popleft of a deque are atomic
         self.is_again = False
         self._most = most
         self._under_way: list[Success] = []
+        self.taken = 0
+        self.absorbed: dict[bytes, Sequence[Success]] = {}
+        self.into: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
-        return len(self.finished) + len(self._under_way)
+        return len(self.finished) + (self.taken if self._under_way else 0)
 
     def next_batch(self, most: int | None = None) -> list[Success]:
         """Return the batch that is under way, or a new one of up to ``most`` messages; empty when there is nothing."""
         self.is_again = bool(self._under_way)
         if not self.is_again:
             limit, take = self._most if most is None else min(self._most, most), self.finished.popleft
-            self._under_way = [take() for _ in range(min(limit, len(self.finished)))]
+            self.taken = min(limit, len(self.finished))
+            self.into = {}
+            if not self.absorbed:
+                self._under_way = [take() for _ in range(self.taken)]
+            else:
+                limit, self.taken = self.taken, 0
+                while self.taken < limit and len(self._under_way) < self._most:  # a script has no room for many more
+                    run, self.taken = take(), self.taken + 1
+                    others = self.absorbed.pop(run.stream_id, ())
+                    self.into |= {one.stream_id: run.stream_id for one in others}
+                    self._under_way += (run, *others)
         return self._under_way
 
     def settle(self) -> None:

@@ -56,13 +56,14 @@ class Lane(Generic[M]):
     """The queue of one ticket's messages. ``queue`` belongs to the runner of the lane; other threads may only append to
     it, or put messages into ``early``."""
 
-    __slots__ = ("apart", "busy", "early", "forgotten", "last", "queue", "ticket")
+    __slots__ = ("apart", "busy", "early", "forgotten", "last", "queue", "settled", "ticket")
 
     def __init__(self, ticket: bytes) -> None:
         self.ticket = ticket
         self.queue: deque[M] = deque()
         self.early: list[M] = []  # ids below queued ones (given back, or parked long): merged before the next start
         self.last = b""  # the highest id ever queued
+        self.settled = b"0-0"  # and that when the ticket began, after it had settled
         # While the lane runs: a message under this fence, or a lower one, has lost its ticket to another owner.
         self.forgotten = 0
         self.busy = False  # in one of the states above, and in one place only

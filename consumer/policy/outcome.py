@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import GiveUp, Invalid, RetryLater
 from usher.common.base.text import format_error
-from usher.common.protocol.attempts import CUT_OFF, GIVEN_UP, Attempts
+from usher.common.protocol.attempts import CLEARED, CUT_OFF, GIVEN_UP, Attempts
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Bury:
 
 #: Reason of the dead letter of a message that an operator gave up.
 OPERATOR = "operator"
+#: And of one that waited when somebody cleared its ticket.
+CLEARED_OUT = "cleared"
 #: A wait of so many seconds, or more, is not spent here: the ticket is given back, with the time at which it is due.
 #: Less is not worth the two hand-overs.
 PUT_OFF_S = 2.0
@@ -57,6 +59,8 @@ def unended(known: Attempts) -> Bury:
     >>> unended(Attempts(starts=4, failures=4, crashes=2)).error
     'its process ended while its handler ran (handler_crashed or handler_stuck in the logs)'
     """
+    if known.failures == CLEARED:
+        return Bury(CLEARED_OUT, "it waited when its ticket was cleared (`usher actions` says by whom, and why)")
     if known.is_given_up:
         return Bury(OPERATOR, "an operator gave it up (`usher actions` says who, and why)")
     if known.crashes:
@@ -120,3 +124,34 @@ class TicketPace:
             self._next_s = {name: at_s for name, at_s in [*self._next_s.items()] if at_s > now_s}
             self._most = max(_MANY, 2 * len(self._next_s))
         self._next_s[ticket] = now_s + self._every_s
+
+
+class Settling:
+    """Times before which a ticket does not begin: ``settle_s`` after its last message, ``most_s`` after the first that
+    was seen here. Times between messages are those of their ids, so no clocks are compared.
+
+    >>> settling = Settling(0.5, 2.0)
+    >>> settling.due_s(b"T", b"1000-0", 10.0), settling.due_s(b"T", b"1300-0", 10.5)
+    (10.5, 10.8)
+    >>> settling.due_s(b"T", b"1300-0", 10.8)
+    10.8
+    """
+
+    def __init__(self, settle_s: float, most_s: float) -> None:
+        self._settle_s, self._most_s = settle_s, most_s
+        self._seen: dict[bytes, tuple[int, float, float]] = {}  # the last one's time, as its id and this clock tell it
+        self._most = _MANY
+
+    def due_s(self, ticket: bytes, last_id: bytes, now_s: float) -> float:
+        """Return when the ticket may begin: ``now_s``, or a later time, at which to ask again."""
+        last_ms = int(last_id.partition(b"-")[0])
+        before_ms, came_s, first_s = self._seen.pop(ticket, (last_ms, now_s, now_s))
+        came_s = min(now_s, came_s + (last_ms - before_ms) / 1000)
+        due_s = min(came_s + self._settle_s, first_s + self._most_s)
+        if due_s <= now_s:
+            return now_s
+        if len(self._seen) >= self._most:  # tickets that went elsewhere while they waited
+            self._seen = {name: one for name, one in [*self._seen.items()] if one[2] > now_s - 2 * self._most_s}
+            self._most = max(_MANY, 2 * len(self._seen))
+        self._seen[ticket] = last_ms, came_s, first_s
+        return due_s

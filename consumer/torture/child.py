@@ -1,6 +1,6 @@
 """The child process of the harness: forked, it plays one incarnation of a consumer and runs the user's handler.
 
-The harness talks to it through a pipe, in JSON objects. An order is ``run`` (a message), ``effect`` (read a
+The harness talks to it through a pipe. An order is ``run`` (a message), ``effect`` (read a
 ticket's effect), ``setup`` or ``look`` (check the names, and what the handler's module opens at its import). The answer
 says how the order ended; before the child kills or freezes itself, it says so, and where.
 """
@@ -27,8 +27,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Any
-
-import orjson
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, RetryLater, readable
@@ -150,20 +148,17 @@ class TortureChild:
             ours.close()
             _live(theirs, request)
         theirs.close()
-        self._pipe = ours
+        self.pipe = ours
         self.is_frozen = False
         self.is_over = False
-
-    def tell(self, order: Mapping[str, Any]) -> None:
-        self._pipe.send_bytes(orjson.dumps(order))
 
     def hear(self, within_s: float) -> dict[str, Any] | None:
         """Return the next answer, or None when there is none in time. The answer of a child that is gone is
         ``died``."""
-        if not self._pipe.poll(within_s):
+        if not self.pipe.poll(within_s):
             return None
         try:
-            answer: dict[str, Any] = orjson.loads(self._pipe.recv_bytes())
+            answer: dict[str, Any] = self.pipe.recv()
         except (EOFError, OSError):
             self._reap()
             return {"ended": "died", "error": "its process ended by itself"}
@@ -182,7 +177,7 @@ class TortureChild:
         if not self.is_over:
             os.kill(self.pid, signal.SIGKILL)
             self._reap()
-        self._pipe.close()
+        self.pipe.close()
 
     def _reap(self) -> None:
         if not self.is_over:
@@ -190,12 +185,16 @@ class TortureChild:
             self.is_over = True
 
 
+def end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 # ---- in the child process --------------------------------------------------------------------------------------------
 
 
 def _live(stage: Connection, request: TortureRequest) -> None:
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # frozen, it would outlive the harness
+        end_with_parent()  # frozen, it would outlive the harness
         with contextlib.suppress(EOFError):  # the harness has gone
             _ChildLoop(stage, request).run()
     except BaseException:
@@ -214,19 +213,16 @@ class _ChildLoop:
 
     def run(self) -> None:
         while True:
-            order = orjson.loads(self._stage.recv_bytes())
+            order = self._stage.recv()
             try:
                 answer = getattr(self, f"_do_{order['do']}")(order)
             except BaseException as problem:
                 answer = _raised(problem)
-            self._say(answer)
+            self._stage.send(answer)
 
     @functools.cached_property
     def _handler(self) -> Handler:
         return load_handler(self._request.handler)
-
-    def _say(self, answer: Mapping[str, Any]) -> None:
-        self._stage.send_bytes(orjson.dumps(answer))
 
     def _do_look(self, order: dict[str, Any]) -> dict[str, Any]:
         before = _descriptors()
@@ -263,7 +259,7 @@ class _ChildLoop:
         def act(where: str) -> None:
             if does == "fail":
                 raise TortureError(f"an error before {where}")
-            self._say({"ended": "killed" if does == "kill" else "frozen", "where": where})
+            self._stage.send({"ended": "killed" if does == "kill" else "frozen", "where": where})
             os.kill(os.getpid(), signal.SIGKILL if does == "kill" else signal.SIGSTOP)
             lease.end()  # a process that was stopped has slept for longer than its lease
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import Pipe
 from pathlib import Path
-from typing import IO, Any
 
 import click
-import orjson
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -43,53 +41,43 @@ def run_torture(
 ) -> list[ScenarioResult]:
     """Run all scenarios, and return the results; ``told`` gets the scenario, the runs done, and the runs in all.
     ``check`` is called meanwhile, and may raise. Raises StartRefused when nothing can be said about the handler."""
+    ours, theirs = Pipe()
     with (
         tempfile.TemporaryDirectory(prefix="usher-torture-", dir="/tmp" if Path("/tmp").is_dir() else None) as name,
         EmbeddedRedis(folder := Path(name), port=None, durable=False) as server,
-        (folder / "request").open("w+b") as given,
         (folder / "log").open("w+b") as log,
+        ours,
     ):
-        given.write(orjson.dumps(request))
-        given.seek(0)
-        reader, writer = os.pipe()
         process = subprocess.Popen(
-            usher_command("torture-stage", str(writer)),
-            stdin=given,
+            usher_command("torture-stage", str(theirs.fileno())),
+            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env={**environ, "USHER_REDIS_URL": server.url},
-            pass_fds=(writer,),
+            pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )
-        os.close(writer)
+        theirs.close()
         try:
-            with os.fdopen(reader, "rb", buffering=0) as answers:
-                for line in _lines(answers, check):
-                    document: dict[str, Any] = orjson.loads(line)
-                    if "findings" in document:
-                        return [ScenarioResult.of(each) for each in document["findings"]]
-                    if "cannot" in document:
-                        raise StartRefused(f"nothing can be said about this handler: {document['cannot']}")
-                    told(document["scenario"], document["told"], document["count"])
+            with contextlib.suppress(EOFError, ConnectionError):
+                ours.send(request)
+                while True:
+                    check()
+                    if not ours.poll(_LOOK_EVERY_S):
+                        continue
+                    match ours.recv():
+                        case list(results):
+                            return results
+                        case str(why):
+                            raise StartRefused(f"nothing can be said about this handler: {why}")
+                        case scenario, done, count:
+                            told(scenario, done, count)
             last_words = (folder / "log").read_text(errors="replace")[-2000:]
             raise StartRefused(f"the torture process ended by itself; its last output:\n{last_words}")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its child processes are in its group, frozen ones too
             process.wait()
-
-
-def _lines(told: IO[bytes], check: Callable[[], None]) -> Iterator[bytes]:
-    rest = b""
-    while True:
-        check()
-        if not select.select([told], [], [], _LOOK_EVERY_S)[0]:
-            continue
-        chunk = told.read(65_536)
-        if not chunk:
-            return
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
 
 
 _HELP = """Run HANDLER (module:function) against everything that may happen to it, and say whether its effects are safe.

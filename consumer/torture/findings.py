@@ -48,11 +48,6 @@ class ScenarioResult:
     def document(self) -> dict[str, Any]:
         return asdict(self) | {"safe": self.safe}
 
-    @classmethod
-    def of(cls, document: dict[str, Any]) -> ScenarioResult:
-        failures = [CaseFailure(**failure) for failure in document["failures"]]
-        return cls(**{name: value for name, value in document.items() if name != "safe"} | {"failures": failures})
-
 
 def explain(expected: Expected, seen: Any) -> str:
     """Return the difference in words; with numbers and lists also the message that it comes from."""

@@ -4,25 +4,23 @@ without threads, because it forks."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 
 from usher.common.base.clock import wall_ms
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.consumer.handlers.loader import load_handler
-from usher.consumer.torture.child import TortureChild, TortureRequest
+from usher.consumer.torture.child import TortureChild, TortureRequest, end_with_parent
 from usher.consumer.torture.findings import CaseFailure, Expected, ScenarioResult, explain, trouble_with_effect
 from usher.consumer.torture.scenarios import (
     DISTURBED,
@@ -41,7 +39,6 @@ _STREAM = Keys("ticket_stream", "concurrency_stream_group").stream
 _ATTEMPTS = 5
 _RETRIES_LATER = 50
 _LONGEST_PAUSE_S = 0.5
-_PR_SET_PDEATHSIG = 1
 
 
 class HandlerUntestable(Exception):
@@ -98,7 +95,7 @@ class Harness:
             self._ask(actor, {"do": "setup"})
 
     def _ask(self, actor: TortureChild, order: Mapping[str, Any]) -> dict[str, Any]:
-        actor.tell(order)
+        actor.pipe.send(order)
         answer = actor.hear(self._request.handler_s)
         if answer is None:
             raise HandlerUntestable(f"{order['do']}: it did not end within {self._request.handler_s:g} s")
@@ -193,7 +190,7 @@ class Harness:
         order |= {"does": step.does, "place": step.place}
         attempt, later = step.attempt, 0
         while True:
-            actor.tell(order | {"attempt": attempt})
+            actor.pipe.send(order | {"attempt": attempt})
             answer = self._heard(story, actor)
             ended = answer["ended"]
             if is_stale or answer.get("is_ours") or ended in ("well", "killed", "frozen", "given_up", "died", "stuck"):
@@ -273,23 +270,13 @@ def default_fields(given: Mapping[str, str]) -> list[dict[str, str]]:
 @click.command(name="torture-stage")
 @click.argument("told_to", type=int)
 def main(told_to: int) -> None:
-    """Run all scenarios for the request on standard input; write results to the file descriptor ``told_to``: standard
-    output belongs to the handler and its prints."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """Run all scenarios for the request that comes over the pipe ``told_to``, and answer there: standard output belongs
+    to the handler and its prints."""
+    end_with_parent()
     sys.path.append(str(Path.cwd()))  # the folder of the handler's project
-    request = orjson.loads(sys.stdin.buffer.read())
     os.set_inheritable(told_to, False)
-
-    def say(**told: Any) -> None:
-        os.write(told_to, orjson.dumps(told) + b"\n")
-
-    link = Link(os.environ["USHER_REDIS_URL"], "usher:torture")
-    try:
-        stage = Harness(TortureRequest(**request), link)
-        findings = stage.tell_all(lambda name, told, count: say(scenario=name, told=told, count=count))
-    except HandlerUntestable as why:
-        say(cannot=str(why))
-    else:
-        say(findings=[finding.document() for finding in findings])
-    finally:
-        link.close()
+    with Connection(told_to) as told, contextlib.closing(Link(os.environ["USHER_REDIS_URL"], "usher:torture")) as link:
+        try:
+            told.send(Harness(told.recv(), link).tell_all(lambda *progress: told.send(progress)))
+        except HandlerUntestable as why:
+            told.send(str(why))

@@ -19,7 +19,7 @@ import psutil
 
 from usher.common.base.errors import UsherError
 from usher.common.cli.masters import living_consumers
-from usher.common.doctor.judgements import version_text
+from usher.common.doctor.judgements import info_lines, version_text
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
@@ -90,16 +90,14 @@ def zipf_tickets(count: int, tickets: int, seed: int) -> list[bytes]:
 class Rig:
     """The system under measurement, as a context: its methods start processes, the exit ends them."""
 
-    def __init__(self, folder: Path, durable: bool, environ: Mapping[str, str], streams: int = 1) -> None:
-        """Prepare a rig. ``streams``: ticket streams; the messages of more than one are gathered."""
+    def __init__(self, folder: Path, durable: bool, environ: Mapping[str, str], streams: str = STREAM) -> None:
         self.folder = folder
         self.environ = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
         self._redis = EmbeddedRedis(folder, durable=durable)
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
         self._urls: list[str] = []
-        self._names = [STREAM] if streams == 1 else [f"{STREAM}:{number}" for number in range(streams)]
-        self._setting = STREAM if streams == 1 else f"{STREAM}:*"
-        self.keys = Keys(SourceSelection.parse(self._setting).work_stream(GROUP), GROUP)
+        self._streams = streams
+        self.keys = Keys(SourceSelection.parse(streams).work_stream(GROUP), GROUP)
 
     def __enter__(self) -> Rig:
         self._redis.start()
@@ -170,7 +168,7 @@ class Rig:
 
     def start(self, name: str, words: list[str], environ: dict[str, str]) -> None:
         base = self.environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self.folder)}
-        base |= {"USHER_TICKET_STREAM": self._setting, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning"}
+        base |= {"USHER_TICKET_STREAM": self._streams, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning"}
         environ = base | {"USHER_MASTER_URLS": ",".join(self._urls), **environ}
         self._programs[name] = subprocess.Popen(
             usher_command(*words), env=environ, stdout=subprocess.DEVNULL, stderr=sys.stderr
@@ -222,26 +220,16 @@ class Rig:
         return redis_version(self.link)
 
     def fill(self, tickets: Sequence[bytes], payload: bytes) -> bytes:
-        """Add one message per ticket, to all streams in turn; return the last id, or its end when messages are
-        gathered."""
-        last, names = b"", itertools.cycle(self._names)
+        """Add one message per ticket; return the last id."""
+        last = b""
         for at in range(0, len(tickets), 1000):
-            page = tickets[at : at + 1000]
-            commands = [
-                ("XADD", name, "*", "ticket_id", ticket, "body", payload)
-                for name, ticket in zip(names, page, strict=False)
-            ]
-            for reply in self.link.pipeline(commands):
-                if isinstance(reply, Exception):
-                    raise reply
-                last = reply
-        # The second part of a gathered message's id is its number (lua/sources/gather.lua).
-        return last if len(self._names) == 1 else b"-%d" % len(tickets)
+            commands = [("XADD", STREAM, "*", "ticket_id", one, "body", payload) for one in tickets[at : at + 1000]]
+            last = self.link.all_of(commands)[-1]
+        return last
 
 
 def redis_version(link: Link) -> str:
-    info = link.call("INFO", "server").decode()
-    return version_text(dict(line.split(":", 1) for line in info.splitlines() if ":" in line))
+    return version_text(info_lines(link.call("INFO", "server")))
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import statistics
 import tempfile
 import time
@@ -79,40 +78,32 @@ def warm_up(rig: Rig, payload: int) -> None:
 
 
 def send_on_schedule(
-    rig: Rig, names: list[bytes], payload: bytes, rate: float, flood: Callable[[], bool] = lambda: False
+    rig: Rig, names: list[bytes], payload: bytes, rate: float, idle: Callable[[float], object] = time.sleep
 ) -> bytes:
     """Send message i at i / rate, however slow the system is; a late message is sent at once, with its due time.
-    ``flood`` is called in between, and to its end: it sends some messages, and returns whether there are more."""
+    ``idle`` is called in between, with the seconds that are left until then."""
     began_ns = time.time_ns()
     sent, last = 0, b""
     while sent < len(names):
         due = min(len(names), int((time.time_ns() - began_ns) / 1e9 * rate) + 1)
         if due <= sent:
-            if not flood():
-                time.sleep(min(0.05, max(0.0, sent / rate - (time.time_ns() - began_ns) / 1e9)))
+            idle(min(0.05, max(0.0, sent / rate - (time.time_ns() - began_ns) / 1e9)))
             continue
         commands = [
             ("XADD", STREAM, "*", "ticket_id", names[at], DUE_FIELD, began_ns + int(at / rate * 1e9), "body", payload)
             for at in range(sent, due)
         ]
-        for reply in rig.link.pipeline(commands):
-            if isinstance(reply, Exception):
-                raise reply
-            last = reply
-        sent = due
-    while flood():
-        pass
+        sent, last = due, rig.link.all_of(commands)[-1]
     return last
 
 
 @contextlib.contextmanager
-def new_rig(durable: bool, environ: Mapping[str, str], streams: int = 1) -> Iterator[tuple[Rig, Path]]:
-    folder = Path(tempfile.mkdtemp(prefix="usher-bench-"))
-    try:
-        with Rig(folder, durable, environ, streams) as rig:
-            yield rig, folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def new_rig(durable: bool, environ: Mapping[str, str], streams: str = STREAM) -> Iterator[tuple[Rig, Path]]:
+    with (
+        tempfile.TemporaryDirectory(prefix="usher-bench-", ignore_cleanup_errors=True) as folder,
+        Rig(Path(folder), durable, environ, streams) as rig,
+    ):
+        yield rig, Path(folder)
 
 
 def medians(runs: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, float]:

@@ -20,11 +20,11 @@ from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.message import REPLAY_OF, REPLY_FIELD, UID_FIELD, check_ticket, first_value, ticket_value
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import DONE as RAN_WELL
-from usher.common.protocol.run_log import RunRecord
+from usher.common.protocol.run_log import MERGED, RunRecord
 from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.stream_id import is_id, rank
 from usher.common.redis.client import Arg, Link
-from usher.common.redis.replies import TicketRecord, group_of, parse_record
+from usher.common.redis.replies import group_of, record_or_none
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.isolation.process import NOT_RUN, CallResult, Piece
 from usher.master.operations.dead_letters import DeadLetters
@@ -71,7 +71,7 @@ class Candidate:
         if run is None:
             return self
         ended = Before(ENDED, f"over; {run.outcome.replace('_', ' ')} at its last start")
-        before = _DONE if run.outcome == RAN_WELL else ended
+        before = _DONE if run.outcome in (RAN_WELL, MERGED) else ended
         return replace(self, before=before, fence=self.fence or run.fence, run=run)
 
     @property
@@ -407,7 +407,7 @@ class Candidates:
                 raise reply
         facts = group_of(groups, keys.group, taken)
         delivered = -1 if facts is None else rank(facts[b"last-delivered-id"])
-        records = dict(zip(tickets, map(_record, values), strict=True))
+        records = dict(zip(tickets, map(record_or_none, values), strict=True))
         found, over = [], []
         for (one, ticket), tries, rows in zip(entries, attempts, pending, strict=True):
             before = _state(one, None if isinstance(rows, Exception) or not rows else rows[0][1], delivered)
@@ -453,10 +453,3 @@ def _state(entry_id: bytes, owner: bytes | None, delivered: int) -> Before | Non
     if owner is not None:
         return Before(HELD, f"in processing by {name_of(owner.decode(errors='replace'))}")
     return Before(WAITING, "not read yet") if rank(entry_id) > delivered else None
-
-
-def _record(value: bytes | None) -> TicketRecord | None:
-    try:
-        return None if value is None else parse_record(value)
-    except ValueError:
-        return None

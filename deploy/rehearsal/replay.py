@@ -110,8 +110,8 @@ class Replay:
         uid, fields = again(flat, one.message_id, self._name, self._same_uid)
         for failures in range(1, _TRIES + 1):
             try:
-                keys = (self._stream, self._stream, uid_key(self._stream, uid))
-                [[new_id, _]], _ = self._scripts.run("send", keys, (_KNOWN_MS, len(fields), *fields))
+                keys = (self._stream, self._stream, self._stream, uid_key(self._stream, uid))
+                [[new_id, _]], _ = self._scripts.run("send", keys, (_KNOWN_MS, 0, "", 0, len(fields), *fields))
                 return bytes(new_id)
             except ReplyUnknown:
                 if failures == _TRIES:

@@ -23,13 +23,14 @@ from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.message import Key, key_bytes, ticket_key
 from usher.common.protocol.registration import NO_LOCK, Registration
+from usher.common.protocol.run_log import DONE, MERGED
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import load
 from usher.common.sending.producer import Producer
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.batch_pool import BatchCall
-from usher.consumer.execution.executor import Executor
+from usher.consumer.execution.executor import MOST_ABSORBED, Executor
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.reporter import Item, Reporter
@@ -40,7 +41,7 @@ from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.policy.acks import FailedAttempt, Linger, Success
-from usher.consumer.policy.outcome import Bury, TicketPace
+from usher.consumer.policy.outcome import Bury
 from usher.consumer.settings import ConsumerSettings
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import ChangeWatch, Report
@@ -98,7 +99,7 @@ def encoded(value: Any) -> bytes:
 #: Most turns of the leader in which nothing is left to do, and most calls of one ``run``: beyond them something goes
 #: round in a circle.
 _MOST_TURNS, _MOST_CALLS = 1_000, 10_000
-_DONE = "done"
+
 #: Added to the kit's clock, so that no wait is over by the machine's own.
 _FAR_S = 1e7
 _MOST_LETTERS = 1_000
@@ -106,8 +107,9 @@ _MOST_LETTERS = 1_000
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A message given to the handler. ``outcome``: done, failed, retry_later or gave_up. ``at_s``: the kit's clock;
-    ``retry_in_s``: how long the message waits then, None when it does not come again."""
+    """A message given to the handler. ``outcome``: done, merged (another's run absorbed it), failed, retry_later or
+    gave_up. ``at_s``: the kit's clock; ``retry_in_s``: how long the message waits then, None when it does not come
+    again."""
 
     ticket_id: str
     id: str
@@ -134,9 +136,17 @@ class _NotedOutcomes:
         self._acker = acker
         self._lanes = lanes
         self._note = note
+        self._absorbed: Sequence[Success] = ()
+
+    def absorbed(self, item: Success, absorbed: Sequence[Success]) -> None:
+        self._absorbed = absorbed
+        self._acker.absorbed(item, absorbed)
 
     def finished(self, item: Success, here: bool = False) -> None:
-        self._note(item.ticket, item.stream_id, item.attempt, _DONE)
+        self._note(item.ticket, item.stream_id, item.attempt, DONE)
+        for one in self._absorbed:
+            self._note(one.ticket, one.stream_id, one.attempt, MERGED)
+        self._absorbed = ()
         self._acker.finished(item, here)
 
     def failed(self, item: FailedAttempt) -> None:
@@ -218,7 +228,7 @@ class Kit:
         self._executor = Executor(
             lanes,
             _NotedOutcomes(self._acker, lanes, self._noted),
-            Journal(None, "", name, 1),
+            Journal(None, "", name, 1, MOST_ABSORBED),
             self._lease,
             policy,
             settings.ack_mode == "strict",
@@ -226,10 +236,10 @@ class Kit:
             self._broken.append,
         )
         self._executor.clock, self._executor.rng = lambda: _FAR_S + self.now_s, _WholeBackoff()
-        self._executor.pace = TicketPace(rate) if (rate := self.handler.options.rate) else None
-        self._executor.away = self.handler.options.away
+        self._executor.obey(self.handler.options)
         self._reader = InboxReader(self._link(url, "read"), self._keys, name, lanes, self._lease)
         self._reader.message_type = message_type(self._keys.stream, settings.sources is not None)
+        self._reader.message_type.runner = None if self.handler.batch else self._executor
 
     # ---- what a test says --------------------------------------------------------------------------------------------
 
@@ -266,7 +276,7 @@ class Kit:
         """Return the ids of messages that were handled and that Redis does not have as pending any more, in the order
         in which they were handled."""
         pending = self.pending
-        return [call.id for call in self.calls if call.outcome == _DONE and call.id not in pending]
+        return [call.id for call in self.calls if call.outcome in (DONE, MERGED) and call.id not in pending]
 
     @property
     def pending(self) -> set[str]:
@@ -355,12 +365,12 @@ class Kit:
             elif returned is not None and self.handler.batch is None:
                 check_ran(returned)
             return returned, None
-        except (Exception, SystemExit) as problem:
+        except (Exception, SystemExit, asyncio.CancelledError) as problem:
             self._error = f"{type(problem).__name__}: {problem}"
             return None, problem
 
     def _noted(self, ticket: bytes, stream_id: bytes, attempt: int, outcome: str) -> None:
-        error = "" if outcome == _DONE else self._error
+        error = "" if outcome == DONE else self._error
         self.calls.append(Call(ticket.decode(), stream_id.decode(), attempt, outcome, self.now_s, error))
 
     def _tell_wait(self, message: Message) -> None:

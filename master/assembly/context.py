@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.assembly.access import health_hosts
-from usher.master.membership.health_url import HealthHosts
+from usher.master.membership.health_url import HealthHosts, parse_hosts, redis_ports
 from usher.master.settings import MasterSettings
 
 
@@ -24,7 +23,7 @@ class MasterContext:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", Keys(self.settings.work_stream, self.settings.group))
-        object.__setattr__(self, "hosts", health_hosts(self.settings, self.redis_url))
+        object.__setattr__(self, "hosts", parse_hosts(self.settings.health_hosts, redis_ports(self.redis_url)))
 
     @property
     def lease_ms(self) -> int:

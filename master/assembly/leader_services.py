@@ -106,7 +106,8 @@ class LeaderServices:
         watch = (HEALTH_S, HEALTH_FAILURES, asker, lambda: self.roster.members, place.lease_ms, self._close)
         self.health = HealthChecker(link("health"), keys, self.lead, *watch)
         self._bell = DeadLetterNotifier(metrics, settings, "master", keys)
-        self._changes = ChangeWatch(link("changes"), keys.changed, self.dispatcher.post, self.roster.wake)
+        told = (self.dispatcher.post, self.roster.wake, keys.reports, lambda: self.lead.is_ours)
+        self._changes = ChangeWatch(link("changes"), keys.changed, *told)
         janitor = Janitor(
             link("reap"), keys, self.lead, limits.sweep_s, lambda name: name in self.dispatcher.board.consumers
         )
@@ -146,6 +147,7 @@ class LeaderServices:
         lease_s = self._place.settings.leader_lease_seconds
         link = self._place.link("elect", max(0.2, lease_s / 3))
         made = Elector(link, self._place.keys, self.lead, url, int(lease_s * 1000), self._works, scripts_for_others())
+        made.folder = self._place.settings.state_folder / "locks"
         self.lead.on_doubt, self._changes.on_leader = made.wake, made.look
         return made
 

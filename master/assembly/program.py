@@ -1,236 +1,109 @@
 """The master, put together: the services that lead (``leader_services``), that gather
-(``usher.master.sources.services``), and that face people and programs: HTTP interface, page, metrics, live events, and
-their readers."""
+(``usher.master.sources.services``), and that face people and programs (``facing``)."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
-
-from flask import Flask, Response
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
-from usher.common.http import app as web
-from usher.common.http.app import Problem, answer_problem
-from usher.common.http.auth import Doorman, SignedOut
-from usher.common.http.credentials import Credentials
-from usher.common.http.openapi import add_document, tells
-from usher.common.http.push import LiveStreams
 from usher.common.http.serve import Liveness, url_of
 from usher.common.observability.metrics import Metrics
-from usher.common.redis.client import SharedLink
-from usher.common.runtime.service import Service, stalled
-from usher.master.assembly.access import findings, hosts_of, make_doorman, sign_on
+from usher.common.runtime.service import Health, Service, stalled
 from usher.master.assembly.context import MasterContext
 from usher.master.assembly.leader_services import LeaderServices
-from usher.master.insight.diagnostics import SystemDiagnostics
-from usher.master.insight.live_overview import LiveOverview
-from usher.master.insight.metrics import AuditMetrics, MasterMetrics
-from usher.master.insight.stats import BacklogWatch, StreamStatsReader, lag_document
-from usher.master.insight.ticket_feed import TicketFeed
-from usher.master.leader.limits import TICKET_WINDOW
-from usher.master.membership.consumer_http import OwnerQuestion
-from usher.master.membership.health_url import HealthHosts
-from usher.master.membership.registration import Membership, NameInUse, RegistrationOver
-from usher.master.messages.fields import FIELDS_S
-from usher.master.operations.trimming import retention_of
-from usher.master.policy.backlog import BacklogLimits
 from usher.master.settings import MasterSettings
-from usher.master.sources.services import SourceServices
-from usher.master.verbs.documents import Lag
-from usher.master.web.api import REGISTER_BODY, routes
-from usher.master.web.messages import message_routes
-from usher.master.web.operations import operation_routes
-from usher.master.web.pages.site import add_pages
-from usher.master.web.parts import Desk, IncarnationFenced, NotLeader, Parts
-from usher.master.web.shelves import shelf_routes
+
+if TYPE_CHECKING:
+    from flask import Flask
+
+    from usher.master.assembly.facing import HttpServices
 
 log = logging.getLogger(__name__)
 
 _JOIN_S = 3.0
-_Part = TypeVar("_Part", bound=Any)
-
-
-class HttpServices:
-    """The services behind HTTP. ``services`` are its own; ``close`` ends the parts without a thread. ``all_services``:
-    the services whose health and turns it reports."""
-
-    def __init__(
-        self,
-        place: MasterContext,
-        leading: LeaderServices,
-        metrics: Metrics,
-        all_services: Sequence[Service],
-        draining: Callable[[], bool],
-        stalled: Callable[[], str],
-    ) -> None:
-        self._place = place
-        self._leading = leading
-        self._closing = contextlib.ExitStack()
-        settings, link, keys, lead = place.settings, place.link, place.keys, leading.lead
-        self._live = self._kept(LiveStreams())
-        field = settings.work_ticket_field
-        self._feed = TicketFeed(link("feed"), keys, field, self._live)
-        self._reads = self._kept(SharedLink(place.redis_url, "master:reads"))
-        credentials = Credentials(settings.api_token, settings.tokens_file)
-        doorman, trusted = make_doorman(settings, credentials), sign_on(settings, credentials)
-        doorman.ended = SignedOut(self._reads, keys)
-        if trusted:
-            event(log, "sign_on", level=logging.WARNING, trusted=trusted)
-        parts = self._make_parts(self._reads, trusted)
-        self.services: list[Service] = [self._feed, parts.overview, parts.bulk]
-        limits = BacklogLimits(settings.backlog_limit, settings.tenant_backlog_limit)
-        if any(limits):
-            waiting, by_tenant = (lambda: parts.stats.read().unfinished), leading.dispatcher.waiting_by_tenant
-            self.services.append(BacklogWatch(link("backlog"), keys, lead, limits, waiting, by_tenant))
-        metrics.add(MasterMetrics(parts.stats, all_services, leading.dispatcher, leading.health))
-        metrics.add(AuditMetrics(parts.status.audit, parts.status.proven_until_ms))
-        membership = Membership(self._kept(link("register")), keys, place.lease_ms)
-        window, look_now = TICKET_WINDOW, leading.roster.wake
-        desk = Desk(membership, parts.status, leading.dispatcher, lead, all_services, window, look_now, self._feed)
-        facts: dict[str, Any] = {"metrics": metrics, "draining": draining, "stalled": stalled}
-        hosts = hosts_of(settings)
-        self.app = create_app(desk, doorman=doorman, health_hosts=place.hosts, hosts=hosts, parts=parts, **facts)
-
-    def _make_parts(self, reads: SharedLink, trusted: str) -> Parts:
-        place, settings, keys = self._place, self._place.settings, self._place.keys
-        dispatcher, sources = self._leading.dispatcher, settings.sources
-        asker = self._kept(OwnerQuestion(place.hosts, settings.tls_ca))
-        of_leader = dispatcher.parked_of, dispatcher.tenants_now if settings.tenant_field else dict
-        overview = LiveOverview(place.link("pulse"), keys, settings.work_ticket_field, place.lease_ms, *of_leader)
-        retention = retention_of(settings, work_stream=sources is not None)
-        diagnostics = SystemDiagnostics(reads, keys, place.lease_ms, sources, retention, findings(trusted))
-        of_view = (settings, reads, keys, FIELDS_S, asker, dispatcher.glance, lambda: overview.queue)
-        return Parts(*of_view, overview=overview, diagnostics=diagnostics, ask_process=asker.process)
-
-    def _kept(self, part: _Part) -> _Part:
-        self._closing.callback(part.close)
-        return part
-
-    def close(self) -> None:
-        self._closing.close()
-
-
-def create_app(
-    desk: Desk,
-    *,
-    doorman: Doorman,
-    health_hosts: HealthHosts,
-    hosts: Collection[str] = (),
-    parts: Parts | None = None,
-    metrics: Metrics | None = None,
-    draining: Callable[[], bool] = lambda: False,
-    stalled: Callable[[], str] = lambda: "",
-) -> Flask:
-    """Return the application on top of ``desk``; with ``parts`` also what operators look at, and the page.
-
-    ``health_hosts``: the hosts that health URLs may name. ``hosts``: the names under which this service may be
-    addressed, empty for any.
-    """
-    app = web.create_app(__name__, doorman, REGISTER_BODY, hosts)
-    app.register_blueprint(routes(desk, health_hosts, parts.fields if parts is not None else None))
-    if parts is not None:
-        app.register_blueprint(shelf_routes(parts))
-        app.register_blueprint(operation_routes(parts))
-        app.register_blueprint(message_routes(parts))
-        _add_lag(app, parts.stats)
-        add_pages(app, parts)
-    if metrics is not None:
-        web.add_metrics(app, metrics)
-    web.add_health(app, desk.health, desk.leading, draining, stalled)
-    add_document(app, "Usher: a master")
-    _add_errors(app)
-    return app
-
-
-def _add_errors(app: Flask) -> None:
-    @app.errorhandler(NameInUse)
-    def name_in_use(held: NameInUse) -> Response:
-        headers = _retry_after(held.retry_after_ms / 1000)
-        return answer_problem(Problem(409, "name_in_use", str(held), headers=headers))
-
-    @app.errorhandler(RegistrationOver)
-    def registration_over(_over: RegistrationOver) -> Response:
-        return answer_problem(
-            Problem(410, "registration_over", "the registration under this uuid has ended; register under a new one")
-        )
-
-    @app.errorhandler(NotLeader)
-    def not_leader(standby: NotLeader) -> Response:
-        return answer_problem(
-            Problem(503, "not_leader", str(standby), headers=_retry_after(1), leader_url=standby.leader_url)
-        )
-
-    @app.errorhandler(IncarnationFenced)
-    def fenced(_ended: IncarnationFenced) -> Response:
-        return answer_problem(Problem(409, "fenced", "this incarnation has ended; stop its work and register again"))
-
-
-def _add_lag(app: Flask, stats: StreamStatsReader) -> None:
-    @tells("Plain numbers for autoscalers, such as KEDA's metrics-api scaler.", {200: Lag})
-    def lag() -> Response:
-        return web.answer(lag_document(stats.read()))
-
-    app.add_url_rule("/api/lag", "lag", lag)
-
-
-def _retry_after(seconds: float) -> dict[str, str]:
-    return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
 class MasterProgram:
-    """The master as usher.common.http.serve runs it: web application, start, stop."""
+    """The master as usher.common.http.serve runs it: web application, start, stop. It faces nobody before somebody
+    asks, since that takes 10 MiB and a fifth of a second. ``beside``: the health of what else its process runs."""
 
-    def __init__(self, settings: MasterSettings, redis_url: str) -> None:
-        self._settings = settings
-        self._place = place = MasterContext(settings, redis_url)
-        self._stopping = False
-        self._services: list[Service] = []
-        metrics = Metrics()
-        self._leading = LeaderServices(place, metrics)
-        sources = settings.sources
-        self._gathering = (
-            SourceServices(settings, sources, place.keys, redis_url, place.link) if sources is not None else None
-        )
-        self._facing = HttpServices(
-            place, self._leading, metrics, self._services, lambda: self._stopping, lambda: self.liveness().stalled
-        )
-        self._services += self._leading.services
-        if self._gathering is not None:
+    def __init__(
+        self, settings: MasterSettings, redis_url: str, beside: Callable[[], Health] = lambda: Health(())
+    ) -> None:
+        self._settings, self._beside = settings, beside
+        self.place = place = MasterContext(settings, redis_url)
+        self._started = self._stopping = False
+        self._metrics = Metrics()
+        self.leading = LeaderServices(place, self._metrics)
+        self._services = [*self.leading.services]
+        self._gathering = None
+        if settings.sources is not None:
+            from usher.master.sources.services import SourceServices
+
+            self._gathering = SourceServices(settings, settings.sources, place.keys, redis_url, place.link)
             self._services += self._gathering.services
-        self._services += self._facing.services
-        self.app = self._facing.app
+        self._facing: HttpServices | None = None
+        self._once = threading.Lock()
+        if settings.backlog_limit or settings.tenant_backlog_limit or settings.tokens_file or settings.proxies:
+            self._face()  # its services are wanted, or its settings are to be checked
+
+    @property
+    def app(self) -> Flask:
+        return (self._facing or self._face()).app
+
+    def _face(self) -> HttpServices:
+        from usher.master.assembly.facing import HttpServices
+
+        with self._once:
+            if self._facing is None:
+                of_health = self._services, lambda: self._stopping, lambda: self.liveness().stalled, self._beside
+                self._facing = HttpServices(self.place, self.leading, self._metrics, *of_health)
+                self._services[:0] = self._facing.services
+                for service in self._facing.services if self._started else ():
+                    service.start()
+            return self._facing
 
     def start(self, port: int, host: str) -> None:
         settings = self._settings
         url = settings.advertise_url or url_of(host, port, settings.tls_cert is not None)
         if self._gathering is not None:
             self._gathering.url = url
-        self._services.append(self._leading.elector(url))
-        event(log, "master_starting", url=url, stream=self._place.keys.stream, group=self._place.keys.group)
-        for service in self._services:
-            service.start()
+        self._services.append(self.leading.elector(url))
+        event(log, "master_starting", url=url, stream=self.place.keys.stream, group=self.place.keys.group)
+        with self._once:
+            self._started = True
+            for service in self._services:
+                service.start()
 
     def liveness(self) -> Liveness:
         """Return how long this master may be silent, and whether its elector or dispatcher stands still; they watch the
         work of all others, and Redis gives the lead to another master without them."""
         lease_s, elector = self._settings.leader_lease_seconds, self._services[-1]
-        still = stalled([self._leading.dispatcher, elector], now_s(), lease_s)
+        still = stalled([self.leading.dispatcher, elector], now_s(), lease_s)
         return Liveness(max(elector.stalls_after_s, lease_s), still)
 
-    def stop(self) -> None:
+    def resign(self) -> None:
         """End the work first, then give the lead up, so that a standby takes over at once and finds nothing moving."""
         self._stopping = True
-        *workers, elector = self._services
-        for service in workers:
-            service.stop()
-        for service in workers:
-            service.join(_JOIN_S)
-        elector.stop()
-        elector.join(_JOIN_S)
-        self._facing.close()
-        self._leading.close()
+        faces = self._facing.services if self._facing is not None else ()
+        *workers, elector = (one for one in self._services if one not in faces)
+        _end(workers)
+        _end([elector])
+
+    def stop(self) -> None:
+        self.resign()
+        if self._facing is not None:
+            _end(self._facing.services)
+            self._facing.close()
+        self.leading.close()
+
+
+def _end(services: Sequence[Service]) -> None:
+    for service in services:
+        service.stop()
+    for service in services:
+        service.join(_JOIN_S)

@@ -9,9 +9,9 @@ stream: the archive looks for it after the reading, and ``usher trim`` keeps it.
 run that is killed before that is renamed into place changes nothing, and the next one removes what it has written. One
 archive has one writer: a lock on the folder.
 
-The commits of each day that is over (and proven, where there is a proof) become one, with one file sorted by ticket; a
-proof's become one each time that it writes a whole carry; with ``keep_days`` the oldest ones become one without rows,
-but for the executions that later ones are compared with (``_carried``).
+The commits of each day that is over (and proven, where there is a proof) become one, with one file sorted by ticket
+(for each 5 million rows); a proof's become one each time that it writes a whole carry; with ``keep_days`` the
+oldest ones become one without rows, but for the executions that later ones are compared with (``_carried``).
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ _TOP = b"18446744073709551615-18446744073709551615"
 _DAY_MS, _LAST_DAY = 86_400_000, 2_932_896  # of the year 9999: a hostile id may lie beyond the calendar
 #: Of a running total.
 _PLACES = Decimal("1e-9")
-#: Memory of what sorts the rows of a day; the rest goes to disk.
-_FOLD_MIB = 512
+#: Memory of what sorts the rows of a day, and how many it sorts at once; what does not fit goes to disk.
+_FOLD_MIB, _FOLDED = 512, 5_000_000
+_SORTED = "SELECT * FROM r WHERE hash(ticket) % {parts} = {at} ORDER BY ticket, nth"
 #: Of each ticket all executions of the messages that have what later ones are compared with (tables/carry.sql).
 _COMPARED = """\
 SELECT r.* FROM r SEMI JOIN (
@@ -108,7 +109,7 @@ class DataSet:
     def recover(self) -> Commit | None:
         """Remove what a killed run left. Returns the last commit, None before the first."""
         named = {self.folder / name for one in self.chain() for name in one.files}
-        for file in set(self.folder.rglob("[0-9]*-part-0.parquet")) - named:
+        for file in set(self.folder.rglob("[0-9]*-part-*.parquet")) - named:
             file.unlink()
         return self.last()
 
@@ -156,16 +157,16 @@ class DataSet:
                 engine.files("r", [file], pq.read_schema(file))
                 yield from engine.rows(f"SELECT {names} FROM r WHERE {wanted}")
 
-    def place(self, commit: Commit, part: str) -> Path:
-        """Return where the rows of this part (a folder) of a commit are to be written."""
+    def place(self, commit: Commit, part: str, at: int = 0) -> Path:
+        """Return where the rows of this part (a folder) of a commit are to be written; ``at``: in which file."""
         if not self._log.exists():  # where it is gone later, there are files that it had named
             self._write([])
         folder = self.folder / part
         folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{commit.name}-part-0.parquet"
+        return folder / f"{commit.name}-part-{at}.parquet"
 
     def written(self, commit: Commit) -> list[Path]:
-        return sorted(self.folder.rglob(f"{commit.name}-part-0.parquet"))
+        return sorted(self.folder.rglob(f"{commit.name}-part-*.parquet"))
 
     def commit(self, wanted: Commit, stays: str = "") -> Commit:
         """Make the written files part of the table. ``stays``: how names of former files begin that stay. Raises
@@ -197,7 +198,7 @@ class DataSet:
         old = [one for one in free() if kept_day is not None and one.day < kept_day]
         if len(old) > 1 or (old and old[0].first != 0):
             gap = f"{table} up to {old[-1].last} are not kept (--keep-days)"
-            self._fold(old, _COMPARED if table == "runs" else "", gap)
+            self._fold(old, gap, _COMPARED if table == "runs" else "")
         today, parts = self.chain()[-1].day, list[list[Commit]]()
         for one in [one for one in free() if one.first is None and one.day < today]:
             last = parts[-1][-1] if parts else None
@@ -206,19 +207,20 @@ class DataSet:
             else:
                 parts.append([one])
         for part in [one for one in parts if len(one) > 1]:
-            self._fold(part, "SELECT * FROM r ORDER BY ticket, nth")
+            self._fold(part)
 
-    def _fold(self, part: Sequence[Commit], select: str, cut: str = "") -> None:
-        """Let one commit take the place of these. ``select``: what stays of their rows ``r``; ``cut``: why not all."""
+    def _fold(self, part: Sequence[Commit], cut: str = "", kept: str = "") -> None:
+        """Let one commit take the place of these. ``cut``: why not all rows stay; ``kept``: which ones of ``r`` do."""
         first, last, files = part[0], part[-1], self.files(part)
-        rows, facts = sum(one.rows for one in part), {"bodies": all(one.facts.get("bodies") for one in part)}
-        kept = {"kept_ms": milliseconds(last.last.encode())} if cut else {}
-        made = Commit(last.number, first.after, last.last, rows, cut or first.gap, {}, facts | kept)
-        made = replace(made, first=0 if cut else first.number)
+        rows, told = sum(one.rows for one in part), dict[str, Any](bodies=all(one.facts.get("bodies") for one in part))
+        told |= {"kept_ms": milliseconds(last.last.encode())} if cut else {}
+        parts = 1 + rows // _FOLDED
+        made = Commit(last.number, first.after, last.last, rows, cut or first.gap, {}, told, 0 if cut else first.number)
         with local_engine(self.folder / "_spill", _FOLD_MIB) as engine:
-            for place in sorted({"_carried" if cut else file.parent.name for file in files if select}):
+            for place in sorted({"_carried" if cut else file.parent.name for file in files if kept or not cut}):
                 engine.files("r", [one for one in files if cut or one.parent.name == place], pq.read_schema(files[0]))
-                engine.write(select, self.place(made, place))
+                for at in range(1 if cut else parts):
+                    engine.write(kept or _SORTED.format(parts=parts, at=at), self.place(made, place, at))
         if cut:
             made = replace(made, rows=sum(pq.read_metadata(file).num_rows for file in self.written(made)))
         self.commit(made)

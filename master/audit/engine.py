@@ -66,8 +66,7 @@ _PREFERRED = {
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.maxPlanStringLength": "1000",
 }
-#: Of little data: compiled and planned once, what runs once takes less than to compile it, or to plan it anew behind
-#: each shuffle; the heap and the room for classes need not grow to what they will be.
+#: Of little data: planned once, what runs once takes less than to compile it, or to plan it anew behind each shuffle.
 _SMALL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -76,10 +75,7 @@ _SMALL = {
 }
 #: Of much data on this machine: 200 parts, as Spark would have them, are files of little.
 _LARGE = {"spark.sql.shuffle.partitions": "32"}
-_FLAGS = {
-    True: ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xms512m", "-XX:MetaspaceSize=256m"),
-    False: ("-XX:+UseParallelGC",),
-}
+_FLAGS = {True: ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"), False: ("-XX:+UseParallelGC",)}
 #: What adds folders to the class path.
 _OF_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
 #: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions); to check
@@ -407,6 +403,12 @@ def _java(
     conf, *others = (environ.get(one, "") for one in _OF_CLASSES)
     places = [conf or f"{home}/conf", *jars, *filter(None, others)]
     flags = [f"-Djava.io.tmpdir={spill}", f"-Duser.home={folder}", f"-Xmx{settings.memory_mib}m", *_FLAGS[small]]
+    # A third of its work is to read classes: Java keeps them, beside its own; not where a folder is in their path.
+    if small and program.exists() and environ.keys().isdisjoint(_OF_CLASSES):
+        own = folder / f"java-{program.stat().st_mtime_ns}.jsa"
+        if not own.exists():
+            subprocess.run([program, "-Xshare:dump", f"-XX:SharedArchiveFile={own}"], capture_output=True)
+        flags += ["-XX:+AutoCreateSharedArchive", f"-XX:SharedArchiveFile={own}:{folder / 'classes.jsa'}"]
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         environ.setdefault(name, sys.executable)
     if master.startswith("local"):
@@ -428,6 +430,8 @@ def _java(
                 time.sleep(0.02)
             port, length = struct.unpack(">ii", told.read_bytes()[:8])
             yield {GATEWAY: str(port), _SECRET: told.read_bytes()[8 : 8 + length].decode()}
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=120)  # the first one writes its classes
         finally:
             process.kill()
 

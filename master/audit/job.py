@@ -404,7 +404,7 @@ class AuditRun:
         engine.arrow("limits", pa.Table.from_pylist([plan.thresholds]))
         engine.derive(
             *("held", "known", "clocks", "timed", "doubtful", "suspects", "turns", "late", "twice"),
-            *("ids", "odd", "marked", "parts", "unlike", "apart", "untold", "indexed"),
+            *("stretches", "ids", "odd", "marked", "parts", "unlike", "apart", "untold", "indexed"),
         )
         self._read_again()
         self.suspects = engine.found(CHECKS)
@@ -538,6 +538,7 @@ class Proof:
             # Pending entries before the run log: what was over by then is in it.
             self._read("pending_now", batches.PENDING, lambda link, keys: batches.pending(link, keys, None))
             self._before = None if again else self._last_proof()
+            self._former = [self._before] if self._before else []
             self._was: Mapping[str, Any] = self._before.facts if self._before else {}
             archive.add(self._link.url, keys, plan.field(keys.stream), self._archive, plan.keep_days, plan.bodies)
             self._open_archive()
@@ -584,17 +585,14 @@ class Proof:
         self._archived("came", self._entries, self._new_entries, batches.STREAM)
         self._archived("runs_new", self._runs, self._new_runs, batches.RUNS)
         for name, schema in (("open", _OPEN), ("clocks", CARRIED_CLOCKS)):
-            engine.files(f"carried_{name}", self._files_before(f"{name}/"), schema)
+            engine.files(f"carried_{name}", self._proofs.files(self._former, f"{name}/"), schema)
         engine.files("carried", self._proofs.files(self._proofs.chain(), "carry/") if self._before else [], CARRIED)
         engine.arrow("limits", pa.Table.from_pylist([self._plan.thresholds]))
-        engine.keep("not_over", f"SELECT * FROM carried_open UNION ALL SELECT {', '.join(_OPEN.names)} FROM came")
+        engine.view("not_over", f"SELECT * FROM carried_open UNION ALL SELECT {', '.join(_OPEN.names)} FROM came")
         self._read("letters", batches.LETTERS, batches.letters)
 
     def _archived(self, name: str, data: Any, commits: Sequence[Commit], schema: pa.Schema) -> None:
         self._engine.files(name, data.files(commits), schema, sum(one.rows for one in commits))
-
-    def _files_before(self, under: str) -> list[Path]:
-        return self._proofs.files([self._before] if self._before else [], under)
 
     def _read(self, name: str, schema: pa.Schema, read: Reading) -> None:
         readers = {self._keys.stream: (self._link, self._keys)}
@@ -653,7 +651,8 @@ class Proof:
             " UNION SELECT * FROM former SEMI JOIN letters_over USING (stream, id)",
         )
         engine.view("runs", "SELECT * FROM runs_new UNION ALL SELECT * FROM runs_former")
-        engine.derive("held", "known", "clocks", "timed", "suspects", "turns", "late", "twice", "ids", "odd")
+        engine.derive("held", "known", "clocks", "timed", "suspects", "turns", "late", "twice")
+        engine.derive("stretches", "ids", "odd")
 
     def _judge(self) -> int:
         """Judge executions, and the entries that are not over by them: whether they are pending, unread, a dead letter,
@@ -668,11 +667,12 @@ class Proof:
         moved = self._confirm(engine.found(PROVES))
         engine.view("ended", "SELECT stream, id FROM runs_new WHERE outcome IN ('done', 'gave_up')")
         engine.keep(
-            "is_open",
+            "still",
             "SELECT n.* FROM not_over n JOIN facts f ON f.stream = n.stream LEFT JOIN pending_now p ON p.stream ="
-            " n.stream AND p.id = n.id ANTI JOIN ended e ON e.stream = n.stream AND e.id = n.id WHERE p.consumer IS NOT"
-            f" NULL OR n.nth > f.delivered_nth OR n.id IN ({quoted(moved)})",
+            " n.stream AND p.id = n.id WHERE p.consumer IS NOT NULL OR n.nth > f.delivered_nth"
+            f" OR n.id IN ({quoted(moved)})",
         )
+        engine.keep("is_open", "SELECT * FROM still ANTI JOIN ended USING (stream, id)")
         left = "SELECT count(*) FROM entries ANTI JOIN ended USING (stream, id) ANTI JOIN is_open USING (stream, id)"
         return int(engine.rows(f"{left} WHERE ms <= {self._known[4]}")[0][0]) if self._begins else 0
 
@@ -694,7 +694,8 @@ class Proof:
 
     def _compare_with_standing(self) -> None:
         """Tell what was found now and not before; what was proven stays proven."""
-        old = [row for file in self._files_before("found/") for row in pq.ParquetFile(file).read().to_pylist()]
+        found = [pq.ParquetFile(one) for one in self._proofs.files(self._former, "found/")]
+        old = chain.from_iterable(one.read().to_pylist() for one in found)
         standing = {(row["check"], row["stream"], row["id"] or row["owner"], row["ticket"]): row for row in old}
         self.fresh: list[AuditFinding] = []
         for check, count, examples in self._found:

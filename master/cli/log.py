@@ -124,14 +124,9 @@ def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
     if as_json:
         uid = first_value(entry.fields or [], UID_FIELD) or entry.id
         safe = {json_safe(name): json_safe(value) for name, value in fields.items()}
-        document = {
-            "id": entry.id.decode(),
-            "time": moment_text(at_ms, "milliseconds"),
-            "uid": uid.decode("utf-8", "backslashreplace"),
-            "ticket_id": None if ticket is None else json_safe(ticket),
-            "fields": safe,
-        }
-        return json_line(document)
+        document: dict[str, Any] = {"id": entry.id.decode(), "time": moment_text(at_ms, "milliseconds")}
+        document |= {"uid": uid.decode("utf-8", "backslashreplace")}
+        return json_line(document | {"ticket_id": None if ticket is None else json_safe(ticket), "fields": safe})
     rest = " ".join(f"{name}={value}" for name, value in fields.items() if name != ticket_field)
     shown = "-" if ticket is None else ticket
     text = f"{moment_text(at_ms, 'milliseconds')}  {entry.id.decode():<22}  {shown:<16}  {rest}"

@@ -24,11 +24,11 @@ from usher.master.cli.shared import (
     stacked,
     table,
 )
-from usher.master.cli.verbs import asked_of, asks, shelf_command
+from usher.master.cli.verbs import asked_of, asks, place_command, shelf_command
 from usher.master.insight.formatting import moment
 from usher.master.operations.delayed_messages import Delayed, check_due
 from usher.master.policy.letters import DeadLetter
-from usher.master.verbs.verbs import DELAYED, LETTERS, MovedDelayed, Tools
+from usher.master.verbs.verbs import DELAYED, LETTERS, VERBS, MovedDelayed, Tools
 
 _FIELDS_SHOWN = 60
 
@@ -144,6 +144,7 @@ def _for_people(letter: DeadLetter) -> list[tuple[str, str]]:
 
 for _verb in LETTERS.verbs.values():
     dead.add_command(shelf_command(_verb))
+dead.add_command(place_command(VERBS["dead edit"]))
 
 
 @click.group(
@@ -168,19 +169,13 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
         waiting, unsorted = view.waiting(), view.unsorted()
     now_ms = wall_ms()
     if as_json:
-        print_json(
-            {
-                "waiting": waiting.messages,
-                "first_ms": waiting.first_ms,
-                "time_ms": now_ms,
-                "messages": [_delayed_document(one) for one in rows],
-            }
-        )
+        told = {"waiting": waiting.messages, "first_ms": waiting.first_ms, "time_ms": now_ms}
+        print_json(told | {"messages": [_delayed_document(one) for one in rows]})
         return
     field = at.settings.ticket_field
     lines = [
-        (one.id, moment_text(one.due_ms, "seconds"), _left(one.due_ms - now_ms), one.ticket, _short(one.fields, field))
-        for one in rows
+        (one.id, moment_text(one.due_ms, "seconds"), span(left) if left > 0 else "now", one.ticket, told)
+        for one, left, told in ((one, one.due_ms - now_ms, _short(one.fields, field)) for one in rows)
     ]
     console().print(
         table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due"))
@@ -218,10 +213,6 @@ def _delayed_document(one: Delayed) -> dict[str, Any]:
 def _short(fields: dict[str, str], ticket_field: str) -> str:
     text = " ".join(f"{name}={value}" for name, value in fields.items() if name not in (ticket_field, "due_ms"))
     return text if len(text) <= _FIELDS_SHOWN else text[: _FIELDS_SHOWN - 1] + "…"
-
-
-def _left(milliseconds: int) -> str:
-    return span(milliseconds) if milliseconds > 0 else "now"
 
 
 delayed.add_command(shelf_command(DELAYED.verbs["send"]))

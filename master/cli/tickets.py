@@ -19,8 +19,10 @@ import requests
 from pydantic import Field
 
 from usher.common.base.clock import wall_ms
+from usher.common.base.durations import Duration
 from usher.common.base.errors import StartRefused, UsherError
-from usher.common.base.text import escape_control, json_line, label, pluralize
+from usher.common.base.text import escape_control, json_line, label, pluralize, span
+from usher.common.cli.send import fields_of
 from usher.common.outbox.rows import TicketRows
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.locate import find_local_instance
@@ -41,13 +43,12 @@ from usher.master.cli.shared import (
 )
 from usher.master.cli.verbs import asked_of, asks, perform, shelf_command
 from usher.master.insight.lag import stream_sums
-from usher.master.insight.status import LOOKED_AT, StatusReader
+from usher.master.insight.status import ORDERS
 from usher.master.insight.stuck_tickets import MOST, StuckTickets
 from usher.master.membership.registry import read_registry, state_of
 from usher.master.policy.explain.facts import Reason
 from usher.master.policy.rates import rates, sample_of
 from usher.master.policy.states import BY_NAME, Queue
-from usher.master.policy.ticket_filter import ORDERS, TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.settings import OutboxUrl
 from usher.master.verbs.verbs import TICKETS, VERBS, NewOrder, TicketAsk, Tools
@@ -60,21 +61,16 @@ def tickets() -> None:
 
 @tickets.command("list", help="List tickets in processing, and those that wait.")
 @asks(TicketAsk)
-@click.option("--sort", type=click.Choice(list(ORDERS)), help="Look at all, and list the first in this order.")
+@click.option("--sort", type=click.Choice(list(ORDERS)), default="age", show_default=True, help="The order.")
 @click.option(
     "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most tickets listed."
 )
 @looks
-def list_tickets(flags: dict[str, Any], sort: str | None, limit: int, as_json: bool, **given: Any) -> None:
+def list_tickets(flags: dict[str, Any], sort: str, limit: int, as_json: bool, **given: Any) -> None:
     asked = asked_of(TicketAsk, given)
-    wanted = asked.meant()
     with configured(flags, "status") as at:
-        reader = at.status
-        if sort is None and wanted == TicketFilter():
-            rows, more = _first(reader, limit)
-        else:
-            found = reader.find(wanted, sort or "age", limit)
-            rows, more = reader.explained(found.rows), found.number > len(found.rows) or not found.is_all
+        found = at.status.find(asked.meant(), sort, limit)
+        rows, more = found.rows, found.number > len(found.rows) or not found.is_all
         rows, shown = at.fields.add_to_tickets(rows), at.settings.shown_names
     if as_json:
         print_json({"tickets": rows, "more": more})
@@ -86,23 +82,29 @@ def list_tickets(flags: dict[str, Any], sort: str | None, limit: int, as_json: b
         click.echo(f"  none: {asked.told('everything that was read is done')}")
     elif len(rows) >= limit and more:
         click.echo(f"  the first {len(rows):,}; --limit shows more")
-    elif more:
-        click.echo(
-            f"  more is waiting: only tickets of the oldest {LOOKED_AT} messages are listed; `usher tickets explain`"
-            " knows every ticket"
-        )
 
 
-def _first(reader: StatusReader, limit: int) -> tuple[list[dict[str, Any]], bool]:
-    rows: list[dict[str, Any]] = []
-    cursor: str | None = "0"
-    while cursor is not None and len(rows) < limit:
-        page = reader.tickets(cursor, min(1000, limit))
-        rows += page["tickets"]
-        cursor = page["cursor"]
-    is_cut, rows = cursor is not None or len(rows) > limit, reader.explained(rows[:limit])
-    parked = reader.parked(limit - len(rows))
-    return [*rows, *parked.rows], is_cut or not parked.is_all
+@tickets.command("finished", help="List the latest messages that were done or given up, as the run log has them.")
+@click.option("--ticket", default="", metavar="ID", help="Only those of this ticket.")
+@click.option("--handler", default="", metavar="MODULE:FUNCTION", help="Only those that it handled.")
+@click.option("--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most listed.")
+@looks
+def list_finished(flags: dict[str, Any], ticket: str, handler: str, limit: int, as_json: bool) -> None:
+    with configured(flags, "status") as at:
+        rows, older = at.history.finished(ticket, handler, "", limit)
+        while len(rows) < limit and older is not None:
+            more, older = at.history.finished(ticket, handler, older, limit - len(rows))
+            rows += more
+    is_cut, rows = older is not None or len(rows) > limit, rows[:limit]
+    if as_json:
+        print_json({"finished": rows, "more": is_cut})
+        return
+    names = ("ticket_id", "message_id", "outcome", "handler")
+    shown = [(_when(row["ms"]), span(row["took_ms"]), *(row[name] for name in names)) for row in rows]
+    console().print(table("Finished", ("ended", "ran for", "ticket", "message", "outcome", "handler"), shown))
+    click.echo(
+        "  the first of more; --limit shows more" if is_cut else "  none" if not rows else "  all of the run log"
+    )
 
 
 _MOST_SHOWN = 20
@@ -178,11 +180,15 @@ def _order(order: TicketOrder) -> Callable[[Tools, str, dict[str, Any]], int]:
     """Return the command's way with one ticket: what it would do is said first."""
 
     def give(tools: Tools, ticket_id: str, given: dict[str, Any]) -> int:
-        args, as_json = NewOrder.model_construct(ticket_id=ticket_id, order=order.value), given["as_json"]
+        more: dict[str, Any] = {
+            "grace_s": given.get("grace_s") or 0.0,
+            "fields": fields_of(given.get("fields", ())) or None,
+        }
+        args, as_json = NewOrder.model_construct(ticket_id=ticket_id, order=order.value, **more), given["as_json"]
         planned = VERBS["tickets order"].perform(tools, args.model_copy(update={"preview": True}))
         if planned.problem or given["preview"]:
             args = args.model_copy(update={"preview": True})
-        elif order is not TicketOrder.RETRY:  # which harms nothing
+        elif order not in (TicketOrder.RETRY, TicketOrder.INTERRUPT):  # which harm nothing
             confirm(f"{planned.document['note']}: go on?", given["yes"], as_json)
         return perform(tools, "tickets order", args, as_json)
 
@@ -435,7 +441,14 @@ def _when(ms: float) -> str:
     return at.strftime("%H:%M:%S" if at.date() == datetime.now().date() else "%Y-%m-%d %H:%M:%S")
 
 
+def _with_message(command: Any) -> Any:
+    grace = click.option("--grace", "grace_s", type=Duration(), help="Cancel a run that has not ended after so long.")
+    told = "Send a message to the ticket first; again for more fields."
+    return grace(click.option("--with", "fields", multiple=True, metavar="FIELD=VALUE", help=told)(command))
+
+
 for _one in TicketOrder:
-    tickets.add_command(shelf_command(TICKETS.verbs[_one.value.replace("_", "-")], one=_order(_one)))
+    _extra = _with_message if _one is TicketOrder.INTERRUPT else lambda command: command
+    tickets.add_command(shelf_command(TICKETS.verbs[_one.value.replace("_", "-")], _extra, one=_order(_one)))
 for _command in (shelf_command(TICKETS.verbs["pause"]), follow_ticket, explain_ticket):
     tickets.add_command(_command)

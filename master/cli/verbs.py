@@ -83,12 +83,17 @@ def place_command(verb: Verb) -> click.Command:
 
     @looks
     @why_option()
-    def act(flags: dict[str, Any], why: str, as_json: bool, **places: str) -> None:
+    def act(flags: dict[str, Any], why: str, as_json: bool, fields: tuple[str, ...] = (), **places: str) -> None:
+        if wrong := next((one for one in fields if "=" not in one), None):
+            raise click.UsageError(f"{wrong!r} has no value: give NAME=VALUE")
+        named = {"fields": dict(one.split("=", 1) for one in fields)} if fields else {}
         with configured(flags, "operator") as at:
-            code = perform(at.tools(caller(why)), verb.name, verb.args(reason=why), as_json, **places)
+            code = perform(at.tools(caller(why)), verb.name, verb.args(reason=why, **named), as_json, **places)
         sys.exit(code)
 
-    for name in verb.places:
+    if "fields" in verb.args.model_fields:
+        act = click.argument("fields", nargs=-1, required=True, metavar="NAME=VALUE...")(act)
+    for name in reversed(verb.places):
         act = click.argument(name)(act)
     return click.command(verb.word, help=f"{verb.help} Exit code 1 when that changes nothing.")(act)
 
@@ -123,6 +128,8 @@ def shelf_command(
             tools = at.tools(by)
             if one is not None and len(ids) == 1:
                 code = one(tools, ids[0], given)
+            elif given.pop("fields", None) or given.pop("grace_s", None):
+                raise click.UsageError("--with and --grace go with one ticket")
             else:
                 code = _act(tools, verb, shelf, list(dict.fromkeys(ids)), asked, args_of, given)
         sys.exit(code)

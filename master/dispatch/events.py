@@ -8,9 +8,12 @@ wakes the dispatcher, which looks there itself before it hands anything over.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import orjson
 
 from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import Link
@@ -51,6 +54,16 @@ class Report:
         self.answered.set()
 
 
+def report_of(body: bytes, retrying: int) -> Report:
+    """Return the report that a consumer made for a master, as one that wants no answers. Raises ValueError, KeyError
+    and the like for what is none."""
+    told = orjson.loads(body)
+    items = [
+        (one["ticket_id"].encode(), [entry_id.encode() for entry_id in one["message_ids"]]) for one in told["tickets"]
+    ]
+    return Report(told["incarnation"], items, wants_answers=False, retrying=retrying)
+
+
 @dataclass(frozen=True)
 class ChangedElsewhere:
     """News that others have changed something, up to the note of this id."""
@@ -65,7 +78,8 @@ DispatcherEvent = Report | ChangedElsewhere | dict[str, RegisteredConsumer]
 class ChangeWatch(Service):
     """Service that waits for the names of tickets whose records others have changed, and for word of changed rules, of
     consumers that come and go, and of a leader that resigns or was elected. What it is the dispatcher reads itself,
-    on the connection over which it hands over (leader_scripts.py: look)."""
+    on the connection over which it hands over (leader_scripts.py: look). While ``leads`` says so, it also passes on the
+    reports of consumers that know no master's URL."""
 
     name = "changes"
     _BLOCK_MS = 5000
@@ -74,8 +88,10 @@ class ChangeWatch(Service):
         self,
         link: Link,
         changed_key: str,
-        tell: Callable[[ChangedElsewhere], object],
+        tell: Callable[[ChangedElsewhere | Report], object],
         on_members: Callable[[], None] = lambda: None,
+        reports_key: str = "",
+        leads: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self._link = link
@@ -83,8 +99,9 @@ class ChangeWatch(Service):
         self._tell = tell
         self._on_members = on_members
         self.on_leader: Callable[[], None] = lambda: None  # it has resigned: its lease is free; or another was elected
+        self._reports_key, self._leads = reports_key, leads
         # Start with old notes: to look once more costs next to nothing, to miss one costs time.
-        self._after = ZERO
+        self._after = self._reported = ZERO
 
     def run_once(self) -> float:
         self.look(self._BLOCK_MS)
@@ -93,15 +110,26 @@ class ChangeWatch(Service):
     def look(self, block_ms: int | None) -> None:
         """Post what has changed since the last look. ``block_ms`` is how long to wait for it; None does not wait."""
         command = read_command(self._key, self._after, block_ms, _NOTES)
-        reply = self._link.call(*command, block_s=(block_ms or 0) / 1000)
-        if reply:
-            entries = reply[0][1]
+        if self._leads():
+            command = (*command[:-2], self._key, self._reports_key, self._after, self._reported)
+        else:
+            self._reported = self._after  # it is our election, of which a note comes, that makes others' reports ours
+        for key, entries in self._link.call(*command, block_s=(block_ms or 0) / 1000) or ():
+            if key != self._key.encode():
+                self._pass_on(entries)
+                continue
             self._tell(ChangedElsewhere(entries[-1][0]))
             if any(fields[0] == b"consumer" for _, fields in entries):
                 self._on_members()
             if any(fields[0] == b"leader" for _, fields in entries):
                 self.on_leader()
             self._after = entries[-1][0]
+
+    def _pass_on(self, entries: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
+        for entry_id, fields in entries:
+            self._reported = entry_id
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, IndexError):  # a stranger's
+                self._tell(report_of(fields[1], int(fields[0])))
 
     def interrupt(self) -> None:
         self._link.interrupt()

@@ -39,9 +39,7 @@ class SystemDiagnostics:
         of_master: tuple[DoctorFinding, ...] = (),
     ) -> None:
         self._link = link  # guarded by self._lock
-        self._keys = keys
-        self._lease_ms = lease_ms
-        self._sources = sources
+        self._keys, self._lease_ms, self._sources = keys, lease_ms, sources
         self._retention = retention or Retention()
         self._of_master = of_master
         self._lock = threading.Lock()
@@ -85,18 +83,17 @@ class SystemDiagnostics:
         now_ms, memory = look_at_memory(self._link)
         grows = read_growth(self._link, self._keys.stream, length, facts.span, now_ms, memory)
         losses = parse_losses(*self._link.pipeline([losses_command(self._keys, _LOSSES)]))
-        last = self._link.pipeline([("XINFO", "STREAM", name) for name in beside])
+        seen = self._link.pipeline([("XINFO", "STREAM", name) for name in beside])
+        last = [None if isinstance(one, Exception) else pairs(one)[b"last-generated-id"].decode() for one in seen]
         others = [
-            {"name": name, "what": what, "entries": count, "last": _last(reply)}
-            for (name, what), count, reply in zip(beside.items(), entries, last, strict=True)
+            {"name": name, "what": what, "entries": count, "last": newest}
+            for (name, what), count, newest in zip(beside.items(), entries, last, strict=True)
         ]
         archived_only, wished = self._retention.archived_only, self._retention.wishes(facts, now_ms)
         decision = decide(facts, archived_only=archived_only, wished=wished)
         if isinstance(decision, Cut):
-            floor, why = (
-                decision.floor.decode(),
-                f"{decision.because.kind} {decision.because.name} {decision.because.why}",
-            )
+            floor, because = decision.floor.decode(), decision.because
+            why = f"{because.kind} {because.name} {because.why}"
         else:
             floor, why = "", "; ".join(decision.problems) if isinstance(decision, Refused) else decision.why
         span, kept_for = facts.span, readers(facts, archived_only=archived_only)
@@ -118,7 +115,3 @@ class SystemDiagnostics:
                 "others": others,
             }
         ]
-
-
-def _last(reply: Any) -> str | None:
-    return None if isinstance(reply, Exception) else pairs(reply)[b"last-generated-id"].decode()

@@ -23,6 +23,7 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketRecord, TicketStream, group_consumers_of, group_of, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.lag import GroupLag, lag_of
+from usher.master.insight.live_overview import LiveOverview
 from usher.master.leader.elector import parse_held
 from usher.master.membership.registry import RegisteredConsumer, members_of, state_of
 from usher.master.operations.dead_letters import DeadLetters
@@ -40,7 +41,7 @@ from usher.master.policy.explain.facts import (
 )
 from usher.master.policy.letters import HALT, LetterFilter
 from usher.master.policy.rules import Rulebook
-from usher.master.policy.states import Queue, kind_of
+from usher.master.policy.states import kind_of
 
 #: A search for one ticket's entries: entries per call, and calls; and seconds for all searches of one explanation.
 _PAGE, _PAGES = 200, 25
@@ -65,27 +66,23 @@ class Explainer:
         board: Callable[[bytes], BoardFacts | None] = lambda ticket: None,
         sources: Callable[[], dict[str, Any] | None] = lambda: None,
         by_stream: bool = False,
-        queue: Callable[[], Queue | None] = lambda: None,
+        pulse: LiveOverview | None = None,
     ) -> None:
         """Keep the parts. ``sources``: the progress of gathering (``StatusReader.sources``); ``by_stream``: tickets of
-        several streams are called STREAM/ID; ``queue``: what waits for its turn, if that is known."""
-        self._link = link
-        self._keys = keys
-        self._scripts = ScriptRunner(link)
-        self._stream = TicketStream(link, keys)
-        self._letters = DeadLetters(link, keys)
-        self._ticket_field = ticket_field
-        self._lease_ms = lease_ms
-        self._ask_owner = ask_owner
-        self._board = board
-        self._sources = sources
-        self._by_stream = by_stream
-        self._queue = queue
+        several streams are called STREAM/ID; ``pulse``: knows what waits for its turn, and what fails alike."""
+        self._link, self._keys, self._ticket_field, self._lease_ms = link, keys, ticket_field, lease_ms
+        self._scripts, self._stream, self._letters = (
+            ScriptRunner(link),
+            TicketStream(link, keys),
+            DeadLetters(link, keys),
+        )
+        self._ask_owner, self._board, self._pulse = ask_owner, board, pulse
+        self._sources, self._by_stream = sources, by_stream
 
     def explain(self, ticket_id: str) -> TicketExplanation:
         ticket = ticket_id.encode("utf-8", "surrogateescape")
         board = self._board(ticket)
-        found = self._read(ticket_id, ticket, board.tenant if board is not None else b"")
+        found = self._read(ticket_id, ticket, board)
         owner_url = found.pop("health_url")
         told = self._ask_owner(owner_url, ticket_id) if owner_url else None
         if not (found["kind"] or found["unread"] or found["parked"]):
@@ -95,8 +92,12 @@ class Explainer:
                 "gathered_is_exact": seen["lag_is_exact"],
                 "by_stream": self._by_stream,
             }
-        board, now_ms, queue = self._board(ticket), wall_ms(), self._queue()
-        if board is not None and board.has_all and board.first:  # memory knows what Redis would be searched for
+        board, now_ms = self._board(ticket), wall_ms()
+        queue = self._pulse.queue if self._pulse is not None else None
+        if (error := found.get("error")) is not None and error.alike and self._pulse:  # each consumer counts its own
+            alike = [one["tickets"] for one in self._pulse.snapshot()["groups"] if one["text"] == error.told]
+            found["error"] = error._replace(alike=max(error.alike, *alike, 0))
+        if board is not None and board.has_all:  # memory knows what Redis would be searched for
             parked = tuple(one for one in board.first if one not in found["ids"])
             found |= {"parked": parked, "parked_is_exact": True}
         if board is not None and queue is not None:
@@ -108,7 +109,7 @@ class Explainer:
         held = self._link.call("GET", self._keys.leader)
         return parse_held(held).url or ""
 
-    def _read(self, ticket_id: str, ticket: bytes, tenant: bytes) -> dict[str, Any]:
+    def _read(self, ticket_id: str, ticket: bytes, board: BoardFacts | None) -> dict[str, Any]:
         """Return all facts that Redis knows, as arguments of TicketFacts, and the owner's health URL. Makes few round
         trips: a busy master is slow at each."""
         keys, until_s = self._keys, now_s() + _LOOK_S
@@ -134,8 +135,8 @@ class Explainer:
             "ids": tuple(ids),
             "lag": lag.entries,
             "has_group": delivered is not None,
-            "leader": _leader(held),
-            "rules": tuple(rules.all_of(ticket, tenant)),
+            "leader": LeaderFacts(parse_held(held).url or "") if isinstance(held, bytes) else None,
+            "rules": tuple(rules.all_of(ticket, board.tenant if board is not None else b"")),
             "crowd": _crowd(members, rules, pending),
             "health_url": "",
             "due_ms": due_ms,
@@ -148,7 +149,7 @@ class Explainer:
             above = b"(" + delivered if delivered is not None else b"-"
             found["unread"], found["unread_is_exact"] = self._find(keys.stream, ticket, above, "", until_s)
         found["parked"], found["parked_is_exact"] = (), True
-        if delivered is not None and pending.get(MASTER):
+        if delivered is not None and pending.get(MASTER) and not (board is not None and board.has_all):
             parked, found["parked_is_exact"] = self._find(keys.stream, ticket, b"-", keys.group, until_s)
             known = {*ids}
             found["parked"] = tuple(entry_id for entry_id in parked if entry_id not in known)
@@ -252,13 +253,6 @@ def _record(value: Any) -> tuple[str, TicketRecord | None, int]:
     except ValueError:
         return "unreadable", None, 0
     return kind_of(record.owner), record._replace(ids=sorted(record.ids, key=rank)), due_ms_of(record.owner) or 0
-
-
-def _leader(held: Any) -> LeaderFacts | None:
-    if not isinstance(held, bytes):
-        return None
-    _, url = parse_held(held)
-    return LeaderFacts(url or "")
 
 
 def _crowd(members: dict[str, RegisteredConsumer], rules: Rulebook, pending: dict[bytes, int]) -> ConsumerTotals:

@@ -86,11 +86,5 @@ def spark(points: Sequence[Any], column: int, width: int = 240, height: int = 40
     )
 
 
-FILTERS = {
-    "label": label,
-    "visible": visible,
-    "number": number,
-    "duration": span,
-    "moment": moment,
-    "machine_moment": machine_moment,
-}
+FILTERS = {"label": label, "visible": visible, "number": number, "duration": span, "moment": moment}
+FILTERS |= {"machine_moment": machine_moment}

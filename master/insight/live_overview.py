@@ -68,12 +68,8 @@ class LiveOverview(Service):
         by_tenant: Callable[[], Mapping[str, tuple[int, int]]] = dict,
     ) -> None:
         super().__init__()
-        self._link = link
-        self._scripts = ScriptRunner(link)
-        self._letters = DeadLetters(link, keys)
-        self._keys = keys
-        self._lease_ms = lease_ms
-        self._by_tenant = by_tenant
+        self._link, self._scripts, self._letters, self._keys = link, ScriptRunner(link), DeadLetters(link, keys), keys
+        self._lease_ms, self._by_tenant = lease_ms, by_tenant
         self._given: deque[tuple[int, Mapping[str, tuple[int, int]]]] = deque(maxlen=5)
         self.queue: Queue | None = None
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)

@@ -28,7 +28,7 @@ from usher.master.leader.elector import Lead
 from usher.master.membership.registry import members_of, state_of
 from usher.master.operations.live_rules import rulebook
 from usher.master.policy.backlog import BacklogLimits
-from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
+from usher.master.policy.rules import RuleAction, Rulebook, Target
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +103,7 @@ class StreamStatsReader:
 
     def __init__(self, link: Link, keys: Keys, sources: Callable[[], dict[str, Any] | None] = lambda: None) -> None:
         self._link = link  # guarded by self._lock, like all below
-        self._scripts = ScriptRunner(link)
-        self._keys = keys
-        self._sources = sources
+        self._scripts, self._keys, self._sources = ScriptRunner(link), keys, sources
         self._lock = threading.Lock()
         self._kept: tuple[float, StreamStats] | None = None
 
@@ -126,7 +124,9 @@ class StreamStatsReader:
         *told, unread = link.pipeline([*INFO_COMMANDS, above])
         new, trouble = [entry[0] for entry in unread] if isinstance(unread, list) else [], write_trouble(*told)
         oldest = [*new, seen["oldest"]] if seen["oldest"] else new
-        unheld = self._unheld(new, by_owner, rules) if HALTED in by_owner or any(map(_holds, rules.rules)) else oldest
+        holds = {(rule.target is not Target.CONSUMER, rule.action) for rule in rules.rules}
+        is_held = HALTED in by_owner or not holds.isdisjoint(((True, RuleAction.PAUSE), (True, RuleAction.SLOW)))
+        unheld = self._unheld(new, by_owner, rules) if is_held else oldest
         sources = self._sources() or {"lag": 0, "lag_is_exact": True}
         now_ms, delayed = int(moment[0]) * 1000 + int(moment[1]) // 1000, seen["delayed"]
         return StreamStats(
@@ -164,10 +164,6 @@ class StreamStatsReader:
             [("XPENDING", self._keys.stream, self._keys.group, "-", "+", 1, name) for name in owners]
         )
         return ([] if rules.pauses_all else new) + [row[0] for page in pages if isinstance(page, list) for row in page]
-
-
-def _holds(rule: Rule) -> bool:
-    return rule.target is not Target.CONSUMER and rule.action in (RuleAction.PAUSE, RuleAction.SLOW)
 
 
 def _age_s(ids: list[bytes], now_ms: int) -> float:
@@ -214,13 +210,9 @@ class BacklogWatch(Service):
         by_tenant: Callable[[], Mapping[bytes, int]],
     ) -> None:
         super().__init__()
-        self._link = link
-        self._scripts = ScriptRunner(link)
+        self._link, self._scripts = link, ScriptRunner(link)
         self._keys, self._key = keys, LogKeys(keys.stream).behind
-        self._lead = lead
-        self._limits = limits
-        self._waiting = waiting
-        self._by_tenant = by_tenant
+        self._lead, self._limits, self._waiting, self._by_tenant = lead, limits, waiting, by_tenant
         self.behind: dict[bytes, int] = {}
         self._said_s = 0.0
 

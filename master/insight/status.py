@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from usher.common.protocol.mishaps import losses_command, parse_losses, told
 from usher.common.protocol.owner_words import due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.sources import SourceSelection
+from usher.common.protocol.stream_id import rank
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketRecord, TicketStream, pairs, parse_record
@@ -31,10 +32,10 @@ from usher.master.insight.lag import stream_sums
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
-from usher.master.policy.explain.stuck import fence_ms
+from usher.master.policy.explain.stuck import Head, fence_ms, parse_head
 from usher.master.policy.rules import Rulebook
 from usher.master.policy.states import Seen, kind_of, ticket_state, told_alike, tried
-from usher.master.policy.ticket_filter import ORDERS, TicketFilter
+from usher.master.policy.ticket_filter import TicketFilter
 
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
 _MOST_COUNTED = 100_000
@@ -42,8 +43,26 @@ _MOST_COUNTED = 100_000
 _MOST_INDEXED = 20_000
 #: Seconds for which the state of many sources is kept: they are looked at one by one.
 _SOURCES_KEPT_S = 2.0
-#: The most parked messages that are looked at for their tickets, the oldest ones.
-LOOKED_AT = 200
+#: Parked messages that are looked at for their tickets by the first call; and records, or more of these, at a time.
+_PARKED, _AT_ONCE = 200, 2000
+#: The key of a ticket for an order, its head (one without an owner or id, if its record cannot be read), its record.
+_Listed = tuple[Any, Head, bytes]
+
+
+def _age(head: Head) -> int:
+    try:
+        return rank(head.id)
+    except ValueError:
+        return 0  # Usher has not written it
+
+
+#: Orders of a list: the keys of a head, and its starts, sort the first ticket to the front.
+ORDERS: Mapping[str, Callable[[Head, int], Any]] = {
+    "age": lambda head, starts: _age(head),
+    "attempts": lambda head, starts: (-starts, _age(head)),
+    "messages": lambda head, starts: (-head.size, _age(head)),
+    "ticket": lambda head, starts: head.ticket,
+}
 
 
 class ParkedRows(NamedTuple):
@@ -55,23 +74,40 @@ class ParkedRows(NamedTuple):
 
 
 class FoundTickets(NamedTuple):
-    """Tickets that fit a filter. ``number``: of all that were found; ``is_all``: nothing was left out of the search."""
+    """Tickets that fit a filter. ``number``: of all that were found; ``is_all``: nothing was left out of the search;
+    ``are_first``: no other one comes before the last row."""
 
     rows: list[dict[str, Any]]
     number: int
     is_all: bool
+    are_first: bool
+
+
+class _Looked(NamedTuple):
+    """A ticket of the index, its place in a list, and what one look at Redis tells of it. ``made``: its row, if there
+    is one already."""
+
+    key: Any
+    head: Head
+    record: bytes
+    seen: Seen
+    error: LastError | None
+    made: dict[str, Any] | None = None
+
+    def row(self) -> dict[str, Any]:
+        row = self.made or ticket_row(self.head.ticket, self.record)
+        if "message_ids" in row and self.made is None:
+            row |= tried(self.seen.attempts, self.error) | _stated(self.seen)
+        return row
 
 
 class StatusReader:
     def __init__(
         self, link: Link, keys: Keys, sources: SourceSelection | None = None, ticket_field: str = "ticket_id"
     ) -> None:
-        self._ticket_field = ticket_field
-        self._link = link
+        self._ticket_field, self._link = ticket_field, link
         self._sources = SourcesReader(link, keys, sources) if sources is not None else None
-        self._keys = keys
-        self._stream = TicketStream(link, keys)
-        self._scripts = ScriptRunner(link)
+        self._keys, self._stream, self._scripts = keys, TicketStream(link, keys), ScriptRunner(link)
         self._letters = DeadLetters(link, keys)
         self._seen_sources: tuple[float, dict[str, Any]] | None = None
 
@@ -119,56 +155,105 @@ class StatusReader:
         """Return about ``limit`` tickets in processing and the next cursor; ``cursor`` is "0" at first, None at the
         end."""
         found, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", limit)
-        rows = [ticket_row(ticket, value) for ticket, value in pairs(flat).items()]
-        add_ticket_states(self._link, self._keys, rows)
+        rows = ticket_rows(self._link, self._keys, pairs(flat).items())
         following = bytes(found).decode()
         return {"tickets": rows, "cursor": None if following == "0" else following}
 
     def each(self, wanted: TicketFilter) -> Iterator[list[dict[str, Any]]]:
         """Yield page by page the tickets of the index that fit; a ticket whose record changes meanwhile may come
         twice."""
-        cursor: str | None = "0"
-        while cursor is not None:
-            page = self.tickets(cursor, 1000)
-            rows = [row for row in page["tickets"] if wanted.fits_but_for_error(row)]
-            if wanted.error:  # for each of these letters all dead letters may be looked through
-                self.explained([row for row in rows if row.get("last_error") is None])
-            yield [row for row in rows if wanted.fits(row)]
-            cursor = page["cursor"]
+        for found in self._listed(wanted, "age"):
+            yield [one.row() for one in self._fitting(found, wanted)]
 
-    def find(self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf) -> FoundTickets:
-        """Return the first ``most`` tickets of all that fit, in an order of ``ORDERS``, as far as the search goes in
-        that time; those without an owner as far as a list has them at all."""
-        until_s = now_s() + within_s
-        parked = self.parked(LOOKED_AT) if wanted.wants_waiting else ParkedRows([], True)
-        found = [row for row in parked.rows if wanted.fits(row)]
-        number, is_all = len(found), parked.is_all
-        for page in self.each(wanted):
-            number += len(page)
-            found = heapq.nsmallest(most, [*found, *page], key=ORDERS[order])
-            if now_s() > until_s:
-                is_all = False
+    def find(
+        self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf, counts_s: float = 0.0
+    ) -> FoundTickets:
+        """Return the first ``most`` tickets of all that fit, in an order of ``ORDERS``: they are looked at in that
+        order, until there are so many; and in the first ``counts_s`` seconds more of them, to be counted."""
+        began_s, listed, is_whole, parked = now_s(), list[_Listed](), True, ParkedRows([], True)
+        if wanted.wants_waiting:
+            parked = self.parked(most, wanted.fits, began_s + within_s / 4)
+        for page in self._listed(wanted, order):
+            listed += page
+            if now_s() - began_s > within_s / 2:
+                is_whole = False
                 break
-        self.explained([row for row in found if row.get("last_error") is None])
-        return FoundTickets(found, number, is_all)
+        first, at, found = heapq.nsmallest(10 * most, listed), 0, list[_Looked]()
+        number = len(parked.rows)
+        while at < len(listed) and now_s() - began_s < (within_s if len(found) < most else counts_s):
+            first = sorted(listed) if at == len(first) else first  # few of the first ones fit
+            some, at = first[at : at + _AT_ONCE], min(len(first), at + _AT_ONCE)
+            fitting = self._fitting(some, wanted)
+            number += len(fitting)
+            found += fitting[: most - len(found)]
+        rows = [(one.key, one.row()) for one in found]
+        for row in parked.rows:
+            ids = row["message_ids"]
+            rows.append((ORDERS[order](Head(row["ticket_id"].encode(), b"", 0, ids[0].encode(), len(ids)), 0), row))
+        shown = [row for _, row in heapq.nsmallest(most, rows, key=lambda one: one[0])]
+        self.explained([row for row in shown if row.get("last_error") is None])
+        is_all = is_whole and parked.is_all and at == len(listed)
+        are_first = is_all or (is_whole and parked.is_all and len(shown) == most)
+        return FoundTickets(shown, number, is_all, are_first)
 
-    def told(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return rows of the index (``ticket_row``) with what their tickets are doing (``ticket_states``)."""
-        add_ticket_states(self._link, self._keys, rows)
-        return rows
+    def _listed(self, wanted: TicketFilter, order: str) -> Iterator[list[_Listed]]:
+        """Yield page by page the tickets of the index that may fit, as far as their records tell."""
+        key, cursor, known = ORDERS[order], b"", dict[bytes, bool]()
+        while cursor != b"0":
+            cursor, flat = self._link.call("HSCAN", self._keys.tickets, cursor or b"0", "COUNT", _AT_ONCE)
+            found = []
+            for ticket, record in zip(flat[::2], flat[1::2], strict=True):
+                head = _head(ticket, record)
+                word = head.owner.partition(b"@")[0]  # until when one waits, makes no difference
+                if word not in known:
+                    known[word] = wanted.may_fit(head.owner)
+                if known[word]:
+                    found.append((head, record))
+            values = [None] * len(found)
+            if order == "attempts" and found:
+                values = self._link.call("HMGET", self._keys.attempts, *(head.id for head, _ in found))
+            starts = [0 if value is None else decode(value).starts for value in values]
+            yield [(key(head, n), head, record) for (head, record), n in zip(found, starts, strict=True)]
 
-    def parked(self, most: int) -> ParkedRows:
-        """Return tickets without an owner that have parked messages: held by a rule, or waiting for a consumer
-        (``ticket_states.parked_rows``)."""
-        return parked_rows(self._link, self._scripts, self._keys, self._ticket_field, most)
+    def _fitting(self, listed: Sequence[_Listed], wanted: TicketFilter) -> list[_Looked]:
+        found = _look_at(self._link, self._keys, listed, wanted)
+        if not wanted.error:
+            return found
+        rows = [one.row() for one in found]  # for each of these letters all dead letters may be looked through
+        self.explained([row for row in rows if row.get("last_error") is None])
+        return [one._replace(made=row) for one, row in zip(found, rows, strict=True) if wanted.fits(row)]
+
+    def parked(
+        self, most: int, fits: Callable[[dict[str, Any]], bool] = lambda row: True, until_s: float = math.inf
+    ) -> ParkedRows:
+        """Return the first ``most`` tickets that fit of those without an owner that have parked messages, the oldest
+        first, as far as there is time: ``paused`` by a rule (``why``), or ``waiting``. They have no record in the
+        index."""
+        keys, ids, rows = self._keys, dict[bytes, list[str]](), list[dict[str, Any]]()
+        book, start, count = Rulebook(), b"-", _PARKED
+        while True:
+            args = (keys.group, MASTER, count, self._ticket_field, LONGEST_TICKET, start)
+            is_all, flat = self._scripts.run("pending_heads", (keys.stream,), args)
+            known = len(ids)
+            for entry_id, ticket in zip(flat[::2], flat[1::2], strict=True):
+                ids.setdefault(ticket, []).append(entry_id.decode())
+            new = list(islice(ids, known, None))
+            records = self._link.call("HMGET", keys.tickets, *new) if new else ()
+            alone = [ticket for ticket, record in zip(new, records, strict=True) if record is None]
+            book = read_rules(self._link, keys) if alone and not rows else book
+            for one in alone:
+                row = {"ticket_id": one.decode(errors="replace"), "message_ids": ids[one]}
+                if fits(row := row | _stated(Seen(rule=book.of(one)))):
+                    rows.append(row)
+            if is_all or not flat or len(rows) > most or now_s() > until_s:
+                return ParkedRows(rows[:most], bool(is_all) and len(rows) <= most)
+            start, count = b"(" + flat[-2], _AT_ONCE
 
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
         value = self._link.call("HGET", self._keys.tickets, ticket_id)
         if value is None:
             return None
-        row = ticket_row(ticket_id.encode(), value)
-        add_ticket_states(self._link, self._keys, [row])
-        return self.explained([row])[0]
+        return self.explained(ticket_rows(self._link, self._keys, [(ticket_id.encode(), value)]))[0]
 
     def explained(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the rows; those of halted tickets with the dead letter that they wait for (``dead_letter``), and its
@@ -244,54 +329,42 @@ def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
     return row | ({"consumer_name": name_of(owner), "owner": owner} if kind == "owned" else {})
 
 
-def add_ticket_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) -> None:
-    """Add to the tickets of a page what they are doing, in the words of explain, as far as one look at Redis for the
-    whole page can tell: the owner alone knows whether a handler runs at this moment, and is not asked.
+def ticket_rows(link: Link, keys: Keys, found: Iterable[tuple[bytes, bytes]]) -> list[dict[str, Any]]:
+    """Return rows of tickets and their records, with what they are doing, in the words of explain, as far as one look
+    at Redis can tell: the owner alone knows whether a handler runs at this moment, and is not asked."""
+    return [one.row() for one in _look_at(link, keys, [(0, _head(*pair), pair[1]) for pair in found], TicketFilter())]
 
-    Set the state of rows of the index: ``retrying``, by their owner or in a while; ``recovering``, when the lease of
-    the owner has ended; ``paused`` (with ``why``), when the ticket was given back and a rule holds it. Add how often
-    the first message was tried, and its last error. Makes one round trip for all rows, and one for the rules if any
-    ticket was given back."""
-    heads = {row["message_ids"][0]: row for row in rows if row.get("message_ids")}
-    if heads:
-        owners = list(dict.fromkeys(row["owner"] for row in heads.values() if "owner" in row))
-        asked = [("HMGET", keys.attempts, *heads), ("HMGET", keys.errors, *heads)]
-        noted, errors, *leases = link.all_of([*asked, *(("EXISTS", keys.lease(owner)) for owner in owners)])
-        alive = {owner for owner, there in zip(owners, leases, strict=True) if there}
-        is_held = any(row["state"] == TicketState.RETURNED for row in heads.values())
-        book = read_rules(link, keys) if is_held else Rulebook()
-        for row, value, error in zip(heads.values(), noted, errors, strict=True):
-            known, last = NEVER if value is None else decode(value), decode_error(error)
-            kind = "owned" if "owner" in row else str(row["state"])
-            rule = (
-                book.of(row["ticket_id"].encode("utf-8", "surrogateescape")) if kind == TicketState.RETURNED else None
-            )
-            lease = "lost" if kind == "owned" and row["owner"] not in alive else "live"
-            row |= tried(known, last)
-            row |= _stated(Seen(kind, lease, known, row.get("due_ms", 0), rule, told_alike(last)))
+
+def _look_at(link: Link, keys: Keys, listed: Sequence[_Listed], wanted: TicketFilter) -> list[_Looked]:
+    """Return those that are in a wanted state, with what they are doing: in one round trip for all, and one for the
+    rules if any was given back. Kept short, because it runs by the ten thousand."""
+    kinds, ids = [kind_of(head.owner) or "unreadable" for _, head, _ in listed], [head.id for _, head, _ in listed]
+    owners = list(dict.fromkeys(one[1].owner for one, kind in zip(listed, kinds, strict=True) if kind == "owned"))
+    asked: list[tuple[str | bytes, ...]] = [("HMGET", key, *ids) for key in (keys.attempts, keys.errors) if ids]
+    leased = [("EXISTS", keys.lease(owner.decode(errors="replace"))) for owner in owners]
+    noted, errors, *leases = link.all_of([*asked, *leased]) or ((), ())
+    lost = {owner for owner, there in zip(owners, leases, strict=True) if not there}
+    book = read_rules(link, keys) if "returned" in kinds else Rulebook()
+    fits, found = dict[tuple[str, str, bytes | None], bool](), list[_Looked]()
+    for one, kind, value, text in zip(listed, kinds, noted, errors, strict=True):
+        lease = "lost" if one[1].owner in lost else "live"
+        alike = (kind, lease, value)  # but for errors and rules
+        if text is None and kind != "returned" and not fits.get(alike, True):
+            continue
+        error, rule = decode_error(text), book.of(one[1].ticket) if kind == "returned" else None
+        seen = Seen(kind, lease, NEVER if value is None else decode(value), 0, rule, told_alike(error))
+        is_wanted = wanted.has_state(ticket_state(seen).name)
+        if text is None:
+            fits[alike] = is_wanted
+        if is_wanted:
+            found.append(_Looked(*one, seen, error))
+    return found
+
+
+def _head(ticket: bytes, record: bytes) -> Head:
+    return parse_head(ticket, record) or Head(ticket, b"", 0, b"", 0)
 
 
 def _stated(seen: Seen) -> dict[str, str]:
     state = ticket_state(seen)
     return {"state": state.name, "why": state.why(seen)} if state.name == TicketState.PAUSED else {"state": state.name}
-
-
-def parked_rows(link: Link, scripts: ScriptRunner, keys: Keys, ticket_field: str, most: int) -> ParkedRows:
-    """Return tickets without an owner that have parked messages, the oldest first: ``paused`` by a rule (``why``), or
-    ``waiting``. They have no record in the index; of very many parked messages only the oldest are looked at."""
-    is_all, flat = scripts.run(
-        "pending_heads", (keys.stream,), (keys.group, MASTER, LOOKED_AT + 1, ticket_field, LONGEST_TICKET)
-    )
-    ids: dict[bytes, list[str]] = {}
-    for entry_id, ticket in zip(flat[::2], flat[1::2], strict=True):
-        ids.setdefault(ticket, []).append(entry_id.decode())
-    if not ids:
-        return ParkedRows([], bool(is_all))
-    records = link.call("HMGET", keys.tickets, *ids)
-    alone = [ticket for ticket, record in zip(ids, records, strict=True) if record is None]
-    book = read_rules(link, keys)
-    rows = [
-        {"ticket_id": one.decode(errors="replace"), "message_ids": ids[one], **_stated(Seen(rule=book.of(one)))}
-        for one in alone[:most]
-    ]
-    return ParkedRows(rows, bool(is_all) and len(alone) <= most)

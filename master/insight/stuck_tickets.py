@@ -4,7 +4,7 @@ have failed or are halted are counted by group, pass by pass over the whole inde
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from usher.common.protocol.attempts import Attempts, decode
@@ -39,71 +39,86 @@ _FORGOTTEN_AFTER_MS = 60_000
 _COUNT, _KEPT, _PARKED, _PENDING = 1000, 200, 50, 100
 
 
-class IndexScan:
-    """A scan of the index of tickets in processing that goes on turn by turn: the oldest heads, and how many tickets
-    each owner has. Belongs to one thread.
+class StuckTickets:
+    """A scan of the index of tickets in processing for those that are stuck, which goes on turn by turn: the oldest
+    heads, how many tickets each owner has, and groups of those in trouble. Belongs to one thread. ``in_memory``: what
+    this master knows of a ticket's parked messages, when it leads.
 
     A scan of all of a million tickets would take seconds. So each turn scans one slice, and heads that seemed old are
     read again, exactly. The owners of the oldest pending entries are asked for as well, so that the oldest tickets are
     shown before the first full scan is over."""
 
-    def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
-        self._link = link
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        ticket_field: str,
+        in_memory: Callable[[bytes], Parked | None] = lambda ticket: None,
+    ) -> None:
+        self._link, self._keys, self._field, self._in_memory = link, keys, ticket_field, in_memory
         self._scripts = ScriptRunner(link)
-        self._keys = keys
-        self._field = ticket_field
+        self._candidates: dict[bytes, Head] = {}
+        self.moved_ms: Mapping[bytes, int] = {}
+        self._waiting: Counter[bytes] = Counter()  # by ticket: entries seen under ``master``
+        self._all_waiting = False
+        self._advanced_ms = self._under_master = 0
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._owned: Mapping[bytes, int] | None = None  # None: the first full scan is not over
+        self._groups, self._named = TicketGroups(), 0  # entries under ``master`` that records name
+        self._begin_pass()
+
+    def _begin_pass(self) -> None:
         self._cursor: bytes | None = None
         self._found: list[Head] = []
         self._counted: Counter[bytes] = Counter()
-        self._candidates: dict[bytes, Head] = {}
-        self._moved_ms: dict[bytes, int] = {}
-        self._owned: Mapping[bytes, int] | None = None  # None: the first full scan is not over
-        self._waiting: Counter[bytes] = Counter()  # by ticket: entries seen under ``master``
-        self._all_waiting = False
+        self._counting, self._naming = TicketGroups(), 0
 
     def owned_by(self, incarnation: str) -> int | None:
         """Return how many tickets in processing the incarnation has, as of the last full scan; None before there was
         one."""
         return None if self._owned is None else self._owned.get(incarnation.encode(), 0)
 
-    @property
-    def moved_ms(self) -> Mapping[bytes, int]:
-        return self._moved_ms
-
-    def parked_of(self, ticket: bytes) -> Parked:
-        """Return the ticket's entries seen under ``master`` when ``heads`` was last called. Exact while all entries
-        there are looked at."""
-        return Parked(self._waiting[ticket], self._all_waiting)
-
-    @property
-    def is_between(self) -> bool:
-        return self._cursor is None
-
-    def advance(self, most: float) -> Iterator[list[Head]]:
-        """Look at ``most`` more records, or up to the end, and yield their heads page by page."""
-        looked_at = 0
+    def advance(self, most: float, has_troubles: bool, states: Mapping[str, str], rules: Rulebook, now_ms: int) -> None:
+        """Look at ``most`` more records, or up to the end. ``has_troubles``: any attempts or errors are noted."""
+        if now_ms - self._advanced_ms > _FORGOTTEN_AFTER_MS:
+            self._begin_again()
+        self._advanced_ms, looked_at = now_ms, 0
         while looked_at < most:
-            cursor, flat = self._link.call("HSCAN", self._keys.tickets, self._cursor or b"0", "COUNT", _COUNT)
+            self._cursor, flat = self._link.call("HSCAN", self._keys.tickets, self._cursor or b"0", "COUNT", _COUNT)
             page = [head for at in range(0, len(flat), 2) if (head := parse_head(flat[at], flat[at + 1])) is not None]
             self._counted.update(head.owner for head in page)
             looked_at += max(1, len(flat) // 2)
             self._found = oldest([*self._found, *page], _KEPT)
-            self._cursor = bytes(cursor)
-            is_over = self._cursor == b"0"
-            if is_over:
-                self._end_of_pass()
-            yield page
-            if is_over:
+            self._naming += sum(map(named_under_master, page))
+            heads = page if has_troubles else [head for head in page if head.owner == HALTED]
+            attempts, errors = self._noted(heads)
+            troubled = [head for head in heads if head.owner == HALTED or head.id in attempts or head.id in errors]
+            seen = self._context(troubled, states, rules, attempts, errors)
+            for head in troubled:
+                self._counting.add(_shown(describe(head, seen, now_ms)))
+            if self._cursor == b"0":
+                # Keep the former candidates: comparing shows which heads have moved on.
+                self._candidates = {head.ticket: head for head in self._found} | self._candidates
+                self._owned, self._groups, self._named = dict(self._counted), self._counting, self._naming
+                self._begin_pass()
                 return
 
-    def _end_of_pass(self) -> None:
-        # Keep the former candidates: comparing shows which heads have moved on.
-        self._candidates = {head.ticket: head for head in self._found} | self._candidates
-        self._owned = dict(self._counted)
-        self._found, self._counted, self._cursor = [], Counter(), None
+    def rows(
+        self, under_master: int, states: Mapping[str, str], rules: Rulebook, now_ms: int, queue: Queue | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the oldest tickets that are stuck, as they are now. ``under_master``: how many entries are pending
+        there; ``queue``: what of them only waits for its turn."""
+        self._under_master = under_master
+        heads = self.heads(now_ms, under_master)
+        seen = self._context(heads, states, rules, *self._noted(heads))
+        seen = seen._replace(queue=queue.text if queue is not None else "")
+        return list(map(_shown, stuck_rows(heads, seen, now_ms, MOST)))
 
-    def begin_again(self) -> None:
-        self._found, self._counted, self._cursor, self._owned = [], Counter(), None, None
+    def groups(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        rows = list(rows)
+        return self._groups.merged(rows, self._under_master <= self._named, len(rows) < MOST)
 
     def heads(self, now_ms: int, under_master: int) -> list[Head]:
         """Return the oldest heads as they are now, parked ones among them. ``under_master``: how many entries are
@@ -111,23 +126,22 @@ class IndexScan:
         before = {head.ticket: head for head in self._found} | self._candidates
         asked = list(dict.fromkeys([*before, *self._pending(b"", _PENDING)[1][1::2]]))
         values = self._link.call("HMGET", self._keys.tickets, *asked) if asked else []
-        now: dict[bytes, Head] = {}
+        known, now = dict(self.moved_ms), dict[bytes, Head]()
         for ticket, value in zip(asked, values, strict=True):
             head = None if value is None else parse_head(ticket, value)
             if head is None:
                 continue
             if ticket in before and head.id != before[ticket].id:
-                self._moved_ms[head.id] = now_ms
+                known[head.id] = now_ms
             now[ticket] = head
         for head in self._parked(under_master):
-            if head.ticket not in now:
-                now[head.ticket] = head
+            now.setdefault(head.ticket, head)
         kept = oldest(now.values(), _KEPT)
         self._candidates = {head.ticket: head for head in kept if head.owner}
-        moved_ms = {head.id: self._moved_ms.get(head.id, 0) for head in kept}
+        moved_ms = {head.id: known.get(head.id, 0) for head in kept}
         # Note heads that stand since now or since an unknown time, so that the next look knows them.
         moved_ms |= {head.id: now_ms for head in kept if since_ms(head, moved_ms[head.id], now_ms) == now_ms}
-        self._moved_ms = {entry_id: ms for entry_id, ms in moved_ms.items() if ms}
+        self.moved_ms = {entry_id: ms for entry_id, ms in moved_ms.items() if ms}
         return kept
 
     def _pending(self, name: bytes, most: int) -> tuple[bool, list[bytes]]:
@@ -142,8 +156,7 @@ class IndexScan:
         index too are behind another message."""
         is_all, flat = self._pending(MASTER, _PARKED)
         first: dict[bytes, Head] = {}
-        for at in range(0, len(flat), 2):
-            entry_id, ticket = flat[at], flat[at + 1]
+        for entry_id, ticket in zip(flat[::2], flat[1::2], strict=True):
             known = first.get(ticket)
             first[ticket] = Head(ticket, b"", 0, known.id if known else entry_id, known.size + 1 if known else 1)
         self._waiting = Counter({ticket: head.size for ticket, head in first.items()})
@@ -151,62 +164,6 @@ class IndexScan:
         self._all_waiting = is_all and under_master <= len(flat) // 2
         records = self._link.call("HMGET", self._keys.tickets, *first) if first else []
         return [head for head, record in zip(first.values(), records, strict=True) if record is None]
-
-
-class StuckTickets:
-    """A scan for stuck tickets that goes on turn by turn. Belongs to one thread. ``in_memory``: what this master knows
-    of a ticket's parked messages, when it leads."""
-
-    def __init__(
-        self,
-        link: Link,
-        keys: Keys,
-        ticket_field: str,
-        in_memory: Callable[[bytes], Parked | None] = lambda ticket: None,
-    ) -> None:
-        self._link = link
-        self._keys = keys
-        self._in_memory = in_memory
-        self._scan = IndexScan(link, keys, ticket_field)
-        self._counting, self._counted = TicketGroups(), TicketGroups()
-        self._advanced_ms = 0
-        # Entries under ``master`` that records name, of this pass and of the last one; and all that were there.
-        self._naming = self._named = self._under_master = 0
-        self.owned_by = self._scan.owned_by
-
-    def advance(self, most: float, has_troubles: bool, states: Mapping[str, str], rules: Rulebook, now_ms: int) -> None:
-        """Look at ``most`` more records, or up to the end. ``has_troubles``: any attempts or errors are noted."""
-        if now_ms - self._advanced_ms > _FORGOTTEN_AFTER_MS:
-            self._scan.begin_again()
-            self._counting, self._counted = TicketGroups(), TicketGroups()
-            self._naming = self._named = 0
-        self._advanced_ms = now_ms
-        for page in self._scan.advance(most):
-            self._naming += sum(map(named_under_master, page))
-            heads = page if has_troubles else [head for head in page if head.owner == HALTED]
-            attempts, errors = self._noted(heads)
-            troubled = [head for head in heads if head.owner == HALTED or head.id in attempts or head.id in errors]
-            seen = self._context(troubled, states, rules, attempts, errors)
-            for head in troubled:
-                self._counting.add(_shown(describe(head, seen, now_ms)))
-            if self._scan.is_between:
-                self._counting, self._counted = TicketGroups(), self._counting
-                self._naming, self._named = 0, self._naming
-
-    def rows(
-        self, under_master: int, states: Mapping[str, str], rules: Rulebook, now_ms: int, queue: Queue | None = None
-    ) -> list[dict[str, Any]]:
-        """Return the oldest tickets that are stuck, as they are now. ``under_master``: how many entries are pending
-        there; ``queue``: what of them only waits for its turn."""
-        self._under_master = under_master
-        heads = self._scan.heads(now_ms, under_master)
-        seen = self._context(heads, states, rules, *self._noted(heads))
-        seen = seen._replace(queue=queue.text if queue is not None else "")
-        return list(map(_shown, stuck_rows(heads, seen, now_ms, MOST)))
-
-    def groups(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        rows = list(rows)
-        return self._counted.merged(rows, self._under_master <= self._named, len(rows) < MOST)
 
     def _context(
         self,
@@ -217,7 +174,7 @@ class StuckTickets:
         errors: Mapping[bytes, LastError],
     ) -> StuckContext:
         parked = {head.ticket: self._parked_of(head.ticket) for head in heads}
-        return StuckContext(attempts, states, self._scan.moved_ms, parked, rules, errors)
+        return StuckContext(attempts, states, self.moved_ms, parked, rules, errors)
 
     def _noted(self, heads: Iterable[Head]) -> tuple[dict[bytes, Attempts], dict[bytes, LastError]]:
         ids = [head.id for head in heads]
@@ -228,9 +185,9 @@ class StuckTickets:
         return attempts, {one: error for one, error in read.items() if error is not None}
 
     def _parked_of(self, ticket: bytes) -> Parked:
-        """Return the ticket's parked messages from Redis, as far as they were looked at; otherwise what the leader
-        knows, when it is this master."""
-        seen = self._scan.parked_of(ticket)
+        """Return the ticket's parked messages as far as entries under ``master`` were looked at; otherwise what the
+        leader knows, when it is this master."""
+        seen = Parked(self._waiting[ticket], self._all_waiting)
         known = None if seen.is_exact else self._in_memory(ticket)
         if known is None:
             return seen

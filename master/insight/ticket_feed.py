@@ -65,22 +65,18 @@ class Follower:
     __slots__ = ("behind", "greeted", "live", "position", "ticket", "waits", "with_fields")
 
     def __init__(self, ticket: bytes, position: list[bytes] | None, with_fields: bool) -> None:
-        self.ticket = ticket
-        self.with_fields = with_fields
+        self.ticket, self.with_fields = ticket, with_fields
         self.live: LiveStream | None = None
         self.position = position
         self.behind: set[int] = set()
-        self.greeted = False
-        self.waits = False
+        self.greeted, self.waits = False, False
 
 
 class RuleWatch:
     """The rules of one ticket stream, read anew and matched anew only when they have changed. Belongs to one thread."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link
-        self._keys = keys
-        self._book = Rulebook()
+        self._link, self._keys, self._book = link, keys, Rulebook()
         # By ticket: a thousand patterns are not matched several times a second.
         self._known: dict[bytes, Rule | None] = {}
 
@@ -112,8 +108,7 @@ class TicketFeed(Service):
 
     def __init__(self, link: Link, keys: Keys, ticket_field: str, streams: LiveStreams) -> None:
         super().__init__()
-        self._link = link
-        self._keys = keys
+        self._link, self._keys = link, keys
         self._streams = (keys.stream, keys.runs, keys.dead)
         self._field = ticket_field.encode()
         self._live = streams
@@ -423,21 +418,12 @@ class TicketFeed(Service):
 
 
 def _gap(ticket: bytes, source: int, last: bytes) -> Event:
-    facts = {
-        "ticket_id": ticket.decode(errors="replace"),
-        "time_ms": milliseconds(last),
-        "source": SOURCES[source],
-        "after": last.decode(),
-    }
-    return Event(ticket, "gap", facts)
+    facts = {"ticket_id": ticket.decode(errors="replace"), "time_ms": milliseconds(last)}
+    return Event(ticket, "gap", facts | {"source": SOURCES[source], "after": last.decode()})
 
 
 def _hand_over_of(completed: dict[str, Any]) -> dict[str, Any]:
     owner = str(completed["consumer"])
-    facts = {
-        "ticket_id": completed["ticket_id"],
-        "owner": owner,
-        "consumer_name": owner.rpartition(":")[0],
-        "fence": completed["fence"],
-    }
+    facts = {"ticket_id": completed["ticket_id"], "owner": owner, "consumer_name": owner.rpartition(":")[0]}
+    facts |= {"fence": completed["fence"]}
     return {**facts, "time_ms": completed["start_us"] // 1000, "message_ids": [completed["message_id"]]}

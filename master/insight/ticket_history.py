@@ -22,7 +22,7 @@ from usher.common.protocol.last_error import RUNS, TRACEBACK
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.message import DUE_FIELD, REPLAY_OF, UID_FIELD, first_value, ticket_value
 from usher.common.protocol.registration import name_of
-from usher.common.protocol.run_log import RunRecord, decode, decode_kept
+from usher.common.protocol.run_log import DONE, GAVE_UP, RunRecord, decode, decode_kept
 from usher.common.protocol.stream_id import is_id, milliseconds, rank
 from usher.common.protocol.ticket_states import BY_OWNER, TicketState
 from usher.common.redis.client import Link
@@ -35,7 +35,7 @@ from usher.master.policy.letters import LetterFilter
 #: Entries, or records of executions, that one call looks at: a millisecond or so of Redis.
 _ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
 #: Seconds that a piece spends on one stream, the first of a ticket and any other; and about how many events it finds.
-_FIRST_S, _PIECE_S, _PIECE_EVENTS = 0.02, 0.1, 200
+_FIRST_S, _PIECE_S, _PIECE_EVENTS = 0.02, 0.06, 200
 #: Seconds after which a search for tickets by a part of their ids ends.
 _LOOK_S = 0.06
 _LETTERS = 50
@@ -75,10 +75,7 @@ class MessageExecutions(NamedTuple):
 
 class TicketHistory:
     def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
-        self._link = link
-        self._scripts = ScriptRunner(link)
-        self._keys = keys
-        self._field = ticket_field
+        self._link, self._scripts, self._keys, self._field = link, ScriptRunner(link), keys, ticket_field
         self._letters = DeadLetters(link, keys)
 
     def timeline(
@@ -86,7 +83,9 @@ class TicketHistory:
     ) -> TicketHistoryPage:
         """Return one piece. ``known``: entries to list in the first piece, however old; ``held``: the ticket's present
         owner and its fence. Raises ValueError when ``back`` is not from an earlier piece."""
-        entries_from, runs_from = _parse_back(back)
+        if back is not None and not _BACK.fullmatch(back):
+            raise ValueError("not a position in a history")
+        entries_from, runs_from = (back or "+_+").split("_")
         ticket = ticket_id.encode()
         piece_s = _PIECE_S if back else _FIRST_S
         letters = [] if back else self._letters.newest(LetterFilter(ticket), None, _LETTERS, _FIRST_S).letters
@@ -185,6 +184,25 @@ class TicketHistory:
         is_cut = not after and (found[0]["attempt"] > 1 if found else (begins_ms or sent_ms) > sent_ms)
         return MessageExecutions(found, more, until_ms, begins_ms, is_cut)
 
+    def finished(
+        self, ticket: str, handler: str, before: str = "", most: int = 100
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """Return at least the ``most`` newest executions after which nothing was left of a message, newest first; only
+        those of a ticket and of a handler, if given. And behind which record of the run log others may be; None: none
+        are."""
+        text = orjson.dumps(ticket) if ticket else b'"handler":' + orjson.dumps(handler) if handler else b""
+        start, at_once, ends_s = f"({before}" if before else "+", 1, time.monotonic() + _PIECE_S
+        rows = list[dict[str, Any]]()
+        while True:
+            _, last, records, is_all = self._scripts.run("find_runs", (self._keys.runs,), (text, start, at_once))
+            for record in records:
+                by = orjson.loads(record).get("handler", "")
+                over = [run for run in decode(record) if run.outcome in (DONE, GAVE_UP) and handler in ("", by)]
+                rows += [_execution(run) | {"handler": by} for run in over if ticket in ("", run.ticket)]
+            start, at_once = f"({last.decode()}", min(_RUNS_AT_ONCE, 2 * at_once)
+            if is_all or len(rows) >= most or time.monotonic() > ends_s:
+                return sorted(rows, key=lambda row: -row["ms"]), None if is_all else last.decode()
+
     def beside(self, message_id: str) -> dict[str, Any]:
         """Return what is kept beside a message: its attempts and last error, when it was to be sent, of which message
         it is a redrive or replay, and which ones are of it, as far as one piece goes back."""
@@ -205,20 +223,15 @@ class TicketHistory:
             some, reached = self._find("entries", "+", (field, entry_id), ends_s)
             again += [one.decode() for one in some]
             is_all = is_all and reached == END
-        last_error = decode_error(error)
+        last, attempts = decode_error(error), Attempts() if noted is None else decode_attempts(noted)
         told: dict[str, Any] = {"sent_ms": milliseconds(entry_id)}
         told |= {"due_ms": int(due.partition(b".")[0]) if due.partition(b".")[0].isdigit() and len(due) <= 20 else None}
         told |= {"replay_of": _id_or_none(replayed.decode(errors="replace"), message_id)}
         told |= {"redriven_from": _id_or_none(redriven, message_id) if not replayed else None}
         told |= {"again": [one for one in dict.fromkeys(again) if one != message_id]}
         told |= {"again_is_all": is_all}
-        return told | {
-            "noted": {
-                "attempts": (decode_attempts(noted) if noted is not None else Attempts())._asdict(),
-                "last_error": last_error and last_error._asdict() | {"told": last_error.told},
-                "traceback": (traceback or b"").decode(errors="replace"),
-            }
-        }
+        known = {"attempts": attempts._asdict(), "traceback": (traceback or b"").decode(errors="replace")}
+        return told | {"noted": known | {"last_error": last and last._asdict() | {"told": last.told}}}
 
     def containing(self, text: str, most: int, cursor: str = "0") -> tuple[list[tuple[bytes, bytes]], str | None]:
         """Return about ``most`` tickets in processing whose id contains ``text``, with their records; and the next
@@ -236,14 +249,6 @@ class TicketHistory:
                 return list(found.items()), None
             if len(found) >= most or time.monotonic() > ends_s:
                 return list(found.items()), cursor
-
-
-def _parse_back(back: str | None) -> tuple[str, str]:
-    if back is None:
-        return "+", "+"
-    if (found := _BACK.fullmatch(back)) is None:
-        raise ValueError("not a position in a history")
-    return found[1], found[2]
 
 
 def attempts_shown(runs: Sequence[RunRecord], is_over: bool) -> list[dict[str, Any]]:
@@ -269,16 +274,14 @@ def _ran(run: Any) -> dict[str, Any]:
     ms = (run.end_us or run.start_us) // 1000
     took_ms = (run.end_us - run.start_us) / 1000 if run.end_us else None
     facts = {"outcome": run.outcome, "attempt": run.attempt, "fence": run.fence, "owner": run.consumer}
+    facts |= {"into": run.into} if run.into else {}
     told: dict[str, Any] = {"event": "ran", "ms": ms, "message_id": run.id, "began_ms": run.start_us // 1000}
     return told | {"took_ms": took_ms, **facts}
 
 
 def _execution(run: RunRecord) -> dict[str, Any]:
-    return _ran(run) | {
-        "ticket_id": run.ticket,
-        "name": run.consumer.rpartition(":")[0] or run.consumer,
-        "ended_ms": run.end_us // 1000 or None,
-    }
+    told = {"ticket_id": run.ticket, "name": run.consumer.rpartition(":")[0] or run.consumer}
+    return _ran(run) | told | {"ended_ms": run.end_us // 1000 or None}
 
 
 def _id_or_none(text: str, own: str) -> str | None:

@@ -7,12 +7,17 @@ over.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import random
+import re
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import IO, NamedTuple
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import now_s
@@ -20,7 +25,7 @@ from usher.common.base.log import event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
-from usher.common.runtime.service import Service
+from usher.common.runtime.service import Service, ServiceEnded
 from usher.master.settings import LONGEST_LEASE_S
 
 log = logging.getLogger(__name__)
@@ -114,6 +119,28 @@ def parse_held(stored: bytes | None) -> LeaderRecord:
     return LeaderRecord(int(epoch) if epoch.isdecimal() else None, holder.partition(" ")[2] or None)
 
 
+#: The files of leaders in this process, to whom their locks say nothing.
+_OURS = set[Path]()
+
+
+class DeathWatch(Service):
+    """Service that waits for the end of a leader on this machine: for the record lock that it has on a file of its own.
+    The kernel takes such locks from a process that ends, however it does, and children inherit none."""
+
+    name = "leader-ends"
+
+    def __init__(self, path: Path, tell: Callable[[], None]) -> None:
+        super().__init__()
+        self._path, self._tell = path, tell
+
+    def run_once(self) -> float:
+        with contextlib.suppress(OSError), self._path.open("rb+") as file:  # none: it left, or is on another machine
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            self._path.unlink(missing_ok=True)
+            self._tell()
+        raise ServiceEnded
+
+
 class Elector(Service):
     """Service that takes, extends and gives up the leader lease."""
 
@@ -152,6 +179,9 @@ class Elector(Service):
         self._not_extended: int | None = None  # the epoch for which that is logged
         self._told_of = ""  # the leader for which our standing by is logged
         self.elections = 0
+        self.folder: Path | None = None  # for the locks by which leaders of this machine show that they live
+        self._life: IO[bytes] | None = None
+        self._dead = ""  # the holder that does not
 
     def look(self) -> None:
         """Look who leads: somebody says that this has changed."""
@@ -214,6 +244,8 @@ class Elector(Service):
         epoch, _, holder = (stored or b"").decode(errors="replace").partition(" ")
         if holder in ("", self._holder):
             return "", 0.0
+        if holder == self._dead:
+            return epoch, 0.0
         # Longer than any lease: the clock of Redis was set back since it was taken, and its holder may be dead. If not,
         # it extends it soon, and finds that it was succeeded.
         if left_ms > 1000 * LONGEST_LEASE_S:
@@ -231,13 +263,30 @@ class Elector(Service):
         self._lead._set(None, url)
         if self._told_of != holder:
             self._told_of = holder
-            is_ours = url == self._holder.partition(" ")[2]
-            facts: dict[str, Any] = (
-                {"why": "it has our address: the process before us, until its lease ends"} if is_ours else {}
-            )
-            event(log, "standby", leader=url, stream=self._keys.stream, **facts)
+            event(log, "standby", leader=url, stream=self._keys.stream)
+            if self.folder is not None and (path := self._lock_of(holder)) not in _OURS:
+                DeathWatch(path, partial(self._died, holder)).start()
+
+    def _lock_of(self, holder: str) -> Path:
+        return (self.folder or Path()) / f"leader-{re.sub('[^0-9a-f]', '', holder.partition(' ')[0])}"
+
+    def _died(self, holder: str) -> None:
+        """Note that the process of this leader has ended: its lease is not waited for, its epoch is succeeded."""
+        self._dead = holder
+        self.look()
+
+    def _live(self) -> None:
+        """Take the lock that shows, for as long as this process lives, that a leader of this machine does."""
+        if self.folder is not None and self._life is None:
+            with contextlib.suppress(OSError):  # without it others wait for our lease
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _OURS.add(path := self._lock_of(self._holder))
+                path.touch(0o600)
+                self._life = path.open("wb")
+                fcntl.lockf(self._life, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _elect(self, succeed: str) -> None:
+        self._live()
         until_s = now_s() + self._lease_ms / 1000
         keys = (self._keys.leader, self._keys.counters, *self._changed)
         reply = self._scripts.run("elect", keys, (self._holder, self._lease_ms, succeed))
@@ -280,3 +329,6 @@ class Elector(Service):
             event(log, "leadership_resign_failed", level=logging.WARNING, problem=str(problem))
         finally:
             self._link.close()
+            if self._life is not None:
+                self._lock_of(self._holder).unlink(missing_ok=True)
+                self._life.close()

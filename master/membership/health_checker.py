@@ -1,9 +1,9 @@
 """Health checker: asks every consumer's health URL.
 
-A consumer lives while its lease is renewed, which it is only while its services go on. So silence over HTTP alone,
-which any stranger or firewall can bring about, ends nothing: it is told, and the consumer gets no new tickets while
-there are others. The lease is revoked of one that says itself that it is not well, or that is silent and does not
-renew: then it cannot go on later where it stopped.
+Those of `usher run` are not asked: their leases say it. A consumer lives while its lease is renewed, which it is only
+while its services go on. So silence over HTTP alone, which any stranger or firewall can bring about, ends nothing: it
+is told, and the consumer gets no new tickets while there are others. The lease is revoked of one that says itself that
+it is not well, or that is silent and does not renew: then it cannot go on later where it stopped.
 
 Revoking is not killing: the lease can no longer be renewed and ends by itself. Recovery begins when it has ended, as
 after any death, so that a consumer that still works in the meantime is never overlapped. And when the master's own
@@ -21,6 +21,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced, NotNow
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import BESIDE
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
@@ -121,7 +122,8 @@ class HealthChecker(Service):
             self._close_to(frozenset())
             return self._every_s
         if not self._unasked:
-            self._unasked = {name: member for name, member in self._roster().items() if member.state == "live"}
+            alive = ((name, member) for name, member in self._roster().items() if member.state == "live")
+            self._unasked = {name: member for name, member in alive if BESIDE not in member.registration.health_url}
             self._silences = {name: self._silences.get(name, 0) for name in self._unasked}
             self._whys = {name: self._whys.get(name, "") for name in self._unasked}
             self.codes = {name: self.codes.get(name, "") for name in self._unasked}

@@ -16,7 +16,7 @@ from usher.common.protocol.ticket_states import BY_OWNER, TicketState
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.lag import stream_sums
-from usher.master.insight.status import add_ticket_states, ticket_row
+from usher.master.insight.status import ticket_rows
 from usher.master.policy.letters import HALT
 
 #: Seconds that reading a list, or a search, may take for one answer; and messages read by one call.
@@ -187,8 +187,7 @@ class MessageFields:
         """Return the states of the first messages of these tickets, as their lists and pages say them."""
         values = self._link.call("HMGET", self._keys.tickets, *tickets) if tickets else []
         named = zip(tickets, values, strict=True)
-        rows = [ticket_row(ticket.encode(), value) for ticket, value in named if value]
-        add_ticket_states(self._link, self._keys, rows)
+        rows = ticket_rows(self._link, self._keys, [(ticket.encode(), value) for ticket, value in named if value])
         return {row["message_ids"][0]: row["state"] for row in rows if row.get("message_ids")}
 
     def _row(self, state: str, values: list[Any] | None, before: int) -> dict[str, Any]:

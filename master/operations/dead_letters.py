@@ -56,7 +56,7 @@ class LetterPage(NamedTuple):
 
 class DeadLetters:
     def __init__(self, link: Link, keys: Keys, ticket_field: str = "") -> None:
-        self._link, self._keys, self._ticket_field = link, keys, ticket_field.encode()
+        self._link, self._keys, self.ticket_field = link, keys, ticket_field.encode()
         self._scripts = ScriptRunner(link)
         #: URL of the leader at the last redrive or drop; "": nobody led, so nothing moves before somebody does.
         self.leader_url = ""
@@ -152,7 +152,7 @@ class DeadLetters:
         while first and (rows := self._link.call("XRANGE", self._keys.stream, b"(" + last, "+", "COUNT", PAGE)):
             last = rows[-1][0]
             for entry_id, fields in rows:
-                ticket = first_value(fields or (), self._ticket_field) or b""
+                ticket = first_value(fields or (), self.ticket_field) or b""
                 if rank(entry_id) > rank(first.get(ticket, last)):
                     found.add(ticket)
             if now_s() > until_s:
@@ -164,6 +164,10 @@ class DeadLetters:
         call."""
         return self._run("redrive", ids)
 
+    def edit(self, letter_id: bytes, fields: Sequence[bytes]) -> LetterResult:
+        """Send a message with these fields in place of a letter's, at the end of its ticket."""
+        return self._run("redrive", [letter_id], ("edited", *fields))[0]
+
     def drop(self, ids: Sequence[bytes]) -> list[LetterResult]:
         """Delete these letters; a ticket that waits for one goes on without it. At most ``AT_ONCE`` letters."""
         return self._run("drop_letters", ids)
@@ -173,7 +177,7 @@ class DeadLetters:
         for at in range(0, len(ids), AT_ONCE):
             yield from step(ids[at : at + AT_ONCE])
 
-    def _run(self, step: str, ids: Sequence[bytes]) -> list[LetterResult]:
+    def _run(self, step: str, ids: Sequence[bytes], more: Sequence[str | bytes] = ()) -> list[LetterResult]:
         assert len(ids) <= AT_ONCE
         keys = self._keys
         script_keys: list[str] = [keys.stream, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.leader]
@@ -182,7 +186,7 @@ class DeadLetters:
         results: list[LetterResult] = []
         while len(results) < len(ids):
             left = ids[len(results) :]
-            leader, *answers = self._scripts.run(step, script_keys, (keys.group, *left))
+            leader, *answers = self._scripts.run(step, script_keys, (keys.group, *left, *more))
             self.leader_url = bytes(leader).decode().partition(" ")[2]
             results += [
                 LetterResult(letter_id, word.decode().lower(), *rest)

@@ -110,10 +110,7 @@ class DelayedView:
 
     def __init__(self, link: Link, keys: Keys, ticket_field: str, by_stream: bool = False) -> None:
         """Keep the parts. ``by_stream``: tickets of several streams are called STREAM/ID."""
-        self._link = link
-        self._scripts = ScriptRunner(link)
-        self._keys = keys
-        self._log = LogKeys(keys.stream)
+        self._link, self._scripts, self._keys, self._log = link, ScriptRunner(link), keys, LogKeys(keys.stream)
         self._field = ticket_field.encode()
         self._by_stream = by_stream
 
@@ -229,18 +226,16 @@ class DelayedView:
     def _run(self, step: str, ids: Sequence[str], *first: str | int) -> list[DelayedResult]:
         log = self._log
         until, *words = self._scripts.run(step, (log.delayed, log.due, log.due_until), (*first, *map(member_of, ids)))
-        return [_result(entry_id, word.decode().lower(), until) for entry_id, word in zip(ids, words, strict=False)]
+        told = [(one, word.decode().lower()) for one, word in zip(ids, words, strict=False)]
+        last = rank(until or ZERO)  # of those that were ever there
+        is_unknown = [word == "gone" and rank(one.encode()) > last for one, word in told]
+        return [DelayedResult(one, "unknown" if no else word) for (one, word), no in zip(told, is_unknown, strict=True)]
 
 
 def chosen_delayed(count: int, first: str, due_ms: int | None) -> str:
     """Describe the messages that an action was done to, and the time to which they were moved."""
     moved = "" if due_ms is None else datetime.datetime.fromtimestamp(due_ms / 1000, datetime.UTC).isoformat()
     return f"{pluralize(count, 'delayed message')}, from {first}" + (f", to {moved}" if moved else "")
-
-
-def _result(entry_id: str, word: str, until: bytes) -> DelayedResult:
-    is_unknown = word == "gone" and rank(entry_id.encode()) > rank(until or ZERO)
-    return DelayedResult(entry_id, "unknown" if is_unknown else word)
 
 
 def _row(

@@ -56,14 +56,9 @@ class DelayedMessages(Service):
         on_rejected: Callable[[Sequence[Rejected]], None] = lambda rejected: None,
     ) -> None:
         super().__init__()
-        self._link = link
-        self._scripts = ScriptRunner(link)
-        self._keys = keys
+        self._link, self._scripts, self._keys = link, ScriptRunner(link), keys
         self._delayed = LogKeys(keys.stream).delayed
-        self._lead = lead
-        self._sources = sources
-        self._ticket_field = ticket_field
-        self._on_rejected = on_rejected
+        self._lead, self._sources, self._ticket_field, self._on_rejected = lead, sources, ticket_field, on_rejected
         # The last line of the action log that was seen, from which we hear that an operator may have moved a message.
         self._seen_action: bytes | None = None
         # By reason, of which there are few: how many failed since the last log line, and when that was written.

@@ -87,10 +87,7 @@ def rulebook(stored: Any, version: bytes = b"") -> Rulebook:
 
 class LiveRules:
     def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link
-        self._keys = keys
-        self._stream = TicketStream(link, keys)
-        self._scripts = ScriptRunner(link)
+        self._link, self._keys, self._stream, self._scripts = link, keys, TicketStream(link, keys), ScriptRunner(link)
 
     def read(self) -> Rulebook:
         return read_rules(self._link, self._keys)
@@ -118,9 +115,8 @@ class LiveRules:
         stored = self._link.call("HGET", self._keys.rules, chosen)
         # Somebody may have lifted it at this moment.
         now = parse(chosen.encode(), stored) if stored is not None else None
-        return RuleSetChange(
-            reply[0].decode().lower(), int(reply[1]), now or rule, self._former(chosen, reply), held, is_exact
-        )
+        word, former = reply[0].decode().lower(), self._former(chosen, reply)
+        return RuleSetChange(word, int(reply[1]), now or rule, former, held, is_exact)
 
     def lift(self, chosen: str, by: By, what: str = "lift", version: int | None = None) -> RuleSetChange | None:
         """Take a rule away. Return None when there is none with this id, or of this version if one is given."""
@@ -128,9 +124,8 @@ class LiveRules:
         former = None if stored is None else parse(chosen.encode(), stored)
         on = f"{former.target.value} {former.value}".rstrip() if former is not None else chosen
         reply = self._change(chosen, b"", OperatorAction(by, what, on), version=version)
-        return (
-            None if reply[0] == b"NONE" else RuleSetChange("lifted", int(reply[1]), None, self._former(chosen, reply))
-        )
+        known = self._former(chosen, reply)
+        return None if reply[0] == b"NONE" else RuleSetChange("lifted", int(reply[1]), None, known)
 
     def drain(self, name: str, by: By) -> RuleSetChange | None:
         """Hand nothing more to the consumer ``name``, whatever its incarnation; None: no consumer of that name is
@@ -175,9 +170,8 @@ class LiveRules:
         keys = self._keys
         line = (part.encode("utf-8", "surrogateescape") for part in action.line())
         args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, *gives_way, "" if version is None else version, *line]
-        return self._scripts.run(
-            "change_rules", (keys.rules, keys.counters, keys.changed, keys.actions, keys.consumers), args
-        )
+        of_rules = (keys.rules, keys.counters, keys.changed, keys.actions, keys.consumers)
+        return self._scripts.run("change_rules", of_rules, args)
 
     def _handed_over(self, rule: Rule) -> tuple[int, bool]:
         """Count the messages in processing that the rule is about; and whether that is all of them. Only the leader
@@ -193,9 +187,8 @@ class LiveRules:
             except (GroupMissing, CommandRefused):
                 return 0, True
             of = rule.value.encode() + b":" if rule.target is Target.CONSUMER else b""
-            return sum(
-                one.pending for one in group if one.name not in (MASTER, HALTED) and one.name.startswith(of)
-            ), True
+            held = [one for one in group if one.name not in (MASTER, HALTED) and one.name.startswith(of)]
+            return sum(one.pending for one in held), True
         count = 0
         for number, (ticket, found) in enumerate(self._stream.records(), 1):
             if found is not None and b":" in found.owner and rule.fits(text_of(ticket)):

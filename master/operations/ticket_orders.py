@@ -18,6 +18,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Arg, Link
 from usher.common.redis.replies import TicketRecord, TicketStream
 from usher.common.redis.scripts import ScriptRunner
+from usher.common.sending.producer import Producer
 from usher.master.operations.action_log import KEPT, By, OperatorAction
 from usher.master.policy.ticket_orders import PlannedOrder, TicketOrder, plan_order
 
@@ -45,12 +46,10 @@ Explain = Callable[[str], dict[str, Any]]
 
 
 class TicketOrders:
-    def __init__(self, link: Link, keys: Keys, explain: Explain) -> None:
-        self._explain = explain
-        self._link = link
-        self._keys = keys
-        self._stream = TicketStream(link, keys)
+    def __init__(self, link: Link, keys: Keys, explain: Explain, ticket_field: str = "ticket_id") -> None:
+        self._explain, self._link, self._keys, self._stream = explain, link, keys, TicketStream(link, keys)
         self._scripts = ScriptRunner(link)
+        self.producer = Producer(link, keys.stream, ticket_field)
 
     def preview(self, order: TicketOrder, ticket_id: str) -> OrderResult:
         """Return what the order would do now. Raises what ``Link.call`` raises."""
@@ -63,9 +62,9 @@ class TicketOrders:
         planned = [(order, plan_order(order, record, explained)) for order in TicketOrder]
         return [_result(ticket_id, order, plan, "planned") for order, plan in planned if not plan.refused]
 
-    def give(self, order: TicketOrder, ticket_id: str, by: By, head: str = "") -> OrderResult:
+    def give(self, order: TicketOrder, ticket_id: str, by: By, head: str = "", grace_s: float = 0.0) -> OrderResult:
         """Give the order. ``head``: the message that it is about; "": whichever is the ticket's first unfinished one.
-        Raises what ``Link.call`` raises."""
+        ``grace_s``: after so long what is interrupted is cancelled; 0: never. Raises what ``Link.call`` raises."""
         planned = PlannedOrder()
         for _ in range(_TRIES):
             planned = plan_order(order, self._record(ticket_id), self._explain(ticket_id))
@@ -73,7 +72,7 @@ class TicketOrders:
                 planned = planned._replace(refused=f"its first unfinished message is not {head} any more")
             if planned.refused:
                 break
-            answer = self._run(order, ticket_id, planned, by)
+            answer = self._run(order, ticket_id, planned, by, grace_s)
             if answer in ("ASKED", "DONE"):
                 return _result(ticket_id, order, planned, answer.lower())
         refused = planned.refused or "the ticket moves from one owner to the next just now: ask again in a moment"
@@ -83,14 +82,15 @@ class TicketOrders:
         [record] = self._stream.records_of([ticket_id.encode("utf-8", "surrogateescape")])
         return self._stream.in_processing(record)
 
-    def _run(self, order: TicketOrder, ticket_id: str, planned: PlannedOrder, by: By) -> str:
+    def _run(self, order: TicketOrder, ticket_id: str, planned: PlannedOrder, by: By, grace_s: float = 0.0) -> str:
         keys, ticket = self._keys, ticket_id.encode("utf-8", "surrogateescape")
         script_keys = [keys.stream, keys.tickets, keys.attempts, keys.changed, keys.actions]
         if planned.owner:
             script_keys += [keys.lease(planned.owner), keys.inbox(planned.owner)]
         action = OperatorAction(by, order.value, f"ticket {ticket_id}, message {planned.message_id.decode()}")
         line: list[Arg] = [part.encode("utf-8", "surrogateescape") for part in action.line()]
-        about: list[Arg] = [keys.group, order.value, ticket, planned.believed, planned.message_id, KEPT, GIVEN_UP]
+        what = f"{order.value} {grace_s:g}" if grace_s else order.value
+        about: list[Arg] = [keys.group, what, ticket, planned.believed, planned.message_id, KEPT, GIVEN_UP]
         return bytes(self._scripts.run("order", script_keys, [*about, *line])).decode()
 
 

@@ -63,10 +63,7 @@ class Trimming:
     """The steps of trimming one stream, over a link of the caller's thread."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link
-        self._scripts = ScriptRunner(link)
-        self._keys = keys
-        self._log_keys = LogKeys(keys.stream)
+        self._link, self._scripts, self._keys, self._log_keys = link, ScriptRunner(link), keys, LogKeys(keys.stream)
 
     def facts(self) -> RetentionFacts:
         """Return what each reader needs now. Raises CommandRefused, GroupMissing, and what ``Link.call`` raises."""
@@ -197,12 +194,8 @@ class Trimmer(Service):
 
     def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, retention: Retention) -> None:
         super().__init__()
-        self._link = link
-        self._trimming = Trimming(link, keys)
-        self._keys = keys
-        self._lead = lead
-        self._every_s = every_s
-        self._retention = retention
+        self._link, self._trimming, self._keys, self._lead = link, Trimming(link, keys), keys, lead
+        self._every_s, self._retention = every_s, retention
         self._wait_s = every_s or _IDLE_S
         self.stalls_after_s = max(10.0, 4 * _AT_REST * self._wait_s)
         self._untold = 0
@@ -251,15 +244,12 @@ class Trimmer(Service):
         self._gave_way |= gives_way and cut > 0
         told_s = min(self._told_s, self._way_told_s) if self._gave_way else self._told_s
         if self._untold and now_s() - told_s >= _TELL_EVERY_S:
-            event(
-                log,
-                "stream_trimmed",
-                stream=self._keys.stream,
-                entries=self._untold,
-                below=decision.floor.decode(),
-                kept_for=decision.because.name,
-                gives_way=self._gave_way,
-            )
+            facts: dict[str, Any] = {
+                "stream": self._keys.stream,
+                "entries": self._untold,
+                "below": decision.floor.decode(),
+            }
+            event(log, "stream_trimmed", kept_for=decision.because.name, gives_way=self._gave_way, **facts)
             self._way_told_s = now_s() if self._gave_way else self._way_told_s
             self._untold, self._told_s, self._gave_way = 0, now_s(), False
 

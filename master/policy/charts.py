@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from usher.common.protocol.run_log import DONE, FAILURES, RunRecord
+from usher.common.protocol.run_log import DONE, FAILURES, MERGED, RunRecord
 
 
 class ChartSpan(NamedTuple):
@@ -99,14 +99,14 @@ def gather(runs: Iterable[RunRecord], *, by_stream: bool = False) -> dict[str, P
         wait = took = -1
         if run.attempt == 1:
             wait = step_of(run.start_us - 1000 * int(run.id.partition("-")[0]))
-        if run.end_us:
+        if run.end_us and run.outcome != MERGED:
             took = step_of(run.end_us - run.start_us)
         places = [(BY_CONSUMER, ALL), (BY_CONSUMER, run.consumer.rpartition(":")[0][:_LONGEST_NAME])]
         if by_stream and run.ticket.find("/") > 0:
             places.append((BY_SOURCE, run.ticket.partition("/")[0][:_LONGEST_NAME]))
         for group, name in places:
             part = found[group].get(name) or found[group].setdefault(name, _part())
-            part["done"] += run.outcome == DONE
+            part["done"] += run.outcome in (DONE, MERGED)
             part["failed"] += run.outcome in FAILURES
             for key, step in (("wait", wait), ("took", took)):
                 if step >= 0:

@@ -189,15 +189,25 @@ ROWS = (
 )
 #: The states that a list can tell.
 LISTED = tuple(state.name for state in STATES if state.name in {row.name for row in ROWS})
+#: The states that a record leaves open, by its kind (``Seen``).
+OF_KIND: Mapping[str, frozenset[TicketState]] = {
+    "halted": frozenset((_S.HALTED,)),
+    "put_off": frozenset((_S.RETRYING, _S.PUT_OFF)),
+    "returned": frozenset((_S.PAUSED, _S.RETURNED)),
+    "owned": frozenset((_S.RECOVERING, _S.RETRYING, _S.HANDED_OVER)),
+}
 
 
 def ticket_state(seen: Seen) -> Row:
     return next(row for row in ROWS if row.fits(seen))
 
 
+_KINDS = {b"": "", RETURNED: "returned", HALTED: "halted"}
+
+
 def kind_of(owner: bytes) -> str:
     """Return what a record says by its owner: "" (nobody), owned, returned, put_off or halted."""
-    known = {b"": "", RETURNED: "returned", HALTED: "halted"}.get(owner)
+    known = _KINDS.get(owner)
     return known if known is not None else "owned" if due_ms_of(owner) is None else "put_off"
 
 
@@ -223,7 +233,7 @@ def told_alike(error: LastError | None) -> str:
     if error is None or not error.alike:
         return ""
     many = pluralize(error.alike, "ticket fails", "tickets fail alike")
-    since = f"{many} since {time_of_day(error.since_ms)}, {error.told}"
+    since = f"at least {many} since {time_of_day(error.since_ms)}, {error.told}"
     return f"waits: {since}. Each consumer tries one of them a second, and charges no attempt"
 
 

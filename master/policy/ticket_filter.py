@@ -1,15 +1,16 @@
-"""Choose the tickets that a list shows, and their order. Pure: rows as ``usher tickets list --json`` has them."""
+"""Choose the tickets that a list shows. Pure: rows as ``usher tickets list --json`` has them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from usher.common.protocol.last_error import error_name
+from usher.common.protocol.registration import name_of
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.letters import has_error
-from usher.master.policy.states import LISTED
+from usher.master.policy.states import LISTED, OF_KIND, kind_of
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,22 @@ class TicketFilter:
         return self.fits_but_for_error(row) and (not self.error or self._has_error(row.get("last_error")))
 
     def fits_but_for_error(self, row: Mapping[str, Any]) -> bool:
-        has_state = not self.states or row["state"] in self.states
-        return has_state and self.consumer in ("", row.get("consumer_name", ""))
+        return self.has_state(row["state"]) and self.consumer in ("", row.get("consumer_name", ""))
+
+    def has_state(self, state: str) -> bool:
+        return not self.states or state in self.states
 
     def _has_error(self, error: Mapping[str, Any] | None) -> bool:
         if error is None:
             return False
         name, text = error_name(error["error_type"], error["error"]), error["error"] if self.sees_texts else ""
         return has_error(self.error, name, error["at"], text)
+
+    def may_fit(self, owner: bytes) -> bool:
+        """Return whether a ticket may fit whose record names this owner."""
+        kind, states = kind_of(owner), self.states
+        is_of = not self.consumer or (kind == "owned" and name_of(owner.decode()) == self.consumer)
+        return is_of and (not states or "unreadable" in states or not states.isdisjoint(OF_KIND.get(kind, ())))
 
     @property
     def wants_waiting(self) -> bool:
@@ -50,18 +59,3 @@ def parse_states(text: str) -> frozenset[str]:
     if wrong := sorted(asked - set(LISTED)):
         raise ValueError(f"{wrong[0]!r} is no state that a list can tell: {', '.join(LISTED)}")
     return asked
-
-
-def _age(row: Mapping[str, Any]) -> tuple[int, int]:
-    ids = row.get("message_ids")
-    high, _, low = ids[0].partition("-") if ids else (str(2**64), "", "0")
-    return int(high), int(low)
-
-
-#: Orders of a list: the keys sort the first row to the front.
-ORDERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "age": _age,
-    "attempts": lambda row: (-row.get("attempts", 0), _age(row)),
-    "messages": lambda row: (-len(row.get("message_ids") or ()), _age(row)),
-    "ticket": lambda row: row["ticket_id"],
-}

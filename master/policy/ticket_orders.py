@@ -9,6 +9,8 @@ give_up    it becomes a dead letter in its turn, and the ticket goes on: at once
            has failed if it runs, when a consumer gets it if nobody has it. A run that succeeds is a success.
 cancel     its run is ended as a run past its deadline is: with its process, unless it has one of its own; that counts
            as a crash
+interrupt  the run is told (``message.cancelled``; an ``async def`` handler gets a CancelledError), and ends as it likes
+clear      what waits of the ticket at its consumer becomes dead letters, in order; what runs is left alone
 =========  ============================================================================================================
 """
 
@@ -30,6 +32,8 @@ class TicketOrder(enum.Enum):
     RETRY = "retry"
     GIVE_UP = "give_up"
     CANCEL = "cancel"
+    INTERRUPT = "interrupt"
+    CLEAR = "clear"
 
 
 class PlannedOrder(NamedTuple):
@@ -54,7 +58,7 @@ def plan_order(order: TicketOrder, record: Any, told: Mapping[str, Any]) -> Plan
     if b":" in record.owner:
         return _of_owned(order, head, believed, record.owner.decode(), told)
     if is_given_back(record.owner):
-        if order is TicketOrder.CANCEL or (order is TicketOrder.RETRY and not is_waiting(record.owner)):
+        if order in _OF_OWNERS or (order is TicketOrder.RETRY and not is_waiting(record.owner)):
             return _refuse(order, told)
         does = "is due now" if order is TicketOrder.RETRY else _NEXT_LETTER
         return PlannedOrder("", f"{head.decode()} {does}", head, believed)
@@ -64,6 +68,7 @@ def plan_order(order: TicketOrder, record: Any, told: Mapping[str, Any]) -> Plan
     return _refuse(order, told)
 
 
+_OF_OWNERS = (TicketOrder.CANCEL, TicketOrder.INTERRUPT, TicketOrder.CLEAR)
 _NEXT_LETTER = "becomes a dead letter as soon as a consumer gets it, and the ticket goes on"
 
 
@@ -76,10 +81,12 @@ def _of_owned(order: TicketOrder, head: bytes, believed: bytes, owner: str, told
         if has_answered and state != TicketState.RETRYING:
             return _refuse(order, told)
         does = f"{of}, which waits on {name} for its next attempt, is due now"
-    elif order is TicketOrder.CANCEL:
+    elif order is TicketOrder.CLEAR:
+        does = f"what waits on {name} becomes dead letters, in order; what runs is left alone"
+    elif order in (TicketOrder.CANCEL, TicketOrder.INTERRUPT):
         if has_answered and state != TicketState.RUNNING:
             return _refuse(order, told)
-        does = (
+        does = f"the run of {of} on {name} is told to end" * (order is TicketOrder.INTERRUPT) or (
             f"the run of {of} on {name} is ended, and counts as a crash; it ends the process of {name}, so what else"
             " runs there is cut off and runs again"
         )
@@ -103,5 +110,7 @@ def _refuse(order: TicketOrder, told: Mapping[str, Any]) -> PlannedOrder:
         TicketOrder.RETRY: "nothing of it waits for its next attempt",
         TicketOrder.GIVE_UP: "nothing of it can be given up",
         TicketOrder.CANCEL: "nothing of it runs",
+        TicketOrder.INTERRUPT: "nothing of it runs",
+        TicketOrder.CLEAR: "nothing of it waits at a consumer",
     }[order]
     return PlannedOrder(f"{why}: {told['summary']}")

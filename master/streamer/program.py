@@ -31,8 +31,8 @@ from usher.master.streamer.streamer import Pace, Streamer, log
 
 _JOIN_S = 5.0
 _TURNS_PER_LEASE = 4
-#: Seconds of silence after which another connection is tried because the database has not answered; at least as many
-#: leases. The lease ends long before; a slow database must not be begun anew again and again.
+#: Seconds without an answer of the database after which the program ends, for the next one to try another connection;
+#: at least as many leases. The lease ends long before; a slow database must not be begun anew again and again.
 _PATIENCE_S, _PATIENCE_LEASES = 15.0, 3
 _ANOTHER = "an outbox of another database is streamed under this name: give each a USHER_OUTBOX_NAME of its own"
 
@@ -69,7 +69,6 @@ class StreamerProgram:
         self.lead = lead = Lead()
         self._identity = store.identity
         self._warned = False
-        self._store = store
         # An idle streamer takes a turn in time to hold its lease.
         pace = pace._replace(
             poll_s=min(pace.poll_s, lease_s / _TURNS_PER_LEASE),
@@ -100,7 +99,13 @@ class StreamerProgram:
 
     @property
     def alive(self) -> bool:
-        return all(service.alive for service in self.services)
+        return not self._hangs and all(service.alive for service in self.services)
+
+    @property
+    def _hangs(self) -> str:
+        silent_s = now_s() - (self.streamer.last_turn_s or now_s())
+        is_over = silent_s > max(_PATIENCE_S, _PATIENCE_LEASES * self.lease_s)
+        return f"the database has not answered for {silent_s:.0f} s" if is_over else ""
 
     @property
     def behind_s(self) -> float:
@@ -125,11 +130,13 @@ class StreamerProgram:
         return app
 
     def liveness(self) -> Liveness:
-        """Return how long this streamer may be silent, and whether its elector stands still, or a thread has ended: a
-        database may be slow."""
+        """Return how long this streamer may be silent, and whether its elector stands still, or a thread has ended, or
+        its database does not answer."""
         lease_s, elector = self.lease_s, self.services[-1]
         ended = ", ".join(f"{service.name} has ended" for service in self.services if not service.alive)
-        return Liveness(max(elector.stalls_after_s, lease_s), ended or stalled([elector], now_s(), lease_s))
+        return Liveness(
+            max(elector.stalls_after_s, lease_s), ended or self._hangs or stalled([elector], now_s(), lease_s)
+        )
 
     def _health(self) -> Health:
         """Return the health; a standby is healthy. A database's messages may have rows in them: they are for the log
@@ -165,17 +172,9 @@ class StreamerProgram:
     def _works(self) -> bool:
         """Return whether the streamer makes progress: only then is the lease extended, so that where its database fails
         it another streamer takes over that may reach it better. While it stops, the last batch keeps the lease."""
-        lease_s, now = self.lease_s, now_s()
-        silent_s = now - (self.streamer.last_turn_s or now)
-        if silent_s > max(_PATIENCE_S, _PATIENCE_LEASES * lease_s) and self._store.interrupt():
-            event(
-                log,
-                "outbox_database_timeout",
-                level=logging.WARNING,
-                silent_s=round(silent_s, 1),
-                do="its connection is ended, and another one made",
-            )
-        return self._stopping or (self.streamer.alive and now - self.streamer.worked_s < lease_s)
+        if why := self._hangs:
+            event(log, "outbox_database_timeout", level=logging.WARNING, why=why, do="this streamer ends")
+        return self._stopping or (self.streamer.alive and now_s() - self.streamer.worked_s < self.lease_s)
 
 
 def _check_waitaof(link: Link) -> None:

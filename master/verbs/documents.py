@@ -238,7 +238,8 @@ class Outcomes(TypedDict):
 
 
 class ExecutionRow(TypedDict):
-    """An execution that ended. ``ended_ms`` and ``took_ms`` are null where it ended with its process."""
+    """An execution that ended. ``ended_ms`` and ``took_ms`` are null where it ended with its process. ``into``: the
+    message whose run absorbed this one."""
 
     ticket_id: str
     began_ms: int
@@ -248,6 +249,7 @@ class ExecutionRow(TypedDict):
     attempt: int
     fence: int
     owner: str
+    into: NotRequired[str]
 
 
 class MessageShown(TypedDict):
@@ -343,7 +345,8 @@ class ConsumerRuleChange(RuleChange):
 
 
 class OrderAnswer(TypedDict):
-    """Result of an order. ``outcome``: planned (a preview), asked (``consumer`` was told), or done."""
+    """Result of an order. ``outcome``: planned (a preview), asked (``consumer`` was told), or done. ``sent``: the
+    message that was sent first."""
 
     ticket_id: str
     order: str
@@ -351,6 +354,7 @@ class OrderAnswer(TypedDict):
     note: str
     message_id: str | None
     consumer: str | None
+    sent: NotRequired[str]
 
 
 class ActionRow(TypedDict):

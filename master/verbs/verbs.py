@@ -18,14 +18,14 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from usher.common.base.clock import now_s, wall_ms
-from usher.common.base.errors import UsherError
+from usher.common.base.errors import MessageUndecodable, UsherError
 from usher.common.base.text import pluralize, span
 from usher.common.http.fields import OneLine, StreamId, TicketId
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import error_name
-from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.protocol.message import LONGEST_TICKET, check_ticket, ticket_value
 from usher.common.protocol.registration import NAME
-from usher.common.protocol.stream_id import rank
+from usher.common.protocol.stream_id import is_id, rank
 from usher.common.sending.producer import LATEST_MS
 from usher.master.insight.formatting import moment
 from usher.master.operations.action_log import ActionLog, By, OperatorAction, counted
@@ -38,7 +38,7 @@ from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Target, 
 from usher.master.policy.states import LISTED
 from usher.master.policy.ticket_filter import TicketFilter, parse_states
 from usher.master.policy.ticket_orders import TicketOrder
-from usher.master.verbs.documents import ConsumerRuleChange, OrderAnswer, Outcomes, RuleChange
+from usher.master.verbs.documents import ConsumerRuleChange, ItemOutcome, OrderAnswer, Outcomes, RuleChange
 
 #: An outcome after which there is room for none of the other items either.
 NO_ROOM = "no_room"
@@ -48,6 +48,9 @@ Reason = Annotated[OneLine, Field(max_length=LONGEST_REASON, description="Why, f
 _MOST_IDS = 500
 #: Seconds for which later messages of redriven letters are looked for.
 _LOOK_S = 2.0
+_NOT_EDITED = {404: "unknown_dead_letter", 409: "letter_not_sent: some of it is missing, or its ticket has an owner"}
+#: The longest value of a field that a form shows to be edited, in bytes.
+_LONGEST_EDITED = 20_000
 _OVERTAKEN = (
     "went on without them, and would get them behind later messages; `usher replay --ticket TICKET --since TIME` runs"
     " the messages of one again in their order, these too: then drop its letters"
@@ -411,6 +414,49 @@ def drop(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
     return tools.letters.change("drop", [item.id for item in items])
 
 
+class EditedLetter(Args):
+    """Fields of a dead letter's message, by name: those that are given get this text; the others stay as they are."""
+
+    fields: dict[Annotated[str, Field(min_length=1)], str] = Field(max_length=1000)
+
+
+@verb("dead edit", "POST /dead-letters/<letter_id>/edit", EditedLetter, {200: ItemOutcome}, _NOT_EDITED)
+def edit(tools: Tools, args: EditedLetter, letter_id: str) -> Outcome:
+    """Send the message of a dead letter with other fields: as a new message at the end of its ticket, with a uid of its
+    own; the letter goes in the same step. A halted ticket goes on with its later messages."""
+    found = tools.letters.get(letter_id.encode()) if is_id(letter_id) else None
+    if found is None:
+        return Outcome({}, "no dead letter has that id", 404, "unknown_dead_letter")
+    if found[0].cut:
+        return Outcome({}, LETTERS.means["cut"], 409, "letter_not_sent")
+    flat, field, others = found[1], tools.letters.ticket_field, tools.letters.other_groups()
+    before = ticket_value(flat, field)
+    for name, text in {"uid": f"edited-{letter_id}", **args.fields}.items():
+        key = name.encode()
+        at = next((at for at in range(0, len(flat), 2) if flat[at] == key), len(flat))
+        if at == len(flat) or editable(flat[at + 1]) != text:  # a form says again what is not changed
+            flat[at : at + 2] = [key, text.encode()]
+    try:
+        ticket = check_ticket(ticket_value(flat, field)).decode()
+    except MessageUndecodable as wrong:
+        raise Unfit("fields", f"{wrong}: its ticket is in the field {field.decode()}") from None
+    if before == found[0].ticket and before != ticket.encode():
+        raise Unfit("fields", f"it stays a message of ticket {before.decode(errors='replace')}")
+    result, action = tools.letters.edit(found[0].id, flat), OperatorAction(tools.by, "edit", f"a letter of {ticket}")
+    tools.action_log.note(action, f"{result.word} {result.message_id.decode()}".strip())
+    if result.word != "added":
+        return Outcome({}, LETTERS.means[result.word], 409, "letter_not_sent")
+    says = f"Sent as message {result.message_id.decode()}, behind the others of ticket {ticket}; the letter is gone"
+    return Outcome(shown(result), "; ".join(filter(None, (says, also_for(others)))))
+
+
+def editable(value: bytes) -> str | None:
+    """Return a value as the text that a form gives back as it was; None for one of which it would not."""
+    text = value.decode(errors="replace")
+    is_plain = text.replace("\n", "").replace("\t", "").isprintable() and text.encode() == value
+    return text if is_plain and len(value) <= _LONGEST_EDITED else None
+
+
 # -- delayed messages
 
 
@@ -574,6 +620,20 @@ def cancel(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
     return _ordered(tools, items, TicketOrder.CANCEL)
 
 
+@TICKETS.verb("interrupt", "Interrupt", "")
+def interrupt(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+    """Tell the run of a ticket's message to end: ``message.cancelled`` is set, and an ``async def`` handler gets a
+    CancelledError. The handler decides how it ends; nothing else is cut off."""
+    return _ordered(tools, items, TicketOrder.INTERRUPT)
+
+
+@TICKETS.verb("clear", "Clear", "")
+def clear(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+    """Make dead letters (reason ``cleared``) of what waits of a ticket at its consumer, in order; what runs is left
+    alone."""
+    return _ordered(tools, items, TicketOrder.CLEAR)
+
+
 @TICKETS.verb("pause", "Pause", "", is_harmful=False)
 def pause(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
     """Pause each of these tickets by a rule of its own, until it is lifted. What a consumer already has goes on."""
@@ -588,24 +648,33 @@ def pause(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
             return
 
 
-class NewOrder(Args):
+class OrderArgs(Args):
+    """What an order about a ticket may have."""
+
+    preview: bool = False
+    grace_s: float = Field(0.0, ge=0, le=86_400, description="Cancel an interrupted run that has not ended after this.")
+    fields: dict[str, str] | None = Field(None, description="A message that is sent first, to the same ticket.")
+
+
+class NewOrder(OrderArgs):
     """An order about the first unfinished message of a ticket."""
 
     ticket_id: TicketId
-    order: Literal["retry", "give_up", "cancel"]
-    preview: bool = False
+    order: Literal["retry", "give_up", "cancel", "interrupt", "clear"]
 
 
 @verb("tickets order", "POST /orders", NewOrder, {200: OrderAnswer}, {409: "order_refused"})
 def order(tools: Tools, args: NewOrder) -> Outcome:
     """Order something about the first unfinished message of a ticket: retry (due now), give_up (it becomes a dead
-    letter, in order) or cancel (its run is ended). With preview nothing happens."""
+    letter, in order), cancel (its run is ended), interrupt (its run is told) or clear (what waits behind it becomes
+    dead letters). With preview nothing happens."""
     about = (TicketOrder(args.order), args.ticket_id)
-    result = tools.orders.preview(*about) if args.preview else tools.orders.give(*about, tools.by)
-    refused = result.outcome == "refused"
-    return Outcome(
-        result.shown(), f"{result.outcome}: {result.note}", 409 if refused else 200, "order_refused" * refused
-    )
+    sent = tools.orders.producer.send(args.ticket_id, args.fields) if args.fields and not args.preview else ""
+    result = tools.orders.preview(*about) if args.preview else tools.orders.give(*about, tools.by, grace_s=args.grace_s)
+    refused, told = result.outcome == "refused", f"{result.outcome}: {result.note}"
+    document = result.shown() | ({"sent": sent} if sent else {})
+    told = f"sent {sent}; {told}" if sent else told
+    return Outcome(document, told, 409 if refused else 200, "order_refused" * refused)
 
 
 # -- rules

@@ -12,6 +12,7 @@ from usher.common.redis.client import Link
 from usher.common.runtime.settings import CommonSettings
 from usher.master.charts.keeper import ChartReader
 from usher.master.insight.explainer import AskOwner, Explainer
+from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.stats import StreamStatsReader
 from usher.master.insight.status import StatusReader
 from usher.master.insight.ticket_history import TicketHistory
@@ -22,12 +23,11 @@ from usher.master.operations.delayed_messages import DelayedView
 from usher.master.operations.live_rules import LiveRules
 from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.policy.board.plans import BoardFacts
-from usher.master.policy.states import Queue
 from usher.master.verbs.verbs import Tools
 
 
 class View:
-    """``within_s``: the time for fields of messages; ``ask_owner``, ``board``, ``queue``: see ``Explainer``. Safe for
+    """``within_s``: the time for fields of messages; ``ask_owner``, ``board``, ``pulse``: see ``Explainer``. Safe for
     many threads if the link is."""
 
     def __init__(
@@ -38,7 +38,7 @@ class View:
         within_s: float = math.inf,
         ask_owner: AskOwner = lambda health_url, ticket_id: None,
         board: Callable[[bytes], BoardFacts | None] = lambda ticket: None,
-        queue: Callable[[], Queue | None] = lambda: None,
+        pulse: LiveOverview | None = None,
     ) -> None:
         self.settings, self.link, self.keys = settings, link, keys
         field, lease_ms = settings.work_ticket_field, int(settings.lease_seconds * 1000)
@@ -47,13 +47,11 @@ class View:
         self.fields = MessageFields(link, keys, field, settings.shown_names, within_s)
         self.letters = DeadLetters(link, keys, field)
         self.delayed = DelayedView(link, keys, settings.ticket_field, settings.by_stream)
-        self.rules = LiveRules(link, keys)
-        self.action_log = ActionLog(link, keys)
-        self.history = TicketHistory(link, keys, field)
-        self.charts = ChartReader(link, keys)
-        known = (ask_owner, board, self.status.sources, settings.by_stream, queue)
+        self.rules, self.action_log = LiveRules(link, keys), ActionLog(link, keys)
+        self.history, self.charts = TicketHistory(link, keys, field), ChartReader(link, keys)
+        known = (ask_owner, board, self.status.sources, settings.by_stream, pulse)
         self.explainer = Explainer(link, keys, field, lease_ms, *known)
-        self.orders = TicketOrders(link, keys, self.explained)
+        self.orders = TicketOrders(link, keys, self.explained, field)
 
     def explained(self, ticket_id: str) -> dict[str, Any]:
         """Return the explanation of a ticket, as a document."""

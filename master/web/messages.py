@@ -23,7 +23,7 @@ from usher.master.web.shelves import shown
 
 _MOST_ON_A_PAGE = 200
 #: Of an execution, what belongs to the message that is asked for.
-_OF_EXECUTIONS = ("ticket_id", "began_ms", "ended_ms", "took_ms", "outcome", "attempt", "fence", "owner")
+_OF_EXECUTIONS = ("ticket_id", "began_ms", "ended_ms", "took_ms", "outcome", "attempt", "fence", "owner", "into")
 
 
 class _FindQuery(BaseModel):
@@ -123,7 +123,9 @@ def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str,
     ticket_id = next(filter(None, found), None)
     now = _now(parts, ticket_id, message_id) if entry and ticket_id else None
     fields = entry.pop("fields") if entry else None
-    state = _state(letter, delayed, now) or standing or ("over" if entry else "gone")
+    row = now and now["row"]
+    state = "delayed" if delayed else row["state"] if row else "dead_letter" if letter else standing
+    state = str(state or ("over" if entry else "gone"))
     facts = {"ticket_id": ticket_id, "entry": entry, "letter": letter}
     facts |= {"delayed": delayed, "runs": runs._asdict(), "now": now, "fields": fields if sees_texts() else None}
     return facts | {"message_state": state} | parts.history.beside(message_id)
@@ -142,20 +144,13 @@ def _now(parts: Parts, ticket_id: str, message_id: str) -> dict[str, Any] | None
     return facts | {"row": row, "is_first": is_first, "sentences": explained["sentences"]}
 
 
-def _state(letter: Any, delayed: Any, now: dict[str, Any] | None) -> str:
-    row = now and now["row"]
-    if delayed:
-        return "delayed"
-    return str(row["state"]) if row else "dead_letter" if letter else ""
-
-
 def _document(message_id: str, facts: dict[str, Any]) -> dict[str, Any]:
     entry, now, runs, noted = facts["entry"] or {}, facts["now"] or {}, facts["runs"], facts["noted"]
     told = {"message_id": message_id, "ticket_id": facts["ticket_id"], "state": facts["message_state"]}
     told |= {"bytes": entry.get("bytes"), "field_count": entry.get("field_count"), "fields": facts["fields"]}
     told |= {"sentences": now.get("sentences", []) if now.get("is_first") else [], "entry": now.get("row")}
     told |= {"delayed": facts["delayed"], "dead_letter": facts["letter"]}
-    told |= {"executions": [{name: run[name] for name in _OF_EXECUTIONS} for run in runs["runs"]]}
+    told |= {"executions": [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in runs["runs"]]}
     told |= {"cursor": runs["more"], "run_log_begins_ms": runs["begins_ms"], "executions_are_cut": runs["is_cut"]}
     told |= {"attempts": noted["attempts"]["starts"], "charged": noted["attempts"]["failures"]}
     told |= {"last_error": noted["last_error"], "traceback": noted["traceback"]}

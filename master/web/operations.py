@@ -11,12 +11,13 @@ from flask import Blueprint, Response, g
 from pydantic import BaseModel, ConfigDict
 
 from usher.common.http.app import Problem, answer, read_json, read_query, unprocessable
+from usher.common.http.credentials import Role
 from usher.common.http.fields import PageLimit, StreamId
 from usher.common.http.openapi import tells
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.verbs.documents import Actions, ConsumerShown, Explanation, Rules
-from usher.master.verbs.verbs import VERBS, Args, Outcome, Tools, Unfit, Verb
+from usher.master.verbs.verbs import VERBS, Args, NewOrder, OrderArgs, Outcome, Tools, Unfit, Verb
 from usher.master.web.api import TicketQuery, read_ticket_id
 from usher.master.web.parts import Parts
 from usher.master.web.seen import seen
@@ -84,10 +85,27 @@ def operation_routes(parts: Parts) -> Blueprint:
         asked = [row | {"process": parts.ask_process(str(row.get("health_url", "")))} for row in rows]
         return answer({"consumers": asked})
 
+    for word in ("interrupt", "clear"):
+        _add_order(api, parts, word)
     for one in VERBS.values():
         if one.route:
             _add_verb(api, parts, one)
     return api
+
+
+def _add_order(api: Blueprint, parts: Parts, word: str) -> None:
+    verb = VERBS["tickets order"]
+
+    def view(ticket_id: str) -> Response:
+        about = {"ticket_id": read_ticket_id(f"/{word}".encode()), "order": word}
+        outcome = performed(parts, verb, NewOrder(**about, **read_json(OrderArgs, BODY).model_dump()))  # type: ignore[arg-type]
+        if outcome.problem:
+            raise Problem(outcome.status, outcome.problem, outcome.text)
+        return answer(outcome.document, outcome.status)
+
+    told = VERBS[f"tickets {word}"].help
+    tells(told, verb.answers, problems=verb.problems, body=OrderArgs, role=Role.PRODUCER)(view)
+    api.add_url_rule(f"/tickets/<rest:ticket_id>/{word}", f"{word}_ticket", view, methods=["POST"])
 
 
 def _add_verb(api: Blueprint, parts: Parts, verb: Verb) -> None:

@@ -73,14 +73,9 @@ class Desk:
         look_now: Callable[[], None],
         feed: TicketFeed,
     ) -> None:
-        self._membership = membership
-        self.status = status
-        self._dispatcher = dispatcher
-        self._lead = lead
-        self._services = services
-        self.ticket_window = ticket_window
-        self._look_now = look_now
-        self.feed = feed
+        self._membership, self.status, self._dispatcher, self._lead = membership, status, dispatcher, lead
+        self._services, self.ticket_window, self._look_now, self.feed = services, ticket_window, look_now, feed
+        self.beside: Callable[[], Health] = lambda: Health(())  # of what else is in this process
 
     def register(self, asked: Registration) -> RegistrationResult:
         """Raises NameInUse, RegistrationOver."""
@@ -131,7 +126,8 @@ class Desk:
         return (found or {"ticket_id": ticket_id, "state": TicketState.WAITING, "message_ids": []}) | {"parked": parked}
 
     def health(self) -> Health:
-        return judge(self._services, now_s())
+        own, other = judge(self._services, now_s()), self.beside()
+        return Health((*own.reasons, *other.reasons), other.warnings)
 
     @property
     def leader_url(self) -> str | None:

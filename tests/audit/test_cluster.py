@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 from tests.audit.faults import FAULTS, plant, runs
 from tests.audit.seeding import CAP, GROUP, Seeder
 from tests.audit.test_job import plan
+from tests.hands import free_port
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 
@@ -39,12 +39,6 @@ def package(target: Path) -> Path:
                     name = file.relative_to(ROOT)
                     zipped.write(file, name if folder == "usher" else Path("usher") / name)
     return target
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

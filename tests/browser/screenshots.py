@@ -18,7 +18,7 @@ from tests.process.machine import until
 _PAGES = (
     *("/", "/charts", "/tickets", "/tickets?state=retrying&sort=age", "/tickets?q=INC-1", "/tickets?q=do%3Dfail"),
     *("/tickets/INC-1", "/tickets/INC-2", "/tickets/unknown", "/consumers", "/consumers/c1", "/dead-letters"),
-    *("/delayed", "/rules", "/streams", "/audit", "/doctor", "/actions", "/nowhere"),
+    *("/delayed", "/rules", "/finished", "/streams", "/audit", "/doctor", "/actions", "/nowhere"),
 )
 #: So many tickets are stuck in all sorts of ways, and none is given up while one looks; more are mostly halted, and none
 #: is tried again.
@@ -27,10 +27,10 @@ _OF_MANY = {"USHER_DEAD_LETTER_POLICY": "halt", "USHER_RETRY_SECONDS": "3600"}
 #: Nothing may be wider than the page, but what says that it scrolls.
 _OVERFLOWS = """document.documentElement.scrollWidth > document.documentElement.clientWidth"""
 _AUDIT = (
-    b'{"run":"2026-11-22","started_ms":1795348800000,"seconds":12.5,"verdict":"bad","findings":{"overlap":1},"unproven":3,'
-    b'"pending":6,"executions":12345,"repeated":2,"examples":[{"check":"overlap","severity":"bad","count":1,"means":"two'
-    b' messages of a ticket ran at the same time","examples":[{"id":"1700000000000-0","ticket":"INC-1","owner":"c1:7",'
-    b'"detail":"started at 12:00:01 while 1690000000000-0 ran on c2"}]}]}'
+    b'{"run":"2026-11-22","started_ms":1795348800000,"seconds":12.5,"verdict":"bad","unproven":3,"pending":6,"executions":12345,'
+    b'"repeated":2,"findings":[{"check":"overlap","severity":"bad","count":1,"means":"two messages of a ticket ran at the same'
+    b' time","examples":[{"id":"1700000000000-0","ticket":"INC-1","owner":"c1:7","detail":"started at 12:00:01 while'
+    b' 1690000000000-0 ran on c2"}]}]}'
 )
 
 

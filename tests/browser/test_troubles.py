@@ -134,7 +134,7 @@ TROUBLES = {
             r"1 trouble\b[\s\S]*8 tickets waiting for a try that succeeds[\s\S]*KeyError in \S+:\d+",
         ),
         *(
-            r"retrying: .* \d tickets fail alike since .*, KeyError in asked.py:\d+",
+            r"retrying: .* 8 tickets fail alike since .*, KeyError in asked.py:\d+",
             r"^8 tickets waiting for a try .*KeyError in asked",
         ),
         lambda system: (system.folder / "bad").unlink(),

@@ -308,7 +308,7 @@ class ConsumerActor:
         self.suspects = SuspectWorker(0, self.executor, self.link, self.steps, spec, Template())
         self.reader = InboxReader(self.read_link, keys, self.incarnation, self.lanes, self.lease)
         ending = ProcessEnding(self.steps, lambda: True, self.journal, 0, self.lost.append)
-        self.reader.on_order = Orders(self.executor, self.journal, ending).obey
+        self.reader.on_order = Orders(self.executor, self.journal, ending, self.steps).obey
         self.drain = Drain(self.steps, self.lanes, self.reader, self.acker, LEASE_MS)
         self.reader.on_recall = self.acker.recall
         self.runs: list[Run] = []

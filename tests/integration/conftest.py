@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.actors import Stage
 from tests.integration.factories import World
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.keys import Keys
@@ -110,6 +111,12 @@ def world(any_redis_url: str) -> Iterator[World]:
         assert not broken or made.apart_because, "\n".join(broken)
     finally:
         link.close()
+
+
+@pytest.fixture
+def stage(any_redis_url: str) -> Iterator[Stage]:
+    with Stage(any_redis_url) as made:
+        yield made
 
 
 @pytest.fixture(params=["another master leads", "nobody leads", "we lead under a newer epoch"])

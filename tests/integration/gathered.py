@@ -8,7 +8,7 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.redis.client import Link
 from usher.common.redis.replies import Entry, TicketStream, redis_ms
-from usher.common.redis.scripts import MOST_ROOM, ScriptRunner
+from usher.common.redis.scripts import ScriptRunner
 from usher.master.policy.fair_queue import TurnOutcome, TurnResult
 
 
@@ -41,7 +41,7 @@ class Gathered:
         script_keys = (keys.stream, keys.gathered, keys.dead, keys.counters, *names, *groups, keys.letters)
         args = (keys.group, self.ticket_field, LONGEST_TICKET, most, quantum)
         if text:
-            _, _, *flat = self.link.call("EVAL", text, len(script_keys), *script_keys, *args, MOST_ROOM)
+            _, _, *flat = self.link.call("EVAL", text, len(script_keys), *script_keys, *args)
         else:
             _, _, *flat = (ScriptRunner(link) if link is not None else self.scripts).run("gather", script_keys, args)
         return [

@@ -31,12 +31,6 @@ def no_look_without_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def stage(any_redis_url: str) -> Iterator[Stage]:
-    with Stage(any_redis_url) as made:
-        yield made
-
-
-@pytest.fixture
 def bell(stage: Stage) -> Iterator[StreamNotifier]:
     made = StreamNotifier(Link(stage.url, "test:bell"), stage.keys.stream)
     yield made

@@ -5,23 +5,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.actors import Trouble, TroubledLink, runner_on
 from tests.integration.factories import FIELD, Owner, World, fetch, hand_over, plan
-from usher.common.base.errors import ReplyUnknown
 from usher.common.readers.reliable_stream import ReliableStream
-from usher.common.redis import scripts
-from usher.common.redis.client import Link
-from usher.common.redis.scripts import MOST_ROOM
 from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.operations.dead_letters import DeadLetters
-from usher.master.policy.board.board import Board
-from usher.master.policy.group_loss import Memory
 from usher.master.policy.letters import LetterFilter
-from usher.master.recovery.takeover import take_over
 
 T = b"T"
-_BODY = b"x" * 3_000_000
+_BODY = b"x" * 1_500_000
 #: Entries of that size after which a call ends that only reads them, and one that also writes them.
 _READ, _WRITTEN = 3, 2
 
@@ -154,70 +146,6 @@ def test_no_field_and_no_head_is_looked_for_without_end(world: World) -> None:
         assert (last, *found) == (ids[_READ - 1], ids[:_READ], _READ)
     values = world.scripts.run("read_fields", (world.keys.stream,), (1, 2, FIELD, "none", *ids))
     assert values == [[[T[:1], len(T)], None]] * _READ
-
-
-# ---- a Redis that is slow ------------------------------------------------------------------------------------------------------
-
-
-def adopt(world: World, link: Link, steps: LeaderScripts) -> Board:
-    return take_over(link, world.keys, world.stream, steps, Board(512), Memory(), lambda: None).board
-
-
-def small(world: World, leader: LeaderScripts, count: int) -> list[bytes]:
-    """Entries of which a page has eight at first."""
-    ids = [world.add(b"%d-1" % n, FIELD, T, "body", b"x" * 1_060_000) for n in range(1, count + 1)]
-    while fetch(leader, 100):
-        pass
-    return ids
-
-
-def test_after_an_unsure_reply_the_next_page_is_half_as_large_and_grows_again(
-    world: World, any_redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scripts, "REST_S", 0.0)
-    ids = small(world, world.elect(), 24)
-    link = TroubledLink(any_redis_url, "test:slow")
-    leader = LeaderScripts(runner_on(link), world.keys, 0, FIELD)
-    leader.epoch = int(world.link.call("GET", world.keys.leader).split()[0])
-    sizes = []
-    for trouble in (None, Trouble.REPLY_LOST, Trouble.REPLY_LOST, None, None, None):
-        if trouble is not None:
-            link.troubles["read_parked"] = trouble
-            with pytest.raises(ReplyUnknown):
-                leader.read_parked(None, 500)
-        else:
-            sizes.append(len(leader.read_parked(None, 500).found))
-    link.close()
-    assert sizes == [8, 2, 4, 8]
-    assert len(ids) > 8
-
-
-def test_a_leader_adopts_although_redis_is_too_slow_for_the_pages_of_before(world: World, any_redis_url: str) -> None:
-    """Each call that may read more than 2 MiB is cut off, as by the timeout; formerly the same page was asked for
-    in each epoch."""
-    ids = small(world, world.elect(), 24)
-    link = SlowLink(any_redis_url, "test:slow")
-    runner = runner_on(link)
-    for elections in range(1, 8):
-        held = world.link.call("GET", world.keys.leader).split()[0].decode()
-        epoch = world.elect(f"http://{elections}", succeed=held).epoch
-        try:
-            board = adopt(world, link, LeaderScripts(runner, world.keys, epoch, FIELD))
-            break
-        except ReplyUnknown:
-            continue
-    link.close()
-    assert board.parked == len(ids)
-    assert elections <= 4
-
-
-class SlowLink(TroubledLink):
-    """A server that needs more than the timeout for a script that reads more than 2 MiB."""
-
-    def call(self, *command, **options):  # type: ignore[no-untyped-def]
-        if command[0] == "EVALSHA" and self._step(command) == "read_parked" and command[-1] > MOST_ROOM // 4:
-            self.troubles["read_parked"] = Trouble.REPLY_LOST
-        return super().call(*command, **options)
 
 
 def test_the_run_log_of_full_batches_is_bounded_by_bytes(world: World) -> None:

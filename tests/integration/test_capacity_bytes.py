@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from tests.integration.actors import ConsumerActor, Stage
 from tests.integration.factories import FIELD, fetch, hand_over, plan, read
 from usher.common.base.errors import RetryLater
@@ -13,12 +9,6 @@ from usher.consumer.execution.inbox_reader import FIRST_PAGE
 
 _SIZE = 1_000_000
 _MOST = 5 * _SIZE
-
-
-@pytest.fixture
-def stage(any_redis_url: str) -> Iterator[Stage]:
-    with Stage(any_redis_url) as made:
-        yield made
 
 
 def handed_over(stage: Stage, tickets: int, count: int) -> tuple[ConsumerActor, dict[bytes, list[bytes]]]:

@@ -28,12 +28,6 @@ from usher.master.policy.board.tickets import Standing
 T, U = b"T", b"U"
 
 
-@pytest.fixture
-def stage(any_redis_url: str) -> Iterator[Stage]:
-    with Stage(any_redis_url) as made:
-        yield made
-
-
 def _started(consumer: ConsumerActor) -> Run:
     run = consumer.start()
     assert run is not None

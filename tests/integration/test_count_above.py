@@ -38,8 +38,8 @@ def test_nothing_above_gives_the_id_back(world: World) -> None:
 
 def test_large_bodies_are_counted_a_few_at_a_time_and_not_sent(world: World) -> None:
     for n in range(20):
-        world.add(b"%d-1" % (n + 1), "body", b"x" * 1_000_000)
+        world.add(b"%d-1" % (n + 1), "body", b"x" * 500_000)
     count, last, is_all = _count(world, b"0-0", 100)
-    assert (count, last, is_all) == (9, b"9-1", 0), "8 MiB are reached"
+    assert (count, last, is_all) == (9, b"9-1", 0), "4 MiB are reached"
     assert _count(world, last, 100)[0] == 9
     assert _count(world, b"18-1", 100) == [2, b"20-1", 1]

@@ -18,7 +18,7 @@ import pytest
 from tests.integration.factories import World
 from tests.proxy import Proxy
 from usher.common.base.errors import NotNow
-from usher.common.doctor.collector import collect, startup_findings
+from usher.common.doctor.collector import _SETTINGS, collect, startup_findings
 from usher.common.doctor.judgements import DoctorFacts, DoctorFinding, DoctorSeverity, examine
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SourceSelection
@@ -236,10 +236,11 @@ def test_a_redis_that_cannot_be_asked_is_exit_code_2(link: Link) -> None:
 
 
 def test_a_server_that_loads_its_data_is_asked_later(link: Link) -> None:
-    with Proxy(
-        link.url, lambda chunk: b"-LOADING Redis is loading the dataset in memory\r\n" if b"1" in chunk else chunk
-    ) as proxy:
+    told = [b"-LOADING Redis is loading the dataset in memory\r\n" * (2 + len(_SETTINGS))]
+    with Proxy(link.url) as proxy:
         far = Link(proxy.url, "test")
+        far.call("PING")
+        proxy.on_reply = lambda _chunk: told.pop() if told else b""
         with pytest.raises(NotNow):
             collect(far, KEYS, LEASE_MS)
         far.close()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from examples import orders, sinks
+from examples import conversation, debounce, orders, sinks
+from usher import Message
 from usher.testing import Kit, message
 
 
@@ -71,3 +72,27 @@ def test_events_are_validated_before_their_handlers_are_called(usher_kit: Callab
 def test_a_handler_of_one_kind_is_called_alone() -> None:
     orders.paid(orders.Paid(order=42, amount=Decimal(1)), message("42", kind="paid"))
     assert orders.booked[42] == Decimal(1)
+
+
+def test_a_conversation_answers_all_that_was_said(
+    usher_kit: Callable[..., Kit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[object] = []
+
+    async def converse(one: Message) -> None:
+        answers.append(await conversation.converse(one))
+
+    monkeypatch.setattr(conversation, "WORD_S", 0.0)
+    kit = usher_kit(converse)
+    for text in ("Where is my order?", "It is number 7."):
+        kit.send("chat-1", text=text)
+    kit.run()
+    assert answers == [{"answer": "You said: Where is my order? It is number 7.", "stopped": False}]
+
+
+def test_a_burst_of_changes_is_indexed_once(usher_kit: Callable[..., Kit]) -> None:
+    kit = usher_kit(debounce.index)
+    for n in range(20):
+        kit.send(f"doc-{n % 2}", text=f"draft {n}")
+    kit.run()
+    assert debounce.indexed == {"doc-0": ("draft 18", 10), "doc-1": ("draft 19", 10)}

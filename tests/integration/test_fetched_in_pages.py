@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -21,12 +20,6 @@ from usher.consumer.execution.inbox_reader import FIRST_PAGE, InboxReader
 from usher.master.policy.board.plans import NOTHING
 
 T = b"T"
-
-
-@pytest.fixture
-def stage(any_redis_url: str) -> Iterator[Stage]:
-    with Stage(any_redis_url) as made:
-        yield made
 
 
 def _handed_over(stage: Stage, count: int) -> tuple[ConsumerActor, list[bytes]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from unittest import mock
 import orjson
 import pytest
 
+from tests.integration.factories import with_user
 from tests.integration.gathered import Gathered
 from tests.integration.routers import until
 from tests.proxy import Proxy
@@ -281,18 +281,19 @@ def test_full_memory_is_waited_for(world: Gathered, link: Link, redis_url: str) 
         until(lambda: gather.trouble is None)
 
 
-def _as_limited(link: Link, url: str, refused: str) -> str:
-    """The address of a user for whom Redis refuses every call that names the key ``refused``."""
-    keys = [f"~{name}" for name in ("usher:*", "*:groups", "a", "b", "t:*") if name != refused]
-    link.call("ACL", "SETUSER", "limited", "reset", "on", ">x", "+@all", *keys)
-    return re.sub("//[^@]*@", "//limited:x@", url)
+def as_limited(link: Link, url: str, *rights: str) -> str:
+    """The address of a user of its own."""
+    link.call("ACL", "SETUSER", "limited", "reset", "on", ">x", *rights)
+    return with_user(url, "limited", "x")
 
 
 @pytest.mark.usefixtures("unswept")
 def test_a_source_that_redis_refuses_is_told_and_the_others_go_on(world: Gathered, link: Link, redis_url: str) -> None:
     sent = {name: world.send(name) for name in ("a", "b")}
     try:
-        with running(_as_limited(link, redis_url, "secret"), "secret,a,b,t:*") as made:
+        with running(
+            as_limited(link, redis_url, "+@all", "~usher:*", "~*:groups", "~a", "~b", "~t:*"), "secret,a,b,t:*"
+        ) as made:
             until(lambda: world.all_moved() == sent)
             until(lambda: "NOPERM" in made.says() or "permissions" in made.says())
             sent["t:1"] = world.send("t:1")

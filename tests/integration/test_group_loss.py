@@ -3,7 +3,6 @@ come in order and as they were told."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -14,12 +13,6 @@ from tests.integration.factories import fetch
 from tests.integration.group_loss import T, U, destroy_group, half_done, leader, note_position, settle
 from usher.common.protocol.keys import HALTED
 from usher.master.leader.leader_scripts import LeaderScripts
-
-
-@pytest.fixture
-def stage(any_redis_url: str) -> Iterator[Stage]:
-    with Stage(any_redis_url) as made:
-        yield made
 
 
 def test_nothing_is_handed_over_before_all_leases_have_ended_and_all_repeats_in_order(stage: Stage) -> None:

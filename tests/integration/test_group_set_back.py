@@ -3,8 +3,6 @@ nothing is counted twice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.integration.actors import ConsumerActor, MasterActor, Stage
@@ -19,12 +17,6 @@ from usher.master.policy.rules import Rule, RuleAction, Target
 ANN = By("ann", "cli")
 DONE = [b"1-1", b"2-1"]
 WAITING = [b"3-1", b"4-1", b"5-1", b"6-1"]
-
-
-@pytest.fixture
-def stage(any_redis_url: str) -> Iterator[Stage]:
-    with Stage(any_redis_url) as made:
-        yield made
 
 
 def _set_back(stage: Stage, master: MasterActor, position: bytes = b"0-0") -> None:

@@ -3,8 +3,6 @@ lost, nobody else waits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.integration.actors import ConsumerActor, MasterActor, Stage, Trouble
@@ -12,12 +10,6 @@ from usher.common.base.errors import GiveUp, GroupMissing, ReplyUnknown
 from usher.master.operations.dead_letters import DeadLetters
 
 T, U = b"T", b"U"
-
-
-@pytest.fixture
-def stage(any_redis_url: str) -> Iterator[Stage]:
-    with Stage(any_redis_url) as made:
-        yield made
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,20 +19,6 @@ from usher.common.runtime.settings import CommonSettings, load
 from usher.master.cli.status import drawn, look
 from usher.master.insight.status import StatusReader
 from usher.master.leader.losses import LossBook
-
-
-class _Killed(BaseException):
-    """In place of a SIGKILL."""
-
-
-def _die(*_: object) -> None:
-    raise _Killed
-
-
-@pytest.fixture
-def stage(any_redis_url: str) -> Iterator[Stage]:
-    with Stage(any_redis_url) as made:
-        yield made
 
 
 def _declared(stage: Stage) -> list[DeclaredLoss]:
@@ -119,8 +105,8 @@ def test_who_dies_when_it_has_made_the_group_again_has_declared_that(stage: Stag
     half_done(stage, m)
     destroy_group(stage)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(TicketStream, "create_group", _die)
-        with pytest.raises(_Killed):
+        patched.setattr(TicketStream, "create_group", Mock(side_effect=SystemExit))
+        with pytest.raises(SystemExit):
             settle(m)
     assert [loss.kind for loss in _declared(stage)] == ["group_lost"]
 

@@ -42,23 +42,18 @@ def _chunked(chunks: bytes) -> bytes:
 
 
 #: What gunicorn's parser reads in its versions before 27.
-_SINCE_27 = ("LF in a chunk extension", "a trailer that is a framing header")
-#: What ``usher.common.http.app`` finds.
+_SINCE_27 = ("a trailer that is a framing header",)
+#: What ``usher.common.http.app`` finds, beside what test_http_answers.py has.
 _FOUND_BY_US = [
-    ("no length", _post(b""), 411),
     ("no length, but a body", _post(b"", b'{"secret": 1}'), 411),
-    ("a length above the limit, and no body yet", _post(b"Content-Length: 4097\r\n"), 413),
     ("a length beyond all bounds", _post(b"Content-Length: 99999999999999999999\r\n"), 413),
     ("more than is allowed for a report", _post(b"Content-Length: 524289\r\n", path=ACKNOWLEDGE.encode()), 413),
-    ("too long, and asks first", _post(b"Content-Length: 4097\r\nExpect: 100-continue\r\n"), 413),
     ("chunks above the limit", _chunked(b"1000\r\n" + b" " * 4096 + b"\r\n1000\r\n" + b" " * 4096), 413),
     ("one endless chunk", _chunked(b"ffffffff\r\n" + b" " * 9000), 413),
-    ("a coding before chunked", _post(b"Transfer-Encoding: gzip, chunked\r\n", b"0\r\n\r\n"), 400),
     ("identity before chunked", _post(b"Transfer-Encoding: identity, chunked\r\n", b"0\r\n\r\n"), 400),
     ("a chunk size that is no number", _chunked(b"secret\r\n{}\r\n0\r\n\r\n"), 400),
     ("a signed chunk size", _chunked(b"+2\r\n{}\r\n0\r\n\r\n"), 400),
     ("a chunk that is longer than it says", _chunked(b"1\r\n{}\r\n0\r\n\r\n"), 400),
-    ("LF in a chunk extension", _chunked(b"2;a\nb\r\n{}\r\n0\r\n\r\n"), 400),
     ("a trailer that is a framing header", _chunked(b"2\r\n{}\r\n0\r\nContent-Length: 5\r\n\r\n"), 400),
     ("a trailer without a colon", _chunked(b"2\r\n{}\r\n0\r\nsecret\r\n\r\n"), 400),
 ]

@@ -19,7 +19,7 @@ from usher.common.http.problem import answer
 from usher.common.observability.metrics import Metrics
 from usher.common.runtime.service import Health
 from usher.consumer.web import create_app as consumer_app
-from usher.master.assembly.program import create_app
+from usher.master.assembly.facing import create_app
 from usher.master.membership.health_url import parse_hosts
 
 

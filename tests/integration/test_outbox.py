@@ -43,12 +43,13 @@ def test_the_record_is_there_with_the_commit_and_not_with_a_rollback(outbox: Out
         connection.rollback()
         write_to_outbox(connection, ticket_id="2", action="create", object="ride", data={"n": 2})
         connection.commit()
-    with Session(outbox.engine) as session:
+    for session in (Session(outbox.engine), scoped_session(sessionmaker(outbox.engine))):
         write_to_outbox(session, ticket_id="3", action="create", object="ride")
         session.rollback()
         write_to_outbox(session, ticket_id="4", action="create", object="ride")
         session.commit()
-    assert _staged(outbox) == [("2", "create", "ride", '{"n":2}'), ("4", "create", "ride", "{}")]
+        session.close()
+    assert _staged(outbox) == [("2", "create", "ride", '{"n":2}'), *[("4", "create", "ride", "{}")] * 2]
 
 
 def test_a_driver_of_its_own_will_do(outbox: Outbox) -> None:
@@ -192,8 +193,8 @@ def test_what_is_no_engine_of_a_plain_driver_is_refused_with_the_way_out(tmp_pat
     with pytest.raises(OutboxMisused, match="await connection.run_sync"):
         write_to_outbox(waits, ticket_id="1", action="a", object="o")
     for given, told in (
-        (waits, "this is an asynchronous engine; give a URL"),
-        (url, "aiosqlite is asynchronous; give a URL"),
+        (waits, "not asynchronous.*this is a AsyncEngine"),
+        (url, "not asynchronous.*by aiosqlite"),
         (None, "NoneType"),
     ):
         with pytest.raises(OutboxMisused, match=told):
@@ -234,16 +235,6 @@ def test_an_asynchronous_session_writes_through_its_own(postgres_outbox: Outbox)
 
     asyncio.run(work())
     assert [row[0] for row in _staged(postgres_outbox)] == ["2"]
-
-
-def test_the_session_of_a_thread_will_do(sqlite_outbox: Outbox) -> None:
-    session = scoped_session(sessionmaker(sqlite_outbox.engine))
-    write_to_outbox(session, ticket_id="1", action="a", object="o")
-    session.rollback()
-    write_to_outbox(session, ticket_id="2", action="a", object="o")
-    session.commit()
-    session.remove()
-    assert [row[0] for row in _staged(sqlite_outbox)] == ["2"]
 
 
 def test_a_subclass_of_sqlites_connection_will_do(sqlite_outbox: Outbox, tmp_path: Path) -> None:

@@ -34,11 +34,11 @@ def mounted(world: World, monkeypatch: pytest.MonkeyPatch) -> Client:
     for name, value in environ_of(world).items():
         monkeypatch.setenv(name, value)
     busy(world)
-    app = page(_who)
-    fast = FastAPI()
-    fast.mount("/usher", WsgiToAsgi(app))
+    app = page(_who, {"ticket_stream": "/usher/", "billing <b>": "/billing/"})
+    (fast := FastAPI()).mount("/usher", WsgiToAsgi(app))
     answered = asyncio.run(_asked(fast, "/usher/tickets"))
-    assert answered.status_code == 200 and 'href="/usher/consumers"' in answered.text
+    wanted = ('href="/usher/consumers"', '<a href="/usher/" aria-current="true">', "billing &lt;b&gt;")
+    assert answered.status_code == 200 and all(told in answered.text for told in wanted)
     return Client(DispatcherMiddleware(lambda environ, start: [], {"/usher": app}))
 
 

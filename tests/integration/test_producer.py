@@ -14,8 +14,8 @@ from tests.integration.factories import World
 from tests.integration.memory import full_memory
 from tests.integration.test_send import usher_send
 from tests.proxy import Proxy
-from usher.common.base.errors import MessageUndecodable, NotNow, ReplyUnknown
-from usher.common.protocol.keys import uid_key
+from usher.common.base.errors import Behind, MessageUndecodable, NotNow, ReplyUnknown
+from usher.common.protocol.keys import Keys, uid_key
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.common.sending.producer import Outgoing, Producer
@@ -224,3 +224,40 @@ class TestCommand:
         assert (done.returncode, document["sent"], document["unknown"]) == (1, 0, 0)
         assert b"may or may not have arrived" not in done.stderr
         assert link.call("XLEN", STREAM) == 0
+
+
+def test_no_more_of_a_ticket_waits_than_its_limit(link: Link, redis_url: str) -> None:
+    stream, group = "ticket_stream", "concurrency_stream_group"
+    producer = Producer(redis_url, ticket_limit=3, dedup_s=60)
+    ids = [producer.send("A", {"n": n}, uid=f"u{n}") for n in range(3)]
+    with pytest.raises(Behind) as behind:
+        producer.send("A", {"n": 3})
+    assert (behind.value.ticket_id, behind.value.waiting) == ("A", 3)
+    assert producer.send("A", {"n": 0}, uid="u0") == ids[0], "a repeat adds nothing"
+    with pytest.raises(Behind):
+        producer.send_many([Outgoing("B", {"n": 0}), Outgoing("A", {"n": 1})])
+    assert link.call("XLEN", stream) == 3, "none of a batch is added"
+    link.call("XGROUP", "CREATE", stream, group, "0")
+    link.call("XREADGROUP", "GROUP", group, "x", "NOACK", "COUNT", 2, "STREAMS", stream, ">")
+    with pytest.raises(Behind):
+        producer.send("A", {"n": 3})  # the leader has read two, and handed them over to nobody yet
+    link.call("XCLAIM", stream, group, "x", 0, ids[1], "FORCE")
+    link.call("SET", Keys(stream, group).taken, f"{ids[1]} 2")  # the first is over
+    producer.send("A", {"n": 3})
+    with pytest.raises(Behind):
+        producer.send("A", {"n": 4})
+    producer.send_many([Outgoing("B", {"n": n}) for n in range(3)])
+    with pytest.raises(Behind, match="ticket B is behind: 3 messages wait"):
+        producer.send("B", {"n": 3})
+    last = link.call("XINFO", "STREAM", stream)[7]
+    link.call("SET", Keys(stream, group).taken, last + b" 9")
+    link.call("XACK", stream, group, ids[1])
+    producer.send_many([Outgoing("A", {"n": n}) for n in range(3)])  # all that was sent before is over
+    sent = producer.send_many([Outgoing("C", {"n": 0}, uid="c")] * 4 + [Outgoing("C", {"n": n}) for n in (1, 2)])
+    assert len({one.id for one in sent}) == 3, "a repeat in a batch counts once"
+
+
+@pytest.mark.parametrize("limit", [-1, 1.5, True, "3", 10_001])
+def test_a_limit_that_is_none_is_refused(redis_url: str, limit: Any) -> None:
+    with pytest.raises(ValueError, match="ticket_limit"):
+        Producer(redis_url, ticket_limit=limit)

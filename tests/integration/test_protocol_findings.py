@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -12,12 +12,6 @@ from usher.common.base.errors import NotNow
 from usher.master.membership.registry import read_registry
 
 T = b"T"
-
-
-@pytest.fixture
-def stage(any_redis_url: str) -> Iterator[Stage]:
-    with Stage(any_redis_url) as made:
-        yield made
 
 
 def _swept(stage: Stage, m: MasterActor, a: ConsumerActor) -> None:

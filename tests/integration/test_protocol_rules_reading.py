@@ -5,10 +5,8 @@ Every story runs as the system is, and then once without the rule: then one of i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import pytest
 
 from tests.chaos.mutants.catalogue import NO_WATCH
 from tests.chaos.mutants.edits import CodeEdit, LuaEdit, Replace, mutant
@@ -101,12 +99,6 @@ def test_what_was_refused_to_be_taken_is_seen_again_once(stage: Stage) -> None:
 
 
 # ---- what a review found: each lost or doubled something ----
-
-
-@pytest.fixture
-def stage(any_redis_url: str) -> Iterator[Stage]:
-    with Stage(any_redis_url) as made:
-        yield made
 
 
 def _read_ahead(stage: Stage, master: MasterActor, ticket: bytes = T) -> list[bytes]:

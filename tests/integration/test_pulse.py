@@ -11,8 +11,9 @@ from tests.integration.factories import LEASE_MS, World, spent
 from usher.common.base.clock import wall_ms
 from usher.common.redis.client import Link
 from usher.master.insight.live_overview import LiveOverview
-from usher.master.insight.stuck_tickets import IndexScan
+from usher.master.insight.stuck_tickets import StuckTickets
 from usher.master.policy.board.plans import Parked
+from usher.master.policy.rules import Rulebook
 
 
 @pytest.fixture
@@ -134,10 +135,10 @@ def test_the_oldest_of_many_are_found_slice_by_slice(world: World) -> None:
     world.link.pipeline(
         [("HSET", world.keys.tickets, name, b"a:1 5 %d-1" % (5000 - at)) for at, name in enumerate(names)]
     )
-    scan = IndexScan(world.link, world.keys, "ticket_id")
+    scan = StuckTickets(world.link, world.keys, "ticket_id")
     turns = 0
     while scan.owned_by("a:1") is None:
-        list(scan.advance(500))
+        scan.advance(500, True, {}, Rulebook(), wall_ms())
         turns += 1
     assert turns > 1
     assert (scan.owned_by("a:1"), scan.owned_by("b:1")) == (3000, 0)
@@ -156,11 +157,11 @@ def test_the_oldest_is_told_before_the_first_look_at_all_is_over(world: World) -
     world.link.pipeline(
         [("HSET", world.keys.tickets, name, b"a:1 5 %d-1" % (5000 + at)) for at, name in enumerate(newer)]
     )
-    scan = IndexScan(world.link, world.keys, "ticket_id")
+    scan = StuckTickets(world.link, world.keys, "ticket_id")
     first = scan.heads(wall_ms(), 0)
     assert [head.ticket for head in first] == [b"OLD"], "nothing else was looked at"
     assert scan.moved_ms == {}
-    list(scan.advance(500))
+    scan.advance(500, True, {}, Rulebook(), wall_ms())
     assert scan.owned_by(a.incarnation) is None
     assert scan.heads(wall_ms(), 0)[0].ticket == b"OLD"
     world.link.call("HDEL", world.keys.tickets, *newer)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,12 +21,6 @@ from usher.consumer.lifecycle.journal import read_journal
 from usher.consumer.lifecycle.process_ending import note_crash
 
 T, U, V = b"T", b"U", b"V"
-
-
-@pytest.fixture
-def stage(any_redis_url: str) -> Iterator[Stage]:
-    with Stage(any_redis_url) as made:
-        yield made
 
 
 class Process:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.integration.actors import Stage
 from tests.integration.ears import Ear
 from tests.integration.factories import FIELD, World
 from usher.common.base.clock import now_s
@@ -49,12 +46,6 @@ class Looker:
         while (news := self.look()).found or self.cursor._read.found:
             sizes += [len(news.found)] * bool(news.found)
         return sizes
-
-
-@pytest.fixture
-def stage(any_redis_url: str) -> Iterator[Stage]:
-    with Stage(any_redis_url) as made:
-        yield made
 
 
 @pytest.fixture

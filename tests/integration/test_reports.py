@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import orjson
 import pytest
 
 from tests.integration.actors import MasterActor, Stage
+from usher.common.redis.client import Link
+from usher.master.dispatch.events import ChangeWatch
 from usher.master.web import parts as desk_module
 from usher.master.web.parts import AckReport, Desk, IncarnationFenced, NotLeader
 
@@ -110,3 +113,21 @@ def test_a_standby_says_so(stage: Stage, wants_answers: bool) -> None:
     m.lead.lost(m.lead.epoch)
     with pytest.raises(NotLeader):
         _desk(m).acknowledge(AckReport("a:1", [(T, [b"1-1"])], wants_answers))
+
+
+def test_a_report_through_redis_frees_too_and_what_is_none_stops_nothing(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    ids = stage.send(T)
+    m.settle()
+    key, leads = stage.keys.reports, [False]
+    changes = ChangeWatch(
+        Link(stage.url, "test"), stage.keys.changed, m.dispatcher.post, reports_key=key, leads=leads.pop
+    )
+    changes.look(None)
+    body = {"incarnation": a.incarnation, "tickets": [{"ticket_id": "T", "message_ids": [one.decode() for one in ids]}]}
+    for told in (b"no JSON", b"[]", b'{"tickets": 1}', orjson.dumps(body)):
+        stage.link.call("XADD", key, "*", "0", told)
+    leads.append(True)
+    changes.look(None)
+    m.turn()
+    assert m.board.in_flight == 0

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from tests.integration.actors import MasterActor, Stage
 from usher.common.base.errors import NotNow
 from usher.common.redis.client import Link
@@ -15,12 +11,6 @@ from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.rules import Rule, RuleAction, Target
 
 _ALICE = By("alice", "cli")
-
-
-@pytest.fixture
-def stage(any_redis_url: str) -> Iterator[Stage]:
-    with Stage(any_redis_url) as made:
-        yield made
 
 
 def pause_all(stage: Stage, m: MasterActor) -> tuple[LiveRules, str]:

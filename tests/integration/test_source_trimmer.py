@@ -4,7 +4,6 @@ of them cost little."""
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from tests.abuse import check_contract
 from tests.integration.gathered import Gathered
 from tests.integration.routers import until
-from tests.integration.test_gathering import running, service
+from tests.integration.test_gathering import as_limited, running, service
 from tests.proxy import Proxy
 from usher.common.base.errors import ReplyUnknown
 from usher.common.doctor.judgements import _OF_SOURCES, MemoryUse
@@ -276,12 +275,6 @@ def test_a_source_that_was_deleted_and_comes_back_is_gathered_before_it_is_cut(
     assert link.call("EXISTS", "t:1") == 0 and master.troubles() == {}
 
 
-def _as_limited(link: Link, url: str, *rights: str) -> str:
-    """The address of a user of its own."""
-    link.call("ACL", "SETUSER", "limited", "reset", "on", ">x", *rights)
-    return re.sub("//[^@]*@", "//limited:x@", url)
-
-
 def test_a_source_with_a_trouble_is_told_once_and_holds_up_no_other(
     world: Gathered, redis_url: str, link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -289,7 +282,7 @@ def test_a_source_with_a_trouble_is_told_once_and_holds_up_no_other(
     for name in names:
         world.send(name, *_ids(1, 100))
     allowed = [f"~{key}" for key in ("usher:*", "{*", *names) if key != "t:2"]
-    master = Master(world, redis_url, names, link=Link(_as_limited(link, redis_url, "+@all", *allowed), "test:trim"))
+    master = Master(world, redis_url, names, link=Link(as_limited(link, redis_url, "+@all", *allowed), "test:trim"))
     try:
         master.gather()
         link.call("SET", LogKeys("t:3").checkpoints, "no hash")
@@ -340,7 +333,7 @@ def test_masters_that_have_no_more_rights_than_they_need_may_trim(world: Gathere
     )
     world.send("t:1", *_ids(1, 100))
     master = Master(
-        world, redis_url, ["t:1"], Link(_as_limited(link, redis_url, *rights), "test:trim"), archived_only=True
+        world, redis_url, ["t:1"], Link(as_limited(link, redis_url, *rights), "test:trim"), archived_only=True
     )
     try:
         link.call("SET", LogKeys("t:1").archived, "100-1")

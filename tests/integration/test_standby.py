@@ -85,14 +85,3 @@ def test_that_it_stands_by_and_behind_whom_is_logged_once_of_each_leader(
         elector.run_once()
     assert [record.getMessage() for record in caplog.records] == ["standby"]
     assert "why" not in caplog.records[0].__dict__["facts"]
-
-
-def test_who_stands_by_behind_its_own_former_process_says_so(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """A master that was killed and is back names its own URL as that of the leader."""
-    caplog.set_level("INFO", "usher.master.leader.elector")
-    elector, _, _ = _elector(world)
-    elector.run_once()
-    successor, _, _ = _elector(world)
-    successor.run_once()
-    told = [record.__dict__["facts"] for record in caplog.records if record.getMessage() == "standby"]
-    assert [facts["why"] for facts in told] == ["it has our address: the process before us, until its lease ends"]

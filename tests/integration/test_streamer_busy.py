@@ -69,8 +69,8 @@ def test_a_sqlite_that_somebody_writes_to_for_longer_than_the_lease_gets_its_bat
 
 def test_a_timeout_of_sqlite_that_its_url_gives_is_kept(sqlite_outbox: Outbox) -> None:
     store = OutboxStore(f"{sqlite_outbox.url}?timeout=7")
-    store.batch(1)
-    assert store._asked.execute("PRAGMA busy_timeout").fetchone() == (7000,)
+    with store._single.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 7000
     store.close()
 
 
@@ -78,8 +78,9 @@ def test_a_full_disk_is_no_reason_for_another_streamer_to_send_the_same_again(sq
     """He would find it full as well."""
     sqlite_outbox.stage_many(1)
     [row] = sqlite_outbox.store.batch(1)
-    pages = sqlite_outbox.store._asked.execute("PRAGMA page_count").fetchone()[0]
-    sqlite_outbox.store._asked.execute(f"PRAGMA max_page_count = {pages}")
+    with sqlite_outbox.store._single.connect() as connection:  # the pool gives it again
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(SqlBusy, match="full"):
         sqlite_outbox.store.set_aside([Refusal(row.id, "x" * 100_000, False)])
 

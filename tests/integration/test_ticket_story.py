@@ -38,13 +38,8 @@ def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(
 ) -> None:
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, T, b"5000-1", b"6000-1")
-    log(
-        world,
-        "a:1",
-        Execution(T, b"5000-1", 7000 * 1024, 1, 7_100_000, 7_200_000),
-        Execution(b"U", b"1-1", 1, 1, 1, 2),
-        outcomes=("failed", "done"),
-    )
+    of_t, of_u = Execution(T, b"5000-1", 7000 * 1024, 1, 7_100_000, 7_200_000), Execution(b"U", b"1-1", 1, 1, 1, 2)
+    log(world, "a:1", of_t, of_u, outcomes=("failed", "done"))
     log(world, "a:1", Execution(T, b"5000-1", 7000 * 1024, 2, 8_000_000, 8_500_000))
     log(world, "b:1", Execution(T, b"6000-1", 9000 * 1024, 1, 9_100_000, 0), outcomes=("crashed",))
     told = story.timeline(T.decode())
@@ -55,6 +50,11 @@ def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(
     crashed, _, done, failed = told.events[:4]
     assert (crashed["outcome"], crashed["took_ms"]) == ("crashed", None)
     assert (done["took_ms"], failed["outcome"]) == (500, "failed")
+    assert [(one["ticket_id"], one["took_ms"]) for one in story.finished("", "")[0]] == [
+        (T.decode(), 500),
+        ("U", 0.001),
+    ]
+    assert [one["ticket_id"] for one in story.finished("U", "")[0]] == ["U"] and not story.finished("", "m:other")[0]
     world.give_up(a, T, "skip")
     assert story.timeline(T.decode()).events[0]["event"] == "dead_letter"
     for odd in (("x", "usher-attempts", "1"), ("7-1", "usher-history", '["c",1,"x","y","z","failed",3]')):  # by hand

@@ -508,7 +508,7 @@ _WRONG = ("1e18", "1000000000000000000", "-1", "nan", "inf", "1e308", "0", "", "
 
 def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
     """Keys and arguments with which each script that a user may run does its work."""
-    stream, log, me, room = KEYS.stream, LogKeys(KEYS.stream), "c:1", 100_000
+    stream, log, me = KEYS.stream, LogKeys(KEYS.stream), "c:1"
     group, lease, replies = KEYS.group, KEYS.lease("c:1"), log.replies("a" * 32)
     lead: dict[str, tuple[list[str], list[str | int]]] = {
         "emit": ([stream, log.leader], ["7", 2, "ticket_id", "uid", "T", "a", "U", "b"]),
@@ -523,7 +523,7 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
         ),
         "dead_letter": (
             [stream, lease, KEYS.tickets, KEYS.dead, KEYS.attempts, KEYS.changed, KEYS.errors, KEYS.letters],
-            [group, me, "U", "3-1", "gave_up", "", 1, 1, 2, 9, "", "", "skip", "", "", "", room],
+            [group, me, "U", "3-1", "gave_up", "", 1, 1, 2, 9, "", "", "skip", "", "", ""],
         ),
         "charge": (
             [stream, lease, KEYS.attempts, KEYS.runs, KEYS.errors, KEYS.failures],
@@ -532,7 +532,7 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
         "drain": ([lease], [60_000]),
         "give_back": (
             [stream, lease, KEYS.tickets, KEYS.dead, KEYS.changed, KEYS.attempts, KEYS.letters],
-            [group, me, "U", "9", "3-1", 10, room],
+            [group, me, "U", "9", "3-1", 10],
         ),
         "deregister": ([stream, lease, KEYS.inbox(me), KEYS.consumers], [group, me, "c", "none"]),
         "note_crash": (
@@ -541,12 +541,12 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
         ),
     }
     look: dict[str, tuple[list[str], list[str | int]]] = {
-        "count_between": ([stream], ["0-0", "+", 100, room]),
-        "find_entries": ([stream], ["ticket_id", "T", "+", 100, room]),
-        "find_runs": ([KEYS.runs], ["T", "+", 100, room]),
+        "count_between": ([stream], ["0-0", "+", 100]),
+        "find_entries": ([stream], ["ticket_id", "T", "+", 100]),
+        "find_runs": ([KEYS.runs], ["T", "+", 100]),
         "look_again": ([stream, KEYS.tickets, KEYS.attempts], [group, "T", "1-1", "2-1"]),
-        "read_field": ([stream], ["ticket_id", "1-1", "2-1", room]),
-        "read_letters": ([KEYS.dead, KEYS.letters], ["-", "+", 100, "", "", room]),
+        "read_field": ([stream], ["ticket_id", "1-1", "2-1"]),
+        "read_letters": ([KEYS.dead, KEYS.letters], ["-", "+", 100, "", ""]),
     }
     sign = uid_key(stream, b"x").decode()
     return {

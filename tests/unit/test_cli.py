@@ -114,8 +114,8 @@ def test_our_errors_are_one_message_and_exit_code_2(
 
 def test_ctrl_c_while_it_imports_is_130_too() -> None:
     early = "import sys, os; sys.argv[0] = '/bin/usher'; import usher.cli; os.kill(os.getpid(), 2)"
-    done = subprocess.run([sys.executable, "-c", early], cwd=ROOT, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (130, b"")
+    done = usher(start=("-c", early))
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_ctrl_c_is_130_and_a_commands_own_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,26 +231,12 @@ class TestRelay:
         assert relay.lines() == ["c            | \ufffd[31mred\ufffd \ufffd"]
 
 
-@pytest.mark.parametrize("words", [["streamer", "--migrate", "--outbox-url", "sqlite://"]])
-def test_what_needs_an_extra_says_so_without_it(words: list[str]) -> None:
-    program = f"import sys; sys.modules['sqlalchemy'] = None; from usher.cli import run; sys.exit(run({words!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 2
-    assert "pip install -e '.[sql]' in Usher's folder" in done.stderr
-
-
-def test_the_tables_of_an_outbox_are_printed_without_any_extra() -> None:
-    program = (
-        "import sys; sys.modules['sqlalchemy'] = None; from usher.cli import run; sys.exit(run(['streamer', '--schema',"
-        " 'sqlite']))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert "CREATE TABLE" in done.stdout
+def test_what_needs_an_extra_says_so_without_it_and_the_tables_of_an_outbox_need_none() -> None:
+    program = "import sys; sys.modules['sqlalchemy'] = None; from usher.cli import run; sys.exit(run(sys.argv[1:]))"
+    done = usher("streamer", "--migrate", "--outbox-url", "sqlite://", start=("-c", program))
+    assert (done.returncode, "pip install -e '.[sql]' in Usher's folder" in done.stderr) == (2, True)
+    done = usher("streamer", "--schema", "sqlite", start=("-c", program))
+    assert (done.returncode, "CREATE TABLE" in done.stdout) == (0, True), done.stderr
 
 
 _EVERY_HELP = """
@@ -313,15 +299,14 @@ def test_commands_that_look_and_act_do_not_carry_a_web_server() -> None:
     names = (*cli.PARTS["Look"], *cli.PARTS["Act"], "delayed", "rehearse", "send")
     modules = [cli.COMMANDS[name].target.partition(":")[0] for name in names]
     code = f"import sys, {', '.join(modules)}; sys.exit(str({{'flask', 'gunicorn'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stderr.strip() == "set()"
+    assert usher(start=("-c", code)).stderr.strip() == "set()"
 
 
 @pytest.mark.parametrize("program", ["master", "consumer"])
 def test_a_program_that_nobody_gave_a_webhook_does_not_carry_requests(program: str) -> None:
     """Four MiB of each process, which it would never use."""
     code = f"import sys, usher.{program}.__main__; sys.exit('requests' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    assert usher(start=("-c", code)).returncode == 0
 
 
 def test_a_full_disk_behind_the_output_is_told_in_one_line() -> None:

@@ -6,6 +6,8 @@ import configparser
 import os
 import pwd
 import re
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,10 +93,22 @@ def test_programs_of_a_role_are_told_their_own_secrets_and_no_other() -> None:
     }
     assert secrets_of(files["consumer.env"]) == of_consumers
     assert not [name for name in secrets_of(files["master.env"]) if name.startswith("REDIS_URL_")]
+    assert not re.search(r"EnvironmentFile|usher\.env", files["usher.service"] + files["start"]), "nor has supervisord"
     for known in (settings, dict(re.findall(r"^(\w+)='(.*)'$", files["consumer.env"], re.MULTILINE))):
         other = planned("consumer", environ={**known, **_MASTERS}, host="10.0.0.3")
         for name in ("usher.env", "consumer.env"):
             assert secrets_of(other.files()[name]) == of_consumers, "on a host of their own too"
+
+
+def test_a_unit_leaves_its_programs_few_rights(folder: Path) -> None:
+    if (analyze := shutil.which("systemd-analyze")) is None:
+        pytest.skip("systemd-analyze is not installed here (Debian: apt-get install systemd)")
+    (unit := folder / "usher.service").write_text(planned().files()["usher.service"])
+    words = [analyze, "security", "--offline=true", "--no-pager", str(unit)]
+    told = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60).stdout
+    if (found := re.search(r"exposure level for usher.service: ([0-9.]+)", told)) is None:
+        pytest.skip("this systemd-analyze does not rate files")
+    assert float(found[1]) <= 3, "9.1 of 10 before"
 
 
 def test_each_role_has_a_user_of_its_own_where_root_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:

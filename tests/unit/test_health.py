@@ -1,10 +1,14 @@
+"""Health, as the consumer's routes tell it; what is told while a server drains is in test_serving.py."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import pytest
 
-from usher.common.runtime.service import Health, judge, stalled
+from tests.doors import doorman
+from usher.common.runtime.service import judge, stalled
+from usher.consumer.web import create_app
 
 
 @dataclass
@@ -21,24 +25,30 @@ class Seen:
 @pytest.mark.parametrize(
     ("service", "reasons"),
     [
-        (Seen(), ()),
-        (Seen(last_turn_s=92.0), ()),
-        (Seen(alive=False), ("intake is not running",)),
-        (Seen(alive=False, trouble="NotNow: no"), ("intake is not running",)),
-        (Seen(last_turn_s=91.5), ("intake made no progress for 10.5 s",)),
-        (Seen(last_turn_s=91.5, trouble="NotNow: no"), ("intake made no progress for 10.5 s",)),
-        (Seen(trouble="NotNow: Redis is loading"), ("intake: NotNow: Redis is loading",)),
+        (Seen(), []),
+        (Seen(last_turn_s=92.0), []),
+        (Seen(alive=False), ["intake is not running"]),
+        (Seen(alive=False, trouble="NotNow: no"), ["intake is not running"]),
+        (Seen(last_turn_s=91.5), ["intake made no progress for 10.5 s"]),
+        (Seen(last_turn_s=91.5, trouble="NotNow: no"), ["intake made no progress for 10.5 s"]),
+        (Seen(trouble="NotNow: Redis is loading"), ["intake: NotNow: Redis is loading"]),
     ],
 )
-def test_each_row_of_the_table(service: Seen, reasons: tuple[str, ...]) -> None:
-    assert judge([service], now_s=102.0) == Health(reasons)
+def test_a_consumer_is_well_only_if_all_its_services_are(service: Seen, reasons: list[str]) -> None:
+    late = Seen(name="beat", trouble="late")
+    for others, more in ([], []), ([Seen(name="beat")], []), ([late], ["beat: late"]):
+        app = create_app(doorman(), lambda others=others: judge([service, *others], 102.0), lambda: {"name": "c1"})
+        why = {"status": "failing", "reasons": reasons + more} if reasons + more else {"status": "ok"}
+        for path in ("/api/health", "/api/health/ready"):
+            answered = app.test_client().get(path)
+            assert (answered.status_code, answered.json) == (503 if reasons + more else 200, {**why, "name": "c1"})
+        assert app.test_client().get("/api/health/live").json == {"status": "alive"}
 
 
-def test_a_program_is_well_only_if_all_its_services_are() -> None:
-    assert judge([Seen(), Seen(name="beat")], 102.0).ok
-    sick = judge([Seen(alive=False), Seen(name="beat", trouble="late")], 102.0)
-    assert not sick.ok
-    assert sick.reasons == ("intake is not running", "beat: late")
+def test_a_consumer_that_drains_is_alive_and_well_but_not_ready() -> None:
+    client = create_app(doorman(), lambda: judge([Seen()], 102.0), dict, draining=lambda: True).test_client()
+    assert [client.get(f"/api/health{path}").status_code for path in ("", "/live", "/ready")] == [200, 200, 503]
+    assert client.get("/api/health/ready").json == {"status": "draining"}
 
 
 def test_services_stand_still_when_no_turn_ended_for_a_lease_longer_than_health_allows() -> None:

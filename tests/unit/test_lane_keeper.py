@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
+from tests.integration.routers import until
 from tests.unit.test_lanes import quiet_ids
 from usher.common.base.clock import now_s
 from usher.consumer.execution import lanes as lane_keeper
@@ -66,19 +67,6 @@ def test_a_retry_that_is_due_while_the_others_are_busy_wakes_who_watched(monkeyp
         assert lanes.board.take() is not None
         lanes._changed.notify()
     assert watcher.join() is runner
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread is about to do."""
-    end_s = now_s() + PATIENCE_S
-    pause = threading.Event()
-    while not condition():
-        assert now_s() < end_s
-        pause.wait(0.005)
-
-
-def watches(lanes: Lanes) -> bool:
-    return lanes._watched
 
 
 @pytest.fixture
@@ -186,7 +174,7 @@ class TestPause:
         lanes.add([messages(b"RUNS", 1), messages(b"READY", 2)])
         assert lanes.next_lane(PATIENCE_S) is not None
         waiter = Waiter(lanes)
-        until(lambda: watches(lanes))
+        until(lambda: lanes._watched)
         lanes.pause()
         assert waiter.join() is None
         assert quiet_ids(lanes.board) == {b"READY": [b"2-0"]}

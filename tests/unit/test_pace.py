@@ -74,7 +74,7 @@ def test_one_ticket_with_many_messages_does_not_keep_others_from_the_slots_besid
     plan = board.plan(1000, 0.0)
     assert plan is not None
     parts = {part.ticket: len(part.ids) for target in plan.targets for part in target.parts}
-    assert parts.pop(b"hot") == 2 * SLOTS
+    assert parts.pop(b"hot") == 64, "for its runs may absorb them"
     assert parts == {b"T%d" % number: 1 for number in range(2 * SLOTS - 1)}
     assert board.plan(1000, 0.0) is None, "no more, neither of it nor of others"
     board.free("c1:1", [(b"T0", [b"2-0"])], 0.1)

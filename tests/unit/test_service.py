@@ -9,7 +9,6 @@ import pkgutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,6 +17,7 @@ import usher.common
 import usher.consumer
 import usher.master
 from tests.abuse import PATIENCE_S, check_contract
+from tests.integration.routers import until
 from usher.common.base.clock import run_us
 from usher.common.base.errors import NotNow
 from usher.common.runtime.service import Service, ServiceEnded
@@ -82,6 +82,12 @@ def test_a_service_survives_the_abuse_of_its_contract(make: Callable[[], Service
     check_contract(make)
 
 
+def test_a_service_that_has_nothing_more_to_do_ends() -> None:
+    service = Finished()
+    service.start()
+    assert service.join(PATIENCE_S) and not service.alive
+
+
 def _services_of_usher() -> Iterator[type[Service]]:
     """Every Service class of the three packages."""
     for package in (usher.common, usher.master, usher.consumer):
@@ -116,13 +122,6 @@ def test_every_service_of_usher_leaves_the_contract_to_the_base_class(cls: type[
     check_contract(make)
 
 
-def _eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
-
-
 def test_a_stop_that_comes_just_before_the_wake_up_is_cleared_is_not_slept_through() -> None:
     service = Idle()
 
@@ -149,7 +148,7 @@ def test_a_wake_up_during_a_turn_is_not_lost() -> None:
     service = WokenInItsTurn()
     service.start()
     try:
-        _eventually(lambda: service.turns >= 2)
+        until(lambda: service.turns >= 2)
     finally:
         service.stop()
     assert service.join(PATIENCE_S)
@@ -168,9 +167,9 @@ def test_a_turn_that_fails_is_trouble_until_a_turn_works_and_the_role_goes_on() 
     service = FailsOnce()
     service.start()
     try:
-        _eventually(lambda: service.trouble == "NotNow: Redis is busy")
+        until(lambda: service.trouble == "NotNow: Redis is busy")
         service.healed.set()
-        _eventually(lambda: service.trouble is None)
+        until(lambda: service.trouble is None)
         assert service.alive
     finally:
         service.stop()
@@ -190,7 +189,7 @@ def test_the_same_trouble_is_logged_once_and_an_unexpected_one_with_its_tracebac
     with caplog.at_level(logging.INFO):
         service.start()
         try:
-            _eventually(lambda: service.turns >= 3)
+            until(lambda: service.turns >= 3)
         finally:
             service.stop()
         assert service.join(PATIENCE_S)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.env_example import text
 from usher.common.base.errors import SettingsError
-from usher.common.runtime.settings import CommonSettings, environment, is_loopback, load, name_of, options
+from usher.common.runtime.settings import CommonSettings, environment, load, name_of, options
 from usher.consumer.settings import ConsumerSettings
 from usher.master.leader.limits import limits_of
 from usher.master.settings import MasterSettings, StreamerSettings
@@ -119,16 +119,6 @@ def test_addresses_that_are_none(value: str) -> None:
 def test_master_urls_that_are_none(value: str) -> None:
     with pytest.raises(SettingsError, match="USHER_MASTER_URLS"):
         load(ConsumerSettings, _CONSUMER | {"USHER_MASTER_URLS": value})
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:0", "127.8.0.1:1", "[::1]:1", "localhost:1"])
-def test_reachable_from_this_machine_only(address: str) -> None:
-    assert is_loopback(address)
-
-
-@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "host:1", "localhost.example:1"])
-def test_reachable_from_elsewhere(address: str) -> None:
-    assert not is_loopback(address)
 
 
 @given(

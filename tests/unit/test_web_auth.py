@@ -9,10 +9,24 @@ import pytest
 from flask import Flask, Response, g, request
 from werkzeug.test import Client, TestResponse
 
-from usher.common.http.app import create_app
-from usher.common.http.auth import CSRF_FIELD, CSRF_HEADER, Doorman, csrf_token, doorman, local_path, must_be_for, needs
+from usher.common.http.app import add_health, create_app
+from usher.common.http.auth import (
+    CSRF_FIELD,
+    CSRF_HEADER,
+    Doorman,
+    Guesses,
+    csrf_token,
+    doorman,
+    local_path,
+    must_be_for,
+    needs,
+)
 from usher.common.http.credentials import Credentials, Identity, Role
 from usher.common.http.problem import answer
+from usher.common.http.serve import warn_of_plain_http
+from usher.common.runtime.service import Health
+from usher.consumer.web import create_app as consumer_app
+from usher.consumer.web import hosts_of
 
 _TOKENS = {
     "t-all": Identity(Role.ALL, "api-token"),
@@ -262,9 +276,34 @@ def test_wrong_tokens_are_counted_wherever_they_are_sent() -> None:
 
 
 def test_a_wrong_log_in_is_logged_with_its_address_and_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
-    assert _app().test_client().post("/login", data={"token": "my-guess"}).status_code == 401
-    (refused,) = [record for record in caplog.records if record.getMessage() == "token_refused"]
-    assert refused.facts == {"address": "127.0.0.1", "sent_in": "log-in"}  # type: ignore[attr-defined]
+    client = _app().test_client()
+    for token in ("my-guess", *["another"] * 50):
+        assert client.post("/login", data={"token": token}).status_code == 401
+    logged = [record.facts for record in caplog.records if record.getMessage() == "token_refused"]  # type: ignore[attr-defined]
+    assert logged == [{"address": "127.0.0.1", "sent_in": "log-in"}] * Guesses.LINES
+
+
+def test_strangers_hear_that_something_is_wrong_and_not_where(caplog: pytest.LogCaptureFixture) -> None:
+    app = _app()
+    add_health(app, lambda: Health(("intake: NotNow: Redis at redis://db.internal:6379 cannot be reached",)), dict)
+    told = [app.test_client().get("/api/health", headers=headers).text for headers in ({}, _bearer("t-view"))]
+    assert ["db.internal" in text for text in told] == [False, True]
+    assert "intake: NotNow; the log says more" in told[0]
+    warn_of_plain_http("10.0.0.1:8700", None)
+    warn_of_plain_http("127.0.0.1:8700", None)
+    assert [record.getMessage() for record in caplog.records] == ["plain_http"], "tokens can be read on their way"
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "[::1]", "10.9.8.7", "localhost", "shop-1", "scraped.example", "evil.example"]
+)
+def test_a_name_that_leads_to_a_consumer_and_is_none_of_its_own_is_refused(host: str) -> None:
+    """A page of somewhere else may have its own name lead here (DNS rebinding)."""
+    hosts = hosts_of("0.0.0.0:8721", "http://shop-1:8721/api/health", "scraped.example")
+    app = consumer_app(Doorman(Credentials("t")), lambda: Health(()), dict, ticket=lambda _ticket: {}, hosts=hosts)
+    for path in ("/api/health", "/api/tickets/T"):
+        answered = app.test_client().get(path, headers={"Host": f"{host}:8721"})
+        assert answered.status_code == (421 if host == "evil.example" else 200)
 
 
 def test_where_browsers_come_by_https_they_are_told_to_come_by_nothing_else() -> None:

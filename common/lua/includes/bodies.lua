@@ -1,9 +1,7 @@
--- Bodies are copied into Lua, and Redis does nothing else meanwhile. So a script that reads bodies has `room` for about
--- so many bytes, its last argument, which ScriptRunner adds: it looks at one entry in any case, goes on while
--- has_room(), and says how far it came. An entry counts EACH bytes more than it has: so room for fewer bytes, which
--- ScriptRunner gives after a call that took long, is room for fewer entries too. There is never more than 8 MiB.
-local EACH, CHUNK, room = 512, 32, tonumber(string.match(table.remove(ARGV) or '', '^%d+$'))
-room = math.min(room or 0, 8388608)
+-- Bodies are copied into Lua, and Redis does nothing else meanwhile. So a script that reads bodies has `room` for 4
+-- MiB: it looks at one entry in any case, goes on while has_room(), and says how far it came. An entry counts EACH
+-- bytes more than it has: small ones are bounded too.
+local EACH, CHUNK, room = 512, 32, 4194304
 
 local function has_room() return room > 0 end
 

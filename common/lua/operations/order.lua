@@ -1,12 +1,13 @@
 -- order: an operator's order about the first unfinished message of a ticket: retry (it starts at once; where its ticket
 --        is halted, the caller has found no letter of it, and nothing else lets it go on), give_up (whoever has the
---        ticket next, or has it now and does not run the message, makes a dead letter of it) or cancel (what runs of it
---        is ended).
+--        ticket next, or has it now and does not run the message, makes a dead letter of it), cancel (what runs of it
+--        is ended), interrupt (it is told, and cancelled after so many seconds) or clear (what waits of its ticket
+--        becomes dead letters).
 -- KEYS: 1 stream, 2 tickets, 3 attempts, 4 changed, 5 actions, 6 lease of the owner, 7 inbox of the owner; without an
 --       owner there are no 6 and 7
--- ARGV: 1 group, 2 retry | give_up | cancel, 3 ticket, 4 the head of its record as the caller read it ("" = no record),
---       5 the message's id, 6 length of the action log, 7 the failures that use up every number of attempts; then names
---       and values for the action log
+-- ARGV: 1 group, 2 retry | give_up | cancel | interrupt [seconds] | clear, 3 ticket, 4 the head of its record as the
+--       caller read it ("" = no record), 5 the message's id, 6 length of the action log, 7 the failures that use up
+--       every number of attempts; then names and values for the action log
 -- Returns: "ASKED" (it stands in the owner's inbox), "DONE" (nobody has the ticket: what was to be done is done),
 --          "MOVED" (the record is another by now, begins with another message, or waits for an operator), "GONE" (the
 --          message is not pending where the record says) or "LOST" (the owner has no lease any more). The last three

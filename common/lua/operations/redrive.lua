@@ -1,6 +1,6 @@
 -- redrive: dead letters become messages again, each exactly once: its letter goes in the same step.
 -- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader, 7 delayed, 8 errors, 9 new letters, 10 letters
--- ARGV: 1 group, then ids of letters
+-- ARGV: 1 group, then ids of letters; or one id, "edited", and the fields of a new message that takes its place
 -- Returns: {what the leader key holds, or "", then for each letter, from the first one (fewer than given where they are
 --          large): {"RESUMED"}: the ticket waited for it; it goes on
 --          with this very message, at its place in the stream, and then with its later ones; {"ADDED", new id}: it is a
@@ -13,7 +13,7 @@
 --          make two of one.
 -- Memory: refused when full
 --- @include util group bodies records index letter numbers tell_leader
-local stream, group, tickets_key = KEYS[1], ARGV[1], KEYS[2]
+local stream, group, tickets_key, edited = KEYS[1], ARGV[1], KEYS[2], ARGV[3] == 'edited' and {unpack(ARGV, 4)}
 redis.call('XLEN', stream) -- what is no stream fails here, before anything has changed
 redis.call('XLEN', KEYS[5])
 redis.call('XPENDING', stream, group) -- so does a missing group
@@ -36,7 +36,7 @@ end
 -- by.
 local function add_again(head, fields)
   local id = string.match(head['usher-id'] or '', '^%d+%-%d+$')
-  if id and (head['usher-fields-cut'] or head['usher-values-cut']) then fields = body_of(stream, id) end
+  if id and not edited and (head['usher-fields-cut'] or head['usher-values-cut']) then fields = body_of(stream, id) end
   if not id or not fields or #fields == 0 or #fields > 7000 then return {'CUT'} end
   local to, id_now = stream, '*'
   if head['usher-reason'] == 'unreadable_due_ms' then -- never in a stream: it goes by the way that it came, now
@@ -70,13 +70,13 @@ local function redrive(letter_id)
   local place, fence, tail = place_of(stream, group, tickets_key, head)
   if place == 'elsewhere' then return {'HELD'} end
   local answer
-  if place == 'halted' and body_of(stream, head['usher-id']) then
+  if place == 'halted' and not edited and body_of(stream, head['usher-id']) then
     resume(head, fence, tail)
     answer = {'RESUMED'}
   else
-    answer = add_again(head, letter.fields)
+    answer = add_again(head, edited or letter.fields)
     if answer[1] == 'CUT' then return answer end
-    if place == 'halted' then -- its entry was deleted: its place in the ticket's order is gone with it
+    if place == 'halted' then -- by another message: its place in the ticket's order is gone
       redis.call('XACK', stream, group, head['usher-id'])
       write_record(tickets_key, head['usher-ticket'], 'returned', fence, tail)
     end
@@ -87,7 +87,7 @@ local function redrive(letter_id)
 end
 
 local reply = {redis.call('GET', KEYS[6]) or ''}
-for at = 2, #ARGV do
+for at = 2, edited and 2 or #ARGV do
   if not has_room() then break end
   reply[at] = redrive(ARGV[at])
 end

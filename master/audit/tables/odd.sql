@@ -1,4 +1,4 @@
--- Messages of which stream, pending list, run log and dead letters do not say the same: the one large join. A ticket that
+-- Messages of which stream, pending list, run log and dead letters do not say the same. A ticket that
 -- is no UTF-8 may read like another one, so nothing is said of it.
 WITH ahead AS (SELECT stream, ticket, max(nth) AS nth, max_by(id, nth) AS id FROM (
   SELECT stream, ticket, nth, id FROM runs WHERE outcome = 'done'
@@ -8,8 +8,8 @@ joined AS (
          coalesce(e.nth, i.nth) AS nth, e.ticket AS own, e.consumer AS held_by, coalesce(e.in_stream, false) AS in_stream,
          e.id IS NOT NULL AS was_read, i.id IS NOT NULL AS ran, coalesce(i.done, false) AS done,
          coalesce(i.gave_up, false) AS gave_up, i.ticket, i.other_ticket, i.consumer, i.outcome
-    FROM (SELECT * FROM entries WHERE consumer IS NULL
-          UNION ALL SELECT e.* FROM entries e SEMI JOIN (SELECT stream FROM ids UNION SELECT stream FROM carried) h ON h.stream = e.stream
+    FROM (SELECT e.* FROM entries e SEMI JOIN stretches s ON s.part = e.nth >> 26 AND s.stream = e.stream WHERE e.consumer IS NULL
+          UNION ALL SELECT e.* FROM entries e SEMI JOIN (SELECT stream FROM ids UNION SELECT stream FROM ahead) h ON h.stream = e.stream
                      WHERE e.consumer IS NOT NULL) e
     FULL OUTER JOIN ids i ON i.nth = e.nth AND i.stream = e.stream AND i.id = e.id)
 SELECT * FROM (

@@ -127,6 +127,8 @@ class TicketMarks:
 
 #: Tickets that a consumer may have per handler slot, however slow it is: one runs, one is ready to run.
 _TICKETS_PER_SLOT = 2
+#: Messages that a consumer may have of each of its tickets, whatever its pace.
+_FOLLOWING = 64
 #: Slow start: for each message that is finished, the window may grow by so many.
 _GROWTH = 3
 
@@ -209,14 +211,15 @@ class ConsumerLoad:
 
     def room_for(self, ticket: BoardTicket) -> int:
         """Return how many messages of this ticket it may yet be handed. The pace keeps nothing of an urgent one back:
-        the consumer must have the urgent message to know what is to run first."""
+        the consumer must have the urgent message to know what is to run first; nor the next ones of a ticket that it
+        has, which nobody else may run, and which a run may absorb."""
         if ticket.marks is not None and ticket.priority:
             return self.capacity - self.in_flight
         room, most = self.pace.window + self.retrying, self.capacity
         room = (room if room < most else most) - self.in_flight
-        if room <= 0 and ticket.owner is None and self.room > 0:
-            return 1
-        return room
+        if ticket.owner is None and self.room <= 0:
+            return room
+        return max(room, min(_FOLLOWING - len(ticket.running), most - self.in_flight))
 
 
 #: Number of tickets that found no consumer, from which on no other is tried.

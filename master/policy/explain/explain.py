@@ -418,9 +418,7 @@ def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:
     count = len(waiting) + facts.hidden
     if not count:
         return
-    # The entries read from Redis are all there are, unless memory knows of more.
-    parked_is_exact = facts.parked_is_exact if not facts.hidden else facts.board is not None and facts.board.has_all
-    exact = "" if parked_is_exact and facts.unread_is_exact else "at least "
+    exact = "" if facts.all_parked_is_exact and facts.unread_is_exact else "at least "
     if not first:
         yield Reason("behind", f"{exact}{pluralize(count, 'entry waits', 'entries wait')}")
     elif count == 1 and waiting:

@@ -162,6 +162,11 @@ class TicketFacts:
     def all_parked(self) -> int:
         return self.of_record_parked + len(self.parked) + self.hidden
 
+    @property
+    def all_parked_is_exact(self) -> bool:
+        """Return whether the entries read from Redis are all there are, or memory knows of more and has all."""
+        return self.parked_is_exact if not self.hidden else self.board is not None and self.board.has_all
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -221,7 +226,7 @@ class TicketExplanation:
             "entries": [entry.row() for entry in self.entries[:MOST_SHOWN]],
             "in_processing": len(facts.ids) if facts.kind == "owned" else 0,
             "parked": facts.all_parked,
-            "parked_is_exact": facts.parked_is_exact,
+            "parked_is_exact": facts.all_parked_is_exact,
             "unread": len(facts.unread),
             "unread_is_exact": facts.unread_is_exact,
             "owner": None if owner is None else _owner(owner),

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from usher.common.protocol.message import as_mapping, first_value, ticket_value
-from usher.common.protocol.run_log import decode
+from usher.common.protocol.run_log import DONE, MERGED, decode
 from usher.common.protocol.stream_id import ZERO, is_id, milliseconds
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.rules import Rule
@@ -114,7 +114,7 @@ def _completed(entry_id: bytes, fields: Sequence[bytes], wanted: Collection[byte
         if ticket in wanted:
             facts = run._asdict()
             # A run log that also has executions that failed says so in their outcome.
-            name = "completed" if facts.get("outcome", "done") == "done" else "attempt"
+            name = "completed" if run.outcome in (DONE, MERGED) else "attempt"
             # An execution that ended with its process could not say when.
             ended = {"time_ms": run.end_us // 1000 if run.end_us else milliseconds(entry_id)}
             ids = {"ticket_id": facts.pop("ticket"), "message_id": facts.pop("id")}

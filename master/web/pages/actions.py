@@ -59,6 +59,9 @@ def _add_form(actions: Blueprint, parts: Parts, go: Go, verb: Verb) -> None:
         given["reason"] = read_why()
         if verb.shelf is not None:
             given["ids"] = _chosen_ids()
+        if "fields" in verb.args.model_fields:
+            texts = {name.removeprefix("field."): form[name] for name in form if name.startswith("field.")}
+            given["fields"] = {name: text.replace("\r\n", "\n") for name, text in texts.items()}
         if given.get("target") in ("stream", "everything"):
             given["value"] = parts.keys.stream * (given["target"] == "stream")
         back = form.get("back") or (verb.shelf.path if verb.shelf else verb.form.rpartition("/")[0])

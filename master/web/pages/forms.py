@@ -17,8 +17,8 @@ from flask import request
 
 from usher.common.base.durations import moment_ms
 from usher.common.http.app import Problem, read_model
+from usher.master.insight.status import ORDERS
 from usher.master.policy.rules import LONGEST_REASON
-from usher.master.policy.ticket_filter import ORDERS
 from usher.master.verbs.verbs import Ask
 
 #: Choices of ``younger_than_s``.

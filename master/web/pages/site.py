@@ -17,9 +17,9 @@ from usher.common.http.auth import CSRF_FIELD, Doorman, csrf_token, doorman, loc
 from usher.common.http.credentials import Role
 from usher.common.protocol.attempts import attempts_told
 from usher.master.insight.formatting import FILTERS, message_url, number, spark, ticket_url
+from usher.master.insight.status import ORDERS
 from usher.master.policy.explain.alarms import OK
 from usher.master.policy.states import BY_NAME, LISTED
-from usher.master.policy.ticket_filter import ORDERS
 from usher.master.web.pages.actions import action_routes
 from usher.master.web.pages.forms import FlashMessages, group_url
 from usher.master.web.pages.views import view_routes
@@ -35,6 +35,7 @@ _NAV = {
     "Now": (("overview", "/", "Overview"), ("charts", "/charts", "Charts")),
     "Work": (
         ("tickets", "/tickets", "Tickets"),
+        ("finished", "/finished", "Finished"),
         ("dead-letters", "/dead-letters", "Dead letters"),
         ("delayed", "/delayed", "Delayed"),
     ),
@@ -46,7 +47,9 @@ _LOGIN = "/login"
 
 
 def add_pages(app: Flask, parts: Parts) -> None:
-    files = _read_files()
+    folder = resources.files("usher.master.web.pages") / "static"
+    read = {name: (folder / name).read_bytes() for name in _FILES}
+    files = {name: (data, hashlib.sha256(data).hexdigest()[:12]) for name, data in read.items()}
     notes = FlashMessages()
     site = Blueprint("pages", __name__, template_folder="templates")
     _add_files(site, files)
@@ -57,17 +60,10 @@ def add_pages(app: Flask, parts: Parts) -> None:
     guard: Doorman = app.extensions["usher_doorman"]
     guard.login_path = _LOGIN
     app.jinja_env.filters.update(FILTERS)
-    app.jinja_env.globals.update(
-        csrf_token=csrf_token,
-        csrf_name=CSRF_FIELD,
-        quoted=shlex.quote,
-        ticket_url=ticket_url,
-        spark_points=spark,
-        message_url=message_url,
-    )
-    app.jinja_env.globals.update(
-        attempts_told=attempts_told, group_url=group_url, states=BY_NAME, listed_states=LISTED, orders=ORDERS
-    )
+    known: dict[str, Any] = {"csrf_token": csrf_token, "csrf_name": CSRF_FIELD, "quoted": shlex.quote, "orders": ORDERS}
+    known |= {"ticket_url": ticket_url, "message_url": message_url, "group_url": group_url, "spark_points": spark}
+    known |= {"attempts_told": attempts_told, "states": BY_NAME, "listed_states": LISTED}
+    app.jinja_env.globals.update(known)
     app.jinja_env.globals["root"] = LocalProxy(lambda: request.script_root)
     app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
@@ -87,12 +83,6 @@ def add_pages(app: Flask, parts: Parts) -> None:
             response.headers["X-Frame-Options"] = "DENY"
             response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
         return response
-
-
-def _read_files() -> dict[str, tuple[bytes, str]]:
-    folder = resources.files("usher.master.web.pages") / "static"
-    found = {name: (folder / name).read_bytes() for name in _FILES}
-    return {name: (data, hashlib.sha256(data).hexdigest()[:12]) for name, data in found.items()}
 
 
 def _add_files(site: Blueprint, files: dict[str, tuple[bytes, str]]) -> None:
@@ -172,9 +162,8 @@ def _counts(seen: dict[str, Any], number_of: int) -> dict[str, str]:
 def _problem_page(response: Response) -> Response:
     problem = response.get_json()
     title = str(problem.get("title", "problem")).replace("_", " ").capitalize()
-    page = make_response(
-        render_template("layout/problem.html", page="problem", problem=problem, title=title), response.status_code
-    )
+    text = render_template("layout/problem.html", page="problem", problem=problem, title=title)
+    page = make_response(text, response.status_code)
     for name in ("Retry-After", "Allow", "Connection", "WWW-Authenticate"):
         if name in response.headers:
             page.headers[name] = response.headers[name]

@@ -8,17 +8,19 @@ from urllib.parse import quote, urlencode
 
 from flask import Blueprint, g, render_template, request
 
+from usher.common.base.clock import now_s
 from usher.common.http.app import Problem
 from usher.common.http.credentials import Role
+from usher.common.protocol.message import ticket_value
 from usher.common.protocol.stream_id import is_id
 from usher.master.charts.drawing import WIDTH, draw, kinds, totals, turns
-from usher.master.insight.status import ParkedRows, ticket_row
+from usher.master.insight.status import ParkedRows, ticket_rows
 from usher.master.insight.ticket_history import BAR
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, NAMES, SPANS
 from usher.master.policy.letters import HALT, LetterFilter, also_for
 from usher.master.policy.rules import MOST_RULES, alike
 from usher.master.verbs.bulk import BulkJob
-from usher.master.verbs.verbs import DelayedAsk, DryRun, LetterAsk, TicketAsk, Verb
+from usher.master.verbs.verbs import DelayedAsk, DryRun, LetterAsk, TicketAsk, Verb, editable
 from usher.master.web.api import read_ticket_id
 from usher.master.web.messages import find_messages, message_facts, query_bytes
 from usher.master.web.pages.forms import AGES, asked_of, asked_sort, local_zone, refused
@@ -29,28 +31,18 @@ from usher.master.web.shelves import shown
 _SCAN_CURSOR = re.compile(r"[0-9]{1,20}")
 STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _ROWS = 100
-_CONSUMERS_ON_A_PAGE = 200
+_CONSUMERS_ON_A_PAGE, _MOST_FINISHED = 200, 500
 _ENTRIES = 30
 #: Letters shown on a page, and their kinds on the overview.
 _LETTERS, _GROUPS_OF_OVERVIEW, _HOUR_MS = 50, 5, 3_600_000
 #: Seconds after which the search for matching letters ends for this page.
 _LOOK_S = 0.05
-#: Seconds that a search of all tickets may take.
-_FIND_S = 1.0
+#: Seconds that a search of all tickets may take, and after which it counts no more of them.
+_FIND_S, _COUNT_S = 1.0, 0.15
 _LONGEST_ID = 256
 _ATTENTION = {"lost": 0, "revoked": 1, "draining": 2, "paused": 3}
 #: The fields of a summary; one of another version may lack some.
-_OF_AN_AUDIT = (
-    "run",
-    "started_ms",
-    "seconds",
-    "verdict",
-    "pending",
-    "executions",
-    "unproven",
-    "unproven_said",
-    "findings",
-)
+_AUDIT = ["run", "started_ms", "seconds", "verdict", "pending", "executions", "unproven", "unproven_said", "findings"]
 _SEVERITIES = ("bad", "warn", "unknown", "ok")
 
 
@@ -107,9 +99,9 @@ def _add_live(views: Blueprint, parts: Parts) -> None:
         fitting.sort(key=lambda row: (_ATTENTION.get(row["state"], len(_ATTENTION)), row["incarnation"]))
         after = request.args.get("after", "")
         start = next((at + 1 for at, row in enumerate(fitting) if row["incarnation"] == after), 0)
-        ticket_row = fitting[start : start + _CONSUMERS_ON_A_PAGE]
-        following = ticket_row[-1]["incarnation"] if start + len(ticket_row) < len(fitting) else None
-        facts = {"rows": ticket_row, "total": len(rows), "name": name, "following": following}
+        shown_rows = fitting[start : start + _CONSUMERS_ON_A_PAGE]
+        following = shown_rows[-1]["incarnation"] if start + len(shown_rows) < len(fitting) else None
+        facts = {"rows": shown_rows, "total": len(rows), "name": name, "following": following}
         return render_page("operations/consumers.html", "consumers", **facts)
 
 
@@ -129,20 +121,17 @@ def _add_tickets(views: Blueprint, parts: Parts) -> None:
             return _search(parts, asked, cursor, _by_field(parts))
         given, sort = asked_of(TicketAsk, request.args), asked_sort(request.args)
         if given.given or sort:
-            return _filtered(parts, given, sort)
+            found = parts.status.find(given.meant(sees_texts()), sort or "age", _ROWS, _FIND_S, _COUNT_S)
+            facts = found._asdict() | {"rows": _told(parts, found.rows), "told": given.told("all tickets")}
+            return render_page(
+                "tickets/tickets.html", "tickets", q="", given=given.model_dump() | {"sort": sort}, **facts
+            )
         page = parts.status.tickets(cursor, _ROWS)
         # They are not in the index, so they come first.
-        parked = parts.status.parked(_ROWS) if cursor == "0" else ParkedRows([], True)
-        rows = _told(parts, [*parked.rows, *page["tickets"]])
-        return render_page(
-            "tickets/tickets.html",
-            "tickets",
-            rows=rows,
-            cursor=page["cursor"],
-            q="",
-            more_parked=not parked.is_all,
-            given=given.model_dump() | {"sort": sort},
-        )
+        parked = parts.status.parked(_ROWS, until_s=now_s() + _LOOK_S) if cursor == "0" else ParkedRows([], True)
+        facts = {"rows": _told(parts, [*parked.rows, *page["tickets"]]), "more_parked": not parked.is_all}
+        facts |= {"cursor": page["cursor"], "given": given.model_dump() | {"sort": sort}}
+        return render_page("tickets/tickets.html", "tickets", q="", **facts)
 
     @views.get("/tickets/<rest:ticket_id>")
     def ticket(ticket_id: str) -> str:
@@ -150,6 +139,17 @@ def _add_tickets(views: Blueprint, parts: Parts) -> None:
 
 
 def _add_messages(views: Blueprint, parts: Parts) -> None:
+    @views.get("/finished")
+    def finished() -> str:
+        asked = {name: request.args.get(name, "").strip()[:_LONGEST_ID] for name in ("ticket", "handler")}
+        before = request.args.get("before", "")
+        if before and not STREAM_ID.fullmatch(before):
+            raise refused("before is not one from a page")
+        rows, older = parts.history.finished(asked["ticket"], asked["handler"], before)
+        following = older and "/finished?" + urlencode({**asked, "before": older})
+        facts = {"rows": rows[:_MOST_FINISHED], "number": len(rows), "asked": asked, "following": following}
+        return render_page("tickets/finished.html", "finished", **facts)
+
     @views.get("/messages/<message_id>")
     def message(message_id: str) -> str:
         if not is_id(message_id):
@@ -159,13 +159,6 @@ def _add_messages(views: Blueprint, parts: Parts) -> None:
             raise refused("after is not one from a page")
         facts = message_facts(parts, message_id, after)
         return render_page("tickets/message.html", "tickets", message_id=message_id, **facts)
-
-
-def _filtered(parts: Parts, asked: TicketAsk, sort: str) -> str:
-    found = parts.status.find(asked.meant(sees_texts()), sort or "age", _ROWS, _FIND_S)
-    facts = {"rows": _told(parts, found.rows), "number": found.number, "is_all": found.is_all}
-    facts |= {"given": asked.model_dump() | {"sort": sort}, "told": asked.told("all tickets")}
-    return render_page("tickets/tickets.html", "tickets", q="", **facts)
 
 
 def _by_field(parts: Parts) -> dict[str, Any]:
@@ -189,7 +182,7 @@ def _search(parts: Parts, asked: str, cursor: str, by_field: dict[str, Any]) -> 
     if is_longer or by_field.get("goes_on"):
         return render_page("tickets/tickets.html", "tickets", q=asked, by_field=by_field, only_field=True)
     found, following = parts.history.containing(asked, _ROWS, cursor)
-    rows = _told(parts, parts.status.told([ticket_row(ticket, value) for ticket, value in found]))
+    rows = _told(parts, ticket_rows(parts.link, parts.keys, found))
     letters, more = parts.letters.newest(LetterFilter(asked.encode()), None, 20, _LOOK_S)
     facts: dict[str, Any] = {"letters": [letter.row() for letter in letters], "more_letters": more is not None}
     if STREAM_ID.fullmatch(asked):
@@ -242,24 +235,12 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
         found = parts.letters.newest(wanted, cursor and cursor.encode(), _LETTERS, _LOOK_S)
         counts = parts.letters.counts(*range((now_ms := parts.delayed.now_ms()) - 24 * _HOUR_MS, now_ms, _HOUR_MS))
         groups = [group for group in counts.groups if wanted.meets(group)]
-        facts = {
-            "groups": groups,
-            "wrong": counts.wrong,
-            "hours": [(sum(some),) for some in zip(*(reversed(group.times) for group in groups), strict=True)],
-            "asked": given,
-            "told": asked.told(""),
-            "ages": AGES,
-            "jobs": parts.bulk.jobs[:5],
-            "also": also_for(parts.letters.other_groups()),
-        }
+        hours = [(sum(some),) for some in zip(*(reversed(group.times) for group in groups), strict=True)]
+        facts: dict[str, Any] = {"groups": groups, "wrong": counts.wrong, "hours": hours, "asked": given, "ages": AGES}
+        facts |= {"told": asked.told(""), "jobs": parts.bulk.jobs[:5], "also": also_for(parts.letters.other_groups())}
         following = found.cursor and "/dead-letters?" + urlencode({**given, "before": found.cursor.decode()})
-        return render_page(
-            "letters/letters.html",
-            "dead-letters",
-            rows=with_fields(parts.fields.add_to_letters, [one.row() for one in found.letters]),
-            next_page=following,
-            **facts,
-        )
+        rows = with_fields(parts.fields.add_to_letters, [one.row() for one in found.letters])
+        return render_page("letters/letters.html", "dead-letters", rows=rows, next_page=following, **facts)
 
     @views.get("/dead-letters/<letter_id>")
     def letter(letter_id: str) -> str:
@@ -270,8 +251,13 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
             )
         told = found[0].whole(found[1])
         fields = told["message_fields"] if g.role.may(Role.OPERATOR) else []
-        also = also_for(parts.letters.other_groups())
-        return render_page("letters/letter.html", "dead-letters", letter=told, fields=fields, also=also)
+        flat, field, hidden = found[1], parts.letters.ticket_field, [b"uid", b"usher_from", b"usher_ticket"]
+        hidden += [field] * (ticket_value(flat, field) == found[0].ticket)
+        pairs = dict(zip(flat[-2::-2], flat[::-2], strict=True)) if fields else {}  # the first of a name counts
+        texts = {editable(name): editable(value) for name, value in reversed(pairs.items()) if name not in hidden}
+        facts: dict[str, Any] = {"texts": [(name, text) for name, text in texts.items() if None not in (name, text)]}
+        facts |= {"letter": told, "fields": fields, "also": also_for(parts.letters.other_groups())}
+        return render_page("letters/letter.html", "dead-letters", **facts)
 
     @views.get("/dead-letters/jobs/<job_id>")
     def job(job_id: str) -> str:
@@ -313,9 +299,8 @@ def _add_delayed(views: Blueprint, parts: Parts) -> None:
         facts: dict[str, Any] = {"rows": [shown(row) for row in page.rows], "following": following}
         facts |= {"waiting": parts.delayed.waiting().messages, "unsorted": parts.delayed.unsorted()}
         facts |= {"local_zone": local_zone(), "has_streams": any(row.stream for row in page.rows)}
-        return render_page(
-            "operations/delayed.html", "delayed", asked=asked.ticket or "", is_first=after is None, **facts
-        )
+        facts |= {"asked": asked.ticket or "", "is_first": after is None}
+        return render_page("operations/delayed.html", "delayed", **facts)
 
 
 # -- charts
@@ -364,26 +349,14 @@ def _add_system(views: Blueprint, parts: Parts) -> None:
         start, sources = int(given), parts.status.sources()
         rows, fitting = parts.status.source_rows(asked, start, _ROWS)
         end = start + len(rows)
-        facts = {
-            "rows": rows,
-            "fitting": fitting,
-            "start": start,
-            "asked": asked,
-            "following": end if end < fitting else None,
-        }
-        return render_page(
-            "operations/streams.html",
-            "streams",
-            pulse=parts.overview.snapshot(),
-            streams=parts.diagnostics.streams(),
-            sources=sources,
-            **facts,
-        )
+        facts = {"rows": rows, "fitting": fitting, "start": start, "asked": asked, "sources": sources}
+        facts |= {"following": end if end < fitting else None, "streams": parts.diagnostics.streams()}
+        return render_page("operations/streams.html", "streams", pulse=parts.overview.snapshot(), **facts)
 
     @views.get("/audit")
     def audit() -> str:
         found = parts.status.audit()
-        known = None if found is None else dict.fromkeys(_OF_AN_AUDIT) | found
+        known = None if found is None else dict.fromkeys(_AUDIT) | found
         return render_page("system/audit.html", "audit", audit=known, history=parts.status.history())
 
     @views.get("/doctor")
@@ -394,13 +367,9 @@ def _add_system(views: Blueprint, parts: Parts) -> None:
 
     @views.get("/rules")
     def rules() -> str:
-        return render_page(
-            "operations/rules.html",
-            "rules",
-            alike=[[rule.shown() for rule in some] for some in alike(parts.rules.read().rules)],
-            stream=parts.keys.stream,
-            tenant=request.args.get("tenant", "")[:_LONGEST_ID],
-        )
+        groups = [[rule.shown() for rule in some] for some in alike(parts.rules.read().rules)]
+        facts = {"stream": parts.keys.stream, "tenant": request.args.get("tenant", "")[:_LONGEST_ID]}
+        return render_page("operations/rules.html", "rules", alike=groups, **facts)
 
     @views.get("/actions")
     def actions() -> str:

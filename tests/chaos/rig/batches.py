@@ -1,8 +1,10 @@
-"""Batch handlers of three kinds: what failed is named by a mapping, by PartialFailure, or not at all."""
+"""Handlers of several messages: batch handlers of three kinds (what failed is named by a mapping, by PartialFailure,
+or not at all), and those that absorb what waits."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -54,3 +56,24 @@ async def whole(messages: Sequence[Any]) -> None:
     for problem in ended:
         if isinstance(problem, BaseException):
             raise problem
+
+
+def absorbing(message: Any) -> None:
+    """What waits joins the run as it begins, and at its end."""
+    for few in ([message, *message.absorb(3)], message.absorb()):
+        for one in few:
+            for seconds in steps(one, "absorbing"):
+                time.sleep(seconds)
+
+
+async def absorbing_async(message: Any) -> None:
+    """As it begins, and while it waits for more. Who interrupts it ends the wait, and nothing else."""
+    few = [message, *message.absorb(3)]
+    with contextlib.suppress(asyncio.CancelledError):
+        few += filter(None, [await message.more(0.02)])
+    for one in few:
+        for seconds in steps(one, "absorbing_async"):
+            end_s = time.monotonic() + seconds
+            while (left_s := end_s - time.monotonic()) > 0:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(left_s)

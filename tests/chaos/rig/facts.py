@@ -21,7 +21,7 @@ WORK_PREFIX = f"{WORK_STREAM}:{GROUP}:"
 #: Keys that may stay when all is quiet, whatever happened.
 STAYING = (
     "tickets", "consumers", "leader", "epoch", "taken", "counters", "attempts", "noted:errors", "noted:failed",
-    "letters", "position", "dead", "runs", "changed", "shares", "gathered", "actions", "losses", "charts",
+    "letters", "position", "dead", "runs", "changed", "shares", "gathered", "actions", "losses", "charts", "reports",
 )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import select
@@ -13,30 +12,20 @@ import subprocess
 import termios
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from tests.chaos.rig.records import HistoryWriter, now_ns
+from tests.postgres import ending_with_us
 
 _POLL_S = 0.01
 #: A program is not started more often than this.
 _PAUSE_S = 0.5
-_PR_SET_PDEATHSIG = 1
 #: So much later than due: the machine is busy, which must not be held against the system.
 _STALL_NS = 150_000_000
-
-
-def ending_with_us() -> Callable[[], None]:
-    """For ``preexec_fn``: the child is killed when the thread that started it is gone, however the test ended."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded before the fork
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-    return ask
 
 
 class LogPipe:
@@ -245,7 +234,7 @@ class Restarter:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=ending_with_us(),
+                preexec_fn=ending_with_us(signal.SIGKILL),
             )
         program.started_s = now_s
         self.restarts += program.starts > 0

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from tests.chaos.rig.clock import SteppedClock
-from tests.chaos.rig.processes import ending_with_us
 from tests.chaos.rig.wire import Refused, Unknown, Wire
 from tests.hands import find_redis_server, free_port, server_of
+from tests.postgres import ending_with_us
 
 _READY_S = 20.0
 
@@ -78,7 +78,7 @@ class RedisServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=ending_with_us(),
+                preexec_fn=ending_with_us(signal.SIGKILL),
             )
         self.starts += 1
         wire, deadline_s = Wire(self.port, 1.0), time.monotonic() + _READY_S
