@@ -32,7 +32,7 @@ from usher.master.insight.lag import stream_sums
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
-from usher.master.policy.explain.stuck import Head, fence_ms, parse_head
+from usher.master.policy.explain.stuck import fence_ms
 from usher.master.policy.rules import Rulebook
 from usher.master.policy.states import Seen, kind_of, ticket_state, told_alike, tried
 from usher.master.policy.ticket_filter import TicketFilter
@@ -45,23 +45,23 @@ _MOST_INDEXED = 20_000
 _SOURCES_KEPT_S = 2.0
 #: Parked messages that are looked at for their tickets by the first call; and records, or more of these, at a time.
 _PARKED, _AT_ONCE = 200, 2000
-#: The key of a ticket for an order, its head (one without an owner or id, if its record cannot be read), its record.
-_Listed = tuple[Any, Head, bytes]
+#: The key of a ticket for an order, its id, its record.
+_Listed = tuple[Any, bytes, bytes]
 
 
-def _age(head: Head) -> int:
+def _age(parts: Sequence[bytes]) -> int:
     try:
-        return rank(head.id)
-    except ValueError:
+        return rank(parts[2])
+    except (IndexError, ValueError):
         return 0  # Usher has not written it
 
 
-#: Orders of a list: the keys of a head, and its starts, sort the first ticket to the front.
-ORDERS: Mapping[str, Callable[[Head, int], Any]] = {
-    "age": lambda head, starts: _age(head),
-    "attempts": lambda head, starts: (-starts, _age(head)),
-    "messages": lambda head, starts: (-head.size, _age(head)),
-    "ticket": lambda head, starts: head.ticket,
+#: Orders of a list: the keys of an id, the parts of a record and starts sort the first ticket to the front.
+ORDERS: Mapping[str, Callable[[bytes, Sequence[bytes], int], Any]] = {
+    "age": lambda ticket, parts, starts: _age(parts),
+    "attempts": lambda ticket, parts, starts: (-starts, _age(parts)),
+    "messages": lambda ticket, parts, starts: (-len(parts) - b" ".join(parts[3:]).count(b" "), _age(parts)),
+    "ticket": lambda ticket, parts, starts: ticket,
 }
 
 
@@ -88,14 +88,14 @@ class _Looked(NamedTuple):
     is one already."""
 
     key: Any
-    head: Head
+    ticket: bytes
     record: bytes
     seen: Seen
     error: LastError | None
     made: dict[str, Any] | None = None
 
     def row(self) -> dict[str, Any]:
-        row = self.made or ticket_row(self.head.ticket, self.record)
+        row = self.made or ticket_row(self.ticket, self.record)
         if "message_ids" in row and self.made is None:
             row |= tried(self.seen.attempts, self.error) | _stated(self.seen)
         return row
@@ -178,8 +178,7 @@ class StatusReader:
             if now_s() - began_s > within_s / 2:
                 is_whole = False
                 break
-        first, at, found = heapq.nsmallest(10 * most, listed), 0, list[_Looked]()
-        number = len(parked.rows)
+        first, at, found, number = heapq.nsmallest(10 * most, listed), 0, list[_Looked](), len(parked.rows)
         while at < len(listed) and now_s() - began_s < (within_s if len(found) < most else counts_s):
             first = sorted(listed) if at == len(first) else first  # few of the first ones fit
             some, at = first[at : at + _AT_ONCE], min(len(first), at + _AT_ONCE)
@@ -188,8 +187,8 @@ class StatusReader:
             found += fitting[: most - len(found)]
         rows = [(one.key, one.row()) for one in found]
         for row in parked.rows:
-            ids = row["message_ids"]
-            rows.append((ORDERS[order](Head(row["ticket_id"].encode(), b"", 0, ids[0].encode(), len(ids)), 0), row))
+            parts = f"x 0 {' '.join(row['message_ids'])}".encode().split(b" ", 3)
+            rows.append((ORDERS[order](row["ticket_id"].encode(), parts, 0), row))
         shown = [row for _, row in heapq.nsmallest(most, rows, key=lambda one: one[0])]
         self.explained([row for row in shown if row.get("last_error") is None])
         is_all = is_whole and parked.is_all and at == len(listed)
@@ -203,17 +202,18 @@ class StatusReader:
             cursor, flat = self._link.call("HSCAN", self._keys.tickets, cursor or b"0", "COUNT", _AT_ONCE)
             found = []
             for ticket, record in zip(flat[::2], flat[1::2], strict=True):
-                head = _head(ticket, record)
-                word = head.owner.partition(b"@")[0]  # until when one waits, makes no difference
+                parts = record.split(b" ", 3)
+                word = parts[0].partition(b"@")[0]  # until when one waits, makes no difference
                 if word not in known:
-                    known[word] = wanted.may_fit(head.owner)
+                    known[word] = wanted.may_fit(parts[0])
                 if known[word]:
-                    found.append((head, record))
+                    found.append((ticket, record, parts))
             values = [None] * len(found)
             if order == "attempts" and found:
-                values = self._link.call("HMGET", self._keys.attempts, *(head.id for head, _ in found))
+                ids = [b"".join(parts[2:3]) for _, _, parts in found]
+                values = self._link.call("HMGET", self._keys.attempts, *ids)
             starts = [0 if value is None else decode(value).starts for value in values]
-            yield [(key(head, n), head, record) for (head, record), n in zip(found, starts, strict=True)]
+            yield [(key(one, parts, n), one, record) for (one, record, parts), n in zip(found, starts, strict=True)]
 
     def _fitting(self, listed: Sequence[_Listed], wanted: TicketFilter) -> list[_Looked]:
         found = _look_at(self._link, self._keys, listed, wanted)
@@ -332,26 +332,30 @@ def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
 def ticket_rows(link: Link, keys: Keys, found: Iterable[tuple[bytes, bytes]]) -> list[dict[str, Any]]:
     """Return rows of tickets and their records, with what they are doing, in the words of explain, as far as one look
     at Redis can tell: the owner alone knows whether a handler runs at this moment, and is not asked."""
-    return [one.row() for one in _look_at(link, keys, [(0, _head(*pair), pair[1]) for pair in found], TicketFilter())]
+    return [one.row() for one in _look_at(link, keys, [(0, *pair) for pair in found], TicketFilter())]
 
 
 def _look_at(link: Link, keys: Keys, listed: Sequence[_Listed], wanted: TicketFilter) -> list[_Looked]:
     """Return those that are in a wanted state, with what they are doing: in one round trip for all, and one for the
     rules if any was given back. Kept short, because it runs by the ten thousand."""
-    kinds, ids = [kind_of(head.owner) or "unreadable" for _, head, _ in listed], [head.id for _, head, _ in listed]
-    owners = list(dict.fromkeys(one[1].owner for one, kind in zip(listed, kinds, strict=True) if kind == "owned"))
+    heads = [record.split(b" ", 3) for _, _, record in listed]
+    heads = [head if len(head) > 2 and head[1].isdigit() else [b"", b"", b""] for head in heads]
+    words, ids = [head[0].partition(b"@")[0] for head in heads], [head[2] for head in heads]
+    named = dict(zip(words, (head[0] for head in heads), strict=True))  # until when one waits, makes no difference
+    kinds = {word: kind_of(owner) or "unreadable" for word, owner in named.items()}
+    owners = [owner for word, owner in named.items() if kinds[word] == "owned"]
     asked: list[tuple[str | bytes, ...]] = [("HMGET", key, *ids) for key in (keys.attempts, keys.errors) if ids]
     leased = [("EXISTS", keys.lease(owner.decode(errors="replace"))) for owner in owners]
     noted, errors, *leases = link.all_of([*asked, *leased]) or ((), ())
     lost = {owner for owner, there in zip(owners, leases, strict=True) if not there}
-    book = read_rules(link, keys) if "returned" in kinds else Rulebook()
+    book = read_rules(link, keys) if "returned" in kinds.values() else Rulebook()
     fits, found = dict[tuple[str, str, bytes | None], bool](), list[_Looked]()
-    for one, kind, value, text in zip(listed, kinds, noted, errors, strict=True):
-        lease = "lost" if one[1].owner in lost else "live"
+    for one, word, value, text in zip(listed, words, noted, errors, strict=True):
+        kind, lease = kinds[word], "lost" if word in lost else "live"
         alike = (kind, lease, value)  # but for errors and rules
         if text is None and kind != "returned" and not fits.get(alike, True):
             continue
-        error, rule = decode_error(text), book.of(one[1].ticket) if kind == "returned" else None
+        error, rule = decode_error(text), book.of(one[1]) if kind == "returned" else None
         seen = Seen(kind, lease, NEVER if value is None else decode(value), 0, rule, told_alike(error))
         is_wanted = wanted.has_state(ticket_state(seen).name)
         if text is None:
@@ -359,10 +363,6 @@ def _look_at(link: Link, keys: Keys, listed: Sequence[_Listed], wanted: TicketFi
         if is_wanted:
             found.append(_Looked(*one, seen, error))
     return found
-
-
-def _head(ticket: bytes, record: bytes) -> Head:
-    return parse_head(ticket, record) or Head(ticket, b"", 0, b"", 0)
 
 
 def _stated(seen: Seen) -> dict[str, str]:

@@ -128,7 +128,7 @@ def _add_tickets(views: Blueprint, parts: Parts) -> None:
             )
         page = parts.status.tickets(cursor, _ROWS)
         # They are not in the index, so they come first.
-        parked = parts.status.parked(_ROWS, until_s=now_s() + _LOOK_S) if cursor == "0" else ParkedRows([], True)
+        parked = parts.status.parked(_ROWS, until_s=now_s() + _LOOK_S / 2) if cursor == "0" else ParkedRows([], True)
         facts = {"rows": _told(parts, [*parked.rows, *page["tickets"]]), "more_parked": not parked.is_all}
         facts |= {"cursor": page["cursor"], "given": given.model_dump() | {"sort": sort}}
         return render_page("tickets/tickets.html", "tickets", q="", **facts)
