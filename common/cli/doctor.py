@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from usher.common.base.errors import NotNow, RedisTrouble, SettingsError, StartRefused
+from usher.common.base.errors import RedisTrouble, SettingsError, StartRefused
 from usher.common.base.log import redacted
 from usher.common.base.text import escape_control, json_line, label
 from usher.common.doctor.collector import collect
@@ -66,12 +66,8 @@ def _asked(url: str, settings: CommonSettings) -> DoctorFacts:
         return collect(
             link, Keys(settings.work_stream, settings.group), int(settings.lease_seconds * 1000), settings.sources
         )
-    except NotNow as trouble:
-        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
     except RedisTrouble as trouble:
-        raise StartRefused(
-            f"USHER_REDIS_URL: {redacted(url)} does not answer like a Redis server: {trouble}"
-        ) from trouble
+        raise StartRefused(f"USHER_REDIS_URL: {redacted(url)}: {trouble}") from trouble
     finally:
         link.close()
 

@@ -4,12 +4,14 @@ start of a long-running program."""
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import psutil
+from pydantic import Field, TypeAdapter
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, StartRefused
@@ -33,31 +35,27 @@ class LocalInstance:
 
     redis_url: str
     master_urls: str
-    pid: int
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
     consumers: str = ""  # names, comma separated
     starting_since_ms: int = 0  # wall clock; 0: all of its programs have started
+
+
+_UP = TypeAdapter(LocalInstance)
 
 
 def announce_instance(state_folder: Path, up: LocalInstance) -> None:
     """Write ``up.json``, readable by its owner only: the URL holds the password."""
     state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_private(state_folder / "up.json", json.dumps(asdict(up)) + "\n")
+    write_private(state_folder / "up.json", _UP.dump_json(up).decode() + "\n")
 
 
 def find_local_instance(state_folder: Path) -> LocalInstance | None:
     """Return the ``usher up`` that runs with this state folder; None when there is none, or its process is gone."""
     try:
-        told = json.loads((state_folder / "up.json").read_bytes())
-        up = LocalInstance(
-            str(told["redis_url"]),
-            str(told["master_urls"]),
-            int(told["pid"]),
-            str(told.get("consumers", "")),
-            int(told.get("starting_since_ms", 0)),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        up = _UP.validate_json((state_folder / "up.json").read_bytes())
+    except (OSError, ValueError):
         return None
-    return up if up.pid > 0 and _alive(up.pid) else None
+    return up if psutil.pid_exists(up.pid) else None
 
 
 def resolve_redis_url(settings: CommonSettings) -> str:
@@ -82,16 +80,6 @@ def _near(url: str, settings: CommonSettings) -> str:
             f" orders{{t}},billing{{t}} or tickets{{t}}:* (it is {settings.ticket_stream!r})"
         )
     return near(url, settings.work_stream)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def check_at_start(url: str, leases_s: Mapping[str, float]) -> None:

@@ -8,7 +8,6 @@ it behaves when memory is full, is prepended only if the server reads it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import re
@@ -115,18 +114,6 @@ class ScriptRunner:
             return self.link.call("EVALSHA", self.prepared(name)[1], *arguments)
         except ScriptMissing as missing:
             return self._run_text(name, arguments, missing)
-
-    def load(self, name: str) -> None:
-        """Have Redis know step ``name``. Raises ReplyUnknown, CommandRefused."""
-        with contextlib.suppress(NotNow):
-            try:
-                self.link.call("SCRIPT", "LOAD", self.prepared(name)[0])
-            except CommandRefused as refused:
-                if not self._reads_flags or not _reads_no_flags(refused):
-                    raise
-                self._reads_flags = False
-                self._prepared.clear()
-                self.link.call("SCRIPT", "LOAD", self.prepared(name)[0])
 
     def run_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
         answers = self.try_each(name, keys, each)

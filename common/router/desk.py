@@ -267,17 +267,10 @@ class RouterCoordinator:
             for read in reads:
                 self.book.failed(read)
 
-    def came_alone(self, read: Read, reply: Any) -> list[LastIdCheck]:
-        """Handle the reply to the XREAD of one stream, after a read of several was refused."""
-        if isinstance(reply, CommandRefused):
-            self._refused(read.stream, reply)
-            with self.lock:
-                self.book.finish(read, more=False)
-            return []
-        if isinstance(reply, Exception):
-            self.failed([read])
-            return []
-        return self.came([read], dict(reply or ()))
+    def refused(self, read: Read, why: CommandRefused) -> None:
+        self._refused(read.stream, why)
+        with self.lock:
+            self.book.finish(read, more=False)
 
     def checked(self, checks: Sequence[LastIdCheck], replies: Sequence[object]) -> None:
         """Compare positions with the streams' last ids. ``replies``: those to ``last_id_command`` of each stream."""

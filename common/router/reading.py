@@ -15,11 +15,11 @@ import math
 from collections.abc import Callable, Sequence
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import NotNow, RedisTrouble
+from usher.common.base.errors import RedisTrouble
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.tracking import ChangeEar, TrackingRefused
 from usher.common.router.desk import RouterCoordinator, RouterOptions, last_id_command
-from usher.common.router.schedule import LastIdCheck
+from usher.common.router.schedule import LastIdCheck, Read
 from usher.common.runtime.service import Service, ServiceEnded
 
 #: Seconds until a reader that has nothing to read looks again; where Redis announces changes, it is woken.
@@ -96,25 +96,25 @@ class StreamReader(Service):
         reads = self._desk.take(options.xread_streams)
         if not reads:
             return _IDLE_S if in_turn else max(0.0, min(_LONGEST_IDLE_S, self._sweep_at_s - now_s()))
-        block_ms = options.xread_block_millis if in_turn else None
+        return self._read(reads, in_turn, options.xread_block_millis if in_turn else None)
+
+    def _read(self, reads: Sequence[Read], in_turn: bool, block_ms: int | None) -> float:
         command = self._desk.read_command(reads, block_ms)
         try:
-            try:
-                reply = self._link.call(*command, block_s=(block_ms or 0) / 1000)
-                alone = None
-            except CommandRefused:  # one of the streams makes the read of all fail: read each by itself
-                alone = self._link.pipeline([self._desk.read_command([read]) for read in reads])
+            found = dict(self._link.call(*command, block_s=(block_ms or 0) / 1000) or ())
+        except CommandRefused as refused:
+            if len(reads) == 1:
+                self._desk.refused(reads[0], refused)
+            for at, read in enumerate(reads if len(reads) > 1 else ()):  # one of the streams makes the read of all fail
+                try:
+                    self._read([read], in_turn, None)
+                except BaseException:
+                    self._desk.failed(reads[at + 1 :])
+                    raise
+            return 0.0
         except BaseException:
             self._desk.failed(reads)
             raise
-        if alone is not None:
-            each = zip(reads, alone, strict=True)
-            self._checked([check for read, one in each for check in self._desk.came_alone(read, one)])
-            for one in alone:
-                if isinstance(one, NotNow):
-                    raise one  # a pause, then again
-            return 0.0
-        found = dict(reply or ())
         if not in_turn and (swept := [read for read in reads if read.swept and read.stream.key in found]):
             with self._desk.lock:
                 self._unannounced([read.stream.key for read in swept if not self._desk.book.heard_of(read)])

@@ -59,31 +59,8 @@ def _urls(value: str) -> str:
     return value
 
 
-def _webhook(value: str) -> str:
-    try:
-        parts = urlsplit(value)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        fits = False
-    if value and not fits:
-        raise ValueError("must be an http:// or https:// URL with a host")
-    return value
-
-
 #: A lease with a longer life in Redis comes from a clock that was set back (master/membership/registry.py).
 LONGEST_OWNER_LEASE_S = 3600
-
-#: The schemes that ``usher.common.redis.endpoints`` reads.
-_REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "rediss+sentinel", "rediss+cluster")
-
-
-def _redis_url(value: str) -> str:
-    if value and value.partition("://")[0] not in _REDIS_SCHEMES:
-        raise ValueError(
-            "must begin with redis://, unix://, redis+sentinel:// or redis+cluster://, or, over TLS, with rediss in"
-            " place of redis"
-        )
-    return value
 
 
 def checked_by(check: Callable[[str], object]) -> AfterValidator:
@@ -103,7 +80,6 @@ MaybeAddress = Annotated[str, AfterValidator(lambda value: _address(value) if va
 StreamNames = Annotated[str, Field(min_length=1, max_length=65_536), checked_by(SourceSelection.parse)]
 HttpUrl = Annotated[str, AfterValidator(_url)]
 HttpUrls = Annotated[str, AfterValidator(_urls)]
-RedisUrl = Annotated[str, AfterValidator(_redis_url)]
 #: The form that the master accepts over HTTP, too.
 ConsumerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -118,8 +94,9 @@ def is_loopback(address: str) -> bool:
 
 class CommonSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-    redis_url: RedisUrl = Field(
+    redis_url: str = Field(
         "",
+        pattern=r"^$|^(unix|rediss?(\+sentinel|\+cluster)?)://",
         description=(
             "Redis to use (redis, unix, redis+sentinel, redis+cluster; TLS: rediss). Empty: the one of `usher up`."
         ),
@@ -197,8 +174,11 @@ class CommonSettings(BaseModel):
     tls_ca: MaybePath = Field(
         None, description="CAs (PEM) that programs trust when they ask each other over HTTPS. Empty: the system's."
     )
-    dead_letter_webhook: Annotated[str, AfterValidator(_webhook)] = Field(
-        "", max_length=2048, description="URL that gets dead letters, as a POST of JSON every few seconds. Empty: none."
+    dead_letter_webhook: str = Field(
+        "",
+        pattern=r"^$|^https?://([^/?#@]*@)?[^/?#@:]",
+        max_length=2048,
+        description="URL that gets dead letters, as a POST of JSON every few seconds. Empty: none.",
     )
     webhook_secret: str = Field(
         "",

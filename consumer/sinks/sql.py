@@ -71,29 +71,18 @@ class SinkTables:
         self._is_postgres = dialect == "postgresql"
         self._name = name
         self.metadata = sa.MetaData(schema=schema)
-        text, number = sa.Text, sa.BigInteger
-        self._fences = sa.Table(
-            "usher_fences",
-            self.metadata,
-            sa.Column("sink", text, primary_key=True),
-            sa.Column("ticket", text, primary_key=True),
-            sa.Column("fence", number, nullable=False),
-            sa.Column("at_s", number, nullable=False),
-            sa.Index("usher_fences_at", "sink", "at_s"),
-        )
-        self._uids = sa.Table(
-            "usher_uids",
-            self.metadata,
-            sa.Column("sink", text, primary_key=True),
-            sa.Column("ticket", text, primary_key=True),
-            sa.Column("uid", text, primary_key=True),
-            sa.Column("at_s", number, nullable=False),
-            sa.Index("usher_uids_at", "sink", "at_s"),
-        )
+        number = sa.BigInteger
+        self._fences = self._table("usher_fences", sa.Column("fence", number, nullable=False))
+        self._uids = self._table("usher_uids", sa.Column("uid", sa.Text, primary_key=True))
         self._now = sa.cast(
             sa.extract("epoch", sa.func.now()) if self._is_postgres else sa.func.strftime("%s", "now"), number
         )
         self._take_fence, self._take_uid = self._statements()
+
+    def _table(self, name: str, column: sa.Column[Any]) -> sa.Table:
+        keys = [sa.Column(key, sa.Text, primary_key=True) for key in ("sink", "ticket")]
+        at_s = sa.Column("at_s", sa.BigInteger, nullable=False)
+        return sa.Table(name, self.metadata, *keys, column, at_s, sa.Index(f"{name}_at", "sink", "at_s"))
 
     def _statements(self) -> tuple[Any, Any]:
         insert: Any = sa.dialects.postgresql.insert if self._is_postgres else sa.dialects.sqlite.insert

@@ -11,6 +11,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import now_s
@@ -43,31 +44,25 @@ _MOST_VALUES = 7000
 _TRIES = 6
 
 
+@dataclass
 class Replay:
     """A replay, known by its name: who gives the same one again goes on. ``rate``: most messages a second; ``check`` is
     called at each turn, and may raise; ``done`` is filled as it goes."""
 
-    def __init__(
-        self,
-        link: Link,
-        keys: Keys,
-        finder: Candidates,
-        name: str,
-        rate: float,
-        same_uid: bool,
-        check: Callable[[int], object],
-    ) -> None:
-        self._scripts = ScriptRunner(link)
-        self._stream = keys.stream
-        self._finder = finder
-        self._name = name
-        self._rate = rate
-        self._same_uid = same_uid
-        self._check = check
+    link: Link
+    keys: Keys
+    finder: Candidates
+    name: str
+    rate: float
+    same_uid: bool
+    check: Callable[[int], object]
+    done: list[Replayed] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._scripts = ScriptRunner(self.link)
         self._rng = random.Random()
         self._queues: dict[bytes, deque[Candidate]] = {}
         self._running: dict[bytes, Candidate] = {}  # by the new id
-        self.done: list[Replayed] = []
 
     def run(self, candidates: Sequence[Candidate]) -> None:
         """Replay these messages, which are in the order of the stream. Raises what ``Link.call`` and ``check`` raise;
@@ -76,9 +71,9 @@ class Replay:
             self._queues.setdefault(one.ticket, deque()).append(one)
         began_s, added, pause_s = now_s(), 0, _LOOK_S
         while self._queues or self._running:
-            self._check(len(self.done))
-            allowed = 1 + int((now_s() - began_s) * self._rate) - added
-            most = max(1, int(self._rate * pause_s))  # what a stall kept back does not come at once
+            self.check(len(self.done))
+            allowed = 1 + int((now_s() - began_s) * self.rate) - added
+            most = max(1, int(self.rate * pause_s))  # what a stall kept back does not come at once
             now_added = self._add(min(allowed, most, _AT_ONCE - len(self._running)))
             added += now_added
             pause_s = _LOOK_S if self._look() or now_added else min(2 * pause_s, _LONGEST_LOOK_S)
@@ -96,7 +91,7 @@ class Replay:
         busy, before = {one.ticket for one in self._running.values()}, len(self._running)
         for ticket in [ticket for ticket in self._queues if ticket not in busy][: max(0, most)]:
             one = self._queues[ticket][0]
-            flat = self._finder.body(one)
+            flat = self.finder.body(one)
             if flat is None or len(flat) > _MOST_VALUES:
                 self._stop(ticket, "its fields are gone" if flat is None else "it has too many fields")
                 continue
@@ -107,10 +102,10 @@ class Replay:
     def _sent(self, one: Candidate, flat: list[bytes]) -> bytes:
         """Add an entry, once, and return its id: Redis knows the uid when an answer is lost, and when this name is
         given again."""
-        uid, fields = again(flat, one.message_id, self._name, self._same_uid)
+        stream, (uid, fields) = self.keys.stream, again(flat, one.message_id, self.name, self.same_uid)
         for failures in range(1, _TRIES + 1):
             try:
-                keys = (self._stream, self._stream, self._stream, uid_key(self._stream, uid))
+                keys = (stream, stream, stream, uid_key(stream, uid))
                 [[new_id, _]], _ = self._scripts.run("send", keys, (_KNOWN_MS, 0, "", 0, len(fields), *fields))
                 return bytes(new_id)
             except ReplyUnknown:
@@ -123,7 +118,7 @@ class Replay:
         if not self._running:
             return 0
         ended = 0
-        for seen in self._finder.states([(new_id, one.ticket) for new_id, one in self._running.items()]):
+        for seen in self.finder.states([(new_id, one.ticket) for new_id, one in self._running.items()]):
             if seen.before.state in (WAITING, HELD):
                 continue
             one = self._running.pop(seen.message_id)

@@ -6,7 +6,6 @@ import sys
 from typing import Any
 
 import click
-from rich.markup import escape
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.durations import Duration
@@ -146,29 +145,21 @@ def _print_trim_table(told: dict[str, Any]) -> None:
     cells = [(*list(row.values())[:4], age) for row, age in zip(told["readers"], ages, strict=True)]
     title = f"{told['stream']}: entries from {told['first_id'] or 'none'}, last id {told['last_id'] or 'none'}"
     screen.print(table(title, ("reader", "name", "keeps from", "why", "noted"), cells, ids=("keeps from",)))
+    for text in (*_sentences(told), f"Stopped: {told['stopped_by']}" if told["stopped_by"] else ""):
+        if text:
+            screen.print(escape_control(text), markup=False, soft_wrap=True)
+
+
+def _sentences(told: dict[str, Any]) -> list[str]:
     if told["decision"] == "refused":
-        screen.print("[red]Nothing is cut: a reader is lost.[/red]")
-        for problem in told["problems"]:
-            screen.print(f"  {escape_control(problem)}", markup=False, soft_wrap=True)
-    elif told["decision"] == "nothing":
-        screen.print(f"Nothing may go: {escape_control(told['why'])}.", markup=False, soft_wrap=True)
-    elif told["cut"] is None:
+        return ["Nothing is cut: a reader is lost.", *(f"  {problem}" for problem in told["problems"])]
+    if told["decision"] == "nothing":
+        return [f"Nothing may go: {told['why']}."]
+    if told["cut"] is None:
         number = "" if told["would_cut_is_exact"] else "more than "
-        number = f"{number}{pluralize(told['would_cut'], 'entry', 'entries')}"
-        what = f"{number} below {told['floor']} may go; the rest is kept for {told['kept_for']}. --apply cuts them."
-        screen.print(what, markup=False, soft_wrap=True)
-    else:
-        left = max(0, told["would_cut"] - told["cut"])
-        rest = (
-            f"; some {left:,} below it stay until their node of the stream is over"
-            if left and told["would_cut_is_exact"]
-            else ""
-        )
-        were = "was" if told["cut"] == 1 else "were"
-        screen.print(
-            f"{pluralize(told['cut'], 'entry', 'entries')} below {told['floor']} {were} cut{rest}.",
-            markup=False,
-            soft_wrap=True,
-        )
-    if told["stopped_by"]:
-        screen.print(f"[red]Stopped:[/red] {escape(told['stopped_by'])}", soft_wrap=True)
+        what = f"{number}{pluralize(told['would_cut'], 'entry', 'entries')} below {told['floor']} may go"
+        return [f"{what}; the rest is kept for {told['kept_for']}. --apply cuts them."]
+    left = max(0, told["would_cut"] - told["cut"]) if told["would_cut_is_exact"] else 0
+    rest = f"; some {left:,} below it stay until their node of the stream is over" if left else ""
+    were = "was" if told["cut"] == 1 else "were"
+    return [f"{pluralize(told['cut'], 'entry', 'entries')} below {told['floor']} {were} cut{rest}."]
