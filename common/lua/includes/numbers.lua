@@ -12,7 +12,7 @@ end
 
 -- The ids of a work stream: their second part is a number that grows by one with each entry, so that the number of
 -- undelivered entries is known at once. Every script that adds to a work stream numbers so (gather, redrive).
--- The functions below need letter (now_ms), util (is_above) and bodies (last_id), included before this file.
+-- The functions below need letter (now_ms), ids (is_above) and bodies (last_id), included before this file.
 
 -- Return the time and the number after which the next entry is added: now, unless the last entry is from a later time.
 local function end_of(stream)

@@ -14,7 +14,7 @@
 --          a million parked entries would be as many lines in the append-only file at each pass, and their
 --          waiting time would be lost.
 -- Memory: works when full
---- @include leads util group bodies ticket_of records index answer letter
+--- @include leads util ids group bodies ticket_of records index answer letter
 --- @numbers large 3, count 5 7, large 8
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 redis.call('XLEN', KEYS[3]) -- what is no stream, or no hash, fails here, before anything has changed

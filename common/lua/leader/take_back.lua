@@ -11,7 +11,7 @@
 -- Why Lua: that the lease has ended and that the entries are its own must be true at one moment; so must a loss and its
 --          entry, or a page that comes twice would count it twice.
 -- Memory: works when full
---- @include leads util bodies ticket_of index answer letter attempts at_full_memory
+--- @include leads util ids bodies ticket_of index answer letter attempts at_full_memory
 --- @numbers count 4 6, large 7
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'ALIVE'} end

@@ -19,7 +19,7 @@
 --          refused all the same, the group is set back to just below what was not added. A lost reply costs nothing:
 --          moved entries are no longer new.
 -- Memory: refused when full
---- @include util group bodies index answer letter numbers ticket_of
+--- @include util ids group bodies index answer letter numbers ticket_of
 --- @numbers count 3, large 4, count 5
 local work, group, field, longest = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local most, quantum = tonumber(ARGV[4]), tonumber(ARGV[5])

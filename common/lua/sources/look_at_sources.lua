@@ -6,7 +6,7 @@
 --          gone, not_a_stream, no_group (it was not looked at yet), ahead (its group is beyond its last id)
 -- Why Lua: one round trip for hundreds of sources, and XRANGE alone would send every body.
 -- Memory: works when full, as nothing is written
---- @include util group bodies
+--- @include util ids group bodies
 --- @numbers count 2
 
 local function look(source)
