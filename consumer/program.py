@@ -165,12 +165,19 @@ class ConsumerProgram:
         self._stopped = False
         self._metrics = Metrics()
         self._metrics.add(of_handlers)
+        self._app: Flask | None = None
+        self._once = threading.Lock()
         web = functools.partial(importlib.import_module, "usher.consumer.web")
         self._metrics.add(lambda: web().consumer_metrics(self._incarnation, settings.concurrency))
 
-    @functools.cached_property
+    @property
     def app(self) -> Flask:
         """The web application, made when somebody asks for something: it takes 10 MiB and a tenth of a second."""
+        with self._once:
+            self._app = self._app or self._made_app()
+            return self._app
+
+    def _made_app(self) -> Flask:
         from usher.common.http.auth import Doorman
         from usher.consumer.web import create_app, hosts_of
 

@@ -39,6 +39,7 @@ class Answers:
         if not timeout_s > 0:  # nan, too
             raise ValueError(f"timeout_s must be a number of seconds above 0 (it is {timeout_s})")
         self.came: Any = came
+        self.producer: object = None
         self.loop = asyncio.get_running_loop() if isinstance(came, asyncio.Queue) else None
         self.per_part = True
         self.result: Any = None
@@ -148,7 +149,8 @@ class Calls(Service):
             self._tell_all(refused)
             return _IDLE_S
         for _, entries in reply or ():
-            self._last, came = entries[-1][0], [pairs(flat) for _, flat in entries]
+            self._last = entries[-1][0]
+            came = [one for _, flat in entries if (one := pairs(flat)).get(b"call", b"").isdigit()]  # not a stranger's
             with self._lock:
                 waiting = self._waiting
                 told = [(waiting.get if b"part" in one else waiting.pop)(int(one[b"call"]), None) for one in came]

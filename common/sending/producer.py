@@ -179,6 +179,7 @@ class Producer:
         the ``result`` at the end, and meanwhile the number of the ``run``: if that grows, the handler began anew.
         Raises what ``call`` raises; ``timeout_s`` is the longest wait for the next part."""
         answers = Answers(timeout_s, queue.SimpleQueue())
+        answers.producer = self  # whose end is that of its calls
         self.begin([(answers, Outgoing(ticket_id, fields))])
         return answers
 

@@ -345,7 +345,8 @@ class Acker(Service):
         finished = len(self._ledger)  # before the failures are counted: they include those of finished messages
         for _ in range(bool(self._noting) + -(-len(self._failed) // BATCH)):
             self._note_failures()
-        while parts := [*islice(self._parts, _PARTS)]:  # those of what has finished by then, at least
+        for _ in range(-(-len(self._parts) // _PARTS)):  # those of what has finished by then; more may always come
+            parts = [*islice(self._parts, _PARTS)]
             self._steps.ack((), answers=parts)
             for _ in parts:
                 self._parts.popleft()

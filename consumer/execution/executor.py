@@ -8,6 +8,7 @@ A runner's turn: ``next_message``, ``admit`` (False: the lane is not the runner'
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import threading
@@ -29,7 +30,7 @@ from usher.consumer.execution.lanes import SHORT_S, Lanes, MessageLane
 from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, GoOn, Outages, Sign, Wait, tells_of_connection
 from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.error_trace import has_cause, own_line, raised_at, traced, type_name
-from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.handlers.message import Message, OwnLease, told
 from usher.consumer.lifecycle.journal import APART, Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished, Success
 from usher.consumer.policy.batches import TriedTogether
@@ -64,6 +65,7 @@ class Beside:
 
     def __init__(self) -> None:
         self.absorbed: list[Message] = []
+        self.result: Any = None
         self.cancelled = threading.Event()
 
 
@@ -277,10 +279,14 @@ class Executor:
 
     def _end_absorbed(self, message: Message, end_us: int) -> None:
         with self.lanes.lock:  # who absorbs from another thread has ended, or finds that the message has
-            absorbed = self.besides.pop(message.stream_id, Beside()).absorbed
+            beside = self.besides.pop(message.stream_id, Beside())
+        absorbed = beside.absorbed
         for one in absorbed:
             self._note_end(one)
             self.handled += 1
+            if one.is_asked and beside.result is not None:
+                with contextlib.suppress(TypeError, ValueError):  # told when it was set, if anybody asked by then
+                    one.answer = told(beside.result)
             one.start_us = one.end_us = end_us  # in the run log none of a ticket's runs overlap
         if absorbed:
             self._outcomes.absorbed(message, absorbed)

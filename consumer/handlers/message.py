@@ -11,7 +11,7 @@ import orjson
 from usher.common.base.clock import now_s
 from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.attempts import NEVER, Attempts
-from usher.common.protocol.keys import REPLY_FIELD
+from usher.common.protocol.keys import REPLY_FIELD, LogKeys
 from usher.common.protocol.message import UID_FIELD, EntryView, as_mapping, first_value, reply_address
 from usher.common.protocol.sources import FROM_FIELD, SCOPED_TICKET_FIELD
 
@@ -179,12 +179,16 @@ class Message(EntryView):
 
     @property
     def reply_to(self) -> tuple[bytes, bytes] | None:
-        """Return whom its result is for: a key, and the number of a call; None if nobody waits for it."""
-        return reply_address(self._flat or ()) if self.is_asked else None
+        """Return whom its result is for: a key, and the number of a call; None if nobody waits for it. A key that is
+        none of its stream's is a stranger's: all acknowledgements beside it would be refused."""
+        found = reply_address(self._flat or ()) if self.is_asked else None
+        return found if found and found[0].startswith(LogKeys(self.source).replies("").encode()) else None
 
     def result(self, value: Any) -> None:
         """Set what its caller (``Producer.call``, ``stream``) is answered when it is done, as a return value other than
         None does. Raises TypeError and ValueError for what cannot be sent to a caller, if there is one."""
+        if self.runner and (beside := self.runner.besides.get(self.stream_id)):
+            beside.result = value  # for callers of what is absorbed later
         for one in self._callers():
             one.answer = told(value)
 

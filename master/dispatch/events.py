@@ -61,7 +61,7 @@ def report_of(body: bytes, retrying: int) -> Report:
     items = [
         (one["ticket_id"].encode(), [entry_id.encode() for entry_id in one["message_ids"]]) for one in told["tickets"]
     ]
-    return Report(told["incarnation"], items, wants_answers=False, retrying=retrying)
+    return Report(str(told["incarnation"]), items, wants_answers=False, retrying=retrying)
 
 
 @dataclass(frozen=True)

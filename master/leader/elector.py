@@ -8,6 +8,7 @@ over.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import random
@@ -25,6 +26,7 @@ from usher.common.base.log import event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.name_lock import boot_id
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.master.settings import LONGEST_LEASE_S
 
@@ -134,11 +136,15 @@ class DeathWatch(Service):
         self._path, self._tell = path, tell
 
     def run_once(self) -> float:
-        with contextlib.suppress(OSError), self._path.open("rb+") as file:  # none: it left, or is on another machine
-            fcntl.lockf(file, fcntl.LOCK_EX)
-            self._path.unlink(missing_ok=True)
-            self._tell()
-        raise ServiceEnded
+        try:
+            with self._path.open("rb+") as file:
+                fcntl.lockf(file, fcntl.LOCK_EX)
+                self._path.unlink(missing_ok=True)
+                self._tell()
+        except OSError as refused:
+            if refused.errno == errno.EDEADLK:  # it waits for the end of one of us, who led before
+                return _AGAIN_S
+        raise ServiceEnded  # also without the file: it left, or is on another machine
 
 
 class Elector(Service):
@@ -268,7 +274,9 @@ class Elector(Service):
                 DeathWatch(path, partial(self._died, holder)).start()
 
     def _lock_of(self, holder: str) -> Path:
-        return (self.folder or Path()) / f"leader-{re.sub('[^0-9a-f]', '', holder.partition(' ')[0])}"
+        # Of this kernel: a folder that machines share may have locks that they do not.
+        name = f"leader-{boot_id() or ''}-{re.sub('[^0-9a-f]', '', holder.partition(' ')[0])}"
+        return (self.folder or Path()) / name
 
     def _died(self, holder: str) -> None:
         """Note that the process of this leader has ended: its lease is not waited for, its epoch is succeeded."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.integration.factories import World, bury, fetch, hand_over, pairs, plan
+from usher import Message
 from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.keys import LogKeys
 from usher.consumer.lifecycle.owner_scripts import Letter
+from usher.testing import Kit
 
 _KEY = LogKeys("ticket_stream").replies("a" * 32).encode()
 
@@ -51,3 +55,34 @@ def test_a_dead_letter_answers_once_at_an_address_that_is_one(world: World, poli
     told = {b"call": b"7", b"failed": b"gave_up", b"error": b"GiveUp: no", b"id": b"1-1"}
     assert _told(world) == ([told] if address == _KEY + b" 7" else [])
     assert world.link.call("XLEN", "ticket_stream") == 1
+
+
+def _asks(kit: Kit, key: str, call: int) -> str:
+    told = ("XADD", "ticket_stream", "*", "usher_reply", f"{key}:replies:{'0' * 32} {call}", "ticket_id", "A")
+    return bytes(kit.producer._link.call(*told)).decode()
+
+
+def test_an_address_of_a_stranger_holds_nothing_up(usher_kit: Callable[..., Kit]) -> None:
+    """It names no key of the stream: were it one of the script's, Redis would refuse the acknowledgements beside it."""
+    kit = usher_kit(lambda message: "x")
+    ids = [_asks(kit, key, 1) for key in ("foo", "{ticket_stream}", "{other}")]
+    kit.run()
+    assert kit.acknowledged == ids
+    found = [kit.producer._link.call("EXISTS", f"{key}:replies:{'0' * 32}") for key in ("foo", "{ticket_stream}")]
+    assert found == [0, 1]
+
+
+def test_callers_of_what_a_run_absorbed_get_its_result_also_of_what_it_absorbed_later(
+    usher_kit: Callable[..., Kit],
+) -> None:
+    def handle(message: Message) -> None:
+        message.absorb(1)
+        message.result({"all": True})
+        message.absorb()
+
+    kit = usher_kit(handle)
+    for call in range(3):
+        _asks(kit, "{ticket_stream}", call)
+    kit.run()
+    told = kit.producer._link.call("XRANGE", f"{{ticket_stream}}:replies:{'0' * 32}", "-", "+")
+    assert [pairs(fields)[b"json"] for _, fields in told] == [b'{"all":true}'] * 3

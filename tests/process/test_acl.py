@@ -550,7 +550,12 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
     }
     sign = uid_key(stream, b"x").decode()
     return {
-        "sender": {"send": ([stream, log.behind, stream, sign], [60_000, 2, "ticket_id", "T", 2, "ticket_id", "U"])},
+        "sender": {
+            "send": (
+                [stream, log.behind, KEYS.taken, stream, sign],
+                [60_000, 0, group, 1000, 2, "ticket_id", "T", 2, "ticket_id", "U"],
+            )
+        },
         "streamer": lead,
         "reader": {"note_checkpoint": ([log.checkpoints], ["n", 3, "1-1", ""])},
         "consumer": own,
