@@ -12,9 +12,8 @@ from usher.common.sql.alchemy import sa
 from usher.common.sql.engine import postgres_args
 from usher.common.sql.errors import CANCELED, PassingCause, driver_message, is_autocommit, passing, sqlstate
 
-#: Seconds that a writer waits for SQLite's one write lock; and a streamer, whose lease must not end meanwhile (as with
-#: lock_timeout in queries.sql).
-_SQLITE_WAIT_S, _SQLITE_STREAMS_S = 30.0, 0.5
+#: Seconds that a writer waits for SQLite's one write lock.
+_SQLITE_WAIT_S = 30.0
 #: Seconds for which a streamer waits for an answer of MySQL, whose drivers have no other way to notice that it is gone.
 _MYSQL_WAIT_S = 15
 #: A row that somebody holds is waited for as long as MySQL can count: a lease must not end meanwhile.
@@ -68,7 +67,7 @@ def open_engine(url: str, setting: str, *, streams: bool = False) -> sa.Engine:
 
 def _waits(url: sa.engine.URL, streams: bool) -> dict[str, Any]:
     if url.get_backend_name() == "sqlite":
-        return {} if "timeout" in url.query else {"timeout": _SQLITE_STREAMS_S if streams else _SQLITE_WAIT_S}
+        return {} if "timeout" in url.query else {"timeout": _SQLITE_WAIT_S}
     if url.get_backend_name() == "mysql":
         waits: dict[str, Any] = {"connect_timeout": 5}
         if streams:

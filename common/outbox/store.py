@@ -16,6 +16,10 @@ from usher.common.outbox.rows import BATCH_BYTES, ROW_BYTES, Refusal, RefusedRow
 from usher.common.outbox.sql_files import queries
 from usher.common.sql.alchemy import sa
 
+#: Has a streamer wait for SQLite's one write lock for a moment only: its lease must not end meanwhile. Same as
+#: lock_timeout in queries.sql; for MySQL see open_engine.
+_IMPATIENT = sa.text("PRAGMA busy_timeout = 500")
+
 
 class OutboxStore:
     """An outbox; used by one thread. ``setting`` is named in errors."""
@@ -64,6 +68,8 @@ class OutboxStore:
         """
         values = {"count": count, "bytes": BATCH_BYTES, "row_bytes": self._row_bytes}
         with sql_trouble("reading the outbox"), self._single.connect() as connection:
+            if self.dialect == "sqlite" and "timeout" not in self._engine.url.query:
+                connection.execute(_IMPATIENT)
             rows: list[Row] = []
             size = 0
             for *columns, read_only in connection.execute(self._queries["batch"], values):

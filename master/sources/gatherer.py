@@ -220,19 +220,7 @@ class Gatherer(Service):
             after, _, before = words.removeprefix(_MADE).partition(" ")
             event(log, "source_group_created", source=source, group=self._keys.group, after=after)
             if before:
-                why = (
-                    "the group was gone meanwhile: entries between these ids may have been trimmed that were never"
-                    " gathered"
-                )
-                event(
-                    log,
-                    "source_entries_lost",
-                    level=logging.WARNING,
-                    source=source,
-                    after=after,
-                    before=before,
-                    why=why,
-                )
+                event(log, "source_entries_lost", level=logging.WARNING, source=source, after=after, before=before)
         elif words.startswith(_UNREAD):
             self._losses.cut(int(words.removeprefix(_UNREAD)), source=source)
         elif words.startswith(_CUT):

@@ -159,15 +159,8 @@ class StreamerProgram:
         self.streamer.wake()
         if self.another_leads and not self._warned:
             self._warned = True
-            do = "give each outbox of this stream a USHER_OUTBOX_NAME of its own"
-            event(
-                log,
-                "outbox_name_in_use",
-                level=logging.ERROR,
-                name=self._settings.outbox_name,
-                leader=self.lead.leader_url,
-                do=do,
-            )
+            name, leader = self._settings.outbox_name, self.lead.leader_url
+            event(log, "outbox_name_in_use", level=logging.ERROR, name=name, leader=leader)
 
     def _works(self) -> bool:
         """Return whether the streamer makes progress: only then is the lease extended, so that where its database fails

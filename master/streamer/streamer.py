@@ -174,15 +174,7 @@ class Streamer(Service):
         self.refused += len(refused)
         self._count_at_s = 0.0
         for row_id, reason, halts in refused:
-            event(
-                log,
-                "outbox_row_refused",
-                level=logging.ERROR,
-                row=row_id,
-                reason=reason,
-                kept_in="refused_log_records",
-                halts_its_ticket=halts,
-            )
+            event(log, "outbox_row_refused", level=logging.ERROR, row=row_id, reason=reason, halts_its_ticket=halts)
 
     def _is_still_there(self, sent: _Sent) -> bool:
         """Return whether the rows sent in an earlier turn are still in Redis: the same Redis has been there all the

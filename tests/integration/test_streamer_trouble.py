@@ -188,17 +188,12 @@ def test_a_database_that_does_not_answer_one_streamer_is_asked_by_its_standby_or
     ends, for its supervisor to start it again."""
     monkeypatch.setattr(streamer_wiring, "_PATIENCE_S", 600.0 if standby else 1.0)
     programs = [_program(postgres_outbox.url, redis_url)]
-    stopped = 0
+    with programs[0].streamer._outbox._single.connect() as of_its_pool:
+        stopped = of_its_pool.scalar(sa.text("SELECT pg_backend_pid()"))
     try:
         programs[0].start()
         first = postgres_outbox.stage_many(3)
         until(lambda: uids(link) == first and postgres_outbox.store.waiting()[0] == 0)
-        with postgres_outbox.engine.connect() as sql:
-            stopped = sql.scalar(
-                sa.text(
-                    "SELECT pid FROM pg_stat_activity WHERE query LIKE '%staged_log_records LIMIT 1%' AND pid <> pg_backend_pid()"
-                )
-            )
         os.kill(stopped, signal.SIGSTOP)
         second = postgres_outbox.stage_many(3)
         if not standby:
@@ -209,9 +204,8 @@ def test_a_database_that_does_not_answer_one_streamer_is_asked_by_its_standby_or
         until(lambda: postgres_outbox.store.waiting()[0] == 0, "it hangs")
         assert uids(link) == [*first, *second]
     finally:
-        if stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(stopped, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGCONT)
         for program in programs:
             program.stop()
 
