@@ -172,7 +172,7 @@ class StatusReader:
         order, until there are so many; and in the first ``counts_s`` seconds more of them, to be counted."""
         began_s, listed, is_whole, parked = now_s(), list[_Listed](), True, ParkedRows([], True)
         if wanted.wants_waiting:
-            parked = self.parked(most, wanted.fits, began_s + within_s / 4)
+            parked = self.parked(most, wanted.fits, began_s + within_s / 8)
         for page in self._listed(wanted, order):
             listed += page
             if now_s() - began_s > within_s / 2:

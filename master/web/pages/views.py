@@ -42,7 +42,7 @@ _FIND_S, _COUNT_S = 1.0, 0.15
 _LONGEST_ID = 256
 _ATTENTION = {"lost": 0, "revoked": 1, "draining": 2, "paused": 3}
 #: The fields of a summary; one of another version may lack some.
-_AUDIT = ["run", "started_ms", "seconds", "verdict", "pending", "executions", "unproven", "unproven_said", "findings"]
+_AUDITED = ("run", "started_ms", "seconds", "verdict", "pending", "executions", "unproven", "unproven_said", "findings")
 _SEVERITIES = ("bad", "warn", "unknown", "ok")
 
 
@@ -356,7 +356,7 @@ def _add_system(views: Blueprint, parts: Parts) -> None:
     @views.get("/audit")
     def audit() -> str:
         found = parts.status.audit()
-        known = None if found is None else dict.fromkeys(_AUDIT) | found
+        known = None if found is None else dict.fromkeys(_AUDITED) | found
         return render_page("system/audit.html", "audit", audit=known, history=parts.status.history())
 
     @views.get("/doctor")
