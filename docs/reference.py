@@ -316,7 +316,7 @@ def redis_keys() -> Iterator[tuple[str, str]]:
             said = re.sub(r"\s+", " ", inspect.getdoc(member) or "").replace("``", "`")
             if isinstance(member, (property, keys._Key)) and said and name != "prefix":
                 yield getattr(maker, name), said
-            elif inspect.isfunction(member) and said and not name.startswith("_"):
+            elif inspect.isfunction(member) and said and not name.startswith("_") and name != "followed":
                 yield getattr(maker, name)("INCARNATION"), said
     for key, made in ((keys.uid_key, keys.uid_key("S", b"UID")), (keys.waiting_key, keys.waiting_key("S", "G", b"T"))):
         yield made.decode(), re.sub(r"\s+", " ", (inspect.getdoc(key) or "").partition(">>>")[0])

@@ -26,7 +26,8 @@ _TAG = re.compile(r"\{([^{}]+)\}")
 #: Streams that Usher keeps for itself beside a ticket stream (common/protocol/keys.py), those that gathering writes,
 #: and work streams: a pattern never takes them in.
 _OWN = re.compile(
-    rb"usher:|.*\{[^{}]+\}.*:(?:groups|delayed|[A-Za-z0-9._-]{1,128}:(?:dead|changed|runs|actions|losses|inbox:.+))$",
+    rb"usher:|.*\{[^{}]+\}.*:(?:groups|delayed|replies:.+"
+    rb"|[A-Za-z0-9._-]{1,128}:(?:dead|changed|runs|actions|losses|reports|inbox:.+))$",
     re.DOTALL,
 )
 

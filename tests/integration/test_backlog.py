@@ -133,6 +133,6 @@ def test_usher_send_waits(redis_url: str, link: Link, capsys: pytest.CaptureFixt
         assert link.call("XLEN", "orders") == 1, "who does not ask is not told"
         link.call("PEXPIRE", SIGN, 300)
         capsys.readouterr()
-        assert usher(*words, "--wait") == 0
+        assert usher("send", "--ticket-stream", "orders", "--simulate", "1", "--wait") == 0
     assert (link.call("XLEN", "orders"), link.call("EXISTS", SIGN)) == (2, 0)
     assert "usher: 5 messages wait in orders: this send waits, too" in capsys.readouterr().err

@@ -128,11 +128,10 @@ def test_large_ones_are_put_in_order_and_sent_a_few_at_a_time(world: World) -> N
     for number in range(5):
         delay(world, b"%d" % number, PAST, "body", b"x" * 5_000_000)
     leader = world.elect()
-    for known in (2, 4):  # 8 MiB are reached: Redis does nothing else meanwhile
+    for known in range(1, 6):  # 4 MiB are reached: Redis does nothing else meanwhile
         assert leader.due_delayed(100)[1:] == (0, [], [])
         assert world.link.call("ZCARD", log_keys(world).due) == known
-    assert len(leader.due_delayed(100).due) == 1, "8 MiB are reached with the one that is put in order"
-    assert len(leader.due_delayed(100).due) == 2
+    assert len(leader.due_delayed(100).due) == 1
     send_due(world, leader)
     assert len(sent(world)) == 5
 

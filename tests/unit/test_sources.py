@@ -53,7 +53,8 @@ def test_a_pattern_takes_no_stream_that_usher_keeps_for_itself() -> None:
     sources = SourceSelection.parse("*")
     of_others, ours = Keys("orders", "g"), Keys(sources.work_stream("g"), "g")
     for keys in (of_others, ours, Keys("orders{7}", "g.x")):
-        for own in (*_streams(keys), LogKeys(keys.stream).groups):
+        of_all = LogKeys(keys.stream)
+        for own in (*_streams(keys), of_all.groups, of_all.delayed, of_all.replies("0" * 32)):
             assert not sources.takes(own.encode()), own
     assert not sources.takes(ours.stream.encode())
     assert not sources.takes(SourceSelection.parse("a{t},b{t}").work_stream("g").encode())
