@@ -91,13 +91,14 @@ class Orders:
         """Have all that waits of the ticket here become dead letters in their turn; what runs is left alone."""
         with self._lanes.lock:
             queued, _, _ = self._lanes.board.look(order.ticket)
+        if not queued:
+            return False
         # First in Redis: whoever has them next, after a drain or a crash, is to know.
         self._steps.charge({one.stream_id: one.known._replace(failures=CLEARED) for one in queued})
         for message in queued:
             message.failures, message.plain = CLEARED, False
-        if queued:
-            self._lanes.hasten(order.ticket, queued[0].stream_id)
-        return bool(queued)
+        self._lanes.hasten(order.ticket, queued[0].stream_id)
+        return True
 
     def _interrupt(self, order: Order) -> bool:
         """Interrupt what runs of the ticket; where it still runs after the seconds that the order has, cancel it."""

@@ -1,4 +1,4 @@
-"""One conversation at a time: what arrives while the model answers joins its turn, and the user may stop it.
+"""Hold one conversation at a time: what arrives while the model answers joins its turn, and the user may stop it.
 
 ::
 

@@ -1,4 +1,4 @@
-"""One update of a search index per document after a burst of changes: the last change is what is indexed.
+"""Update a search index once per document after a burst of changes: the last change is what is indexed.
 
 ::
 

@@ -31,7 +31,7 @@ _BLOCK_S, _IDLE_S, _PAGE = 5.0, 60.0, 100
 
 
 class Answers:
-    """What comes for a call, in ``came``: parts, if its handler sends any, then ``result``. ``run``: the number of the
+    """Answers to a call, in ``came``: parts, if its handler sends any, then ``result``. ``run``: the number of the
     execution that sent the last part; when it grows, the handler began anew: it had failed, or its process had ended.
     ``per_part``: the time-out is for the next part, not for the result."""
 

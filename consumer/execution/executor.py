@@ -61,7 +61,7 @@ class ProcessEnded(UsherError):
 
 
 class Beside:
-    """What a run has beside its message: those that it absorbed, and whether somebody interrupts it."""
+    """State of a run beside its message: those that it absorbed, and whether somebody interrupts it."""
 
     def __init__(self) -> None:
         self.absorbed: list[Message] = []

@@ -140,7 +140,14 @@ class OwnerScripts:
         script_keys = (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors, *(one[0] for one in answers))
         told = chain.from_iterable(one[1:] for one in answers)
         args = (keys.group, run_record, run_log_length, "1" if is_again else "", *ids, *told)
-        self._check(self._scripts.run("ack", script_keys, args))
+        try:
+            self._check(self._scripts.run("ack", script_keys, args))
+        except CommandRefused as refused:
+            if not answers:
+                raise
+            # For want of rights to a reply stream, say: that must not hold up those who ask for nothing.
+            event(log, "answer_not_written", level=logging.ERROR, why=str(refused))
+            self.ack(ids, run_record, run_log_length, is_again)
 
     def dead_letters(self, letters: Sequence[Letter]) -> list[Buried | Exception]:
         """Give messages up, each in an atomic step of its own, in two round trips. The answer of a step that may not

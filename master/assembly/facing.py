@@ -1,4 +1,4 @@
-"""What of a master faces people and programs, put together: HTTP interface, page, metrics, live events, and their
+"""Put together what of a master faces people and programs: HTTP interface, page, metrics, live events, and their
 readers; and who may come in, by the settings: tokens, proxies, host names."""
 
 from __future__ import annotations

@@ -649,7 +649,7 @@ def pause(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
 
 
 class OrderArgs(Args):
-    """What an order about a ticket may have."""
+    """Arguments of every order about a ticket."""
 
     preview: bool = False
     grace_s: float = Field(0.0, ge=0, le=86_400, description="Cancel an interrupted run that has not ended after this.")

@@ -57,6 +57,23 @@ def test_a_dead_letter_answers_once_at_an_address_that_is_one(world: World, poli
     assert world.link.call("XLEN", "ticket_stream") == 1
 
 
+def test_a_reply_stream_without_rights_holds_no_acknowledgement_up(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader, a = world.elect(), world.join("a")
+    first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
+    world.link.call("ACL", "SETUSER", "default", "resetkeys", f"~{world.keys.stream}", f"~{world.keys.prefix}*")
+    try:
+        a.steps.ack((), answers=[(_KEY, b"", b"7", b"5 1 1", b"json", b"1")])
+        a.steps.ack([first, second], b"ran", 100, False, [(_KEY, first, b"7", b"", b"json", b"{}")])
+    finally:
+        world.link.call("ACL", "SETUSER", "default", "allkeys")
+    assert [one.getMessage() for one in caplog.records] == ["answer_not_written"] * 2
+    assert world.link.call("XPENDING", world.keys.stream, world.keys.group)[0] == 0
+    assert world.link.call("XLEN", world.keys.runs) == 1
+    assert not _told(world)
+
+
 def _asks(kit: Kit, key: str, call: int) -> str:
     told = ("XADD", "ticket_stream", "*", "usher_reply", f"{key}:replies:{'0' * 32} {call}", "ticket_id", "A")
     return bytes(kit.producer._link.call(*told)).decode()
