@@ -14,6 +14,7 @@ from usher.common.http.credentials import Role
 from usher.common.protocol.message import ticket_value
 from usher.common.protocol.stream_id import is_id
 from usher.master.charts.drawing import WIDTH, draw, kinds, totals, turns
+from usher.master.insight.formatting import sent_ms
 from usher.master.insight.status import ticket_rows
 from usher.master.insight.ticket_history import BAR
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, NAMES, SPANS
@@ -202,7 +203,7 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
         timeline = parts.history.timeline(ticket_id, request.args.get("back"), known, held)
     except ValueError:
         raise refused("back is not one from a page") from None
-    entries = [entry | {"sent_ms": _ms(entry["id"])} for entry in explained["entries"]]
+    entries = [entry | {"sent_ms": sent_ms({"message_ids": [entry["id"]]})} for entry in explained["entries"]]
     shown = with_fields(lambda some: parts.fields.add(some, lambda row: row["id"]), entries[:_ENTRIES])
     facts: dict[str, Any] = {"entries": shown, "more_entries": max(0, len(entries) - _ENTRIES)}
     facts["orders"] = parts.orders.offers(explained)
@@ -211,14 +212,7 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
 
 
 def _told(parts: Parts, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for row in rows:
-        row["sent_ms"] = _ms(row["message_ids"][0]) if row.get("message_ids") else 0
-    return with_fields(parts.fields.add_to_tickets, rows)
-
-
-def _ms(entry_id: str) -> int:
-    first = entry_id.partition("-")[0]
-    return int(first) if first.isascii() and first.isdigit() else 0
+    return with_fields(parts.fields.add_to_tickets, [row | {"sent_ms": sent_ms(row)} for row in rows])
 
 
 # -- dead letters
