@@ -16,6 +16,7 @@ from usher.common.protocol.stream_id import ZERO, from_rank, is_id, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import redis_ms
 from usher.common.redis.scripts import ScriptRunner
+from usher.master.operations.action_log import StepResult
 
 #: Messages read by one call.
 _PAGE = 200
@@ -61,13 +62,6 @@ class DelayedPage(NamedTuple):
 
     rows: list[DelayedRow]
     cursor: str | None
-
-
-class DelayedResult(NamedTuple):
-    """Outcome for a message that was chosen: moved, dropped, gone, held, unknown."""
-
-    id: str
-    word: str
 
 
 def waiting_commands(keys: Keys) -> list[tuple[str | int, ...]]:
@@ -175,7 +169,7 @@ class DelayedView:
 
     # -- what operators do
 
-    def move(self, ids: Sequence[str], due_ms: int | None) -> Iterator[DelayedResult]:
+    def move(self, ids: Sequence[str], due_ms: int | None) -> Iterator[StepResult]:
         """Make these messages due at that time, or (None) now, by Redis' clock: the leading master sends them then, in
         the order of their times. Yield what happened to each. Raises what ``Link.call`` raises; a repeat does no
         harm.
@@ -196,17 +190,16 @@ class DelayedView:
                 some = some[len(results) :]
                 yield from results
 
-    def drop(self, ids: Sequence[str]) -> Iterator[DelayedResult]:
+    def drop(self, ids: Sequence[str]) -> Iterator[StepResult]:
         for at in range(0, len(ids), AT_ONCE):
             yield from self._run("drop_delayed", ids[at : at + AT_ONCE])
 
-    def _run(self, step: str, ids: Sequence[str], *first: str | int) -> list[DelayedResult]:
+    def _run(self, step: str, ids: Sequence[str], *first: str | int) -> list[StepResult]:
         log = self._log
         until, *words = self._scripts.run(step, (log.delayed, log.due, log.due_until), (*first, *map(member_of, ids)))
-        told = [(one, word.decode().lower()) for one, word in zip(ids, words, strict=False)]
+        told = [StepResult(one.encode(), word.decode().lower()) for one, word in zip(ids, words, strict=False)]
         last = rank(until or ZERO)  # of those that were ever there
-        is_unknown = [word == "gone" and rank(one.encode()) > last for one, word in told]
-        return [DelayedResult(one, "unknown" if no else word) for (one, word), no in zip(told, is_unknown, strict=True)]
+        return [one._replace(word="unknown") if one.word == "gone" and rank(one.id) > last else one for one in told]
 
 
 def chosen_delayed(count: int, first: str, due_ms: int | None) -> str:

@@ -21,7 +21,7 @@ from usher.common.base.clock import wall_ms
 from usher.common.base.log import event
 from usher.common.runtime.service import Service
 from usher.master.operations.action_log import OperatorAction, counted
-from usher.master.verbs.verbs import NO_ROOM, Args, Shelf, Tools, Verb, id_of
+from usher.master.verbs.verbs import NO_ROOM, Args, Shelf, Tools, Verb
 
 log = logging.getLogger(__name__)
 
@@ -76,11 +76,11 @@ class BulkJob:
         items = [item for item in {item.id: item for item in page}.values() if item.id not in self.touched]
         for at in range(0, len(items), self.shelf.at_once):
             for result in (run or self.verb.run)(self.tools, items[at : at + self.shelf.at_once], self.args):
-                self.touched[id_of(result)] = None
+                self.touched[result.id] = None
                 self.outcomes[result.word] += 1
                 if result.word not in self.shelf.good and len(self.failures) < _NAMED:
-                    why = getattr(result, "note", "") or result.word
-                    self.failures.append((id_of(result).decode(errors="replace"), why))
+                    why = result.note or result.word
+                    self.failures.append((result.id.decode(errors="replace"), why))
                 if result.word == NO_ROOM:
                     self.state = STOPPED
                 yield
