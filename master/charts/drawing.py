@@ -143,7 +143,8 @@ def draw(kind: ChartKind, points: Sequence[Mapping[str, Any]], span: ChartSpan, 
         else:
             drawn["lines"].append(line | {"pieces": frame.pieces(times, column)})
     mark_ms, wide = _TIMES[span.label], (_RIGHT - _LEFT) * span.step_ms / span.length_ms
-    moments = range(frame.since_ms - frame.since_ms % mark_ms + mark_ms, now_ms - span.length_ms // 40, mark_ms)
+    first_ms = frame.since_ms + span.length_ms // 20  # there, and at the end, is no room for its words
+    moments = range(first_ms - first_ms % mark_ms + mark_ms, now_ms - span.length_ms // 40, mark_ms)
     drawn |= {"marks": frame.marks(points), "labels": [series.label for series in kind.series]}
     drawn |= {"wide": round(wide, 1), "bar": round(max(1.5, wide * 0.7), 1)}
     drawn |= {"points": [(frame.x(ms), *row) for ms, row in zip(times, rows, strict=True)]}
