@@ -125,15 +125,17 @@ class TicketHistory:
         named = zip(ids, values, strict=True)
         return {one: runs for one, value in named if value and (runs := decode_kept(value, ticket, one))}
 
-    def _find(self, what: str, start: str, wanted: tuple[str | bytes, ...], ends_s: float) -> tuple[list[bytes], str]:
+    def _find(
+        self, what: str, start: str, wanted: tuple[str | bytes, ...], ends_s: float, *command: str
+    ) -> tuple[list[bytes], str]:
         key, at_once = (self._keys.stream, _ENTRIES_AT_ONCE) if what == "entries" else (self._keys.runs, _RUNS_AT_ONCE)
         found: list[bytes] = []
         while True:
-            _, last, some, is_all = self._scripts.run(f"find_{what}", (key,), (*wanted, start, at_once))
+            _, last, some, is_all = self._scripts.run(f"find_{what}", (key,), (*wanted, start, at_once, *command))
             found += some
             if is_all:
                 return found, END
-            start = f"({last.decode()}"
+            start = f"({last.decode()}" if last else start
             if time.monotonic() > ends_s or len(found) >= _PIECE_EVENTS:
                 return found, start
 
@@ -164,22 +166,17 @@ class TicketHistory:
     def executions(self, message_id: str, after: str | None = None, kept: Sequence[Any] = ()) -> MessageExecutions:
         """Return the executions of a message, oldest first: from when it was sent, or (the next piece) behind a record
         of the run log. ``kept``: those that its dead letter has."""
-        sent_ms, ends_s = milliseconds(message_id.encode()), time.monotonic() + _PIECE_S
+        sent_ms, text = milliseconds(message_id.encode()), orjson.dumps(message_id)
         start = f"({after}" if after else f"{max(0, sent_ms - _CLOCKS_MS)}-0"
-        text, found, is_all = orjson.dumps(message_id), list[dict[str, Any]](), False
         first = self._link.call("XRANGE", self._keys.runs, "-", "+", "COUNT", 1)
-        while not is_all and time.monotonic() <= ends_s and len(found) < _PIECE_EVENTS:
-            _, last, some, is_all = self._scripts.run(
-                "find_runs", (self._keys.runs,), (text, start, _RUNS_AT_ONCE, "XRANGE")
-            )
-            found += [_execution(run) for record in some for run in decode(record) if run.id == message_id]
-            start = f"({last.decode()}" if last else start
+        records, start = self._find("runs", start, (text,), time.monotonic() + _PIECE_S, "XRANGE")
+        found = [_execution(run) for record in records for run in decode(record) if run.id == message_id]
         if not after:
             kept, seen = kept or self._kept([message_id]).get(message_id, ()), {run["attempt"] for run in found}
             found += [_execution(run) for run in kept if run.attempt not in seen]
             found.sort(key=lambda run: run["began_ms"])
         begins_ms = milliseconds(first[0][0]) if first else None
-        more = None if is_all else start.removeprefix("(")
+        more = None if start == END else start.removeprefix("(")
         until_ms = milliseconds(more.encode()) if more else None
         is_cut = not after and (found[0]["attempt"] > 1 if found else (begins_ms or sent_ms) > sent_ms)
         return MessageExecutions(found, more, until_ms, begins_ms, is_cut)
