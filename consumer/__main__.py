@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from usher.common.base.errors import HandlerUnusable, UsherError
-from usher.common.base.log import began_here, configure
+from usher.common.base.log import configure
 from usher.common.base.text import escape_control, format_error
 from usher.common.http.serve import START_S, WorkerEnds, check_address, leave, serve
 from usher.common.http.tls import server_tls
@@ -66,7 +66,6 @@ def check_handler(spec: str) -> None:
     child = os.fork()
     if child == 0:
         problem = _FINE
-        began_here()
         with contextlib.suppress(RuntimeError, ValueError, OSError):  # there is no stderr
             faulthandler.enable()  # says where it stands, if it takes too long
         try:
