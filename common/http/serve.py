@@ -574,7 +574,7 @@ class _Program(BaseApplication):
             self.cfg.set(name, value)
         if (tls := self._tls) is not None:
             self.cfg.set("certfile", str(tls.cert))  # says that there is TLS; the context is ours
-            self.cfg.set("ssl_context", lambda _config, _default: tls.context())
+            self.cfg.set("ssl_context", lambda _config, _default: tls.get())
 
     # -- in the arbiter
 
