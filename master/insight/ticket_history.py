@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -49,30 +49,6 @@ END = "end"
 _BACK = re.compile(rf"({END}|\([0-9]{{1,20}}-[0-9]{{1,20}})_({END}|\([0-9]{{1,20}}-[0-9]{{1,20}})")
 
 
-class TicketHistoryPage(NamedTuple):
-    """A piece of a history. ``events``: newest first; ``back``: where the next piece begins, None at the beginning of
-    the streams; ``since_ms``: how far back this piece went; ``attempts``: those of the first message that failed
-    (``attempts_shown``)."""
-
-    events: list[dict[str, Any]]
-    back: str | None
-    since_ms: int | None
-    attempts: list[dict[str, Any]]
-
-
-class MessageExecutions(NamedTuple):
-    """Executions of a message. ``more``: behind which record of the run log the search goes on, None at its end, and
-    ``until_ms`` how far it came; ``begins_ms``: with what the run log begins, None: it is empty; ``is_cut``: earlier
-    executions may have been in it, since the first one that is found is no first attempt, or none is found and the log
-    begins after the message was sent."""
-
-    runs: list[dict[str, Any]]
-    more: str | None
-    until_ms: int | None
-    begins_ms: int | None
-    is_cut: bool
-
-
 class TicketHistory:
     def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
         self._link, self._scripts, self._keys, self._field = link, ScriptRunner(link), keys, ticket_field
@@ -80,9 +56,13 @@ class TicketHistory:
 
     def timeline(
         self, ticket_id: str, back: str | None = None, known: Sequence[str] = (), held: tuple[str, int] | None = None
-    ) -> TicketHistoryPage:
+    ) -> dict[str, Any]:
         """Return one piece. ``known``: entries to list in the first piece, however old; ``held``: the ticket's present
-        owner and its fence. Raises ValueError when ``back`` is not from an earlier piece."""
+        owner and its fence. Raises ValueError when ``back`` is not from an earlier piece.
+
+        ``events``: newest first; ``back``: where the next piece begins, None at the beginning of the streams;
+        ``since_ms``: how far back this piece went; ``attempts``: those of the first message that failed
+        (``attempts_shown``)."""
         if back is not None and not _BACK.fullmatch(back):
             raise ValueError("not a position in a history")
         entries_from, runs_from = (back or "+_+").split("_")
@@ -117,7 +97,7 @@ class TicketHistory:
         shown = next(iter(kept.values()), ())
         attempts = attempts_shown(shown, shown[0].id in rows) if shown else []
         back = f"{entries_from}_{runs_from}" if more else None
-        return TicketHistoryPage(events, back, max(times, default=None), attempts)
+        return {"events": events, "back": back, "since_ms": max(times, default=None), "attempts": attempts}
 
     def _kept(self, ids: Sequence[str], ticket: str = "") -> dict[str, Sequence[RunRecord]]:
         """Return the executions that are kept with messages of these that failed."""
@@ -163,9 +143,14 @@ class TicketHistory:
         is_unread = group is None or rank(message_id.encode()) > rank(group[b"last-delivered-id"])
         return TicketState.UNREAD if is_there and is_unread else None
 
-    def executions(self, message_id: str, after: str | None = None, kept: Sequence[Any] = ()) -> MessageExecutions:
+    def executions(self, message_id: str, after: str | None = None, kept: Sequence[Any] = ()) -> dict[str, Any]:
         """Return the executions of a message, oldest first: from when it was sent, or (the next piece) behind a record
-        of the run log. ``kept``: those that its dead letter has."""
+        of the run log. ``kept``: those that its dead letter has.
+
+        ``more``: behind which record of the run log the search goes on, None at its end, and ``until_ms`` how far it
+        came; ``begins_ms``: with what the run log begins, None: it is empty; ``is_cut``: earlier executions may have
+        been in it, since the first one that is found is no first attempt, or none is found and the log begins after the
+        message was sent."""
         sent_ms, text = milliseconds(message_id.encode()), orjson.dumps(message_id)
         start = f"({after}" if after else f"{max(0, sent_ms - _CLOCKS_MS)}-0"
         first = self._link.call("XRANGE", self._keys.runs, "-", "+", "COUNT", 1)
@@ -179,7 +164,8 @@ class TicketHistory:
         more = None if start == END else start.removeprefix("(")
         until_ms = milliseconds(more.encode()) if more else None
         is_cut = not after and (found[0]["attempt"] > 1 if found else (begins_ms or sent_ms) > sent_ms)
-        return MessageExecutions(found, more, until_ms, begins_ms, is_cut)
+        told = {"runs": found, "more": more, "until_ms": until_ms}
+        return told | {"begins_ms": begins_ms, "is_cut": is_cut}
 
     def finished(
         self, ticket: str, handler: str, before: str = "", most: int = 100
